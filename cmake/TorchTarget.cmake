@@ -1,0 +1,60 @@
+# Imported targets for an unpacked libtorch wheel, without find_package(Torch) and without a
+# CUDA toolkit:
+#   torch::cpu        libtorch_cpu + libc10
+#   torch::gloo       torch::cpu plus gloo's headers (headers only: never link a libgloo beside it)
+#   torch::cuda_impl  for the CUDA plug-in only; exists if the toolkit's headers, libtorch_cuda and
+#                     an NCCL library are found
+set(ZERO_TORCH_DIR "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch" CACHE PATH
+  "Folder 'torch' of an unpacked torch 2.11 wheel")
+get_filename_component(ZERO_TORCH_DIR "${ZERO_TORCH_DIR}" ABSOLUTE)
+if(NOT EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR "ZERO_TORCH_DIR='${ZERO_TORCH_DIR}' has no lib/libtorch_cpu.so. "
+    "Run script/setup, or give the folder 'torch' of an unpacked torch 2.11 wheel: -DZERO_TORCH_DIR=<site-packages>/torch")
+endif()
+file(STRINGS "${ZERO_TORCH_DIR}/include/torch/headeronly/version.h" _torch_version
+  REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
+string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2" _torch_version "${_torch_version}")
+if(NOT _torch_version VERSION_EQUAL "2.11")
+  message(FATAL_ERROR "libzero needs libtorch 2.11, found ${_torch_version} in ${ZERO_TORCH_DIR}. Run script/setup.")
+endif()
+get_filename_component(_site "${ZERO_TORCH_DIR}/.." ABSOLUTE)
+
+add_library(torch::cpu INTERFACE IMPORTED GLOBAL)
+target_include_directories(torch::cpu INTERFACE
+  "${ZERO_TORCH_DIR}/include" "${ZERO_TORCH_DIR}/include/torch/csrc/api/include")
+# NDEBUG in every configuration: torch's inline code and some of its fields depend on it.
+target_compile_definitions(torch::cpu INTERFACE NDEBUG USE_DISTRIBUTED USE_C10D_GLOO)
+target_compile_features(torch::cpu INTERFACE cxx_std_20)
+target_link_libraries(torch::cpu INTERFACE
+  "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so" "${ZERO_TORCH_DIR}/lib/libc10.so" pthread)
+target_link_options(torch::cpu INTERFACE
+  "LINKER:-rpath-link,${ZERO_TORCH_DIR}/lib" "LINKER:-rpath-link,${_site}/nvidia/cu13/lib")
+
+find_path(ZERO_GLOO_INCLUDE gloo/context.h DOC "Folder that has gloo/context.h (libgloo-dev)")
+if(ZERO_GLOO_INCLUDE)
+  add_library(torch::gloo INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(torch::gloo INTERFACE torch::cpu)
+  if(NOT ZERO_GLOO_INCLUDE STREQUAL "/usr/include")  # -isystem /usr/include breaks <cstdlib>
+    target_include_directories(torch::gloo INTERFACE "${ZERO_GLOO_INCLUDE}")
+  endif()
+endif()
+
+set(ZERO_CUDA AUTO CACHE STRING "The NCCL plug-in: AUTO, ON or OFF")
+if(NOT ZERO_CUDA STREQUAL "OFF")
+  find_package(CUDAToolkit 13.0 QUIET)
+  find_path(ZERO_NCCL_INCLUDE nccl.h PATHS "${_site}/nvidia/nccl/include" /usr/include /usr/local/cuda/include NO_DEFAULT_PATH)
+  find_library(ZERO_NCCL_LIBRARY NAMES libnccl.so.2 PATHS "${_site}/nvidia/nccl/lib" /usr/lib/x86_64-linux-gnu /usr/local/cuda/lib64 NO_DEFAULT_PATH)
+  if(CUDAToolkit_FOUND AND ZERO_NCCL_INCLUDE AND ZERO_NCCL_LIBRARY
+      AND EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cuda.so")
+    add_library(torch::cuda_impl INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(torch::cuda_impl INTERFACE torch::cpu
+      "${ZERO_TORCH_DIR}/lib/libtorch_cuda.so" "${ZERO_TORCH_DIR}/lib/libc10_cuda.so" "${ZERO_NCCL_LIBRARY}")
+    target_include_directories(torch::cuda_impl INTERFACE "${ZERO_NCCL_INCLUDE}" ${CUDAToolkit_INCLUDE_DIRS})
+    target_compile_definitions(torch::cuda_impl INTERFACE USE_C10D_NCCL)
+    # libtorch_cuda registers its kernels in static constructors: keep it although no symbol may
+    # refer to it. Its other CUDA libraries come from the wheels beside it at run time.
+    target_link_options(torch::cuda_impl INTERFACE "LINKER:--no-as-needed" "LINKER:--allow-shlib-undefined")
+  elseif(ZERO_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "ZERO_CUDA=ON, but the CUDA 13 toolkit, nccl.h, libnccl.so.2 or libtorch_cuda.so was not found")
+  endif()
+endif()

@@ -1,0 +1,111 @@
+// Ranks, and collectives on flat tensors between them. A Communicator is a value facade over a
+// transport: "local", "thread", "shm", "gloo", "nccl". It knows nothing of parameters.
+//
+// All ranks call the same collectives in the same order. Sums are taken in fp32 in rank order
+// whatever the dtype, so a result does not depend on the transport.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zero/work.h>
+
+namespace at {
+class Tensor;
+}
+namespace c10 {
+enum class ScalarType : int8_t;
+}
+
+namespace zero {
+namespace comm {
+class Transport;
+struct Identity;
+}  // namespace comm
+
+// Payload bytes this rank sends, by the volume of a ring or direct algorithm:
+// all-gather and reduce-scatter of S bytes (N-1)/N*S, all-reduce twice that, all-to-all
+// (N-1)/N*S, broadcast S from the root to N-1 ranks counted as (N-1)/N*S on every rank.
+struct CommStats {
+  struct Row {
+    std::uint64_t calls = 0, bytes_sent = 0;
+  };
+  std::map<std::string, Row> by_op;  // "all_gather" "reduce_scatter" "all_reduce" "broadcast" "all_to_all"
+  Row control;                       // hashes, norms, flags, barriers: not payload
+  std::uint64_t bytes_sent() const;  // sum over by_op
+};
+
+class Communicator {
+ public:
+  // Reads the variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm; a world of one
+  // without any. ZERO_TRANSPORT chooses the transport, ZERO_TIMEOUT_S the longest wait.
+  // Throws ConfigError for half a set of variables, CommError when the peers do not come.
+  static std::shared_ptr<Communicator> from_env();
+  // A world of one that copies nothing.
+  static std::shared_ptr<Communicator> local();
+
+  explicit Communicator(std::unique_ptr<comm::Transport> transport);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const;
+  int size() const;
+  int local_rank() const;
+  int local_size() const;
+  std::string transport() const;
+
+  // Flat, contiguous tensors of one dtype. out.numel == size * in.numel. `in` may be rank's own
+  // part of `out`.
+  std::shared_ptr<Work> all_gather(at::Tensor out, const at::Tensor& in);
+  // Sum in fp32 in rank order, rounded once to out's dtype. in.numel == size * out.numel. `out`
+  // may be rank's own part of `in`; the rest of `in` is left as it was.
+  std::shared_ptr<Work> reduce_scatter(at::Tensor out, const at::Tensor& in);
+  // Sum; the same bits as reduce_scatter followed by all_gather.
+  std::shared_ptr<Work> all_reduce(at::Tensor inout);
+  std::shared_ptr<Work> broadcast(at::Tensor inout, int root);
+  std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
+  void barrier();
+
+  // Small control messages, one per rank, of any length; counted as control. Blocking.
+  std::vector<std::string> exchange(std::string_view mine);
+
+  // Tells every peer that this rank failed: their waits throw CommError naming this rank and
+  // `reason`. Never throws.
+  void abort(const std::string& reason) noexcept;
+
+  // Memory for communication, uninitialised; what the transport can move with the fewest copies.
+  at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
+
+  // Longest wait in one operation.
+  std::chrono::milliseconds timeout() const;
+  void set_timeout(std::chrono::milliseconds timeout);
+
+  CommStats stats() const;
+  void reset_stats();
+
+ private:
+  std::unique_ptr<comm::Transport> transport_;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Faults to inject into ranks-as-threads, for tests and simulation.
+struct ThreadFaults {
+  // Called by each rank before every collective with (rank, sequence number, operation). It may
+  // sleep (a delay) or throw (a failure of that rank).
+  std::function<void(int rank, std::uint64_t sequence, std::string_view op)> before;
+  std::chrono::milliseconds timeout{60000};
+};
+
+// Ranks as threads of this process, each with its own Communicator; returns when all have
+// ended; rethrows the first failure in time (the others are told by abort). For tests and simulation.
+void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
+void run_ranks(int size, const ThreadFaults& faults, const std::function<void(std::shared_ptr<Communicator>)>& body);
+
+}  // namespace zero

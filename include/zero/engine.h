@@ -1,0 +1,109 @@
+// The public face: one engine for all ZeRO stages. A stage decides which of {optimizer state,
+// gradient, parameter} rests sharded, and nothing else (ZeRO, Rajbhandari et al., 1910.02054).
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/communicator.h>
+#include <zero/memory_report.h>
+#include <zero/options.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace zero {
+namespace engine {
+class State;
+}
+
+// What one call of Engine::step() did.
+struct StepResult {
+  bool updated = false;     // false between accumulation boundaries and on overflow
+  bool overflow = false;    // a non-finite gradient on some rank: nothing was changed
+  double grad_norm = 0;     // global L2 norm before clipping, unscaled; -1 when not finite
+  double loss_scale = 1;    // the scale the next backward will use
+  double lr = 0;            // the rate this step used (first parameter group)
+  std::int64_t global_step = 0;  // attempted steps, this one included
+};
+
+// While it lives, all parameters are whole and readable. With modify = true they may be
+// written on rank 0; its values replace those of every rank when it ends.
+class [[nodiscard]] GatheredParameters {
+ public:
+  GatheredParameters(std::shared_ptr<engine::State> state, bool modify);
+  GatheredParameters(GatheredParameters&&) noexcept;
+  GatheredParameters& operator=(GatheredParameters&&) = delete;
+  ~GatheredParameters();
+  // Ends the scope now, with errors thrown instead of logged.
+  void close();
+
+ private:
+  std::shared_ptr<engine::State> state_;
+  bool modify_;
+};
+
+class Engine {
+ public:
+  // Takes over the parameters of `model`: casts them to the recipe's compute dtype, shards what
+  // the stage shards, and gives every rank rank 0's values. The module keeps working as before.
+  // Throws ConfigError when options, model and ranks do not fit together, on every rank.
+  Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
+  // The same for a module holder (TORCH_MODULE).
+  template <class Holder>
+    requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
+  Engine(Holder model, Options options, std::shared_ptr<Communicator> comm)
+      : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(comm)) {}
+  ~Engine();
+  Engine(Engine&&) noexcept;
+  Engine(const Engine&) = delete;
+
+  // Backpropagates `loss` (a scalar): scales it by the loss scale, divides by the accumulation
+  // steps, accumulates, and reduces over ranks as the stage asks. Replaces loss.backward().
+  void backward(const at::Tensor& loss);
+  // Acts at an accumulation boundary: unscales, clips, updates, publishes; otherwise updated == false.
+  StepResult step();
+  bool is_gradient_accumulation_boundary() const;
+
+  // Bytes of this rank by purpose and tier.
+  MemoryReport memory() const;
+  void reset_peak_memory();
+
+  GatheredParameters gathered_parameters(bool modify = false);
+  // fp32 masters by parameter name, whole, on rank 0 (empty elsewhere). Collective.
+  std::map<std::string, at::Tensor> full_state_dict();
+  // Hex digest over all ranks' masters and moments; the same on every rank. Collective.
+  std::string state_hash();
+
+  // Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes, published by one
+  // rename. Only at an accumulation boundary. Collective; throws IoError on every rank alike.
+  void save_checkpoint(const std::filesystem::path& dir, const std::string& tag);
+  // Loads DIR/TAG, or the newest whole checkpoint when tag is empty; returns the tag it took.
+  std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");
+  // Text kept in the checkpoint beside the engine's own state (data position and the like).
+  void set_user_state(std::string json);
+  std::string user_state() const;
+
+  std::int64_t global_step() const;      // attempted steps
+  std::int64_t skipped_steps() const;    // steps skipped for overflow
+  std::int64_t accumulation_steps() const;
+  std::int64_t micro_batch_size() const;  // samples per rank and forward
+  double loss_scale() const;
+  double lr() const;  // the rate the next step will use
+
+  // Names of the groups (units) that parameters are communicated in, with their elements.
+  std::vector<std::pair<std::string, std::int64_t>> groups() const;
+
+  const Options& options() const;
+  Communicator& communicator() const;
+
+ private:
+  std::shared_ptr<engine::State> state_;
+};
+
+}  // namespace zero

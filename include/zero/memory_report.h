@@ -1,0 +1,33 @@
+// Bytes of one rank by tier and purpose, now and at the peak. What Engine::memory() returns.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace zero {
+
+struct MemoryReport {
+  enum class Tier { Device, Host, File };
+  enum class Purpose { Parameters, Gradients, OptimizerStates, MasterParameters, GatherBuffers, ReduceBuffers, Activations, Other };
+  static constexpr std::size_t kTiers = 3, kPurposes = 8;
+
+  std::uint64_t current(Tier tier, Purpose purpose) const { return current_[index(tier)][index(purpose)]; }
+  std::uint64_t peak(Tier tier, Purpose purpose) const { return peak_[index(tier)][index(purpose)]; }
+  std::uint64_t current(Tier tier) const;
+  // The highest sum over purposes at one moment, not the sum of their peaks.
+  std::uint64_t peak(Tier tier) const { return peak_total_[index(tier)]; }
+
+  // An aligned table for people; tiers without bytes are left out.
+  std::string table() const;
+
+  static const char* name(Tier tier);
+  static const char* name(Purpose purpose);
+
+  template <class E>
+  static constexpr std::size_t index(E value) { return static_cast<std::size_t>(value); }
+  std::array<std::array<std::uint64_t, kPurposes>, kTiers> current_{}, peak_{};
+  std::array<std::uint64_t, kTiers> peak_total_{};
+};
+
+}  // namespace zero

@@ -1,0 +1,14 @@
+// libzero: sharded data-parallel training for libtorch. The one include of a program.
+#pragma once
+#include <torch/torch.h>
+
+#include <zero/activation_checkpoint.h>
+#include <zero/build.h>
+#include <zero/communicator.h>
+#include <zero/engine.h>
+#include <zero/errors.h>
+#include <zero/log.h>
+#include <zero/memory_report.h>
+#include <zero/options.h>
+#include <zero/version.h>
+#include <zero/work.h>

@@ -1,0 +1,124 @@
+// The typed values of a configuration, as the layers below read them. Plain data; every field
+// mirrors one row of the key table (key_table.cpp), which owns names, ranges and defaults.
+#pragma once
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zero::config {
+
+enum class Precision { Fp32, Bf16, Fp16 };
+enum class OptimizerType { None, Adam, AdamW, Sgd, Adagrad, Lion };
+enum class ScheduleType { Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle };
+enum class ReduceOp { Mean, Sum };
+
+// Overrides for parameters whose name matches `pattern` (shell wildcards * and ?); the first
+// matching entry wins. Group 0 is everything that no entry matches.
+struct ParameterGroup {
+  std::string pattern;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+};
+
+struct OptimizerSettings {
+  OptimizerType type = OptimizerType::None;
+  double lr = 1e-3, weight_decay = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  bool bias_correction = true, adam_w_mode = true;  // adam_w_mode true: decoupled decay
+  double momentum = 0, dampening = 0;
+  bool nesterov = false;
+  double lr_decay = 0, initial_accumulator_value = 0;  // Adagrad
+};
+
+// A number or one number per parameter group.
+using PerGroup = std::vector<double>;
+
+struct ScheduleSettings {
+  ScheduleType type = ScheduleType::Constant;
+  PerGroup warmup_min_lr{0}, warmup_max_lr;  // empty max: the optimizer's lr
+  std::int64_t warmup_num_steps = 1000, total_num_steps = 0;
+  bool warmup_log = true;  // false: linear
+  double warmup_min_ratio = 0, cos_min_ratio = 1e-4;
+  PerGroup range_min_lr{1e-3};
+  std::int64_t range_step_size = 2000;
+  double range_step_rate = 1;
+  bool range_staircase = false;
+  PerGroup cycle_min_lr, cycle_max_lr;
+  std::int64_t cycle_first_step_size = 2000;
+  std::optional<std::int64_t> cycle_second_step_size;
+  std::int64_t cycle_first_stair_count = 0;
+  std::optional<std::int64_t> cycle_second_stair_count;
+  std::int64_t decay_step_size = 0;
+  double decay_lr_rate = 0;
+  bool cycle_momentum = true;
+  PerGroup cycle_min_mom{0.8}, cycle_max_mom{0.9};
+  double decay_mom_rate = 0;
+  std::int64_t last_batch_iteration = -1;
+};
+
+struct ScalerSettings {  // fp16 only
+  double static_scale = 0;  // 0: dynamic
+  int initial_scale_power = 16;
+  std::int64_t window = 1000, hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  std::int64_t min_scale = 1;
+};
+
+struct ZeroSettings {
+  int stage = 0;
+  bool reduce_scatter = true;
+  std::int64_t reduce_bucket_size = 500000000;
+  std::int64_t allgather_bucket_size = 500000000;
+  std::optional<bool> overlap_comm;  // unset: true at stage 3, else false
+  bool ignore_unused_parameters = true;
+  std::int64_t prefetch_bucket_size = 50000000;          // elements gathered ahead; 0 = none
+  std::int64_t param_persistence_threshold = 100000;     // parameters of at most this many elements stay gathered
+  std::int64_t model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
+  std::int64_t max_live_parameters = 1000000000;
+  std::int64_t max_reuse_distance = 1000000000;
+  std::vector<std::string> leaf_names, leaf_name_suffixes, leaf_classes;
+  bool log_trace_cache_warnings = false, sanity_checks = false;
+};
+
+struct MonitorSettings {
+  bool enabled = false;
+  std::string output_path, job_name = "DeepSpeedJobName";
+};
+
+struct Settings {
+  std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps;
+  bool managed_gradient_accumulation = true, dataloader_drop_last = false;
+  OptimizerSettings optimizer;
+  std::vector<ParameterGroup> parameter_groups;  // libzero.parameter_groups
+  ScheduleSettings schedule;
+  Precision precision = Precision::Fp32;
+  ScalerSettings scaler;
+  bool fp16_auto_cast = false, check_grad_overflow = true;
+  std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
+  double gradient_clipping = 1.0;  // 0: off
+  ReduceOp reduce_op = ReduceOp::Mean;
+  bool prescale_gradients = false;
+  double predivide_factor = 1;
+  ZeroSettings zero;
+  std::optional<std::int64_t> steps_per_print = 10;
+  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
+  std::optional<std::string> log_level;
+  MonitorSettings tensorboard, csv_monitor;
+  std::string checkpoint_tag_validation = "Warn";
+  std::int64_t checkpoint_io_buffer_size = 67108864;
+  std::uint64_t seed = 1234;
+  std::string transport = "auto";
+  double timeout_s = 1800;
+  bool deterministic = false;
+  std::int64_t max_skipped_steps = 10;
+};
+
+// The three batch numbers for a world of `world` ranks (train = micro * accumulation * world).
+struct BatchSizes {
+  std::int64_t train, micro, accumulation;
+};
+// Throws ConfigError that shows the equation and the place of every key involved.
+class BatchResolver;
+
+}  // namespace zero::config
