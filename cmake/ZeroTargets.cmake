@@ -1,12 +1,14 @@
 # How a layer, a program and a test are declared.
 #
 #   zero_layer(name [TORCH] SOURCES ...)   object library zero_<name> from src/<name>
-#   zero_test(name [TORCH] [TIMEOUT s] SOURCES ... [LIBS ...])
+#   zero_test(name [TORCH] [TIMEOUT s] SOURCES ... [LAYERS ...] [LIBS ...])
+#       with LAYERS it links just those layers' objects, else the whole library
 #
 # TORCH targets share one precompiled <torch/torch.h>; the others never see torch's headers.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(GTest QUIET)
 
+file(WRITE ${CMAKE_BINARY_DIR}/empty.cpp "// A layer without sources yet.\n")
 file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "// Owns the precompiled torch header.\n")
 add_library(zero_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
 target_link_libraries(zero_torch_pch PUBLIC torch::cpu)
@@ -19,6 +21,9 @@ endfunction()
 
 function(zero_layer name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;LIBS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    set(ARG_SOURCES ${CMAKE_BINARY_DIR}/empty.cpp)
+  endif()
   add_library(zero_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(zero_${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
   # Without torch too: headers that mention NDEBUG must agree everywhere.
@@ -30,7 +35,7 @@ function(zero_layer name)
 endfunction()
 
 function(zero_test name)
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LAYERS;LIBS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -39,6 +44,13 @@ function(zero_test name)
   target_compile_definitions(${name} PRIVATE NDEBUG ZERO_BINARY_DIR="${CMAKE_BINARY_DIR}" ZERO_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   if(ARG_TORCH)
     zero_use_torch(${name})
+  endif()
+  if(ARG_LAYERS)
+    foreach(layer ${ARG_LAYERS})
+      target_sources(${name} PRIVATE $<TARGET_OBJECTS:zero_${layer}>)
+    endforeach()
+    target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX hwy xxhash ${CMAKE_DL_LIBS})
+  elseif(ARG_TORCH)
     target_link_libraries(${name} PRIVATE zero)
   else()
     target_link_libraries(${name} PRIVATE zero_core)
