@@ -91,6 +91,8 @@ struct Settings {
   bool managed_gradient_accumulation = true, dataloader_drop_last = false;
   OptimizerSettings optimizer;
   std::vector<ParameterGroup> parameter_groups;  // libzero.parameter_groups
+  std::vector<std::string> units;         // libzero.units: module paths that are gather units; empty: found automatically
+  std::int64_t unit_min_numel = 0;        // neighbouring units of fewer elements merge
   ScheduleSettings schedule;
   Precision precision = Precision::Fp32;
   ScalerSettings scaler;

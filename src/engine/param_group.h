@@ -1,0 +1,147 @@
+// The parameters of one unit: what of them rests on this rank, and how it is gathered, reduced,
+// updated and published. The stage decides which of the flat vectors are whole and which are a
+// shard; nothing else differs between stages.
+//
+//   state        holds beside what rests
+//   Sharded      nothing                          (stage 3 in a world of several ranks)
+//   Gathering    a gather buffer being filled
+//   Gathered     a gather buffer that the parameters alias; below stage 3 the resting vector
+//   Reducing     a reduce buffer in flight (gradient side, independent of the above)
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/communicator.h>
+
+#include "engine/recipe.h"
+#include "engine/units.h"
+#include "memory/buffer_pool.h"
+#include "memory/shard_layout.h"
+#include "optim/sharded_optimizer.h"
+
+namespace zero::engine {
+
+// What all groups of an Engine share.
+struct GroupContext {
+  int stage;
+  Recipe recipe;
+  Communicator* comm;
+  memory::MemoryLedger* ledger;
+  memory::BufferPool *gather_pool, *reduce_pool;
+  int num_slots;
+  float slot_initial_value;
+  // World of one with one gradient dtype: autograd's own .grad is the kept gradient, no copy.
+  bool direct_gradients;
+  float predivide;  // gradients are multiplied by this before the reduction
+};
+
+class ParamGroup {
+ public:
+  enum class Residency { Sharded, Gathering, Gathered };
+
+  // Allocates what rests. `members` keep their tensors; adopt() moves their values in.
+  ParamGroup(const GroupContext& context, const Unit& unit, std::vector<ModelParameter> members,
+             const std::vector<int>& parameter_groups);
+  ~ParamGroup();
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
+
+  // Takes the members' values (rank 0's when `broadcast`), and points their storages here. The
+  // returned hash is of the fp32 values that were adopted.
+  std::uint64_t adopt(bool broadcast);
+  // Leaves the members usable (below stage 3) or guarded with a text after the Engine is gone.
+  void abandon();
+
+  const std::string& name() const { return name_; }
+  bool root() const { return root_; }
+  bool trainable() const { return trainable_; }
+  const memory::ShardLayout& layout() const { return layout_; }
+  const std::vector<ModelParameter>& members() const { return members_; }
+
+  // --- parameters ---
+  bool rests_sharded() const { return sharded_; }
+  Residency residency() const { return residency_; }
+  void begin_gather();
+  void finish_gather();  // from Sharded or Gathering
+  void release();        // drops the gathered copy; finishes a gather in flight first
+  // The whole flat vector; gathered only.
+  at::Tensor whole() const;
+  // Rank 0's values of the (gathered, modified) parameters become everybody's.
+  void write_back();
+
+  // --- gradients of one micro-batch ---
+  void begin_micro_step(bool first, bool boundary);
+  // Takes member i's .grad. True when it was the last one awaited.
+  bool take_gradient(std::size_t i);
+  // Counts members without a gradient as zero; their names.
+  std::vector<std::string> flush_missing();
+  bool all_taken() const { return awaited_ == 0; }
+  void begin_reduce();
+  void finish_reduce();
+  // The program declared the boundary after the last micro-batch: reduces what was accumulated.
+  void close_accumulation();
+  // Of this rank's part of the reduced gradient; valid after the boundary's finish_reduce().
+  double sum_of_squares() const { return sum_of_squares_; }
+  // Name of the first member with a non-finite value in this rank's part, or empty.
+  std::string find_non_finite() const;
+  void drop_gradients();
+
+  // --- optimizer ---
+  void update(optim::ShardedOptimizer& optimizer, float factor);
+  std::shared_ptr<Work> begin_publish();  // nullptr where nothing needs publishing
+  void refresh_parameters();              // compute copy = round(master) over the owned range
+
+  // This rank's shard of a state, fp32, shard_numel elements (of the group's own part at stage 0).
+  at::Tensor master_shard() const;
+  at::Tensor slot_shard(int slot) const;
+  // What rests here: the shard, or everything at stage 0. begin is its place in the flat vector.
+  struct Owned {
+    std::int64_t begin, numel;
+  };
+  Owned owned() const { return owned_; }
+  const at::Tensor& master() const { return master_; }
+  const at::Tensor& slot(int i) const { return slots_[static_cast<std::size_t>(i)]; }
+  // The resting compute-dtype vector: whole below stage 3, the shard at stage 3.
+  const at::Tensor& resting_parameters() const { return parameters_; }
+
+ private:
+  at::Tensor book(at::Tensor tensor, memory::Purpose purpose);
+  at::Tensor own_part(const at::Tensor& whole) const;
+  void point_members_into(const at::Tensor& flat);
+  base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
+
+  GroupContext context_;
+  std::string name_;
+  bool root_, trainable_, sharded_;
+  std::vector<ModelParameter> members_;
+  memory::ShardLayout layout_;
+  Owned owned_{};
+  std::int64_t shard_begin_;  // of this rank's shard in the flat vector
+
+  at::Tensor parameters_, master_, slots_[2], gradients_;
+  std::int64_t booked_[MemoryReport::kPurposes] = {};
+
+  Residency residency_ = Residency::Gathered;
+  at::Tensor gathered_;
+  std::shared_ptr<Work> gather_work_;
+
+  bool first_ = true, boundary_ = true;
+  std::vector<char> taken_;
+  std::size_t awaited_ = 0;
+  at::Tensor reduce_input_, reduce_output_;
+  std::shared_ptr<Work> reduce_work_;
+  double sum_of_squares_ = 0;
+  std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
+
+  struct Run {
+    std::int64_t begin, numel;  // within the owned range
+    int parameter_group;
+  };
+  std::vector<Run> runs_;
+  std::vector<int> parameter_groups_;
+};
+
+}  // namespace zero::engine

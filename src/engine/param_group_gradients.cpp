@@ -1,0 +1,197 @@
+// The gradient side of a group: taking .grad, reducing over ranks, keeping the result.
+//
+// [Note: one rounding for all stages] A reduced gradient is the fp32 sum over ranks, rounded once
+// to the wire dtype, in every stage: stage 0 has to send it on, and the others must see the same
+// bits.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "base/check.h"
+#include "engine/param_group.h"
+#include "torchglue/allocation_observer.h"
+
+namespace zero::engine {
+namespace {
+
+char* at_element(const at::Tensor& tensor, std::int64_t element) {
+  return static_cast<char*>(tensor.data_ptr()) + element * static_cast<std::int64_t>(tensor.element_size());
+}
+
+void zero_gaps(const at::Tensor& flat, const memory::ShardLayout& layout) {
+  for (const auto& gap : layout.gaps()) flat.narrow(0, gap.begin, gap.numel).zero_();
+}
+
+void convert(const at::Tensor& to, const at::Tensor& from) {
+  base::convert(to.data_ptr(), dtype_of(to.scalar_type()), from.const_data_ptr(), dtype_of(from.scalar_type()), to.numel());
+}
+
+}  // namespace
+
+void ParamGroup::begin_micro_step(bool first, bool boundary) {
+  first_ = first;
+  boundary_ = boundary;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  awaited_ = trainable_ ? members_.size() : 0;
+}
+
+bool ParamGroup::take_gradient(std::size_t i) {
+  auto& parameter = members_[i].tensor;
+  auto grad = parameter.grad();
+  if (!grad.defined()) return false;
+  const bool again = taken_[i] != 0;
+  if (again && (reduce_work_ || awaited_ == 0))
+    throw ConfigError("[Engine::backward] a second gradient of " + members_[i].name + " arrived after group " + name_ +
+                      " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
+  if (grad.is_sparse()) grad = grad.to_dense();
+  if (context_.direct_gradients) {
+    if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient) grad = grad.to(context_.recipe.gradient).contiguous();
+    if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
+    const auto bytes = grad.numel() * static_cast<std::int64_t>(grad.element_size());
+    if (direct_bytes_[i] == 0) {
+      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
+      direct_bytes_[i] = bytes;
+    }
+  } else {
+    grad = grad.contiguous();
+    at::Tensor target = gradients_;
+    bool add = !first_ || again;
+    if (context_.stage >= 2) {
+      if (!reduce_input_.defined()) {
+        torchglue::AllocationObserver::Pause pause;
+        reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
+        zero_gaps(reduce_input_, layout_);
+      }
+      target = reduce_input_;
+      add = again;
+    }
+    auto* to = at_element(target, layout_.parameter_offset(i));
+    const auto dtype = dtype_of(target.scalar_type()), from = dtype_of(grad.scalar_type());
+    if (add)
+      base::accumulate(to, dtype, grad.const_data_ptr(), from, grad.numel());
+    else
+      base::convert(to, dtype, grad.const_data_ptr(), from, grad.numel());
+    parameter.mutable_grad() = at::Tensor();
+  }
+  if (again) return false;
+  taken_[i] = 1;
+  return --awaited_ == 0;
+}
+
+std::vector<std::string> ParamGroup::flush_missing() {
+  std::vector<std::string> missing;
+  if (awaited_ == 0) return missing;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (taken_[i] != 0) continue;
+    missing.push_back(members_[i].name);
+    taken_[i] = 1;
+    if (context_.direct_gradients) continue;
+    if (context_.stage >= 2) {
+      if (!reduce_input_.defined()) {
+        torchglue::AllocationObserver::Pause pause;
+        reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
+        zero_gaps(reduce_input_, layout_);
+      }
+      reduce_input_.narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
+    } else if (first_) {
+      gradients_.narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
+    }
+  }
+  awaited_ = 0;
+  return missing;
+}
+
+void ParamGroup::begin_reduce() {
+  if (!trainable_ || context_.direct_gradients || layout_.padded_numel() == 0) return;
+  torchglue::AllocationObserver::Pause pause;
+  const auto wire = context_.recipe.wire;
+  if (context_.stage >= 2) {
+    const bool straight = first_ && context_.recipe.gradient == wire;
+    reduce_output_ = straight ? gradients_ : context_.reduce_pool->take(layout_.shard_numel(), wire);
+  } else {
+    if (!boundary_) return;
+    reduce_input_ = gradients_;
+    if (context_.recipe.gradient != wire) {
+      reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), wire);
+      convert(reduce_input_, gradients_);
+    }
+    reduce_output_ = own_part(reduce_input_);
+  }
+  if (context_.predivide != 1.0f)
+    base::scale(reduce_input_.data_ptr(), dtype_of(wire), context_.predivide, reduce_input_.numel());
+  reduce_work_ = context_.comm->reduce_scatter(reduce_output_, reduce_input_);
+}
+
+void ParamGroup::finish_reduce() {
+  if (!trainable_) return;
+  if (reduce_work_) {
+    reduce_work_->wait();
+    if (context_.stage >= 2) {
+      if (!reduce_output_.is_same(gradients_)) {
+        if (first_)
+          convert(gradients_, reduce_output_);
+        else
+          base::accumulate(gradients_.data_ptr(), dtype_of(gradients_.scalar_type()), reduce_output_.const_data_ptr(),
+                           dtype_of(reduce_output_.scalar_type()), gradients_.numel());
+        context_.reduce_pool->put(reduce_output_);
+      }
+      context_.reduce_pool->put(reduce_input_);
+    } else {
+      if (context_.stage == 0 && context_.comm->size() > 1) context_.comm->all_gather(reduce_input_, reduce_output_)->wait();
+      if (!reduce_input_.is_same(gradients_)) {
+        if (context_.stage == 0)
+          convert(gradients_, reduce_input_);
+        else
+          convert(own_part(gradients_), reduce_output_);
+        context_.reduce_pool->put(reduce_input_);
+      }
+    }
+    reduce_input_ = reduce_output_ = at::Tensor();
+    reduce_work_.reset();
+  }
+  if (!boundary_) return;
+  sum_of_squares_ = 0;
+  if (context_.direct_gradients) {
+    for (const auto& member : members_) {
+      const auto& grad = member.tensor.grad();
+      if (grad.defined())
+        sum_of_squares_ += base::sum_of_squares(grad.const_data_ptr(), dtype_of(grad.scalar_type()), grad.numel());
+    }
+  } else if (gradients_.numel() > 0) {
+    const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
+    sum_of_squares_ = base::sum_of_squares(part.const_data_ptr(), dtype_of(part.scalar_type()), part.numel());
+  }
+}
+
+void ParamGroup::close_accumulation() {
+  boundary_ = true;
+  if (context_.stage <= 1) begin_reduce();
+  finish_reduce();
+}
+
+std::string ParamGroup::find_non_finite() const {
+  if (!trainable_ || std::isfinite(sum_of_squares_)) return "";
+  if (context_.direct_gradients) {
+    for (const auto& member : members_)
+      if (member.tensor.grad().defined() && !at::isfinite(member.tensor.grad()).all().item<bool>()) return member.name;
+    return "";
+  }
+  const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
+  for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel()))
+    if (!at::isfinite(part.narrow(0, piece.range_begin, piece.numel)).all().item<bool>()) return members_[piece.parameter].name;
+  return "";
+}
+
+void ParamGroup::drop_gradients() {
+  if (!context_.direct_gradients || !trainable_) return;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    auto& parameter = members_[i].tensor;
+    // The observer reports the free as one of activations: give it something to cancel.
+    if (direct_bytes_[i] != 0)
+      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations, direct_bytes_[i]);
+    direct_bytes_[i] = 0;
+    parameter.mutable_grad() = at::Tensor();
+  }
+}
+
+}  // namespace zero::engine

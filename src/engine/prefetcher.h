@@ -1,0 +1,57 @@
+// When groups are gathered and released at stage 3. On use: a group is gathered when an operator
+// touches it, and others are let go. Ahead: the order of the last training pass tells which group
+// comes next, and its gather is begun early. A different order costs nothing but the wait, and is
+// learned anew. Decisions depend only on the order of uses, so all ranks take the same ones.
+//
+// At most two groups are gathered at once (the one in use and the next), beside the root, which
+// stays from its first use to the end of the phase. Forward and backward are two phases with an
+// order each; everything is released between them (ZeRO's volume: two gathers and a reduction).
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace zero::engine {
+
+class ParamGroup;
+
+class Prefetcher {
+ public:
+  // ahead_numel: largest group gathered ahead, in elements; 0 = none.
+  Prefetcher(std::vector<ParamGroup*> groups, std::int64_t ahead_numel, std::function<void(const std::string&)> diverged);
+
+  // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
+  // ends in a backward, so its order is worth learning.
+  void use(const int* groups, int count, bool training);
+  // Forward is over: everything is released.
+  void begin_backward();
+  // Backward is over: everything is released, and the orders just seen are those to expect.
+  void end_pass();
+  // Gathers everything and keeps it until unpin_all().
+  void pin_all();
+  void unpin_all();
+  bool pinned() const { return pinned_; }
+
+  // Passes in which the order differed from the one expected.
+  std::int64_t divergences() const { return divergences_; }
+
+ private:
+  void note_use(int group, bool training);
+  int expected_next() const;
+  void release_all();
+  void release_others(const int* groups, int count, int next);
+
+  std::vector<ParamGroup*> groups_;
+  std::int64_t ahead_numel_;
+  std::function<void(const std::string&)> on_divergence_;
+  enum Phase { kForward, kBackward };
+  Phase phase_ = kForward;
+  std::vector<int> order_[2], seen_[2];
+  std::size_t position_ = 0;  // in the phase's order, of the group used last
+  bool at_start_ = true, diverged_ = false, pinned_ = false;
+  int last_ = -1;
+  std::int64_t divergences_ = 0;
+};
+
+}  // namespace zero::engine

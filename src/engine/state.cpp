@@ -1,0 +1,243 @@
+// One training step: uses, gradients, reduction, update.
+#include "engine/state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/status_page.h"
+#include "optim/clipping.h"
+
+namespace zero::engine {
+
+std::string State::where(const char* what) const {
+  return base::join("[Engine::", what, "] (rank ", comm_->rank(), "/", comm_->size(), ", step ", global_steps_, ") ");
+}
+
+// --- interception -----------------------------------------------------------------------------
+
+void State::before_use(const int* tags, int count, const char*) {
+  begin_forward();
+  if (stage_ < 3) return;
+  int groups[64], num_groups = 0;
+  for (int i = 0; i < count; ++i) {
+    const int group = members_[static_cast<std::size_t>(tags[i])].group;
+    if (std::find(groups, groups + num_groups, group) == groups + num_groups) groups[num_groups++] = group;
+  }
+  telling_peers([&] { prefetcher_->use(groups, num_groups, in_backward_ || at::GradMode::is_enabled()); });
+}
+
+void State::before_write(int tag, const char* op) {
+  if (modifying_) return;
+  const auto& member = members_[static_cast<std::size_t>(tag)];
+  const auto& group = *groups_[static_cast<std::size_t>(member.group)];
+  telling_peers([&] {
+    throw ConfigError(where("forward") + op + " writes parameter " + group.members()[member.index].name + " (group " +
+                      group.name() + ") in place; the write would be lost. Hint: write inside a scope of "
+                      "engine.gathered_parameters(true).");
+  });
+}
+
+void State::check_parameters(const char* what) const {
+  for (const auto& member : members_) {
+    const auto& group = *groups_[static_cast<std::size_t>(member.group)];
+    const auto& parameter = group.members()[member.index];
+    if (!torchglue::is_intercepted(parameter.tensor))
+      throw ConfigError(where(what) + "parameter " + parameter.name +
+                        " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
+                        "the module before the Engine takes it; the recipe chooses the dtype.");
+    if (parameter.tensor.requires_grad() != group.trainable())
+      throw ConfigError(where(what) + "requires_grad of parameter " + parameter.name + " was changed to " +
+                        (group.trainable() ? "false" : "true") + " after the Engine took it. Hint: freeze before making the Engine.");
+  }
+}
+
+// --- backward ---------------------------------------------------------------------------------
+
+void State::backward(const at::Tensor& loss) {
+  telling_peers([&] {
+    check_parameters("backward");
+    if (gathered_scopes_ > 0) throw ConfigError(where("backward") + "called inside a scope of gathered_parameters");
+    if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
+      throw ConfigError(where("backward") +
+                        (!loss.defined() ? "got no tensor"
+                                         : base::join("got a loss with ", loss.numel(), " elements, requires_grad ", loss.requires_grad())) +
+                        ", expected a scalar that requires grad");
+    if (settings_.managed_gradient_accumulation && micro_step_ == accumulation_)
+      throw ConfigError(where("backward") + "called " + std::to_string(accumulation_ + 1) +
+                        " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
+    auto& page = base::status_page();
+    in_forward_ = false;
+    page.set_phase(base::StatusPhase::Backward);
+    const bool first = micro_step_ == 0;
+    const bool boundary = settings_.managed_gradient_accumulation && micro_step_ + 1 == accumulation_;
+    for (const auto& group : groups_) group->begin_micro_step(first, boundary);
+    reduce_next_ = 0;
+    in_flight_.clear();
+    prefetcher_->begin_backward();
+    const double factor = scaler_->scale() / static_cast<double>(accumulation_);
+    const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
+    in_backward_ = true;
+    try {
+      torch::autograd::backward({scaled}, {});
+    } catch (...) {
+      in_backward_ = false;
+      throw;
+    }
+    in_backward_ = false;
+    page.set_phase(base::StatusPhase::Reduce);
+    std::vector<std::string> unused;
+    for (auto* group : reduce_order_)
+      for (auto& name : group->flush_missing()) unused.push_back(std::move(name));
+    if (!unused.empty() && !settings_.zero.ignore_unused_parameters)
+      throw ConfigError(where("backward") + "no gradient for parameter " + unused.front() +
+                        (unused.size() > 1 ? base::join(" and ", unused.size() - 1, " more") : "") +
+                        ", and zero_optimization.ignore_unused_parameters is false");
+    reduce_ready_groups();
+    finish_reductions(0);
+    prefetcher_->end_pass();
+    ++micro_step_;
+    backward_since_step_ = true;
+    page.set_phase(base::StatusPhase::Idle);
+  });
+}
+
+void State::on_gradient(int group, std::size_t member) {
+  if (!in_backward_)
+    telling_peers([&] {
+      throw ConfigError(where("backward") + "a gradient of " + groups_[static_cast<std::size_t>(group)]->members()[member].name +
+                        " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
+    });
+  if (groups_[static_cast<std::size_t>(group)]->take_gradient(member)) reduce_ready_groups();
+}
+
+// Reductions begin in one fixed order on all ranks, whatever the order in which gradients arrive,
+// so that a parameter unused on one rank only cannot mix up the collectives.
+void State::reduce_ready_groups() {
+  const bool overlap = settings_.zero.overlap_comm.value_or(stage_ == 3);
+  while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->all_taken()) {
+    auto* group = reduce_order_[reduce_next_++];
+    finish_reductions(overlap ? 1 : 0);
+    group->begin_reduce();
+    in_flight_.push_back(group);
+  }
+}
+
+void State::finish_reductions(std::size_t most_in_flight) {
+  while (in_flight_.size() > most_in_flight) {
+    in_flight_.front()->finish_reduce();
+    in_flight_.erase(in_flight_.begin());
+  }
+}
+
+// --- step -------------------------------------------------------------------------------------
+
+bool State::at_boundary() const {
+  if (!settings_.managed_gradient_accumulation) return micro_step_ > 0;
+  return micro_step_ + (backward_since_step_ ? 0 : 1) == accumulation_;
+}
+
+void State::require_boundary(const char* what) const {
+  if (micro_step_ != 0)
+    throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_,
+                                               " micro-batches. Hint: call it after step() has acted."));
+}
+
+double State::norm_and_overflow(bool* overflow) {
+  double mine = 0;
+  for (const auto* group : reduce_order_) mine += group->sum_of_squares();
+  double total = mine;
+  if (comm_->size() > 1) {
+    // Summed in rank order on every rank: the same bits everywhere and at every stage.
+    total = 0;
+    for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+      double part = 0;
+      std::memcpy(&part, text.data(), sizeof part);
+      total += part;
+    }
+  }
+  const bool checked = settings_.precision != config::Precision::Bf16 || settings_.check_grad_overflow;
+  *overflow = checked && !std::isfinite(total);
+  const double norm = std::sqrt(total) * static_cast<double>(postmultiply_) / scaler_->scale();
+  return std::isfinite(norm) ? norm : -1;
+}
+
+StepResult State::step() {
+  return telling_peers([&] {
+    check_parameters("step");
+    if (gathered_scopes_ > 0) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
+    StepResult result;
+    result.lr = optimizer_->lr(0);
+    result.loss_scale = scaler_->scale();
+    result.global_step = global_steps_;
+    result.grad_norm = last_norm_;
+    backward_since_step_ = false;
+    const bool act = settings_.managed_gradient_accumulation ? micro_step_ == accumulation_ : micro_step_ > 0;
+    if (!act) return result;
+    auto& page = base::status_page();
+    page.set_step(global_steps_);
+    page.set_phase(base::StatusPhase::Step);
+    prefetcher_->end_pass();  // an evaluation since may have left groups gathered
+    if (!settings_.managed_gradient_accumulation)
+      for (auto* group : reduce_order_) group->close_accumulation();
+
+    bool overflow = false;
+    result.grad_norm = last_norm_ = norm_and_overflow(&overflow);
+    result.overflow = overflow;
+    const double scale = scaler_->scale();
+    const bool give_up = scaler_->update(overflow);
+    ++global_steps_;
+    micro_step_ = 0;
+    if (overflow) {
+      ++skipped_steps_;
+      if (give_up) fail_numerically(scaler_->state().floor);
+    } else {
+      const float factor = optim::gradient_factor(scale, result.grad_norm, settings_.gradient_clipping, postmultiply_);
+      optimizer_->begin_step();
+      std::vector<std::shared_ptr<Work>> publishing;
+      for (const auto& group : groups_) {
+        group->update(*optimizer_, factor);
+        if (auto work = group->begin_publish()) publishing.push_back(std::move(work));
+      }
+      for (const auto& work : publishing) work->wait();
+      optimizer_->end_step();
+      result.updated = true;
+    }
+    for (const auto& group : groups_) group->drop_gradients();
+    result.loss_scale = scaler_->scale();
+    result.global_step = global_steps_;
+    page.set_step(global_steps_);
+    page.set_phase(base::StatusPhase::Idle);
+    return result;
+  });
+}
+
+// Too many steps in a row without a finite gradient: every rank throws, naming rank and parameter.
+void State::fail_numerically(std::int64_t in_a_row) {
+  std::string mine;
+  for (const auto* group : reduce_order_) {
+    mine = group->find_non_finite();
+    if (!mine.empty()) break;
+  }
+  std::string culprits;
+  const auto names = comm_->exchange(mine);
+  for (std::size_t r = 0; r < names.size(); ++r)
+    if (!names[r].empty()) culprits += base::join(culprits.empty() ? "" : ", ", names[r], " (in the shard of rank ", r, ")");
+  throw InternalError(where("step") + base::join(in_a_row, " steps in a row had non-finite gradients, first in ", culprits,
+                                                 ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
+                                                 "sets the limit."),
+                      ExitCode::kNumerical);
+}
+
+void State::reset_peak_memory() {
+  gather_pool_->trim();
+  reduce_pool_->trim();
+  ledger_.reset_peak();
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,157 @@
+// What an Engine is made of: the model's parameters in groups, the collectives between ranks, the
+// optimizer. Engine (include/zero/engine.h) is the public face of exactly one State; checkpoints
+// read and fill it through StatePiece. Files on disk are not known here.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/engine.h>
+#include <zero/errors.h>
+#include <zero/options.h>
+
+#include "base/status_page.h"
+#include "config/settings.h"
+#include "engine/param_group.h"
+#include "engine/prefetcher.h"
+#include "optim/loss_scaler.h"
+#include "torchglue/allocation_observer.h"
+#include "torchglue/interception.h"
+
+namespace zero::engine {
+
+// A run of elements of one named tensor, flat, as it rests on this rank.
+struct StatePiece {
+  std::string kind;  // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
+  std::string name;  // the parameter's or buffer's name
+  std::vector<std::int64_t> shape;  // of the whole tensor
+  std::int64_t begin;               // first element within the whole tensor
+  at::Tensor data;                  // 1-d; a view of the live state
+  bool requires_grad;
+};
+
+class State final : public torchglue::UseListener {
+ public:
+  State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
+  ~State() override;
+
+  void backward(const at::Tensor& loss);
+  StepResult step();
+  bool at_boundary() const;
+  MemoryReport memory() const { return ledger_.report(); }
+  void reset_peak_memory();
+
+  void begin_gathered(bool modify);
+  void end_gathered(bool modify);
+  std::map<std::string, at::Tensor> full_state_dict();
+  std::string state_hash();
+
+  // --- for checkpoints ---
+  // What this rank writes: over all ranks every element of every state exactly once, but for
+  // buffers, which every rank hands over whole.
+  std::vector<StatePiece> pieces_to_save();
+  // What this rank must fill to go on: its shards, or everything at stage 0.
+  std::vector<StatePiece> pieces_to_load();
+  // After the pieces were filled: compute copies from masters, published over ranks.
+  void adopt_loaded();
+  // Names tied to another: alias -> owner.
+  std::map<std::string, std::string> aliases() const;
+  struct Counters {
+    std::int64_t global_steps, skipped_steps, applied_steps;
+    optim::LossScaler::State scaler;
+  };
+  Counters counters() const;
+  void set_counters(const Counters& counters);
+  // Throws ConfigError between accumulation boundaries.
+  void require_boundary(const char* where) const;
+
+  const Options& options() const { return options_; }
+  const config::Settings& settings() const { return settings_; }
+  Communicator& comm() const { return *comm_; }
+  const std::shared_ptr<torch::nn::Module>& model() const { return model_; }
+  const Recipe& recipe() const { return recipe_; }
+  optim::ShardedOptimizer& optimizer() { return *optimizer_; }
+  const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
+  std::int64_t accumulation_steps() const { return accumulation_; }
+  std::int64_t micro_batch_size() const { return micro_batch_; }
+  std::int64_t global_steps() const { return global_steps_; }
+  std::int64_t skipped_steps() const { return skipped_steps_; }
+  double loss_scale() const { return scaler_->scale(); }
+  double lr() const { return optimizer_->lr(0); }
+  std::string user_state;
+
+  // Runs fn; an error is told to the peers before it goes on, so that every rank learns of it.
+  template <class Fn>
+  auto telling_peers(Fn&& fn);
+
+ private:
+  struct Member {  // of the flat list of all parameters, whose index is the interception's tag
+    int group;
+    std::size_t index;
+  };
+
+  // construction (state_build.cpp)
+  void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
+  void adopt_values();
+  void adopt_buffers();
+  void attach();
+
+  // interception
+  void before_use(const int* tags, int count, const char* op) override;
+  void before_write(int tag, const char* op) override;
+
+  // gradients
+  void on_gradient(int group, std::size_t member);
+  void reduce_ready_groups();
+  void finish_reductions(std::size_t most_in_flight);
+  void check_parameters(const char* where) const;
+
+  // update
+  double norm_and_overflow(bool* overflow);
+  void publish();
+  void fail_numerically(std::int64_t in_a_row);
+  std::string where(const char* what) const;
+  std::vector<StatePiece> pieces(bool to_save);
+
+  std::shared_ptr<torch::nn::Module> model_;
+  Options options_;
+  const config::Settings& settings_;
+  std::shared_ptr<Communicator> comm_;
+  int stage_;
+  std::int64_t accumulation_ = 1, micro_batch_ = 1;
+  Recipe recipe_;
+  mutable memory::MemoryLedger ledger_;
+  std::unique_ptr<memory::BufferPool> gather_pool_, reduce_pool_;
+  std::unique_ptr<optim::ShardedOptimizer> optimizer_;
+  std::unique_ptr<optim::LossScaler> scaler_;
+  std::vector<std::unique_ptr<ParamGroup>> groups_;
+  std::vector<Member> members_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<torchglue::AllocationObserver> observer_;
+  base::Heartbeat heartbeat_;
+
+  std::vector<ParamGroup*> reduce_order_;
+  std::size_t reduce_next_ = 0;             // in reduce_order_: the next group to begin
+  std::vector<ParamGroup*> in_flight_;      // begun and not finished, oldest first
+  std::int64_t micro_step_ = 0;             // backward passes since the last update
+  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
+  int gathered_scopes_ = 0;
+  std::int64_t global_steps_ = 0, skipped_steps_ = 0;
+  double last_norm_ = 0;
+  float predivide_ = 1, postmultiply_ = 1;  // around the reduction: mean, prescale, predivide_factor
+};
+
+template <class Fn>
+auto State::telling_peers(Fn&& fn) {
+  try {
+    return fn();
+  } catch (const CommError&) {
+    throw;  // the peers know, or cannot be told
+  } catch (const std::exception& e) {
+    comm_->abort(e.what());
+    throw;
+  }
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,211 @@
+// Taking a model over: groups, agreement between ranks, values, buffers, hooks.
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "config/batch.h"
+#include "engine/state.h"
+#include "torchglue/deferred_init.h"
+#include "torchglue/gradient_hook.h"
+#include "torchglue/storage_access.h"
+
+namespace zero::engine {
+namespace {
+
+std::string hash_of(const std::string& text) {
+  const auto hash = XXH3_128bits(text.data(), text.size());
+  return {reinterpret_cast<const char*>(&hash), sizeof hash};
+}
+
+// Where the first of two texts' lines differ.
+std::string first_difference(const std::string& a, const std::string& b) {
+  std::size_t begin = 0;
+  while (true) {
+    const auto end_a = a.find('\n', begin), end_b = b.find('\n', begin);
+    const auto line_a = a.substr(begin, end_a - begin), line_b = b.substr(begin, end_b - begin);
+    if (line_a != line_b) return "\"" + line_a + "\" against \"" + line_b + "\"";
+    if (end_a == std::string::npos || end_b == std::string::npos) return "the number of lines";
+    begin = end_a + 1;
+  }
+}
+
+// "Half a set": messages name the ranks that differ from rank 0.
+std::string disagreement(Communicator& comm, const std::string& what, const std::string& mine) {
+  const auto hashes = comm.exchange(hash_of(mine));
+  std::vector<int> different;
+  for (std::size_t r = 1; r < hashes.size(); ++r)
+    if (hashes[r] != hashes[0]) different.push_back(static_cast<int>(r));
+  if (different.empty()) return "";
+  const auto texts = comm.exchange(mine);
+  std::string ranks;
+  for (const int r : different) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+  return what + " on rank 0 and on rank" + (different.size() > 1 ? "s " : " ") + ranks + " differ: " +
+         first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
+}
+
+}  // namespace
+
+State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
+    : model_(std::move(model)), options_(std::move(options)), settings_(options_.settings()), comm_(std::move(comm)) {
+  if (!model_ || !comm_) throw ConfigError("[Engine] got no model or no communicator");
+  telling_peers([&] {
+    config::require_built(options_);
+    stage_ = settings_.zero.stage;
+    const auto batch = config::resolve_batch(options_, comm_->size());
+    accumulation_ = batch.accumulation;
+    micro_batch_ = batch.micro;
+    recipe_ = recipe_of(settings_, accumulation_);
+    const double world = comm_->size(), ahead = settings_.prescale_gradients ? world : settings_.predivide_factor;
+    const bool mean = settings_.reduce_op == config::ReduceOp::Mean;
+    if (mean) predivide_ = static_cast<float>(1.0 / ahead);
+    postmultiply_ = static_cast<float>(mean ? ahead / world : 1.0);
+
+    optimizer_ = std::make_unique<optim::ShardedOptimizer>(settings_.optimizer, settings_.schedule, settings_.parameter_groups);
+    scaler_ = std::make_unique<optim::LossScaler>(settings_);
+    const auto allocate = [this](std::int64_t numel, at::ScalarType dtype) { return comm_->allocate(numel, dtype); };
+    gather_pool_ = std::make_unique<memory::BufferPool>(allocate, ledger_, memory::Purpose::GatherBuffers);
+    reduce_pool_ = std::make_unique<memory::BufferPool>(allocate, ledger_, memory::Purpose::ReduceBuffers);
+
+    auto parameters = find_parameters(*model_, settings_);
+    const auto units = find_units(parameters, settings_.unit_min_numel);
+    check_agreement(parameters, units);
+
+    GroupContext context{};
+    context.stage = stage_;
+    context.recipe = recipe_;
+    context.comm = comm_.get();
+    context.ledger = &ledger_;
+    context.gather_pool = gather_pool_.get();
+    context.reduce_pool = reduce_pool_.get();
+    context.num_slots = optimizer_->num_slots();
+    context.slot_initial_value = optimizer_->slot_initial_value();
+    context.direct_gradients =
+        comm_->size() == 1 && recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter && predivide_ == 1;
+    context.predivide = predivide_;
+    for (const auto& unit : units) {
+      std::vector<ModelParameter> members;
+      std::vector<int> parameter_groups;
+      for (const auto i : unit.parameters) {
+        members.push_back(parameters[i]);
+        parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name));
+      }
+      groups_.push_back(std::make_unique<ParamGroup>(context, unit, std::move(members), parameter_groups));
+    }
+    parameters.clear();
+    adopt_values();
+    adopt_buffers();
+    attach();
+  });
+}
+
+State::~State() {
+  for (const auto& member : members_) {
+    const auto& tensor = groups_[static_cast<std::size_t>(member.group)]->members()[member.index].tensor;
+    torchglue::set_gradient_hook(tensor, nullptr);
+    torchglue::stop_intercepting(tensor);
+  }
+  for (const auto& group : groups_) group->abandon();
+}
+
+void State::check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units) {
+  if (comm_->size() == 1) return;
+  std::string configuration, layout;
+  for (const auto& [key, value] : options_.effective()) configuration += key + " = " + value + "\n";
+  for (const auto& unit : units) {
+    layout += "unit " + unit.name + "\n";
+    for (const auto i : unit.parameters) {
+      const auto& p = parameters[i];
+      layout += base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
+                           unit.trainable ? "" : " frozen", "\n");
+    }
+  }
+  for (const auto& buffer : model_->named_buffers())
+    layout += base::join("buffer ", buffer.key(), " ", buffer.value().sizes(), " ", c10::toString(buffer.value().scalar_type()), "\n");
+  auto text = disagreement(*comm_, "[Engine] the configurations", configuration);
+  if (text.empty()) text = disagreement(*comm_, "[Engine] the models", layout);
+  if (!text.empty()) throw ConfigError(text + ". Hint: every rank has to run the same program with the same configuration.");
+}
+
+// Deferred parameters are materialised in the order of their initialisers, and a group is taken
+// over as soon as its last member has data: never more than the shards and the units at work.
+void State::adopt_values() {
+  std::vector<at::Tensor> deferred;
+  std::vector<std::size_t> group_of;
+  std::vector<std::size_t> missing(groups_.size(), 0);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (const auto& member : groups_[g]->members()) {
+      if (!torchglue::is_deferred(member.tensor)) continue;
+      deferred.push_back(member.tensor);
+      group_of.push_back(g);
+      ++missing[g];
+    }
+  }
+  const auto awaited = missing;
+  for (const auto& buffer : model_->buffers()) {
+    if (!torchglue::is_deferred(buffer)) continue;
+    deferred.push_back(buffer);
+    group_of.push_back(groups_.size());
+  }
+  std::string hashes;
+  torchglue::AllocationObserver::Pause pause;
+  torchglue::replay_deferred(deferred, [&](std::size_t i) {
+    const auto g = group_of[i];
+    if (g == groups_.size() || --missing[g] != 0) return;
+    hashes += std::to_string(g) + " " + std::to_string(groups_[g]->adopt(/*broadcast=*/false)) + "\n";
+  });
+  if (!deferred.empty() && comm_->size() > 1) {
+    const auto text = disagreement(*comm_, "[Engine] the initial values of deferred parameters", hashes);
+    if (!text.empty())
+      throw ConfigError(text + ". Hint: call torch::manual_seed with the same seed on every rank before zero::build.");
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g)
+    if (awaited[g] == 0) groups_[g]->adopt(/*broadcast=*/true);
+}
+
+void State::adopt_buffers() {
+  at::NoGradGuard no_grad;
+  for (auto& item : model_->named_buffers()) {
+    auto& buffer = item.value();
+    if (!buffer.defined() || buffer.numel() == 0) continue;
+    if (settings_.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(scalar_type(*settings_.buffer_dtype)));
+    if (comm_->size() > 1) {
+      auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
+      comm_->broadcast(flat, 0)->wait();
+      buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
+    }
+    ledger_.book(memory::Tier::Device, memory::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
+  }
+}
+
+void State::attach() {
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = *groups_[g];
+    for (std::size_t i = 0; i < group.members().size(); ++i) {
+      const auto& tensor = group.members()[i].tensor;
+      torchglue::intercept(tensor, this, static_cast<int>(members_.size()));
+      if (group.trainable())
+        torchglue::set_gradient_hook(tensor, [this, g, i] { on_gradient(static_cast<int>(g), i); });
+      members_.push_back({static_cast<int>(g), i});
+    }
+  }
+  // Backward reaches the last unit first; the root (embeddings, the head) comes last.
+  for (auto it = groups_.rbegin(); it != groups_.rend(); ++it)
+    if ((*it)->trainable() && !(*it)->root()) reduce_order_.push_back(it->get());
+  for (const auto& group : groups_)
+    if (group->trainable() && group->root()) reduce_order_.push_back(group.get());
+  std::vector<ParamGroup*> all;
+  for (const auto& group : groups_) all.push_back(group.get());
+  const bool tell = settings_.zero.log_trace_cache_warnings;
+  prefetcher_ = std::make_unique<Prefetcher>(std::move(all), settings_.zero.prefetch_bucket_size, [tell](const std::string& group) {
+    if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
+  });
+  observer_ = std::make_unique<torchglue::AllocationObserver>(
+      [this](long bytes) { ledger_.book(memory::Tier::Device, memory::Purpose::Activations, bytes); });
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,168 @@
+// Handing states out and taking them back: gathered scopes, whole masters, digests, checkpoint pieces.
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "base/check.h"
+#include "engine/state.h"
+
+namespace zero::engine {
+namespace {
+
+std::string hex(const void* data, std::size_t size) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto byte = static_cast<const unsigned char*>(data)[i];
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+void State::begin_gathered(bool modify) {
+  telling_peers([&] {
+    if (modify && micro_step_ != 0) require_boundary("gathered_parameters");
+    prefetcher_->pin_all();
+    ++gathered_scopes_;
+    modifying_ |= modify;
+  });
+}
+
+void State::end_gathered(bool modify) {
+  telling_peers([&] {
+    if (modify) {
+      for (const auto& group : groups_) group->write_back();
+      modifying_ = false;
+    }
+    if (--gathered_scopes_ == 0) prefetcher_->unpin_all();
+  });
+}
+
+std::map<std::string, at::Tensor> State::full_state_dict() {
+  return telling_peers([&] {
+    at::NoGradGuard no_grad;
+    std::map<std::string, at::Tensor> result;
+    for (const auto& group : groups_) {
+      // Frozen parameters have no master: their resting values stand for it.
+      const bool frozen = !group->trainable();
+      at::Tensor whole;
+      if (frozen ? !group->rests_sharded() : stage_ == 0) {
+        whole = (frozen ? group->resting_parameters() : group->master()).to(at::kFloat);
+      } else if (group->layout().padded_numel() > 0) {
+        const auto part = frozen ? group->resting_parameters().to(at::kFloat) : group->master_shard();
+        whole = at::empty({group->layout().padded_numel()}, at::kFloat);
+        comm_->all_gather(whole, part.contiguous())->wait();
+      } else {
+        whole = at::empty({0}, at::kFloat);
+      }
+      if (comm_->rank() != 0) continue;
+      for (std::size_t i = 0; i < group->members().size(); ++i) {
+        const auto& member = group->members()[i];
+        result[member.name] = whole.narrow(0, group->layout().parameter_offset(i), group->layout().parameter_numel(i))
+                                  .view(member.tensor.sizes())
+                                  .clone();
+      }
+    }
+    return result;
+  });
+}
+
+std::string State::state_hash() {
+  return telling_peers([&] {
+    auto* hash = XXH3_createState();
+    XXH3_128bits_reset(hash);
+    const auto add = [&](const at::Tensor& part) {
+      if (part.numel() > 0) XXH3_128bits_update(hash, part.const_data_ptr(), part.nbytes());
+    };
+    for (const auto& group : groups_) {
+      if (!group->trainable()) continue;
+      add(group->master_shard());
+      for (int k = 0; k < optimizer_->num_slots(); ++k) add(group->slot_shard(k));
+    }
+    auto own = XXH3_128bits_digest(hash);
+    XXH3_freeState(hash);
+    std::string all;
+    for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
+    const auto digest = XXH3_128bits(all.data(), all.size());
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, digest);
+    return hex(canonical.digest, sizeof canonical.digest);
+  });
+}
+
+std::vector<StatePiece> State::pieces(bool to_save) {
+  std::vector<StatePiece> result;
+  const std::int64_t rank = comm_->rank();
+  for (const auto& group : groups_) {
+    const auto& layout = group->layout();
+    const auto shard_begin = rank * layout.shard_numel();
+    const auto add = [&](const std::string& kind, const at::Tensor& vector, std::int64_t begin, std::int64_t numel,
+                         std::int64_t vector_begin) {
+      for (const auto& piece : layout.pieces(begin, numel)) {
+        const auto& member = group->members()[piece.parameter];
+        const auto at = begin + piece.range_begin - vector_begin;
+        result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin,
+                          vector.narrow(0, at, piece.numel), group->trainable()});
+      }
+    };
+    const auto owned = group->owned();
+    const auto begin = to_save ? shard_begin : owned.begin, numel = to_save ? layout.shard_numel() : owned.numel;
+    if (group->trainable()) {
+      add("master", group->master(), begin, numel, owned.begin);
+      for (int k = 0; k < optimizer_->num_slots(); ++k)
+        add(std::string("opt.") + optimizer_->slot_name(k), group->slot(k), begin, numel, owned.begin);
+    } else if (group->rests_sharded()) {
+      add("param", group->resting_parameters(), shard_begin, layout.shard_numel(), shard_begin);
+    } else {
+      const auto whole = group->resting_parameters();
+      add("param", whole, to_save ? shard_begin : 0, to_save ? layout.shard_numel() : layout.padded_numel(), 0);
+    }
+  }
+  for (const auto& item : model_->named_buffers())
+    if (item.value().defined())
+      result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, item.value().detach().view({-1}), false});
+  return result;
+}
+
+std::vector<StatePiece> State::pieces_to_save() { return pieces(true); }
+std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
+
+void State::adopt_loaded() {
+  telling_peers([&] {
+    prefetcher_->end_pass();
+    std::vector<std::shared_ptr<Work>> publishing;
+    for (const auto& group : groups_) {
+      group->refresh_parameters();
+      if (auto work = group->begin_publish()) publishing.push_back(std::move(work));
+    }
+    for (const auto& work : publishing) work->wait();
+  });
+}
+
+std::map<std::string, std::string> State::aliases() const {
+  std::map<std::string, std::string> result;
+  for (const auto& group : groups_)
+    for (const auto& member : group->members())
+      for (const auto& alias : member.aliases) result[alias] = member.name;
+  return result;
+}
+
+State::Counters State::counters() const {
+  return {global_steps_, skipped_steps_, optimizer_->applied_steps(), scaler_->state()};
+}
+
+void State::set_counters(const Counters& counters) {
+  global_steps_ = counters.global_steps;
+  skipped_steps_ = counters.skipped_steps;
+  optimizer_->set_applied_steps(counters.applied_steps);
+  scaler_->set_state(counters.scaler);
+  micro_step_ = 0;
+  backward_since_step_ = false;
+}
+
+}  // namespace zero::engine

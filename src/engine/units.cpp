@@ -1,0 +1,119 @@
+#include "engine/units.h"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/check.h"
+
+namespace zero::engine {
+namespace {
+
+std::string child_path(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
+struct Walk {
+  const std::vector<std::string>& named;
+  std::vector<std::string> seen_units;
+  std::unordered_map<c10::TensorImpl*, std::size_t> known;
+  std::vector<ModelParameter> found;
+
+  void visit(torch::nn::Module& module, const std::string& path, const std::string& unit) {
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const auto name = child_path(path, item.key());
+      const auto& tensor = item.value();
+      if (!tensor.defined()) continue;
+      const auto [it, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.size());
+      if (fresh)
+        found.push_back({name, {}, tensor, unit});
+      else
+        found[it->second].aliases.push_back(name);
+    }
+    const bool list = module.as<torch::nn::ModuleList>() != nullptr || module.as<torch::nn::Sequential>() != nullptr;
+    for (const auto& item : module.named_children()) {
+      const auto child = child_path(path, item.key());
+      bool starts_unit = false;
+      if (!named.empty())
+        starts_unit = std::find(named.begin(), named.end(), child) != named.end();
+      else
+        starts_unit = unit.empty() && list;
+      if (starts_unit) seen_units.push_back(child);
+      visit(*item.value(), child, starts_unit ? child : unit);
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings) {
+  Walk walk{settings.units, {}, {}, {}};
+  walk.visit(model, "", "");
+  std::string faults;
+  for (const auto& name : settings.units)
+    if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
+      faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
+  std::unordered_map<c10::StorageImpl*, const ModelParameter*> storages;
+  for (const auto& parameter : walk.found) {
+    const auto& tensor = parameter.tensor;
+    const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
+    if (!tensor.is_floating_point())
+      reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
+    else if (!tensor.has_storage() || tensor.layout() != at::kStrided)
+      reject("no strided storage (a sparse or meta tensor)");
+    else if (!tensor.device().is_cpu() && !tensor.device().is_cuda())
+      reject("lies on " + tensor.device().str() + ", expected cpu or cuda");
+    else if (!tensor.is_leaf())
+      reject("is not a leaf of the autograd graph");
+    else if (tensor.numel() > 0) {
+      const auto [it, fresh] = storages.try_emplace(tensor.storage().unsafeGetStorageImpl(), &parameter);
+      if (!fresh) reject("shares its storage with " + it->second->name + " without being the same parameter; register one tensor twice to tie them");
+    }
+  }
+  if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);
+  if (walk.found.empty()) throw ConfigError("[Engine] the model has no parameters. Hint: register modules with register_module.");
+  return std::move(walk.found);
+}
+
+std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, std::int64_t min_numel) {
+  // In order of first appearance, the root (empty path) first.
+  std::vector<std::pair<std::string, std::vector<std::size_t>>> by_path{{"", {}}};
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& path = parameters[i].unit;
+    auto it = std::find_if(by_path.begin(), by_path.end(), [&](const auto& entry) { return entry.first == path; });
+    if (it == by_path.end()) it = by_path.insert(by_path.end(), {path, {}});
+    it->second.push_back(i);
+  }
+  // Merge small neighbours, the root excepted: it stays gathered for a whole pass.
+  const auto numel_of = [&](const std::vector<std::size_t>& members) {
+    std::int64_t sum = 0;
+    for (const auto i : members) sum += parameters[i].tensor.numel();
+    return sum;
+  };
+  for (std::size_t k = 2; k < by_path.size();) {
+    auto& before = by_path[k - 1];
+    if (numel_of(before.second) >= min_numel) {
+      ++k;
+      continue;
+    }
+    before.first += "+" + by_path[k].first;
+    before.second.insert(before.second.end(), by_path[k].second.begin(), by_path[k].second.end());
+    by_path.erase(by_path.begin() + static_cast<std::ptrdiff_t>(k));
+  }
+  std::vector<Unit> units;
+  for (const auto& [path, members] : by_path) {
+    for (const bool trainable : {true, false}) {
+      Unit unit;
+      unit.name = (path.empty() ? "root" : path) + (trainable ? "" : " (frozen)");
+      unit.root = path.empty();
+      unit.trainable = trainable;
+      for (const auto i : members)
+        if (parameters[i].tensor.requires_grad() == trainable) unit.parameters.push_back(i);
+      if (!unit.parameters.empty()) units.push_back(std::move(unit));
+    }
+  }
+  return units;
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,58 @@
+#include "memory/buffer_pool.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace zero::memory {
+
+BufferPool::BufferPool(Allocate allocate, MemoryLedger& ledger, Purpose purpose)
+    : allocate_(std::move(allocate)), ledger_(ledger), purpose_(purpose) {}
+
+BufferPool::~BufferPool() {
+  for (const auto& owned : owned_) ledger_.book(Tier::Device, purpose_, -owned.bytes.numel());
+}
+
+at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
+  const auto bytes = numel * static_cast<std::int64_t>(at::elementSize(dtype));
+  Owned* best = nullptr;
+  for (auto& owned : owned_)
+    if (!owned.in_use && owned.bytes.numel() >= bytes && (best == nullptr || owned.bytes.numel() < best->bytes.numel()))
+      best = &owned;
+  if (best == nullptr) {
+    // An idle buffer that is too small makes room first: the pool then settles on the largest
+    // sizes in use at once, not on one buffer of each size seen.
+    for (auto it = owned_.begin(); it != owned_.end(); ++it) {
+      if (it->in_use) continue;
+      ledger_.book(Tier::Device, purpose_, -it->bytes.numel());
+      owned_.erase(it);
+      break;
+    }
+    owned_.push_back({allocate_(bytes, at::kByte), false});
+    ledger_.book(Tier::Device, purpose_, bytes);
+    best = &owned_.back();
+  }
+  best->in_use = true;
+  return best->bytes.narrow(0, 0, bytes).view(dtype);
+}
+
+void BufferPool::put(at::Tensor buffer) {
+  for (auto& owned : owned_) {
+    if (owned.bytes.storage().unsafeGetStorageImpl() == buffer.storage().unsafeGetStorageImpl() &&
+        owned.bytes.const_data_ptr() == buffer.const_data_ptr()) {
+      ZERO_CHECK(owned.in_use, "a buffer was given back twice");
+      owned.in_use = false;
+      return;
+    }
+  }
+  ZERO_CHECK(false, "a buffer was given back to a pool that does not own it");
+}
+
+void BufferPool::trim() {
+  std::erase_if(owned_, [&](const Owned& owned) {
+    if (!owned.in_use) ledger_.book(Tier::Device, purpose_, -owned.bytes.numel());
+    return !owned.in_use;
+  });
+}
+
+}  // namespace zero::memory

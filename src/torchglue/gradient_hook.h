@@ -1,0 +1,13 @@
+// Knowing when a parameter's gradient is final: libtorch's post-accumulate hook, which fires once
+// per backward after all contributions are summed, in the thread that called backward (CPU).
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+namespace zero::torchglue {
+
+// One hook per parameter; an empty function removes it. An exception leaves backward() unchanged.
+void set_gradient_hook(const at::Tensor& parameter, std::function<void()> hook);
+
+}  // namespace zero::torchglue

@@ -1,0 +1,32 @@
+// Catching the use of a parameter inside an unmodified module. A spare dispatch key in the
+// parameter's key set sends every operator that reads the parameter, or a view of it, through
+// one boxed fallback: forward, backward and recomputation alike. Knows tensors and listeners,
+// not what they are for.
+//
+// [Note: one fallback per process] The dispatcher takes one fallback per key. It is registered
+// when the first parameter is intercepted; listeners are found by the storage of the argument.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace zero::torchglue {
+
+class UseListener {
+ public:
+  virtual ~UseListener() = default;
+  // An operator is about to read the data of the parameters `tags[0..count)` (those of this
+  // listener). May make data appear; may throw: the exception reaches whoever called the operator.
+  virtual void before_use(const int* tags, int count, const char* op) = 0;
+  // The operator writes parameter `tag` in place.
+  virtual void before_write(int tag, const char* op) = 0;
+};
+
+// Puts the key on the parameter and registers its storage. The listener must outlive it or be
+// taken off with stop_intercepting(). Throws ConfigError when another copy of the library holds
+// the dispatch key.
+void intercept(const at::Tensor& parameter, UseListener* listener, int tag);
+void stop_intercepting(const at::Tensor& parameter);
+bool is_intercepted(const at::Tensor& parameter);
+
+}  // namespace zero::torchglue
