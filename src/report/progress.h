@@ -1,0 +1,52 @@
+// The progress line on stderr: one line, at most ten redraws a second, wiped before anything else
+// is written and at the end. Whether it may be drawn at all is progress_wanted() (terminal.h); a
+// disabled one passes log lines through and draws nothing.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace zero::report {
+
+class ProgressLine {
+ public:
+  struct Settings {
+    bool enabled = false;
+    bool dumb = false;    // wipe with spaces, not with an escape code
+    int columns = 80;     // the line never reaches the last column
+    bool utf8 = false;    // a finer bar
+    // Where bytes go (one call a write) and the clock in seconds; by default file descriptor 2
+    // and the steady clock.
+    std::function<void(std::string_view)> write;
+    std::function<double()> clock;
+  };
+  explicit ProgressLine(Settings settings);
+  ~ProgressLine();  // wipes
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  // `done` of `total` (0: unknown) units, with a text behind ("loss 3.24"). Cheap to call often.
+  // Rate and time left are of the last updates, not of the whole run. Any thread.
+  void update(std::int64_t done, std::int64_t total, std::string_view detail = {});
+  // Writes whole lines above the progress line; adds a missing newline. Any thread.
+  void print(std::string_view lines);
+  // Wipes the line for good.
+  void finish();
+
+ private:
+  void wipe();
+  std::string line() const;
+  Settings settings_;
+  std::mutex mutex_;
+  std::int64_t done_ = 0, total_ = 0;
+  std::string detail_;
+  std::size_t drawn_width_ = 0;
+  double drawn_at_ = -1e9;
+  double rate_at_ = -1;   // when rate_ was last taken
+  std::int64_t rate_done_ = 0;
+  double rate_ = 0;       // units a second; 0: not known
+};
+
+}  // namespace zero::report

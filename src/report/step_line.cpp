@@ -1,0 +1,56 @@
+// The two spellings of a step.
+#include "report/step_line.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "report/text.h"
+
+namespace zero::report {
+namespace {
+std::string print(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+std::string json_number(double value) { return std::isfinite(value) ? print("%.9g", value) : "null"; }
+}  // namespace
+
+std::string step_line(const StepRow& r) {
+  std::string s = "step " + std::to_string(r.step);
+  if (r.steps > 0) s += "/" + std::to_string(r.steps);
+  s += " loss " + print("%.5f", r.loss);
+  if (r.grad_norm) s += " grad_norm " + print("%.4f", *r.grad_norm);
+  if (r.lr) s += " lr " + print("%.1e", *r.lr);
+  if (r.loss_scale) s += " scale " + print("%.6g", *r.loss_scale);
+  if (r.skipped) s += " skipped " + std::to_string(*r.skipped);
+  if (r.memory_bytes) {
+    s += " mem " + human_bytes(*r.memory_bytes);
+    if (r.memory_limit_bytes && *r.memory_limit_bytes > 0)
+      s += print(" (%.0f%%)", 100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
+  }
+  if (r.tokens_per_s) s += print(" %.0f tok/s", *r.tokens_per_s);
+  if (r.comm_part) s += print(" comm %.0f%%", 100 * *r.comm_part);
+  if (r.io_part) s += print(" io %.0f%%", 100 * *r.io_part);
+  if (r.eta_seconds) s += " eta " + human_duration(*r.eta_seconds);
+  return s;
+}
+
+std::string step_json(const StepRow& r) {
+  std::string s = "{\"step\": " + std::to_string(r.step) + ", \"loss\": " + json_number(r.loss);
+  const auto add = [&](const char* name, const std::optional<double>& value, double factor = 1) {
+    if (value) s += std::string(", \"") + name + "\": " + json_number(*value * factor);
+  };
+  add("grad_norm", r.grad_norm);
+  add("lr", r.lr);
+  add("loss_scale", r.loss_scale);
+  if (r.skipped) s += ", \"skipped\": " + std::to_string(*r.skipped);
+  add("step_ms", r.step_seconds, 1000);
+  add("tokens_per_s", r.tokens_per_s);
+  if (r.memory_bytes) s += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
+  add("comm_part", r.comm_part);
+  add("io_part", r.io_part);
+  return s + "}";
+}
+
+}  // namespace zero::report

@@ -1,0 +1,27 @@
+// One training step as the plain line of `zero train` and as one JSON object of `--json`.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace zero::report {
+
+// What is not known is left out of the line and of the object.
+struct StepRow {
+  std::int64_t step = 0, steps = 0;  // steps 0: unknown
+  double loss = 0;
+  std::optional<double> grad_norm, lr, loss_scale;
+  std::optional<std::int64_t> skipped;       // steps skipped so far
+  std::optional<std::uint64_t> memory_bytes, memory_limit_bytes;
+  std::optional<double> step_seconds, tokens_per_s;
+  std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
+  std::optional<double> eta_seconds;
+};
+
+// step 14/300 loss 3.24405 grad_norm 0.8319 lr 3.0e-05 scale 65536 skipped 0 mem 9.46GiB (65%) 7282 tok/s ...
+std::string step_line(const StepRow& row);
+// {"step": 14, "loss": ..., "grad_norm": ..., "lr": ..., "loss_scale": ..., "step_ms": ..., ...}, one line
+// without its newline. Numbers that are not finite are null.
+std::string step_json(const StepRow& row);
+
+}  // namespace zero::report

@@ -1,0 +1,318 @@
+// The report layer's text: units, widths, tables that fit, the progress line, plots, step lines.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <zero/errors.h>
+
+#include "report/plot.h"
+#include "report/progress.h"
+#include "report/step_line.h"
+#include "report/table.h"
+#include "report/terminal.h"
+#include "report/text.h"
+
+namespace zero::report {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST(Text, HumanBytes) {
+  EXPECT_EQ(human_bytes(0), "0B");
+  EXPECT_EQ(human_bytes(1023), "1023B");
+  EXPECT_EQ(human_bytes(1024), "1.00KiB");
+  EXPECT_EQ(human_bytes(1536), "1.50KiB");
+  EXPECT_EQ(human_bytes((1ull << 20) - 1), "1.00MiB");
+  EXPECT_EQ(human_bytes(10157597000ull), "9.46GiB");
+  EXPECT_EQ(human_bytes(100ull << 30), "100GiB");
+  EXPECT_EQ(human_bytes(~0ull), "16.0EiB");
+}
+
+TEST(Text, HumanDurationAndCount) {
+  EXPECT_EQ(human_duration(0), "0us");
+  EXPECT_EQ(human_duration(0.00085), "850us");
+  EXPECT_EQ(human_duration(0.0131), "13ms");
+  EXPECT_EQ(human_duration(0.9996), "1.0s");
+  EXPECT_EQ(human_duration(59.96), "1m00s");
+  EXPECT_EQ(human_duration(190), "3m10s");
+  EXPECT_EQ(human_duration(3599.6), "1h00m");
+  EXPECT_EQ(human_duration(3725), "1h02m");
+  EXPECT_EQ(human_duration(86399.9), "1d00h");
+  EXPECT_EQ(human_duration(2 * 86400 + 3 * 3600), "2d03h");
+  EXPECT_EQ(human_duration(-1), "?");
+  EXPECT_EQ(human_duration(NAN), "?");
+  EXPECT_EQ(human_count(7), "7");
+  EXPECT_EQ(human_count(0.5), "0.50");
+  EXPECT_EQ(human_count(999.7), "1.00k");
+  EXPECT_EQ(human_count(29.5e6), "29.5M");
+}
+
+TEST(Text, WidthOfUtf8) {
+  EXPECT_EQ(display_width("abc"), 3u);
+  EXPECT_EQ(display_width("\u00e9"), 1u);
+  EXPECT_EQ(display_width("e\u0301"), 1u);
+  EXPECT_EQ(display_width("\ud55c\uad6d"), 4u);
+  EXPECT_EQ(display_width("\U0001f600"), 2u);
+  EXPECT_EQ(display_width("\xff\xfe"), 2u);
+  EXPECT_EQ(display_width("a\x1b[0m"), 4u);
+  EXPECT_EQ(prefix_of_width("\ud55c\uad6d", 3), "\ud55c");
+  EXPECT_EQ(fit("abcdef", 4), "abc\u2026");
+  EXPECT_EQ(fit("abcdef", 4, Align::Left, false), "ab..");
+  EXPECT_EQ(fit("\ud55c\uad6d\uc5b4", 4), "\ud55c\u2026 ");
+  EXPECT_EQ(fit("7", 3, Align::Right), "  7");
+  EXPECT_EQ(fit("abc", 1, Align::Left, false), "a");
+}
+
+TEST(Text, JsonQuote) {
+  EXPECT_EQ(json_quote("a\"b\\c\n\x01"), "\"a\\\"b\\\\c\\n\\u0001\"");
+  EXPECT_EQ(json_quote("\xff\u00e9"), "\"\ufffd\u00e9\"");
+}
+
+Table sample() {
+  Table t({{"stage", Align::Right}, {"what it does", Align::Left, Column::Narrow::Wrap}, {"bytes", Align::Right}});
+  t.row({"0", "everything is replicated on every rank", "1024"});
+  t.row({"3", "\ud30c\ub77c\ubbf8\ud130 sharded", "8"});
+  return t;
+}
+
+TEST(Table, AlignsByWidthNotByBytes) {
+  EXPECT_EQ(sample().render(80),
+            "stage  what it does                            bytes\n"
+            "    0  everything is replicated on every rank   1024\n"
+            "    3  \ud30c\ub77c\ubbf8\ud130 sharded                            8\n");
+}
+
+TEST(Table, EveryLineFits) {
+  for (std::size_t columns : {30u, 36u, 44u, 52u, 80u}) {
+    const std::string text = sample().render(columns);
+    for (const std::string& line : lines_of(text)) EXPECT_LE(display_width(line), columns) << text;
+    EXPECT_NE(text.find("1024"), std::string::npos) << "numbers are never cut";
+    std::string words;
+    for (char c : text)
+      if (c != ' ' && c != '\n') words += c;
+    if (columns >= 52) continue;
+    EXPECT_GT(lines_of(text).size(), 3u) << "wrapped";
+  }
+}
+
+TEST(Table, CutColumnsAndRules) {
+  Table t({{"name", Align::Left, Column::Narrow::Cut, 6}, {"n", Align::Right}});
+  t.row({"a-rather-long-name", "1"});
+  t.rule();
+  t.row({"sum", "1"});
+  EXPECT_EQ(t.render(12), "name       n\na-rathe..  1\n------------\nsum        1\n");
+}
+
+TEST(Table, TooNarrowBecomesRecords) {
+  Table t({{"left", Align::Left}, {"right", Align::Right}});
+  t.row({"aaaaaaaaaaaa", "123456789"});
+  t.row({"b", "2"});
+  EXPECT_EQ(t.render(20), "left   aaaaaaaaaaaa\nright  123456789\n\nleft   b\nright  2\n");
+}
+
+TEST(Table, WrapBreaksLongWords) {
+  EXPECT_EQ(wrap("ab cdefghij k", 4), (std::vector<std::string>{"ab", "cdef", "ghij", "k"}));
+  EXPECT_EQ(wrap("", 4), std::vector<std::string>{""});
+}
+
+struct Screen {
+  std::string bytes;
+  std::vector<std::string> writes;
+  double now = 100;
+  ProgressLine::Settings settings(bool dumb = false) {
+    ProgressLine::Settings s;
+    s.enabled = true;
+    s.dumb = dumb;
+    s.columns = 60;
+    s.write = [this](std::string_view b) { writes.emplace_back(b); bytes += b; };
+    s.clock = [this] { return now; };
+    return s;
+  }
+  // What a terminal would show after all bytes: the lines above, and the current line.
+  std::vector<std::string> shown() const {
+    std::vector<std::string> lines{""};
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      if (bytes.compare(i, 3, "\033[K") == 0) {
+        lines.back().resize(at);
+        i += 2;
+      } else if (bytes[i] == '\r') {
+        at = 0;
+      } else if (bytes[i] == '\n') {
+        lines.emplace_back();
+        at = 0;
+      } else {
+        if (at < lines.back().size()) lines.back()[at] = bytes[i];
+        else lines.back() += bytes[i];
+        ++at;
+      }
+    }
+    return lines;
+  }
+};
+
+TEST(Progress, AtMostTenRedrawsASecond) {
+  Screen screen;
+  ProgressLine p(screen.settings());
+  for (int i = 0; i < 1000; ++i) {
+    screen.now = 100 + i * 0.001;
+    p.update(i, 1000);
+  }
+  EXPECT_LE(screen.writes.size(), 10u);
+  EXPECT_GE(screen.writes.size(), 9u);
+}
+
+TEST(Progress, ShowsRateAndTimeLeft) {
+  Screen screen;
+  ProgressLine p(screen.settings());
+  for (int i = 0; i <= 20; ++i) {
+    screen.now = 100 + i * 0.5;  // two a second
+    p.update(i, 40, "loss 3.2");
+  }
+  EXPECT_EQ(screen.shown().back(), "[##########..........] 20/40 50% 2/s eta 10.0s loss 3.2");
+}
+
+TEST(Progress, WipedBeforeLogLinesAndAtTheEnd) {
+  for (bool dumb : {false, true}) {
+    Screen screen;
+    {
+      ProgressLine p(screen.settings(dumb));
+      p.update(1, 10);
+      p.print("a log line");
+      screen.now += 1;
+      p.update(2, 10);
+      p.print("another\n");
+      screen.now += 1;
+      p.update(3, 10, "x");
+    }
+    std::vector<std::string> lines = screen.shown();
+    for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
+    EXPECT_EQ(lines, (std::vector<std::string>{"a log line", "another", ""})) << dumb;
+    if (dumb) { EXPECT_EQ(screen.bytes.find('\033'), std::string::npos); }
+  }
+}
+
+TEST(Progress, NeverReachesTheLastColumnAndDisabledDrawsNothing) {
+  Screen screen;
+  ProgressLine p(screen.settings());
+  p.update(1, 10, std::string(200, 'x'));
+  EXPECT_EQ(screen.shown().back().size(), 59u);
+  Screen silent;
+  ProgressLine::Settings off = silent.settings();
+  off.enabled = false;
+  ProgressLine q(off);
+  q.update(1, 10);
+  q.print("line");
+  q.finish();
+  EXPECT_EQ(silent.bytes, "line\n");
+}
+
+TEST(Progress, OnlyRankZeroOnATerminal) {
+  Terminal tty;
+  tty.tty = true;
+  EXPECT_TRUE(progress_wanted(tty, 0, Choice::Auto, false, false));
+  EXPECT_FALSE(progress_wanted(tty, 1, Choice::Always, false, false));
+  EXPECT_FALSE(progress_wanted(tty, 0, Choice::Always, true, false));
+  EXPECT_FALSE(progress_wanted(tty, 0, Choice::Always, false, true));
+  EXPECT_FALSE(progress_wanted(tty, 0, Choice::Never, false, false));
+  EXPECT_FALSE(progress_wanted(Terminal{}, 0, Choice::Always, false, false)) << "no escape code reaches a file";
+  tty.dumb = true;
+  EXPECT_FALSE(progress_wanted(tty, 0, Choice::Auto, false, false));
+  EXPECT_TRUE(progress_wanted(tty, 0, Choice::Always, false, false));
+}
+
+TEST(Terminal, EnvironmentDecides) {
+  setenv("COLUMNS", "133", 1);
+  setenv("LC_ALL", "ko_KR.UTF-8", 1);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  Terminal t = describe_terminal(ends[1]);
+  EXPECT_EQ(t.columns, 133);
+  EXPECT_TRUE(t.utf8);
+  EXPECT_FALSE(t.tty);
+  EXPECT_FALSE(t.color);
+  EXPECT_TRUE(describe_terminal(ends[1], Choice::Always).color);
+  setenv("LC_ALL", "C", 1);
+  setenv("COLUMNS", "nonsense", 1);
+  EXPECT_FALSE(describe_terminal(ends[1]).utf8);
+  EXPECT_EQ(describe_terminal(ends[1]).columns, 80);
+}
+
+TEST(Plot, AsciiGolden) {
+  PlotSettings s;
+  s.columns = 20;
+  s.height = 4;
+  s.title = "loss";
+  s.x_name = "step";
+  EXPECT_EQ(line_plot({{"loss", {3, 2, 1, 0}, {}}}, s),
+            "loss\n"
+            "  3 |***\n"
+            "    |   *****\n"
+            "1.5 |        *****\n"
+            "  0 |             **\n"
+            "    +---------------\n"
+            "     0    step     3\n");
+}
+
+TEST(Plot, BrailleFollowsTheValues) {
+  PlotSettings s;
+  s.columns = 30;
+  s.height = 5;
+  s.utf8 = true;
+  std::vector<double> y;
+  for (int i = 0; i < 200; ++i) y.push_back(std::exp(-i / 40.0));
+  const std::vector<std::string> lines = lines_of(line_plot({{"loss", y, {}}}, s));
+  ASSERT_EQ(lines.size(), 7u);
+  for (const std::string& line : lines) EXPECT_LE(display_width(line), 30u);
+  // It falls: the first line's marks stand left of the last one's.
+  const auto first_mark = [](const std::string& line) {
+    const std::size_t bar = line.find("\u2502") + 3;
+    return line.find_first_not_of(' ', bar) - bar;
+  };
+  EXPECT_EQ(first_mark(lines[0]), 0u);
+  EXPECT_GT(first_mark(lines[4]), 5u);
+  EXPECT_EQ(lines[0].find("1 \u2502"), lines[0].find("\u2502") - 2);
+}
+
+TEST(Plot, GapsSeveralSeriesAndNothing) {
+  PlotSettings s;
+  s.columns = 30;
+  s.height = 3;
+  const std::string two = line_plot({{"a", {1, 1, 1}, {}}, {"b", {2, NAN, 2}, {}}}, s);
+  EXPECT_NE(two.find("* a   + b"), std::string::npos) << two;
+  EXPECT_EQ(std::count(two.begin(), two.end(), '+'), 2 + 1 + 1) << "two points, a corner, a name; no line across NaN";
+  EXPECT_EQ(line_plot({}, s), "(nothing to plot)\n");
+  EXPECT_EQ(line_plot({{"a", {NAN, INFINITY}, {}}}, s), "(nothing to plot)\n");
+  EXPECT_NE(line_plot({{"a", {5}, {}}}, s).find('*'), std::string::npos);
+  EXPECT_THROW(line_plot({{"a", {5}, {1, 2}}}, s), InternalError);
+}
+
+TEST(StepLine, TheDocumentedForm) {
+  StepRow r;
+  r.step = 14, r.steps = 300, r.loss = 3.24405, r.grad_norm = 0.8319, r.lr = 3e-5, r.loss_scale = 65536, r.skipped = 0;
+  r.memory_bytes = 10157597000ull, r.memory_limit_bytes = 15627072000ull, r.tokens_per_s = 7282;
+  r.comm_part = 0.12, r.io_part = 0, r.eta_seconds = 190, r.step_seconds = 0.25;
+  EXPECT_EQ(step_line(r),
+            "step 14/300 loss 3.24405 grad_norm 0.8319 lr 3.0e-05 scale 65536 skipped 0 mem 9.46GiB (65%) 7282 tok/s "
+            "comm 12% io 0% eta 3m10s");
+  EXPECT_EQ(step_json(r),
+            "{\"step\": 14, \"loss\": 3.24405, \"grad_norm\": 0.8319, \"lr\": 3e-05, \"loss_scale\": 65536, \"skipped\": 0, "
+            "\"step_ms\": 250, \"tokens_per_s\": 7282, \"memory_bytes\": 10157597000, \"comm_part\": 0.12, \"io_part\": 0}");
+  StepRow bare;
+  bare.loss = NAN;
+  EXPECT_EQ(step_line(bare), "step 0 loss nan");
+  EXPECT_EQ(step_json(bare), "{\"step\": 0, \"loss\": null}");
+}
+
+}  // namespace
+}  // namespace zero::report
