@@ -1,0 +1,191 @@
+// The element-wise kernels, written once over fp32 vectors and compiled for every SIMD target of
+// simd_targets.h. A tail runs through the same vector code on a padded copy, so it has the same
+// bits. No threads and no argument checks here (kernels.cpp). Build with -ffp-contract=off.
+#include "base/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "base/kernels_simd.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "base/kernels_simd.h"
+#include "base/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::base {
+namespace HWY_NAMESPACE {
+
+template <Dtype kIn>
+HWY_INLINE const Stored<kIn>* part_at(const void* part, std::int64_t offset) {
+  return static_cast<const Stored<kIn>*>(part) + offset;
+}
+
+template <Dtype kOut, Dtype kIn>
+void sum_parts_of(void* out, const void* const* parts, int num_parts, std::int64_t offset, std::int64_t numel) {
+  const Floats d;
+  constexpr std::int64_t kLanes = lanes(Floats());
+  auto* to = static_cast<Stored<kOut>*>(out) + offset;
+  std::int64_t i = 0;
+  // Four vectors at a time, so that the loop over the parts is paid once for all of them.
+  for (; i + 4 * kLanes <= numel; i += 4 * kLanes) {
+    const auto* first = part_at<kIn>(parts[0], offset + i);
+    auto s0 = load<kIn>(d, first), s1 = load<kIn>(d, first + kLanes);
+    auto s2 = load<kIn>(d, first + 2 * kLanes), s3 = load<kIn>(d, first + 3 * kLanes);
+    for (int p = 1; p < num_parts; ++p) {
+      const auto* next = part_at<kIn>(parts[p], offset + i);
+      s0 = hn::Add(s0, load<kIn>(d, next));
+      s1 = hn::Add(s1, load<kIn>(d, next + kLanes));
+      s2 = hn::Add(s2, load<kIn>(d, next + 2 * kLanes));
+      s3 = hn::Add(s3, load<kIn>(d, next + 3 * kLanes));
+    }
+    store<kOut>(d, s0, to + i);
+    store<kOut>(d, s1, to + i + kLanes);
+    store<kOut>(d, s2, to + i + 2 * kLanes);
+    store<kOut>(d, s3, to + i + 3 * kLanes);
+  }
+  for (; i < numel; i += kLanes) {
+    const auto count = HWY_MIN(kLanes, numel - i);
+    auto sum = load_some<kIn>(d, part_at<kIn>(parts[0], offset + i), count);
+    for (int p = 1; p < num_parts; ++p) sum = hn::Add(sum, load_some<kIn>(d, part_at<kIn>(parts[p], offset + i), count));
+    store_some<kOut>(d, sum, to + i, count);
+  }
+}
+
+template <Dtype kAcc, Dtype kIn>
+void accumulate_of(void* acc, const void* in, std::int64_t numel) {
+  const Floats d;
+  constexpr std::int64_t kLanes = lanes(Floats());
+  auto* to = static_cast<Stored<kAcc>*>(acc);
+  const auto* from = static_cast<const Stored<kIn>*>(in);
+  std::int64_t i = 0;
+  for (; i + kLanes <= numel; i += kLanes)
+    store<kAcc>(d, hn::Add(load<kAcc>(d, to + i), load<kIn>(d, from + i)), to + i);
+  if (const auto count = numel - i; count > 0)
+    store_some<kAcc>(d, hn::Add(load_some<kAcc>(d, to + i, count), load_some<kIn>(d, from + i, count)), to + i, count);
+}
+
+template <Dtype kDtype>
+void scale_of(void* data, float factor, std::int64_t numel) {
+  const Floats d;
+  constexpr std::int64_t kLanes = lanes(Floats());
+  auto* to = static_cast<Stored<kDtype>*>(data);
+  const auto by = hn::Set(d, factor);
+  std::int64_t i = 0;
+  for (; i + kLanes <= numel; i += kLanes) store<kDtype>(d, hn::Mul(load<kDtype>(d, to + i), by), to + i);
+  if (const auto count = numel - i; count > 0)
+    store_some<kDtype>(d, hn::Mul(load_some<kDtype>(d, to + i, count), by), to + i, count);
+}
+
+// A product of two fp32 values is exact in fp64, so a multiply-add and its two halves agree.
+template <Dtype kIn>
+void sum_of_squares_of(const void* in, std::int64_t numel, double* sums) {
+  using simd::kSquareLanes;
+  const hn::ScalableTag<double> d64;
+  const hn::Rebind<float, decltype(d64)> d32;
+  constexpr int kLanes = static_cast<int>(lanes(hn::ScalableTag<double>()));
+  constexpr int kVectors = kSquareLanes / kLanes;
+  hn::Vec<decltype(d64)> sum[kVectors];
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors; ++k) sum[k] = hn::LoadU(d64, sums + k * kLanes);
+  const auto* from = static_cast<const Stored<kIn>*>(in);
+  Stored<kIn> padded[kSquareLanes] = {};
+  for (std::int64_t i = 0; i < numel; i += kSquareLanes) {
+    const auto* row = from + i;
+    if (numel - i < kSquareLanes) {
+      std::memcpy(padded, row, static_cast<std::size_t>(numel - i) * sizeof *row);
+      row = padded;
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < kVectors; ++k) {
+      const auto x = hn::PromoteTo(d64, load<kIn>(d32, row + k * kLanes));
+      sum[k] = hn::Add(sum[k], hn::Mul(x, x));
+    }
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors; ++k) hn::StoreU(sum[k], d64, sums + k * kLanes);
+}
+
+template <Dtype kOut>
+void sum_parts_to(void* out, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset, std::int64_t numel) {
+  switch (in_dtype) {
+    case Dtype::F32: return sum_parts_of<kOut, Dtype::F32>(out, parts, num_parts, offset, numel);
+    case Dtype::BF16: return sum_parts_of<kOut, Dtype::BF16>(out, parts, num_parts, offset, numel);
+    case Dtype::F16: return sum_parts_of<kOut, Dtype::F16>(out, parts, num_parts, offset, numel);
+  }
+}
+
+void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
+               std::int64_t numel) {
+  switch (out_dtype) {
+    case Dtype::F32: return sum_parts_to<Dtype::F32>(out, parts, num_parts, in_dtype, offset, numel);
+    case Dtype::BF16: return sum_parts_to<Dtype::BF16>(out, parts, num_parts, in_dtype, offset, numel);
+    case Dtype::F16: return sum_parts_to<Dtype::F16>(out, parts, num_parts, in_dtype, offset, numel);
+  }
+}
+
+template <Dtype kAcc>
+void accumulate_to(void* acc, const void* in, Dtype in_dtype, std::int64_t numel) {
+  switch (in_dtype) {
+    case Dtype::F32: return accumulate_of<kAcc, Dtype::F32>(acc, in, numel);
+    case Dtype::BF16: return accumulate_of<kAcc, Dtype::BF16>(acc, in, numel);
+    case Dtype::F16: return accumulate_of<kAcc, Dtype::F16>(acc, in, numel);
+  }
+}
+
+void accumulate(void* acc, Dtype acc_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
+  switch (acc_dtype) {
+    case Dtype::F32: return accumulate_to<Dtype::F32>(acc, in, in_dtype, numel);
+    case Dtype::BF16: return accumulate_to<Dtype::BF16>(acc, in, in_dtype, numel);
+    case Dtype::F16: return accumulate_to<Dtype::F16>(acc, in, in_dtype, numel);
+  }
+}
+
+void scale(void* data, Dtype dtype, float factor, std::int64_t numel) {
+  switch (dtype) {
+    case Dtype::F32: return scale_of<Dtype::F32>(data, factor, numel);
+    case Dtype::BF16: return scale_of<Dtype::BF16>(data, factor, numel);
+    case Dtype::F16: return scale_of<Dtype::F16>(data, factor, numel);
+  }
+}
+
+void sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, double* sums) {
+  switch (in_dtype) {
+    case Dtype::F32: return sum_of_squares_of<Dtype::F32>(in, numel, sums);
+    case Dtype::BF16: return sum_of_squares_of<Dtype::BF16>(in, numel, sums);
+    case Dtype::F16: return sum_of_squares_of<Dtype::F16>(in, numel, sums);
+  }
+}
+
+std::int64_t target() { return HWY_TARGET; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace zero::base
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::base {
+HWY_EXPORT(sum_parts);
+HWY_EXPORT(accumulate);
+HWY_EXPORT(scale);
+HWY_EXPORT(sum_of_squares);
+HWY_EXPORT(target);
+
+namespace simd {
+
+void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
+               std::int64_t numel) {
+  HWY_DYNAMIC_DISPATCH(sum_parts)(out, out_dtype, parts, num_parts, in_dtype, offset, numel);
+}
+void accumulate(void* acc, Dtype acc_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
+  HWY_DYNAMIC_DISPATCH(accumulate)(acc, acc_dtype, in, in_dtype, numel);
+}
+void scale(void* data, Dtype dtype, float factor, std::int64_t numel) { HWY_DYNAMIC_DISPATCH(scale)(data, dtype, factor, numel); }
+void sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, double* sums) {
+  HWY_DYNAMIC_DISPATCH(sum_of_squares)(in, in_dtype, numel, sums);
+}
+std::int64_t supported_targets() { return hwy::SupportedTargets() & HWY_TARGETS; }
+std::int64_t chosen_target() { return HWY_DYNAMIC_DISPATCH(target)(); }
+
+}  // namespace simd
+}  // namespace zero::base
+#endif
