@@ -1,6 +1,7 @@
 # Imported targets for an unpacked libtorch wheel, without find_package(Torch) and without a
 # CUDA toolkit:
 #   torch::cpu        libtorch_cpu + libc10
+#   torch::gomp       the wheel's OpenMP run time
 #   torch::gloo       torch::cpu plus gloo's headers (headers only: never link a libgloo beside it)
 #   torch::cuda_impl  for the CUDA plug-in only; exists if the toolkit's headers, libtorch_cuda and
 #                     an NCCL library are found
@@ -29,6 +30,13 @@ target_link_libraries(torch::cpu INTERFACE
   "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so" "${ZERO_TORCH_DIR}/lib/libc10.so" pthread)
 target_link_options(torch::cpu INTERFACE
   "LINKER:-rpath-link,${ZERO_TORCH_DIR}/lib" "LINKER:-rpath-link,${_site}/nvidia/cu13/lib")
+
+# OpenMP's run time is the wheel's, so that there is one of it in the process; the compiler's own
+# library of that name is only a stand-in for the linker.
+if(NOT TARGET torch::gomp)
+  add_library(torch::gomp INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(torch::gomp INTERFACE "${ZERO_TORCH_DIR}/lib/libgomp.so.1")
+endif()
 
 find_path(ZERO_GLOO_INCLUDE gloo/context.h DOC "Folder that has gloo/context.h (libgloo-dev)")
 if(ZERO_GLOO_INCLUDE)

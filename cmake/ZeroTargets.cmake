@@ -5,7 +5,6 @@
 #       with LAYERS it links just those layers' objects, else the whole library
 #
 # TORCH targets share one precompiled <torch/torch.h>; the others never see torch's headers.
-find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(GTest QUIET)
 
 file(WRITE ${CMAKE_BINARY_DIR}/empty.cpp "// A layer without sources yet.\n")
@@ -49,7 +48,7 @@ function(zero_test name)
     foreach(layer ${ARG_LAYERS})
       target_sources(${name} PRIVATE $<TARGET_OBJECTS:zero_${layer}>)
     endforeach()
-    target_link_libraries(${name} PRIVATE OpenMP::OpenMP_CXX hwy xxhash ${CMAKE_DL_LIBS})
+    target_link_libraries(${name} PRIVATE torch::gomp hwy xxhash ${CMAKE_DL_LIBS})
   elseif(ARG_TORCH)
     target_link_libraries(${name} PRIVATE zero)
   else()

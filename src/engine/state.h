@@ -98,6 +98,7 @@ class State final : public torchglue::UseListener {
   void attach();
 
   // interception
+  void begin_forward();
   void before_use(const int* tags, int count, const char* op) override;
   void before_write(int tag, const char* op) override;
 

@@ -1,0 +1,48 @@
+// Training a problem under the engine, and without it: what the parity tests compare.
+#pragma once
+#include <zero/zero.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "parity/problems.h"
+
+namespace zero::test {
+
+struct Run {
+  std::vector<double> losses;  // mean over ranks and micro-batches, one a step
+  std::vector<double> norms;
+  std::string hash;
+  std::map<std::string, at::Tensor> masters;
+  std::vector<CommStats> stats;  // of the last step, by rank
+  int overflows = 0;
+};
+
+struct Setup {
+  std::string problem = "gpt";
+  int world = 2, stage = 3, steps = 20, accumulation = 1;
+  std::string recipe = "fp32";   // fp32, bf16, fp16
+  double clip = 0;
+  bool prefetch = true;
+  std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05}})";
+  std::string extra;  // further top-level keys, each with a leading comma
+};
+
+std::string json_of(const Setup& setup);
+at::ScalarType dtype_of(const Setup& setup);
+
+// One rank's training; called with a communicator of the setup's world.
+Run train_rank(const Setup& setup, const std::shared_ptr<Communicator>& comm);
+// Ranks as threads; rank 0's Run with all ranks' stats.
+Run train_threads(const Setup& setup, const ThreadFaults& faults = {});
+
+// A single-process loop without libzero: one replica a rank, gradients summed in rank order in
+// fp32, clipped, libtorch's fused AdamW. What data-parallel training has to equal.
+Run train_plain(const Setup& setup);
+
+// The largest |a-b| / (|b| + floor) over all parameters.
+double distance(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, double floor = 1e-3);
+bool equal_bits(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, std::string* first = nullptr);
+
+}  // namespace zero::test
