@@ -88,7 +88,7 @@ at::Tensor ParamGroup::own_part(const at::Tensor& whole) const {
 void ParamGroup::point_members_into(const at::Tensor& flat) {
   const auto size = static_cast<std::int64_t>(flat.element_size());
   for (std::size_t i = 0; i < members_.size(); ++i)
-    torchglue::gather_storage(members_[i].tensor, flat, layout_.parameter_offset(i) * size);
+    torchglue::gather_storage(storages_[i], flat, layout_.parameter_offset(i) * size);
 }
 
 std::uint64_t ParamGroup::adopt(bool broadcast) {
@@ -111,6 +111,7 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
     tensor.set_data(sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, parameters_.device())
                              : torchglue::alias(parameters_, layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
   }
+  for (const auto& member : members_) storages_.push_back(member.tensor.storage());
   if (sharded_) {
     residency_ = Residency::Gathered;  // so that release() sets the guard
     release();
@@ -125,8 +126,8 @@ void ParamGroup::abandon() {
     } catch (const std::exception&) {
       // A gather in flight failed with its communicator: the data are gone either way.
     }
-    for (const auto& member : members_)
-      torchglue::release_storage(member.tensor, "parameter " + member.name + " is sharded and its Engine is gone");
+    for (std::size_t i = 0; i < storages_.size(); ++i)
+      torchglue::release_storage(storages_[i], "parameter " + members_[i].name + " is sharded and its Engine is gone");
   }
 }
 
@@ -152,11 +153,10 @@ void ParamGroup::release() {
     gather_work_->wait();
     gather_work_.reset();
   }
-  for (const auto& member : members_)
-    torchglue::release_storage(member.tensor,
-                               "parameter " + member.name + " (group " + name_ +
-                                   ") was read past the dispatcher while it is sharded. Hint: open engine.gathered_parameters() "
-                                   "around code that takes raw pointers.");
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    torchglue::release_storage(storages_[i], "parameter " + members_[i].name + " (group " + name_ +
+                                                 ") was read past the dispatcher while it is sharded. Hint: open "
+                                                 "engine.gathered_parameters() around code that takes raw pointers.");
   if (gathered_.defined()) context_.gather_pool->put(std::move(gathered_));
   gathered_ = at::Tensor();
   residency_ = Residency::Sharded;

@@ -60,6 +60,7 @@ class ParamGroup {
   bool trainable() const { return trainable_; }
   const memory::ShardLayout& layout() const { return layout_; }
   const std::vector<ModelParameter>& members() const { return members_; }
+  const c10::Storage& storage(std::size_t i) const { return storages_[i]; }
 
   // --- parameters ---
   bool rests_sharded() const { return sharded_; }
@@ -117,6 +118,9 @@ class ParamGroup {
   std::string name_;
   bool root_, trainable_, sharded_;
   std::vector<ModelParameter> members_;
+  // The members' storages, for life: should a tensor be replaced behind the engine (module.to),
+  // its new storage must not be touched.
+  std::vector<c10::Storage> storages_;
   memory::ShardLayout layout_;
   Owned owned_{};
   std::int64_t shard_begin_;  // of this rank's shard in the flat vector

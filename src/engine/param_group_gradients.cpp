@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "engine/param_group.h"
-#include "torchglue/allocation_observer.h"
 
 namespace zero::engine {
 namespace {
@@ -58,7 +57,6 @@ bool ParamGroup::take_gradient(std::size_t i) {
     bool add = !first_ || again;
     if (context_.stage >= 2) {
       if (!reduce_input_.defined()) {
-        torchglue::AllocationObserver::Pause pause;
         reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
         zero_gaps(reduce_input_, layout_);
       }
@@ -88,7 +86,6 @@ std::vector<std::string> ParamGroup::flush_missing() {
     if (context_.direct_gradients) continue;
     if (context_.stage >= 2) {
       if (!reduce_input_.defined()) {
-        torchglue::AllocationObserver::Pause pause;
         reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
         zero_gaps(reduce_input_, layout_);
       }
@@ -103,7 +100,6 @@ std::vector<std::string> ParamGroup::flush_missing() {
 
 void ParamGroup::begin_reduce() {
   if (!trainable_ || context_.direct_gradients || layout_.padded_numel() == 0) return;
-  torchglue::AllocationObserver::Pause pause;
   const auto wire = context_.recipe.wire;
   if (context_.stage >= 2) {
     const bool straight = first_ && context_.recipe.gradient == wire;

@@ -21,6 +21,13 @@ std::string State::where(const char* what) const {
 
 // --- interception -----------------------------------------------------------------------------
 
+void State::begin_forward() {
+  if (in_forward_ || in_backward_) return;
+  in_forward_ = true;
+  base::status_page().set_step(global_steps_, static_cast<int>(micro_step_));
+  base::status_page().set_phase(base::StatusPhase::Forward);
+}
+
 void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
   if (stage_ < 3) return;
@@ -237,7 +244,7 @@ void State::fail_numerically(std::int64_t in_a_row) {
 void State::reset_peak_memory() {
   gather_pool_->trim();
   reduce_pool_->trim();
-  ledger_.reset_peak();
+  ledger_->reset_peak();
 }
 
 }  // namespace zero::engine

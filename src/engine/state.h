@@ -39,7 +39,7 @@ class State final : public torchglue::UseListener {
   void backward(const at::Tensor& loss);
   StepResult step();
   bool at_boundary() const;
-  MemoryReport memory() const { return ledger_.report(); }
+  MemoryReport memory() const { return ledger_->report(); }
   void reset_peak_memory();
 
   void begin_gathered(bool modify);
@@ -122,7 +122,8 @@ class State final : public torchglue::UseListener {
   int stage_;
   std::int64_t accumulation_ = 1, micro_batch_ = 1;
   Recipe recipe_;
-  mutable memory::MemoryLedger ledger_;
+  // Shared with blocks of memory that outlive this State.
+  std::shared_ptr<memory::MemoryLedger> ledger_ = std::make_shared<memory::MemoryLedger>();
   std::unique_ptr<memory::BufferPool> gather_pool_, reduce_pool_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;

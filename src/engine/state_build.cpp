@@ -67,9 +67,12 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 
     optimizer_ = std::make_unique<optim::ShardedOptimizer>(settings_.optimizer, settings_.schedule, settings_.parameter_groups);
     scaler_ = std::make_unique<optim::LossScaler>(settings_);
-    const auto allocate = [this](std::int64_t numel, at::ScalarType dtype) { return comm_->allocate(numel, dtype); };
-    gather_pool_ = std::make_unique<memory::BufferPool>(allocate, ledger_, memory::Purpose::GatherBuffers);
-    reduce_pool_ = std::make_unique<memory::BufferPool>(allocate, ledger_, memory::Purpose::ReduceBuffers);
+    const auto allocate = [this](std::int64_t numel, at::ScalarType dtype) {
+      torchglue::AllocationObserver::Pause pause;  // the pools book their own
+      return comm_->allocate(numel, dtype);
+    };
+    gather_pool_ = std::make_unique<memory::BufferPool>(allocate, *ledger_, memory::Purpose::GatherBuffers);
+    reduce_pool_ = std::make_unique<memory::BufferPool>(allocate, *ledger_, memory::Purpose::ReduceBuffers);
 
     auto parameters = find_parameters(*model_, settings_);
     const auto units = find_units(parameters, settings_.unit_min_numel);
@@ -79,7 +82,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.stage = stage_;
     context.recipe = recipe_;
     context.comm = comm_.get();
-    context.ledger = &ledger_;
+    context.ledger = ledger_.get();
     context.gather_pool = gather_pool_.get();
     context.reduce_pool = reduce_pool_.get();
     context.num_slots = optimizer_->num_slots();
@@ -105,9 +108,10 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 
 State::~State() {
   for (const auto& member : members_) {
-    const auto& tensor = groups_[static_cast<std::size_t>(member.group)]->members()[member.index].tensor;
+    const auto& group = *groups_[static_cast<std::size_t>(member.group)];
+    const auto& tensor = group.members()[member.index].tensor;
     torchglue::set_gradient_hook(tensor, nullptr);
-    torchglue::stop_intercepting(tensor);
+    torchglue::stop_intercepting(tensor, group.storage(member.index));
   }
   for (const auto& group : groups_) group->abandon();
 }
@@ -178,7 +182,7 @@ void State::adopt_buffers() {
       comm_->broadcast(flat, 0)->wait();
       buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
     }
-    ledger_.book(memory::Tier::Device, memory::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
+    ledger_->book(memory::Tier::Device, memory::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
   }
 }
 
@@ -205,7 +209,7 @@ void State::attach() {
     if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
   });
   observer_ = std::make_unique<torchglue::AllocationObserver>(
-      [this](long bytes) { ledger_.book(memory::Tier::Device, memory::Purpose::Activations, bytes); });
+      [ledger = ledger_](std::int64_t bytes) { ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes); });
 }
 
 }  // namespace zero::engine

@@ -1,67 +1,87 @@
 #include "torchglue/allocation_observer.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 
-#include <algorithm>
-#include <vector>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <utility>
 
 namespace zero::torchglue {
 namespace {
 
-using Report = std::function<void(long)>;
-
-// What libtorch asks on every allocation of this thread.
-struct Listener final : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    for (const auto* report : reports) (*report)(static_cast<long>(bytes));
+// Where a thread's allocations are reported. Every counted block holds a reference.
+struct Account {
+  std::function<void(std::int64_t)> report;
+  std::atomic<std::int64_t> references{1};
+  void drop() {
+    if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
-  bool memoryProfilingEnabled() const override { return !paused; }
-  std::vector<const Report*> reports;
-  bool paused = false;
 };
 
-// One listener a thread, installed while at least one observer lives.
-thread_local std::shared_ptr<Listener> listener;
+thread_local Account* current = nullptr;
+
+// Stands before every block: libtorch asserts that a block's pointer is its context.
+struct Header {
+  std::size_t bytes;
+  Account* account;
+};
+constexpr std::size_t kHeader = 64;  // keeps libtorch's alignment
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
+    auto* raw = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
+    const Header header{bytes, current};
+    if (header.account != nullptr) {
+      header.account->references.fetch_add(1, std::memory_order_relaxed);
+      header.account->report(static_cast<std::int64_t>(bytes));
+    }
+    std::memcpy(raw, &header, sizeof header);
+    return {raw + kHeader, raw + kHeader, &free_block, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* dest, const void* source, std::size_t count) const override { default_copy_data(dest, source, count); }
+
+ private:
+  static void free_block(void* data) {
+    if (data == nullptr) return;
+    auto* raw = static_cast<char*>(data) - kHeader;
+    Header header;
+    std::memcpy(&header, raw, sizeof header);
+    c10::free_cpu(raw);
+    if (header.account == nullptr) return;
+    header.account->report(-static_cast<std::int64_t>(header.bytes));
+    header.account->drop();
+  }
+};
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static auto* allocator = new CountingAllocator;  // blocks may be freed after other statics are gone
+    c10::SetCPUAllocator(allocator, /*priority=*/1);
+  });
+}
 
 }  // namespace
 
-struct AllocationObserver::State {
-  Report report;
-  std::shared_ptr<Listener> listener;
-};
-
-AllocationObserver::AllocationObserver(std::function<void(long)> report) : state_(std::make_shared<State>()) {
-  state_->report = std::move(report);
-  if (!listener) {
-    listener = std::make_shared<Listener>();
-    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, listener);
-  }
-  state_->listener = listener;
-  listener->reports.push_back(&state_->report);
+AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report) : before_(current) {
+  install();
+  auto* account = new Account;
+  account->report = std::move(report);
+  account_ = current = account;
 }
 
 AllocationObserver::~AllocationObserver() {
-  std::erase(state_->listener->reports, &state_->report);
-  if (listener != state_->listener || !listener->reports.empty()) return;
-  // Someone may have pushed above us since: then the empty listener stays, and reports to nobody.
-  try {
-    if (c10::ThreadLocalDebugInfo::_peek(c10::DebugInfoKind::PROFILER_STATE) == listener) {
-      c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
-      listener.reset();
-    }
-  } catch (const std::exception&) {
-  }
+  // Made and destroyed by different threads, or not in nested order: the others stay as they are.
+  if (current == account_) current = static_cast<Account*>(before_);
+  static_cast<Account*>(account_)->drop();
 }
 
-AllocationObserver::Pause::Pause() {
-  if (!listener || listener->paused) return;
-  listener->paused = true;
-  saved_ = listener;
-}
-
-AllocationObserver::Pause::~Pause() {
-  if (saved_) static_cast<Listener*>(saved_.get())->paused = false;
-}
+AllocationObserver::Pause::Pause() : paused_(std::exchange(current, nullptr)) {}
+AllocationObserver::Pause::~Pause() { current = static_cast<Account*>(paused_); }
 
 }  // namespace zero::torchglue

@@ -1,6 +1,11 @@
-// Bytes of tensors that this thread allocates and frees: how activations are accounted for
-// exactly, without replacing the allocator. Works per thread, so ranks as threads do not mix.
+// Bytes of tensors that a thread allocates, and of those blocks when anyone frees them: how
+// activations are accounted for exactly.
+//
+// [Note: one CPU allocator per process] libtorch has one slot for the CPU allocator. The first
+// observer puts a counting one there, for good; it asks the same system calls as libtorch's own
+// and costs as much. Blocks of threads without an observer are not counted.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -8,26 +13,29 @@ namespace zero::torchglue {
 
 class AllocationObserver {
  public:
-  // report(bytes): bytes > 0 allocated, < 0 freed, by the thread that made this object. Only
-  // blocks allocated while it lives are seen when freed.
-  explicit AllocationObserver(std::function<void(long)> report);
+  // report(bytes): bytes > 0 allocated by the thread that made this object while it lives, < 0 one
+  // of those blocks freed, by any thread. Must be thread-safe; kept until the last block is gone.
+  // Of several observers in one thread the youngest is told.
+  explicit AllocationObserver(std::function<void(std::int64_t)> report);
   ~AllocationObserver();
   AllocationObserver(const AllocationObserver&) = delete;
   AllocationObserver& operator=(const AllocationObserver&) = delete;
 
-  // While it lives, what this thread allocates is not reported (and is not when it is freed).
+  // While it lives, what this thread allocates is not reported, now or when it is freed.
   class Pause {
    public:
     Pause();
     ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
 
    private:
-    std::shared_ptr<void> saved_;
+    void* paused_;
   };
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  void* account_;
+  void* before_;
 };
 
 }  // namespace zero::torchglue

@@ -145,12 +145,12 @@ void intercept(const at::Tensor& parameter, UseListener* listener, int tag) {
   impl->*KeySetAccess::member() = impl->key_set().add(kKey);
 }
 
-void stop_intercepting(const at::Tensor& parameter) {
+void stop_intercepting(const at::Tensor& parameter, const c10::Storage& storage) {
   auto* impl = parameter.unsafeGetTensorImpl();
   impl->*KeySetAccess::member() = impl->key_set().remove(kKey);
   auto& r = registry();
   std::unique_lock<std::shared_mutex> lock(r.mutex);
-  r.targets.erase(parameter.storage().unsafeGetStorageImpl());
+  r.targets.erase(storage.unsafeGetStorageImpl());
 }
 
 bool is_intercepted(const at::Tensor& parameter) {

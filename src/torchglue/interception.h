@@ -26,7 +26,8 @@ class UseListener {
 // taken off with stop_intercepting(). Throws ConfigError when another copy of the library holds
 // the dispatch key.
 void intercept(const at::Tensor& parameter, UseListener* listener, int tag);
-void stop_intercepting(const at::Tensor& parameter);
+// `storage`: the one the parameter had when it was intercepted.
+void stop_intercepting(const at::Tensor& parameter, const c10::Storage& storage);
 bool is_intercepted(const at::Tensor& parameter);
 
 }  // namespace zero::torchglue

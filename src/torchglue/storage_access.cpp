@@ -41,15 +41,15 @@ at::Tensor without_data(at::IntArrayRef sizes, at::ScalarType dtype, at::Device 
   return over(c10::DataPtr(nullptr, device), sizes, dtype, device);
 }
 
-void release_storage(const at::Tensor& tensor, const std::string& text) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto device = tensor.device();
+void release_storage(const c10::Storage& handle, const std::string& text) {
+  auto* storage = handle.unsafeGetStorageImpl();
+  const auto device = storage->device();
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
 }
 
-void gather_storage(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t byte_offset) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
+void gather_storage(const c10::Storage& handle, const at::Tensor& buffer, std::int64_t byte_offset) {
+  auto* storage = handle.unsafeGetStorageImpl();
   guard_flag(*storage) = false;  // before set_data_ptr_noswap, which recomputes the check from it
   storage->set_data_ptr_noswap(pointer_into(buffer, byte_offset));
 }

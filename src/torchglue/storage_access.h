@@ -16,10 +16,10 @@ at::Tensor alias(const at::Tensor& buffer, std::int64_t byte_offset, at::IntArra
 at::Tensor without_data(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
 // Lets go of the data. From now on every read that does not pass the interception throws `text`.
-void release_storage(const at::Tensor& tensor, const std::string& text);
+void release_storage(const c10::Storage& storage, const std::string& text);
 
 // Points the storage into `buffer` at byte_offset.
-void gather_storage(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t byte_offset);
+void gather_storage(const c10::Storage& storage, const at::Tensor& buffer, std::int64_t byte_offset);
 
 // True when the storage has room for elements but no data.
 bool has_no_data(const at::Tensor& tensor);

@@ -33,7 +33,7 @@ TEST_P(RestingBytes, FollowTheFormula) {
   const auto c = GetParam();
   const bool mixed = std::string(c.recipe) != "fp32", adam = std::string(c.optimizer).find("Adam") != std::string::npos;
   for (int stage = 0; stage <= 3; ++stage) {
-    Setup setup;
+    Training setup;
     setup.problem = kModel;
     setup.world = c.world;
     setup.stage = stage;
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, RestingBytes,
 
 TEST(PeakBytes, AtMostTwoUnitsBesideTheRoot) {
   for (const bool prefetch : {true, false}) {
-    Setup setup;
+    Training setup;
     setup.problem = kModel;
     setup.recipe = "bf16";
     setup.prefetch = prefetch;
@@ -106,7 +106,7 @@ TEST(PeakBytes, ResetStartsAnew) {
   run_ranks(1, [](std::shared_ptr<Communicator> comm) {
     const auto& task = problem("gpt");
     auto module = make_module(task);
-    Setup setup;
+    Training setup;
     Engine engine(module, Options::from_json(json_of(setup)), comm);
     engine.backward(loss_of(task, *module, 0, 0, at::kFloat));
     engine.step();
@@ -122,7 +122,7 @@ TEST(Traffic, BytesSentFollowTheFormulas) {
     for (const int world : {1, 2, 4}) {
       for (const int k : {1, 3}) {
         for (int stage = 0; stage <= 3; ++stage) {
-          Setup setup;
+          Training setup;
           setup.problem = kModel;
           setup.recipe = recipe;
           setup.world = world;

@@ -44,7 +44,7 @@ std::vector<std::string> errors_of(int world, const std::function<void(std::shar
 }
 
 Options options_of(int stage, const std::string& extra = "") {
-  Setup setup;
+  Training setup;
   setup.stage = stage;
   setup.extra = extra;
   return Options::from_json(json_of(setup));
@@ -153,7 +153,7 @@ TEST(Engine, GatheredScopesReadAndModify) {
   for (const char* recipe : {"fp32", "bf16"}) {
     for (int stage = 0; stage <= 3; ++stage) {
       run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
-        Setup setup;
+        Training setup;
         setup.recipe = recipe;
         setup.stage = stage;
         auto module = make_module(problem("mlp"));
@@ -266,7 +266,7 @@ TEST(Engine, OverflowIsSkippedOnAllRanksAlike) {
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
       const auto& task = problem("mlp");
       auto module = make_module(task);
-      Setup setup;
+      Training setup;
       setup.stage = stage;
       setup.recipe = "fp16";
       Engine engine(module, Options::from_json(json_of(setup)), comm);

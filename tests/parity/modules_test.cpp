@@ -10,7 +10,7 @@ namespace {
 class EveryModule : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(EveryModule, TrainsLikeASingleProcess) {
-  Setup setup;
+  Training setup;
   setup.problem = GetParam();
   setup.steps = 6;
   for (const int world : {1, 2}) {
@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, EveryModule, ::testing::ValuesIn([] {
                          [](const auto& info) { return info.param; });
 
 TEST(EveryModule, MoreRanksThanElements) {
-  Setup setup;
+  Training setup;
   setup.problem = "tiny";
   setup.world = 4;
   setup.steps = 5;

@@ -88,7 +88,7 @@ struct Conv : nn::Module {
   nn::Conv1d line{nullptr};
   bool normalise;
   explicit Conv(bool with_batch_norm) : normalise(with_batch_norm) {
-    first = register_module("first", nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)));
+    first = register_module("first", nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1).bias(!normalise)));
     if (normalise) batch = register_module("batch", nn::BatchNorm2d(8));
     second = register_module("second", nn::Conv2d(nn::Conv2dOptions(8, 5, 3).stride(2)));
     line = register_module("line", nn::Conv1d(nn::Conv1dOptions(5, 7, 2)));

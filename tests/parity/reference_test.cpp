@@ -7,7 +7,7 @@ namespace zero::test {
 namespace {
 
 TEST(Reference, WorldOfOneEqualsAPlainLoopBitForBit) {
-  Setup setup;
+  Training setup;
   setup.problem = "aligned_gpt";  // every size a multiple of 16: see docs/optimizers.md for the tails
   setup.world = 1;
   const auto plain = train_plain(setup);
@@ -58,7 +58,7 @@ TEST(Reference, FiftyStepsAtWorldTwoFollowTheJoinedBatch) {
   } cases[] = {{"fp32", 1e-5}, {"bf16", 3e-2}, {"fp16", 1e-2}};
   for (const auto& c : cases) {
     for (int stage = 0; stage <= 3; ++stage) {
-      Setup setup;
+      Training setup;
       setup.problem = "joined_gpt";
       setup.steps = 50;
       setup.recipe = c.recipe;

@@ -6,7 +6,7 @@
 
 namespace zero::test {
 
-std::string json_of(const Setup& s) {
+std::string json_of(const Training& s) {
   std::ostringstream out;
   out << R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" << s.accumulation << R"(, "gradient_clipping": )"
       << s.clip << R"(, "optimizer": )" << s.optimizer << R"(, "zero_optimization": {"stage": )" << s.stage;
@@ -18,15 +18,15 @@ std::string json_of(const Setup& s) {
   return out.str();
 }
 
-at::ScalarType dtype_of(const Setup& s) {
+at::ScalarType dtype_of(const Training& s) {
   return s.recipe == "bf16" ? at::kBFloat16 : s.recipe == "fp16" ? at::kHalf : at::kFloat;
 }
 
-Run train_rank(const Setup& setup, const std::shared_ptr<Communicator>& comm) {
+Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& comm) {
   const auto& task = problem(setup.problem);
   auto module = make_module(task);
   Engine engine(module, Options::from_json(json_of(setup)), comm);
-  Run run;
+  Outcome run;
   for (int step = 0; step < setup.steps; ++step) {
     comm->reset_stats();
     double sum = 0;
@@ -54,8 +54,8 @@ Run train_rank(const Setup& setup, const std::shared_ptr<Communicator>& comm) {
   return run;
 }
 
-Run train_threads(const Setup& setup, const ThreadFaults& faults) {
-  Run first;
+Outcome train_threads(const Training& setup, const ThreadFaults& faults) {
+  Outcome first;
   std::vector<CommStats> stats(static_cast<std::size_t>(setup.world));
   std::mutex mutex;
   run_ranks(setup.world, faults, [&](std::shared_ptr<Communicator> comm) {
@@ -69,7 +69,7 @@ Run train_threads(const Setup& setup, const ThreadFaults& faults) {
   return first;
 }
 
-Run train_plain(const Setup& setup) {
+Outcome train_plain(const Training& setup) {
   at::set_num_threads(1);
   const auto& task = problem(setup.problem);
   std::vector<std::shared_ptr<torch::nn::Module>> replicas;
@@ -97,7 +97,7 @@ Run train_plain(const Setup& setup) {
     exp_avg_sq.push_back(at::zeros_like(p.detach()));
     steps.push_back(at::zeros({}));
   }
-  Run run;
+  Outcome run;
   for (int step = 0; step < setup.steps; ++step) {
     double total = 0;
     for (int r = 0; r < setup.world; ++r) {

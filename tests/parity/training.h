@@ -10,7 +10,7 @@
 
 namespace zero::test {
 
-struct Run {
+struct Outcome {
   std::vector<double> losses;  // mean over ranks and micro-batches, one a step
   std::vector<double> norms;
   std::string hash;
@@ -19,7 +19,7 @@ struct Run {
   int overflows = 0;
 };
 
-struct Setup {
+struct Training {
   std::string problem = "gpt";
   int world = 2, stage = 3, steps = 20, accumulation = 1;
   std::string recipe = "fp32";   // fp32, bf16, fp16
@@ -29,17 +29,17 @@ struct Setup {
   std::string extra;  // further top-level keys, each with a leading comma
 };
 
-std::string json_of(const Setup& setup);
-at::ScalarType dtype_of(const Setup& setup);
+std::string json_of(const Training& setup);
+at::ScalarType dtype_of(const Training& setup);
 
 // One rank's training; called with a communicator of the setup's world.
-Run train_rank(const Setup& setup, const std::shared_ptr<Communicator>& comm);
-// Ranks as threads; rank 0's Run with all ranks' stats.
-Run train_threads(const Setup& setup, const ThreadFaults& faults = {});
+Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& comm);
+// Ranks as threads; rank 0's Outcome with all ranks' stats.
+Outcome train_threads(const Training& setup, const ThreadFaults& faults = {});
 
 // A single-process loop without libzero: one replica a rank, gradients summed in rank order in
 // fp32, clipped, libtorch's fused AdamW. What data-parallel training has to equal.
-Run train_plain(const Setup& setup);
+Outcome train_plain(const Training& setup);
 
 // The largest |a-b| / (|b| + floor) over all parameters.
 double distance(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, double floor = 1e-3);
