@@ -139,6 +139,7 @@ class ParamGroup {
   std::shared_ptr<Work> reduce_work_;
   double sum_of_squares_ = 0;
   std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
+  std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet
 
   struct Run {
     std::int64_t begin, numel;  // within the owned range

@@ -21,6 +21,10 @@ void zero_gaps(const at::Tensor& flat, const memory::ShardLayout& layout) {
   for (const auto& gap : layout.gaps()) flat.narrow(0, gap.begin, gap.numel).zero_();
 }
 
+double squares_of(const at::Tensor& grad) {
+  return base::sum_of_squares(grad.const_data_ptr(), dtype_of(grad.scalar_type()), grad.numel());
+}
+
 void convert(const at::Tensor& to, const at::Tensor& from) {
   base::convert(to.data_ptr(), dtype_of(to.scalar_type()), from.const_data_ptr(), dtype_of(from.scalar_type()), to.numel());
 }
@@ -51,6 +55,8 @@ bool ParamGroup::take_gradient(std::size_t i) {
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
       direct_bytes_[i] = bytes;
     }
+    // Now the gradient is still in the cache.
+    direct_squares_[i] = boundary_ ? squares_of(grad) : -1.0;
   } else {
     grad = grad.contiguous();
     at::Tensor target = gradients_;
@@ -148,14 +154,12 @@ void ParamGroup::finish_reduce() {
   if (!boundary_) return;
   sum_of_squares_ = 0;
   if (context_.direct_gradients) {
-    for (const auto& member : members_) {
-      const auto& grad = member.tensor.grad();
-      if (grad.defined())
-        sum_of_squares_ += base::sum_of_squares(grad.const_data_ptr(), dtype_of(grad.scalar_type()), grad.numel());
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      const auto& grad = members_[i].tensor.grad();
+      if (grad.defined()) sum_of_squares_ += direct_squares_[i] < 0 ? squares_of(grad) : direct_squares_[i];
     }
   } else if (gradients_.numel() > 0) {
-    const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
-    sum_of_squares_ = base::sum_of_squares(part.const_data_ptr(), dtype_of(part.scalar_type()), part.numel());
+    sum_of_squares_ = squares_of(gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_));
   }
 }
 
@@ -186,6 +190,7 @@ void ParamGroup::drop_gradients() {
     if (direct_bytes_[i] != 0)
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations, direct_bytes_[i]);
     direct_bytes_[i] = 0;
+    direct_squares_[i] = -1.0;
     parameter.mutable_grad() = at::Tensor();
   }
 }
