@@ -1,0 +1,81 @@
+// The one virtual seam of this layer: how bytes move between ranks. A transport may trust its
+// arguments, the Communicator has checked them (flat, contiguous, one dtype, right numel), and it
+// counts nothing. It knows nothing of parameters. Not safe for two threads at once; all ranks make
+// the same calls in the same order.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <zero/work.h>
+
+namespace zero::comm {
+
+// Who a rank is, and where it heard it. `source` is "torchrun environment", "Open MPI", ...
+struct Identity {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;  // among the ranks of this host
+  std::string source = "no launcher";
+  std::string master_addr;  // empty: not known
+  int master_port = 0;      // 0: not known
+  std::string run_id;       // the same on every rank of one run, differs between runs at one time
+  bool one_host() const { return local_size == size; }
+};
+
+class Transport {
+ public:
+  explicit Transport(Identity identity) : identity_(std::move(identity)) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  const Identity& identity() const { return identity_; }
+  int rank() const { return identity_.rank; }
+  int size() const { return identity_.size; }
+  virtual std::string name() const = 0;
+
+  // Contracts as in zero/communicator.h: `in` may be the own part of `out` (all_gather), `out` the
+  // own part of `in` (reduce_scatter). Movement takes every dtype, kByte included; sums take fp32,
+  // bf16 and fp16, added in fp32 in rank order and rounded once (base::sum_parts).
+  // The Work keeps what it needs alive; it must be waited for, and is waited for in order of issue
+  // or later (a wait for a later operation may not need an earlier one's wait).
+  virtual std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) = 0;
+  virtual std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) = 0;
+  virtual std::shared_ptr<Work> all_reduce(at::Tensor inout) = 0;
+  virtual std::shared_ptr<Work> broadcast(at::Tensor inout, int root) = 0;
+  virtual std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) = 0;
+
+  // One message of any length per rank, blocking; also serves as the barrier.
+  virtual std::vector<std::string> exchange(std::string_view mine) = 0;
+
+  // Peers' waits throw CommError(reason, rank()) soon; so do this rank's later calls.
+  virtual void abort(const std::string& reason) noexcept = 0;
+
+  // Memory that this transport moves with the fewest copies; uninitialised.
+  virtual at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+ protected:
+  std::chrono::milliseconds timeout_{std::chrono::minutes(30)};
+
+ private:
+  Identity identity_;
+};
+
+// One constructor per transport; each is the only thing its file shows.
+std::unique_ptr<Transport> make_local();
+// Processes of one host; blocks until all have come or `timeout` is over (CommError naming who is missing).
+std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout);
+// c10d over TCP, any hosts.
+std::unique_ptr<Transport> make_gloo(const Identity& identity, std::chrono::milliseconds timeout);
+// GPUs; opens the plug-in library libzero_nccl.so, ConfigError with the reason where that is not possible.
+std::unique_ptr<Transport> make_nccl(const Identity& identity, std::chrono::milliseconds timeout);
+
+}  // namespace zero::comm
