@@ -1,6 +1,8 @@
 // Layout and access of the status page. Every field is read and written with atomic accesses, since
-// two processes share it; a text has a version that is odd while it is being written, and a reader
-// that keeps finding it odd (the writer was killed in the middle) takes what is there.
+// two processes share it. The unit, which changes all the time, has two places and a version that
+// says which one counts, so a writer that lost its core or was killed in the middle holds up no
+// reader. The other texts are written once: their version is odd meanwhile, and what stays odd is
+// left out. A reader never shows a mixture.
 #include "base/status_page.h"
 
 #include <fcntl.h>
@@ -43,9 +45,10 @@ struct StatusPage {
   std::int32_t phase;
   std::uint64_t heartbeat_ns, changes, changed_ns;
   std::int64_t step_plus_one;
+  std::uint64_t commits;
   std::int32_t micro_batch;
-  std::uint32_t unit_version;
-  char unit[92];
+  std::uint32_t unit_version;  // unit[version % 2] counts
+  char unit[2][92];
   std::uint32_t error_version;
   std::int32_t error_code;
   char error[380];
@@ -96,15 +99,39 @@ void write_versioned(std::uint32_t& version, Body body) {
   body();
   store(version, odd + 1);
 }
+// False: what `body` read last may be a mixture.
 template <class Body>
-void read_versioned(const std::uint32_t& version, Body body) {
+bool read_versioned(const std::uint32_t& version, Body body) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     const std::uint32_t before = load(version);
     body();
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!(before & 1) && load(version) == before) return;
+    if (!(before & 1) && load(version) == before) return true;
     std::this_thread::yield();
   }
+  return false;
+}
+
+template <std::size_t N>
+void store_in_turn(std::uint32_t& version, char (&places)[2][N], std::string_view text) {
+  std::lock_guard<std::mutex> lock(write_mutex());
+  const std::uint32_t next = load(version) + 1;
+  // Keeps the text's bytes behind the version that made this place the old one.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  store_text(places[next % 2], text);
+  store(version, next);
+}
+// Empty when the text changed under a hundred tries.
+template <std::size_t N>
+std::string load_in_turn(const std::uint32_t& version, const char (&places)[2][N]) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const std::uint32_t before = load(version);
+    char copy[N];
+    for (std::size_t i = 0; i < N; ++i) copy[i] = load(places[before % 2][i]);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (load(version) == before) return std::string(copy, strnlen(copy, N));
+  }
+  return "";
 }
 
 std::uint64_t monotonic_ns() {
@@ -183,7 +210,7 @@ void StatusWriter::set_phase(StatusPhase phase) {
 
 void StatusWriter::set_unit(std::string_view unit) {
   if (!page_) return;
-  write_versioned(page_->unit_version, [&] { store_text(page_->unit, unit); });
+  store_in_turn(page_->unit_version, page_->unit, unit);
   changed();
 }
 
@@ -214,6 +241,12 @@ void StatusWriter::set_error(std::string_view text, ExitCode code) {
     store(page_->error_code, static_cast<std::int32_t>(code));
     store_text(page_->error, text);
   });
+  changed();
+}
+
+void StatusWriter::note_commit() {
+  if (!page_) return;
+  std::atomic_ref<std::uint64_t>(page_->commits).fetch_add(1, std::memory_order_acq_rel);
   changed();
 }
 
@@ -304,17 +337,19 @@ StatusSnapshot StatusMemory::read(int rank) const {
   s.changes = load(p.changes);
   s.changed_ns = load(p.changed_ns);
   s.step = load(p.step_plus_one) - 1;
+  s.commits = load(p.commits);
   s.micro_batch = load(p.micro_batch);
   s.phase = static_cast<StatusPhase>(load(p.phase));
-  read_versioned(p.unit_version, [&] { s.unit = load_text(p.unit); });
-  read_versioned(p.error_version, [&] {
+  s.unit = load_in_turn(p.unit_version, p.unit);
+  const bool error_whole = read_versioned(p.error_version, [&] {
     s.error_code = load(p.error_code);
     s.error = load_text(p.error);
   });
+  if (!error_whole) s.error.clear();
   for (const CollectiveEntry& entry : p.ring) {
     CollectiveSnapshot c;
     std::uint64_t sequence_plus_one = 0;
-    read_versioned(entry.version, [&] {
+    const bool whole = read_versioned(entry.version, [&] {
       sequence_plus_one = load(entry.sequence_plus_one);
       c.state = static_cast<CollectiveState>(load(entry.state));
       c.numel = load(entry.numel);
@@ -323,7 +358,7 @@ StatusSnapshot StatusMemory::read(int rank) const {
       c.group = load_text(entry.group);
       c.site = load_text(entry.site);
     });
-    if (!sequence_plus_one) continue;
+    if (!whole || !sequence_plus_one) continue;
     c.sequence = sequence_plus_one - 1;
     s.collectives.push_back(std::move(c));
   }

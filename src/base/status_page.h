@@ -47,6 +47,8 @@ class StatusWriter {
                       CollectiveState state, std::string_view group = {}, std::string_view site = {});
   // The error this rank is about to end with, before its peers see the consequences.
   void set_error(std::string_view text, ExitCode code = ExitCode::kFailed);
+  // A checkpoint became whole on disk: a restart after it is progress, not a crash loop.
+  void note_commit();
   // Says "alive" without saying "progress".
   void beat();
 
@@ -89,6 +91,7 @@ struct StatusSnapshot {
   int pid = 0;  // 0: the program never opened its page
   std::uint64_t heartbeat_ns = 0, changes = 0, changed_ns = 0;
   std::int64_t step = -1;  // -1: none yet
+  std::uint64_t commits = 0;
   int micro_batch = 0;
   StatusPhase phase = StatusPhase::Idle;
   std::string unit;

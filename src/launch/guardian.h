@@ -1,0 +1,28 @@
+// A second process that outlives a launcher which was killed. The kernel ends the ranks themselves
+// then (parent-death signal); the guardian ends what the ranks had started: their process groups,
+// and strays that carry the run id in their environment. It does nothing when told goodbye.
+#pragma once
+#include <sys/types.h>
+
+#include <string>
+
+namespace zero::launch {
+
+class Guardian {
+ public:
+  // Forks. Call it on the thread that will fork the ranks. Throws IoError.
+  explicit Guardian(const std::string& run_id);
+  ~Guardian();  // goodbye; returns when the process is gone
+  Guardian(const Guardian&) = delete;
+  Guardian& operator=(const Guardian&) = delete;
+
+  pid_t pid() const { return pid_; }
+  // A process group to end if the launcher dies.
+  void watch(pid_t group);
+
+ private:
+  pid_t pid_ = -1;
+  int pipe_ = -1;
+};
+
+}  // namespace zero::launch
