@@ -1,0 +1,23 @@
+// `zero-torch`: the subcommands that need libtorch. Started by `zero`, which it replaces in place; the
+// words are those after "zero". A subcommand that this build lacks is refused by its name.
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+
+int main(int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  return zero::cli::guarded(word, [&] {
+    struct Entry {
+      const char* name;
+      int (*run)(int, char**);
+    };
+    const Entry entries[] = {{"train", zero_train}, {"bench", zero_bench}, {"checkpoint", zero_checkpoint}, {"plan", zero_plan}};
+    for (const Entry& entry : entries) {
+      if (word != entry.name) continue;
+      if (entry.run) return entry.run(argc - 1, argv + 1);
+      throw zero::ConfigError("[zero " + word + "] got a subcommand that is not available in this version, expected one of `zero --help`");
+    }
+    throw zero::ConfigError("[zero-torch] got \"" + word.substr(0, 80) + "\", expected train, bench, checkpoint or plan. Hint: start `zero`, not this program.");
+  });
+}
