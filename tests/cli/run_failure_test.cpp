@@ -1,0 +1,298 @@
+// `zero run` when things go wrong: which rank is named, that all others end, that nothing is left,
+// and what signals do. Every test looks for processes that carry the run's id.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
+const std::string kRank = ZERO_BINARY_DIR "/tests/rank_program";
+
+// The run's id, from the launcher's first line.
+std::string run_id(const Process& p) {
+  const std::size_t at = p.err.find(", run ");
+  return at == std::string::npos ? "" : p.err.substr(at + 6, 20);
+}
+
+struct Job : Process {
+  Job(std::vector<std::string> options, std::vector<std::string> actions) : Process(arguments(options, actions)) {}
+  static std::vector<std::string> arguments(const std::vector<std::string>& options, const std::vector<std::string>& actions) {
+    std::vector<std::string> all{kZero, "run"};
+    all.insert(all.end(), options.begin(), options.end());
+    all.push_back(kRank);
+    all.insert(all.end(), actions.begin(), actions.end());
+    return all;
+  }
+  // Waits, and checks that nothing of the run is left.
+  int finish(double limit = 30) {
+    const int code = wait(limit);
+    EXPECT_EQ(run_id(*this).size(), 20u) << err;
+    EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(*this), 0).empty()) << err;
+    return code;
+  }
+  bool says(const std::string& text) const { return err.find(text) != std::string::npos; }
+};
+
+TEST(RunFailure, FirstExitCodeIsPassedOn) {
+  Job p({"-n", "4"}, {"2:sleep=100", "2:exit=3", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 3);
+  EXPECT_TRUE(p.says("zero run: FAILED (exit 3)  run " + run_id(p))) << p.err;
+  EXPECT_TRUE(p.says("root cause   rank 2 of 4, host ")) << p.err;
+  EXPECT_TRUE(p.says(": exit code 3\n")) << p.err;
+  EXPECT_TRUE(p.says("collateral   ranks 0 1 3 were stopped")) << p.err;
+  EXPECT_LT(p.seconds, 5);
+}
+
+TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
+  for (const auto& [number, name] : std::vector<std::pair<int, std::string>>{{SIGKILL, "SIGKILL"}, {SIGSEGV, "SIGSEGV"}, {SIGTERM, "SIGTERM"}}) {
+    Job p({"-n", "3"}, {"1:sleep=100", "1:kill=" + std::to_string(number), "sleep=60000"});
+    EXPECT_EQ(p.finish(), 6);
+    EXPECT_TRUE(p.says("rank 1 of 3")) << p.err;
+    EXPECT_TRUE(p.says("killed by signal " + std::to_string(number) + " (" + name + ")")) << p.err;
+    EXPECT_FALSE(p.says("lack of memory")) << p.err;
+  }
+}
+
+TEST(RunFailure, StubbornRanksAndTheirChildrenAreGoneAfterTheGrace) {
+  Job p({"-n", "4", "--grace", "0.5"}, {"ignore=15", "ignore=2", "child", "daemon", "0:sleep=300", "0:exit=9", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 9);
+  EXPECT_GE(p.seconds, 0.5);
+  EXPECT_LT(p.seconds, 5);
+}
+
+TEST(RunFailure, GrandchildrenDoNotOutliveASuccess) {
+  Job p({"-n", "2"}, {"child", "daemon", "out=done"});
+  EXPECT_EQ(p.finish(), 0);
+  EXPECT_LT(p.seconds, 5);
+}
+
+TEST(RunFailure, OrderOfDeathNotOfForking) {
+  // The later rank dies first, each time; all are dead within milliseconds.
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::string> actions{"wait-for-failure"};
+    const int culprit = 7 - round % 8;
+    actions.insert(actions.begin(), std::to_string(culprit) + ":exit=" + std::to_string(20 + culprit));
+    actions.push_back("exit=19");
+    Job p({"-n", "8"}, actions);
+    EXPECT_EQ(p.finish(), 20 + culprit) << p.err;
+    EXPECT_TRUE(p.says("root cause   rank " + std::to_string(culprit) + " of 8")) << p.err;
+  }
+}
+
+TEST(RunFailure, RanksThatLostTheirPeerAreCollateral) {
+  // Ranks 0 and 1 end first, with "lost my peer"; rank 2 is the reason.
+  Job p({"-n", "3"}, {"0:exit=6", "1:exit=6", "2:sleep=300", "2:exit=7"});
+  EXPECT_EQ(p.finish(), 7);
+  EXPECT_TRUE(p.says("rank 2 of 3")) << p.err;
+  EXPECT_TRUE(p.says("ranks 0 1 lost their peer")) << p.err;
+  Job all({"-n", "3"}, {"1:exit=6", "sleep=200", "exit=6"});
+  EXPECT_EQ(all.finish(), 6);
+  EXPECT_TRUE(all.says("root cause   rank 1 of 3")) << all.err;
+}
+
+TEST(RunFailure, BlockTellsWhatThePageSays) {
+  const std::string folder = temporary_folder();
+  // Deaf to SIGTERM, so that they end by what they saw and not by when they were scheduled.
+  Job p({"-n", "4", "--log-dir", folder}, {"ignore=15", "step=217", "phase=4", "unit=layers.7", "0:inside=8812", "1:inside=8812", "2:inside=8812", "3:sleep=300",
+                                           "3:err=the last words", "3:kill=9", "wait-for-failure", "exit=6"});
+  EXPECT_EQ(p.finish(), 6);
+  const std::string block = p.err.substr(p.err.find("zero run: FAILED"));
+  EXPECT_NE(block.find("rank 3 of 4"), std::string::npos) << p.err;
+  EXPECT_NE(block.find("where        step 217, micro-batch 2, backward, unit layers.7, "), std::string::npos) << p.err;
+  EXPECT_NE(block.find("collective   reduce_scatter #8812, bf16, 1048576 elements: ranks 0 1 2 inside, rank 3 not"), std::string::npos) << p.err;
+  EXPECT_NE(block.find("collateral   ranks 0 1 2 lost their peer"), std::string::npos) << p.err;
+  EXPECT_NE(block.find("log          " + folder + "/" + run_id(p) + "/rank-3.err (last 1 lines above)"), std::string::npos) << p.err;
+  EXPECT_TRUE(p.says("--- last lines of rank 3 ---\nthe last words\n---\nzero run: FAILED")) << p.err;
+}
+
+TEST(RunFailure, ErrorTextOfThePage) {
+  Job p({"-n", "2"}, {"step=5", "1:error=[Engine::step] got NaN", "1:exit=7", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 7);
+  EXPECT_TRUE(p.says("exit code 7 (numerical failure)")) << p.err;
+  EXPECT_TRUE(p.says("error        [Engine::step] got NaN")) << p.err;
+}
+
+TEST(RunFailure, HangNamesTheRankThatIsNotInside) {
+  const std::string folder = temporary_folder();
+  Job p({"-n", "3", "--hang-timeout", "1", "--log-dir", folder}, {"step=4", "0:inside=11", "2:inside=11", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 6);
+  EXPECT_TRUE(p.says("root cause   rank 1 of 3")) << p.err;
+  EXPECT_TRUE(p.says("no progress for 1 s")) << p.err;
+  EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
+  EXPECT_TRUE(p.says("step 4")) << p.err;
+  EXPECT_TRUE(std::filesystem::exists(folder + "/" + run_id(p) + "/rank-0.collectives"));
+  EXPECT_LT(p.seconds, 8);
+}
+
+TEST(RunFailure, HangOfAStoppedProcess) {
+  Job p({"-n", "2", "--hang-timeout", "1", "--grace", "0.5"}, {"step=1", "1:kill=19", "0:inside=0", "0:sleep=60000"});
+  EXPECT_EQ(p.finish(), 6);
+  EXPECT_TRUE(p.says("rank 1 of 2")) << p.err;
+  EXPECT_TRUE(p.says("the process is stopped")) << p.err;
+}
+
+TEST(RunFailure, SlowButMovingIsNoHang) {
+  Job p({"-n", "2", "--hang-timeout", "0.5"}, {"step=0", "0:inside=1", "1:progress=40", "0:sleep=2100"});
+  EXPECT_EQ(p.finish(), 0) << p.err;
+  // A save, and a program without a page, may be silent for longer.
+  Job save({"-n", "2", "--hang-timeout", "0.3"}, {"phase=7", "sleep=1200"});
+  EXPECT_EQ(save.finish(), 0) << save.err;
+  Job foreign({"-n", "2", "--hang-timeout", "0.3"}, {"sleep=1200"});
+  EXPECT_EQ(foreign.finish(), 0) << foreign.err;
+}
+
+TEST(RunFailure, InterruptIsOverInTwoSeconds) {
+  Job polite({"-n", "3"}, {"out=up", "sleep=60000"});
+  ASSERT_TRUE(polite.wait_for("[2] up"));
+  polite.signal(SIGINT);
+  EXPECT_EQ(polite.finish(), 130);
+  EXPECT_LT(polite.seconds, 2);
+  EXPECT_FALSE(polite.says("FAILED")) << polite.err;
+
+  Job deaf({"-n", "3", "--grace", "30"}, {"ignore=2", "ignore=15", "child", "out=up", "sleep=60000"});
+  ASSERT_TRUE(deaf.wait_for("[2] up"));
+  deaf.signal(SIGINT);
+  EXPECT_EQ(deaf.finish(), 130);
+  EXPECT_LT(deaf.seconds, 2);
+  EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
+}
+
+TEST(RunFailure, SecondInterruptKillsAtOnce) {
+  Job p({"-n", "3"}, {"ignore=2", "ignore=15", "out=up", "sleep=60000"});
+  for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
+  p.signal(SIGINT);
+  usleep(100000);
+  p.signal(SIGINT);
+  EXPECT_EQ(p.finish(), 130);
+  EXPECT_LT(p.seconds, 0.8);
+}
+
+TEST(RunFailure, InterruptWhileNobodyReadsOurOutput) {
+  Job p({"-n", "2"}, {"err=up", "lines=2000000", "sleep=60000"});
+  ASSERT_TRUE(p.wait_for("up"));
+  usleep(300000);  // the pipe is full now
+  p.signal(SIGINT);
+  const auto began = std::chrono::steady_clock::now();
+  while (kill(p.pid(), 0) == 0 && std::chrono::steady_clock::now() - began < std::chrono::seconds(5)) {
+    // Not read on purpose: only whether it has become a zombie.
+    std::ifstream stat("/proc/" + std::to_string(p.pid()) + "/stat");
+    const std::string text((std::istreambuf_iterator<char>(stat)), {});
+    if (text.find(") Z ") != std::string::npos) break;
+    usleep(10000);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  EXPECT_EQ(p.finish(), 130);
+}
+
+TEST(RunFailure, TerminateForwardsAndPassesTheSaveOn) {
+  for (const int number : {SIGTERM, SIGUSR1}) {
+    Job saved({"-n", "3"}, {"handle=" + std::to_string(number) + ",75", "out=up", "sleep=60000"});
+    for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(saved.wait_for(std::string("[") + rank + "] up"));
+    saved.signal(number);
+    EXPECT_EQ(saved.finish(), 75) << saved.err;
+  }
+  Job unsaved({"-n", "3"}, {"out=up", "sleep=60000"});
+  ASSERT_TRUE(unsaved.wait_for("[2] up"));
+  unsaved.signal(SIGTERM);
+  EXPECT_EQ(unsaved.finish(), 143) << unsaved.err;
+  EXPECT_FALSE(unsaved.says("FAILED")) << unsaved.err;
+  // One did not save: the others need not be waited for.
+  Job mixed({"-n", "2", "--grace", "0.3"}, {"0:ignore=15", "out=up", "sleep=60000"});
+  for (const char* rank : {"0", "1"}) ASSERT_TRUE(mixed.wait_for(std::string("[") + rank + "] up"));
+  mixed.signal(SIGTERM);
+  EXPECT_EQ(mixed.finish(), 143);
+  EXPECT_LT(mixed.seconds, 5);
+}
+
+TEST(RunFailure, TerminateEndsAfterTheStopTimeoutOrASecondOne) {
+  Job slow({"-n", "2", "--stop-timeout", "0.5"}, {"ignore=15", "out=up", "sleep=60000"});
+  for (const char* rank : {"0", "1"}) ASSERT_TRUE(slow.wait_for(std::string("[") + rank + "] up"));
+  slow.signal(SIGTERM);
+  EXPECT_EQ(slow.finish(), 143);
+  EXPECT_GE(slow.seconds, 0.5);
+  EXPECT_LT(slow.seconds, 4);
+  Job twice({"-n", "2"}, {"ignore=15", "out=up", "sleep=60000"});
+  for (const char* rank : {"0", "1"}) ASSERT_TRUE(twice.wait_for(std::string("[") + rank + "] up"));
+  twice.signal(SIGTERM);
+  usleep(100000);
+  twice.signal(SIGTERM);
+  EXPECT_EQ(twice.finish(), 143);
+  EXPECT_LT(twice.seconds, 2);
+}
+
+TEST(RunFailure, RanksThatAgreeToStopByThemselves) {
+  Job p({"-n", "2"}, {"0:exit=75", "1:sleep=400", "exit=75"});
+  EXPECT_EQ(p.finish(), 75) << p.err;
+  EXPECT_FALSE(p.says("FAILED"));
+}
+
+TEST(RunFailure, KilledLauncherLeavesNothing) {
+  Job p({"-n", "4"}, {"ignore=15", "ignore=2", "ignore=1", "child", "daemon", "out=up", "sleep=60000"});
+  for (const char* rank : {"0", "1", "2", "3"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
+  const std::string entry = "ZERO_RUN_ID=" + run_id(p);
+  EXPECT_GE(with_environment(entry).size(), 12u) << "ranks, their children and daemons";
+  p.signal(SIGKILL);
+  EXPECT_EQ(p.wait(), 1000 + SIGKILL);
+  EXPECT_TRUE(left_behind(entry, 3).empty());
+}
+
+TEST(RunFailure, RestartsAllRanksUntilTheyDo) {
+  const std::string folder = temporary_folder();
+  Job p({"-n", "2", "--max-restarts", "3", "--log-dir", folder + "/logs"}, {"1:first-time=" + folder + "/mark,6", "env=ZERO_RESTART_COUNT", "env=ZERO_RUN_ID", "sleep=100"});
+  EXPECT_EQ(p.finish(), 0) << p.err;
+  EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
+  EXPECT_TRUE(p.says("restart 1 of 3 in 1 s")) << p.err;
+  EXPECT_NE(p.out.find("[1] ZERO_RESTART_COUNT=1\n"), std::string::npos) << p.out;
+  EXPECT_NE(p.out.find("[1] ZERO_RUN_ID=" + run_id(p) + ".r1\n"), std::string::npos) << p.out;
+  EXPECT_TRUE(std::filesystem::exists(folder + "/logs/" + run_id(p) + "/rank-1.out"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/logs/" + run_id(p) + ".r1/rank-1.out"));
+}
+
+TEST(RunFailure, RestartsAreLimitedAndNotForEveryCode) {
+  Job spent({"-n", "2", "--max-restarts", "1"}, {"1:kill=9", "sleep=60000"});
+  EXPECT_EQ(spent.finish(), 6);
+  std::size_t blocks = 0;
+  for (const std::string& line : lines(spent.err)) blocks += line.find("zero run: FAILED") == 0;
+  EXPECT_EQ(blocks, 2u) << spent.err;
+  Job usage({"-n", "2", "--max-restarts", "3"}, {"exit=2"});
+  EXPECT_EQ(usage.finish(), 2);
+  EXPECT_FALSE(usage.says("restart 1")) << usage.err;
+}
+
+TEST(RunFailure, CrashLoopsStop) {
+  Job p({"-n", "2", "--max-restarts", "5"}, {"step=9", "1:kill=9", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 6);
+  EXPECT_TRUE(p.says("two failures in a row at step 9 without a new checkpoint")) << p.err;
+  EXPECT_FALSE(p.says("restart 2 of 5")) << p.err;
+}
+
+TEST(RunFailure, InterruptDuringTheBackOff) {
+  Job p({"-n", "1", "--max-restarts", "50"}, {"exit=6"});
+  ASSERT_TRUE(p.wait_for("restart 3 of 50"));
+  p.signal(SIGINT);
+  EXPECT_EQ(p.finish(), 130);
+  EXPECT_LT(p.seconds, 2);
+}
+
+TEST(RunFailure, JsonHasTheSameFields) {
+  Job p({"-n", "2", "--json"}, {"step=3", "1:err=\\\"quoted\\\"", "1:exit=5", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 5);
+  ASSERT_EQ(lines(p.out).size(), 1u) << p.out;
+  for (const char* part : {"\"schema\": \"zero.run/1\"", "\"exit_code\": 5", "\"root_cause\": {\"rank\": 1, \"ranks\": 2", "\"rank_exit_code\": 5",
+                           "\"where\": {\"time\": ", "\"step\": 3", "\"stopped\": [0]", "\"last_lines\": [\"\\\"quoted\\\"\"]"})
+    EXPECT_NE(p.out.find(part), std::string::npos) << part << "\n" << p.out;
+}
+
+}  // namespace
+}  // namespace zero::test
