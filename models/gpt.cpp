@@ -1,0 +1,170 @@
+// The forward pass, the initialisation and the sampling of GPT (gpt.h). Attention is libtorch's fused
+// kernel on CPU and GPU; nothing here chooses a dtype or a device, both follow the parameters.
+#include "models/gpt.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace models {
+namespace {
+
+constexpr double kInitialDeviation = 0.02;
+
+struct Preset {
+  const char* name;
+  GptConfig config;
+};
+
+const std::vector<Preset>& presets() {
+  static const std::vector<Preset> all = {
+      {"gpt-1m", {.layers = 4, .hidden = 144, .heads = 4, .sequence = 128, .vocabulary = 256}},
+      {"gpt-10m", {.layers = 6, .hidden = 368, .heads = 8, .sequence = 256, .vocabulary = 256}},
+      {"gpt2", {.layers = 12, .hidden = 768, .heads = 12, .sequence = 1024, .vocabulary = 50257}},
+      {"gpt2-small", {.layers = 12, .hidden = 768, .heads = 12, .sequence = 1024, .vocabulary = 50257}},
+      {"gpt2-medium", {.layers = 24, .hidden = 1024, .heads = 16, .sequence = 1024, .vocabulary = 50257}},
+      {"gpt2-large", {.layers = 36, .hidden = 1280, .heads = 20, .sequence = 1024, .vocabulary = 50257}},
+      {"gpt2-xl", {.layers = 48, .hidden = 1600, .heads = 25, .sequence = 1024, .vocabulary = 50257}},
+  };
+  return all;
+}
+
+void initialise(torch::nn::Linear& linear, double deviation) {
+  torch::NoGradGuard no_grad;
+  linear->weight.normal_(0, deviation);
+  if (linear->bias.defined()) linear->bias.zero_();
+}
+
+void initialise(torch::nn::Embedding& embedding) {
+  torch::NoGradGuard no_grad;
+  embedding->weight.normal_(0, kInitialDeviation);
+}
+
+}  // namespace
+
+GptConfig GptConfig::preset(const std::string& name) {
+  for (const Preset& preset : presets())
+    if (name == preset.name) return preset.config;
+  std::string names;
+  for (const std::string& known : preset_names()) names += (names.empty() ? "" : ", ") + known;
+  throw std::invalid_argument("[GptConfig::preset] got \"" + name + "\", expected one of " + names);
+}
+
+std::vector<std::string> GptConfig::preset_names() {
+  std::vector<std::string> names;
+  for (const Preset& preset : presets()) names.emplace_back(preset.name);
+  return names;
+}
+
+std::int64_t GptConfig::num_parameters() const {
+  const std::int64_t block = 12 * hidden * hidden + 13 * hidden;
+  return (tied_output ? 1 : 2) * vocabulary * hidden + sequence * hidden + layers * block + 2 * hidden;
+}
+
+void GptConfig::validate() const {
+  const auto check = [](bool good, const std::string& field, const std::string& got, const char* expected) {
+    if (!good) throw std::invalid_argument("[GptConfig] got " + field + " " + got + ", expected " + expected);
+  };
+  check(layers >= 1, "layers", std::to_string(layers), "at least 1");
+  check(hidden >= 1, "hidden", std::to_string(hidden), "at least 1");
+  check(heads >= 1 && hidden % heads == 0, "heads", std::to_string(heads),
+        ("a divisor of hidden = " + std::to_string(hidden)).c_str());
+  check(sequence >= 1, "sequence", std::to_string(sequence), "at least 1");
+  check(vocabulary >= 2, "vocabulary", std::to_string(vocabulary), "at least 2");
+  check(dropout >= 0 && dropout < 1, "dropout", std::to_string(dropout), "from 0 up to but without 1");
+}
+
+GptBlockImpl::GptBlockImpl(const GptConfig& config) : heads_(config.heads), dropout_(config.dropout) {
+  const std::int64_t hidden = config.hidden;
+  norm1_ = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
+  qkv_ = register_module("qkv", torch::nn::Linear(hidden, 3 * hidden));
+  projection_ = register_module("projection", torch::nn::Linear(hidden, hidden));
+  norm2_ = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
+  up_ = register_module("up", torch::nn::Linear(hidden, 4 * hidden));
+  down_ = register_module("down", torch::nn::Linear(4 * hidden, hidden));
+  const double residual = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+  initialise(qkv_, kInitialDeviation);
+  initialise(projection_, residual);
+  initialise(up_, kInitialDeviation);
+  initialise(down_, residual);
+}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+  const std::int64_t batch = x.size(0), time = x.size(1), hidden = x.size(2);
+  const auto parts = qkv_(norm1_(x)).view({batch, time, 3, heads_, hidden / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+  const double dropout = is_training() ? dropout_ : 0;
+  at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, dropout, /*is_causal=*/true);
+  mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, hidden}));
+  const at::Tensor y = x + torch::dropout(mixed, dropout_, is_training());
+  const at::Tensor mlp = down_(torch::gelu(up_(norm2_(y)), "tanh"));
+  return y + torch::dropout(mlp, dropout_, is_training());
+}
+
+GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
+  config_.validate();
+  token_ = register_module("token", torch::nn::Embedding(config_.vocabulary, config_.hidden));
+  position_ = register_module("position", torch::nn::Embedding(config_.sequence, config_.hidden));
+  initialise(token_);
+  initialise(position_);
+  blocks_ = register_module("blocks", torch::nn::ModuleList());
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) blocks_->push_back(GptBlock(config_));
+  norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config_.hidden})));
+  if (!config_.tied_output) {
+    const auto options = torch::nn::LinearOptions(config_.hidden, config_.vocabulary).bias(false);
+    output_ = register_module("output", torch::nn::Linear(options));
+    initialise(output_, kInitialDeviation);
+  }
+}
+
+at::Tensor GptImpl::features(const at::Tensor& tokens) {
+  TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1 && tokens.size(1) <= config_.sequence,
+              "[Gpt::forward] got tokens ", tokens.sizes(), ", expected [batch, time] with time from 1 to ",
+              config_.sequence);
+  at::Tensor x = token_(tokens) + position_->weight.narrow(0, 0, tokens.size(1));
+  x = torch::dropout(x, config_.dropout, is_training());
+  for (const auto& block : *blocks_) x = block->as<GptBlockImpl>()->forward(x);
+  return norm_(x);
+}
+
+at::Tensor GptImpl::logits(const at::Tensor& features) {
+  return output_.is_empty() ? torch::linear(features, token_->weight) : output_(features);
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens) { return logits(features(tokens)); }
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets) {
+  TORCH_CHECK(tokens.sizes() == targets.sizes(), "[Gpt::forward] got targets ", targets.sizes(), ", expected ",
+              tokens.sizes());
+  return cross_entropy(forward(tokens).flatten(0, 1), targets.flatten());
+}
+
+at::Tensor GptImpl::generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling) {
+  torch::NoGradGuard no_grad;
+  const bool was_training = is_training();
+  eval();
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(sampling.seed);
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::int64_t seen = std::min(tokens.size(1), config_.sequence);
+    const at::Tensor input = tokens.narrow(1, tokens.size(1) - seen, seen);
+    at::Tensor next = logits(features(input).select(1, seen - 1)).to(torch::kFloat32);
+    if (sampling.temperature <= 0) {
+      next = next.argmax(-1, true);
+    } else {
+      next = (next / sampling.temperature).cpu();
+      if (sampling.top_k > 0 && sampling.top_k < config_.vocabulary) {
+        const at::Tensor least = std::get<0>(next.topk(sampling.top_k, -1)).narrow(-1, sampling.top_k - 1, 1);
+        next = next.masked_fill(next < least, -std::numeric_limits<double>::infinity());
+      }
+      next = torch::multinomial(torch::softmax(next, -1), 1, false, generator).to(tokens.device());
+    }
+    tokens = torch::cat({tokens, next}, 1);
+  }
+  train(was_training);
+  return tokens;
+}
+
+}  // namespace models

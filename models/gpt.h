@@ -1,0 +1,84 @@
+// GPT: a decoder-only transformer with pre-norm blocks and learned positions, as in GPT-2 (Radford
+// et al., 2019). Plain torch::nn code: it knows nothing of ranks, shards or dtypes, and works with
+// parameters of any floating dtype (activations follow them; the loss is taken in fp32).
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace models {
+
+struct GptConfig {
+  std::int64_t layers = 4, hidden = 128, heads = 4;
+  std::int64_t sequence = 128;    // longest input, in tokens
+  std::int64_t vocabulary = 256;  // 256: bytes
+  double dropout = 0;             // after embeddings, attention and each residual branch
+  bool tied_output = true;        // the output layer's weight is the token embedding
+
+  // "gpt-1m" and "gpt-10m" read bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
+  // "gpt2-xl" have the published shapes. Throws std::invalid_argument for another name.
+  static GptConfig preset(const std::string& name);
+  static std::vector<std::string> preset_names();
+
+  // Elements of all parameters, counted by formula; a tied output layer counts once.
+  std::int64_t num_parameters() const;
+  // Throws std::invalid_argument that names the field.
+  void validate() const;
+};
+
+// One layer: x + attention(norm(x)), then x + mlp(norm(x)). x: [batch, time, hidden].
+struct GptBlockImpl : torch::nn::Module {
+  explicit GptBlockImpl(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  std::int64_t heads_;
+  double dropout_;
+  torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+  torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
+};
+TORCH_MODULE(GptBlock);
+
+// How the next token is chosen.
+struct Sampling {
+  double temperature = 1;  // 0: the most likely token
+  std::int64_t top_k = 0;  // only among the k most likely; 0: all
+  std::uint64_t seed = 1;  // of a generator of its own: torch's is left alone
+};
+
+struct GptImpl : torch::nn::Module {
+  // Initialised as GPT-2: normal(0, 0.02), projections into the residual stream divided by
+  // sqrt(2 * layers), biases zero.
+  explicit GptImpl(GptConfig config);
+
+  // tokens: int64 [batch, time], time <= sequence. Returns logits [batch, time, vocabulary] in the
+  // parameters' dtype. Throws c10::Error for other shapes.
+  at::Tensor forward(const at::Tensor& tokens);
+  // targets: int64 [batch, time]. Returns the mean negative log likelihood in nats, a scalar in fp32.
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
+  // tokens: int64 [batch, time >= 1]. Returns them followed by `count` generated tokens, [batch, time +
+  // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
+  at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
+
+  const GptConfig& config() const { return config_; }
+
+ private:
+  at::Tensor features(const at::Tensor& tokens);
+  at::Tensor logits(const at::Tensor& features);
+  GptConfig config_;
+  torch::nn::Embedding token_{nullptr}, position_{nullptr};
+  torch::nn::ModuleList blocks_{nullptr};
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear output_{nullptr};  // null when tied
+};
+TORCH_MODULE(Gpt);
+
+// Mean cross entropy in nats of logits [n, classes] (any floating dtype) against int64 targets [n],
+// computed in fp32 a few rows at a time. Saves the logits only, where log_softmax of fp32 logits would
+// save four more bytes an element and its backward make two more copies. Not twice differentiable.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
+
+}  // namespace models
