@@ -1,0 +1,23 @@
+// Fits a small network to random data with its parameters, gradients and optimizer state sharded over the ranks:
+//   zero run -n 2 minimal        or just: minimal
+#include <zero/zero.h>
+
+#include <cstdio>
+
+int main() {
+  auto comm = zero::Communicator::from_env();  // a world of one when run alone
+  auto options = zero::Options::from_json(R"({"train_micro_batch_size_per_gpu": 32, "zero_optimization": {"stage": 3},
+      "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+  using namespace torch::nn;
+  auto model = zero::build(options, [] { return Sequential(Linear(64, 256), GELU(), Linear(256, 1)); });
+  zero::Engine engine(model, options, comm);  // the model itself is not changed
+  torch::manual_seed(comm->rank());           // each rank draws its own data
+  for (int step = 1; step <= 100; ++step) {
+    auto x = torch::randn({32, 64});
+    auto loss = torch::mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), x.mean(1, true));
+    engine.backward(loss);  // scales, accumulates, reduces over the ranks
+    engine.step();          // clips, updates this rank's shard, or skips on overflow
+    if (step % 20 == 0 && comm->rank() == 0) std::printf("step %d loss %.4f\n", step, loss.item<double>());
+  }
+  if (comm->rank() == 0) std::printf("bytes of rank 0\n%s", engine.memory().table().c_str());
+}
