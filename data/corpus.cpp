@@ -1,0 +1,152 @@
+// The mapping, the permutation and the arithmetic of samples (corpus.h). Errors carry the path, what
+// was found and what is needed, so that a command can show them as they are.
+#include "data/corpus.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace data {
+namespace {
+
+constexpr int kRounds = 4;
+
+// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every bit of the input moves every bit.
+std::uint64_t mix(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+[[noreturn]] void fail(const std::string& path, const std::string& got, const std::string& expected) {
+  throw std::runtime_error("[text " + path + "] got " + got + ", expected " + expected);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail(path, std::strerror(errno), "a readable text file");
+  struct stat about {};
+  int error = ::fstat(fd, &about) == 0 ? 0 : errno;
+  void* memory = MAP_FAILED;
+  const bool regular = error == 0 && S_ISREG(about.st_mode);
+  if (regular && about.st_size > 0) {
+    memory = ::mmap(nullptr, static_cast<std::size_t>(about.st_size), PROT_READ, MAP_SHARED, fd, 0);
+    error = memory == MAP_FAILED ? errno : 0;
+  }
+  ::close(fd);
+  if (error != 0) fail(path, std::strerror(error), "a readable text file");
+  if (!regular) fail(path, S_ISDIR(about.st_mode) ? "a directory" : "something that is not a file", "a text file");
+  if (about.st_size == 0) fail(path, "an empty file", "text");
+  data_ = static_cast<const std::uint8_t*>(memory);
+  size_ = about.st_size;
+}
+
+MappedFile::~MappedFile() { ::munmap(const_cast<std::uint8_t*>(data_), static_cast<std::size_t>(size_)); }
+
+Permutation::Permutation(std::int64_t size, std::uint64_t key)
+    : size_(static_cast<std::uint64_t>(size)), key_(mix(key)) {
+  if (size < 1) throw std::invalid_argument("[Permutation] got size " + std::to_string(size) + ", expected at least 1");
+  half_bits_ = 1;
+  while (half_bits_ < 31 && (std::uint64_t{1} << (2 * half_bits_)) < size_) ++half_bits_;
+  mask_ = (std::uint64_t{1} << half_bits_) - 1;
+}
+
+std::int64_t Permutation::operator()(std::int64_t index) const {
+  std::uint64_t value = static_cast<std::uint64_t>(index);
+  if (value >= size_)
+    throw std::invalid_argument("[Permutation] got index " + std::to_string(index) + ", expected less than " +
+                                std::to_string(size_));
+  do {
+    std::uint64_t left = value >> half_bits_, right = value & mask_;
+    for (std::uint64_t round = 0; round < kRounds; ++round) {
+      const std::uint64_t next = left ^ (mix(right ^ mix(key_ + round)) & mask_);
+      left = right;
+      right = next;
+    }
+    value = left << half_bits_ | right;
+  } while (value >= size_);
+  return static_cast<std::int64_t>(value);
+}
+
+Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, std::uint64_t seed)
+    : file_(path), sequence_(sequence), seed_(seed) {
+  if (sequence < 1)
+    throw std::invalid_argument("[Corpus] got sequence " + std::to_string(sequence) + ", expected at least 1");
+  if (!(holdout >= 0 && holdout < 1))
+    throw std::invalid_argument("[Corpus] got holdout " + std::to_string(holdout) +
+                                ", expected from 0 up to but without 1");
+  heldout_begin_ = file_.size() - static_cast<std::int64_t>(std::floor(static_cast<double>(file_.size()) * holdout));
+  // A last target lies one byte behind a sample's inputs, and may not lie in the other part.
+  training_samples_ = (heldout_begin_ - 1) / sequence;
+  heldout_samples_ = std::max<std::int64_t>(0, file_.size() - heldout_begin_ - 1) / sequence;
+  const auto check = [&](const char* part, std::int64_t size, std::int64_t samples) {
+    if (samples < 1)
+      fail(path, std::to_string(size) + " bytes for " + part, "at least the " + std::to_string(sequence + 1) +
+           " of one sample. Hint: use more text, a shorter sequence or another holdout");
+  };
+  check("training", heldout_begin_, training_samples_);
+  if (holdout > 0) check("the held-out part", file_.size() - heldout_begin_, heldout_samples_);
+}
+
+const std::uint8_t* Corpus::training(std::int64_t number) const {
+  if (number < 0)
+    throw std::invalid_argument("[Corpus::training] got " + std::to_string(number) + ", expected at least 0");
+  const auto epoch = static_cast<std::uint64_t>(number / training_samples_);
+  const Permutation order(training_samples_, mix(seed_) + epoch);
+  return file_.data() + order(number % training_samples_) * sequence_;
+}
+
+const std::uint8_t* Corpus::heldout(std::int64_t index) const {
+  if (index < 0 || index >= heldout_samples_)
+    throw std::invalid_argument("[Corpus::heldout] got " + std::to_string(index) + ", expected less than " +
+                                std::to_string(heldout_samples_));
+  return file_.data() + heldout_begin_ + index * sequence_;
+}
+
+std::vector<const std::uint8_t*> Reader::next(std::int64_t batch) {
+  std::vector<const std::uint8_t*> samples;
+  samples.reserve(static_cast<std::size_t>(batch));
+  for (std::int64_t i = 0; i < batch; ++i) samples.push_back(corpus_->training(position_ + rank_ * batch + i));
+  position_ += batch * ranks_;
+  return samples;
+}
+
+std::string Reader::state() const {
+  return nlohmann::json{{"position", position_},
+                        {"samples", corpus_->training_samples_},
+                        {"seed", corpus_->seed_},
+                        {"sequence", corpus_->sequence_}}
+      .dump();
+}
+
+void Reader::restore(const std::string& json) {
+  const auto refuse = [](const std::string& got, const std::string& expected) {
+    throw std::runtime_error("[Reader::restore] got " + got + ", expected " + expected);
+  };
+  const auto saved = nlohmann::json::parse(json, nullptr, false);
+  for (const char* key : {"position", "samples", "seed", "sequence"})
+    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_number_integer() || saved[key] < 0)
+      refuse("\"" + json.substr(0, 200) + "\"", "the saved position of a corpus");
+  const auto same = [&](const char* key, std::uint64_t ours) {
+    if (saved[key].get<std::uint64_t>() != ours)
+      refuse(std::string(key) + " " + std::to_string(ours), saved[key].dump() + " as when the position was saved. " +
+             "Hint: go on with the same text, sequence length, holdout and seed");
+  };
+  same("samples", static_cast<std::uint64_t>(corpus_->training_samples_));
+  same("seed", corpus_->seed_);
+  same("sequence", static_cast<std::uint64_t>(corpus_->sequence_));
+  position_ = saved["position"].get<std::int64_t>();
+}
+
+}  // namespace data

@@ -1,0 +1,94 @@
+// Text as training samples: a memory-mapped file whose bytes are the tokens. Which sample a rank
+// reads is a pure function of (seed, position, rank, ranks); the position is all that a resumed run
+// needs. Nothing here knows libzero, torch or a model.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace data {
+
+// The file as read-only memory. Throws std::runtime_error that names path and reason: missing,
+// not a regular file, empty.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::uint8_t* data() const { return data_; }
+  std::int64_t size() const { return size_; }
+
+ private:
+  const std::uint8_t* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+
+// A bijection of [0, size) chosen by a key, computed and not stored: a Feistel network over the
+// next even number of bits, walked along its cycle until the value is inside (Black and Rogaway,
+// "Ciphers with Arbitrary Finite Domains", 2002). At most four passes a call on average.
+class Permutation {
+ public:
+  Permutation(std::int64_t size, std::uint64_t key);
+  // index in [0, size).
+  std::int64_t operator()(std::int64_t index) const;
+
+ private:
+  std::uint64_t size_, key_, mask_;
+  int half_bits_;
+};
+
+class Corpus {
+ public:
+  // `sequence`: tokens of one sample, without the one more that its last target needs. `holdout`:
+  // the share of the file, at its end, that training never sees; from 0 up to but without 1.
+  // Throws std::runtime_error for a file that cannot be read, or in which one part has no sample.
+  Corpus(const std::string& path, std::int64_t sequence, double holdout, std::uint64_t seed);
+
+  std::int64_t sequence() const { return sequence_; }
+  std::int64_t bytes() const { return file_.size(); }
+  // Whole samples of the training part: one epoch. Samples begin `sequence` bytes apart, and share
+  // the one byte that is the target of one and the input of the next.
+  std::int64_t training_samples() const { return training_samples_; }
+  std::int64_t heldout_samples() const { return heldout_samples_; }
+
+  // sequence + 1 bytes. `number` counts the samples of the whole run, from 0 on: number / training_samples()
+  // is the epoch, and each epoch has an order of its own that the seed fixes.
+  const std::uint8_t* training(std::int64_t number) const;
+  const std::uint8_t* heldout(std::int64_t index) const;  // in file order
+  // The offset in the file, for tests and messages.
+  std::int64_t offset(const std::uint8_t* sample) const { return sample - file_.data(); }
+
+ private:
+  MappedFile file_;
+  std::int64_t sequence_, training_samples_ = 0, heldout_samples_ = 0, heldout_begin_ = 0;
+  std::uint64_t seed_;
+  friend class Reader;
+};
+
+// Where one rank reads. Global batch k has the samples [k, k + 1) * ranks * batch; a rank takes `batch`
+// of them that no other rank takes.
+class Reader {
+ public:
+  Reader(const Corpus& corpus, int rank, int ranks) : corpus_(&corpus), rank_(rank), ranks_(ranks) {}
+
+  // The rank's next `batch` samples. All ranks must ask for as many.
+  std::vector<const std::uint8_t*> next(std::int64_t batch);
+
+  // Samples that all ranks together have read; the same on every rank.
+  std::int64_t position() const { return position_; }
+  std::int64_t epoch() const { return position_ / corpus_->training_samples(); }
+
+  // {"position": 640, "samples": 30000, "seed": 1, "sequence": 128}: enough to go on with any number of
+  // ranks. restore() throws std::runtime_error when the text is not that, or of a corpus that differs.
+  std::string state() const;
+  void restore(const std::string& json);
+
+ private:
+  const Corpus* corpus_;
+  int rank_, ranks_;
+  std::int64_t position_ = 0;
+};
+
+}  // namespace data
