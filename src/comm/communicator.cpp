@@ -1,0 +1,183 @@
+// The facade of every transport: checks the arguments, so that a transport may trust them, and
+// counts what is sent. Nothing here moves data or waits.
+#include <zero/communicator.h>
+
+#include <torch/torch.h>
+
+#include "base/check.h"
+#include "comm/call.h"
+#include "comm/transport.h"
+
+namespace zero {
+
+std::uint64_t CommStats::bytes_sent() const {
+  std::uint64_t sum = 0;
+  for (const auto& [op, row] : by_op) sum += row.bytes_sent;
+  return sum;
+}
+
+namespace comm {
+
+at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
+
+namespace {
+
+// The checks of one call; every message names the operation and the rank.
+class Arguments {
+ public:
+  Arguments(const char* op, const Transport& transport) : op_(op), rank_(transport.rank()), size_(transport.size()) {}
+
+  template <class... Parts>
+  void require(bool condition, const Parts&... parts) const {
+    if (condition) return;
+    throw ConfigError(base::join("[Communicator::", op_, "] got ", base::join(parts...), " (rank ", rank_, "/", size_, ")"));
+  }
+
+  void flat(const char* name, const at::Tensor& tensor) const {
+    require(tensor.defined(), "an undefined tensor as `", name, "`, expected a flat tensor");
+    require(tensor.layout() == at::kStrided && tensor.dim() == 1 && tensor.is_contiguous(), "`", name, "` of shape ", tensor.sizes(),
+            tensor.layout() == at::kStrided && !tensor.is_contiguous() ? " that is not contiguous" : "",
+            ", expected a flat contiguous tensor. Hint: pass tensor.contiguous().view({-1})");
+    require(tensor.is_cpu() || tensor.is_cuda(), "`", name, "` on ", tensor.device().str(), ", expected CPU or CUDA memory");
+    const auto end = static_cast<std::size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
+    require(tensor.numel() == 0 || tensor.storage().nbytes() >= end, "`", name, "` of ", tensor.numel(),
+            " elements whose storage holds ", tensor.storage().nbytes(), " bytes, expected ", end,
+            " or more. Hint: the memory was released; gather it first");
+  }
+
+  void alike(const at::Tensor& out, const at::Tensor& in) const {
+    flat("out", out);
+    flat("in", in);
+    require(out.scalar_type() == in.scalar_type(), "`in` of dtype ", dtype_text(in.scalar_type()), ", expected ",
+            dtype_text(out.scalar_type()), " as `out`");
+    require(out.device() == in.device(), "`in` on ", in.device().str(), ", expected ", out.device().str(), " as `out`");
+  }
+
+  void sums(const at::Tensor& tensor) const {
+    require(summable(tensor.scalar_type()), "dtype ", dtype_text(tensor.scalar_type()), ", expected fp32, bf16 or fp16");
+  }
+
+  // `part` is apart from `whole`, or exactly the part of this rank.
+  void apart_or_own(const at::Tensor& whole, const at::Tensor& part, bool own_allowed) const {
+    if (part.numel() == 0) return;
+    const auto* w = static_cast<const char*>(whole.const_data_ptr());
+    const auto* p = static_cast<const char*>(part.const_data_ptr());
+    if (std::less_equal<>()(w + whole.nbytes(), p) || std::less_equal<>()(p + part.nbytes(), w)) return;
+    require(own_allowed && p == w + part.nbytes() * static_cast<std::size_t>(rank_), "`in` and `out` that overlap, expected ",
+            own_allowed ? "separate memory or this rank's own part of the larger one" : "separate memory");
+  }
+
+ private:
+  const char* op_;
+  int rank_, size_;
+};
+
+}  // namespace
+}  // namespace comm
+
+struct Communicator::State {
+  CommStats stats;
+
+  // `bytes_whole`: of the tensor that all ranks hold together.
+  void count(const char* op, std::uint64_t bytes_whole, int size, std::uint64_t times = 1) {
+    const auto n = static_cast<std::uint64_t>(size);
+    auto& row = stats.by_op[op];
+    ++row.calls;
+    row.bytes_sent += times * (n - 1) * bytes_whole / n;
+  }
+};
+
+Communicator::Communicator(std::unique_ptr<comm::Transport> transport)
+    : transport_(std::move(transport)), state_(std::make_unique<State>()) {
+  ZERO_CHECK(transport_ != nullptr, "a Communicator without a transport");
+}
+
+Communicator::~Communicator() = default;
+
+std::shared_ptr<Communicator> Communicator::local() { return std::make_shared<Communicator>(comm::make_local()); }
+
+int Communicator::rank() const { return transport_->rank(); }
+int Communicator::size() const { return transport_->size(); }
+int Communicator::local_rank() const { return transport_->identity().local_rank; }
+int Communicator::local_size() const { return transport_->identity().local_size; }
+std::string Communicator::transport() const { return transport_->name(); }
+
+std::shared_ptr<Work> Communicator::all_gather(at::Tensor out, const at::Tensor& in) {
+  const comm::Arguments check("all_gather", *transport_);
+  check.alike(out, in);
+  check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ", in.numel() * size(), " (",
+                size(), " ranks x ", in.numel(), " of `in`)");
+  check.apart_or_own(out, in, true);
+  auto work = transport_->all_gather(out, in);
+  state_->count("all_gather", out.nbytes(), size());
+  return work;
+}
+
+std::shared_ptr<Work> Communicator::reduce_scatter(at::Tensor out, const at::Tensor& in) {
+  const comm::Arguments check("reduce_scatter", *transport_);
+  check.alike(out, in);
+  check.sums(out);
+  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ", out.numel() * size(), " (",
+                size(), " ranks x ", out.numel(), " of `out`)");
+  check.apart_or_own(in, out, true);
+  auto work = transport_->reduce_scatter(out, in);
+  state_->count("reduce_scatter", in.nbytes(), size());
+  return work;
+}
+
+std::shared_ptr<Work> Communicator::all_reduce(at::Tensor inout) {
+  const comm::Arguments check("all_reduce", *transport_);
+  check.flat("inout", inout);
+  check.sums(inout);
+  auto work = transport_->all_reduce(inout);
+  state_->count("all_reduce", inout.nbytes(), size(), 2);
+  return work;
+}
+
+std::shared_ptr<Work> Communicator::broadcast(at::Tensor inout, int root) {
+  const comm::Arguments check("broadcast", *transport_);
+  check.flat("inout", inout);
+  check.require(root >= 0 && root < size(), "root ", root, ", expected 0 to ", size() - 1);
+  auto work = transport_->broadcast(inout, root);
+  state_->count("broadcast", inout.nbytes(), size());
+  return work;
+}
+
+std::shared_ptr<Work> Communicator::all_to_all(at::Tensor out, const at::Tensor& in) {
+  const comm::Arguments check("all_to_all", *transport_);
+  check.alike(out, in);
+  check.require(out.numel() == in.numel(), "`out` of ", out.numel(), " elements, expected ", in.numel(), " as `in`");
+  check.require(in.numel() % size() == 0, in.numel(), " elements, expected a multiple of the ", size(), " ranks");
+  check.apart_or_own(out, in, false);
+  auto work = transport_->all_to_all(out, in);
+  state_->count("all_to_all", in.nbytes(), size());
+  return work;
+}
+
+std::vector<std::string> Communicator::exchange(std::string_view mine) {
+  auto messages = transport_->exchange(mine);
+  ++state_->stats.control.calls;
+  state_->stats.control.bytes_sent += mine.size() * static_cast<std::uint64_t>(size() - 1);
+  return messages;
+}
+
+void Communicator::barrier() { exchange({}); }
+
+void Communicator::abort(const std::string& reason) noexcept { transport_->abort(reason); }
+
+at::Tensor Communicator::allocate(std::int64_t numel, c10::ScalarType dtype) {
+  comm::Arguments("allocate", *transport_).require(numel >= 0, numel, " elements, expected 0 or more");
+  return transport_->allocate(numel, dtype);
+}
+
+std::chrono::milliseconds Communicator::timeout() const { return transport_->timeout(); }
+
+void Communicator::set_timeout(std::chrono::milliseconds timeout) {
+  comm::Arguments("set_timeout", *transport_).require(timeout.count() > 0, timeout.count(), " ms, expected more than 0");
+  transport_->set_timeout(timeout);
+}
+
+CommStats Communicator::stats() const { return state_->stats; }
+void Communicator::reset_stats() { state_->stats = {}; }
+
+}  // namespace zero
