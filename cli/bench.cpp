@@ -1,0 +1,64 @@
+// `zero bench NAME`: finds the measurement. How one measures is in bench_<name>.cpp.
+#include "cli/bench.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <zero/version.h>
+
+#include "cli/commands.h"
+#include "cli/console.h"
+#include "cli/nearest.h"
+
+namespace {
+
+constexpr const char* kHelp = R"(zero bench: measure on this machine
+
+Usage: zero bench NAME [options]
+
+  stages                  memory by phase, time, bytes sent and equal results of
+                          ZeRO stages 0 to 3
+
+  -h, --help              this text, or a measurement's
+  --version               version of zero
+
+Example
+  zero bench stages --world 2 --recipes fp32,bf16
+)";
+
+}  // namespace
+
+int zero_bench(int argc, char** argv) {
+  using zero::ConfigError;
+  static const std::vector<std::string> kNames = {"collectives", "optimizer", "io", "step", "stages"};
+  // The name is the first word that is no option; options before it belong to the measurement.
+  std::vector<char*> words(argv + 1, argv + argc);
+  std::size_t at = 0;
+  for (; at < words.size() && words[at][0] == '-'; ++at) {
+    const std::string word = words[at];
+    const bool valued = word == "--log-level" || word == "--log_level" || word == "--log-dir" || word == "--log_dir" ||
+                        word == "--color" || word == "--progress";
+    if (valued) ++at;
+  }
+  if (at >= words.size()) {
+    for (const char* word : words) {
+      if (std::strcmp(word, "-h") == 0 || std::strcmp(word, "--help") == 0) return zero::cli::print_result(kHelp), 0;
+      if (std::strcmp(word, "--version") == 0) return zero::cli::print_result("zero " ZERO_VERSION "\n"), 0;
+    }
+    throw ConfigError("[zero bench] got no name, expected stages. Hint: zero bench --help");
+  }
+  const std::string name = words[at];
+  if (name == "stages") {
+    words.erase(words.begin() + static_cast<std::ptrdiff_t>(at));
+    words.insert(words.begin(), const_cast<char*>("stages"));
+    words.push_back(nullptr);
+    return zero::cli::bench_stages(static_cast<int>(words.size()) - 1, words.data());
+  }
+  for (const std::string& known : kNames)
+    if (name == known)
+      throw ConfigError("[zero bench] got " + name + ", which is not available in this version, expected stages");
+  const std::string near = zero::cli::nearest(name, kNames);
+  throw ConfigError("[zero bench] got \"" + name.substr(0, 80) + "\", expected stages" +
+                    (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
+}

@@ -1,0 +1,352 @@
+// `zero bench stages`: the same GPT trained at stages 0 to 3 in each recipe, one after the other:
+// memory at the moments of a step, step times, bytes sent, and the state's hash, which must not
+// depend on the stage. Tables of memory are memory_phases.h; the training is the library's.
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+#include <zero/zero.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/bench.h"
+#include "cli/memory_phases.h"
+#include "cli/options.h"
+#include "models/gpt.h"
+#include "report/table.h"
+#include "report/terminal.h"
+#include "report/text.h"
+
+namespace zero::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Setup {
+  std::int64_t world = 0, iterations = 20, warmup = 2, batch = 4, threads = 0, seed = 1;
+  std::string stages = "0,1,2,3", recipes = "fp32,bf16,fp16", model;
+  models::GptConfig gpt;
+  std::vector<std::string> set;
+};
+
+// What rank 0 saw of one stage and recipe.
+struct Run {
+  std::string recipe, hash, transport;
+  int stage = 0;
+  MemoryPhases phases;
+  std::vector<double> step_s;
+  CommStats stats;  // of all measured steps
+  double first_loss = 0, last_loss = 0;
+  std::int64_t skipped = 0;
+};
+
+std::vector<std::string> parts_of(const std::string& text) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+// The parts of a list option: each allowed, none twice.
+std::vector<std::string> list_of(const std::string& option, const std::string& text, const std::vector<std::string>& allowed) {
+  std::string all;
+  for (const auto& word : allowed) all += (all.empty() ? "" : ", ") + word;
+  const auto parts = parts_of(text);
+  for (const auto& part : parts)
+    if (std::find(allowed.begin(), allowed.end(), part) == allowed.end() || std::count(parts.begin(), parts.end(), part) > 1)
+      throw ConfigError("[" + option + "] got \"" + text.substr(0, 80) + "\", expected some of " + all + ", each once, with commas between");
+  return parts;
+}
+
+Options options_for(const Setup& setup, int stage, const std::string& recipe) {
+  Json config = {{"train_micro_batch_size_per_gpu", setup.batch},
+                 {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.01}}}}},
+                 {"zero_optimization", {{"stage", stage}}}};
+  if (recipe != "fp32") config[recipe]["enabled"] = true;
+  // The default, 16, spends the first steps on finding a scale that does not overflow.
+  if (recipe == "fp16") config[recipe]["initial_scale_power"] = 12;
+  std::vector<Setting> values;
+  for (const auto& text : setup.set) {
+    const auto equals = text.find('=');
+    const std::string key = text.substr(0, equals);
+    if (equals == std::string::npos || equals == 0)
+      throw ConfigError("[--set] got \"" + text.substr(0, 80) + "\", expected KEY=VALUE");
+    if (key == "zero_optimization.stage" || key == "bf16.enabled" || key == "fp16.enabled" || key == "train_micro_batch_size_per_gpu")
+      throw ConfigError("[--set] got " + key + ", which is what is compared. Hint: use --stages, --recipes or --micro-batch-size.");
+    values.push_back({key, text.substr(equals + 1), "--set"});
+  }
+  return Options::from_json(config.dump(), "<zero bench stages>", values);
+}
+
+models::GptConfig model_of(const Setup& setup, const Command& command) {
+  auto config = setup.gpt;
+  try {
+    if (!setup.model.empty()) {
+      const auto preset = models::GptConfig::preset(setup.model);
+      // What is given beside a preset changes it.
+      if (!command.given("--layers")) config.layers = preset.layers;
+      if (!command.given("--hidden")) config.hidden = preset.hidden;
+      if (!command.given("--heads")) config.heads = preset.heads;
+      if (!command.given("--sequence")) config.sequence = preset.sequence;
+      if (!command.given("--vocabulary")) config.vocabulary = preset.vocabulary;
+    }
+    config.validate();
+  } catch (const std::invalid_argument& error) {
+    throw ConfigError(error.what());
+  }
+  return config;
+}
+
+// Initial values come from libtorch's global generator, which ranks as threads share.
+models::Gpt make_model(const models::GptConfig& config, std::int64_t seed) {
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  torch::manual_seed(static_cast<std::uint64_t>(seed));
+  return models::Gpt(config);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// One rank's part of one run.
+Run train(const Setup& setup, int stage, const std::string& recipe, const std::shared_ptr<Communicator>& comm) {
+  auto model = make_model(setup.gpt, setup.seed);
+  Engine engine(model, options_for(setup, stage, recipe), comm);
+  // The same tokens at every stage and recipe, other ones on every rank and step.
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(setup.seed * 1000003 + comm->rank()));
+  Run run;
+  run.stage = stage;
+  run.recipe = recipe;
+  run.transport = comm->transport();
+  for (std::int64_t k = -setup.warmup; k < setup.iterations; ++k) {
+    const auto tokens = at::randint(0, setup.gpt.vocabulary, {setup.batch, setup.gpt.sequence + 1}, generator, at::kLong);
+    const auto inputs = tokens.narrow(1, 0, setup.gpt.sequence).contiguous();
+    const auto targets = tokens.narrow(1, 1, setup.gpt.sequence).contiguous();
+    if (k == 0) {
+      comm->barrier();
+      comm->reset_stats();
+    }
+    const auto start = std::chrono::steady_clock::now();
+    run.phases.note_and_reset(Phase::BeforeForward, engine);
+    auto loss = model->forward(inputs, targets);
+    run.phases.note_and_reset(Phase::AfterForward, engine);
+    engine.backward(loss);
+    const double value = loss.item<double>();
+    loss = at::Tensor();
+    run.phases.note_and_reset(Phase::AfterBackward, engine);
+    const auto result = engine.step();
+    run.phases.note_and_reset(Phase::AfterStep, engine);
+    if (k < 0) continue;
+    run.step_s.push_back(seconds_since(start));
+    run.skipped += result.overflow ? 1 : 0;
+    if (k == 0) run.first_loss = value;
+    run.last_loss = value;
+  }
+  run.stats = comm->stats();
+  run.hash = engine.state_hash();
+  return run;
+}
+
+double total_of(const Run& run) {
+  double sum = 0;
+  for (const double s : run.step_s) sum += s;
+  return sum;
+}
+
+// Linear between the two nearest.
+double quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  const double at = q * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(at);
+  const auto above = std::min(below + 1, values.size() - 1);
+  return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+std::string processor() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+  return "unknown processor";
+}
+
+std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string times_table(const Setup& setup, const std::vector<Run>& runs, std::size_t columns) {
+  using report::Align;
+  report::Table table({{"stage"},
+                       {std::to_string(setup.iterations) + " steps s", Align::Right},
+                       {"median ms", Align::Right},
+                       {"p10 ms", Align::Right},
+                       {"p90 ms", Align::Right},
+                       {"sent/step", Align::Right},
+                       {"last loss", Align::Right},
+                       {"state hash"}});
+  for (const auto& run : runs)
+    table.row({std::to_string(run.stage), fixed(total_of(run), 2), fixed(quantile(run.step_s, 0.5) * 1e3, 1),
+               fixed(quantile(run.step_s, 0.1) * 1e3, 1), fixed(quantile(run.step_s, 0.9) * 1e3, 1),
+               report::human_bytes(run.stats.bytes_sent() / static_cast<std::uint64_t>(setup.iterations)), fixed(run.last_loss, 4),
+               run.hash.substr(0, 12)});
+  return table.render(columns);
+}
+
+bool all_equal(const std::vector<Run>& runs) {
+  return std::all_of(runs.begin(), runs.end(), [&](const Run& run) { return run.hash == runs[0].hash; });
+}
+
+std::string text_of(const Setup& setup, const std::string& recipe, const std::vector<Run>& runs, std::size_t columns) {
+  std::string out;
+  std::vector<std::pair<std::string, MemoryPhases>> sides;
+  for (const auto& run : runs) {
+    out += "\n" + recipe + ", stage " + std::to_string(run.stage) + ": memory of rank 0\n" + run.phases.table(columns);
+    sides.emplace_back(std::to_string(run.stage), run.phases);
+  }
+  out += "\n" + recipe + ": memory of rank 0 by stage\n" + compare_phases(sides, "stage", columns);
+  out += "\n" + recipe + ": time, bytes rank 0 sends, result\n" + times_table(setup, runs, columns);
+  if (runs[0].skipped > 0) out += std::to_string(runs[0].skipped) + " of the steps skipped for overflow\n";
+  out += runs.size() == 1     ? "state hash " + runs[0].hash + "\n"
+         : all_equal(runs) ? "state hash equal at all stages: " + runs[0].hash + "\n"
+                           : "STATE HASHES DIFFER\n";
+  return out;
+}
+
+Json json_of(const Run& run) {
+  const auto steps = static_cast<double>(run.step_s.size());
+  Json sent = Json::object();
+  for (const auto& [op, row] : run.stats.by_op)
+    sent[op] = {{"calls_per_step", static_cast<double>(row.calls) / steps}, {"bytes_sent_per_step", static_cast<double>(row.bytes_sent) / steps}};
+  return {{"recipe", run.recipe},
+          {"stage", run.stage},
+          {"total_s", total_of(run)},
+          {"step_s", {{"median", quantile(run.step_s, 0.5)}, {"p10", quantile(run.step_s, 0.1)}, {"p90", quantile(run.step_s, 0.9)}}},
+          {"bytes_sent_per_step", static_cast<double>(run.stats.bytes_sent()) / steps},
+          {"by_op", sent},
+          {"skipped_steps", run.skipped},
+          {"first_loss", run.first_loss},
+          {"last_loss", run.last_loss},
+          {"state_hash", run.hash},
+          {"memory", Json::parse(run.phases.json())}};
+}
+
+void declare(Command& c, Setup& s) {
+  c.section("What is measured");
+  c.option("--world", s.world, "N", "ranks as threads of this process (2); under a launcher its ranks are used", 1, 64);
+  c.option("--stages", s.stages, "LIST", "stages, with commas between (0,1,2,3)");
+  c.option("--recipes", s.recipes, "LIST", "recipes, with commas between (fp32,bf16,fp16)");
+  c.option("--iterations,--steps", s.iterations, "N", "measured steps (20)", 1, 1000000);
+  c.option("--warmup", s.warmup, "N", "steps before them (2)", 0, 1000000);
+  c.repeated("--set", s.set, "KEY=VALUE", "set one key of the configuration");
+  c.section("Model");
+  c.option("--model", s.model, "NAME", "gpt-1m, gpt-10m, gpt2, gpt2-medium, gpt2-large, gpt2-xl");
+  c.option("--layers", s.gpt.layers, "N", "blocks (4)", 1, 1000);
+  c.option("--hidden", s.gpt.hidden, "N", "width (128)", 1, 65536);
+  c.option("--heads", s.gpt.heads, "N", "attention heads (4)", 1, 1024);
+  c.option("--sequence", s.gpt.sequence, "N", "tokens of a sample (128)", 1, 1 << 20);
+  c.option("--vocabulary", s.gpt.vocabulary, "N", "different tokens (256)", 2, 1 << 24);
+  c.option("--micro-batch-size", s.batch, "N", "samples a rank and step (4)", 1, 1 << 20);
+  c.option("--seed", s.seed, "N", "of initial values and tokens (1)", 0, 1 << 30);
+  c.option("--threads", s.threads, "N", "threads a rank (OMP_NUM_THREADS, else cores/ranks)", 1, 1024);
+}
+
+}  // namespace
+
+int bench_stages(int argc, char** argv) {
+  Setup setup;
+  Command command("bench stages", "memory by phase, time, bytes sent and the result of ZeRO stages 0 to 3 on one GPT",
+                  "[options]", "  zero bench stages --world 2 --recipes fp32,bf16 --iterations 20\n");
+  declare(command, setup);
+  if (!command.parse(argc, argv)) return 0;
+  const auto& global = command.global();
+  install_log_sink("bench stages", global);
+  setup.gpt = model_of(setup, command);
+  const auto stages = list_of("--stages", setup.stages, {"0", "1", "2", "3"});
+  const auto recipes = list_of("--recipes", setup.recipes, {"fp32", "bf16", "fp16"});
+  for (const auto& recipe : recipes) (void)options_for(setup, 0, recipe);  // faults before anything runs
+
+  const auto own = Communicator::from_env();
+  const bool launched = own->size() > 1;
+  if (launched && command.given("--world") && setup.world != own->size())
+    throw ConfigError("[--world] got " + std::to_string(setup.world) + ", expected " + std::to_string(own->size()) +
+                      ", the ranks the launcher started. Hint: leave --world out.");
+  if (!command.given("--world")) setup.world = launched ? own->size() : 2;
+  const auto cores = static_cast<std::int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+  const auto here = launched ? own->local_size() : setup.world;
+  const char* omp = std::getenv("OMP_NUM_THREADS");
+  if (setup.threads == 0 && (omp == nullptr || *omp == '\0')) setup.threads = std::max<std::int64_t>(1, cores / here);
+  if (setup.threads > 0) at::set_num_threads(static_cast<int>(setup.threads));
+  const bool speaks = own->rank() == 0;
+
+  const auto measure = [&](int stage, const std::string& recipe) {
+    if (launched) return train(setup, stage, recipe, own);
+    Run first;
+    run_ranks(static_cast<int>(setup.world), [&](std::shared_ptr<Communicator> comm) {
+      auto run = train(setup, stage, recipe, comm);
+      if (comm->rank() == 0) first = std::move(run);
+    });
+    return first;
+  };
+  std::vector<std::vector<Run>> by_recipe;
+  for (const auto& recipe : recipes) {
+    by_recipe.emplace_back();
+    for (const auto& stage : stages) {
+      if (speaks && log_threshold(global) <= LogLevel::Info)
+        print_note("bench stages", LogLevel::Info, recipe + ", stage " + stage + ": " + std::to_string(setup.iterations) + " steps");
+      by_recipe.back().push_back(measure(std::stoi(stage), recipe));
+    }
+  }
+
+  std::string different;
+  for (const auto& runs : by_recipe)
+    if (!all_equal(runs)) different += (different.empty() ? "" : ", ") + runs[0].recipe;
+  if (speaks) {
+    const auto& gpt = setup.gpt;
+    const auto& transport = by_recipe[0][0].transport;
+    if (global.json) {
+      Json document = {{"schema", "zero.bench.stages/1"},
+                       {"machine",
+                        {{"processor", processor()}, {"cores", cores}, {"threads_per_rank", at::get_num_threads()}, {"libtorch", TORCH_VERSION}}},
+                       {"model",
+                        {{"layers", gpt.layers}, {"hidden", gpt.hidden}, {"heads", gpt.heads}, {"sequence_tokens", gpt.sequence},
+                         {"vocabulary", gpt.vocabulary}, {"parameters_elements", gpt.num_parameters()}}},
+                       {"world", setup.world},
+                       {"transport", transport},
+                       {"iterations", setup.iterations},
+                       {"micro_batch_size", setup.batch},
+                       {"equal_state", Json::object()},
+                       {"runs", Json::array()}};
+      for (const auto& runs : by_recipe) {
+        document["equal_state"][runs[0].recipe] = all_equal(runs);
+        for (const auto& run : runs) document["runs"].push_back(json_of(run));
+      }
+      print_result(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    } else {
+      const auto columns = static_cast<std::size_t>(report::describe_terminal(1, global.color).columns);
+      std::string text = processor() + ", " + std::to_string(cores) + " cores, libtorch " TORCH_VERSION "\n";
+      text += "GPT of " + report::human_count(static_cast<double>(gpt.num_parameters())) + " parameters (" + std::to_string(gpt.layers) +
+              " layers, hidden " + std::to_string(gpt.hidden) + "), " + std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) +
+              " tokens a rank\n" + std::to_string(setup.world) + " ranks (" + transport + ") of " + std::to_string(at::get_num_threads()) +
+              " threads, " + std::to_string(setup.warmup) + " + " + std::to_string(setup.iterations) + " steps\n";
+      for (std::size_t r = 0; r < recipes.size(); ++r) text += text_of(setup, recipes[r], by_recipe[r], columns);
+      print_result(text);
+    }
+  }
+  if (!different.empty())
+    throw InternalError("[zero bench stages] got state hashes that differ between stages in " + different + ", expected equal ones");
+  return 0;
+}
+
+}  // namespace zero::cli
