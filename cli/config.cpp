@@ -14,6 +14,3 @@ void check_config(const std::string& file, const std::vector<std::pair<std::stri
 int zero_config(int, char**) {
   throw zero::ConfigError("[zero config] got a subcommand that is not available in this version, expected one of `zero --help`");
 }
-int zero_doctor(int, char**) {
-  throw zero::ConfigError("[zero doctor] got a subcommand that is not available in this version, expected one of `zero --help`");
-}

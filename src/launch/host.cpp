@@ -189,18 +189,20 @@ std::uint64_t oom_kill_count() {
   return count > 0 ? static_cast<std::uint64_t>(count) : 0;
 }
 
+std::uint64_t memory_limit_bytes() {
+  const auto [folder, version] = cgroup_folder("memory");
+  double limit = 0;
+  if (version == 2) limit = std::atof(slurp(folder + "/memory.max").c_str());
+  if (version == 1) limit = std::atof(slurp(folder + "/memory.limit_in_bytes").c_str());
+  return limit > 0 && limit < 1e18 ? static_cast<std::uint64_t>(limit) : 0;  // "max" reads as 0
+}
+
 std::uint64_t free_memory_bytes() {
   double left = value_of(slurp("/proc/meminfo"), "MemAvailable") * 1024;
   const auto [folder, version] = cgroup_folder("memory");
-  double limit = 0, used = 0;
-  if (version == 2) {
-    limit = std::atof(slurp(folder + "/memory.max").c_str());
-    used = std::atof(slurp(folder + "/memory.current").c_str());
-  } else if (version == 1) {
-    limit = std::atof(slurp(folder + "/memory.limit_in_bytes").c_str());
-    used = std::atof(slurp(folder + "/memory.usage_in_bytes").c_str());
-  }
-  if (limit > 0 && limit < 1e18) left = std::min(left, limit - used);
+  const double used = std::atof(slurp(folder + (version == 2 ? "/memory.current" : "/memory.usage_in_bytes")).c_str());
+  const std::uint64_t limit = memory_limit_bytes();
+  if (limit > 0) left = std::min(left, static_cast<double>(limit) - used);
   return left > 0 ? static_cast<std::uint64_t>(left) : 0;
 }
 

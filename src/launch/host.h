@@ -28,6 +28,8 @@ std::vector<std::vector<int>> deal_cores(std::vector<int> cores, int ranks);
 
 // How often the kernel has killed a process of this cgroup for lack of memory; 0 when unknown.
 std::uint64_t oom_kill_count();
+// The cgroup's memory limit in bytes; 0 when there is none.
+std::uint64_t memory_limit_bytes();
 // Bytes the cgroup (or the host) can still give; 0 when unknown.
 std::uint64_t free_memory_bytes();
 

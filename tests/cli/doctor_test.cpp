@@ -1,0 +1,181 @@
+// `zero doctor`: the document's form, that it agrees with what the system says by other ways, and
+// that verdict and exit code agree.
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+using Json = nlohmann::json;
+const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
+
+struct Doctor {
+  explicit Doctor(std::vector<std::string> options = {}, std::vector<std::string> environment = {}) {
+    Process::Settings settings;
+    settings.arguments = {kZero, "doctor", "--json"};
+    settings.arguments.insert(settings.arguments.end(), options.begin(), options.end());
+    settings.environment = std::move(environment);
+    Process p(settings);
+    code = p.wait(60);
+    err = p.err;
+    EXPECT_EQ(lines(p.out).size(), 1u) << p.out << p.err;
+    document = Json::parse(p.out);
+  }
+  const Json& item(const std::string& name) const {
+    for (const Json& i : document["items"])
+      if (i["item"] == name) return i;
+    ADD_FAILURE() << "no item " << name;
+    static const Json none{{"values", Json::object()}, {"verdict", ""}, {"found", ""}, {"hint", nullptr}};
+    return none;
+  }
+  const Json& value(const std::string& name, const std::string& key) const {
+    static const Json none;
+    const Json& values = item(name)["values"];
+    EXPECT_TRUE(values.contains(key)) << name << " " << key;
+    return values.contains(key) ? values[key] : none;
+  }
+  int code = 0;
+  std::string err;
+  Json document;
+};
+
+std::uint64_t meminfo_total() {
+  std::ifstream in("/proc/meminfo");
+  std::string name;
+  std::uint64_t kib = 0;
+  in >> name >> kib;
+  EXPECT_EQ(name, "MemTotal:");
+  return kib * 1024;
+}
+
+TEST(Doctor, DocumentHasTheFormItPromises) {
+  const Doctor d;
+  EXPECT_EQ(d.document["schema"], "zero.doctor/1");
+  EXPECT_EQ(d.document["exit_code"], d.code);
+  std::set<std::string> names;
+  bool missing = false;
+  for (const Json& i : d.document["items"]) {
+    EXPECT_TRUE(names.insert(i["item"]).second) << i;
+    EXPECT_FALSE(i["found"].get<std::string>().empty()) << i;
+    EXPECT_TRUE(i["values"].is_object()) << i;
+    const std::string verdict = i["verdict"];
+    EXPECT_TRUE(verdict == "ok" || verdict == "note" || verdict == "missing") << i;
+    EXPECT_EQ(i["hint"].is_null(), verdict == "ok") << "what is not ok says how to get it: " << i;
+    missing |= verdict == "missing";
+  }
+  for (const char* name : {"zero", "libzero", "libtorch", "NCCL plug-in", "CPU", "CPU features", "cores", "OMP threads", "NUMA nodes", "memory",
+                           "/dev/shm", "memfd", "io_uring", "O_DIRECT", "free space", "temporary folder", "open files", "locked memory", "GPUs",
+                           "pidfd", "subreaper", "ports", "ssh"})
+    EXPECT_TRUE(names.count(name)) << name;
+  EXPECT_EQ(d.code, missing ? 1 : 0);
+  EXPECT_EQ(d.err, "");
+}
+
+TEST(Doctor, AgreesWithTheSystem) {
+  const Doctor d({}, {"OMP_NUM_THREADS=3"});
+  EXPECT_EQ(d.value("memory", "total_bytes"), meminfo_total());
+  EXPECT_LE(d.value("memory", "available_bytes"), d.value("memory", "total_bytes"));
+  EXPECT_EQ(d.value("cores", "online"), sysconf(_SC_NPROCESSORS_ONLN));
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  EXPECT_EQ(d.value("cores", "allowed"), CPU_COUNT(&set));
+  EXPECT_GE(d.value("cores", "usable"), 1);
+  EXPECT_LE(d.value("cores", "usable"), CPU_COUNT(&set));
+  EXPECT_EQ(d.value("OMP threads", "omp_num_threads"), "3");
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  EXPECT_EQ(d.value("open files", "soft"), files.rlim_cur);
+  struct statvfs shm {};
+  if (statvfs("/dev/shm", &shm) == 0) {
+    EXPECT_EQ(d.value("/dev/shm", "total_bytes"), static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize);
+  }
+  // The tests of `zero run` need these, so they must be there.
+  EXPECT_EQ(d.value("memfd", "works"), true);
+  EXPECT_EQ(d.value("ports", "loopback"), true);
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  EXPECT_EQ(d.value("CPU features", "avx2"), static_cast<bool>(__builtin_cpu_supports("avx2")));
+  EXPECT_EQ(d.value("CPU features", "avx512"), static_cast<bool>(__builtin_cpu_supports("avx512f")));
+#endif
+}
+
+TEST(Doctor, SeesTheAffinityItWasGiven) {
+  cpu_set_t set;
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++c)
+    if (CPU_ISSET(c, &set)) CPU_SET(c, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  const Doctor d;
+  ASSERT_EQ(sched_setaffinity(0, sizeof set, &set), 0);
+  EXPECT_EQ(d.value("cores", "allowed"), 1);
+  EXPECT_EQ(d.value("cores", "usable"), 1);
+}
+
+TEST(Doctor, FindsLibzeroAndItsLibtorch) {
+  const Doctor d;
+  const bool built = std::filesystem::exists(ZERO_BINARY_DIR "/lib/libzero.so.0") && std::filesystem::exists(ZERO_BINARY_DIR "/bin/zero-torch");
+  EXPECT_EQ(d.item("libzero")["verdict"] == "ok", built) << d.item("libzero");
+  if (!built) {
+    EXPECT_EQ(d.code, 1);
+    GTEST_SKIP() << "libzero.so and zero-torch are not built here";
+  }
+  EXPECT_TRUE(std::filesystem::equivalent(d.value("libzero", "path").get<std::string>(), ZERO_BINARY_DIR "/lib/libzero.so.0"));
+  EXPECT_EQ(d.item("libtorch")["verdict"], "ok") << d.item("libtorch");
+  EXPECT_EQ(d.value("libtorch", "version").get<std::string>().rfind("2.11.", 0), 0u);
+  EXPECT_TRUE(std::filesystem::exists(d.value("libtorch", "path").get<std::string>() + "/lib/libtorch_cpu.so"));
+}
+
+TEST(Doctor, ChecksTheFolderItIsGiven) {
+  const std::string folder = temporary_folder();
+  const Doctor good({"--path", folder});
+  EXPECT_EQ(good.value("O_DIRECT", "path"), folder);
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "nothing is left behind";
+  if (good.value("O_DIRECT", "works") == true) {
+    EXPECT_GT(good.value("O_DIRECT", "write_bytes_per_s"), 0);
+    EXPECT_GT(good.value("O_DIRECT", "read_bytes_per_s"), 0);
+  }
+  const Doctor none({"--path", folder + "/none"});
+  EXPECT_EQ(none.item("O_DIRECT")["verdict"], "note");
+  EXPECT_NE(none.item("O_DIRECT")["found"].get<std::string>().find("No such file or directory"), std::string::npos);
+  EXPECT_EQ(none.item("free space")["verdict"], "note");
+}
+
+TEST(Doctor, NamesWhatIsMissing) {
+  const Doctor d({}, {"TMPDIR=" + temporary_folder() + "/none"});
+  EXPECT_EQ(d.item("temporary folder")["verdict"], "missing");
+  EXPECT_NE(d.item("temporary folder")["hint"].get<std::string>().find("TMPDIR"), std::string::npos);
+  EXPECT_EQ(d.code, 1);
+}
+
+TEST(Doctor, TableFitsTheWidth) {
+  for (const int width : {60, 80}) {
+    Process::Settings settings;
+    settings.arguments = {kZero, "doctor"};
+    settings.environment = {"COLUMNS=" + std::to_string(width), "LANG=C", "LC_ALL=C"};
+    Process p(settings);
+    const int code = p.wait(60);
+    EXPECT_TRUE(code == 0 || code == 1) << p.err;
+    EXPECT_NE(p.out.find("verdict\n"), std::string::npos) << p.out;
+    for (const std::string& line : lines(p.out)) EXPECT_LE(static_cast<int>(line.size()), width) << line;
+    EXPECT_EQ(p.out.find("missing: ") != std::string::npos, code == 1) << p.out;
+    EXPECT_EQ(p.out.find('\033'), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace zero::test
