@@ -41,8 +41,10 @@ std::string duration_text(std::chrono::milliseconds duration) {
   return base::join(static_cast<double>(duration.count()) / 1000, " s");
 }
 
-std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence) {
-  return base::join("[Communicator::", op, "] ", text, " (rank ", rank, "/", size, ", operation ", sequence, ")");
+std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence,
+                    const std::string& hint) {
+  return base::join("[Communicator::", op, "] ", text, " (rank ", rank, "/", size, ", operation ", sequence, ")",
+                    hint.empty() ? "" : ". Hint: ", hint);
 }
 
 }  // namespace zero::comm

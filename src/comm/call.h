@@ -37,7 +37,8 @@ std::string ranks_text(const std::vector<int>& ranks);
 // "1.5 s", "250 ms".
 std::string duration_text(std::chrono::milliseconds duration);
 
-// "[Communicator::all_gather] TEXT (rank 0/4, operation 17)".
-std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence);
+// "[Communicator::all_gather] TEXT (rank 0/4, operation 17)", and ". Hint: HINT" if there is one.
+std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence,
+                    const std::string& hint = {});
 
 }  // namespace zero::comm

@@ -45,6 +45,7 @@ struct Failure {
   int rank = -1;    // that failed, -1: not one alone
   int teller = -1;  // that noticed
   std::string text;
+  std::string hint = {};
 };
 
 // What the ranks share.
@@ -60,8 +61,8 @@ class World {
     if (!(operation->call == call)) {
       fail({-1, rank,
             base::join("got different calls, expected the same on every rank: rank ", operation->first, " calls ",
-                       operation->call.text(), ", rank ", rank, " calls ", call.text(),
-                       ". Hint: all ranks make the same calls in the same order")});
+                       operation->call.text(), ", rank ", rank, " calls ", call.text()),
+            "all ranks make the same calls in the same order"});
       throw error_of(call.op, rank, sequence);
     }
     mine.here = true;
@@ -128,7 +129,7 @@ class World {
   }
 
   CommError error_of(const std::string& op, int rank, std::uint64_t sequence) const {
-    return CommError(at_call(op, failure_->text, rank, size, sequence), failure_->rank);
+    return CommError(at_call(op, failure_->text, rank, size, sequence, failure_->hint), failure_->rank);
   }
 
   std::vector<int> absent_of(const Operation& operation) const {
