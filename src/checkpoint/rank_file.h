@@ -1,0 +1,61 @@
+// One rank's file of a checkpoint: written with hashes in one pass over the memory, read back part
+// by part with every hash looked at. Knows memory and the format, not models and not other ranks.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format_files.h"
+#include "checkpoint/format_manifest.h"
+#include "checkpoint/format_safetensors.h"
+
+namespace zero::checkpoint {
+
+// A run of elements of one tensor, in memory.
+struct Source {
+  std::string kind, name, dtype;
+  std::vector<std::int64_t> shape;  // of the whole tensor
+  bool requires_grad = false;
+  std::int64_t start = 0, numel = 0;  // of the run
+  const void* data = nullptr;         // numel elements
+  // fp32 state whose Inf or NaN must not reach a disk: an InternalError (kNumerical).
+  bool must_be_finite = false;
+};
+
+struct RankFile {
+  Manifest::FileEntry file;
+  std::vector<Tensor> tensors;  // one a source with elements, in the sources' order; its own parts only
+};
+
+// Creates `name`, takes the room first, writes data then header, syncs and closes.
+RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources);
+
+// Reads parts out of the files of one checkpoint. Opens each file once.
+class PartReader {
+ public:
+  PartReader(const Folder& folder, const Manifest& manifest) : folder_(folder), manifest_(manifest) {}
+  // The part's bytes, whose hash was right; valid until the next call. Throws IoError (kCheckpoint)
+  // naming file, key, offset, wanted and got.
+  const char* read(const Tensor& tensor, const Part& part);
+  // Every file read from is still the one that was opened.
+  void finish() const;
+
+ private:
+  struct Open {
+    File file;
+    FileInfo info;
+    std::map<std::string, TensorEntry> entries;
+    std::uint64_t data_begin;
+  };
+  Open& open(const std::string& name);
+
+  const Folder& folder_;
+  const Manifest& manifest_;
+  std::map<std::string, Open> files_;
+  std::vector<char> buffer_;
+};
+
+}  // namespace zero::checkpoint
