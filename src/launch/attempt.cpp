@@ -257,7 +257,9 @@ void Attempt::see_deaths() {
     }
     if (state_ == State::Running || state_ == State::Saving || state_ == State::Settling) {
       note_failure();
-      if (!death.by_signal && death.code == static_cast<int>(ExitCode::kPeer)) {
+      const int said = status_.read(index).error_code;
+      const auto lost = static_cast<int>(ExitCode::kPeer);
+      if ((!death.by_signal && death.code == lost) || (said == lost && (!death.by_signal || death.code == SIGABRT))) {
         if (state_ != State::Settling) settle_until_ = now() + kSettleSeconds;
         state_ = State::Settling;
       } else {
@@ -303,10 +305,12 @@ void Attempt::see_signals() {
       kill_at_ = now();
       send(SIGKILL);
     } else if (signal == SIGINT) {
+      sink_.notice(LogLevel::Info, "interrupted: the ranks are ended without a save");
       state_ = State::Interrupted;
       send(SIGINT);
       kill_at_ = now() + kInterruptSeconds;
     } else {
+      sink_.notice(LogLevel::Info, base::join(signal_name(signal), ": the ranks have ", settings_.stop_timeout_s, " s to save and stop"));
       state_ = State::Saving;
       send(signal == SIGHUP ? SIGTERM : signal);
       kill_at_ = now() + settings_.stop_timeout_s;

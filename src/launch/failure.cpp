@@ -98,10 +98,13 @@ std::string json_list(const std::vector<int>& ranks) {
   return text + "]";
 }
 
-// Died like a rank whose peers are gone: that is a consequence when another failed otherwise.
+// Died like a rank whose peers are gone: that is a consequence when another failed otherwise. A
+// program that catches the error ends with a code of its own, one that does not by SIGABRT.
 bool peer_loss(const Death& death, const std::vector<StatusSnapshot>& pages) {
-  if (!death.by_signal) return death.code == static_cast<int>(ExitCode::kPeer);
-  return death.code == SIGABRT && waiting_in(pages[static_cast<std::size_t>(death.rank)]) != nullptr;
+  const StatusSnapshot& page = pages[static_cast<std::size_t>(death.rank)];
+  const bool said = page.error_code == static_cast<int>(ExitCode::kPeer);
+  if (!death.by_signal) return death.code == static_cast<int>(ExitCode::kPeer) || (said && death.code != 0);
+  return death.code == SIGABRT && (said || waiting_in(page) != nullptr);
 }
 
 // The meaning of our own exit codes is only told of programs that use libzero.
@@ -188,6 +191,9 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
     double longest = 0;
     for (const double i : idle) longest = std::max(longest, i);
     if (longest < limit) return std::nullopt;
+    for (std::size_t r = 0; r < n; ++r)
+      if (!alive[r] && pages[r].pid != 0 && collective && !entered(pages[r], collective->sequence))
+        return Hang{static_cast<int>(r), longest, "it ended with exit code 0 while the others wait for it"};
     return Hang{-1, longest, ""};
   }
   const auto l = static_cast<std::size_t>(late);
@@ -275,6 +281,15 @@ FailureReport find_root_cause(const Evidence& e) {
   std::sort(r.lost_peer.begin(), r.lost_peer.end());
   std::sort(r.stopped.begin(), r.stopped.end());
   r.hint = hint_of(r, hang);
+  if (root && peer_loss(*root, e.pages) && r.hint.empty()) {
+    // Nobody failed otherwise; perhaps somebody went home early.
+    for (const Death& d : e.deaths) {
+      if (&d == root) break;
+      if (d.by_signal || d.code != 0) continue;
+      r.hint = base::join("rank ", d.rank, " had ended with exit code 0 before: all ranks must make the same number of steps");
+      break;
+    }
+  }
   return r;
 }
 

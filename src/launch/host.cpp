@@ -128,6 +128,22 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
+void check_port(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  const int on = 1;  // one that only waits for its last packets is free
+  const bool taken = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                     bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0;
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (taken)
+    throw ConfigError(base::join("[--master-port] got ", std::strerror(error), " for ", port,
+                                 ", expected a port that can be opened. Hint: without the option a free one is found."));
+}
+
 std::vector<int> parse_core_list(std::string_view text, std::string_view option) {
   std::vector<int> cores;
   std::size_t at = 0;

@@ -20,6 +20,9 @@ std::vector<std::string> gpu_slots();
 // A TCP port on the loopback interface that was free a moment ago. Throws IoError.
 int free_port();
 
+// Throws ConfigError when another program has the port on the loopback interface.
+void check_port(int port);
+
 // "1,3-5" as {1, 3, 4, 5}. Throws ConfigError naming `option`.
 std::vector<int> parse_core_list(std::string_view text, std::string_view option);
 // The cores dealt out to `ranks` ranks in equal runs, NUMA node by node and hyperthreads of a core

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -26,8 +27,19 @@ bool word_character(char c, bool first) {
 bool blank(char c) { return c == ' ' || c == '\t'; }
 bool digit(char c) { return c >= '0' && c <= '9'; }
 
+// A NUL would end the message, an escape code would reach the terminal.
 std::string in_quotes(std::string_view text) {
-  return "\"" + std::string(text.substr(0, 80)) + (text.size() > 80 ? "..." : "") + "\"";
+  std::string out = "\"";
+  for (const char c : text.substr(0, 80)) {
+    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f) {
+      out += c;
+    } else {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += code;
+    }
+  }
+  return out + (text.size() > 80 ? "..." : "") + "\"";
 }
 
 // Digits at `at`, advancing it; -1 when there are none or the number exceeds `most`.

@@ -53,7 +53,8 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
   program_path_ = find_program(settings_.program[0]);
   run_id_ = new_run_id();
   const char* token = std::getenv("ZERO_TOKEN");
-  token_ = token && *token ? token : random_hex(16);
+  token_ = token && *token ? token : random_hex(32);
+  if (settings_.master_port > 0) check_port(settings_.master_port);
   if (!settings_.log_folder.empty()) {
     std::error_code error;
     settings_.log_folder = std::filesystem::absolute(settings_.log_folder);

@@ -27,7 +27,7 @@ struct SpawnedProcess {
 SpawnedProcess spawn(const SpawnSettings& settings);
 
 // The absolute path of a program, as execvp would find it. Throws ConfigError when there is none
-// or it is not an executable file.
+// or it is not an executable file. "zero" is found beside the running program, too.
 std::string find_program(const std::string& name);
 
 }  // namespace zero::launch

@@ -66,6 +66,7 @@ void act(const std::string& action, const std::string& value) {
   else if (action == "inside") status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576, CollectiveState::Inside, "layers.7", "test.cpp:1");
   else if (action == "after") status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576, CollectiveState::After, "layers.7", "test.cpp:1");
   else if (action == "error") status_page().set_error(value, zero::ExitCode::kNumerical);
+  else if (action == "lost") status_page().set_error("[Communicator] got a closed connection", zero::ExitCode::kPeer);
   else if (action == "commit") status_page().note_commit();
   else if (action == "wait-for-failure") { while (status_page().failed_rank() < 0) usleep(5000); }
   else if (action == "progress") { for (int i = 0; i < number; ++i) { status_page().set_step(i); usleep(50000); } }

@@ -1,7 +1,10 @@
 // `zero run` when things go wrong: which rank is named, that all others end, that nothing is left,
 // and what signals do. Every test looks for processes that carry the run's id.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <pty.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -166,6 +169,64 @@ TEST(RunFailure, InterruptIsOverInTwoSeconds) {
   EXPECT_EQ(deaf.finish(), 130);
   EXPECT_LT(deaf.seconds, 2);
   EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
+}
+
+// The terminal signals its foreground group: the launcher's, not the ranks', which are told once.
+TEST(RunFailure, ControlCOnATerminal) {
+  int terminal = -1;
+  const std::vector<std::string> words = Job::arguments({"-n", "3"}, {"handle=2,-1", "out=up", "sleep=60000", "out=told"});
+  std::vector<char*> argv;
+  for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
+  argv.push_back(nullptr);
+  const pid_t pid = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    execv(argv[0], argv.data());
+    _exit(127);
+  }
+  std::string shown;
+  const auto until = [&](const std::string& text, int times, double limit) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(limit);
+    while (std::chrono::steady_clock::now() < end) {
+      int seen = 0;
+      for (std::size_t at = shown.find(text); at != std::string::npos; at = shown.find(text, at + 1)) ++seen;
+      if (seen >= times) return true;
+      pollfd ready{terminal, POLLIN, 0};
+      if (poll(&ready, 1, 50) <= 0) continue;
+      char bytes[4096];
+      const ssize_t n = read(terminal, bytes, sizeof bytes);
+      if (n <= 0) return false;
+      shown.append(bytes, static_cast<std::size_t>(n));
+    }
+    return false;
+  };
+  EXPECT_TRUE(until("] up", 3, 20)) << shown;
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(write(terminal, "\003", 1), 1);
+  EXPECT_TRUE(until("] told", 3, 5)) << shown;
+  until("nothing more", 1, 5);  // to the end
+  int status = 0;
+  EXPECT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
+  EXPECT_NE(shown.find("zero run: interrupted"), std::string::npos) << shown;
+  EXPECT_EQ(shown.find("FAILED"), std::string::npos) << shown;
+  close(terminal);
+}
+
+TEST(RunFailure, PeerLossUnderAnotherCodeIsCollateral) {
+  // What the library says on the page counts, not how the program ends after it.
+  Job p({"-n", "3"}, {"0:lost", "0:exit=1", "1:lost", "1:kill=6", "2:sleep=300", "2:exit=9"});
+  EXPECT_EQ(p.finish(), 9) << p.err;
+  EXPECT_TRUE(p.says("root cause   rank 2 of 3")) << p.err;
+  EXPECT_TRUE(p.says("ranks 0 1 lost their peer")) << p.err;
+}
+
+TEST(RunFailure, ARankThatEndsTooEarlyIsNamed) {
+  Job p({"-n", "3", "--hang-timeout", "1"}, {"step=4", "1:inside=10", "1:after=10", "1:exit=0", "inside=11", "sleep=60000"});
+  EXPECT_EQ(p.finish(), 6);
+  EXPECT_TRUE(p.says("root cause   rank 1 of 3")) << p.err;
+  EXPECT_TRUE(p.says("it ended with exit code 0 while the others wait for it")) << p.err;
+  EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
 }
 
 TEST(RunFailure, SecondInterruptKillsAtOnce) {

@@ -1,9 +1,12 @@
 // `zero run` from outside: what a rank gets, what is shown of it, and the exit code. Failures and
 // signals are in run_failure_test.cpp.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -134,7 +137,7 @@ TEST(Run, SetsTheEnvironmentOfARank) {
   EXPECT_LE(given, threads);
   EXPECT_EQ(of_two[11], "TORCHELASTIC_RUN_ID=(unset)");
   EXPECT_EQ(of_two[12], "KEPT=yes");
-  EXPECT_EQ(of_two[13].size(), strlen("ZERO_TOKEN=") + 32);
+  EXPECT_EQ(of_two[13].size(), strlen("ZERO_TOKEN=") + 64);
   EXPECT_EQ(ports.size(), 1u);
   EXPECT_GT(std::stoi(*ports.begin()), 1023);
   EXPECT_EQ(ids.size(), 1u);
@@ -214,6 +217,14 @@ TEST(Run, ChecksBeforeStarting) {
   std::ofstream(folder + "/script") << "echo hi\n";
   std::ofstream(folder + "/hosts") << "localhost slots=2\nelsewhere slots=2\n";
   chmod((folder + "/script").c_str(), 0644);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string taken = std::to_string(ntohs(address.sin_port));
   struct Case {
     std::vector<std::string> arguments;
     int code;
@@ -241,6 +252,13 @@ TEST(Run, ChecksBeforeStarting) {
       {{"run", "-H", folder + "/none", "true"}, 2, "No such file"},
       {{"run", "--nnodes", "2", "true"}, 2, "--hostfile"},
       {{"run", "--node-rank", "1", "true"}, 2, "not available in this version"},
+      {{"run", "--launcher", "srun", "true"}, 2, "not available in this version"},
+      {{"run", "--elastic_training", "true"}, 2, "[--elastic_training] got an option that is refused"},
+      {{"run", "--venv_script", "x", "true"}, 2, "[--venv_script] got an option that is refused"},
+      {{"run", "--autotuning=tune", "true"}, 2, "[--autotuning] got an option that is refused"},
+      {{"run", "--master_port", "0", "true"}, 2, "expected a whole number from 1 to 65535"},
+      {{"run", "--master_port", taken, "true"}, 2, "Address already in use"},
+      {{"run", "-n", "gpu", "true"}, 2, "expected a host with GPUs"},
       {{"run", "--log-dir", "/proc/none", "true"}, 5, "expected a folder that can be written"},
       {{"run", "--json=1", "true"}, 2, "expected no value"},
   };
@@ -256,6 +274,78 @@ TEST(Run, ChecksBeforeStarting) {
     EXPECT_EQ(p.err.find("zero run: error: "), 0u) << p.err;
     EXPECT_EQ(p.out, "");
   }
+  close(listener);
+}
+
+TEST(Run, FindsZeroBesideItself) {
+  Process::Settings settings;
+  settings.arguments = {kZero, "run", "-n", "2", "zero", "--version"};
+  settings.environment = {"PATH=/no/such/folder"};
+  Process p(settings);
+  EXPECT_EQ(p.wait(), 0) << p.err;
+  ASSERT_EQ(lines(p.out).size(), 2u) << p.out;
+  EXPECT_EQ(sorted(lines(p.out))[1].find("[1] zero 0."), 0u) << p.out;
+}
+
+TEST(Run, RankCountsOfTheHost) {
+  cpu_set_t set, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  CPU_ZERO(&one);
+  for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++c)
+    if (CPU_ISSET(c, &set)) CPU_SET(c, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  for (const char* word : {"cpu", "auto"}) {
+    Process::Settings settings;
+    settings.arguments = run_arguments({"--nproc-per-node", word}, {"env=WORLD_SIZE"});
+    settings.environment = {"CUDA_VISIBLE_DEVICES="};
+    Process p(settings);
+    EXPECT_EQ(p.wait(), 0) << p.err;
+    EXPECT_EQ(p.out, "[0] WORLD_SIZE=1\n") << word;
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof set, &set), 0);
+  Process::Settings gpus;
+  gpus.arguments = run_arguments({"-n", "gpu"}, {"env=WORLD_SIZE"});
+  gpus.environment = {"CUDA_VISIBLE_DEVICES=2,5"};
+  Process two(gpus);
+  EXPECT_EQ(two.wait(), 0) << two.err;
+  EXPECT_EQ(sorted(lines(two.out)), (std::vector<std::string>{"[0] WORLD_SIZE=2", "[1] WORLD_SIZE=2"}));
+}
+
+TEST(Run, PointsOutTheFileThatIsNotRead) {
+  const std::string folder = temporary_folder();
+  std::ofstream(folder + "/.deepspeed_env") << "SECRET=1\n";
+  Process::Settings settings;
+  settings.arguments = run_arguments({"-n1"}, {"env=SECRET"});
+  settings.folder = folder;
+  Process p(settings);
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_EQ(p.out, "[0] SECRET=(unset)\n");
+  EXPECT_NE(p.err.find(".deepspeed_env is not read: use --env-file"), std::string::npos) << p.err;
+}
+
+TEST(Run, HelpFitsAndEndsWithAnExample) {
+  for (const std::vector<std::string>& words : {std::vector<std::string>{}, {"run"}, {"doctor"}}) {
+    std::vector<std::string> arguments{kZero};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    arguments.push_back("--help");
+    Process p(arguments);
+    EXPECT_EQ(p.wait(), 0);
+    EXPECT_EQ(p.err, "");
+    for (const std::string& line : lines(p.out)) EXPECT_LE(line.size(), 80u) << line;
+    const std::size_t example = p.out.find("\nExample\n  zero ");
+    ASSERT_NE(example, std::string::npos) << p.out;
+    EXPECT_EQ(std::count(p.out.begin() + static_cast<std::ptrdiff_t>(example), p.out.end(), '\n'), 3) << "nothing comes after it";
+  }
+}
+
+TEST(Run, StartsWithoutLoadingTorch) {
+  Process::Settings settings;
+  settings.arguments = {kZero, "--help"};
+  settings.environment = {"LD_TRACE_LOADED_OBJECTS=1"};  // the loader lists the libraries instead
+  Process p(settings);
+  EXPECT_EQ(p.wait(), 0);
+  EXPECT_NE(p.out.find("libc.so"), std::string::npos) << p.out;
+  for (const char* name : {"torch", "c10", "libzero"}) EXPECT_EQ(p.out.find(name), std::string::npos) << p.out;
 }
 
 TEST(Run, HostfileOfThisHostAlone) {
