@@ -168,6 +168,23 @@ std::string manifest_text(const Manifest& m) {
   }
 }
 
+std::string tensors_text(const std::vector<Tensor>& tensors) {
+  Json list = Json::array();
+  for (const auto& tensor : tensors) list.push_back(json_of(tensor));
+  try {
+    return list.dump();
+  } catch (const Json::exception&) {
+    throw ConfigError("[save_checkpoint] a tensor's name is not valid UTF-8. Hint: rename the module or parameter.");
+  }
+}
+
+std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path) {
+  const auto json = parse_json(text, path, 8);
+  std::vector<Tensor> tensors;
+  for (const auto& item : JsonView(json, path).items()) tensors.push_back(tensor_in(item));
+  return tensors;
+}
+
 Manifest parse_manifest(std::string_view text, const std::string& path) {
   const auto json = parse_json(text, path, 8);
   const JsonView top(json, path);

@@ -73,6 +73,9 @@ struct Manifest {
 };
 
 std::string manifest_text(const Manifest& manifest);
+// What ranks send each other about the tensors in their files.
+std::string tensors_text(const std::vector<Tensor>& tensors);
+std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path);
 // Throws IoError (kCheckpoint) naming path, place and what was expected; for a higher min_reader
 // it names both versions.
 Manifest parse_manifest(std::string_view text, const std::string& path);
