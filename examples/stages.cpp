@@ -1,0 +1,39 @@
+// What the four stages hold and send, on four ranks that are threads of this process: no launcher, no second process.
+// The state's hash is the same at every stage.
+#include <zero/zero.h>
+
+#include <cstdio>
+#include <mutex>
+
+int main() {
+  std::printf("stage  at rest  peak     sent/step  state\n");
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto options = zero::Options::from_json(R"({"train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}})")
+                             .with("zero_optimization.stage", std::to_string(stage));
+    zero::run_ranks(4, [&](std::shared_ptr<zero::Communicator> comm) {
+      static std::mutex one_at_a_time;  // ranks that are threads share libtorch's random generator
+      torch::nn::Sequential model;
+      {
+        std::lock_guard<std::mutex> lock(one_at_a_time);
+        torch::manual_seed(1);
+        for (int i = 0; i < 4; ++i) model->push_back(torch::nn::Linear(512, 512));
+      }
+      zero::Engine engine(model, options, comm);
+      comm->reset_stats();
+      const auto x = torch::linspace(-1 - comm->rank(), 1, 8 * 512).view({8, 512}).to(torch::kBFloat16);
+      for (int step = 0; step < 3; ++step) {
+        engine.backward(model->forward(x).to(torch::kFloat).square().mean());
+        engine.step();
+      }
+      const auto sent = comm->stats().bytes_sent() / 3;
+      const auto hash = engine.state_hash();
+      const auto device = zero::MemoryReport::Tier::Device;
+      const auto memory = engine.memory();
+      if (comm->rank() == 0)
+        std::printf("%d      %5.2f MB %5.2f MB %5.2f MB   %.12s\n", stage,
+                    static_cast<double>(memory.current(device)) / 1e6, static_cast<double>(memory.peak(device)) / 1e6,
+                    static_cast<double>(sent) / 1e6, hash.c_str());
+    });
+  }
+}
