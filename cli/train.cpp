@@ -1,0 +1,154 @@
+// `zero train`: from the command line to a finished run. The order is parse, plan, ranks, model, engine,
+// loop; an error before the loop that all ranks share is printed once.
+#include <zero/zero.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "base/status_page.h"
+#include "cli/commands.h"
+#include "cli/train.h"
+#include "cli/train_report.h"
+#include "cli/train_run.h"
+#include "config/settings.h"
+#include "data/corpus.h"
+#include "models/gpt.h"
+#include "report/text.h"
+
+namespace zero::cli {
+namespace {
+
+// A failure on its way through this file: the exit code and the text to print.
+struct Failure {
+  ExitCode code = ExitCode::kOk;
+  std::string text;
+};
+
+// What body() throws as an exit code and a text without a stack trace.
+template <class Body>
+Failure failure_of(Body&& body) {
+  try {
+    body();
+    return {};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const c10::OutOfMemoryError& error) {
+    return {ExitCode::kOutOfMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    // The CPU allocator has no error type of its own.
+    return {text.find("DefaultCPUAllocator") == std::string::npos ? ExitCode::kFailed : ExitCode::kOutOfMemory, text};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::kOutOfMemory, "[memory] got no more from the system, expected to go on"};
+  } catch (const std::exception& error) {
+    return {ExitCode::kFailed, error.what()};
+  }
+}
+
+// This process's rank as its launcher says, before there is a Communicator.
+bool is_first_rank() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* value = std::getenv(name)) return std::string(value) == "0";
+  return true;
+}
+
+// The launcher names the failure in its root-cause block.
+void publish(const Failure& failure) { base::status_page().set_error(failure.text, failure.code); }
+
+// Throws away the failures that others print as well; returns this rank's exit code, 0 when no rank failed.
+int agree_on_start(Communicator& comm, const Failure& mine) {
+  if (mine.code != ExitCode::kOk) publish(mine);
+  const std::vector<std::string> all = comm.exchange(mine.text);
+  bool any = false, alike = true;
+  for (const std::string& text : all) {
+    any = any || !text.empty();
+    alike = alike && text == all.front();
+  }
+  if (!any) return 0;
+  if (!mine.text.empty() && (!alike || comm.rank() == 0)) {
+    const std::string where = alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
+    print_error("train", mine.text + where);
+  }
+  return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
+}
+
+const char* name(config::Precision precision) {
+  return precision == config::Precision::Bf16 ? "bf16" : precision == config::Precision::Fp16 ? "fp16" : "fp32";
+}
+
+void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine) {
+  const config::Settings& s = plan.options.settings();
+  const Communicator& comm = engine.communicator();
+  report.note(LogLevel::Info, "ranks " + std::to_string(comm.size()) + ", transport " + comm.transport() + ", stage " +
+                                  std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " + std::to_string(s.seed));
+  report.note(LogLevel::Info,
+              "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) + " parameters: " +
+                  std::to_string(plan.model.layers) + " layers, hidden " + std::to_string(plan.model.hidden) + ", " +
+                  std::to_string(plan.model.heads) + " heads, sequence " + std::to_string(plan.model.sequence));
+  report.note(LogLevel::Info,
+              "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
+                  std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
+                  " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
+                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(comm.size()));
+  if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
+  if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
+    report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) + " is more than the schedule's total_num_steps " +
+                                       std::to_string(s.schedule.total_num_steps));
+}
+
+}  // namespace
+}  // namespace zero::cli
+
+int zero_train(int argc, char** argv) {
+  using namespace zero;
+  using namespace zero::cli;
+  TrainArguments arguments;
+  Command command("train", "train a built-in GPT on your text, alone or as one of many ranks", "CONFIG.json --text FILE [options]",
+                  "  zero run -n 2 zero train configs/gpt-demo.json --text book.txt --steps 300\n");
+  declare_train(command, arguments);
+  bool parsed = false;
+  Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
+  if (failure.code != ExitCode::kOk) {  // every rank has the same words
+    publish(failure);
+    if (is_first_rank()) print_error("train", failure.text);
+    return static_cast<int>(failure.code);
+  }
+  if (!parsed) return 0;
+
+  const std::shared_ptr<Communicator> comm = Communicator::from_env();
+  TrainPlan plan;
+  std::unique_ptr<data::Corpus> corpus;
+  failure = failure_of([&] {
+    plan = plan_train(command, arguments);
+    try {
+      corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, plan.options.settings().seed);
+    } catch (const std::exception& error) {
+      throw ConfigError(error.what());
+    }
+  });
+  if (const int code = agree_on_start(*comm, failure); code != 0) return code;
+
+  Global global = command.global();
+  if (comm->rank() != 0) {  // what the library has to say, rank 0 says for all
+    global.log_level = "error";
+    install_log_sink("train", global);
+  }
+  int code = 0;
+  failure = failure_of([&] {
+    torch::manual_seed(plan.options.settings().seed);
+    models::Gpt model = zero::build(plan.options, [&] { return models::Gpt(plan.model); });
+    Engine engine(model, plan.options, comm);
+    TrainReport report(global, plan, comm->rank());
+    for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);
+    for (const std::string& notice : plan.options.notices()) report.note(LogLevel::Warning, notice);
+    if (plan.options.settings().dump_state) report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
+    introduce(report, plan, *corpus, engine);
+    code = TrainRun(plan, *corpus, model, engine, report).run();
+  });
+  if (failure.code == ExitCode::kOk) return code;
+  publish(failure);
+  comm->abort(failure.text);
+  print_error("train", failure.text);
+  return static_cast<int>(failure.code);
+}

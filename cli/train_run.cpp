@@ -1,0 +1,229 @@
+// The loop of `zero train`. Every rank goes through the same forwards, collectives and saves; what only
+// rank 0 does (writing) is behind TrainReport.
+#include "cli/train_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/train_signals.h"
+#include "config/settings.h"
+
+namespace zero::cli {
+namespace {
+
+using Tier = MemoryReport::Tier;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// What ranks tell each other after a step.
+struct Message {
+  double loss;
+  std::int64_t weight;  // samples behind it
+  int stop_signal;
+};
+
+// The weighted mean of the losses, summed in rank order so that every rank has the same bits.
+Message agree(Communicator& comm, const Message& mine) {
+  Message all{0, 0, 0};
+  for (const std::string& text : comm.exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    Message part{};
+    std::memcpy(&part, text.data(), std::min(text.size(), sizeof part));
+    if (part.weight > 0) all.loss += part.loss * static_cast<double>(part.weight);
+    all.weight += part.weight;
+    all.stop_signal = std::max(all.stop_signal, part.stop_signal);
+  }
+  if (all.weight > 0) all.loss /= static_cast<double>(all.weight);
+  return all;
+}
+
+// The same on every rank: rank 0 looks, for the folder may be slow to show everywhere.
+bool any_checkpoint(Communicator& comm, const std::string& dir) {
+  std::error_code error;
+  bool found = false;
+  if (comm.rank() == 0)
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) found = found || entry.is_directory();
+  return comm.exchange(found ? "1" : "0").front() == "1";
+}
+
+}  // namespace
+
+TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine, TrainReport& report)
+    : plan_(plan), corpus_(corpus), model_(std::move(model)), engine_(engine), report_(report), comm_(engine.communicator()),
+      reader_(corpus, comm_.rank(), comm_.size()) {}
+
+at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
+  const std::int64_t length = corpus_.sequence() + 1;
+  at::Tensor tokens = torch::empty({static_cast<std::int64_t>(samples.size()), length}, torch::kLong);
+  std::int64_t* out = tokens.mutable_data_ptr<std::int64_t>();
+  for (const std::uint8_t* sample : samples) out = std::copy(sample, sample + length, out);
+  return tokens;
+}
+
+void TrainRun::resume() {
+  if (plan_.resume.empty()) return;
+  const bool newest = plan_.resume == "auto";
+  if (newest && !any_checkpoint(comm_, plan_.checkpoint_dir)) {
+    report_.note(LogLevel::Info, "no checkpoint in " + plan_.checkpoint_dir + ": starting from the beginning");
+    return;
+  }
+  const std::string tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
+  const auto saved = nlohmann::json::parse(engine_.user_state(), nullptr, false);
+  if (!saved.is_object() || !saved.contains("reader"))
+    throw ConfigError("[--resume] got checkpoint " + plan_.checkpoint_dir + "/" + tag +
+                          " without a position in the text, expected one that `zero train` wrote",
+                      ExitCode::kCheckpoint);
+  try {
+    reader_.restore(saved["reader"].dump());
+  } catch (const std::runtime_error& error) {
+    throw ConfigError(std::string("[--resume] ") + error.what());
+  }
+  saved_step_ = engine_.global_step();
+  report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " + std::to_string(saved_step_) +
+                                   ", sample " + std::to_string(reader_.position()));
+}
+
+double TrainRun::step(StepResult& result) {
+  const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
+  const bool measured = engine_.global_step() == measured_step_;
+  const auto note = [&](Phase phase) {
+    if (!measured) return;
+    summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
+    summary_.memory.note_and_reset(phase, engine_);
+  };
+  double sum = 0;
+  for (std::int64_t i = 0; i < accumulation; ++i) {
+    const bool last = i + 1 == accumulation;
+    // A function of what is read, not of how long the process runs: a resumed run draws the same.
+    if (plan_.model.dropout > 0)
+      torch::manual_seed(plan_.options.settings().seed * 1000003 + static_cast<std::uint64_t>(reader_.position()) * 1009 +
+                         static_cast<std::uint64_t>(comm_.rank()));
+    const at::Tensor data = batch(reader_.next(micro));
+    if (last) note(Phase::BeforeForward);
+    at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    if (last) note(Phase::AfterForward);
+    engine_.backward(loss);
+    sum += loss.item<double>();
+    loss.reset();
+    if (last) note(Phase::AfterBackward);
+    result = engine_.step();
+    if (last) note(Phase::AfterStep);
+  }
+  return sum / static_cast<double>(accumulation);
+}
+
+void TrainRun::save() {
+  if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
+  const std::string tag = "global_step" + std::to_string(engine_.global_step());
+  engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
+  const double begin = now();
+  engine_.save_checkpoint(plan_.checkpoint_dir, tag);
+  saved_step_ = engine_.global_step();
+  summary_.checkpoint = plan_.checkpoint_dir + "/" + tag;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2f s", now() - begin);
+  report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
+}
+
+void TrainRun::evaluate() {
+  const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = comm_.size();
+  if (held == 0) return;
+  const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  Message mine{0, 0, 0};
+  // All ranks do as many forwards, for at stage 3 these are collectives: one without a sample of its
+  // own left repeats one that does not count.
+  for (std::int64_t first = comm_.rank() * micro; first - comm_.rank() * micro < wanted; first += micro * ranks) {
+    std::vector<const std::uint8_t*> samples;
+    for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i) samples.push_back(corpus_.heldout(i * held / wanted));
+    const auto count = static_cast<std::int64_t>(samples.size());
+    if (count == 0) samples.push_back(corpus_.heldout(0));
+    const at::Tensor data = batch(samples);
+    const at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    mine.loss += loss.item<double>() * static_cast<double>(count);
+    mine.weight += count;
+  }
+  model_->train();
+  if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
+  const Message all = agree(comm_, mine);
+  summary_.heldout = all.loss;
+  summary_.heldout_samples = all.weight;
+}
+
+void TrainRun::write_sample() {
+  if (plan_.sample == 0) return;
+  const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
+  const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
+  const at::Tensor prompt = batch({text}).narrow(1, 0, length);
+  // On every rank alike: the same weights and the same generator choose the same bytes.
+  const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1});
+  summary_.sample_prompt.assign(text, text + length);
+  const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = length; i < said.numel(); ++i) summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
+}
+
+int TrainRun::run() {
+  const StopSignals signals(report_.draws());
+  resume();
+  const std::int64_t first = engine_.global_step();
+  // Not the first step: it also makes what later ones keep.
+  measured_step_ = std::min(first + 2, plan_.steps - 1);
+  const double tokens_per_step = static_cast<double>(engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size() *
+                                                     corpus_.sequence());
+  std::vector<double> losses;
+  model_->train();
+  while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
+    const double begin = now();
+    StepResult result;
+    const double loss = step(result);
+    const Message all = agree(comm_, {loss, 1, StopSignals::requested()});
+    summary_.stopped_by = all.stop_signal;
+    const double seconds = now() - begin;
+    summary_.seconds += seconds;
+    losses.push_back(all.loss);
+    const auto done = static_cast<double>(losses.size());
+
+    report::StepRow row;
+    row.step = result.global_step;
+    row.steps = plan_.steps;
+    row.loss = all.loss;
+    row.grad_norm = result.grad_norm < 0 ? std::numeric_limits<double>::quiet_NaN() : result.grad_norm;
+    row.lr = result.lr;
+    row.loss_scale = result.loss_scale;
+    row.skipped = engine_.skipped_steps();
+    row.memory_bytes = engine_.memory().peak(Tier::Device);
+    row.step_seconds = seconds;
+    row.tokens_per_s = tokens_per_step / seconds;
+    row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
+    report_.step(row);
+    if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
+  }
+  summary_.steps = engine_.global_step();
+  summary_.skipped = engine_.skipped_steps();
+  if (!losses.empty()) {
+    const std::size_t tail = std::clamp<std::size_t>(losses.size() / 10, 1, 50);
+    for (std::size_t i = losses.size() - tail; i < losses.size(); ++i) summary_.final_loss += losses[i] / static_cast<double>(tail);
+    summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
+  }
+  summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
+  save();
+  if (summary_.stopped_by == 0) {
+    evaluate();
+    write_sample();
+  }
+  report_.finish(summary_);
+  if (summary_.stopped_by == 0) return 0;
+  const bool saved = !plan_.checkpoint_dir.empty();
+  report_.note(LogLevel::Warning, "stopped by signal " + std::to_string(summary_.stopped_by) + " after step " +
+                                      std::to_string(summary_.steps) +
+                                      (saved ? ", state saved in " + summary_.checkpoint + ": go on with --resume auto"
+                                             : "; nothing was saved, for there is no --checkpoint-dir"));
+  return saved ? 75 : 143;
+}
+
+}  // namespace zero::cli
