@@ -14,18 +14,9 @@
 
 #include <zero/work.h>
 
-namespace zero::comm {
+#include "comm/identity.h"
 
-// Who a rank is, and where it heard it. `source` is "torchrun environment", "Open MPI", ...
-struct Identity {
-  int rank = 0, size = 1;
-  int local_rank = 0, local_size = 1;  // among the ranks of this host
-  std::string source = "no launcher";
-  std::string master_addr;  // empty: not known
-  int master_port = 0;      // 0: not known
-  std::string run_id;       // the same on every rank of one run, differs between runs at one time
-  bool one_host() const { return local_size == size; }
-};
+namespace zero::comm {
 
 class Transport {
  public:
