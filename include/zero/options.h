@@ -14,6 +14,14 @@ struct Document;  // the parsed file with positions and sources; src/config
 struct Settings;  // typed values; src/config/settings.h
 }  // namespace config
 
+// One key given outside the file. `key` is dotted ("zero_optimization.stage"); `value` is JSON text,
+// or a plain string when it is not JSON; `source` is what explain() shows. With only_auto it
+// applies only where the file says "auto" (or, for the batch sizes, nothing).
+struct Setting {
+  std::string key, value, source = "program";
+  bool only_auto = false;
+};
+
 class Options {
  public:
   // Defaults only: stage 0, fp32, no optimizer chosen.
@@ -21,14 +29,17 @@ class Options {
 
   // Reads a configuration file. Throws ConfigError that lists ALL faults, each with
   // file:line:col, JSON pointer, id, source line and hint; IoError when it cannot be read.
-  static Options from_file(const std::filesystem::path& json);
-  static Options from_json(std::string_view text, std::string_view name = "<text>");
+  static Options from_file(const std::filesystem::path& json) { return from_file(json, {}); }
+  static Options from_json(std::string_view text, std::string_view name = "<text>") { return from_json(text, name, {}); }
+  // The same with keys from elsewhere on top; later ones win.
+  static Options from_file(const std::filesystem::path& json, const std::vector<Setting>& settings);
+  static Options from_json(std::string_view text, std::string_view name, const std::vector<Setting>& settings);
 
-  // A copy in which one key (dotted, "zero_optimization.stage") has another value, given as
-  // JSON text, or as a plain string when it is not JSON. `source` is shown by explain(),
-  // "CLI" say. Throws ConfigError as from_json does.
-  Options with(std::string_view key, std::string_view value, std::string_view source = "program") const;
-  Options with(const std::vector<std::pair<std::string, std::string>>& values, std::string_view source) const;
+  // A copy in which some keys have other values. Throws ConfigError as from_json does.
+  Options with(const std::vector<Setting>& settings) const;
+  Options with(std::string_view key, std::string_view value, std::string_view source = "program") const {
+    return with({Setting{std::string(key), std::string(value), std::string(source)}});
+  }
 
   // Every effective value and where it came from; `all` includes untouched defaults.
   // `world` is the number of ranks that the batch sizes are resolved for.

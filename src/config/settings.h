@@ -2,7 +2,6 @@
 // mirrors one row of the key table (key_table.cpp), which owns names, ranges and defaults.
 #pragma once
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,27 +66,29 @@ struct ScalerSettings {  // fp16 only
 
 struct ZeroSettings {
   int stage = 0;
-  bool reduce_scatter = true;
-  std::int64_t reduce_bucket_size = 500000000;
-  std::int64_t allgather_bucket_size = 500000000;
   std::optional<bool> overlap_comm;  // unset: true at stage 3, else false
   bool ignore_unused_parameters = true;
-  std::int64_t prefetch_bucket_size = 50000000;          // elements gathered ahead; 0 = none
-  std::int64_t param_persistence_threshold = 100000;     // parameters of at most this many elements stay gathered
-  std::int64_t model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
-  std::int64_t max_live_parameters = 1000000000;
-  std::int64_t max_reuse_distance = 1000000000;
-  std::vector<std::string> leaf_names, leaf_name_suffixes, leaf_classes;
-  bool log_trace_cache_warnings = false, sanity_checks = false;
+  std::int64_t prefetch_bucket_size = 50000000;  // elements gathered ahead; 0 = none
+  bool log_trace_cache_warnings = false;
 };
 
-struct MonitorSettings {
-  bool enabled = false;
-  std::string output_path, job_name = "DeepSpeedJobName";
+// The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); each number that is
+// not 0 replaces the preset's.
+struct ModelSettings {
+  std::string size;
+  std::int64_t layers = 0, hidden = 0, heads = 0, seq_length = 0, vocabulary = 0;
+  double dropout = 0;
+  bool tied = true;  // output layer = token embedding
+};
+
+struct DataSettings {
+  std::string text;        // file; empty: the command line names it
+  double holdout = 0.05;   // last part of the file, never trained on
+  std::int64_t eval_batches = 32;
 };
 
 struct Settings {
-  std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps;
+  std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps, data_parallel_size;
   bool managed_gradient_accumulation = true, dataloader_drop_last = false;
   OptimizerSettings optimizer;
   std::vector<ParameterGroup> parameter_groups;  // libzero.parameter_groups
@@ -96,7 +97,7 @@ struct Settings {
   ScheduleSettings schedule;
   Precision precision = Precision::Fp32;
   ScalerSettings scaler;
-  bool fp16_auto_cast = false, check_grad_overflow = true;
+  bool check_grad_overflow = true;  // bf16
   std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
   double gradient_clipping = 1.0;  // 0: off
   ReduceOp reduce_op = ReduceOp::Mean;
@@ -104,23 +105,20 @@ struct Settings {
   double predivide_factor = 1;
   ZeroSettings zero;
   std::optional<std::int64_t> steps_per_print = 10;
-  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
+  bool dump_state = false;
   std::optional<std::string> log_level;
-  MonitorSettings tensorboard, csv_monitor;
   std::string checkpoint_tag_validation = "Warn";
-  std::int64_t checkpoint_io_buffer_size = 67108864;
   std::uint64_t seed = 1234;
   std::string transport = "auto";
   double timeout_s = 1800;
-  bool deterministic = false;
   std::int64_t max_skipped_steps = 10;
+  ModelSettings model;
+  DataSettings data;
 };
 
 // The three batch numbers for a world of `world` ranks (train = micro * accumulation * world).
 struct BatchSizes {
   std::int64_t train, micro, accumulation;
 };
-// Throws ConfigError that shows the equation and the place of every key involved.
-class BatchResolver;
 
 }  // namespace zero::config

@@ -1,0 +1,94 @@
+// Rows: zero_optimization with offload, aio, activation checkpointing.
+#include "config/key_table.h"
+
+namespace zero::config {
+namespace {
+
+constexpr std::string_view kDefault = "the default";
+constexpr std::string_view kWhole = "this version gathers and reduces whole groups";
+constexpr std::string_view kRelease = "this version releases a unit when the next needs its memory, not by this key";
+constexpr std::string_view kNoOffload = "offload is not available in this version; device none works";
+constexpr std::string_view kCheckpointing = "call zero::activation_checkpoint in the model";
+constexpr std::string_view kLarge = "9223372036854775807";
+
+const Key kRows[] = {
+    {.path = "zero_optimization.stage", .type = Type::Int, .fallback = "0", .text = "0 replicate, 1 shard masters and moments, 2 and gradients, 3 and parameters", .low = 0, .high = 3, .automatic = kDefault},
+    {.path = "zero_optimization.reduce_scatter", .type = Type::Bool, .fallback = "true", .text = "false: all-reduce, then keep the own part", .automatic = kDefault, .needs = "S1+", .effect = Effect::NoEffect, .reason = "gradients are reduce-scattered either way; the bits are the same"},
+    {.path = "zero_optimization.reduce_bucket_size", .type = Type::Int, .fallback = "500000000", .text = "elements per reduction", .low = 0, .automatic = "hidden size squared", .effect = Effect::NoEffect, .reason = kWhole, .unit = "elements"},
+    {.path = "zero_optimization.allgather_bucket_size", .type = Type::Int, .fallback = "500000000", .text = "elements per all-gather after the update", .low = 1, .automatic = kDefault, .needs = "S12", .effect = Effect::NoEffect, .reason = kWhole, .unit = "elements"},
+    {.path = "zero_optimization.overlap_comm", .type = Type::Bool, .fallback = "null", .text = "reduce while backward runs; null: true at stage 3, else false", .nullable = true, .automatic = kDefault},
+    {.path = "zero_optimization.round_robin_gradients", .type = Type::Bool, .fallback = "false", .text = "spread gradient copies over ranks", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "each rank copies only its own shard to the host, so the load is even already"},
+    {.path = "zero_optimization.contiguous_gradients", .type = Type::Bool, .fallback = "true", .text = "gradients in one piece of memory", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gradients always land in one contiguous buffer"},
+    {.path = "zero_optimization.use_multi_rank_bucket_allreduce", .type = Type::Bool, .fallback = "true", .text = "one reduction for several ranks' parts", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "a real reduce-scatter is used"},
+    {.path = "zero_optimization.allgather_partitions", .type = Type::Bool, .fallback = "true", .text = "all-gather or broadcasts after the update", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "always an all-gather"},
+    {.path = "zero_optimization.elastic_checkpoint", .type = Type::Bool, .fallback = "false", .text = "checkpoints for any number of ranks", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "checkpoints carry names and ranges, whatever this says"},
+    {.path = "zero_optimization.sub_group_size", .type = Type::Int, .fallback = "1000000000", .text = "elements per optimizer tile", .low = 0, .automatic = kDefault, .needs = "opt", .effect = Effect::NoEffect, .reason = "no offload, no tiles", .unit = "elements"},
+    {.path = "zero_optimization.ignore_unused_parameters", .type = Type::Bool, .fallback = "true", .text = "true: a parameter without gradient counts as zero; false: an error that names it", .automatic = kDefault},
+    {.path = "zero_optimization.load_from_fp32_weights", .type = Type::Bool, .fallback = "true", .text = "on load take 16-bit weights from the fp32 masters", .automatic = kDefault, .effect = Effect::NotBuilt, .reason = "weights come from the masters"},
+    {.path = "zero_optimization.stage3_prefetch_bucket_size", .type = Type::Int, .fallback = "50000000", .text = "elements gathered ahead of use; 0: none", .low = 0, .automatic = kDefault, .needs = "S3", .unit = "elements"},
+    {.path = "zero_optimization.stage3_param_persistence_threshold", .type = Type::Int, .fallback = "100000", .text = "parameters of at most this many elements stay gathered", .low = 0, .automatic = kDefault, .needs = "S3", .effect = Effect::NoEffect, .reason = kRelease, .unit = "elements"},
+    {.path = "zero_optimization.stage3_model_persistence_threshold", .type = Type::Int, .fallback = kLarge, .text = "cap on the sum of the previous key", .low = 0, .automatic = kDefault, .needs = "S3", .effect = Effect::NoEffect, .reason = kRelease, .unit = "elements"},
+    {.path = "zero_optimization.stage3_max_live_parameters", .type = Type::Int, .fallback = "1000000000", .text = "gathered elements allowed at once", .low = 0, .automatic = kDefault, .needs = "S3", .effect = Effect::NoEffect, .reason = "two units beside the root are the most that is ever gathered", .unit = "elements"},
+    {.path = "zero_optimization.stage3_max_reuse_distance", .type = Type::Int, .fallback = "1000000000", .text = "keep a unit gathered that is used again within this many elements", .low = 0, .automatic = kDefault, .needs = "S3", .effect = Effect::NoEffect, .reason = kRelease, .unit = "elements"},
+    {.path = "zero_optimization.stage3_gather_16bit_weights_on_model_save", .type = Type::Bool, .fallback = "false", .text = "also write one consolidated 16-bit file", .automatic = kDefault, .needs = "S3", .effect = Effect::NotBuilt, .reason = "save_checkpoint() writes the shards"},
+    {.path = "zero_optimization.stage3_module_granularity_threshold", .type = Type::Int, .fallback = "0", .text = "smallest module that is gathered", .low = 0, .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gathers follow units, not every module"},
+    {.path = "zero_optimization.stage3_use_all_reduce_for_fetch_params", .type = Type::Bool, .fallback = "false", .text = "gather by all-reduce", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gathers land in place; there is no coalescing copy to avoid"},
+    {.path = "zero_optimization.stage3_allgather_sequential", .type = Type::Bool, .fallback = "false", .text = "gather parameter by parameter", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gathers land in place; there is no coalescing copy to avoid"},
+    {.path = "zero_optimization.zero_hpz_partition_size", .type = Type::Int, .fallback = "1", .text = "ranks that hold a second shard together (ZeRO++ hpZ)", .low = 0, .automatic = kDefault, .effect = Effect::NotBuilt, .reason = "1 works"},
+    {.path = "zero_optimization.leaf_module.names", .type = Type::TextList, .fallback = "[]", .text = "modules gathered as one unit, by path", .automatic = kDefault, .needs = "S3", .effect = Effect::NotBuilt, .reason = "libzero.units names units by path"},
+    {.path = "zero_optimization.leaf_module.name_suffixes", .type = Type::TextList, .fallback = "[]", .text = "modules gathered as one unit, by the end of their path", .automatic = kDefault, .needs = "S3", .effect = Effect::NotBuilt, .reason = "libzero.units names units by path"},
+    {.path = "zero_optimization.leaf_module.classes", .type = Type::TextList, .fallback = "[]", .text = "modules gathered as one unit, by C++ type", .automatic = kDefault, .needs = "S3", .effect = Effect::NotBuilt, .reason = "libzero.units names units by path"},
+    {.path = "zero_optimization.log_trace_cache_warnings", .type = Type::Bool, .fallback = "false", .text = "log when units are used in another order than expected", .automatic = kDefault, .needs = "S3"},
+    {.path = "zero_optimization.enable_sanity_checks", .type = Type::Bool, .fallback = "false", .text = "compare every collective over ranks", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "thread and shm ranks always compare operation, type, size and sequence number"},
+    {.path = "zero_optimization.memory_efficient_linear", .type = Type::Bool, .fallback = "true", .text = "DeepSpeed: replace Python's linear", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gathered weights are freed after forward for every layer"},
+    {.path = "zero_optimization.override_module_apply", .type = Type::Bool, .fallback = "true", .text = "DeepSpeed: replace Python's Module.apply", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "about Python modules"},
+    {.path = "zero_optimization.pipeline_loading_checkpoint", .type = Type::Bool, .fallback = "false", .text = "load layer by layer", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "each rank reads only its own bytes"},
+    {.path = "zero_optimization.save_muon_momentum_buffer_in_memory", .type = Type::Bool, .fallback = "false", .text = "for Muon", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "no Muon"},
+    {.path = "zero_optimization.grad_hooks", .type = Type::Bool, .fallback = "true", .text = "in DeepSpeed's documentation only", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "gradients are always caught by hooks"},
+    {.path = "zero_optimization.legacy_stage1", .type = Type::Bool, .fallback = "false", .text = "DeepSpeed's first stage 1", .automatic = kDefault, .effect = Effect::Refused, .reason = "there is no old stage 1; DeepSpeed refuses it as well"},
+    {.path = "zero_optimization.zero_quantized_weights", .type = Type::Bool, .fallback = "false", .text = "ZeRO++ qwZ", .automatic = kDefault, .effect = Effect::Refused, .reason = "lossy communication is not built"},
+    {.path = "zero_optimization.zero_quantized_nontrainable_weights", .type = Type::Bool, .fallback = "false", .text = "ZeRO++ qwZ of frozen weights", .automatic = kDefault, .effect = Effect::Refused, .reason = "lossy communication is not built"},
+    {.path = "zero_optimization.zero_quantized_gradients", .type = Type::Bool, .fallback = "false", .text = "ZeRO++ qgZ", .automatic = kDefault, .effect = Effect::Refused, .reason = "lossy communication is not built"},
+    {.path = "zero_optimization.zeropp_loco_param", .type = Type::Any, .fallback = "null", .text = "ZeRO++ LoCo", .nullable = true, .automatic = kDefault, .effect = Effect::Refused, .reason = "lossy communication is not built"},
+    {.path = "zero_optimization.mics_shard_size", .type = Type::Int, .fallback = "-1", .text = "MiCS", .low = -1, .automatic = kDefault, .effect = Effect::Refused, .reason = "sub-group sharding is not built"},
+    {.path = "zero_optimization.mics_hierarchical_params_gather", .type = Type::Bool, .fallback = "false", .text = "MiCS", .automatic = kDefault, .effect = Effect::Refused, .reason = "sub-group sharding is not built"},
+    {.path = "zero_optimization.zenflow", .type = Type::Any, .fallback = "null", .text = "ZenFlow", .nullable = true, .automatic = kDefault, .effect = Effect::Refused, .reason = "it changes the update rule"},
+
+    {.path = "zero_optimization.offload_param.device", .type = Type::Enum, .fallback = "\"none\"", .text = "where resting 16-bit parameter shards live", .choices = "none cpu nvme", .automatic = kDefault, .effect = Effect::NotBuilt, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_param.nvme_path", .type = Type::Text, .fallback = "null", .text = "directory for device nvme", .nullable = true, .automatic = kDefault, .needs = "param nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_param.pin_memory", .type = Type::Bool, .fallback = "true", .text = "page-locked host memory", .automatic = kDefault, .needs = "par", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_param.buffer_count", .type = Type::Int, .fallback = "\"auto\"", .text = "transfer buffers", .low = 1, .automatic = "the smallest pool that works", .needs = "param nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_param.buffer_size", .type = Type::Int, .fallback = "\"auto\"", .text = "elements per transfer buffer", .low = 1, .automatic = "the smallest that works", .needs = "param nvme", .effect = Effect::NoEffect, .reason = kNoOffload, .unit = "elements"},
+    {.path = "zero_optimization.offload_param.max_in_cpu", .type = Type::Int, .fallback = "1000000000", .text = "elements cached in host memory", .low = 0, .automatic = kDefault, .needs = "param nvme", .effect = Effect::NoEffect, .reason = kNoOffload, .unit = "elements"},
+    {.path = "zero_optimization.offload_optimizer.device", .type = Type::Enum, .fallback = "\"none\"", .text = "where masters and moments live", .choices = "none cpu nvme", .automatic = kDefault, .effect = Effect::NotBuilt, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.nvme_path", .type = Type::Text, .fallback = "null", .text = "directory for device nvme", .nullable = true, .automatic = kDefault, .needs = "optimizer nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.pin_memory", .type = Type::Bool, .fallback = "true", .text = "page-locked host memory", .automatic = kDefault, .needs = "opt", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.buffer_count", .type = Type::Int, .fallback = "\"auto\"", .text = "transfer buffers", .low = 1, .automatic = "the smallest pool that works", .needs = "optimizer nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.buffer_size", .type = Type::Int, .fallback = "\"auto\"", .text = "elements per transfer buffer", .low = 1, .automatic = "the smallest that works", .needs = "optimizer nvme", .effect = Effect::NoEffect, .reason = kNoOffload, .unit = "elements"},
+    {.path = "zero_optimization.offload_optimizer.pipeline_read", .type = Type::Bool, .fallback = "false", .text = "read the next tile while one is updated", .automatic = kDefault, .needs = "optimizer nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.pipeline_write", .type = Type::Bool, .fallback = "false", .text = "write the last tile while one is updated", .automatic = kDefault, .needs = "optimizer nvme", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.ratio", .type = Type::Num, .fallback = "1", .text = "part of the elements that is updated on the host", .low = 0, .high = 1, .automatic = kDefault, .needs = "opt", .effect = Effect::NoEffect, .reason = kNoOffload},
+    {.path = "zero_optimization.offload_optimizer.fast_init", .type = Type::Bool, .fallback = "false", .text = "DeepSpeed: quick first write", .automatic = kDefault, .effect = Effect::NoEffect, .reason = "states are written once, without reading"},
+    {.path = "zero_optimization.offload_optimizer.super_offload", .type = Type::Bool, .fallback = "false", .text = "SuperOffload", .automatic = kDefault, .effect = Effect::Refused, .reason = "it is tied to one machine type"},
+    {.path = "zero_optimization.offload_optimizer.cpuadam_cores_perc", .type = Type::Num, .fallback = "0.8", .text = "part of the cores for SuperOffload", .low = 0, .high = 1, .automatic = kDefault, .effect = Effect::NoEffect, .reason = "belongs to super_offload"},
+
+    {.path = "aio.block_size", .type = Type::Int, .fallback = "1048576", .text = "bytes per request", .low = 4096, .high = 1073741824, .multiple = 4096, .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file", .unit = "bytes"},
+    {.path = "aio.queue_depth", .type = Type::Int, .fallback = "8", .text = "requests in flight per I/O thread", .low = 1, .high = 4096, .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file"},
+    {.path = "aio.intra_op_parallelism", .type = Type::Int, .fallback = "1", .text = "I/O threads", .low = 1, .high = 64, .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file"},
+    {.path = "aio.single_submit", .type = Type::Bool, .fallback = "false", .text = "one submission call per block", .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file"},
+    {.path = "aio.overlap_events", .type = Type::Bool, .fallback = "true", .text = "keep the queue full", .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file"},
+    {.path = "aio.use_gds", .type = Type::Bool, .fallback = "false", .text = "GPU direct storage", .effect = Effect::Refused, .reason = "no direct path from GPU to disk is built"},
+
+    {.path = "activation_checkpointing.number_checkpoints", .type = Type::Int, .fallback = "null", .text = "segments the layers are split into", .low = 1, .nullable = true, .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.cpu_checkpointing", .type = Type::Bool, .fallback = "false", .text = "keep saved inputs in host memory", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.contiguous_memory_optimization", .type = Type::Bool, .fallback = "false", .text = "saved inputs in one pre-allocated buffer; needs number_checkpoints", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.partition_activations", .type = Type::Bool, .fallback = "false", .text = "split saved inputs over the model-parallel ranks", .effect = Effect::NoEffect, .reason = "the model-parallel group has one rank"},
+    {.path = "activation_checkpointing.synchronize_checkpoint_boundary", .type = Type::Bool, .fallback = "false", .text = "synchronize the device at segment borders", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.profile", .type = Type::Bool, .fallback = "false", .text = "log the time per segment", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+};
+
+}  // namespace
+
+std::span<const Key> zero_keys() { return kRows; }
+
+}  // namespace zero::config
