@@ -30,7 +30,8 @@ Pointer at(Pointer data, Dtype dtype, std::int64_t i) {
 
 void check_range(const char* where, const void* a, const void* b, std::int64_t numel) {
   ZERO_CHECK(numel >= 0, "[base::", where, "] got ", numel, " elements, expected 0 or more");
-  ZERO_CHECK(numel == 0 || (a != nullptr && b != nullptr), "[base::", where, "] got a null pointer for ", numel, " elements");
+  ZERO_CHECK(numel == 0 || (a != nullptr && b != nullptr), "[base::", where, "] got a null pointer for ", numel,
+             " elements");
 }
 
 double piece_sum(const void* in, Dtype dtype, std::int64_t numel) {
@@ -49,9 +50,7 @@ bool non_finite(const void* in, Dtype dtype, std::int64_t i) {
 
 }  // namespace
 
-const char* dtype_name(Dtype dtype) {
-  return dtype == Dtype::F32 ? "fp32" : dtype == Dtype::BF16 ? "bf16" : "fp16";
-}
+const char* dtype_name(Dtype dtype) { return dtype == Dtype::F32 ? "fp32" : dtype == Dtype::BF16 ? "bf16" : "fp16"; }
 
 void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, std::int64_t)>& range) {
   if (numel <= 0) return;
@@ -66,7 +65,8 @@ void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, 
   }
 }
 
-void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t numel) {
+void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
+               std::int64_t numel) {
   ZERO_CHECK(num_parts >= 1 && parts != nullptr, "[base::sum_parts] got ", num_parts, " parts, expected 1 or more");
   for (int p = 0; p < num_parts; ++p) check_range("sum_parts", out, parts[p], numel);
   parallel_ranges(numel, [&](std::int64_t begin, std::int64_t end) {
@@ -79,7 +79,8 @@ void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::in
   if (out_dtype != in_dtype) return sum_parts(out, out_dtype, &in, 1, in_dtype, numel);
   if (out == in) return;
   parallel_ranges(numel, [&](std::int64_t begin, std::int64_t end) {
-    std::memcpy(at(out, out_dtype, begin), at(in, in_dtype, begin), static_cast<std::size_t>(end - begin) * size_of(in_dtype));
+    std::memcpy(at(out, out_dtype, begin), at(in, in_dtype, begin),
+                static_cast<std::size_t>(end - begin) * size_of(in_dtype));
   });
 }
 
@@ -132,7 +133,8 @@ std::string simd_target() { return hwy::TargetName(simd::chosen_target()); }
 
 std::vector<std::string> simd_targets() {
   std::vector<std::string> names;
-  for (auto left = simd::supported_targets(); left != 0; left &= left - 1) names.emplace_back(hwy::TargetName(left & -left));
+  for (auto left = simd::supported_targets(); left != 0; left &= left - 1)
+    names.emplace_back(hwy::TargetName(left & -left));
   return names;
 }
 

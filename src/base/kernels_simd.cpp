@@ -20,33 +20,47 @@ HWY_INLINE const Stored<kIn>* part_at(const void* part, std::int64_t offset) {
   return static_cast<const Stored<kIn>*>(part) + offset;
 }
 
+// to[i] = round(from[i] + add[i]), or round(from[i]) without `add`, for whole vectors; returns how many
+// elements that were. In place is fine.
+template <Dtype kOut, Dtype kFrom, Dtype kAdd>
+HWY_INLINE std::int64_t add_vectors(Stored<kOut>* to, const Stored<kFrom>* from, const Stored<kAdd>* add,
+                                    std::int64_t numel) {
+  const Floats d;
+  constexpr std::int64_t kLanes = lanes(Floats());
+  std::int64_t i = 0;
+  if (add == nullptr) {
+    for (; i + kLanes <= numel; i += kLanes) store<kOut>(d, load<kFrom>(d, from + i), to + i);
+  } else {
+    for (; i + kLanes <= numel; i += kLanes)
+      store<kOut>(d, hn::Add(load<kFrom>(d, from + i), load<kAdd>(d, add + i)), to + i);
+  }
+  return i;
+}
+
 template <Dtype kOut, Dtype kIn>
 void sum_parts_of(void* out, const void* const* parts, int num_parts, std::int64_t offset, std::int64_t numel) {
   const Floats d;
-  constexpr std::int64_t kLanes = lanes(Floats());
+  constexpr std::int64_t kLanes = lanes(Floats()), kTile = 2048;
+  alignas(64) float tile[kTile];
   auto* to = static_cast<Stored<kOut>*>(out) + offset;
   std::int64_t i = 0;
-  // Four vectors at a time, so that the loop over the parts is paid once for all of them.
-  for (; i + 4 * kLanes <= numel; i += 4 * kLanes) {
-    const auto* first = part_at<kIn>(parts[0], offset + i);
-    auto s0 = load<kIn>(d, first), s1 = load<kIn>(d, first + kLanes);
-    auto s2 = load<kIn>(d, first + 2 * kLanes), s3 = load<kIn>(d, first + 3 * kLanes);
-    for (int p = 1; p < num_parts; ++p) {
-      const auto* next = part_at<kIn>(parts[p], offset + i);
-      s0 = hn::Add(s0, load<kIn>(d, next));
-      s1 = hn::Add(s1, load<kIn>(d, next + kLanes));
-      s2 = hn::Add(s2, load<kIn>(d, next + 2 * kLanes));
-      s3 = hn::Add(s3, load<kIn>(d, next + 3 * kLanes));
+  while (numel - i >= kLanes) {
+    const auto count = HWY_MIN(kTile, numel - i);
+    const auto at = [&](int p) { return part_at<kIn>(parts[p], offset + i); };
+    if (num_parts == 1) {
+      i += add_vectors<kOut, kIn, kIn>(to + i, at(0), nullptr, count);
+    } else if (num_parts == 2) {
+      i += add_vectors<kOut, kIn, kIn>(to + i, at(0), at(1), count);
+    } else {
+      add_vectors<Dtype::F32, kIn, kIn>(tile, at(0), at(1), count);
+      for (int p = 2; p + 1 < num_parts; ++p) add_vectors<Dtype::F32, Dtype::F32, kIn>(tile, tile, at(p), count);
+      i += add_vectors<kOut, Dtype::F32, kIn>(to + i, tile, at(num_parts - 1), count);
     }
-    store<kOut>(d, s0, to + i);
-    store<kOut>(d, s1, to + i + kLanes);
-    store<kOut>(d, s2, to + i + 2 * kLanes);
-    store<kOut>(d, s3, to + i + 3 * kLanes);
   }
-  for (; i < numel; i += kLanes) {
-    const auto count = HWY_MIN(kLanes, numel - i);
+  if (const auto count = numel - i; count > 0) {
     auto sum = load_some<kIn>(d, part_at<kIn>(parts[0], offset + i), count);
-    for (int p = 1; p < num_parts; ++p) sum = hn::Add(sum, load_some<kIn>(d, part_at<kIn>(parts[p], offset + i), count));
+    for (int p = 1; p < num_parts; ++p)
+      sum = hn::Add(sum, load_some<kIn>(d, part_at<kIn>(parts[p], offset + i), count));
     store_some<kOut>(d, sum, to + i, count);
   }
 }
@@ -106,7 +120,8 @@ void sum_of_squares_of(const void* in, std::int64_t numel, double* sums) {
 }
 
 template <Dtype kOut>
-void sum_parts_to(void* out, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset, std::int64_t numel) {
+void sum_parts_to(void* out, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
+                  std::int64_t numel) {
   switch (in_dtype) {
     case Dtype::F32: return sum_parts_of<kOut, Dtype::F32>(out, parts, num_parts, offset, numel);
     case Dtype::BF16: return sum_parts_of<kOut, Dtype::BF16>(out, parts, num_parts, offset, numel);
@@ -179,7 +194,9 @@ void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_par
 void accumulate(void* acc, Dtype acc_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
   HWY_DYNAMIC_DISPATCH(accumulate)(acc, acc_dtype, in, in_dtype, numel);
 }
-void scale(void* data, Dtype dtype, float factor, std::int64_t numel) { HWY_DYNAMIC_DISPATCH(scale)(data, dtype, factor, numel); }
+void scale(void* data, Dtype dtype, float factor, std::int64_t numel) {
+  HWY_DYNAMIC_DISPATCH(scale)(data, dtype, factor, numel);
+}
 void sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, double* sums) {
   HWY_DYNAMIC_DISPATCH(sum_of_squares)(in, in_dtype, numel, sums);
 }

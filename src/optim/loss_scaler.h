@@ -21,10 +21,10 @@ class LossScaler {
  public:
   // What a checkpoint keeps.
   struct State {
-    double scale = 1;              // S
-    std::int64_t hysteresis = 1;   // h: bad steps until a halving, counting that one
-    std::int64_t good = 0;         // clean steps since the last change of S or bad step
-    std::int64_t floor = 0;        // bad steps in a row that no smaller scale could answer
+    double scale = 1;             // S
+    std::int64_t hysteresis = 1;  // h: bad steps until a halving, counting that one
+    std::int64_t good = 0;        // clean steps since the last change of S or bad step
+    std::int64_t floor = 0;       // bad steps in a row that no smaller scale could answer
     bool operator==(const State&) const = default;
   };
 

@@ -32,11 +32,13 @@ void check_list(const char* key, const PerGroup& values, std::size_t groups) {
              "give one number for all groups, or a list in the order of the groups, the unnamed group first.");
 }
 
-void check_order(const char* low_key, const PerGroup& low, const char* high_key, const PerGroup& high, std::size_t groups) {
+void check_order(const char* low_key, const PerGroup& low, const char* high_key, const PerGroup& high,
+                 std::size_t groups) {
   for (std::size_t g = 0; g < groups; ++g) {
     const double from = of_group(low, static_cast<int>(g)), to = of_group(high, static_cast<int>(g));
     if (from > to)
-      conflict(low_key, base::join(from, " in parameter group ", g, ", expected at most ", high_key, " = ", to), "exchange the two.");
+      conflict(low_key, base::join(from, " in parameter group ", g, ", expected at most ", high_key, " = ", to),
+               "exchange the two.");
   }
 }
 
@@ -52,7 +54,8 @@ Schedule::Schedule(const config::ScheduleSettings& settings, std::vector<double>
     case ScheduleType::WarmupDecayLR:
       check_list("warmup_min_lr", s.warmup_min_lr, groups);
       if (!s.warmup_max_lr.empty()) check_list("warmup_max_lr", s.warmup_max_lr, groups);
-      check_order("warmup_min_lr", s.warmup_min_lr, "warmup_max_lr", uses_base_lr() ? base_lr_ : s.warmup_max_lr, groups);
+      check_order("warmup_min_lr", s.warmup_min_lr, "warmup_max_lr", uses_base_lr() ? base_lr_ : s.warmup_max_lr,
+                  groups);
       break;
     case ScheduleType::WarmupCosineLR: break;
     case ScheduleType::LRRangeTest: check_list("lr_range_test_min_lr", s.range_min_lr, groups); break;
@@ -65,8 +68,10 @@ Schedule::Schedule(const config::ScheduleSettings& settings, std::vector<double>
       if (s.cycle_momentum) check_order("cycle_min_mom", s.cycle_min_mom, "cycle_max_mom", s.cycle_max_mom, groups);
       break;
   }
-  if ((s.type == ScheduleType::WarmupDecayLR || s.type == ScheduleType::WarmupCosineLR) && s.total_num_steps < s.warmup_num_steps)
-    conflict("total_num_steps", base::join(s.total_num_steps, ", expected at least warmup_num_steps = ", s.warmup_num_steps),
+  if ((s.type == ScheduleType::WarmupDecayLR || s.type == ScheduleType::WarmupCosineLR) &&
+      s.total_num_steps < s.warmup_num_steps)
+    conflict("total_num_steps",
+             base::join(s.total_num_steps, ", expected at least warmup_num_steps = ", s.warmup_num_steps),
              "total_num_steps counts the warm-up too.");
 }
 
@@ -116,7 +121,8 @@ double Schedule::rate(int group, std::int64_t s) const {
     case ScheduleType::Constant: return own;
     case ScheduleType::WarmupLR:
     case ScheduleType::WarmupDecayLR: {
-      const double low = of_group(c.warmup_min_lr, group), high = uses_base_lr() ? own : of_group(c.warmup_max_lr, group);
+      const double low = of_group(c.warmup_min_lr, group),
+                   high = uses_base_lr() ? own : of_group(c.warmup_max_lr, group);
       if (s < 0) return low;
       if (s < n) return low + (high - low) * warmup(s);
       if (c.type == ScheduleType::WarmupLR) return high;
@@ -153,7 +159,8 @@ std::optional<double> Schedule::momentum(int group, std::int64_t s) const {
   const auto step = std::max<std::int64_t>(0, s), after = step - cycle_steps();
   if (after <= 0) return high - (high - low) * cycle_position(step);
   if (c.decay_step_size == 0) return high;
-  const double grown = high * (1 + c.decay_mom_rate * static_cast<double>(after) / static_cast<double>(c.decay_step_size));
+  const double grown =
+      high * (1 + c.decay_mom_rate * static_cast<double>(after) / static_cast<double>(c.decay_step_size));
   return std::min(grown, kLargestMomentum);
 }
 

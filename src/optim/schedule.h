@@ -28,10 +28,10 @@ class Schedule {
   bool uses_base_lr() const;
 
  private:
-  double warmup(std::int64_t s) const;            // gamma(s)
-  std::int64_t warmup_steps() const;              // n
-  double cycle_position(std::int64_t s) const;    // k: 0 at the ends, 1 at the peak
-  std::int64_t cycle_steps() const;               // F + G
+  double warmup(std::int64_t s) const;          // gamma(s)
+  std::int64_t warmup_steps() const;            // n
+  double cycle_position(std::int64_t s) const;  // k: 0 at the ends, 1 at the peak
+  std::int64_t cycle_steps() const;             // F + G
 
   config::ScheduleSettings settings_;
   std::vector<double> base_lr_;

@@ -32,7 +32,8 @@ bool matches(std::string_view pattern, std::string_view text) {
   return p == pattern.size();
 }
 
-std::vector<double> base_rates(const config::OptimizerSettings& optimizer, const std::vector<config::ParameterGroup>& groups) {
+std::vector<double> base_rates(const config::OptimizerSettings& optimizer,
+                               const std::vector<config::ParameterGroup>& groups) {
   std::vector<double> rates{optimizer.lr};
   for (const auto& group : groups) rates.push_back(group.lr.value_or(optimizer.lr));
   return rates;
@@ -49,9 +50,10 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
         "Hint: set optimizer.type in the configuration.");
   for (const auto& group : groups) {
     if (group.lr && !schedule_.uses_base_lr())
-      throw ConfigError(base::join("[ShardedOptimizer] got lr ", *group.lr, " for the parameter group '", group.pattern,
-                                   "', expected none: the scheduler sets the rates of all groups. Hint: give the scheduler's "
-                                   "rate as a list with one entry per group, the unnamed group first."));
+      throw ConfigError(
+          base::join("[ShardedOptimizer] got lr ", *group.lr, " for the parameter group '", group.pattern,
+                     "', expected none: the scheduler sets the rates of all groups. Hint: give the scheduler's "
+                     "rate as a list with one entry per group, the unnamed group first."));
     groups_.push_back({group.pattern, group.weight_decay.value_or(optimizer.weight_decay)});
   }
 }
@@ -82,7 +84,8 @@ int ShardedOptimizer::num_slots() const {
 }
 
 const char* ShardedOptimizer::slot_name(int slot) const {
-  ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ", num_slots());
+  ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ",
+             num_slots());
   switch (rule()) {
     case Rule::SgdMomentum: return "momentum_buffer";
     case Rule::Adagrad: return "sum";
@@ -105,15 +108,16 @@ int ShardedOptimizer::parameter_group_of(std::string_view name) const {
 }
 
 double ShardedOptimizer::lr(int group) const {
-  ZERO_CHECK(group >= 0 && group < num_parameter_groups(), "[ShardedOptimizer::lr] got group ", group, ", expected below ",
-             num_parameter_groups());
+  ZERO_CHECK(group >= 0 && group < num_parameter_groups(), "[ShardedOptimizer::lr] got group ", group,
+             ", expected below ", num_parameter_groups());
   return schedule_.rate(group, schedule_.index(applied_));
 }
 
 UpdateConstants ShardedOptimizer::constants_of(int group) const {
   const auto narrow = [](double value) { return static_cast<float>(value); };
   const double rate = lr(group), decay = groups_[static_cast<std::size_t>(group)].weight_decay;
-  const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1), beta2 = settings_.beta2;
+  const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1),
+               beta2 = settings_.beta2;
   const auto count = static_cast<double>(applied_ + 1);
   UpdateConstants c{};
   c.rule = rule();
@@ -150,7 +154,8 @@ void ShardedOptimizer::begin_step() {
 void ShardedOptimizer::update(const Span& span, float factor) {
   ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
   ZERO_CHECK(span.parameter_group >= 0 && span.parameter_group < num_parameter_groups(),
-             "[ShardedOptimizer::update] got parameter group ", span.parameter_group, ", expected below ", num_parameter_groups());
+             "[ShardedOptimizer::update] got parameter group ", span.parameter_group, ", expected below ",
+             num_parameter_groups());
   ZERO_CHECK(span.numel >= 0, "[ShardedOptimizer::update] got ", span.numel, " elements, expected 0 or more");
   if (span.numel == 0) return;
   bool complete = span.master != nullptr && span.gradient != nullptr;
@@ -158,11 +163,12 @@ void ShardedOptimizer::update(const Span& span, float factor) {
   ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
   const UpdateConstants& constants = constants_[static_cast<std::size_t>(span.parameter_group)];
   const bool copies = span.parameter != span.master;
-  ZERO_CHECK(copies || span.parameter_dtype == base::Dtype::F32, "[ShardedOptimizer::update] got a 16-bit copy over its own master");
-  const UpdateRange range{span.master,         {span.slots[0], span.slots[1]},        span.gradient,
+  ZERO_CHECK(copies || span.parameter_dtype == base::Dtype::F32,
+             "[ShardedOptimizer::update] got a 16-bit copy over its own master");
+  const UpdateRange range{span.master,         {span.slots[0], span.slots[1]},    span.gradient,
                           span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
-  base::parallel_ranges(span.numel,
-                        [&](std::int64_t begin, std::int64_t end) { update_range(constants, range, factor, begin, end); });
+  base::parallel_ranges(
+      span.numel, [&](std::int64_t begin, std::int64_t end) { update_range(constants, range, factor, begin, end); });
 }
 
 void ShardedOptimizer::end_step() {

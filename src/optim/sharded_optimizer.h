@@ -17,10 +17,10 @@ namespace zero::optim {
 // `numel` consecutive elements of one parameter group. No alignment is needed beyond an element's.
 struct Span {
   float* master = nullptr;
-  float* slots[2] = {};           // num_slots() of them, in the order of slot_name()
+  float* slots[2] = {};  // num_slots() of them, in the order of slot_name()
   const void* gradient = nullptr;
   base::Dtype gradient_dtype = base::Dtype::F32;
-  void* parameter = nullptr;      // the compute copy: RNE(master); null, or the fp32 master itself: none
+  void* parameter = nullptr;  // the compute copy: RNE(master); null, or the fp32 master itself: none
   base::Dtype parameter_dtype = base::Dtype::F32;
   std::int64_t numel = 0;
   int parameter_group = 0;

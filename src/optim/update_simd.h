@@ -12,15 +12,15 @@ enum class Rule { AdamDecoupled, AdamL2, Sgd, SgdMomentum, Adagrad, Lion };
 // Everything an update needs beside the elements; computed in fp64, rounded to fp32 once a step.
 struct UpdateConstants {
   Rule rule;
-  bool has_weight_decay;   // the L2 term; without it the gradient is not touched
-  bool first, nesterov;    // SgdMomentum: the buffer starts as the first gradient
-  float weight_decay;      // L2
-  float keep;              // decoupled decay: 1 - lr*wd
-  float beta1, beta2;      // Adam, Lion
-  float new1, new2;        // 1 - beta1, 1 - beta2
-  float root2;             // Adam: sqrt(1 - beta2^t)
+  bool has_weight_decay;  // the L2 term; without it the gradient is not touched
+  bool first, nesterov;   // SgdMomentum: the buffer starts as the first gradient
+  float weight_decay;     // L2
+  float keep;             // decoupled decay: 1 - lr*wd
+  float beta1, beta2;     // Adam, Lion
+  float new1, new2;       // 1 - beta1, 1 - beta2
+  float root2;            // Adam: sqrt(1 - beta2^t)
   float eps;
-  float negative_step;     // Adam: -lr / (1 - beta1^t); others: -lr, with Adagrad's decay
+  float negative_step;       // Adam: -lr / (1 - beta1^t); others: -lr, with Adagrad's decay
   float momentum, undamped;  // SGD: momentum and 1 - dampening
 };
 
@@ -35,6 +35,7 @@ struct UpdateRange {
 };
 
 // Elements [begin, end) of the range, on this thread. The gradient is multiplied by `factor` first.
-void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin, std::int64_t end);
+void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
+                  std::int64_t end);
 
 }  // namespace zero::optim

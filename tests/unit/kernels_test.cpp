@@ -98,7 +98,8 @@ class Kernels : public testing::TestWithParam<std::string> {
   }
   const int threads_ = omp_get_max_threads();
 };
-INSTANTIATE_TEST_SUITE_P(Targets, Kernels, testing::ValuesIn(simd_targets()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Targets, Kernels, testing::ValuesIn(simd_targets()),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(Kernels, EverySixteenBitValueIsReadExactlyAndWrittenBack) {
   for (const auto dtype : {Dtype::BF16, Dtype::F16}) {
@@ -112,7 +113,9 @@ TEST_P(Kernels, EverySixteenBitValueIsReadExactlyAndWrittenBack) {
         ASSERT_TRUE(std::isnan(wide[i]) && is_nan(back[i], dtype)) << i;
         ASSERT_EQ(all[i] >> 15, back[i] >> 15) << i;
       } else {
-        ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[i]), std::bit_cast<std::uint32_t>(static_cast<float>(decode(all[i], dtype)))) << i;
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[i]),
+                  std::bit_cast<std::uint32_t>(static_cast<float>(decode(all[i], dtype))))
+            << i;
         ASSERT_EQ(all[i], back[i]) << i;
       }
     }
@@ -134,9 +137,12 @@ TEST_P(Kernels, RoundsToNearestEven) {
     }
     std::mt19937 random(7);
     for (int i = 0; i < 50001; ++i) values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
-    for (const float x : {65504.f, 65519.99f, 65520.f, 65536.f, 3.4e38f, 0x1p-25f, 0x1.000002p-25f, 0x1p-24f, -0.f, 1e-45f}) values.push_back(x);
+    for (const float x :
+         {65504.f, 65519.99f, 65520.f, 65536.f, 3.4e38f, 0x1p-25f, 0x1.000002p-25f, 0x1p-24f, -0.f, 1e-45f})
+      values.push_back(x);
     // NaNs whose payload the cut takes away, or a rounding carries out of.
-    for (const auto bits : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) values.push_back(std::bit_cast<float>(bits));
+    for (const auto bits : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu})
+      values.push_back(std::bit_cast<float>(bits));
     const auto numel = static_cast<std::int64_t>(values.size());
     std::vector<std::uint16_t> got(values.size());
     convert(got.data(), dtype, values.data(), Dtype::F32, numel);
@@ -155,7 +161,7 @@ TEST_P(Kernels, SumPartsAddsInOrderWithOneRounding) {
   for (const auto in : kDtypes)
     for (const auto out : kDtypes)
       for (int num_parts = 1; num_parts <= 5; ++num_parts)
-        for (const std::int64_t numel : {0, 1, 7, 15, 16, 33, 64, 127, 300}) {
+        for (const std::int64_t numel : {0, 1, 7, 16, 33, 127, 2048, 4129}) {
           std::vector<Array> parts;
           std::vector<const void*> pointers;
           for (int p = 0; p < num_parts; ++p) parts.push_back(random_array(in, numel, 100 + p, p % 2 ? 100.f : 1e-3f));
@@ -217,7 +223,8 @@ TEST_P(Kernels, NothingBehindTheRangeIsTouched) {
       convert(out.at(), dtype, in.at(), Dtype::F32, numel);
       accumulate(out.at(), dtype, in.at(), Dtype::F32, numel);
       scale(out.at(), dtype, 3, numel);
-      for (std::int64_t i = numel; i < numel + 40; ++i) ASSERT_EQ(std::memcmp(out.at(i), before.at(i), size_of(dtype)), 0);
+      for (std::int64_t i = numel; i < numel + 40; ++i)
+        ASSERT_EQ(std::memcmp(out.at(i), before.at(i), size_of(dtype)), 0);
     }
 }
 

@@ -33,7 +33,8 @@ OptimizerSettings adam(OptimizerType type = OptimizerType::AdamW) {
 // One of every rule and of every branch inside one.
 std::vector<std::pair<std::string, OptimizerSettings>> all_rules() {
   std::vector<std::pair<std::string, OptimizerSettings>> rules;
-  const auto add = [&](const char* name, OptimizerSettings s, const std::function<void(OptimizerSettings&)>& change = nullptr) {
+  const auto add = [&](const char* name, OptimizerSettings s,
+                       const std::function<void(OptimizerSettings&)>& change = nullptr) {
     if (change) change(s);
     rules.emplace_back(name, s);
   };
@@ -46,7 +47,8 @@ std::vector<std::pair<std::string, OptimizerSettings>> all_rules() {
   add("sgd without decay", adam(OptimizerType::Sgd), [](auto& s) { s.weight_decay = 0; });
   add("sgd with momentum", adam(OptimizerType::Sgd), [](auto& s) { s.momentum = 0.9, s.dampening = 0.3; });
   add("nesterov", adam(OptimizerType::Sgd), [](auto& s) { s.momentum = 0.8, s.nesterov = true; });
-  add("adagrad", adam(OptimizerType::Adagrad), [](auto& s) { s.eps = 1e-10, s.lr_decay = 0.1, s.initial_accumulator_value = 0.5; });
+  add("adagrad", adam(OptimizerType::Adagrad),
+      [](auto& s) { s.eps = 1e-10, s.lr_decay = 0.1, s.initial_accumulator_value = 0.5; });
   add("lion", adam(OptimizerType::Lion), [](auto& s) { s.beta2 = 0.99; });
   return rules;
 }
@@ -59,7 +61,8 @@ struct Shard {
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
       return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
     };
-    return same(master, other.master) && same(slots[0], other.slots[0]) && same(slots[1], other.slots[1]) && parameter == other.parameter;
+    return same(master, other.master) && same(slots[0], other.slots[0]) && same(slots[1], other.slots[1]) &&
+           parameter == other.parameter;
   }
 };
 
@@ -74,7 +77,8 @@ std::vector<float> normal(std::int64_t numel, unsigned seed, float size = 1) {
 Shard new_shard(const ShardedOptimizer& optimizer, std::int64_t numel, Dtype parameter) {
   Shard shard;
   shard.master = normal(numel, 1);
-  for (int k = 0; k < optimizer.num_slots(); ++k) shard.slots[k].assign(static_cast<std::size_t>(numel), optimizer.slot_initial_value());
+  for (int k = 0; k < optimizer.num_slots(); ++k)
+    shard.slots[k].assign(static_cast<std::size_t>(numel), optimizer.slot_initial_value());
   shard.parameter.resize(static_cast<std::size_t>(numel) * base::size_of(parameter));
   return shard;
 }
@@ -92,8 +96,8 @@ std::vector<char> gradient(std::int64_t numel, int step, Dtype dtype) {
   return out;
 }
 
-Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dtype, Dtype parameter_dtype, std::int64_t begin,
-             std::int64_t end) {
+Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dtype, Dtype parameter_dtype,
+             std::int64_t begin, std::int64_t end) {
   const auto at = [](auto& values, std::int64_t i) { return values.empty() ? nullptr : values.data() + i; };
   Span span;
   span.master = shard.master.data() + begin;
@@ -108,7 +112,8 @@ Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dty
 
 // Steps over the whole shard; `cut` says where a span that begins at an element ends.
 using Cut = std::function<std::int64_t(std::int64_t)>;
-Shard train(const OptimizerSettings& settings, std::int64_t numel, Dtype in, Dtype out, int steps, float factor, const Cut& cut = nullptr) {
+Shard train(const OptimizerSettings& settings, std::int64_t numel, Dtype in, Dtype out, int steps, float factor,
+            const Cut& cut = nullptr) {
   ShardedOptimizer optimizer(settings, {}, {});
   auto shard = new_shard(optimizer, numel, out);
   for (int step = 0; step < steps; ++step) {
@@ -155,7 +160,8 @@ struct Model {
     } else if (s.type == OptimizerType::Adagrad) {
       if (wd != 0) g = std::fma(p, static_cast<float>(wd), g);
       m = std::fma(g, g, m);
-      p = p + (static_cast<float>(-(lr / (1 + (count - 1) * s.lr_decay))) * g) / (std::sqrt(m) + static_cast<float>(s.eps));
+      p = p +
+          (static_cast<float>(-(lr / (1 + (count - 1) * s.lr_decay))) * g) / (std::sqrt(m) + static_cast<float>(s.eps));
     } else {
       const float u = std::fma(static_cast<float>(1 - s.beta1), g, m * static_cast<float>(s.beta1));
       const auto rate = static_cast<float>(lr);
@@ -176,8 +182,8 @@ Shard train_model(const OptimizerSettings& settings, std::int64_t numel, Dtype i
     base::convert(g.data(), Dtype::F32, grad.data(), in, numel);
     float none = 0;
     for (std::size_t i = 0; i < g.size(); ++i)
-      model.update(shard.master[i], optimizer.num_slots() > 0 ? shard.slots[0][i] : none, optimizer.num_slots() > 1 ? shard.slots[1][i] : none,
-                   g[i] * factor);
+      model.update(shard.master[i], optimizer.num_slots() > 0 ? shard.slots[0][i] : none,
+                   optimizer.num_slots() > 1 ? shard.slots[1][i] : none, g[i] * factor);
   }
   base::convert(shard.parameter.data(), out, shard.master.data(), Dtype::F32, numel);
   return shard;
@@ -192,7 +198,8 @@ class Update : public testing::TestWithParam<std::string> {
   }
   const int threads_ = omp_get_max_threads();
 };
-INSTANTIATE_TEST_SUITE_P(Targets, Update, testing::ValuesIn(base::simd_targets()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Targets, Update, testing::ValuesIn(base::simd_targets()),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(Update, EveryRuleAndRecipeHasTheModelsBits) {
   for (const auto& [name, settings] : all_rules())
@@ -200,12 +207,15 @@ TEST_P(Update, EveryRuleAndRecipeHasTheModelsBits) {
       for (const auto out : kDtypes)
         for (const std::int64_t numel : {1, 15, 16, 64, 333})
           ASSERT_EQ(train(settings, numel, in, out, 5, 1), train_model(settings, numel, in, out, 5, 1))
-              << name << ", " << numel << " elements, gradient " << base::dtype_name(in) << ", parameter " << base::dtype_name(out);
+              << name << ", " << numel << " elements, gradient " << base::dtype_name(in) << ", parameter "
+              << base::dtype_name(out);
 }
 
 TEST_P(Update, FactorIsOneRoundingOfTheGradient) {
   for (const auto& [name, settings] : all_rules())
-    ASSERT_EQ(train(settings, 333, Dtype::BF16, Dtype::BF16, 3, 0.3f), train_model(settings, 333, Dtype::BF16, Dtype::BF16, 3, 0.3f)) << name;
+    ASSERT_EQ(train(settings, 333, Dtype::BF16, Dtype::BF16, 3, 0.3f),
+              train_model(settings, 333, Dtype::BF16, Dtype::BF16, 3, 0.3f))
+        << name;
 }
 
 TEST_P(Update, SameBitsForAnyThreadsAndAnyCut) {
@@ -215,10 +225,13 @@ TEST_P(Update, SameBitsForAnyThreadsAndAnyCut) {
     const auto whole = train(settings, numel, Dtype::BF16, Dtype::F16, 2, 0.5f);
     for (const int threads : {2, 3}) {
       omp_set_num_threads(threads);
-      ASSERT_EQ(train(settings, numel, Dtype::BF16, Dtype::F16, 2, 0.5f), whole) << name << ", " << threads << " threads";
+      ASSERT_EQ(train(settings, numel, Dtype::BF16, Dtype::F16, 2, 0.5f), whole)
+          << name << ", " << threads << " threads";
     }
     std::mt19937 random(3);
-    ASSERT_EQ(train(settings, numel, Dtype::BF16, Dtype::F16, 2, 0.5f, [&](auto begin) { return begin + 1 + random() % 70000; }), whole)
+    ASSERT_EQ(train(settings, numel, Dtype::BF16, Dtype::F16, 2, 0.5f,
+                    [&](auto begin) { return begin + 1 + random() % 70000; }),
+              whole)
         << name << ", cut at random";
   }
   base::set_simd_target("SCALAR");
@@ -404,7 +417,8 @@ TEST(ShardedOptimizer, SlotsByRule) {
 }
 
 TEST(ShardedOptimizer, GroupsByWildcard) {
-  const ShardedOptimizer optimizer(adam(), {}, {{"*.bias", {}, 0.0}, {"head.*", 1e-4, {}}, {"layers.?.norm*.weight", {}, 0.5}, {"*", 5e-3, {}}});
+  const ShardedOptimizer optimizer(
+      adam(), {}, {{"*.bias", {}, 0.0}, {"head.*", 1e-4, {}}, {"layers.?.norm*.weight", {}, 0.5}, {"*", 5e-3, {}}});
   EXPECT_EQ(optimizer.num_parameter_groups(), 5);
   EXPECT_EQ(optimizer.parameter_group_of("layers.0.fc.bias"), 1);
   EXPECT_EQ(optimizer.parameter_group_of("head.bias"), 1);  // the first match
@@ -513,7 +527,8 @@ TEST(ShardedOptimizer, OneCycleSetsBeta1) {
       const auto* g = reinterpret_cast<const float*>(grad.data());
       float none = 0;
       for (std::size_t i = 0; i < 50; ++i)
-        model.update(wanted.master[i], wanted.slots[0][i], type == OptimizerType::AdamW ? wanted.slots[1][i] : none, g[i]);
+        model.update(wanted.master[i], wanted.slots[0][i], type == OptimizerType::AdamW ? wanted.slots[1][i] : none,
+                     g[i]);
     }
     EXPECT_EQ(shard, wanted);
   }
@@ -521,7 +536,8 @@ TEST(ShardedOptimizer, OneCycleSetsBeta1) {
 
 TEST(ShardedOptimizer, ConfigurationErrors) {
   EXPECT_THROW(ShardedOptimizer({}, {}, {}), ConfigError);
-  EXPECT_THROW(ShardedOptimizer(adam(), warmup(), {{"*.bias", 1e-4, {}}}), ConfigError);  // the schedule would override it
+  EXPECT_THROW(ShardedOptimizer(adam(), warmup(), {{"*.bias", 1e-4, {}}}),
+               ConfigError);  // the schedule would override it
   EXPECT_NO_THROW(ShardedOptimizer(adam(), warmup(), {{"*.bias", {}, 0.0}}));
   auto own_rates = warmup();
   own_rates.warmup_max_lr = {};

@@ -16,7 +16,8 @@
 namespace zero::optim {
 namespace {
 
-config::Settings fp16(int power, std::int64_t window, std::int64_t hysteresis, bool consecutive = false, std::int64_t minimum = 1) {
+config::Settings fp16(int power, std::int64_t window, std::int64_t hysteresis, bool consecutive = false,
+                      std::int64_t minimum = 1) {
   config::Settings settings;
   settings.precision = config::Precision::Fp16;
   settings.scaler = {0, power, window, hysteresis, consecutive, minimum};
@@ -141,8 +142,13 @@ TEST(LossScaler, StateOfAnotherRecipeOrSetting) {
   EXPECT_EQ(scaler.scale(), 0x1p32);
 
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const LossScaler::State& bad : {LossScaler::State{0, 1, 0, 0}, {-2, 1, 0, 0}, {nan, 1, 0, 0}, {INFINITY, 1, 0, 0},
-                                       {2, 0, 0, 0}, {2, 1, -1, 0}, {2, 1, 0, -1}}) {
+  for (const LossScaler::State& bad : {LossScaler::State{0, 1, 0, 0},
+                                       {-2, 1, 0, 0},
+                                       {nan, 1, 0, 0},
+                                       {INFINITY, 1, 0, 0},
+                                       {2, 0, 0, 0},
+                                       {2, 1, -1, 0},
+                                       {2, 1, 0, -1}}) {
     try {
       scaler.set_state(bad);
       ADD_FAILURE() << "a damaged state was taken";

@@ -62,11 +62,13 @@ TEST(Schedule, WarmupLRWithoutMaximumEndsAtTheOptimizersRate) {
 }
 
 TEST(Schedule, WarmupDecayLR) {
-  expect_rates(Schedule(warmup(ScheduleType::WarmupDecayLR, 2, false, 6), {1}), {0, 5e-4, 1e-3, 7.5e-4, 5e-4, 2.5e-4, 0, 0});
+  expect_rates(Schedule(warmup(ScheduleType::WarmupDecayLR, 2, false, 6), {1}),
+               {0, 5e-4, 1e-3, 7.5e-4, 5e-4, 2.5e-4, 0, 0});
   const Schedule seed(warmup(ScheduleType::WarmupDecayLR, 30, true, 300, 3e-5), {1});
-  const std::pair<std::int64_t, double> vectors[] = {{0, 0},          {1, 6.113851413e-6}, {9, 2.030977478e-5}, {15, 2.445540565e-5},
-                                                     {28, 2.970097397e-5}, {29, 3e-5},     {30, 3e-5},          {165, 1.5e-5},
-                                                     {299, 1.111111111e-7}, {300, 0},      {5000, 0}};
+  const std::pair<std::int64_t, double> vectors[] = {
+      {0, 0},     {1, 6.113851413e-6}, {9, 2.030977478e-5}, {15, 2.445540565e-5},  {28, 2.970097397e-5},
+      {29, 3e-5}, {30, 3e-5},          {165, 1.5e-5},       {299, 1.111111111e-7}, {300, 0},
+      {5000, 0}};
   for (const auto& [s, rate] : vectors) EXPECT_NEAR(seed.rate(0, s), rate, 1e-14) << "s = " << s;
   const Schedule linear(warmup(ScheduleType::WarmupDecayLR, 30, false, 300, 3e-5), {1});
   EXPECT_NEAR(linear.rate(0, 1), 1e-6, 1e-20);
@@ -78,7 +80,8 @@ TEST(Schedule, WarmupCosineLR) {
   expect_rates(Schedule(warmup(ScheduleType::WarmupCosineLR, 2, true, 6), {1e-3}),
                {0, 1e-3, 8.53568035e-4, 5.0005e-4, 1.46531965e-4, 1e-7, 1e-7});
   const Schedule ratio(warmup(ScheduleType::WarmupCosineLR, 10, true, 100), {1});
-  const std::pair<std::int64_t, double> vectors[] = {{9, 1}, {10, .999695444}, {54, .50005}, {98, .000404556}, {99, .0001}, {500, .0001}};
+  const std::pair<std::int64_t, double> vectors[] = {{9, 1},           {10, .999695444}, {54, .50005},
+                                                     {98, .000404556}, {99, .0001},      {500, .0001}};
   for (const auto& [s, wanted] : vectors) EXPECT_NEAR(ratio.rate(0, s), wanted, 1e-9) << "s = " << s;
   auto settings = warmup(ScheduleType::WarmupCosineLR, 4, false, 8);
   settings.warmup_min_ratio = 0.2;
@@ -124,7 +127,8 @@ TEST(Schedule, OneCycle) {
   for (int i = 0; i < 7; ++i) EXPECT_NEAR(*schedule.momentum(0, i), momenta[i], 1e-15) << "s = " << i;
   EXPECT_FALSE(schedule.uses_base_lr());
   // The second step is as long as the first unless given; afterwards the minimum stays without a decay.
-  expect_rates(Schedule(one_cycle(.001, .011, 5, {}), {1}), {.001, .003, .005, .007, .009, .011, .009, .007, .005, .003, .001, .001, .001});
+  expect_rates(Schedule(one_cycle(.001, .011, 5, {}), {1}),
+               {.001, .003, .005, .007, .009, .011, .009, .007, .005, .003, .001, .001, .001});
 }
 
 TEST(Schedule, OneCycleInStairs) {
@@ -199,7 +203,8 @@ TEST(Schedule, ContradictionsAreConfigErrors) {
   try {
     Schedule(one_cycle(2, 1, 1, 1), {1});
   } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("scheduler.params.cycle_min_lr: got 2"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("scheduler.params.cycle_min_lr: got 2"), std::string::npos)
+        << error.what();
   }
 }
 
