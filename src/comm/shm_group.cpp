@@ -1,0 +1,216 @@
+// Waiting: a short spin, then a futex in slices, so that a dead peer is seen soon. And the first
+// failure of the group, which every rank reports in the same words.
+#include "comm/shm_group.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+
+namespace zero::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kSpin = 20us;
+constexpr auto kSlice = 50ms;
+
+int futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) {
+  return static_cast<int>(::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout, nullptr, 0));
+}
+
+}  // namespace
+
+const char* op_name(Op op) {
+  switch (op) {
+    case Op::None: return "nothing";
+    case Op::AllGather: return "all_gather";
+    case Op::ReduceScatter: return "reduce_scatter";
+    case Op::AllReduce: return "all_reduce";
+    case Op::Broadcast: return "broadcast";
+    case Op::AllToAll: return "all_to_all";
+    case Op::Exchange: return "exchange";
+  }
+  return "nothing";
+}
+
+Call call_of(const Announcement& announcement) {
+  return {op_name(announcement.op), static_cast<c10::ScalarType>(announcement.dtype), announcement.numel, announcement.root};
+}
+
+Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members) : identity_(identity) {
+  for (int rank = 0; rank < identity.size; ++rank) {
+    Member& member = members[rank];
+    pids_.push_back(member.pid);
+    processes_.push_back(std::move(member.process));
+    if (rank == identity.rank) {
+      mappings_.push_back(nullptr);
+      bases_.push_back(mine.base());
+    } else {
+      mappings_.push_back(std::make_unique<Mapping>(member.memory.get()));
+      bases_.push_back(mappings_.back()->base());
+    }
+    // The mapping starts as zeros, which are valid values of every field.
+    pages_.push_back(std::launder(reinterpret_cast<Page*>(const_cast<std::byte*>(bases_.back()))));
+  }
+}
+
+Group::~Group() = default;
+
+void Group::ring() {
+  // Sequentially consistent, as in sleep(): either this sees the sleeper, or he sees the new number.
+  std::atomic<std::uint32_t>& bell = mine().bell;
+  bell.fetch_add(1);
+  if (mine().sleepers.load() != 0) futex(bell, FUTEX_WAKE, INT32_MAX, nullptr);
+}
+
+// True: the slice is over without a change.
+bool Group::sleep(int peer, std::uint32_t bell) {
+  Page& other = page(peer);
+  const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
+  other.sleepers.fetch_add(1);
+  const int result = futex(other.bell, FUTEX_WAIT, bell, &slice);
+  const bool over = result != 0 && errno == ETIMEDOUT;
+  other.sleepers.fetch_sub(1);
+  return over;
+}
+
+bool Group::gone(int peer) const {
+  if (!processes_[peer]) return ::kill(pids_[peer], 0) != 0 && errno == ESRCH;  // a kernel before 5.3
+  pollfd process{processes_[peer].get(), POLLIN, 0};
+  return ::poll(&process, 1, 0) > 0;
+}
+
+void Group::await(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout) {
+  const auto begin = Clock::now();
+  auto next_look = begin + kSlice;
+  auto spin_until = begin + kSpin;
+  for (int peer = 0; peer < identity_.size;) {
+    const std::uint32_t bell = page(peer).bell.load();
+    if (peer == identity_.rank || ready(peer)) {
+      ++peer;
+      continue;
+    }
+    check_failure(at);
+    if (Clock::now() < spin_until) {
+      ::sched_yield();
+      continue;
+    }
+    const bool slice_over = sleep(peer, bell);
+    const auto now = Clock::now();
+    // A bell that rings for other things must not keep this rank from looking around.
+    if (slice_over || now >= next_look) {
+      look_around(ready, at);
+      if (now - begin >= timeout) fail_if_late(ready, at, timeout);
+      next_look = now + kSlice;
+    } else {
+      spin_until = now + kSpin;
+    }
+  }
+}
+
+void Group::look_around(const std::function<bool(int)>& ready, const Announcement& at) {
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    if (peer == identity_.rank) continue;
+    const bool has_left = page(peer).left.load(std::memory_order_acquire) != 0;
+    if (!has_left && !gone(peer)) continue;
+    // What it did last counts, be it its part or a word about its end.
+    if (ready(peer)) continue;
+    check_failure(at);
+    fail_and_throw(at, base::join(who(peer), has_left ? " has ended, " : " is gone, ", expected(at)),
+                   "the output of that rank says why", peer);
+  }
+}
+
+void Group::fail_if_late(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout) {
+  std::vector<int> late;
+  std::string states;
+  for (int rank = 0; rank < identity_.size; ++rank) {
+    if (rank == identity_.rank || ready(rank)) continue;
+    const std::uint64_t posted = page(rank).posted.load(std::memory_order_acquire);
+    states += base::join(late.empty() ? "" : "; ", who(rank));
+    if (posted == 0) {
+      states += " has called nothing yet";
+    } else if (posted < at.sequence) {
+      states += base::join(" called ", call_of(announcement(rank, posted)).text(), " last, operation ", posted - 1);
+    } else {
+      states += " has come, and does not wait for it";
+    }
+    late.push_back(rank);
+  }
+  if (late.empty()) return;  // they came just now
+  fail_and_throw(at, base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ", expected(at),
+                                ": ", states),
+                 "a rank hangs, or computes for longer than the limit; ZERO_TIMEOUT_S raises it", late.size() == 1 ? late[0] : -1);
+}
+
+void Group::fail_for_other_call(const Announcement& at, int peer) {
+  fail_and_throw(at, base::join("got different calls, expected the same on every rank: ", who(peer), " calls ",
+                                call_of(announcement(peer, at.sequence)).text(), ", ", who(identity_.rank), " calls ",
+                                call_of(at).text()),
+                 "all ranks make the same calls in the same order", -1);
+}
+
+void Group::check_failure(const Announcement& at) {
+  if (failure_) throw_failure(at);
+  const Failure& shared = page(0).failure;
+  if (shared.state.load(std::memory_order_acquire) != Failure::Ready) return;
+  const auto text_of = [](const char* text, std::size_t most) { return std::string(text, ::strnlen(text, most)); };
+  failure_ = Known{text_of(shared.text, kTextBytes), text_of(shared.hint, kHintBytes), shared.rank};
+  throw_failure(at);
+}
+
+void Group::throw_failure(const Announcement& at) const {
+  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank, identity_.size, at.sequence - 1, failure_->hint),
+                  failure_->rank);
+}
+
+void Group::fail(std::string_view text, std::string_view hint, int rank) noexcept {
+  Failure& shared = page(0).failure;
+  std::uint32_t expected = Failure::Empty;
+  if (shared.state.compare_exchange_strong(expected, Failure::Writing)) {
+    const auto write = [](char* to, std::string_view from, std::size_t most) {
+      const std::size_t count = std::min(from.size(), most - 1);
+      std::memcpy(to, from.data(), count);
+      to[count] = '\0';
+    };
+    shared.rank = rank;
+    write(shared.text, text, kTextBytes);
+    write(shared.hint, hint, kHintBytes);
+    shared.state.store(Failure::Ready, std::memory_order_release);
+  }
+  for (Page* each : pages_) {
+    each->bell.fetch_add(1);
+    futex(each->bell, FUTEX_WAKE, INT32_MAX, nullptr);
+  }
+}
+
+void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
+  fail(text, hint, rank);
+  // Another rank may be writing its word down, or died over it.
+  const auto until = Clock::now() + 100ms;
+  while (page(0).failure.state.load(std::memory_order_acquire) != Failure::Ready && Clock::now() < until) ::sched_yield();
+  check_failure(at);
+  failure_ = Known{std::string(text), std::string(hint), rank};
+  throw_failure(at);
+}
+
+std::string Group::who(int rank) const { return base::join("rank ", rank, " (pid ", pids_[rank], ")"); }
+
+std::string Group::expected(const Announcement& at) const {
+  return base::join("expected ", call_of(at).text(), " from all ", identity_.size, " ranks");
+}
+
+}  // namespace zero::comm::shm

@@ -1,0 +1,326 @@
+// Rank 0 listens, the others say hello with their descriptors; when all have come, rank 0 sends
+// everybody's descriptors to everybody and closes the socket. A fault is told to all who wait there.
+#include "comm/shm_rendezvous.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "comm/call.h"
+
+namespace zero::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kMagic = 0x7a65726f2d736d31;  // "zero-sm1": changes with every layout below or in shm_page.h
+// Time for rank 0 to tell the others what it found before they give up by themselves.
+constexpr auto kGrace = 1s;
+
+enum class Kind : std::int32_t { Hello, Member, Refusal };
+
+struct Message {
+  std::uint64_t magic = kMagic;
+  Kind kind = Kind::Hello;
+  std::int32_t rank = 0, size = 0, pid = 0;
+  char text[448] = {};  // Hello: the run id, Refusal: the reason
+};
+
+void set_text(Message& message, const std::string& text) {
+  const std::size_t count = std::min(text.size(), sizeof message.text - 1);
+  std::memcpy(message.text, text.data(), count);
+  message.text[count] = '\0';
+}
+
+std::uint64_t fnv1a(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
+}
+
+struct Address {
+  sockaddr_un name{};
+  socklen_t length = 0;
+};
+
+Address address_of(const std::string& run_id) {
+  const std::string text = base::join("zero-shm-", ::getuid(), "-", std::hex, fnv1a(run_id));
+  Address address;
+  address.name.sun_family = AF_UNIX;
+  std::memcpy(address.name.sun_path + 1, text.data(), text.size());  // the leading zero: abstract, no file
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return address;
+}
+
+// False with errno where it could not be sent.
+bool send_message(int socket, const Message& message, const int* fds, int num_fds) {
+  iovec data{const_cast<Message*>(&message), sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (num_fds > 0) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+    std::memcpy(CMSG_DATA(rights), fds, num_fds * sizeof(int));
+  }
+  // Descriptors in flight are limited per user; the receivers take them out as fast as they can.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    if (::sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    if (errno != ETOOMANYREFS && errno != EINTR) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return false;
+}
+
+bool send_member(int socket, int rank, const Member& member) {
+  Message message;
+  message.kind = Kind::Member;
+  message.rank = rank;
+  message.pid = member.pid;
+  const int fds[2] = {member.memory.get(), member.process.get()};
+  return send_message(socket, message, fds, member.process ? 2 : 1);
+}
+
+// False at the end of the stream (or on an error, which means the same here).
+bool receive_message(int socket, Message& message, Member& member) {
+  iovec data{&message, sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t got;
+  do got = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  while (got < 0 && errno == EINTR);
+  if (got < 0) return false;
+  for (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr; rights = CMSG_NXTHDR(&header, rights)) {
+    if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    int fds[2] = {-1, -1};
+    std::memcpy(fds, CMSG_DATA(rights), std::min<std::size_t>(count, 2) * sizeof(int));
+    member.memory = Descriptor(fds[0]);
+    member.process = Descriptor(fds[1]);
+  }
+  message.text[sizeof message.text - 1] = '\0';
+  return got == static_cast<ssize_t>(sizeof message) && message.magic == kMagic;
+}
+
+ucred credentials(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) peer.uid = static_cast<uid_t>(-1);
+  return peer;
+}
+
+bool readable(int fd, Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  pollfd entry{fd, POLLIN, 0};
+  return ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 30))) > 0;
+}
+
+Descriptor open_process() {
+#ifdef SYS_pidfd_open
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+#else
+  return Descriptor();
+#endif
+}
+
+class Meeting {
+ public:
+  Meeting(const Identity& identity, int memory, std::chrono::milliseconds timeout)
+      : identity_(identity), address_(address_of(identity.run_id)), timeout_(timeout), deadline_(Clock::now() + timeout) {
+    mine_.pid = ::getpid();
+    mine_.memory = Descriptor(::fcntl(memory, F_DUPFD_CLOEXEC, 0));
+    mine_.process = open_process();
+    if (!mine_.memory) fail(base::join("got \"", std::strerror(errno), "\" for one more descriptor"), identity.rank);
+  }
+
+  std::vector<Member> run() {
+    if (identity_.size == 1) {
+      std::vector<Member> members;
+      members.push_back(std::move(mine_));
+      return members;
+    }
+    for (;;) {
+      if (identity_.rank == 0) {
+        if (const Descriptor listener = listen()) return gather(listener.get());
+        // Somebody else keeps the name: a second rank 0, which our hello brings to light, or the end of an earlier run.
+      }
+      std::vector<Member> members;
+      if (visit(members)) return members;
+      if (Clock::now() >= deadline_) {
+        if (identity_.rank == 0) fail("another process holds this run's socket and does not answer", 0);
+        fail(base::join("rank 0 did not come within ", duration_text(timeout_)), 0);
+      }
+      std::this_thread::sleep_for(5ms);
+    }
+  }
+
+ private:
+  struct Visitor {
+    Descriptor socket;
+    int rank = -1;
+    pid_t pid = 0;
+  };
+
+  [[noreturn]] void fail(const std::string& what, int rank) const {
+    throw CommError(base::join("[Shm::rendezvous] ", what, ", expected ", identity_.size, " processes of run \"",
+                               identity_.run_id, "\" (rank ", identity_.rank, "/", identity_.size,
+                               "). Hint: look at the output of the ranks named, or raise ZERO_TIMEOUT_S."),
+                    rank);
+  }
+
+  Descriptor listen() const {
+    Descriptor listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!listener) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), 0);
+    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address_.name), address_.length) != 0) return Descriptor();
+    if (::listen(listener.get(), std::max(identity_.size, 16)) != 0) return Descriptor();
+    return listener;
+  }
+
+  // As a rank that is not the listener. False: nobody listens (yet), or he went away without a word.
+  bool visit(std::vector<Member>& members) {
+    const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!socket) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), identity_.rank);
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address_.name), address_.length) != 0) return false;
+    const ucred owner = credentials(socket.get());
+    if (owner.uid != ::getuid()) {
+      fail(base::join("the socket of this run belongs to user ", owner.uid, " (pid ", owner.pid, ")"), 0);
+    }
+    Message hello;
+    hello.rank = identity_.rank;
+    hello.size = identity_.size;
+    hello.pid = mine_.pid;
+    set_text(hello, identity_.run_id);
+    const int fds[2] = {mine_.memory.get(), mine_.process.get()};
+    if (!send_message(socket.get(), hello, fds, mine_.process ? 2 : 1)) return false;
+    // Rank 0 came later than this rank, so it waits longer, and it knows who is missing.
+    const auto until = Clock::now() + timeout_ + kGrace;
+    members.resize(identity_.size);
+    for (int got = 0; got < identity_.size; ++got) {
+      if (!readable(socket.get(), until)) fail(base::join("rank 0 (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
+      Message message;
+      Member member;
+      if (!receive_message(socket.get(), message, member)) {
+        members.clear();
+        return false;
+      }
+      if (message.kind == Kind::Refusal) fail(message.text, message.rank);
+      if (message.rank < 0 || message.rank >= identity_.size || !member.memory) fail("rank 0 sent an unknown message", 0);
+      member.pid = message.pid;
+      members[message.rank] = std::move(member);
+    }
+    return true;
+  }
+
+  // Rank 0: until all have come.
+  std::vector<Member> gather(int listener) {
+    std::vector<Member> members(identity_.size);
+    members[0] = std::move(mine_);
+    int missing = identity_.size - 1;
+    while (missing > 0) {
+      std::vector<pollfd> entries{{listener, POLLIN, 0}};
+      for (const Visitor& visitor : visitors_) entries.push_back({visitor.socket.get(), POLLIN, 0});
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+      if (left.count() <= 0) refuse_absent(members);
+      ::poll(entries.data(), entries.size(), static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
+      for (std::size_t i = 0; i < visitors_.size(); ++i) {
+        Visitor& visitor = visitors_[i];
+        if (entries[i + 1].revents == 0) continue;
+        Message hello;
+        Member member;
+        if (receive_message(visitor.socket.get(), hello, member)) {
+          admit(visitor, hello, std::move(member), members);
+          --missing;
+        } else if (visitor.rank >= 0) {
+          refuse(base::join("rank ", visitor.rank, " (pid ", visitor.pid, ") died while the others came"), visitor.rank);
+        } else {
+          visitor.socket = Descriptor();  // a stranger, or one who came twice
+        }
+      }
+      std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
+      if ((entries[0].revents & POLLIN) != 0) {
+        Visitor visitor{Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
+        if (visitor.socket && credentials(visitor.socket.get()).uid == ::getuid()) visitors_.push_back(std::move(visitor));
+      }
+    }
+    for (const Visitor& visitor : visitors_) {
+      for (int rank = 0; visitor.rank >= 0 && rank < identity_.size; ++rank) {
+        // A visitor who died meanwhile is found by his pidfd.
+        if (!send_member(visitor.socket.get(), rank, members[rank])) break;
+      }
+    }
+    return members;
+  }
+
+  void admit(Visitor& visitor, const Message& hello, Member member, std::vector<Member>& members) {
+    const pid_t pid = credentials(visitor.socket.get()).pid;
+    const std::string who = base::join("rank ", hello.rank, " (pid ", pid, ")");
+    if (hello.kind != Kind::Hello || !member.memory) refuse(base::join(who, " sent an unknown message"), hello.rank);
+    if (identity_.run_id.substr(0, sizeof hello.text - 1) != hello.text) {
+      refuse(base::join(who, " belongs to run \"", hello.text, "\""), hello.rank);
+    }
+    if (hello.size != identity_.size) refuse(base::join(who, " is of a world of ", hello.size), hello.rank);
+    if (hello.rank < 0 || hello.rank >= identity_.size) refuse(base::join(who, " is out of range"), hello.rank);
+    Member& place = members[hello.rank];
+    if (place.memory) {
+      refuse(base::join("two processes claim rank ", hello.rank, ": pid ", place.pid, " and pid ", pid), hello.rank);
+    }
+    visitor.rank = hello.rank;
+    visitor.pid = pid;
+    place = std::move(member);
+    place.pid = pid;
+  }
+
+  [[noreturn]] void refuse(const std::string& what, int rank) {
+    Message message;
+    message.kind = Kind::Refusal;
+    message.rank = rank;
+    set_text(message, what);
+    for (const Visitor& visitor : visitors_) {
+      if (visitor.socket) send_message(visitor.socket.get(), message, nullptr, 0);
+    }
+    fail(what, rank);
+  }
+
+  [[noreturn]] void refuse_absent(const std::vector<Member>& members) {
+    std::vector<int> absent;
+    for (int rank = 1; rank < identity_.size; ++rank) {
+      if (!members[rank].memory) absent.push_back(rank);
+    }
+    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), absent.front());
+  }
+
+  const Identity& identity_;
+  Address address_;
+  std::chrono::milliseconds timeout_;
+  Clock::time_point deadline_;
+  Member mine_;
+  std::vector<Visitor> visitors_;
+};
+
+}  // namespace
+
+std::vector<Member> meet(const Identity& identity, int memory, std::chrono::milliseconds timeout) {
+  return Meeting(identity, memory, timeout).run();
+}
+
+}  // namespace zero::comm::shm
