@@ -1,0 +1,102 @@
+// One rank's memory that its peers can read: a sparse memfd mapped whole, and the allocator of its
+// pieces. Pages appear on first use and go back to the system when freed ranges add up; nothing
+// lies on a disk or in /dev/shm. Here are addresses and bytes only: no ranks, no collectives, no torch.
+//
+// [Note: warm bytes] A freed range stays resident for the next allocation until kWarmBytes of such
+// ranges have gathered; then all of them go back to the system at once.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace zero::comm::shm {
+
+// A file descriptor that is closed at the end.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return fd_; }
+  int release();
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
+
+// Disjoint ranges [at, at + bytes), neighbours joined.
+class RangeSet {
+ public:
+  void add(std::size_t at, std::size_t bytes);
+  void remove(std::size_t at, std::size_t bytes);  // what of it is in the set
+  void clear();
+  std::size_t total() const { return total_; }
+  const std::map<std::size_t, std::size_t>& ranges() const { return ranges_; }  // at -> bytes
+
+ private:
+  std::map<std::size_t, std::size_t> ranges_;
+  std::size_t total_ = 0;
+};
+
+// A peer's arena in this process. IoError where the address space has no room.
+class Mapping {
+ public:
+  explicit Mapping(int fd);  // maps the whole file; the descriptor may be closed afterwards
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::byte* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// The own arena. Safe for several threads at once: tensors may die anywhere, also after the transport.
+class Arena {
+ public:
+  static constexpr std::size_t kAlign = 64;            // of every piece
+  static constexpr std::size_t kLargeBytes = 64 << 10; // from here on: page-aligned and present at once
+  static constexpr std::size_t kWarmBytes = 4 << 20;
+
+  // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError.
+  Arena(std::size_t capacity, std::size_t reserved);
+
+  // IoError with the bytes needed where the arena or the machine's memory is full. bytes > 0.
+  std::byte* take(std::size_t bytes);
+  // Also gives memory back to the system, see [Note: warm bytes].
+  void give(std::byte* piece) noexcept;
+  // The piece will never be given: a peer may still read it after this process lost interest.
+  void pin(std::byte* piece) noexcept;
+
+  bool holds(const void* data, std::size_t bytes) const;
+  std::size_t offset(const void* data) const { return static_cast<const std::byte*>(data) - mapping_->base(); }
+  std::byte* base() const { return mapping_->base(); }
+  std::size_t capacity() const { return mapping_->bytes(); }
+  int fd() const { return fd_.get(); }
+  void close_fd() { fd_ = Descriptor(); }
+
+  std::size_t used_bytes() const;
+  std::size_t warm_bytes() const;
+
+ private:
+  void trim();
+
+  Descriptor fd_;
+  std::unique_ptr<Mapping> mapping_;
+  mutable std::mutex mutex_;
+  RangeSet free_;
+  RangeSet warm_;  // free and perhaps resident
+  std::map<std::size_t, std::size_t> used_;
+  std::size_t used_bytes_ = 0;
+};
+
+// A capacity that any use on this machine fits in, for `size` ranks.
+std::size_t default_capacity(int size);
+
+}  // namespace zero::comm::shm
