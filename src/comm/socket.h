@@ -1,0 +1,71 @@
+// Stream sockets of the rendezvous: where the ranks of one run meet, and whole frames over a
+// socket. On one host they meet at a unix socket in a private directory, so that nothing listens
+// on the network; on several at a TCP port of rank 0. What the frames mean is not known here.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace zero::comm {
+
+using Clock = std::chrono::steady_clock;
+
+// An open descriptor, closed at the end.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_;
+};
+
+// Where rank 0 listens. `path` for a unix socket, else host and port.
+struct MeetingPoint {
+  std::string path;
+  std::string host;
+  int port = 0;
+  std::string text() const;  // for messages
+};
+
+// A unix socket for the run named `key`, in a directory of this user alone (mode 0700).
+// The directory is made if absent. Throws CommError if it belongs to somebody else.
+MeetingPoint private_meeting_point(const std::string& key);
+// Removes the socket and its directory; errors are ignored.
+void remove_meeting_point(const MeetingPoint& point) noexcept;
+
+// Listens; port 0 is replaced by the port in use. A socket left by a dead process is replaced.
+// TCP listens on the address that `host` names; where that is another host's name for this one
+// (it resolves to the loopback here), on all interfaces. Throws CommError, e.g. when the port is in use.
+Descriptor listen_at(MeetingPoint& point);
+
+// A connection, or none if nobody listens there (yet). A dead TCP peer is noticed by keep-alive
+// within about 20 s. Throws CommError if the host name does not resolve.
+Descriptor connect_to(const MeetingPoint& point);
+// Settings of a connection: close-on-exec, non-blocking, no delay, keep-alive.
+void prepare_connection(int fd);
+
+// This end's address of a TCP connection, "" for a unix socket.
+std::string local_address(int fd);
+bool is_loopback(const std::string& address);
+
+// One frame: what kind, about which rank, and a payload.
+struct Frame {
+  char kind = 0;
+  std::int32_t rank = -1;
+  std::string payload;
+};
+constexpr std::size_t kMaxPayload = 64 * 1024;
+
+// The bytes of a frame; a longer payload is cut.
+std::string encode(char kind, std::int32_t rank, std::string_view payload);
+// Takes the first whole frame off `bytes`: 1 frame taken, 0 not whole yet, -1 not a frame.
+int decode(std::string& bytes, Frame& frame);
+
+}  // namespace zero::comm

@@ -1,0 +1,460 @@
+// The gloo transport between real processes: values, bytes on the wire, and who is named when a
+// rank dies, stops, does not come or leaves the common order of calls.
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/torch.h>
+
+#include <zero/errors.h>
+
+#include "comm/socket.h"
+#include "comm/transport.h"
+#include "dist/collective_checks.h"
+
+using namespace std::chrono_literals;
+using zero::CommError;
+using zero::Communicator;
+using zero::comm::Identity;
+namespace comm = zero::comm;
+
+namespace {
+
+constexpr int kKilled = -SIGKILL;
+
+std::string fresh_id() {
+  static int count = 0;
+  return "gloo-test-" + std::to_string(getpid()) + "-" + std::to_string(++count);
+}
+
+int free_port() {
+  comm::MeetingPoint point{"", "127.0.0.1", 0};
+  comm::listen_at(point);
+  return point.port;
+}
+
+// Who a rank of one host is; with a port, ranks that count as one host each.
+Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
+  Identity id;
+  id.rank = rank;
+  id.size = size;
+  id.local_rank = port == 0 ? rank : 0;
+  id.local_size = port == 0 ? size : 1;
+  id.source = "the test";
+  id.run_id = run_id;
+  if (port != 0) {
+    id.master_addr = "127.0.0.1";
+    id.master_port = port;
+  }
+  return id;
+}
+
+std::shared_ptr<Communicator> open(const Identity& id, std::chrono::milliseconds timeout = 60s) {
+  return std::make_shared<Communicator>(comm::make_gloo(id, timeout));
+}
+
+// One process a rank, forked before any torch thread exists. Exit statuses, -signal for a death by
+// signal. A process that is not over after `limit` is killed, which fails the test.
+std::vector<int> run_processes(int size, const std::function<void(int)>& body, std::chrono::seconds limit = 60s) {
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < size; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      int rc = 0;
+      try {
+        at::set_num_threads(1);
+        body(rank);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %.600s\n", rank, error.what());
+        rc = 1;
+      }
+      _exit(rc);
+    }
+    pids.push_back(pid);
+  }
+  std::vector<int> statuses(size, -9999);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int open_ones = size; open_ones > 0;) {
+    for (int r = 0; r < size; ++r) {
+      int status = 0;
+      if (statuses[r] != -9999 || waitpid(pids[r], &status, WNOHANG) != pids[r]) continue;
+      statuses[r] = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+      --open_ones;
+    }
+    if (std::chrono::steady_clock::now() > deadline) {
+      ADD_FAILURE() << "ranks still run after " << limit.count() << " s";
+      for (int r = 0; r < size; ++r) {
+        if (statuses[r] == -9999) kill(pids[r], SIGKILL);
+      }
+    }
+    std::this_thread::sleep_for(2ms);
+  }
+  return statuses;
+}
+
+void expect_all_well(const std::vector<int>& statuses, int except = -1) {
+  for (int r = 0; r < static_cast<int>(statuses.size()); ++r) {
+    if (r == except) continue;
+    EXPECT_EQ(statuses[r], 0) << "rank " << r;
+  }
+}
+
+void require(bool condition, const std::string& text) {
+  if (!condition) throw std::runtime_error(text);
+}
+
+// `body` throws a CommError that names `rank` and contains `words`, within `limit`.
+void require_named(int rank, const std::string& words, std::chrono::milliseconds limit, const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    body();
+  } catch (const CommError& error) {
+    const auto took = std::chrono::steady_clock::now() - start;
+    require(error.rank() == rank, "expected rank " + std::to_string(rank) + " to be named, got " + error.what());
+    require(std::string(error.what()).find(words) != std::string::npos, "expected '" + words + "' in: " + error.what());
+    require(took < limit, "the error came after " + std::to_string(std::chrono::duration<double>(took).count()) + " s");
+    return;
+  }
+  throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
+}
+
+class GlooWorlds : public testing::TestWithParam<int> {};
+
+}  // namespace
+
+TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOnOneHost) {
+  const int size = GetParam();
+  const auto id = fresh_id();
+  expect_all_well(run_processes(size, [&](int rank) {
+    auto comm = open(identity(rank, size, id));
+    require(comm->transport() == "gloo", comm->transport());
+    zero::test::check_all(comm);
+  }));
+}
+
+TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOverTcp) {
+  const int size = GetParam(), port = free_port();
+  expect_all_well(run_processes(size, [&](int rank) { zero::test::check_all(open(identity(rank, size, "run", port))); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, GlooWorlds, testing::Values(1, 2, 3, 4), [](const auto& i) { return "World" + std::to_string(i.param); });
+
+// Payload that this process handed to its TCP connections, without packet headers; -1 where the
+// kernel does not tell.
+static std::int64_t tcp_bytes_sent() {
+  std::int64_t sum = 0;
+  bool told = false;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    if (length < offsetof(tcp_info, tcpi_bytes_sent) + sizeof info.tcpi_bytes_sent) continue;
+    told = true;
+    sum += static_cast<std::int64_t>(info.tcpi_bytes_sent);
+  }
+  return told ? sum : -1;
+}
+
+TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
+  constexpr int kSize = 4, kUntold = 42;
+  const auto id = fresh_id();
+  const auto statuses = run_processes(kSize, [&](int rank) {
+    auto comm = open(identity(rank, kSize, id));
+    auto whole = torch::ones({1 << 20}, at::kBFloat16), part = torch::ones({1 << 18}, at::kBFloat16);
+    const auto measure = [&](const char* op, const std::function<std::shared_ptr<zero::Work>()>& begin, bool root_only = false) {
+      comm->barrier();
+      comm->reset_stats();
+      const auto before = tcp_bytes_sent();
+      if (before < 0) _exit(kUntold);
+      begin()->wait();
+      const auto sent = tcp_bytes_sent() - before;
+      std::int64_t counted = static_cast<std::int64_t>(comm->stats().bytes_sent());
+      // Counted as (N-1)/N*S on every rank, sent by the root alone.
+      if (root_only) counted = rank == 0 ? counted * kSize : 0;
+      require(sent >= counted && sent <= counted + 4096,
+              std::string(op) + ": sent " + std::to_string(sent) + " bytes, counted " + std::to_string(counted));
+    };
+    measure("all_gather", [&] { return comm->all_gather(whole, part); });
+    measure("reduce_scatter", [&] { return comm->reduce_scatter(part, whole); });
+    measure("all_reduce", [&] { return comm->all_reduce(whole); });
+    measure("all_to_all", [&] { return comm->all_to_all(torch::empty_like(whole), whole); });
+    measure("broadcast", [&] { return comm->broadcast(whole, 0); }, true);
+  });
+  if (statuses[0] == kUntold) GTEST_SKIP() << "this kernel's TCP_INFO does not tell the bytes sent";
+  expect_all_well(statuses);
+}
+
+// Rank 0 is the middle of the watch's star, so its death takes another way.
+TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
+  for (const bool tcp : {false, true}) {
+    for (const int victim : {0, 1, 2}) {
+      const auto id = fresh_id();
+      const int port = tcp ? free_port() : 0;
+      const auto statuses = run_processes(3, [&](int rank) {
+        auto comm = open(identity(rank, 3, id, port));
+        auto sum = torch::ones({100'000});
+        for (int i = 0; i < 3; ++i) comm->all_reduce(sum)->wait();
+        if (rank == victim) kill(getpid(), SIGKILL);
+        require_named(victim, "rank " + std::to_string(victim), 5s, [&] { comm->all_reduce(sum)->wait(); });
+        require_named(victim, "rank " + std::to_string(victim), 1s, [&] { comm->barrier(); });
+        comm.reset();  // must not wait for the dead
+      });
+      EXPECT_EQ(statuses[victim], kKilled);
+      expect_all_well(statuses, victim);
+    }
+  }
+}
+
+TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
+  const auto id = fresh_id();
+  const auto statuses = run_processes(3, [&](int rank) {
+    auto comm = open(identity(rank, 3, id));
+    comm->barrier();
+    if (rank == 1) {
+      std::this_thread::sleep_for(200ms);
+      kill(getpid(), SIGKILL);
+    }
+    // Both wait for data of the root, and for nothing of the rank that dies.
+    auto data = torch::ones({1000});
+    if (rank == 2) require_named(1, "rank 1", 5s, [&] { comm->broadcast(data, 0)->wait(); });
+    if (rank == 0) {
+      std::this_thread::sleep_for(1s);
+      require_named(1, "rank 1", 1s, [&] { comm->broadcast(data, 0)->wait(); });
+    }
+  });
+  EXPECT_EQ(statuses[1], kKilled);
+  expect_all_well(statuses, 1);
+}
+
+TEST(Gloo, NamesAnAbsentRank) {
+  for (const bool tcp : {false, true}) {
+    for (const int absent : {0, 1, 2}) {
+      const auto id = fresh_id();
+      const int port = tcp ? free_port() : 0;
+      const auto statuses = run_processes(3, [&](int rank) {
+        if (rank == absent) return;
+        require_named(absent, "rank " + std::to_string(absent), 5s, [&] { open(identity(rank, 3, id, port), 1s); });
+      });
+      expect_all_well(statuses);
+    }
+  }
+}
+
+TEST(Gloo, NamesARankThatDiesDuringTheStart) {
+  const auto id = fresh_id();
+  const auto statuses = run_processes(3, [&](int rank) {
+    if (rank == 2) {
+      std::this_thread::sleep_for(2s);
+      return;  // never comes
+    }
+    if (rank == 1) {
+      std::thread([] {
+        std::this_thread::sleep_for(500ms);
+        kill(getpid(), SIGKILL);
+      }).detach();
+      open(identity(rank, 3, id), 60s);
+    }
+    require_named(1, "rank 1", 5s, [&] { open(identity(rank, 3, id), 60s); });
+  });
+  EXPECT_EQ(statuses[1], kKilled);
+  EXPECT_EQ(statuses[0], 0);
+}
+
+TEST(Gloo, NamesALateRank) {
+  for (const int absent : {0, 1}) {
+    const auto id = fresh_id();
+    expect_all_well(run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 1000ms); }));
+  }
+}
+
+TEST(Gloo, NamesAStoppedRank) {
+  const auto id = fresh_id();
+  const auto statuses = run_processes(3, [&](int rank) {
+    auto comm = open(identity(rank, 3, id));
+    comm->barrier();
+    comm->set_timeout(1s);
+    if (rank == 1) {
+      // Something must wake it up again for the end of the test: a child of its own.
+      const pid_t self = getpid();
+      if (fork() == 0) {
+        std::this_thread::sleep_for(6s);
+        kill(self, SIGKILL);
+        _exit(0);
+      }
+      raise(SIGSTOP);
+    }
+    require_named(1, "rank 1", 5s, [&] { comm->barrier(); });
+  });
+  EXPECT_EQ(statuses[1], kKilled);
+  expect_all_well(statuses, 1);
+}
+
+TEST(Gloo, PassesOnTheReasonOfAnAbort) {
+  for (const int culprit : {0, 2}) {
+    const auto id = fresh_id();
+    expect_all_well(run_processes(3, [&](int rank) { zero::test::check_abort(open(identity(rank, 3, id)), culprit); }));
+  }
+}
+
+TEST(Gloo, NamesARankThatMakesAnotherCall) {
+  const auto id = fresh_id();
+  expect_all_well(run_processes(3, [&](int rank) {
+    auto comm = open(identity(rank, 3, id));
+    comm->set_timeout(1s);
+    auto data = torch::ones({300});
+    const auto numel = rank == 2 ? 299 : 300;
+    try {
+      comm->broadcast(data.narrow(0, 0, numel), 0)->wait();
+      comm->barrier();
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      require(text.find("299 elements") != std::string::npos || text.find("300 elements") != std::string::npos, text);
+      require(text.find("another call") != std::string::npos, text);
+      return;
+    }
+    throw std::runtime_error("different calls went unnoticed");
+  }));
+}
+
+// Rank 0 waits in the order of issue before it begins the second; rank 1 waits for the second first.
+TEST(Gloo, AWaitForALaterOperationCompletesTheEarlierOneForThePeers) {
+  const auto id = fresh_id();
+  expect_all_well(run_processes(2, [&](int rank) {
+    auto comm = open(identity(rank, 2, id), 5s);
+    auto sum = torch::ones({1001}), out = torch::zeros({20}), in = torch::ones({10});
+    auto first = comm->all_reduce(sum);
+    if (rank == 0) first->wait();
+    auto second = comm->all_gather(out, in);
+    second->wait();
+    first->wait();
+    require(sum.eq(2).all().item<bool>() && out.eq(1).all().item<bool>(), "wrong values");
+  }));
+}
+
+TEST(Gloo, DoneTurnsTrueWithoutAWait) {
+  const auto id = fresh_id();
+  expect_all_well(run_processes(2, [&](int rank) {
+    auto comm = open(identity(rank, 2, id));
+    auto sum = torch::ones({1000});
+    if (rank == 1) std::this_thread::sleep_for(300ms);
+    auto work = comm->all_reduce(sum);
+    if (rank == 0) require(!work->done(), "done before the peer began");
+    for (int i = 0; i < 1000 && !work->done(); ++i) std::this_thread::sleep_for(5ms);
+    require(work->done(), "never done");
+    work->wait();
+    require(sum.eq(2).all().item<bool>(), "wrong values");
+  }));
+}
+
+TEST(Gloo, SeveralCommunicatorsOfOneRunOneAfterTheOtherAndAtATime) {
+  for (const bool tcp : {false, true}) {
+    const auto id = fresh_id();
+    const int port = tcp ? free_port() : 0;
+    expect_all_well(run_processes(3, [&](int rank) {
+      auto first = open(identity(rank, 3, id, port)), second = open(identity(rank, 3, id, port));
+      zero::test::check_values(first);
+      zero::test::check_values(second);
+      first.reset();
+      second->barrier();
+      zero::test::check_values(open(identity(rank, 3, id, port)));
+    }));
+  }
+}
+
+TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
+  const auto id = fresh_id();
+  char directory[] = "/tmp/zero-gloo-test-XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  expect_all_well(run_processes(2, [&](int rank) {
+    setenv("TMPDIR", directory, 1);
+    auto comm = open(identity(rank, 2, id));
+    comm->barrier();
+    require(std::filesystem::is_empty(directory), "the meeting point is still there");
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      const int fd = std::atoi(entry.path().filename().c_str());
+      int listens = 0;
+      socklen_t length = sizeof listens;
+      if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0) continue;
+      require(comm::is_loopback(comm::local_address(fd)), "listens on '" + comm::local_address(fd) + "'");
+    }
+  }));
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  std::filesystem::remove(directory);
+}
+
+TEST(Gloo, RefusesAMeetingPlaceThatIsOpenToOthers) {
+  const auto point = comm::private_meeting_point("open to others");
+  const auto directory = std::filesystem::path(point.path).parent_path();
+  chmod(directory.c_str(), 0777);
+  EXPECT_THROW(comm::private_meeting_point("open to others"), CommError);
+  std::filesystem::remove_all(directory);
+}
+
+// Strangers at the port: silence, noise, a wrong token, a connection that closes.
+TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
+  const int port = free_port();
+  expect_all_well(run_processes(4, [&](int rank) {
+    if (rank < 3) {
+      if (rank == 2) std::this_thread::sleep_for(500ms);
+      zero::test::check_values(open(identity(rank, 3, "run", port)));
+      return;
+    }
+    std::vector<comm::Descriptor> strangers;
+    for (int i = 0; i < 200; ++i) {
+      auto fd = comm::connect_to({"", "127.0.0.1", port});
+      if (!fd) {
+        std::this_thread::sleep_for(2ms);
+        continue;
+      }
+      const auto words = i % 4 == 0 ? std::string() : i % 4 == 1 ? std::string(1000, 'x') : comm::encode('H', 2, "3\nwrong");
+      if (!words.empty()) send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL);
+      if (i % 3 != 0) strangers.push_back(std::move(fd));
+    }
+  }));
+}
+
+// What a launcher of torch's kind does: its own TCPStore holds the port that the ranks are told.
+TEST(Gloo, MeetsByTheStoreOfAnAgent) {
+  int ports[2];
+  ASSERT_EQ(pipe(ports), 0);
+  const pid_t agent = fork();
+  if (agent == 0) {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    const std::uint16_t port = store->getPort();
+    if (write(ports[1], &port, sizeof port) != sizeof port) _exit(1);
+    pause();
+  }
+  std::uint16_t port = 0;
+  ASSERT_EQ(read(ports[0], &port, sizeof port), static_cast<ssize_t>(sizeof port));
+  setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+  expect_all_well(run_processes(3, [&](int rank) {
+    for (int i = 0; i < 2; ++i) zero::test::check_values(open(identity(rank, 3, "run", port)));
+  }));
+  unsetenv("TORCHELASTIC_USE_AGENT_STORE");
+  kill(agent, SIGKILL);
+  waitpid(agent, nullptr, 0);
+}
+
+TEST(Gloo, SeveralHostsWithoutAnAddressAreAConfigurationError) {
+  auto id = identity(0, 2, "run");
+  id.local_size = 1;
+  EXPECT_THROW(open(id, 1s), zero::ConfigError);
+}
