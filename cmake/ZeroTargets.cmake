@@ -7,8 +7,9 @@
 # TORCH targets share one precompiled <torch/torch.h>; the others never see torch's headers.
 find_package(GTest QUIET)
 
-file(WRITE ${CMAKE_BINARY_DIR}/empty.cpp "// A layer without sources yet.\n")
-file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "// Owns the precompiled torch header.\n")
+# file(CONFIGURE) leaves an unchanged file alone, so that configuring again compiles nothing.
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/empty.cpp CONTENT "// A layer without sources yet.\n")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch.cpp CONTENT "// Owns the precompiled torch header.\n")
 add_library(zero_torch_pch OBJECT ${CMAKE_BINARY_DIR}/torch_pch.cpp)
 target_link_libraries(zero_torch_pch PUBLIC torch::cpu)
 target_precompile_headers(zero_torch_pch PUBLIC <torch/torch.h>)
@@ -37,6 +38,9 @@ function(zero_test name)
   cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "SOURCES;LAYERS;LIBS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
+  endif()
+  if(ZERO_SANITIZE)  # sanitized code is 5 to 20 times slower
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 10")
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR})
