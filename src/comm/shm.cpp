@@ -40,6 +40,10 @@ using shm::Op;
 constexpr std::size_t kDirectBytes = 64 << 10;
 // Up to here every rank sums all of an all_reduce itself: one wait instead of two.
 constexpr std::size_t kOnePhaseBytes = 16 << 10;
+// Fresh pages cost more than the copy into them, so a staging piece waits for the next use: for so many
+// operations, and while all that wait are not larger than this together.
+constexpr std::uint64_t kIdleOperations = 32;
+constexpr std::size_t kIdleBytes = 64 << 20;
 // Slices of an all_reduce begin at multiples of so many elements, so that no two ranks write one cache line.
 constexpr std::int64_t kSliceNumel = 64;
 
@@ -63,8 +67,9 @@ struct Operation {
 };
 
 struct Staging {
-  std::uint64_t sequence = 0;
   std::byte* piece = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t sequence = 0;  // of the operation in or for which it was used last
 };
 
 struct Slice {
@@ -86,9 +91,10 @@ class Rank : public std::enable_shared_from_this<Rank> {
   }
 
   ~Rank() {
-    if (::getpid() != pid_) return;  // a fork of the rank is not the rank
+    if (::getpid() != pid_) return;  // a fork of the rank is not the rank, and shares its memory
     // Peers may still read what they were promised.
     recycle();
+    for (const Staging& idle : idle_) arena_->give(idle.piece);
     for (const Staging& staging : staging_) arena_->pin(staging.piece);
     for (const auto& operation : pending_) {
       if (operation->direct) arena_->pin(bytes_of(operation->in));
@@ -109,10 +115,14 @@ class Rank : public std::enable_shared_from_this<Rank> {
   using Ready = std::function<bool(int)>;
 
   void make_room(Announcement& mine);
-  void publish(const std::shared_ptr<Operation>& operation, std::byte* staging);
-  std::byte* stage(Operation& operation);
+  void publish(const std::shared_ptr<Operation>& operation, Staging staging);
+  Staging take_staging(std::size_t bytes);
+  Staging stage(Operation& operation);
   bool advance(Operation& operation, bool blocking);
-  bool reached(const Ready& ready, const Operation& operation, bool blocking);
+  bool reached(std::atomic<std::uint64_t> shm::Page::*counter, int peer, std::uint64_t sequence) const {
+    return (group_.page(peer).*counter).load(std::memory_order_acquire) >= sequence;
+  }
+  bool all(const Ready& ready, const Operation& operation, bool blocking);
   void check_agreement(const Operation& operation);
   void read(Operation& operation);
   void reduce_slice(Operation& operation);
@@ -145,7 +155,9 @@ class Rank : public std::enable_shared_from_this<Rank> {
   shm::Group group_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
-  std::deque<Staging> staging_;
+  std::deque<Staging> staging_;  // peers may read these; by sequence
+  std::deque<Staging> idle_;     // for the next use; by sequence
+  std::size_t idle_bytes_ = 0;
 };
 
 std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int root) {
@@ -161,7 +173,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   const bool gives = root < 0 || root == me_;
   const std::size_t bytes = gives ? operation->in.nbytes() : 0;
   operation->direct = bytes >= kDirectBytes && size_ > 1 && arena_->holds(bytes_of(operation->in), bytes);
-  std::byte* staging = nullptr;
+  Staging staging;
   if (operation->direct) {
     mine.offset = arena_->offset(bytes_of(operation->in));
     mine.bytes = bytes;
@@ -177,11 +189,11 @@ std::vector<std::string> Rank::exchange(std::string_view message) {
   operation->announced.op = Op::Exchange;
   make_room(operation->announced);
   operation->announced.bytes = message.size();
-  std::byte* staging = nullptr;
+  Staging staging;
   if (!message.empty() && size_ > 1) {
-    staging = arena_->take(message.size());
-    copy(staging, reinterpret_cast<const std::byte*>(message.data()), message.size());
-    operation->announced.offset = arena_->offset(staging);
+    staging = take_staging(message.size());
+    copy(staging.piece, reinterpret_cast<const std::byte*>(message.data()), message.size());
+    operation->announced.offset = arena_->offset(staging.piece);
   }
   operation->messages.resize(size_);
   operation->messages[me_] = message;
@@ -199,13 +211,13 @@ void Rank::make_room(Announcement& mine) {
   }
   if (next > shm::kRing) {
     const std::uint64_t old = next - shm::kRing;
-    group_.await([&](int peer) { return group_.page(peer).finished.load(std::memory_order_acquire) >= old; }, mine, timeout);
+    group_.await([&](int peer) { return reached(&shm::Page::finished, peer, old); }, mine, timeout);
   }
   recycle();
 }
 
 // Copies what the peers will read into a new staging piece.
-std::byte* Rank::stage(Operation& operation) {
+Staging Rank::stage(Operation& operation) {
   Announcement& mine = operation.announced;
   const at::Tensor& in = operation.in;
   const std::byte* from = bytes_of(in);
@@ -216,17 +228,32 @@ std::byte* Rank::stage(Operation& operation) {
   if (sliced) own = slice(in, me_);
   mine.without_own = equal_parts;
   mine.bytes = equal_parts ? in.nbytes() - own.bytes : in.nbytes();
-  std::byte* piece = arena_->take(mine.bytes);
+  const Staging staging = take_staging(mine.bytes);
   const std::size_t end = own.at + own.bytes;
-  copy(piece, from, own.at);
-  copy(piece + (equal_parts ? own.at : end), from + end, in.nbytes() - end);
-  mine.offset = arena_->offset(piece);
-  return piece;
+  copy(staging.piece, from, own.at);
+  copy(staging.piece + (equal_parts ? own.at : end), from + end, in.nbytes() - end);
+  mine.offset = arena_->offset(staging.piece);
+  return staging;
 }
 
-void Rank::publish(const std::shared_ptr<Operation>& operation, std::byte* staging) {
+// The smallest idle piece that fits well, else a new one.
+Staging Rank::take_staging(std::size_t bytes) {
+  auto best = idle_.end();
+  for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
+    if (idle->bytes < bytes || idle->bytes / 2 > bytes) continue;
+    if (best == idle_.end() || idle->bytes < best->bytes) best = idle;
+  }
+  if (best == idle_.end()) return {arena_->take(bytes), bytes, 0};
+  const Staging staging = *best;
+  idle_bytes_ -= staging.bytes;
+  idle_.erase(best);
+  return staging;
+}
+
+void Rank::publish(const std::shared_ptr<Operation>& operation, Staging staging) {
   ++sequence_;
-  if (staging != nullptr) staging_.push_back({sequence_, staging});
+  staging.sequence = sequence_;
+  if (staging.piece != nullptr) staging_.push_back(staging);
   group_.mine().ring[sequence_ % shm::kRing] = operation->announced;
   pending_.push_back(operation);
   group_.mine().posted.store(sequence_, std::memory_order_release);
@@ -255,7 +282,8 @@ bool Rank::try_complete(const Operation& operation) {
   return true;
 }
 
-bool Rank::reached(const Ready& ready, const Operation& operation, bool blocking) {
+// Whether all peers are ready; blocking: waits until they are.
+bool Rank::all(const Ready& ready, const Operation& operation, bool blocking) {
   if (blocking) {
     group_.await(ready, operation.announced, timeout);
     return true;
@@ -275,9 +303,9 @@ bool Rank::advance(Operation& operation, bool blocking) {
     case Phase::Announced: {
       const auto posted = [&](int peer) {
         const bool gives = root < 0 || peer == root;
-        return !gives || group_.page(peer).posted.load(std::memory_order_acquire) >= sequence;
+        return !gives || reached(&shm::Page::posted, peer, sequence);
       };
-      if (!reached(posted, operation, blocking)) return false;
+      if (!all(posted, operation, blocking)) return false;
       check_agreement(operation);
       if (operation.announced.op == Op::AllReduce && !one_phase(operation)) {
         reduce_slice(operation);
@@ -291,8 +319,8 @@ bool Rank::advance(Operation& operation, bool blocking) {
       break;
     }
     case Phase::Reduced: {
-      const auto reduced = [&](int peer) { return group_.page(peer).reduced.load(std::memory_order_acquire) >= sequence; };
-      if (!reached(reduced, operation, blocking)) return false;
+      const auto reduced = [&](int peer) { return reached(&shm::Page::reduced, peer, sequence); };
+      if (!all(reduced, operation, blocking)) return false;
       std::byte* const out = bytes_of(operation.out);
       for (int rank = 0; rank < size_; ++rank) {
         const Slice piece = slice(operation.out, rank);
@@ -302,12 +330,13 @@ bool Rank::advance(Operation& operation, bool blocking) {
       break;
     }
     case Phase::Read: {
-      const auto finished = [&](int peer) { return group_.page(peer).finished.load(std::memory_order_acquire) >= sequence; };
-      if (!reached(finished, operation, blocking)) return false;
+      const auto finished = [&](int peer) { return reached(&shm::Page::finished, peer, sequence); };
+      if (!all(finished, operation, blocking)) return false;
       operation.phase = Phase::Complete;
       break;
     }
-    case Phase::Complete: break;
+    case Phase::Complete:
+      break;
   }
   if (operation.phase == Phase::Complete) {
     operation.in = operation.out = at::Tensor();
@@ -319,10 +348,10 @@ bool Rank::advance(Operation& operation, bool blocking) {
 void Rank::check_agreement(const Operation& operation) {
   const Announcement& mine = operation.announced;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == me_ || group_.page(peer).posted.load(std::memory_order_acquire) < mine.sequence) continue;
+    if (peer == me_ || !reached(&shm::Page::posted, peer, mine.sequence)) continue;
     const Announcement& theirs = group_.announcement(peer, mine.sequence);
-    if (theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel && theirs.root == mine.root) continue;
-    group_.fail_for_other_call(mine, peer);
+    const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel;
+    if (!same || theirs.root != mine.root) group_.fail_for_other_call(mine, peer);
   }
 }
 
@@ -368,7 +397,8 @@ void Rank::read(Operation& operation) {
       break;
     }
     case Op::None:
-    case Op::Exchange: break;
+    case Op::Exchange:
+      break;
   }
 }
 
@@ -395,15 +425,25 @@ void Rank::finish_reading(Operation& operation) {
   operation.phase = operation.direct ? Operation::Phase::Read : Operation::Phase::Complete;
 }
 
+// Takes back the staging pieces that everybody has read, and gives those back that nobody needed lately.
 void Rank::recycle() {
-  if (staging_.empty()) return;
-  std::uint64_t finished = UINT64_MAX;
-  for (int rank = 0; rank < size_; ++rank) {
+  std::uint64_t finished = staging_.empty() ? 0 : UINT64_MAX;
+  for (int rank = 0; rank < size_ && finished > 0; ++rank) {
     finished = std::min(finished, group_.page(rank).finished.load(std::memory_order_acquire));
   }
-  while (!staging_.empty() && staging_.front().sequence <= finished) {
-    arena_->give(staging_.front().piece);
-    staging_.pop_front();
+  for (; !staging_.empty() && staging_.front().sequence <= finished; staging_.pop_front()) {
+    const Staging& staging = staging_.front();
+    if (staging.bytes < Arena::kLargeBytes) {
+      arena_->give(staging.piece);
+    } else {
+      idle_.push_back(staging);
+      idle_bytes_ += staging.bytes;
+    }
+  }
+  while (!idle_.empty() && (idle_bytes_ > kIdleBytes || idle_.front().sequence + kIdleOperations < sequence_)) {
+    idle_bytes_ -= idle_.front().bytes;
+    arena_->give(idle_.front().piece);
+    idle_.pop_front();
   }
 }
 
@@ -437,7 +477,7 @@ class ShmWork final : public Work {
  private:
   std::shared_ptr<Rank> owner() const {
     std::shared_ptr<Rank> rank = rank_.lock();
-    if (rank == nullptr) throw CommError("[Shm::wait] got an unfinished operation of a communicator that was destroyed");
+    if (rank == nullptr) throw CommError("[Shm::wait] got an unfinished operation whose communicator was destroyed");
     return rank;
   }
 
@@ -460,7 +500,9 @@ class ShmTransport final : public Transport {
     return begin(Op::ReduceScatter, std::move(out), std::move(in));
   }
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override { return begin(Op::AllReduce, inout, inout); }
-  std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override { return begin(Op::Broadcast, inout, inout, root); }
+  std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
+    return begin(Op::Broadcast, inout, inout, root);
+  }
   std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
     return begin(Op::AllToAll, std::move(out), std::move(in));
   }
@@ -472,7 +514,8 @@ class ShmTransport final : public Transport {
     if (numel == 0) return at::empty({0}, options);
     const std::shared_ptr<Arena>& arena = rank_->arena();
     std::byte* piece = arena->take(static_cast<std::size_t>(numel) * c10::elementSize(dtype));
-    return at::from_blob(piece, {numel}, [arena](void* data) { arena->give(static_cast<std::byte*>(data)); }, options);
+    return at::from_blob(
+        piece, {numel}, [arena](void* data) { arena->give(static_cast<std::byte*>(data)); }, options);
   }
 
   void set_timeout(std::chrono::milliseconds timeout) override {

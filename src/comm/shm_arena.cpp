@@ -83,7 +83,9 @@ void RangeSet::clear() {
 
 Mapping::Mapping(int fd) {
   struct stat file;
-  if (::fstat(fd, &file) != 0) throw IoError(base::join("[Shm::map] got ", std::strerror(errno), " for a peer's memory"));
+  if (::fstat(fd, &file) != 0) {
+    throw IoError(base::join("[Shm::map] got \"", std::strerror(errno), "\" for a peer's memory"));
+  }
   bytes_ = static_cast<std::size_t>(file.st_size);
   void* data = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) {
@@ -98,7 +100,8 @@ Mapping::~Mapping() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
 
-Arena::Arena(std::size_t capacity, std::size_t reserved) : fd_(::memfd_create("zero-arena", MFD_CLOEXEC)) {
+Arena::Arena(std::size_t capacity, std::size_t reserved)
+    : fd_(::memfd_create("zero-arena", MFD_CLOEXEC)), pid_(::getpid()) {
   capacity = round_up(capacity, kPage);
   reserved = round_up(reserved, kPage);
   if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(capacity)) != 0) {
@@ -122,8 +125,8 @@ std::byte* Arena::take(std::size_t bytes) {
     warm_.remove(at, need);
     // All pages now rather than one fault each later, and an error here rather than SIGBUS there.
     // EINVAL: a kernel before 5.14, where the pages come by faults.
-    if (large && warm_before - warm_.total() < need &&
-        ::madvise(base() + at, need, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    if (large && warm_before - warm_.total() < need && ::madvise(base() + at, need, MADV_POPULATE_WRITE) != 0 &&
+        errno != EINVAL) {
       const int error = errno;
       ::madvise(base() + at, need, MADV_REMOVE);
       free_.add(at, need);
@@ -162,6 +165,7 @@ void Arena::pin(std::byte* piece) noexcept {
 }
 
 void Arena::trim() {
+  if (::getpid() != pid_) return;  // a fork has copies of the ranges, but the memory is its parent's
   for (const auto& [at, bytes] : warm_.ranges()) {
     // Whole pages of the free range around it: a page's first half may have been freed before.
     const auto around = std::prev(free_.ranges().upper_bound(at));

@@ -5,6 +5,8 @@
 // [Note: warm bytes] A freed range stays resident for the next allocation until kWarmBytes of such
 // ranges have gathered; then all of them go back to the system at once.
 #pragma once
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -60,8 +62,8 @@ class Mapping {
 // The own arena. Safe for several threads at once: tensors may die anywhere, also after the transport.
 class Arena {
  public:
-  static constexpr std::size_t kAlign = 64;            // of every piece
-  static constexpr std::size_t kLargeBytes = 64 << 10; // from here on: page-aligned and present at once
+  static constexpr std::size_t kAlign = 64;             // of every piece
+  static constexpr std::size_t kLargeBytes = 64 << 10;  // from here on: page-aligned and present at once
   static constexpr std::size_t kWarmBytes = 4 << 20;
 
   // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError.
@@ -88,6 +90,7 @@ class Arena {
   void trim();
 
   Descriptor fd_;
+  const pid_t pid_;
   std::unique_ptr<Mapping> mapping_;
   mutable std::mutex mutex_;
   RangeSet free_;

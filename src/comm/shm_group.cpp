@@ -28,26 +28,35 @@ constexpr auto kSpin = 20us;
 constexpr auto kSlice = 50ms;
 
 int futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) {
-  return static_cast<int>(::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), operation, value, timeout, nullptr, 0));
+  auto* const plain = reinterpret_cast<std::uint32_t*>(&word);
+  return static_cast<int>(::syscall(SYS_futex, plain, operation, value, timeout, nullptr, 0));
 }
 
 }  // namespace
 
 const char* op_name(Op op) {
   switch (op) {
-    case Op::None: return "nothing";
-    case Op::AllGather: return "all_gather";
-    case Op::ReduceScatter: return "reduce_scatter";
-    case Op::AllReduce: return "all_reduce";
-    case Op::Broadcast: return "broadcast";
-    case Op::AllToAll: return "all_to_all";
-    case Op::Exchange: return "exchange";
+    case Op::None:
+      return "nothing";
+    case Op::AllGather:
+      return "all_gather";
+    case Op::ReduceScatter:
+      return "reduce_scatter";
+    case Op::AllReduce:
+      return "all_reduce";
+    case Op::Broadcast:
+      return "broadcast";
+    case Op::AllToAll:
+      return "all_to_all";
+    case Op::Exchange:
+      return "exchange";
   }
   return "nothing";
 }
 
 Call call_of(const Announcement& announcement) {
-  return {op_name(announcement.op), static_cast<c10::ScalarType>(announcement.dtype), announcement.numel, announcement.root};
+  const auto dtype = static_cast<c10::ScalarType>(announcement.dtype);
+  return {op_name(announcement.op), dtype, announcement.numel, announcement.root};
 }
 
 Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members) : identity_(identity) {
@@ -134,7 +143,8 @@ void Group::look_around(const std::function<bool(int)>& ready, const Announcemen
   }
 }
 
-void Group::fail_if_late(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout) {
+void Group::fail_if_late(const std::function<bool(int)>& ready, const Announcement& at,
+                         std::chrono::milliseconds timeout) {
   std::vector<int> late;
   std::string states;
   for (int rank = 0; rank < identity_.size; ++rank) {
@@ -151,15 +161,18 @@ void Group::fail_if_late(const std::function<bool(int)>& ready, const Announceme
     late.push_back(rank);
   }
   if (late.empty()) return;  // they came just now
-  fail_and_throw(at, base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ", expected(at),
-                                ": ", states),
-                 "a rank hangs, or computes for longer than the limit; ZERO_TIMEOUT_S raises it", late.size() == 1 ? late[0] : -1);
+  fail_and_throw(at,
+                 base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ",
+                            expected(at), ": ", states),
+                 "a rank hangs, or computes for longer than the limit; ZERO_TIMEOUT_S raises it",
+                 late.size() == 1 ? late[0] : -1);
 }
 
 void Group::fail_for_other_call(const Announcement& at, int peer) {
-  fail_and_throw(at, base::join("got different calls, expected the same on every rank: ", who(peer), " calls ",
-                                call_of(announcement(peer, at.sequence)).text(), ", ", who(identity_.rank), " calls ",
-                                call_of(at).text()),
+  fail_and_throw(at,
+                 base::join("got different calls, expected the same on every rank: ", who(peer), " calls ",
+                            call_of(announcement(peer, at.sequence)).text(), ", ", who(identity_.rank), " calls ",
+                            call_of(at).text()),
                  "all ranks make the same calls in the same order", -1);
 }
 
@@ -173,7 +186,8 @@ void Group::check_failure(const Announcement& at) {
 }
 
 void Group::throw_failure(const Announcement& at) const {
-  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank, identity_.size, at.sequence - 1, failure_->hint),
+  const std::uint64_t operation = at.sequence - 1;  // counted from 0, as by all transports
+  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank, identity_.size, operation, failure_->hint),
                   failure_->rank);
 }
 
@@ -200,8 +214,9 @@ void Group::fail(std::string_view text, std::string_view hint, int rank) noexcep
 void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
   fail(text, hint, rank);
   // Another rank may be writing its word down, or died over it.
+  const std::atomic<std::uint32_t>& state = page(0).failure.state;
   const auto until = Clock::now() + 100ms;
-  while (page(0).failure.state.load(std::memory_order_acquire) != Failure::Ready && Clock::now() < until) ::sched_yield();
+  while (state.load(std::memory_order_acquire) != Failure::Ready && Clock::now() < until) ::sched_yield();
   check_failure(at);
   failure_ = Known{std::string(text), std::string(hint), rank};
   throw_failure(at);

@@ -52,6 +52,7 @@ std::uint64_t fnv1a(const std::string& text) {
 struct Address {
   sockaddr_un name{};
   socklen_t length = 0;
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
 };
 
 Address address_of(const std::string& run_id) {
@@ -146,7 +147,10 @@ Descriptor open_process() {
 class Meeting {
  public:
   Meeting(const Identity& identity, int memory, std::chrono::milliseconds timeout)
-      : identity_(identity), address_(address_of(identity.run_id)), timeout_(timeout), deadline_(Clock::now() + timeout) {
+      : identity_(identity),
+        address_(address_of(identity.run_id)),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout) {
     mine_.pid = ::getpid();
     mine_.memory = Descriptor(::fcntl(memory, F_DUPFD_CLOEXEC, 0));
     mine_.process = open_process();
@@ -191,7 +195,7 @@ class Meeting {
   Descriptor listen() const {
     Descriptor listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!listener) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), 0);
-    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address_.name), address_.length) != 0) return Descriptor();
+    if (::bind(listener.get(), address_.get(), address_.length) != 0) return Descriptor();
     if (::listen(listener.get(), std::max(identity_.size, 16)) != 0) return Descriptor();
     return listener;
   }
@@ -200,7 +204,7 @@ class Meeting {
   bool visit(std::vector<Member>& members) {
     const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!socket) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), identity_.rank);
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address_.name), address_.length) != 0) return false;
+    if (::connect(socket.get(), address_.get(), address_.length) != 0) return false;
     const ucred owner = credentials(socket.get());
     if (owner.uid != ::getuid()) {
       fail(base::join("the socket of this run belongs to user ", owner.uid, " (pid ", owner.pid, ")"), 0);
@@ -216,7 +220,9 @@ class Meeting {
     const auto until = Clock::now() + timeout_ + kGrace;
     members.resize(identity_.size);
     for (int got = 0; got < identity_.size; ++got) {
-      if (!readable(socket.get(), until)) fail(base::join("rank 0 (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
+      if (!readable(socket.get(), until)) {
+        fail(base::join("rank 0 (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
+      }
       Message message;
       Member member;
       if (!receive_message(socket.get(), message, member)) {
@@ -224,7 +230,9 @@ class Meeting {
         return false;
       }
       if (message.kind == Kind::Refusal) fail(message.text, message.rank);
-      if (message.rank < 0 || message.rank >= identity_.size || !member.memory) fail("rank 0 sent an unknown message", 0);
+      if (message.rank < 0 || message.rank >= identity_.size || !member.memory) {
+        fail("rank 0 sent an unknown message", 0);
+      }
       member.pid = message.pid;
       members[message.rank] = std::move(member);
     }
@@ -251,7 +259,8 @@ class Meeting {
           admit(visitor, hello, std::move(member), members);
           --missing;
         } else if (visitor.rank >= 0) {
-          refuse(base::join("rank ", visitor.rank, " (pid ", visitor.pid, ") died while the others came"), visitor.rank);
+          refuse(base::join("rank ", visitor.rank, " (pid ", visitor.pid, ") died while the others came"),
+                 visitor.rank);
         } else {
           visitor.socket = Descriptor();  // a stranger, or one who came twice
         }
@@ -259,7 +268,8 @@ class Meeting {
       std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
       if ((entries[0].revents & POLLIN) != 0) {
         Visitor visitor{Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
-        if (visitor.socket && credentials(visitor.socket.get()).uid == ::getuid()) visitors_.push_back(std::move(visitor));
+        const bool same_user = visitor.socket && credentials(visitor.socket.get()).uid == ::getuid();
+        if (same_user) visitors_.push_back(std::move(visitor));
       }
     }
     for (const Visitor& visitor : visitors_) {

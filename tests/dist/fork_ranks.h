@@ -10,11 +10,11 @@ namespace zero::test {
 
 // How one rank ended.
 struct RankEnd {
-  int exit_code = -1;         // -1: by a signal
-  int signal = 0;             // SIGKILL after the limit, too
-  std::string error;          // what() of the exception that left `body`
-  int blamed = -2;            // CommError::rank(), if it was one
-  double seconds = 0;         // from the start of all
+  int exit_code = -1;  // -1: by a signal
+  int signal = 0;      // SIGKILL after the limit, too
+  std::string error;   // what() of the exception that left `body`
+  int blamed = -2;     // CommError::rank(), if it was one
+  double seconds = 0;  // from the start of all
   bool ok() const { return exit_code == 0; }
 };
 

@@ -81,7 +81,8 @@ TEST_P(ShmWorlds, KeepItWhenRanksAreDelayed) {
   const auto ends = with_ranks(GetParam(), [](const Comm& comm) {
     for (std::uint64_t seed = 20; seed < 24; ++seed) {
       check_random_program(comm, seed, 60);
-      std::this_thread::sleep_for(std::chrono::milliseconds((seed * 7 + static_cast<std::uint64_t>(comm->rank()) * 13) % 29));
+      const auto rank = static_cast<std::uint64_t>(comm->rank());
+      std::this_thread::sleep_for(std::chrono::milliseconds((seed * 7 + rank * 13) % 29));
     }
   });
   EXPECT_EQ(errors_of(ends), "");
@@ -96,7 +97,9 @@ TEST_P(ShmWorlds, MoveLargeTensorsInPlaceAndStaged) {
       for (const bool allocated : {true, false}) {
         const auto memory = [&](std::int64_t n) { return allocated ? comm->allocate(n, at::kFloat) : at::empty({n}); };
         for (int round = 0; round < 6; ++round) {
-          const auto value = [&](int r, std::int64_t i) { return static_cast<float>((r + 1) * 1000 + (i * 7 + round) % 501); };
+          const auto value = [&](int r, std::int64_t i) {
+            return static_cast<float>((r + 1) * 1000 + (i * 7 + round) % 501);
+          };
           const auto sum = [&](std::int64_t i) {
             float all = 0;
             for (int r = 0; r < size; ++r) all += value(r, i);
@@ -108,8 +111,8 @@ TEST_P(ShmWorlds, MoveLargeTensorsInPlaceAndStaged) {
             return tensor;
           };
           auto part = filled(numel), whole = memory(numel * size);
-          auto reduced = filled(numel), scattered = memory(numel), parts = filled(numel * size), turned = memory(numel * size);
-          auto sent = filled(numel);
+          auto reduced = filled(numel), scattered = memory(numel), sent = filled(numel);
+          auto parts = filled(numel * size), turned = memory(numel * size);
           auto a = comm->all_gather(whole, part);
           auto b = comm->all_reduce(reduced);
           auto c = comm->reduce_scatter(scattered, parts);
@@ -192,8 +195,9 @@ TEST(Shm, Holds500OperationsInFlight) {
       tensors.push_back(tensor);
     }
     for (int i = 499; i >= 0; --i) {
-      works[static_cast<std::size_t>(i)]->wait();
-      require(tensors[static_cast<std::size_t>(i)].eq(static_cast<float>(3 * i + 3)).all().item<bool>(), "operation " + std::to_string(i));
+      const auto index = static_cast<std::size_t>(i);
+      works[index]->wait();
+      require(tensors[index].eq(3 * i + 3).all().item<bool>(), "operation " + std::to_string(i));
     }
   });
   EXPECT_EQ(errors_of(ends), "");
@@ -202,9 +206,11 @@ TEST(Shm, Holds500OperationsInFlight) {
 TEST(Shm, ExchangesUpTo10MiB) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{65536}, std::size_t{10} << 20}) {
-      const auto message = [&](int r) { return std::string(bytes + static_cast<std::size_t>(r), static_cast<char>('a' + r)); };
+      const auto message = [&](int r) {
+        return std::string(bytes + static_cast<std::size_t>(r), static_cast<char>('a' + r));
+      };
       const auto got = comm->exchange(message(comm->rank()));
-      for (int r = 0; r < 3; ++r) require(got[static_cast<std::size_t>(r)] == message(r), "message of rank " + std::to_string(r));
+      for (int r = 0; r < 3; ++r) require(got.at(static_cast<std::size_t>(r)) == message(r), "a message differs");
     }
   });
   EXPECT_EQ(errors_of(ends), "");
@@ -249,8 +255,9 @@ TEST(Shm, GivesMemoryBack) {
       auto plain = at::ones({16 << 20});
       comm->all_reduce(plain)->wait();
     }
-    comm->barrier();
-    comm->barrier();
+    require(pss() - before > 8 << 20, "no staging piece is kept for the next operation");
+    for (int i = 0; i < 40; ++i) comm->barrier();
+    require(pss() - before < 10 << 20, "idle staging pieces stay");
     // Many small pieces.
     {
       std::vector<at::Tensor> pieces;
@@ -266,7 +273,8 @@ TEST(Shm, GivesMemoryBack) {
 
 TEST(Shm, TensorsOutliveTheTransport) {
   const auto ends = with_ranks(2, [](Comm comm) {
-    auto tensor = comm->allocate(100000, at::kFloat), small = comm->allocate(10, at::kFloat), other = comm->allocate(7, at::kHalf);
+    auto tensor = comm->allocate(100000, at::kFloat), small = comm->allocate(10, at::kFloat);
+    auto other = comm->allocate(7, at::kHalf);
     tensor.fill_(comm->rank());
     comm->all_reduce(tensor)->wait();
     auto work = comm->all_reduce(tensor);
@@ -313,7 +321,8 @@ TEST(Shm, LeavesNothingBehind) {
       }
       if (round == 0) before = open_descriptors();
     }
-    require(open_descriptors() == before, "descriptors grew from " + std::to_string(before) + " to " + std::to_string(open_descriptors()));
+    require(open_descriptors() == before,
+            "descriptors grew from " + std::to_string(before) + " to " + std::to_string(open_descriptors()));
     require(::access("/dev/shm/zero-arena", F_OK) != 0, "a file in /dev/shm");
   });
   EXPECT_EQ(errors_of(ends), "");
@@ -399,9 +408,10 @@ TEST(Shm, NamesThoseWhoDoNotCome) {
     join_run(run_id, rank, 4, 500ms);
   });
   for (const int rank : {0, 2}) {
-    EXPECT_TRUE(contains(ends[static_cast<std::size_t>(rank)].error, "ranks 1, 3 did not come within 500 ms")) << ends[static_cast<std::size_t>(rank)].error;
-    EXPECT_EQ(ends[static_cast<std::size_t>(rank)].blamed, 1);
-    EXPECT_LT(ends[static_cast<std::size_t>(rank)].seconds, 5);
+    const RankEnd& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(contains(end.error, "ranks 1, 3 did not come within 500 ms")) << end.error;
+    EXPECT_EQ(end.blamed, 1);
+    EXPECT_LT(end.seconds, 5);
   }
 }
 
