@@ -1,0 +1,89 @@
+// The same bits over every transport: ranks as processes over shared memory and TCP against ranks
+// as threads; the same program under torchrun's variables only.
+#include <gtest/gtest.h>
+
+#include "parity/spawn.h"
+#include "parity/training.h"
+
+namespace zero::test {
+namespace {
+
+const std::string kProgram = std::string(ZERO_BINARY_DIR) + "/tests/parity_rank_program";
+
+std::string hash_in(const ProcessResult& result) {
+  const auto at = result.out.find("hash ");
+  return at == std::string::npos ? "none: " + result.err : result.out.substr(at + 5, 32);
+}
+
+TEST(Transports, SameBitsAsThreads) {
+  const struct {
+    int world;
+    const char* recipe;
+    const char* clip;
+  } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"}, {2, "fp16", "0.1"}, {3, "fp32", "0"}, {3, "bf16", "0.1"}, {4, "fp16", "0"}};
+  for (const auto& c : cases) {
+    Training training;
+    training.world = c.world;
+    training.recipe = c.recipe;
+    training.clip = std::stod(c.clip);
+    training.stage = 0;
+    const auto expected = train_threads(training).hash;
+    for (const char* transport : {"shm", "gloo"}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const char* prefetch : {"1", "0"}) {
+          if (stage < 3 && *prefetch == '0') continue;
+          SpawnOptions options;
+          options.world = c.world;
+          options.transport = transport;
+          const auto results = spawn_ranks(options, kProgram,
+                                           {"stage=" + std::to_string(stage), std::string("recipe=") + c.recipe,
+                                            std::string("clip=") + c.clip, std::string("prefetch=") + prefetch});
+          for (const auto& result : results) {
+            EXPECT_EQ(result.exit_code, 0) << transport << " stage " << stage << ": " << result.err;
+            EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage << " world " << c.world << " " << c.recipe;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Transports, AccumulationFamilies) {
+  for (const int stage : {0, 1, 2, 3}) {
+    Training training;
+    training.accumulation = 3;
+    training.recipe = "bf16";
+    training.stage = stage < 2 ? 0 : 2;
+    const auto expected = train_threads(training).hash;
+    for (const char* transport : {"shm", "gloo"}) {
+      SpawnOptions options;
+      options.transport = transport;
+      for (const auto& result : spawn_ranks(options, kProgram, {"stage=" + std::to_string(stage), "recipe=bf16", "accumulation=3"}))
+        EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage;
+    }
+  }
+}
+
+// Real memory: what the kernel counts for all ranks together, against what the ledger says.
+TEST(Transports, RealMemoryAgreesWithTheLedger) {
+  for (const char* transport : {"shm", "gloo"}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SpawnOptions options;
+      options.transport = transport;
+      const auto results =
+          spawn_ranks(options, kProgram, {"measure=pss", "recipe=bf16", "stage=" + std::to_string(stage), "width=1024", "layers=12"});
+      double ledger = 0, pss = 0;
+      for (const auto& result : results) {
+        unsigned long long a = 0, b = 0;
+        ASSERT_EQ(std::sscanf(result.out.c_str(), "ledger %llu pss %llu", &a, &b), 2) << result.out << result.err;
+        ledger += static_cast<double>(a);
+        pss += static_cast<double>(b);
+      }
+      EXPECT_GT(ledger, 8e8);
+      EXPECT_NEAR(pss / ledger, 1.0, 0.05) << transport << " stage " << stage << ": " << pss / 1e6 << " MB against " << ledger / 1e6;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::test

@@ -1,0 +1,140 @@
+// One rank of a test, as a process: trains a problem, and on request dies, hangs or measures.
+//
+//   rank_program key=value ...
+//   problem world recipe stage steps accumulation clip prefetch   as in Training
+//   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
+//   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
+//
+// Prints one line "hash H" per rank; rank 0 also "loss L" per step. Errors go to stderr, the exit
+// code is the error's.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <thread>
+
+#include "parity/training.h"
+
+namespace {
+using namespace zero;
+using namespace zero::test;
+
+std::map<std::string, std::string> flags;
+std::string flag(const std::string& name, const std::string& otherwise) {
+  const auto it = flags.find(name);
+  return it == flags.end() ? otherwise : it->second;
+}
+int number(const std::string& name, int otherwise) { return std::stoi(flag(name, std::to_string(otherwise))); }
+
+void strike() {
+  const auto fault = flag("fault", "");
+  if (fault == "kill") kill(getpid(), SIGKILL);
+  if (fault == "exit") _exit(3);
+  if (fault == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+struct Faulty {
+  int rank, step;
+  std::string at;
+  bool due(int now, const char* where) const { return at == where && now == step && rank == number("rank", -1); }
+  void point(int now, const char* where) const {
+    if (due(now, where)) strike();
+  }
+};
+
+int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
+  const auto& task = problem(training.problem);
+  auto module = make_module(task);
+  Engine engine(module, Options::from_json(json_of(training)), comm);
+  const Faulty faulty{comm->rank(), number("step", 2), flag("at", "")};
+  for (int step = 0; step < training.steps; ++step) {
+    for (int micro = 0; micro < training.accumulation; ++micro) {
+      auto loss = loss_of(task, *module, comm->rank(), step * training.accumulation + micro, dtype_of(training));
+      faulty.point(step, "forward");
+      // Runs when backward begins, and when the gradient of the first unit's parameter arrives:
+      // by then other units are being reduced.
+      if (faulty.due(step, "backward")) loss.register_hook([](const at::Tensor&) { strike(); });
+      if (faulty.due(step, "reduce")) module->parameters()[0].register_hook([](const at::Tensor&) { strike(); });
+      engine.backward(loss);
+      faulty.point(step, "step");
+      engine.step();
+    }
+    faulty.point(step, "save");
+    if (!flag("save", "").empty()) engine.save_checkpoint(flag("save", ""), "step-" + std::to_string(step));
+  }
+  std::printf("hash %s\n", engine.state_hash().c_str());
+  return 0;
+}
+
+std::uint64_t pss_bytes() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("Pss:", 0) == 0) return std::stoull(line.substr(4)) * 1024;
+  return 0;
+}
+
+int measure(const Training& training, const std::shared_ptr<Communicator>& comm) {
+  const std::int64_t width = number("width", 1024);
+  const int layers = number("layers", 24);
+  // Warm libtorch's own memory first, so that the difference is the engine's.
+  { auto warm = torch::nn::Linear(64, 64); warm(at::ones({2, 64})).sum().backward(); }
+  const auto options = Options::from_json(json_of(training));
+  const auto before = pss_bytes();
+  comm->barrier();
+  auto module = build(options, [&] {
+    torch::nn::Sequential net;
+    for (int i = 0; i < layers; ++i) net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, 4 * width).bias(false))), net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4 * width, width).bias(false)));
+    return net;
+  });
+  Engine engine(module, options, comm);
+  for (int k = 0; k < 2; ++k) {
+    auto x = at::ones({1, width}, dtype_of(training)) * 1e-3;
+    engine.backward(module->forward(x).to(at::kFloat).pow(2).mean());
+    engine.step();
+  }
+  engine.reset_peak_memory();
+  comm->barrier();
+  const auto after = pss_bytes();
+  const auto memory = engine.memory();
+  std::printf("ledger %llu pss %llu\n", static_cast<unsigned long long>(memory.current(MemoryReport::Tier::Device)),
+              static_cast<unsigned long long>(after - before));
+  comm->barrier();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const auto at = text.find('=');
+    flags[text.substr(0, at)] = at == std::string::npos ? "" : text.substr(at + 1);
+  }
+  at::set_num_threads(1);
+  try {
+    auto comm = Communicator::from_env();
+    Training training;
+    training.problem = flag("problem", "gpt");
+    training.world = comm->size();
+    training.recipe = flag("recipe", "fp32");
+    training.stage = number("stage", 3);
+    training.steps = number("steps", 20);
+    training.accumulation = number("accumulation", 1);
+    training.clip = std::stod(flag("clip", "0"));
+    training.prefetch = number("prefetch", 1) != 0;
+    const int code = flag("measure", "").empty() ? train(training, comm) : measure(training, comm);
+    std::fflush(stdout);
+    return code;
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    std::fflush(stderr);
+    _exit(static_cast<int>(e.code()));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "unexpected: %s\n", e.what());
+    std::fflush(stderr);
+    _exit(1);
+  }
+}

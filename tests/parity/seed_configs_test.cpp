@@ -1,0 +1,114 @@
+// The configurations of the first users' documents: those that ask for no more than this version has
+// train a tiny GPT on two ranks, at their own stage and at the others, to the same bits.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <filesystem>
+#include <mutex>
+
+#include <zero/zero.h>
+
+#include "config/document.h"
+#include "models/gpt.h"
+
+namespace zero {
+namespace {
+
+const std::string kFolder = std::string(ZERO_SOURCE_DIR) + "/configs/seeds/";
+
+// What the files leave open: they come without batch sizes or an optimizer, which their programs gave.
+std::vector<Setting> completed(const Options& options) {
+  std::vector<Setting> settings;
+  const auto& s = options.settings();
+  if (!s.train_batch_size && !s.micro_batch_size) settings.push_back({"train_micro_batch_size_per_gpu", "2"});
+  if (s.optimizer.type == config::OptimizerType::None) settings.push_back({"optimizer.type", "AdamW"});
+  return settings;
+}
+
+struct Result {
+  std::string hash;
+  std::vector<double> losses, scales;
+};
+
+std::mutex seeding;
+
+Result train(const Options& options, int steps) {
+  Result result;
+  run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+    models::GptConfig shape;
+    shape.layers = 2;
+    shape.hidden = 32;
+    shape.heads = 2;
+    shape.sequence = 16;
+    // Ranks as threads share torch's one generator: drawing weights is one rank's turn at a time.
+    std::unique_lock turn(seeding);
+    torch::manual_seed(1);
+    models::Gpt model(shape);
+    turn.unlock();
+    Engine engine(model.ptr(), options, comm);
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(7 + comm->rank()));
+    for (int step = 0; step < steps; ++step) {
+      const auto tokens = torch::randint(0, 256, {engine.micro_batch_size(), 17}, generator, torch::kLong);
+      auto loss = model->forward(tokens.narrow(1, 0, 16), tokens.narrow(1, 1, 16));
+      engine.backward(loss);
+      const auto r = engine.step();
+      if (comm->rank() == 0) {
+        result.losses.push_back(loss.item<double>());
+        result.scales.push_back(r.loss_scale);
+      }
+    }
+    const auto hash = engine.state_hash();
+    if (comm->rank() == 0) result.hash = hash;
+  });
+  return result;
+}
+
+TEST(SeedConfigurations, ThatNeedNoMoreThanThisVersionRunAndAgreeOverStages) {
+  int ran = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    SCOPED_TRACE(entry.path().filename().string());
+    auto options = Options::from_file(entry.path());
+    if (!options.document().not_built.empty()) continue;
+    options = options.with(completed(options));
+    const auto own = train(options, 4);
+    ASSERT_EQ(own.losses.size(), 4u);
+    for (double loss : own.losses) EXPECT_TRUE(std::isfinite(loss) && loss > 0 && loss < 8) << loss;
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto other = train(options.with("zero_optimization.stage", std::to_string(stage)), 4);
+      EXPECT_EQ(other.hash, own.hash) << "stage " << stage;
+      EXPECT_EQ(other.losses, own.losses) << "stage " << stage;
+    }
+    ++ran;
+  }
+  EXPECT_GE(ran, 7);
+}
+
+TEST(SeedConfigurations, OffloadIsRefusedByNameOnEveryRank) {
+  const auto options = Options::from_file(kFolder + "s000-zero3-offload.json").with({{"train_micro_batch_size_per_gpu", "1"}, {"optimizer.type", "AdamW"}});
+  std::atomic<int> refused{0};
+  run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+    torch::nn::Linear model(4, 4);
+    try {
+      Engine engine(model.ptr(), options, comm);
+    } catch (const ConfigError& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("/zero_optimization/offload_param/device"), std::string::npos) << text;
+      EXPECT_NE(text.find("not available in this version"), std::string::npos) << text;
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+// The scale the fp16 file asks for: 2^32 at first, and halved by overflow alone.
+TEST(SeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
+  auto options = Options::from_file(kFolder + "s003-gpt2-squad-zero1-as-logged.json");
+  const auto result = train(options.with(completed(options)), 4);
+  EXPECT_EQ(result.scales[0], 4294967296.0) << "the first overflow is tolerated (hysteresis 2)";
+  EXPECT_EQ(result.scales[1], 2147483648.0);
+  EXPECT_EQ(result.scales[2], 1073741824.0);
+}
+
+}  // namespace
+}  // namespace zero
