@@ -314,6 +314,7 @@ int zero_run(int argc, char** argv) {
   }
 
   Terminal terminal(o, c.global());
+  if (!o.set.empty()) terminal.notice(LogLevel::Warning, "--set is only checked here: give it to the program, too");
   for (const std::string& notice : c.notices()) terminal.notice(LogLevel::Warning, notice);
   for (const char* folder : {static_cast<const char*>(std::getenv("HOME")), "."})
     if (folder && access((std::string(folder) + "/.deepspeed_env").c_str(), F_OK) == 0)

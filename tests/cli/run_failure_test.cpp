@@ -302,6 +302,7 @@ TEST(RunFailure, KilledLauncherLeavesNothing) {
   Job p({"-n", "4"}, {"ignore=15", "ignore=2", "ignore=1", "child", "daemon", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2", "3"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
   const std::string entry = "ZERO_RUN_ID=" + run_id(p);
+  for (int tries = 0; tries < 500 && with_environment(entry).size() < 12; ++tries) usleep(10000);
   EXPECT_GE(with_environment(entry).size(), 12u) << "ranks, their children and daemons";
   p.signal(SIGKILL);
   EXPECT_EQ(p.wait(), 1000 + SIGKILL);

@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -79,6 +80,53 @@ TEST(Hostfile, EveryOtherLineIsAnErrorWithItsPlace) {
     EXPECT_EQ(error.find(place), 0u) << text << " -> " << error;
     EXPECT_NE(error.find("expected"), std::string::npos) << error;
   }
+}
+
+// Whatever the bytes: hosts, or a ConfigError; and what was accepted means the same when written again.
+TEST(Hostfile, SurvivesRandomChanges) {
+  std::mt19937 random(20260103);
+  const std::string alphabet("wW09_-. \t\r\n#=:@,slot\0\xff", 25);
+  const auto mutate = [&](std::string text) {
+    for (unsigned changes = random() % 4; changes-- > 0;) {
+      const std::size_t at = random() % (text.size() + 1);
+      const char c = alphabet[random() % alphabet.size()];
+      if (at == text.size() || random() % 3 == 0) {
+        text.insert(at, 1, c);
+      } else if (random() % 2 == 0) {
+        text.erase(at, 1 + random() % 3);
+      } else {
+        text[at] = c;
+      }
+    }
+    return text;
+  };
+  int accepted = 0, refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::string text = mutate("# c\nw0 slots=4\nw1\tslots=12 # n\n");
+    try {
+      const auto hosts = parse_hostfile(text, "f");
+      ++accepted;
+      std::string again;
+      for (const Host& h : hosts) again += h.name + " slots=" + std::to_string(h.slots.size()) + "\n";
+      EXPECT_EQ(shown(parse_hostfile(again, "f")), shown(hosts)) << text;
+    } catch (const ConfigError&) {
+      ++refused;
+    }
+    const std::string filter = mutate("w0:0,2@w1:11");
+    try {
+      const auto hosts = include_hosts(parse_hostfile("w0 slots=4\nw1 slots=12", "f"), filter);
+      std::string again;
+      for (const Host& h : hosts) {
+        again += (again.empty() ? "" : "@") + h.name;
+        for (std::size_t k = 0; k < h.slots.size(); ++k) again += (k ? "," : ":") + std::to_string(h.slots[k]);
+      }
+      EXPECT_EQ(shown(include_hosts(parse_hostfile("w0 slots=4\nw1 slots=12", "f"), again)), shown(hosts)) << filter;
+    } catch (const ConfigError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(Hostfile, Filters) {
