@@ -345,7 +345,7 @@ TEST(Run, StartsWithoutLoadingTorch) {
   Process p(settings);
   EXPECT_EQ(p.wait(), 0);
   EXPECT_NE(p.out.find("libc.so"), std::string::npos) << p.out;
-  for (const char* name : {"torch", "c10", "libzero"}) EXPECT_EQ(p.out.find(name), std::string::npos) << p.out;
+  for (const char* name : {"libtorch", "libc10", "libzero"}) EXPECT_EQ(p.out.find(name), std::string::npos) << p.out;
 }
 
 TEST(Run, HostfileOfThisHostAlone) {
