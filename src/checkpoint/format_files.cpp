@@ -202,6 +202,11 @@ Folder Folder::make(FsOps& fs, const std::string& path) {
       const int r = fs.make_folder(part.c_str());
       // Parents may exist and yet be refused to us (EACCES, EROFS): only the last answer counts.
       if (r < 0 && r != -EEXIST && end == std::string::npos) fail_io(part, "making the directory", -r);
+      if (r >= 0) {
+        // A directory is there for good when its parent says so.
+        const auto slash = part.find_last_of('/');
+        open(fs, slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash)).sync();
+      }
       if (end == std::string::npos) break;
     }
     fd = fs.open_folder(path.c_str());

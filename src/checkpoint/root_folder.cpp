@@ -45,14 +45,16 @@ File take_lock(const Folder& root) {
   return file;
 }
 
+// Unknown for a checkpoint that is damaged; an error of the disk is one.
 std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
   try {
     const auto checkpoint = root.folder(tag);
     const auto path = checkpoint.path_of(kManifestName);
     const auto json = parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8);
     return JsonView(json, path).at("seq").count(INT64_MAX - 1);
-  } catch (const IoError&) {
-    return std::nullopt;  // not readable: it has no place in the order
+  } catch (const IoError& e) {
+    if (e.code() != ExitCode::kCheckpoint) throw;
+    return std::nullopt;
   }
 }
 
@@ -61,6 +63,7 @@ std::optional<Latest> latest_of(const Folder& root, std::string* fault) {
     if (!root.exists(kLatestName)) return std::nullopt;
     return parse_latest(root.read_file(kLatestName, kMostLatestBytes), root.path_of(kLatestName));
   } catch (const IoError& e) {
+    if (e.code() != ExitCode::kCheckpoint) throw;
     *fault = e.what();
     return std::nullopt;
   }
@@ -124,6 +127,8 @@ void Commit::probe_exchange() {
 std::int64_t Commit::highest_seq() const {
   std::string fault;
   const auto latest = latest_of(root_, &fault);
+  // A number given twice would make an old checkpoint the newest: what is damaged is passed over,
+  // what cannot be read now is not.
   std::int64_t highest = latest ? latest->seq : 0;
   for (const auto& tag : tags_in(root_)) highest = std::max(highest, seq_of(root_, tag).value_or(0));
   return highest;
@@ -206,15 +211,20 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
   const auto latest = latest_of(root, &fault);
   if (!fault.empty()) choice.notices.push_back("skipped the pointer: " + fault);
   struct Candidate {
-    int rank;  // 0: newer than latest, 1: latest, 2: older
+    int rank;  // 0: newer than latest or unreadable (so that the skip is told), 1: latest, 2: older
     std::int64_t seq;
     std::string tag;
   };
   std::vector<Candidate> candidates;
   for (const auto& name : tags_in(root)) {
-    const auto seq = seq_of(root, name);
+    std::optional<std::int64_t> seq;
+    try {
+      seq = seq_of(root, name);
+    } catch (const IoError&) {
+      // require_whole below meets it again and tells why it was skipped.
+    }
     const bool pointed = latest && latest->tag == name;
-    candidates.push_back({latest && seq && *seq > latest->seq ? 0 : pointed ? 1 : 2, seq.value_or(-1), name});
+    candidates.push_back({!seq || (latest && *seq > latest->seq) ? 0 : pointed ? 1 : 2, seq.value_or(-1), name});
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.rank != b.rank ? a.rank < b.rank : a.seq != b.seq ? a.seq > b.seq : a.tag > b.tag;
@@ -223,7 +233,7 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
     try {
       choice.manifest_hash = require_whole(root.folder(candidate.tag));
       choice.tag = candidate.tag;
-      if (candidate.rank == 0)
+      if (candidate.rank == 0 && latest)
         choice.notices.push_back(candidate.tag + " was committed after " + latest->tag + ", which the pointer names; taking it");
       return choice;
     } catch (const IoError& e) {
