@@ -336,6 +336,7 @@ void Attempt::see_time() {
 void Attempt::check_progress() {
   std::vector<base::StatusSnapshot> pages;
   std::vector<double> idle;
+  std::string states;
   for (int i = 0; i < settings_.ranks; ++i) {
     Rank& rank = ranks_[static_cast<std::size_t>(i)];
     pages.push_back(status_.read(i));
@@ -345,14 +346,10 @@ void Attempt::check_progress() {
     }
     idle.push_back(rank.dead ? -1 : now() - rank.changed_at);
   }
-  if (state_ != State::Running) return;
-  hang_ = find_hang(pages, idle, settings_.hang_timeout_s, std::max(settings_.slow_timeout_s, settings_.hang_timeout_s));
+  if (state_ != State::Running || *std::max_element(idle.begin(), idle.end()) < settings_.hang_timeout_s) return;
+  for (const Rank& rank : ranks_) states += process_state(rank.pid);
+  hang_ = find_hang(pages, idle, settings_.hang_timeout_s, std::max(settings_.slow_timeout_s, settings_.hang_timeout_s), states);
   if (!hang_) return;
-  if (hang_->rank >= 0) {
-    const char state = process_state(ranks_[static_cast<std::size_t>(hang_->rank)].pid);
-    if (state == 'T' || state == 't') hang_->detail = "the process is stopped (SIGSTOP or a debugger)";
-    if (state == 'D') hang_->detail = "it waits for a disk or another device";
-  }
   note_failure();
   write_rings();
   begin_stop(settings_.grace_s);

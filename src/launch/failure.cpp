@@ -168,7 +168,7 @@ std::string find_desync(const std::vector<StatusSnapshot>& pages) {
 }
 
 std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const std::vector<double>& idle, double limit,
-                              double slow_limit) {
+                              double slow_limit, std::string_view states) {
   const std::size_t n = pages.size();
   const bool any_page = std::any_of(pages.begin(), pages.end(), [](const StatusSnapshot& p) { return p.pid != 0; });
   bool stale = false;
@@ -178,6 +178,10 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
 
   std::vector<bool> alive(n);
   for (std::size_t r = 0; r < n; ++r) alive[r] = idle[r] >= 0;
+  // Others wait for a stopped process wherever it stood, even inside the same collective.
+  for (std::size_t r = 0; r < n && r < states.size(); ++r)
+    if (alive[r] && (states[r] == 'T' || states[r] == 't'))
+      return Hang{static_cast<int>(r), idle[r], "the process is stopped (SIGSTOP or a debugger)"};
   const CollectiveSnapshot* collective = awaited(pages, alive);
   // The late rank: it has not begun what the others wait for. Of several, the longest silent.
   int late = -1;
@@ -198,7 +202,7 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
   }
   const auto l = static_cast<std::size_t>(late);
   if (idle[l] < (slow_phase(pages[l]) ? slow_limit : limit)) return std::nullopt;  // slow, but moving
-  return Hang{late, idle[l], ""};
+  return Hang{late, idle[l], l < states.size() && states[l] == 'D' ? "it waits for a disk or another device" : ""};
 }
 
 FailureReport find_root_cause(const Evidence& e) {

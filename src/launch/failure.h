@@ -3,6 +3,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status_page.h"
@@ -26,9 +27,10 @@ struct Hang {
 };
 
 // Looks for a rank that makes no progress. `idle` is seconds since each live rank's page changed,
-// negative for ranks that have ended. `slow_limit` is the limit for start-up, load and save.
+// negative for ranks that have ended; `states` their letters in /proc ('T' stopped, 'D' waiting for a
+// device), empty when unknown. `slow_limit` is the limit for start-up, load and save.
 std::optional<Hang> find_hang(const std::vector<base::StatusSnapshot>& pages, const std::vector<double>& idle, double limit,
-                              double slow_limit);
+                              double slow_limit, std::string_view states = {});
 
 // Two ranks that called different collectives under one sequence number; empty: none did.
 std::string find_desync(const std::vector<base::StatusSnapshot>& pages);

@@ -143,6 +143,11 @@ TEST(RunFailure, HangOfAStoppedProcess) {
   EXPECT_EQ(p.finish(), 6);
   EXPECT_TRUE(p.says("rank 1 of 2")) << p.err;
   EXPECT_TRUE(p.says("the process is stopped")) << p.err;
+  // With nothing known of collectives, and after the others had fallen silent.
+  Job late({"-n", "3", "--hang-timeout", "1", "--grace", "0.5"}, {"step=1", "2:sleep=400", "2:step=2", "2:kill=19", "sleep=60000"});
+  EXPECT_EQ(late.finish(), 6);
+  EXPECT_TRUE(late.says("root cause   rank 2 of 3")) << late.err;
+  EXPECT_TRUE(late.says("the process is stopped")) << late.err;
 }
 
 TEST(RunFailure, SlowButMovingIsNoHang) {

@@ -332,6 +332,16 @@ TEST(Hangs, AllInsideMeansTheLink) {
   EXPECT_EQ(hang->rank, -1);
 }
 
+TEST(Hangs, AStoppedProcessIsNamedWhereverItStood) {
+  std::vector<StatusSnapshot> pages{page(1), page(1)};
+  pages[0].collectives = pages[1].collectives = {collective(9, CollectiveState::Inside)};
+  const auto hang = find_hang(pages, {12, 11}, 10, 100, "ST");
+  ASSERT_TRUE(hang);
+  EXPECT_EQ(hang->rank, 1);
+  EXPECT_NE(hang->detail.find("stopped"), std::string::npos);
+  EXPECT_FALSE(find_hang({page(1), page(1)}, {9, 9}, 10, 100, "TT")) << "not long enough";
+}
+
 TEST(Hangs, ARankThatWentHomeIsNamed) {
   std::vector<StatusSnapshot> pages{page(1), page(0), page(1)};
   pages[0].collectives = pages[2].collectives = {collective(9, CollectiveState::Inside)};
