@@ -1,6 +1,7 @@
 // One training step: uses, gradients, reduction, update.
 #include "engine/state.h"
 
+#include <malloc.h>
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -244,6 +245,7 @@ void State::fail_numerically(std::int64_t in_a_row) {
 void State::reset_peak_memory() {
   gather_pool_->trim();
   reduce_pool_->trim();
+  malloc_trim(0);  // what is idle goes back to the kernel too, so that both count the same
   ledger_->reset_peak();
 }
 

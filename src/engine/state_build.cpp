@@ -1,5 +1,6 @@
 // Taking a model over: groups, agreement between ranks, values, buffers, hooks.
 #include <ATen/ATen.h>
+#include <malloc.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
@@ -9,6 +10,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "config/batch.h"
+#include "config/document.h"
 #include "engine/state.h"
 #include "torchglue/deferred_init.h"
 #include "torchglue/gradient_hook.h"
@@ -55,6 +57,12 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   if (!model_ || !comm_) throw ConfigError("[Engine] got no model or no communicator");
   telling_peers([&] {
     config::require_built(options_);
+    if (settings_.transport != "auto" && comm_->size() > 1 && comm_->transport() != settings_.transport)
+      throw ConfigError(base::join("[Engine] libzero.transport: got ", settings_.transport, ", but the ranks are connected by ", comm_->transport(),
+                                   " (rank ", comm_->rank(), "/", comm_->size(), "). Hint: set ZERO_TRANSPORT=", settings_.transport,
+                                   " before Communicator::from_env, or leave the key out."));
+    if (options_.document().is_set("libzero.timeout_s"))
+      comm_->set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(settings_.timeout_s * 1000)));
     stage_ = settings_.zero.stage;
     const auto batch = config::resolve_batch(options_, comm_->size());
     accumulation_ = batch.accumulation;
@@ -103,6 +111,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     adopt_values();
     adopt_buffers();
     attach();
+    // The full-precision originals are freed by now; glibc would keep what lay on its heap.
+    malloc_trim(0);
   });
 }
 
@@ -157,6 +167,11 @@ void State::adopt_values() {
   }
   std::string hashes;
   torchglue::AllocationObserver::Pause pause;
+  if (!deferred.empty() && comm_->size() > 1) {
+    // libtorch seeds each process at random: rank 0's generator stands for all.
+    const auto states = comm_->exchange(comm_->rank() == 0 ? torchglue::deferred_generators(deferred) : std::string());
+    torchglue::set_deferred_generators(deferred, states[0]);
+  }
   torchglue::replay_deferred(deferred, [&](std::size_t i) {
     const auto g = group_of[i];
     if (g == groups_.size() || --missing[g] != 0) return;
@@ -165,7 +180,7 @@ void State::adopt_values() {
   if (!deferred.empty() && comm_->size() > 1) {
     const auto text = disagreement(*comm_, "[Engine] the initial values of deferred parameters", hashes);
     if (!text.empty())
-      throw ConfigError(text + ". Hint: call torch::manual_seed with the same seed on every rank before zero::build.");
+      throw ConfigError(text + ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same seed on every rank before zero::build.");
   }
   for (std::size_t g = 0; g < groups_.size(); ++g)
     if (awaited[g] == 0) groups_[g]->adopt(/*broadcast=*/true);

@@ -5,6 +5,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -80,7 +82,11 @@ class DeferredTape {
   // Where the generator stands after what was replayed.
   const at::Tensor& state() const { return start_; }
   void set_state(at::Tensor state) { start_ = std::move(state); }
-  bool empty() const { return tape_.empty(); }
+  bool moved() const { return moved_; }
+  void move_generator(at::Tensor state) {
+    moved_ = moved_ || !at::equal(state, start_);
+    start_ = std::move(state);
+  }
 
   static c10::StorageImpl* storage_of(const c10::IValue& value) {
     return value.toTensor().storage().unsafeGetStorageImpl();
@@ -93,6 +99,7 @@ class DeferredTape {
   std::vector<Recorded> tape_;
   std::set<c10::StorageImpl*> storages_;
   at::Tensor start_;
+  bool moved_ = false;
 };
 
 namespace {
@@ -201,20 +208,48 @@ bool is_deferred(const at::Tensor& tensor) {
   return registry().count(tensor.storage().unsafeGetStorageImpl()) != 0;
 }
 
+namespace {
+
+// The tapes that tensors wait on, in the order of the tensors; `index`: storage -> tensor.
+std::vector<std::shared_ptr<DeferredTape>> tapes_of(const std::vector<at::Tensor>& tensors,
+                                                    std::unordered_map<c10::StorageImpl*, std::size_t>* index = nullptr) {
+  std::vector<std::shared_ptr<DeferredTape>> tapes;
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto* storage = tensors[i].storage().unsafeGetStorageImpl();
+    const auto it = registry().find(storage);
+    if (it == registry().end()) continue;
+    if (index) (*index)[storage] = i;
+    auto tape = it->second.lock();
+    if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
+  }
+  return tapes;
+}
+
+}  // namespace
+
+std::string deferred_generators(const std::vector<at::Tensor>& tensors) {
+  std::string states;
+  for (const auto& tape : tapes_of(tensors))
+    states.append(static_cast<const char*>(tape->state().const_data_ptr()), tape->state().nbytes());
+  return states;
+}
+
+void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::string& states) {
+  std::size_t at = 0;
+  for (const auto& tape : tapes_of(tensors)) {
+    auto state = at::empty_like(tape->state());
+    // Another model made more recordings; the caller's comparison of models has said so already.
+    if (at + state.nbytes() > states.size()) return;
+    std::memcpy(state.data_ptr(), states.data() + at, state.nbytes());
+    at += state.nbytes();
+    tape->move_generator(std::move(state));
+  }
+}
+
 void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function<void(std::size_t)>& finished) {
   std::unordered_map<c10::StorageImpl*, std::size_t> index;
-  std::vector<std::shared_ptr<DeferredTape>> tapes;
-  {
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      auto* storage = tensors[i].storage().unsafeGetStorageImpl();
-      const auto it = registry().find(storage);
-      if (it == registry().end()) continue;
-      index[storage] = i;
-      auto tape = it->second.lock();
-      if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
-    }
-  }
+  const auto tapes = tapes_of(tensors, &index);
   std::set<std::size_t> done;
   const auto finish = [&](std::size_t i) {
     if (done.insert(i).second) finished(i);
@@ -226,7 +261,7 @@ void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function
       const auto it = index.find(storage);
       if (left == 0 && it != index.end()) finish(it->second);
     });
-    set_default_state(tape->state());
+    if (!tape->moved()) set_default_state(tape->state());
   }
   for (const auto& [storage, i] : index) {
     if (done.count(i) != 0) continue;

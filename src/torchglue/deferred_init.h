@@ -7,6 +7,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace zero::torchglue {
 
@@ -26,6 +28,12 @@ class DeferredRecording {
 
 // True when the tensor was made in a recording and has no data yet.
 bool is_deferred(const at::Tensor& tensor);
+
+// Where the generators of the recordings that `tensors` wait on stood at their start, as bytes; and
+// putting them elsewhere before a replay, so that ranks whose programs were not seeded alike still
+// draw the same values. A generator that was moved leaves the process's own one alone.
+std::string deferred_generators(const std::vector<at::Tensor>& tensors);
+void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::string& states);
 
 // Replays every tape that any of `tensors` waits on. After the last initialiser of a tensor has
 // run, finished(i) is called with its index in `tensors`: the callee takes the data and may free

@@ -228,6 +228,26 @@ TEST(Engine, DeferredBuildEqualsEagerBitForBit) {
   }
 }
 
+// libtorch seeds every C++ process at random, so ranks that never call manual_seed differ.
+TEST(Engine, DeferredBuildOfRanksSeededDifferentlyTakesRankZeros) {
+  torch::manual_seed(20);
+  auto eager = problem("gpt").make();
+  std::mutex turn;
+  run_ranks(3, [&](std::shared_ptr<Communicator> comm) {
+    const auto options = options_of(3);
+    std::unique_lock lock(turn);
+    torch::manual_seed(static_cast<std::uint64_t>(20 + comm->rank()));
+    auto module = build(options, [&] { return problem("gpt").make(); });
+    lock.unlock();
+    Engine engine(module, options, comm);
+    const auto values = engine.full_state_dict();
+    if (comm->rank() != 0) return;
+    for (const auto& item : eager->named_parameters()) {
+      if (values.count(item.key()) != 0) EXPECT_TRUE(at::equal(values.at(item.key()), item.value())) << item.key();
+    }
+  });
+}
+
 TEST(Engine, ParameterGroupsByName) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     const auto& task = problem("mlp");
