@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "base/kernels.h"
+#include "comm/blame.h"
 #include "comm/c10d_rendezvous.h"
 #include "comm/call.h"
 #include "comm/peer_watch.h"
@@ -25,12 +26,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// News of a death and the break of a data connection travel on two ways.
-constexpr milliseconds kGrace{3000};
-// A thread of the peer answers, whatever the rank does; who does not within this is stopped.
-constexpr milliseconds kAnswer{1500};
 // How long the end of a rank waits for the others to have received what it sent.
 constexpr milliseconds kFarewell{2000};
+
+// Bytes of a control message that go without a second round, and of the slot that holds them.
+constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 
 at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
   return tensor.narrow(0, begin, end - begin).view(at::kByte);
@@ -209,7 +209,6 @@ class Operation : public Work {
   }
 
   [[noreturn]] void fail(int peer, const std::string& error, Clock::time_point deadline);
-  PeerFailure lateness(int peer) const;
 
   const std::shared_ptr<Lane> lane_;
   const std::uint64_t sequence_;
@@ -230,48 +229,10 @@ void Lane::stop_all(const PeerFailure& cause) noexcept {
   for (auto* op : active) op->stop_messages();
 }
 
-// Who keeps this operation from its end, by what the ranks say of themselves.
-PeerFailure Operation::lateness(int peer) const {
-  const auto progress = lane_->watch->ask_progress(kAnswer);
-  const auto text = [&](const std::string& got, const std::string& hint) {
-    return at_call(call_.op, base::join("got ", got, ", expected ", call_.text(), " within ", duration_text(lane_->timeout.load())),
-                   lane_->rank(), lane_->size(), sequence_, hint);
-  };
-  for (int r = 0; r < lane_->size(); ++r) {
-    if (!progress[r].answered) {
-      return {r, text(base::join("no sign of life of rank ", r), "its process is stopped, or its host is cut off.")};
-    }
-  }
-  int late = lane_->rank();
-  for (int r = 0; r < lane_->size(); ++r) {
-    if (progress[r].begun < progress[late].begun) late = r;
-  }
-  if (progress[late].begun < sequence_) {
-    return {late, text(base::join("rank ", late, " late at operation ", progress[late].begun, ", ", progress[late].op),
-                       "look at what that rank does; a longer time limit helps if it is only slow.")};
-  }
-  for (int r = 0; r < lane_->size(); ++r) {
-    if (progress[r].begun == sequence_ && progress[r].op != call_.text()) {
-      return {r, text(base::join("another call on rank ", r, ": ", progress[r].op),
-                      "all ranks must make the same calls in the same order.")};
-    }
-  }
-  return {peer, text(base::join("no data of rank ", peer), "that rank does not wait for its operations, or the network fails.")};
-}
-
 void Operation::fail(int peer, const std::string& error, Clock::time_point deadline) {
-  PeerFailure failure{peer, {}};
-  const bool late = Clock::now() >= deadline;
-  if (auto cause = late ? lane_->watch->failure() : lane_->watch->cause(kGrace)) {
-    failure = *cause;
-  } else if (late) {
-    failure = lateness(peer);
-    lane_->watch->abort(failure.rank, failure.reason);
-  } else {
-    failure.reason = at_call(call_.op, base::join("got '", error, "' from rank ", peer, ", expected its data"), lane_->rank(),
-                             lane_->size(), sequence_, "the connection to that rank broke.");
-    lane_->watch->abort(failure.rank, failure.reason);
-  }
+  const Waiting waiting{call_, sequence_, lane_->rank(), lane_->size(), lane_->timeout.load()};
+  const auto failure = Clock::now() >= deadline ? blame_the_late(*lane_->watch, waiting, peer)
+                                                : blame_the_broken(*lane_->watch, waiting, peer, error);
   {
     std::lock_guard lock(lane_->mutex);
     if (!lane_->failure) lane_->failure = failure;
@@ -380,28 +341,39 @@ class Gloo : public Transport {
     return op;
   }
 
+  // One slot a rank: the length, and the message itself if it fits, so that a barrier and most
+  // control messages are through at once. The rest follows for the ranks whose message is longer.
   std::vector<std::string> exchange(std::string_view mine) override {
     std::vector<std::string> messages(size());
     messages[rank()] = mine;
     if (size() == 1) return messages;
     auto op = begin({"exchange", at::kByte, 0, -1});
-    auto lengths = at::empty({size()}, at::kLong);
-    auto* length = lengths.mutable_data_ptr<std::int64_t>();
-    length[rank()] = static_cast<std::int64_t>(mine.size());
-    auto own = at::empty({length[rank()]}, at::kByte);
-    if (!mine.empty()) std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
-    gather_parts(*op, lengths, 1);
-    std::vector<at::Tensor> incoming(size());
+    auto slots = at::zeros({size() * kSlot}, at::kByte);
+    const auto slot = [&](int r) { return static_cast<char*>(slots.mutable_data_ptr()) + r * kSlot; };
+    const auto length = [&](int r) {
+      std::uint64_t bytes;
+      std::memcpy(&bytes, slot(r), sizeof bytes);
+      return static_cast<std::int64_t>(bytes);
+    };
+    const auto in_slot = mine.substr(0, kInline);
+    const std::uint64_t own_length = mine.size();
+    std::memcpy(slot(rank()), &own_length, sizeof own_length);
+    std::memcpy(slot(rank()) + sizeof own_length, in_slot.data(), in_slot.size());
+    gather_parts(*op, slots, kSlot);
+    std::vector<at::Tensor> rest(size());
     op->then([&] {
       for_peers([&](int peer) {
-        incoming[peer] = at::empty({length[peer]}, at::kByte);
-        op->receive(peer, incoming[peer]);
+        rest[peer] = at::empty({std::max<std::int64_t>(0, length(peer) - kInline)}, at::kByte);
+        op->receive(peer, rest[peer]);
       });
+      const auto own = at::empty({std::max<std::int64_t>(0, length(rank()) - kInline)}, at::kByte);
+      if (own.numel() > 0) std::memcpy(own.mutable_data_ptr(), mine.data() + kInline, own.nbytes());
       for_peers([&](int peer) { op->send(peer, own); });
     });
     op->wait();
     for_peers([&](int peer) {
-      messages[peer].assign(static_cast<const char*>(incoming[peer].const_data_ptr()), incoming[peer].nbytes());
+      messages[peer].assign(slot(peer) + sizeof(std::uint64_t), static_cast<std::size_t>(std::min(length(peer), kInline)));
+      if (rest[peer].numel() > 0) messages[peer].append(static_cast<const char*>(rest[peer].const_data_ptr()), rest[peer].nbytes());
     });
     return messages;
   }

@@ -147,7 +147,11 @@ TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOnOneHost) {
 
 TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOverTcp) {
   const int size = GetParam(), port = free_port();
-  expect_all_well(run_processes(size, [&](int rank) { zero::test::check_all(open(identity(rank, size, "run", port))); }));
+  expect_all_well(run_processes(size, [&](int rank) {
+    auto comm = open(identity(rank, size, "run", port));
+    zero::test::check_values(comm);
+    zero::test::check_exchange(comm);
+  }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, GlooWorlds, testing::Values(1, 2, 3, 4), [](const auto& i) { return "World" + std::to_string(i.param); });
@@ -181,11 +185,12 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
       const auto before = tcp_bytes_sent();
       if (before < 0) _exit(kUntold);
       begin()->wait();
+      comm->barrier();  // what is still queued here has then arrived
       const auto sent = tcp_bytes_sent() - before;
-      std::int64_t counted = static_cast<std::int64_t>(comm->stats().bytes_sent());
+      auto counted = static_cast<std::int64_t>(comm->stats().bytes_sent());
       // Counted as (N-1)/N*S on every rank, sent by the root alone.
       if (root_only) counted = rank == 0 ? counted * kSize : 0;
-      require(sent >= counted && sent <= counted + 4096,
+      require(sent >= counted && sent <= counted + 8192,
               std::string(op) + ": sent " + std::to_string(sent) + " bytes, counted " + std::to_string(counted));
     };
     measure("all_gather", [&] { return comm->all_gather(whole, part); });
@@ -366,11 +371,11 @@ TEST(Gloo, SeveralCommunicatorsOfOneRunOneAfterTheOtherAndAtATime) {
     const int port = tcp ? free_port() : 0;
     expect_all_well(run_processes(3, [&](int rank) {
       auto first = open(identity(rank, 3, id, port)), second = open(identity(rank, 3, id, port));
-      zero::test::check_values(first);
-      zero::test::check_values(second);
+      zero::test::check_exchange(first);
+      zero::test::check_exchange(second);
       first.reset();
       second->barrier();
-      zero::test::check_values(open(identity(rank, 3, id, port)));
+      zero::test::check_exchange(open(identity(rank, 3, id, port)));
     }));
   }
 }
@@ -410,7 +415,7 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
   expect_all_well(run_processes(4, [&](int rank) {
     if (rank < 3) {
       if (rank == 2) std::this_thread::sleep_for(500ms);
-      zero::test::check_values(open(identity(rank, 3, "run", port)));
+      zero::test::check_exchange(open(identity(rank, 3, "run", port)));
       return;
     }
     std::vector<comm::Descriptor> strangers;
@@ -446,7 +451,7 @@ TEST(Gloo, MeetsByTheStoreOfAnAgent) {
   ASSERT_EQ(read(ports[0], &port, sizeof port), static_cast<ssize_t>(sizeof port));
   setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
   expect_all_well(run_processes(3, [&](int rank) {
-    for (int i = 0; i < 2; ++i) zero::test::check_values(open(identity(rank, 3, "run", port)));
+    for (int i = 0; i < 2; ++i) zero::test::check_exchange(open(identity(rank, 3, "run", port)));
   }));
   unsetenv("TORCHELASTIC_USE_AGENT_STORE");
   kill(agent, SIGKILL);
