@@ -9,7 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "cli/nearest.h"
+#include <zero/config_tools.h>
 
 namespace {
 
@@ -58,7 +58,7 @@ int zero_bench(int argc, char** argv) {
   for (const std::string& known : kNames)
     if (name == known)
       throw ConfigError("[zero bench] got " + name + ", which is not available in this version, expected stages");
-  const std::string near = zero::cli::nearest(name, kNames);
+  const std::string near = zero::nearest_name(name, kNames);
   throw ConfigError("[zero bench] got \"" + name.substr(0, 80) + "\", expected stages" +
                     (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
 }

@@ -12,7 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/console.h"
-#include "cli/nearest.h"
+#include <zero/config_tools.h>
 
 namespace {
 
@@ -68,7 +68,7 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "config") return zero_config(argc, argv.data());
   if (word == "doctor") return zero_doctor(argc, argv.data());
   if (word == "train" || word == "bench" || word == "checkpoint" || word == "plan") continue_with_torch(words);
-  const std::string near = zero::cli::nearest(word, kNames);
+  const std::string near = zero::nearest_name(word, kNames);
   std::string all;
   for (const std::string& name : kNames) all += (all.empty() ? "" : ", ") + name;
   throw ConfigError("[zero] got an unknown subcommand \"" + word.substr(0, 80) + "\", expected one of " + all +

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "cli/nearest.h"
+#include <zero/config_tools.h>
 #include "report/table.h"
 
 namespace zero::cli {
@@ -121,7 +121,7 @@ void Command::choice(const std::string& names, std::string& value, const std::ve
   const std::string key = state_->last().key;
   state_->last().cli = state_->app.add_option_function<std::string>(key, [&value, key, allowed](const std::string& text) {
     if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
-      const std::string near = nearest(text, allowed);
+      const std::string near = nearest_name(text, allowed);
       throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected one of " + CLI::detail::join(allowed, ", ") +
                         (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
     }
@@ -179,11 +179,11 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
   for (const auto& [name, option] : state_->by_name)
     if (name.size() > 2 && option->refusal.empty()) names.push_back(name);
   const auto unknown = [&](const std::string& word) {
-    std::string near = nearest(dashes(word), names);
+    std::string near = nearest_name(dashes(word), names);
     if (near.empty())  // "--gups" for "--num-gpus": a part of a name
       for (const std::string& name : names)
         for (const std::string& part : CLI::detail::split(name, '-'))
-          if (near.empty() && part.size() >= 4 && word.size() >= 5 && !nearest(dashes(word).substr(2), {part}).empty()) near = name;
+          if (near.empty() && part.size() >= 4 && word.size() >= 5 && !nearest_name(dashes(word).substr(2), {part}).empty()) near = name;
     throw ConfigError("[" + word.substr(0, 80) + "] got an unknown option, expected one of `zero " + name_ + " --help`" +
                       (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
   };
