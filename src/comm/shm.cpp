@@ -164,6 +164,11 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   auto operation = std::make_shared<Operation>();
   operation->out = std::move(out);
   operation->in = std::move(in);
+  if (!operation->in.is_cpu()) {
+    throw ConfigError(base::join("[Communicator::", shm::op_name(op), "] got a tensor on ",
+                                 operation->in.device().str(), ", expected CPU memory (rank ", me_, "/", size_,
+                                 "). Hint: ZERO_TRANSPORT=nccl is for tensors of GPUs."));
+  }
   Announcement& mine = operation->announced;
   mine.op = op;
   mine.dtype = static_cast<std::int32_t>(operation->in.scalar_type());
@@ -513,7 +518,9 @@ class ShmTransport final : public Transport {
     const auto options = at::TensorOptions().dtype(dtype);
     if (numel == 0) return at::empty({0}, options);
     const std::shared_ptr<Arena>& arena = rank_->arena();
-    std::byte* piece = arena->take(static_cast<std::size_t>(numel) * c10::elementSize(dtype));
+    std::size_t bytes = 0;
+    const bool overflow = __builtin_mul_overflow(static_cast<std::size_t>(numel), c10::elementSize(dtype), &bytes);
+    std::byte* piece = arena->take(overflow ? SIZE_MAX : bytes);
     return at::from_blob(
         piece, {numel}, [arena](void* data) { arena->give(static_cast<std::byte*>(data)); }, options);
   }

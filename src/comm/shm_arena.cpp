@@ -28,20 +28,6 @@ std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / uni
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-int Descriptor::release() { return std::exchange(fd_, -1); }
-
 void RangeSet::add(std::size_t at, std::size_t bytes) {
   total_ += bytes;
   auto next = ranges_.lower_bound(at);
@@ -118,8 +104,8 @@ std::byte* Arena::take(std::size_t bytes) {
   const std::size_t need = bytes <= capacity() ? round_up(bytes, align) : bytes;
   std::lock_guard lock(mutex_);
   for (const auto& [first, length] : free_.ranges()) {
-    const std::size_t at = round_up(first, align);
-    if (at + need > first + length) continue;
+    const std::size_t at = round_up(first, align), end = first + length;
+    if (at > end || need > end - at) continue;
     const std::size_t warm_before = warm_.total();
     free_.remove(at, need);
     warm_.remove(at, need);

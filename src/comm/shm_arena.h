@@ -13,22 +13,9 @@
 #include <memory>
 #include <mutex>
 
+#include "comm/socket.h"
+
 namespace zero::comm::shm {
-
-// A file descriptor that is closed at the end.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  int get() const { return fd_; }
-  int release();
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 // Disjoint ranges [at, at + bytes), neighbours joined.
 class RangeSet {
@@ -81,7 +68,7 @@ class Arena {
   std::byte* base() const { return mapping_->base(); }
   std::size_t capacity() const { return mapping_->bytes(); }
   int fd() const { return fd_.get(); }
-  void close_fd() { fd_ = Descriptor(); }
+  void close_fd() { fd_.close(); }
 
   std::size_t used_bytes() const;
   std::size_t warm_bytes() const;

@@ -299,6 +299,14 @@ TEST(Shm, RefusesMoreThanTheMachineHas) {
       text = e.what();
     }
     require(contains(text, std::to_string(std::int64_t{1} << 48)), "got '" + text + "'");
+    // More than a number of bytes can say.
+    bool refused = false;
+    try {
+      comm->allocate(std::int64_t{1} << 62, at::kFloat);
+    } catch (const IoError&) {
+      refused = true;
+    }
+    require(refused, "2^64 bytes were allocated");
     auto tensor = at::ones({4});
     comm->all_reduce(tensor)->wait();  // still works
   });
