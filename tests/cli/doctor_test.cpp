@@ -155,6 +155,22 @@ TEST(Doctor, ChecksTheFolderItIsGiven) {
   EXPECT_EQ(none.item("free space")["verdict"], "note");
 }
 
+TEST(Doctor, AsksTheDriverAndSurvivesIt) {
+  const std::string path = std::string("LD_LIBRARY_PATH=") + ZERO_BINARY_DIR + "/tests/fake_cuda";
+  const Doctor two({}, {path});
+  EXPECT_EQ(two.item("GPUs")["verdict"], "ok") << two.item("GPUs");
+  EXPECT_EQ(two.value("GPUs", "count"), 2);
+  EXPECT_EQ(two.value("GPUs", "devices")[1]["name"], "Fake GPU 1");
+  EXPECT_EQ(two.value("GPUs", "devices")[1]["bytes"], 1ull << 35);
+  EXPECT_EQ(two.item("GPUs")["found"].get<std::string>().find("Fake GPU 0 16.0GiB, Fake GPU 1 32.0GiB"), 0u);
+  for (const auto& [mode, word] : std::vector<std::pair<std::string, std::string>>{{"error", "cuInit says 100"}, {"crash", "crashed"}}) {
+    const Doctor broken({}, {path, "FAKE_CUDA=" + mode});
+    EXPECT_EQ(broken.item("GPUs")["verdict"], "note");
+    EXPECT_EQ(broken.value("GPUs", "count"), 0);
+    EXPECT_NE(broken.value("GPUs", "error").get<std::string>().find(word), std::string::npos) << broken.item("GPUs");
+  }
+}
+
 TEST(Doctor, NamesWhatIsMissing) {
   const Doctor d({}, {"TMPDIR=" + temporary_folder() + "/none"});
   EXPECT_EQ(d.item("temporary folder")["verdict"], "missing");
