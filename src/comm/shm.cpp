@@ -78,7 +78,7 @@ struct Slice {
 };
 
 // Everything of a rank but the Transport's face; a Work that outlives the transport finds it gone.
-class Rank : public std::enable_shared_from_this<Rank> {
+class Rank {
  public:
   Rank(const Identity& identity, std::chrono::milliseconds timeout)
       : identity_(identity),

@@ -409,6 +409,31 @@ TEST(Shm, LetsPeersLeaveAfterTheirLastOperation) {
   }
 }
 
+// A rank that leaves with an operation in flight keeps what it has promised, even if the memory was freed.
+TEST(Shm, KeepsItsWordAfterItLeft) {
+  for (const std::int64_t numel : {100, 100000, 3 << 20}) {
+    for (const bool allocated : {true, false}) {
+      const auto ends = with_ranks(2, [&](Comm comm) {
+        auto tensor = allocated ? comm->allocate(numel, at::kFloat) : at::empty({numel});
+        tensor.fill_(comm->rank() == 0 ? 7 : 1);
+        auto work = comm->broadcast(tensor, 0);
+        if (comm->rank() == 0) {
+          auto later = comm->allocate(1, at::kFloat);  // keeps the arena
+          work.reset();
+          tensor = at::Tensor();
+          comm.reset();
+          std::this_thread::sleep_for(400ms);
+          return;
+        }
+        std::this_thread::sleep_for(200ms);
+        work->wait();
+        require(tensor.eq(7).all().item<bool>(), "got " + std::to_string(tensor[0].item<float>()));
+      });
+      EXPECT_EQ(errors_of(ends), "") << numel << " elements";
+    }
+  }
+}
+
 TEST(Shm, NamesThoseWhoDoNotCome) {
   const std::string run_id = fresh_run_id();
   const auto ends = fork_ranks(4, [&](int rank) {
