@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "comm/nccl_plugin.h"
 #include "comm/transport.h"
+#include "comm/transport_choice.h"
 
 namespace zero::comm {
 namespace {
@@ -26,29 +27,12 @@ std::filesystem::path own_directory() {
                                identity.size, "). Hint: ", hint));
 }
 
-// Asks the driver, not torch: torch keeps its first answer, and without the plug-in that is no.
-int count_gpus(std::string& reason) {
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) {
-    reason = "no CUDA driver (libcuda.so.1)";
-    return 0;
-  }
-  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
-  const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
-  int gpus = 0;
-  if (init == nullptr || count == nullptr || init(0) != 0 || count(&gpus) != 0 || gpus == 0) {
-    reason = "a CUDA driver without a GPU";
-    return 0;
-  }
-  return gpus;
-}
-
 }  // namespace
 
 std::unique_ptr<Transport> make_nccl(const Identity& identity, std::chrono::milliseconds timeout) {
-  std::string reason;
-  const int gpus = count_gpus(reason);
-  if (gpus == 0) refuse(identity, reason, "use transport shm or gloo on this machine.");
+  // The driver's answer, not torch's: torch keeps its first one, and without the plug-in that is no.
+  const int gpus = visible_gpus();
+  if (gpus == 0) refuse(identity, "no GPU, or no CUDA driver (libcuda.so.1)", "use transport shm or gloo on this machine.");
   // Two ranks on one GPU make NCCL fail much later, with less to say.
   if (gpus < identity.local_size) {
     refuse(identity, base::join(gpus, " GPUs for ", identity.local_size, " ranks on this host"), "start one rank a GPU.");

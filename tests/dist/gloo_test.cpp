@@ -24,6 +24,7 @@
 #include "comm/socket.h"
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
+#include "dist/fork_ranks.h"
 
 using namespace std::chrono_literals;
 using zero::CommError;
@@ -34,11 +35,6 @@ namespace comm = zero::comm;
 namespace {
 
 constexpr int kKilled = -SIGKILL;
-
-std::string fresh_id() {
-  static int count = 0;
-  return "gloo-test-" + std::to_string(getpid()) + "-" + std::to_string(++count);
-}
 
 int free_port() {
   comm::MeetingPoint point{"", "127.0.0.1", 0};
@@ -66,41 +62,17 @@ std::shared_ptr<Communicator> open(const Identity& id, std::chrono::milliseconds
   return std::make_shared<Communicator>(comm::make_gloo(id, timeout));
 }
 
-// One process a rank, forked before any torch thread exists. Exit statuses, -signal for a death by
-// signal. A process that is not over after `limit` is killed, which fails the test.
-std::vector<int> run_processes(int size, const std::function<void(int)>& body, std::chrono::seconds limit = 60s) {
-  std::vector<pid_t> pids;
-  for (int rank = 0; rank < size; ++rank) {
-    const pid_t pid = fork();
-    if (pid == 0) {
-      int rc = 0;
-      try {
-        at::set_num_threads(1);
-        body(rank);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %.600s\n", rank, error.what());
-        rc = 1;
-      }
-      _exit(rc);
-    }
-    pids.push_back(pid);
-  }
-  std::vector<int> statuses(size, -9999);
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (int open_ones = size; open_ones > 0;) {
-    for (int r = 0; r < size; ++r) {
-      int status = 0;
-      if (statuses[r] != -9999 || waitpid(pids[r], &status, WNOHANG) != pids[r]) continue;
-      statuses[r] = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-      --open_ones;
-    }
-    if (std::chrono::steady_clock::now() > deadline) {
-      ADD_FAILURE() << "ranks still run after " << limit.count() << " s";
-      for (int r = 0; r < size; ++r) {
-        if (statuses[r] == -9999) kill(pids[r], SIGKILL);
-      }
-    }
-    std::this_thread::sleep_for(2ms);
+// Exit statuses of one process a rank, -signal for a death by signal.
+std::vector<int> run_processes(int size, const std::function<void(int)>& body) {
+  std::vector<int> statuses;
+  int rank = 0;
+  for (const auto& end : zero::test::fork_ranks(size, [&](int r) {
+         at::set_num_threads(1);
+         body(r);
+       })) {
+    if (!end.error.empty()) std::fprintf(stderr, "rank %d: %.600s\n", rank, end.error.c_str());
+    statuses.push_back(end.signal != 0 ? -end.signal : end.exit_code);
+    ++rank;
   }
   return statuses;
 }
@@ -137,7 +109,7 @@ class GlooWorlds : public testing::TestWithParam<int> {};
 
 TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOnOneHost) {
   const int size = GetParam();
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   expect_all_well(run_processes(size, [&](int rank) {
     auto comm = open(identity(rank, size, id));
     require(comm->transport() == "gloo", comm->transport());
@@ -175,7 +147,7 @@ static std::int64_t tcp_bytes_sent() {
 
 TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
   constexpr int kSize = 4, kUntold = 42;
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   const auto statuses = run_processes(kSize, [&](int rank) {
     auto comm = open(identity(rank, kSize, id));
     auto whole = torch::ones({1 << 20}, at::kBFloat16), part = torch::ones({1 << 18}, at::kBFloat16);
@@ -207,7 +179,7 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
 TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
   for (const bool tcp : {false, true}) {
     for (const int victim : {0, 1, 2}) {
-      const auto id = fresh_id();
+      const auto id = zero::test::fresh_run_id();
       const int port = tcp ? free_port() : 0;
       const auto statuses = run_processes(3, [&](int rank) {
         auto comm = open(identity(rank, 3, id, port));
@@ -225,7 +197,7 @@ TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
 }
 
 TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   const auto statuses = run_processes(3, [&](int rank) {
     auto comm = open(identity(rank, 3, id));
     comm->barrier();
@@ -248,7 +220,7 @@ TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
 TEST(Gloo, NamesAnAbsentRank) {
   for (const bool tcp : {false, true}) {
     for (const int absent : {0, 1, 2}) {
-      const auto id = fresh_id();
+      const auto id = zero::test::fresh_run_id();
       const int port = tcp ? free_port() : 0;
       const auto statuses = run_processes(3, [&](int rank) {
         if (rank == absent) return;
@@ -260,7 +232,7 @@ TEST(Gloo, NamesAnAbsentRank) {
 }
 
 TEST(Gloo, NamesARankThatDiesDuringTheStart) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   const auto statuses = run_processes(3, [&](int rank) {
     if (rank == 2) {
       std::this_thread::sleep_for(2s);
@@ -281,13 +253,13 @@ TEST(Gloo, NamesARankThatDiesDuringTheStart) {
 
 TEST(Gloo, NamesALateRank) {
   for (const int absent : {0, 1}) {
-    const auto id = fresh_id();
+    const auto id = zero::test::fresh_run_id();
     expect_all_well(run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 1000ms); }));
   }
 }
 
 TEST(Gloo, NamesAStoppedRank) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   const auto statuses = run_processes(3, [&](int rank) {
     auto comm = open(identity(rank, 3, id));
     comm->barrier();
@@ -310,13 +282,13 @@ TEST(Gloo, NamesAStoppedRank) {
 
 TEST(Gloo, PassesOnTheReasonOfAnAbort) {
   for (const int culprit : {0, 2}) {
-    const auto id = fresh_id();
+    const auto id = zero::test::fresh_run_id();
     expect_all_well(run_processes(3, [&](int rank) { zero::test::check_abort(open(identity(rank, 3, id)), culprit); }));
   }
 }
 
 TEST(Gloo, NamesARankThatMakesAnotherCall) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   expect_all_well(run_processes(3, [&](int rank) {
     auto comm = open(identity(rank, 3, id));
     comm->set_timeout(1s);
@@ -337,7 +309,7 @@ TEST(Gloo, NamesARankThatMakesAnotherCall) {
 
 // Rank 0 waits in the order of issue before it begins the second; rank 1 waits for the second first.
 TEST(Gloo, AWaitForALaterOperationCompletesTheEarlierOneForThePeers) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   expect_all_well(run_processes(2, [&](int rank) {
     auto comm = open(identity(rank, 2, id), 5s);
     auto sum = torch::ones({1001}), out = torch::zeros({20}), in = torch::ones({10});
@@ -351,7 +323,7 @@ TEST(Gloo, AWaitForALaterOperationCompletesTheEarlierOneForThePeers) {
 }
 
 TEST(Gloo, DoneTurnsTrueWithoutAWait) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   expect_all_well(run_processes(2, [&](int rank) {
     auto comm = open(identity(rank, 2, id));
     auto sum = torch::ones({1000});
@@ -367,7 +339,7 @@ TEST(Gloo, DoneTurnsTrueWithoutAWait) {
 
 TEST(Gloo, SeveralCommunicatorsOfOneRunOneAfterTheOtherAndAtATime) {
   for (const bool tcp : {false, true}) {
-    const auto id = fresh_id();
+    const auto id = zero::test::fresh_run_id();
     const int port = tcp ? free_port() : 0;
     expect_all_well(run_processes(3, [&](int rank) {
       auto first = open(identity(rank, 3, id, port)), second = open(identity(rank, 3, id, port));
@@ -381,7 +353,7 @@ TEST(Gloo, SeveralCommunicatorsOfOneRunOneAfterTheOtherAndAtATime) {
 }
 
 TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
-  const auto id = fresh_id();
+  const auto id = zero::test::fresh_run_id();
   char directory[] = "/tmp/zero-gloo-test-XXXXXX";
   ASSERT_NE(mkdtemp(directory), nullptr);
   expect_all_well(run_processes(2, [&](int rank) {

@@ -1,0 +1,84 @@
+// The nccl transport as far as the machine goes: without GPUs the refusal says what is missing; with
+// them every collective against the naive one, a rank a GPU.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <zero/errors.h>
+
+#include "comm/transport.h"
+#include "comm/transport_choice.h"
+#include "dist/collective_checks.h"
+#include "dist/fork_ranks.h"
+
+namespace comm = zero::comm;
+
+namespace {
+
+comm::Identity identity(int rank, int size) {
+  comm::Identity id;
+  id.rank = id.local_rank = rank;
+  id.size = id.local_size = size;
+  id.run_id = "nccl-test-" + std::to_string(getppid());
+  return id;
+}
+
+// Asked in a child: a process that has initialised the driver may not fork and use it.
+int gpus() {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(std::min(comm::visible_gpus(), 100));
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+}
+
+}  // namespace
+
+TEST(Nccl, WithoutAGpuTheRefusalSaysWhatIsMissingAndWhatToDo) {
+  if (gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
+  try {
+    comm::make_nccl(identity(0, 2), std::chrono::seconds(5));
+    FAIL() << "a transport without a GPU";
+  } catch (const zero::ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("libcuda.so.1"), std::string::npos) << text;
+    EXPECT_NE(text.find("Hint: use transport shm or gloo"), std::string::npos) << text;
+  }
+}
+
+TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
+  const int count = gpus();
+  if (count == 0) GTEST_SKIP() << "no GPU on this machine (libcuda.so.1 is absent or shows none)";
+  const int size = std::min(count, 4);
+  const auto ends = zero::test::fork_ranks(size, [&](int rank) {
+    auto communicator = std::make_shared<zero::Communicator>(comm::make_nccl(identity(rank, size), std::chrono::seconds(60)));
+    if (communicator->transport() != "nccl") throw std::runtime_error("transport " + communicator->transport());
+    zero::test::check_values(communicator);
+    zero::test::check_exchange(communicator);
+    zero::test::check_in_flight(communicator);
+    const auto device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
+    auto sum = torch::full({1001}, rank + 1.0f, device);
+    communicator->all_reduce(sum)->wait();
+    const float expected = static_cast<float>(size * (size + 1)) / 2;
+    if (!sum.eq(expected).all().item<bool>()) throw std::runtime_error("a wrong sum on the device");
+  });
+  EXPECT_EQ(zero::test::errors_of(ends), "");
+}
+
+TEST(Nccl, NamesAKilledRank) {
+  const int count = gpus();
+  if (count < 2) GTEST_SKIP() << count << " GPUs on this machine, expected 2 or more";
+  const auto ends = zero::test::fork_ranks(2, [&](int rank) {
+    zero::Communicator communicator(comm::make_nccl(identity(rank, 2), std::chrono::seconds(60)));
+    communicator.barrier();
+    if (rank == 1) raise(SIGKILL);
+    communicator.barrier();
+  });
+  EXPECT_EQ(ends[1].signal, SIGKILL);
+  EXPECT_EQ(ends[0].blamed, 1) << ends[0].error;
+}
