@@ -28,11 +28,15 @@ int main() {
       }
       const auto sent = comm->stats().bytes_sent() / 3;
       const auto hash = engine.state_hash();
-      const auto device = zero::MemoryReport::Tier::Device;
+      using Memory = zero::MemoryReport;
       const auto memory = engine.memory();
+      double at_rest = 0;  // without the buffers that wait for their next use
+      for (const auto purpose : {Memory::Purpose::Parameters, Memory::Purpose::Gradients,
+                                 Memory::Purpose::OptimizerStates, Memory::Purpose::MasterParameters})
+        at_rest += static_cast<double>(memory.current(Memory::Tier::Device, purpose));
+      const auto peak = static_cast<double>(memory.peak(Memory::Tier::Device));
       if (comm->rank() == 0)
-        std::printf("%d      %5.2f MB %5.2f MB %5.2f MB   %.12s\n", stage,
-                    static_cast<double>(memory.current(device)) / 1e6, static_cast<double>(memory.peak(device)) / 1e6,
+        std::printf("%d      %5.2f MB %5.2f MB %5.2f MB   %.12s\n", stage, at_rest / 1e6, peak / 1e6,
                     static_cast<double>(sent) / 1e6, hash.c_str());
     });
   }
