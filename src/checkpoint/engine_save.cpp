@@ -6,12 +6,12 @@
 #include <zero/version.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 #include <mutex>
 #include <sstream>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/status_page.h"
 #include "checkpoint/agreement.h"
 #include "checkpoint/engine_checkpoint.h"
@@ -54,6 +54,17 @@ Report report_in(const std::string& message) {
   ZERO_CHECK(shared <= tensors.size(), "a rank's report");
   for (std::size_t i = 0; i < tensors.size(); ++i) (i < shared ? report.shared : report.own).push_back(std::move(tensors[i]));
   return report;
+}
+
+// What a rank means to save: tag, step and a hash of each buffer's contents.
+struct Intent {
+  std::string tag, step, buffers;
+};
+
+Intent intent_in(const std::string& text) {
+  const auto first = text.find('\n'), second = text.find('\n', first + 1);
+  ZERO_CHECK(first != std::string::npos && second != std::string::npos, "a rank's intent");
+  return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
 }
 
 std::string contents_hash(const engine::StatePiece& piece) {
@@ -167,32 +178,39 @@ std::vector<Tensor> tensors_of(engine::State& state) {
   return result;
 }
 
-void save(engine::State& state, FsOps& fs, const std::string& root, const std::string& tag) {
+void save(engine::State& state, FsOps& fs, const std::string& root, const std::string& wanted_tag) {
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto& comm = state.comm();
   std::vector<engine::StatePiece> pieces;
-  std::vector<std::string> buffers;
 
   // Step 0: all ranks mean the same save, and it is a moment at which one can be.
   const auto intents = agree(comm, kWhere, [&] {
     state.require_boundary(kWhere);
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
-    if (!valid_tag(tag))
-      throw ConfigError("[save_checkpoint] got the tag \"" + tag +
+    if (!valid_tag(wanted_tag))
+      throw ConfigError("[save_checkpoint] got the tag \"" + wanted_tag +
                         "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     pieces = state.pieces_to_save();
-    std::string text = base::join(tag, "\n", state.global_steps(), "\n");
+    std::string text = base::join(wanted_tag, "\n", state.global_steps(), "\n");
     for (const auto& piece : pieces)
       if (piece.kind == kBuffer) text += contents_hash(piece);
     return text;
   });
+  std::vector<Intent> ranks;
+  for (const auto& text : intents) ranks.push_back(intent_in(text));
+  const auto& tag = ranks[0].tag;
   (void)agree(comm, kWhere, [&] {
-    const auto head = [](const std::string& text) { return text.substr(0, text.find('\n', text.find('\n') + 1)); };
-    for (std::size_t r = 1; r < intents.size(); ++r)
-      if (head(intents[r]) != head(intents[0]) || intents[r].size() != intents[0].size())
-        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves \"", head(intents[r]), "\" (tag and step) and rank 0 \"",
-                                     head(intents[0]), "\". Hint: all ranks must save the same tag after the same step."));
+    const auto& rule = state.settings().checkpoint_tag_validation;
+    for (std::size_t r = 1; r < ranks.size(); ++r) {
+      const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", ranks[r].tag, "\", rank 0 \"", tag, "\"");
+      if (ranks[r].tag != tag && rule == "Fail")
+        throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
+      if (ranks[r].tag != tag && rule == "Warn" && comm.rank() == 0) base::log(LogLevel::Warning, difference + "; rank 0's is taken");
+      if (ranks[r].step != ranks[0].step || ranks[r].buffers.size() != ranks[0].buffers.size())
+        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", ranks[r].step, ", rank 0 after ", ranks[0].step,
+                                     ". Hint: all ranks must call it at the same place."));
+    }
     return "";
   });
 
@@ -209,7 +227,6 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   at::Tensor generator_state;
   const auto reports = agree(comm, kWhere, [&] {
     std::vector<Source> shared, own;
-    const auto buffers_begin = intents[0].find('\n', intents[0].find('\n') + 1) + 1;
     std::size_t buffer = 0;
     for (const auto& piece : pieces) {
       if (piece.kind != kBuffer) {
@@ -217,9 +234,9 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
         continue;
       }
       // Equal on all ranks: stored once. Otherwise (running statistics) each rank keeps its own.
-      const auto at = buffers_begin + 32 * buffer++;
-      const bool equal = std::all_of(intents.begin(), intents.end(), [&](const std::string& text) {
-        return text.compare(at, 32, intents[0], at, 32) == 0;
+      const auto at = 32 * buffer++;
+      const bool equal = std::all_of(ranks.begin(), ranks.end(), [&](const Intent& rank) {
+        return rank.buffers.compare(at, 32, ranks[0].buffers, at, 32) == 0;
       });
       if (!equal) own.push_back(source_of(piece));
       else if (comm.rank() == 0) shared.push_back(source_of(piece));

@@ -332,14 +332,21 @@ TEST(CheckpointRefuses, BadAndDifferentTags) {
   for (const char* tag : {"", "..", ".hidden", "a/b", "latest", "-x", "a b"})
     refused<ConfigError>(2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), tag); },
                          ExitCode::kConfig);
-  const auto text = refused<ConfigError>(
-      2,
-      [&](const auto& comm) {
-        Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "rank" + std::to_string(comm->rank()));
-      },
-      ExitCode::kConfig);
-  EXPECT_TRUE(contains(text, "rank1") && contains(text, "rank0")) << text;
   EXPECT_TRUE(fs::is_empty(folder.path()));
+  const auto save = [&](const auto& comm) {
+    Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "of-rank" + std::string(comm->rank() + 1, 'x'));
+  };
+  setup.extra = R"(, "checkpoint": {"tag_validation": "Fail"})";
+  const auto text = refused<ConfigError>(2, save, ExitCode::kConfig);
+  EXPECT_TRUE(contains(text, "\"of-rankxx\"") && contains(text, "\"of-rankx\"")) << text;
+  EXPECT_TRUE(fs::is_empty(folder.path()));
+  for (const char* rule : {"Warn", "Ignore"}) {
+    setup.extra = std::string(R"(, "checkpoint": {"tag_validation": ")") + rule + "\"}";
+    on_ranks(2, save);
+    EXPECT_TRUE(fs::exists(folder.path() / "of-rankx" / "SUMS"));
+    EXPECT_FALSE(fs::exists(folder.path() / "of-rankxx"));
+    fs::remove_all(folder.path() / "of-rankx");
+  }
 }
 
 TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
