@@ -25,6 +25,7 @@ TEST_P(RankFault, EndsEveryRankAndNamesTheRightOne) {
   options.transport = p.transport;
   options.timeout_s = 3;
   options.limit = std::chrono::seconds(std::string(p.fault) == "sleep" ? 25 : 15);
+  if (std::string(p.fault) == "sleep") options.sleeper = 1;
   const auto directory = std::filesystem::temp_directory_path() / ("zero-fault-" + std::to_string(getpid()));
   std::vector<std::string> arguments{std::string("fault=") + p.fault, std::string("at=") + p.at, "rank=1",
                                      "stage=" + std::to_string(p.stage)};

@@ -88,7 +88,8 @@ std::vector<ProcessResult> spawn_ranks(const SpawnOptions& options, const std::s
   }
   std::size_t left = children.size();
   while (left > 0) {
-    const bool late = Clock::now() - start > options.limit;
+    const bool alone = left == 1 && options.sleeper >= 0 && children[static_cast<std::size_t>(options.sleeper)].alive;
+    const bool late = alone || Clock::now() - start > options.limit;
     for (std::size_t r = 0; r < children.size(); ++r) {
       auto& child = children[r];
       auto& result = results[r];

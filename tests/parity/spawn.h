@@ -21,6 +21,7 @@ struct SpawnOptions {
   std::string transport = "shm";
   double timeout_s = 20;                      // ZERO_TIMEOUT_S of the ranks
   std::chrono::seconds limit{90};             // then everything left is killed
+  int sleeper = -1;                           // killed once all others have ended: it never would
   std::map<std::string, std::string> environment;
 };
 
