@@ -9,10 +9,10 @@ int main() {
   auto options = zero::Options::from_json(R"({"train_micro_batch_size_per_gpu": 32, "zero_optimization": {"stage": 3},
       "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
   using namespace torch::nn;
-  torch::manual_seed(1);  // the same initial values on every rank
+  torch::manual_seed(1);  // for a run that can be repeated
   auto model = zero::build(options, [] { return Sequential(Linear(64, 256), GELU(), Linear(256, 1)); });
   zero::Engine engine(model, options, comm);  // the model itself is not changed
-  torch::manual_seed(2 + comm->rank());       // but data of its own
+  torch::manual_seed(2 + comm->rank());       // each rank draws its own data
   for (int step = 1; step <= 100; ++step) {
     auto x = torch::randn({32, 64});
     auto loss = torch::mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), x.mean(1, true));

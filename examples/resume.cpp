@@ -1,5 +1,5 @@
-// Trains in two halves: saves after the first, goes on in a new engine, on as many ranks as there are now. Run it again
-// and it goes on from where it was; on another number of ranks, too:   zero run -n 2 resume DIR
+// Trains in two halves: saves after the first, goes on in a new engine. Run it again and it goes on from where it was:
+//   zero run -n 2 resume DIR
 #include <zero/zero.h>
 
 #include <cstdio>
