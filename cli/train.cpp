@@ -2,6 +2,7 @@
 // loop; an error before the loop that all ranks share is printed once.
 #include <zero/zero.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -67,10 +68,30 @@ int agree_on_start(Communicator& comm, const Failure& mine) {
   }
   if (!any) return 0;
   if (!mine.text.empty() && (!alike || comm.rank() == 0)) {
-    const std::string where = alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
+    const std::string where =
+        alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
     print_error("train", mine.text + where);
   }
   return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
+}
+
+// libzero.transport and libzero.timeout_s, where the environment does not say otherwise.
+void prepare_environment(const config::Settings& settings) {
+  if (settings.transport != "auto") ::setenv("ZERO_TRANSPORT", settings.transport.c_str(), 0);
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.17g", settings.timeout_s);
+  ::setenv("ZERO_TIMEOUT_S", seconds, 0);
+  // The built-in model computes on CPUs, and a GPU would make the choice of a transport nccl.
+  const char* asked = std::getenv("ZERO_TRANSPORT");
+  if (!asked || std::string(asked) != "nccl") ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+}
+
+// The level that --log-level, -q, -v and ZERO_LOG_LEVEL leave open is the configuration's.
+void take_log_level(Global& global, const config::Settings& settings) {
+  if (!global.log_level.empty() || global.quiet || global.verbose || std::getenv("ZERO_LOG_LEVEL")) return;
+  global.log_level = settings.log_level.value_or("");
+  if (global.log_level == "critical") global.log_level = "error";
+  install_log_sink("train", global);
 }
 
 const char* name(config::Precision precision) {
@@ -79,21 +100,21 @@ const char* name(config::Precision precision) {
 
 void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine) {
   const config::Settings& s = plan.options.settings();
-  const Communicator& comm = engine.communicator();
-  report.note(LogLevel::Info, "ranks " + std::to_string(comm.size()) + ", transport " + comm.transport() + ", stage " +
-                                  std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " + std::to_string(s.seed));
-  report.note(LogLevel::Info,
-              "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) + " parameters: " +
-                  std::to_string(plan.model.layers) + " layers, hidden " + std::to_string(plan.model.hidden) + ", " +
-                  std::to_string(plan.model.heads) + " heads, sequence " + std::to_string(plan.model.sequence));
+  report.note(LogLevel::Info, "stage " + std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " +
+                                  std::to_string(s.seed) + ", on CPUs");
+  report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) +
+                                  " parameters: " + std::to_string(plan.model.layers) + " layers, hidden " +
+                                  std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
+                                  " heads, sequence " + std::to_string(plan.model.sequence));
   report.note(LogLevel::Info,
               "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
                   std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
                   " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
-                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(comm.size()));
+                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.communicator().size()));
   if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
   if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
-    report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) + " is more than the schedule's total_num_steps " +
+    report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) +
+                                       " is more than the schedule's total_num_steps " +
                                        std::to_string(s.schedule.total_num_steps));
 }
 
@@ -104,7 +125,8 @@ int zero_train(int argc, char** argv) {
   using namespace zero;
   using namespace zero::cli;
   TrainArguments arguments;
-  Command command("train", "train a built-in GPT on your text, alone or as one of many ranks", "CONFIG.json --text FILE [options]",
+  Command command("train", "train a built-in GPT on your text, alone or as one of many ranks",
+                  "CONFIG.json --text FILE [options]",
                   "  zero run -n 2 zero train configs/gpt-demo.json --text book.txt --steps 300\n");
   declare_train(command, arguments);
   bool parsed = false;
@@ -116,20 +138,29 @@ int zero_train(int argc, char** argv) {
   }
   if (!parsed) return 0;
 
-  const std::shared_ptr<Communicator> comm = Communicator::from_env();
   TrainPlan plan;
   std::unique_ptr<data::Corpus> corpus;
+  Global global = command.global();
   failure = failure_of([&] {
     plan = plan_train(command, arguments);
+    const config::Settings& settings = plan.options.settings();
+    take_log_level(global, settings);
+    prepare_environment(settings);
     try {
-      corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, plan.options.settings().seed);
+      corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, settings.seed);
     } catch (const std::exception& error) {
       throw ConfigError(error.what());
     }
   });
+  std::shared_ptr<Communicator> comm;
+  const Failure no_ranks = failure_of([&] { comm = Communicator::from_env(); });
+  if (no_ranks.code != ExitCode::kOk) {
+    publish(no_ranks);
+    print_error("train", no_ranks.text);
+    return static_cast<int>(no_ranks.code);
+  }
   if (const int code = agree_on_start(*comm, failure); code != 0) return code;
 
-  Global global = command.global();
   if (comm->rank() != 0) {  // what the library has to say, rank 0 says for all
     global.log_level = "error";
     install_log_sink("train", global);
@@ -142,7 +173,8 @@ int zero_train(int argc, char** argv) {
     TrainReport report(global, plan, comm->rank());
     for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);
     for (const std::string& notice : plan.options.notices()) report.note(LogLevel::Warning, notice);
-    if (plan.options.settings().dump_state) report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
+    if (plan.options.settings().dump_state)
+      report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
     introduce(report, plan, *corpus, engine);
     code = TrainRun(plan, *corpus, model, engine, report).run();
   });

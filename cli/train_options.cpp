@@ -45,7 +45,8 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
 
 std::string config_file(const TrainArguments& a) {
   if (!a.config_positional.empty() && !a.config.empty())
-    throw ConfigError("[zero train] got " + a.config_positional + " and --config " + a.config + ", expected one configuration");
+    throw ConfigError("[zero train] got " + a.config_positional + " and --config " + a.config +
+                      ", expected one configuration");
   if (!a.config_positional.empty()) return a.config_positional;
   if (!a.config.empty()) return a.config;
   if (const char* file = std::getenv("ZERO_CONFIG"); file && *file) return file;
@@ -80,11 +81,14 @@ models::GptConfig model_of(const config::ModelSettings& m) {
 
 void declare_train(Command& c, TrainArguments& a) {
   constexpr std::int64_t kMost = std::int64_t{1} << 53;
-  c.positional(a.config_positional, "CONFIG.json", "configuration (DeepSpeed's JSON; libzero.model and libzero.data "
-               "choose model and text)", false);
+  c.positional(a.config_positional, "CONFIG.json",
+               "configuration (DeepSpeed's JSON; libzero.model and libzero.data "
+               "choose model and text)",
+               false);
   c.section("Run");
   c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text)");
-  c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1, kMost);
+  c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
+           kMost);
   c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
   c.config(a.config, a.set, a.strict);
   c.section("Values that win over the file and fill its \"auto\"");
@@ -108,8 +112,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   if (c.given("--local-rank")) {
     const char* from_env = std::getenv("LOCAL_RANK");
     if (from_env && std::to_string(a.local_rank) != from_env)
-      throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) + " and environment LOCAL_RANK=" + from_env +
-                        ", expected the same rank from both");
+      throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
+                        " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
   }
   for (const char* flag : {"--save-every", "--resume"})
     if (c.given(flag) && a.checkpoint_dir.empty())
@@ -122,12 +126,15 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +
                       " notices, expected none; the first: " + plan.options.notices().front());
   if (!s.managed_gradient_accumulation)
-    throw ConfigError("[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide boundaries");
+    throw ConfigError(
+        "[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide "
+        "boundaries");
   plan.model = model_of(s.model);
   plan.text = a.text.empty() ? s.data.text : a.text;
   if (plan.text.empty())
-    throw ConfigError("[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
-                      "configuration; any text will do, it is read byte by byte.");
+    throw ConfigError(
+        "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
+        "configuration; any text will do, it is read byte by byte.");
   plan.holdout = s.data.holdout;
   plan.eval_batches = s.data.eval_batches;
   plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;

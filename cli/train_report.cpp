@@ -42,7 +42,8 @@ json nested(const std::map<std::string, std::string>& flat) {
     if (value.is_discarded()) value = text;
     json* at = &all;
     std::size_t begin = 0;
-    for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos && (at->is_object() || at->is_null()); begin = dot + 1)
+    for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos && (at->is_object() || at->is_null());
+         begin = dot + 1)
       at = &(*at)[path.substr(begin, dot - begin)];
     if (at->is_object() || at->is_null()) (*at)[path.substr(begin)] = std::move(value);
   }
@@ -50,7 +51,8 @@ json nested(const std::map<std::string, std::string>& flat) {
 }
 
 // At most `most` points, each the mean of as many neighbours, so that noise does not hide the course.
-std::vector<std::pair<std::int64_t, double>> thinned(const std::vector<std::pair<std::int64_t, double>>& curve, std::size_t most) {
+std::vector<std::pair<std::int64_t, double>> thinned(const std::vector<std::pair<std::int64_t, double>>& curve,
+                                                     std::size_t most) {
   const std::size_t group = std::max<std::size_t>(1, (curve.size() + most - 1) / most);
   std::vector<std::pair<std::int64_t, double>> points;
   for (std::size_t begin = 0; begin < curve.size(); begin += group) {
@@ -72,8 +74,12 @@ std::string printable(const std::string& text) {
 }  // namespace
 
 TrainReport::TrainReport(const Global& global, const TrainPlan& plan, int rank)
-    : active_(rank == 0), json_(global.json), least_(log_threshold(global)), out_(report::describe_terminal(1, global.color)),
-      print_every_(plan.options.settings().steps_per_print.value_or(0)), total_(plan.steps) {
+    : active_(rank == 0),
+      json_(global.json),
+      least_(log_threshold(global)),
+      out_(report::describe_terminal(1, global.color)),
+      print_every_(plan.options.settings().steps_per_print.value_or(0)),
+      total_(plan.steps) {
   if (!active_) return;
   const report::Terminal err = report::describe_terminal(2, global.color);
   draws_ = report::progress_wanted(err, rank, global.progress, global.json, global.quiet);
@@ -109,7 +115,9 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   write_file("config.json", nested(plan.options.effective()).dump(2) + "\n");
   // A resumed run goes on with the log of the one before.
   log_.open(folder_ + "/log.jsonl", plan.resume.empty() ? std::ios::trunc : std::ios::app);
-  if (!log_) throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ + "/log.jsonl, expected to write it");
+  if (!log_)
+    throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ +
+                  "/log.jsonl, expected to write it");
 }
 
 void TrainReport::write_file(const std::string& name, const std::string& text) {
@@ -134,10 +142,15 @@ void TrainReport::step(const report::StepRow& row) {
   curve_.emplace_back(row.step, row.loss);
   const std::string object = report::step_json(row) + "\n";
   log_ << object << std::flush;
-  if (!log_) throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ + "/log.jsonl, expected to write it");
+  if (!log_)
+    throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ +
+                  "/log.jsonl, expected to write it");
   if (json_) print_result(object);
-  if (lines_ && print_every_ > 0 && (row.step % print_every_ == 0 || row.step == total_)) print_result(report::step_line(row) + "\n");
-  if (draws_) progress_->update(row.step, total_, "loss " + format("%.4f", row.loss) + format("  %.0f tok/s", row.tokens_per_s.value_or(0)));
+  if (lines_ && print_every_ > 0 && (row.step % print_every_ == 0 || row.step == total_))
+    print_result(report::step_line(row) + "\n");
+  if (draws_)
+    progress_->update(row.step, total_,
+                      "loss " + format("%.4f", row.loss) + format("  %.0f tok/s", row.tokens_per_s.value_or(0)));
 }
 
 std::string TrainReport::result_json(const TrainSummary& s) const {
@@ -183,12 +196,14 @@ void TrainReport::finish(const TrainSummary& s) {
   }
   if (s.memory.has(Phase::AfterStep))
     text += "\nmemory of rank 0 in one step\n" + s.memory.table(static_cast<std::size_t>(out_.columns));
-  if (!s.sample.empty()) text += "\nsample, after the " + std::to_string(s.sample_prompt.size()) + " bytes \"" +
-                                 printable(s.sample_prompt) + "\"\n" + printable(s.sample) + "\n";
+  if (!s.sample.empty())
+    text += "\nsample, after the " + std::to_string(s.sample_prompt.size()) + " bytes \"" + printable(s.sample_prompt) +
+            "\"\n" + printable(s.sample) + "\n";
   text += "\nsteps " + std::to_string(s.steps) + (s.skipped > 0 ? " (" + std::to_string(s.skipped) + " skipped)" : "");
   if (!curve_.empty()) text += "  loss " + format("%.4f", s.final_loss);
   if (s.heldout) text += "  held-out " + format("%.4f", *s.heldout) + " nats/byte";
-  text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s) + "\nfiles in " + folder_ + "\n";
+  text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s) + "\nfiles in " + folder_ +
+          "\n";
   print_result(text);
 }
 

@@ -21,9 +21,9 @@ namespace zero::cli {
 struct TrainSummary {
   std::int64_t steps = 0;  // reached
   std::int64_t skipped = 0;
-  double final_loss = 0;    // mean of the last steps that made up a tenth of the run, at most 50
-  double seconds = 0;       // in steps, this start alone; evaluation and saving are not in it
-  double tokens_per_s = 0;  // over these seconds
+  double final_loss = 0;          // mean of the last steps that made up a tenth of the run, at most 50
+  double seconds = 0;             // in steps, this start alone; evaluation and saving are not in it
+  double tokens_per_s = 0;        // over these seconds
   std::optional<double> heldout;  // nats per byte
   std::int64_t heldout_samples = 0;
   std::string sample_prompt, sample;

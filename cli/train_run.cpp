@@ -52,8 +52,14 @@ bool any_checkpoint(Communicator& comm, const std::string& dir) {
 
 }  // namespace
 
-TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine, TrainReport& report)
-    : plan_(plan), corpus_(corpus), model_(std::move(model)), engine_(engine), report_(report), comm_(engine.communicator()),
+TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine,
+                   TrainReport& report)
+    : plan_(plan),
+      corpus_(corpus),
+      model_(std::move(model)),
+      engine_(engine),
+      report_(report),
+      comm_(engine.communicator()),
       reader_(corpus, comm_.rank(), comm_.size()) {}
 
 at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
@@ -83,8 +89,8 @@ void TrainRun::resume() {
     throw ConfigError(std::string("[--resume] ") + error.what());
   }
   saved_step_ = engine_.global_step();
-  report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " + std::to_string(saved_step_) +
-                                   ", sample " + std::to_string(reader_.position()));
+  report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
+                                   std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
 }
 
 double TrainRun::step(StepResult& result) {
@@ -100,7 +106,8 @@ double TrainRun::step(StepResult& result) {
     const bool last = i + 1 == accumulation;
     // A function of what is read, not of how long the process runs: a resumed run draws the same.
     if (plan_.model.dropout > 0)
-      torch::manual_seed(plan_.options.settings().seed * 1000003 + static_cast<std::uint64_t>(reader_.position()) * 1009 +
+      torch::manual_seed(plan_.options.settings().seed * 1000003 +
+                         static_cast<std::uint64_t>(reader_.position()) * 1009 +
                          static_cast<std::uint64_t>(comm_.rank()));
     const at::Tensor data = batch(reader_.next(micro));
     if (last) note(Phase::BeforeForward);
@@ -140,11 +147,13 @@ void TrainRun::evaluate() {
   // own left repeats one that does not count.
   for (std::int64_t first = comm_.rank() * micro; first - comm_.rank() * micro < wanted; first += micro * ranks) {
     std::vector<const std::uint8_t*> samples;
-    for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i) samples.push_back(corpus_.heldout(i * held / wanted));
+    for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i)
+      samples.push_back(corpus_.heldout(i * held / wanted));
     const auto count = static_cast<std::int64_t>(samples.size());
     if (count == 0) samples.push_back(corpus_.heldout(0));
     const at::Tensor data = batch(samples);
-    const at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    const at::Tensor loss =
+        model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
     mine.loss += loss.item<double>() * static_cast<double>(count);
     mine.weight += count;
   }
@@ -164,7 +173,8 @@ void TrainRun::write_sample() {
   const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1});
   summary_.sample_prompt.assign(text, text + length);
   const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = length; i < said.numel(); ++i) summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
+  for (std::int64_t i = length; i < said.numel(); ++i)
+    summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
 }
 
 int TrainRun::run() {
@@ -173,8 +183,8 @@ int TrainRun::run() {
   const std::int64_t first = engine_.global_step();
   // Not the first step: it also makes what later ones keep.
   measured_step_ = std::min(first + 2, plan_.steps - 1);
-  const double tokens_per_step = static_cast<double>(engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size() *
-                                                     corpus_.sequence());
+  const double tokens_per_step = static_cast<double>(engine_.micro_batch_size() * engine_.accumulation_steps() *
+                                                     comm_.size() * corpus_.sequence());
   std::vector<double> losses;
   model_->train();
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
@@ -207,7 +217,8 @@ int TrainRun::run() {
   summary_.skipped = engine_.skipped_steps();
   if (!losses.empty()) {
     const std::size_t tail = std::clamp<std::size_t>(losses.size() / 10, 1, 50);
-    for (std::size_t i = losses.size() - tail; i < losses.size(); ++i) summary_.final_loss += losses[i] / static_cast<double>(tail);
+    for (std::size_t i = losses.size() - tail; i < losses.size(); ++i)
+      summary_.final_loss += losses[i] / static_cast<double>(tail);
     summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));

@@ -92,8 +92,9 @@ Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, s
   heldout_samples_ = std::max<std::int64_t>(0, file_.size() - heldout_begin_ - 1) / sequence;
   const auto check = [&](const char* part, std::int64_t size, std::int64_t samples) {
     if (samples < 1)
-      fail(path, std::to_string(size) + " bytes for " + part, "at least the " + std::to_string(sequence + 1) +
-           " of one sample. Hint: use more text, a shorter sequence or another holdout");
+      fail(path, std::to_string(size) + " bytes for " + part,
+           "at least the " + std::to_string(sequence + 1) +
+               " of one sample. Hint: use more text, a shorter sequence or another holdout");
   };
   check("training", heldout_begin_, training_samples_);
   if (holdout > 0) check("the held-out part", file_.size() - heldout_begin_, heldout_samples_);
@@ -140,8 +141,9 @@ void Reader::restore(const std::string& json) {
       refuse("\"" + json.substr(0, 200) + "\"", "the saved position of a corpus");
   const auto same = [&](const char* key, std::uint64_t ours) {
     if (saved[key].get<std::uint64_t>() != ours)
-      refuse(std::string(key) + " " + std::to_string(ours), saved[key].dump() + " as when the position was saved. " +
-             "Hint: go on with the same text, sequence length, holdout and seed");
+      refuse(std::string(key) + " " + std::to_string(ours),
+             saved[key].dump() + " as when the position was saved. " +
+                 "Hint: go on with the same text, sequence length, holdout and seed");
   };
   same("samples", static_cast<std::uint64_t>(corpus_->training_samples_));
   same("seed", corpus_->seed_);

@@ -22,7 +22,6 @@ struct Preset {
 
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = {
-      {"tiny", {.layers = 2, .hidden = 64, .heads = 4, .sequence = 64, .vocabulary = 256}},
       {"gpt-1m", {.layers = 4, .hidden = 144, .heads = 4, .sequence = 128, .vocabulary = 256}},
       {"gpt-10m", {.layers = 6, .hidden = 368, .heads = 8, .sequence = 256, .vocabulary = 256}},
       {"gpt2", {.layers = 12, .hidden = 768, .heads = 12, .sequence = 1024, .vocabulary = 50257}},

@@ -18,7 +18,7 @@ struct GptConfig {
   double dropout = 0;             // after embeddings, attention and each residual branch
   bool tied_output = true;        // the output layer's weight is the token embedding
 
-  // "tiny", "gpt-1m" and "gpt-10m" read bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
+  // "gpt-1m" and "gpt-10m" read bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
   // "gpt2-xl" have the published shapes. Throws std::invalid_argument for another name.
   static GptConfig preset(const std::string& name);
   static std::vector<std::string> preset_names();

@@ -1,0 +1,350 @@
+// `zero train` from outside, alone and under `zero run`: every configuration of configs/ trains, the
+// stages print the same numbers, a resumed run goes on bit by bit, and mistakes are named.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
+const std::string kConfigs = ZERO_SOURCE_DIR "/configs/";
+constexpr double kLimit = 120;
+
+// Small enough that a step takes milliseconds.
+const Words kSmall = {"--set", "libzero.model.layers=2",     "--set", "libzero.model.hidden=48",
+                      "--set", "libzero.model.heads=3",      "--set", "libzero.model.seq_length=32",
+                      "--set", "libzero.data.eval_batches=2"};
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A folder with a text of some structure, so that a loss can fall.
+struct Place {
+  Place() : folder(temporary_folder()), text(folder + "/text.txt") {
+    const Words words = {"and ", "the ", "king ", "went ", "over ", "the river\n", "with ", "seven ", "horses ", "of "};
+    std::ofstream out(text);
+    for (unsigned i = 0, state = 7; i < 12000; ++i) {
+      state = state * 1664525u + 1013904223u;
+      out << words[(state >> 16) % words.size()];
+    }
+  }
+  std::string folder, text;
+};
+
+struct Outcome {
+  int code = 0;
+  std::string out, err;
+  std::vector<json> steps;
+};
+
+Outcome run(int ranks, const Words& arguments, const Words& environment = {}) {
+  Words words = {kZero};
+  if (ranks > 0) words = words + Words{"run", "-n", std::to_string(ranks), "--no-prefix", kZero};
+  Process process(
+      Process::Settings{words + Words{"train"} + arguments, environment + Words{"OMP_NUM_THREADS=1"}, "", -1});
+  Outcome outcome;
+  outcome.code = process.wait(kLimit);
+  outcome.out = process.out;
+  outcome.err = process.err;
+  for (const std::string& line : lines(process.out)) {
+    const json step = json::parse(line, nullptr, false);
+    if (step.is_object()) outcome.steps.push_back(step);
+  }
+  return outcome;
+}
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+// What may not depend on the machine or on how the run was cut: everything but the times.
+Words numbers(const std::vector<json>& steps) {
+  Words all;
+  for (const json& step : steps)
+    all.push_back(step["step"].dump() + " " + step["loss"].dump() + " " + step["grad_norm"].dump() + " " +
+                  step["lr"].dump() + " " + step["loss_scale"].dump());
+  return all;
+}
+
+class Configs : public testing::TestWithParam<std::string> {};
+
+TEST_P(Configs, TrainsThreeSteps) {
+  const Place place;
+  const Outcome o = run(2, {kConfigs + GetParam() + ".json", "--text", place.text, "--steps", "3", "--json", "--sample",
+                            "8", "--set", "libzero.data.eval_batches=1", "--out", place.folder + "/out"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  ASSERT_EQ(lines(o.out).size(), 3u) << o.out;  // stdout is the steps' alone
+  ASSERT_EQ(o.steps.size(), 3u) << o.out;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const json& step = o.steps[i];
+    EXPECT_EQ(step["step"], i + 1);
+    for (const char* key : {"loss", "lr", "loss_scale", "step_ms", "tokens_per_s"})
+      EXPECT_TRUE(step[key].is_number()) << key;
+    EXPECT_TRUE(step.contains("grad_norm"));
+    EXPECT_GT(step["loss"], 0.5);
+    EXPECT_LT(step["loss"], 7.0);
+  }
+  const json result = json::parse(slurp(place.folder + "/out/result.json"));
+  EXPECT_EQ(result["steps"], 3);
+  EXPECT_TRUE(result["heldout_nats_per_byte"].is_number());
+  EXPECT_EQ(result["curve"].size(), 3u);
+  EXPECT_GT(result["memory"]["after_backward"]["total_bytes"], 0);
+  EXPECT_EQ(lines(slurp(place.folder + "/out/log.jsonl")), lines(o.out));
+  EXPECT_EQ(slurp(place.folder + "/out/sample.txt").size(), 40u + 8 + 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Configs, testing::ValuesIn([] {
+                           Words names;
+                           for (const auto& entry : fs::directory_iterator(kConfigs))
+                             if (entry.path().extension() == ".json") names.push_back(entry.path().stem());
+                           std::sort(names.begin(), names.end());
+                           return names;
+                         }()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Train, StagesPrintTheSameNumbers) {
+  const Place place;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    Words first;
+    for (int stage = 0; stage < 4; ++stage) {
+      const Outcome o =
+          run(2, Words{kConfigs + "stage3-fp32.json", "--text", place.text, "--steps", "4", "--json", "--sample", "4",
+                       "--dtype", dtype, "--stage", std::to_string(stage), "--out", place.folder + "/out"} +
+                     kSmall);
+      ASSERT_EQ(o.code, 0) << o.err;
+      ASSERT_EQ(o.steps.size(), 4u);
+      const json result = json::parse(slurp(place.folder + "/out/result.json"));
+      const Words now =
+          numbers(o.steps) + Words{result["heldout_nats_per_byte"].dump(), slurp(place.folder + "/out/sample.txt")};
+      if (stage == 0) first = now;
+      EXPECT_EQ(now, first) << dtype << " stage " << stage;
+    }
+    EXPECT_NE(first[0], first[3]);
+  }
+}
+
+TEST(Train, RunsAloneAndLearns) {
+  const Place place;
+  const Outcome o =
+      run(0, Words{kConfigs + "stage2-bf16.json", "--text", place.text, "--steps", "60", "--json", "--lr", "0.01",
+                   "--set", "scheduler.params.warmup_max_lr=0.01", "--sample", "0", "--out", place.folder + "/out"} +
+                 kSmall);
+  ASSERT_EQ(o.code, 0) << o.err;
+  ASSERT_EQ(o.steps.size(), 60u);
+  const json result = json::parse(slurp(place.folder + "/out/result.json"));
+  EXPECT_GT(o.steps.front()["loss"], 5.0);
+  EXPECT_LT(result["final_loss"], 2.5);
+  EXPECT_LT(result["heldout_nats_per_byte"], 2.5);
+  EXPECT_FALSE(fs::exists(place.folder + "/out/sample.txt"));
+  EXPECT_EQ(o.err.find('\033'), std::string::npos);
+  EXPECT_EQ(o.err.find('\r'), std::string::npos);
+}
+
+TEST(Train, PlainOutputHasStepLinesAndASummary) {
+  const Place place;
+  const Outcome o = run(2,
+                        Words{kConfigs + "stage1-bf16.json", "--text", place.text, "--steps", "6", "--set",
+                              "steps_per_print=2", "--sample", "5", "--out", place.folder + "/out"} +
+                            kSmall,
+                        {"COLUMNS=80"});
+  ASSERT_EQ(o.code, 0) << o.err;
+  for (const char* step : {"step 2/6 loss ", "step 4/6 loss ", "step 6/6 loss "})
+    EXPECT_EQ(count(o.out, step), 1u) << o.out;
+  EXPECT_EQ(count(o.out, "step 3/6"), 0u);
+  for (const char* part : {"held-out ", "memory of rank 0", "sample, after", "files in "})
+    EXPECT_EQ(count(o.out, part), 1u) << part;
+  EXPECT_EQ(count(o.err, "ranks: 2 from "), 1u) << o.err;
+  // The folder's configuration is whole: the same run can be started from it.
+  const Outcome again = run(2, {place.folder + "/out/config.json", "--text", place.text, "--steps", "6", "--json",
+                                "--sample", "0", "--out", place.folder + "/again"});
+  ASSERT_EQ(again.code, 0) << again.err;
+  std::vector<json> log;
+  for (const std::string& line : lines(slurp(place.folder + "/out/log.jsonl"))) log.push_back(json::parse(line));
+  EXPECT_EQ(numbers(again.steps), numbers(log));
+}
+
+TEST(Train, AResumedRunGoesOnBitByBit) {
+  const Place place;
+  for (const std::string recipe : {"stage3-bf16", "stage2-bf16", "stage3-fp16"}) {
+    const Words common = Words{kConfigs + recipe + ".json", "--text", place.text, "--json", "--sample", "4", "--set",
+                               "libzero.model.dropout=0.1"} +
+                         kSmall;
+    const std::string dir = place.folder + "/" + recipe;
+    const Outcome whole = run(2, common + Words{"--steps", "7", "--out", dir + "-whole"});
+    ASSERT_EQ(whole.code, 0) << whole.err;
+    const Outcome first =
+        run(2, common + Words{"--steps", "4", "--checkpoint-dir", dir, "--save-every", "3", "--out", dir + "-cut"});
+    ASSERT_EQ(first.code, 0) << first.err;
+    const Outcome rest =
+        run(2, common + Words{"--steps", "7", "--checkpoint-dir", dir, "--resume", "auto", "--out", dir + "-cut"});
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    ASSERT_EQ(rest.steps.size(), 3u) << rest.err;
+    EXPECT_EQ(numbers(first.steps) + numbers(rest.steps), numbers(whole.steps)) << recipe;
+    // The one log of both parts.
+    EXPECT_EQ(lines(slurp(dir + "-cut/log.jsonl")).size(), 7u);
+    const json a = json::parse(slurp(dir + "-whole/result.json")), b = json::parse(slurp(dir + "-cut/result.json"));
+    EXPECT_EQ(a["heldout_nats_per_byte"], b["heldout_nats_per_byte"]);
+    EXPECT_EQ(slurp(dir + "-whole/sample.txt"), slurp(dir + "-cut/sample.txt"));
+    // From the named one before the newest.
+    const Outcome tagged = run(
+        2, common + Words{"--steps", "5", "--checkpoint-dir", dir, "--resume", "global_step3", "--out", dir + "-tag"});
+    ASSERT_EQ(tagged.code, 0) << tagged.err;
+    ASSERT_EQ(tagged.steps.size(), 2u);
+    EXPECT_EQ(numbers(tagged.steps)[0], numbers(whole.steps)[3]) << recipe;
+    // On another number of ranks: the same samples, so the same loss but for rounding.
+    const Outcome alone =
+        run(1, common + Words{"--steps", "8", "--checkpoint-dir", dir, "--resume", "auto", "--out", dir + "-alone"});
+    ASSERT_EQ(alone.code, 0) << alone.err;
+    ASSERT_EQ(alone.steps.size(), 1u);
+    EXPECT_EQ(alone.steps[0]["step"], 8);
+  }
+}
+
+TEST(Train, AutoStartsAfreshAndAMissingTagIsACheckpointError) {
+  const Place place;
+  const Words common = Words{kConfigs + "stage3-bf16.json",
+                             "--text",
+                             place.text,
+                             "--steps",
+                             "2",
+                             "--json",
+                             "--sample",
+                             "0",
+                             "--out",
+                             place.folder + "/out",
+                             "--checkpoint-dir",
+                             place.folder + "/ck"} +
+                       kSmall;
+  const Outcome missing = run(1, common + Words{"--resume", "nothing"});
+  EXPECT_EQ(missing.code, 3) << missing.err;
+  const Outcome fresh = run(1, common + Words{"--resume", "auto"});
+  EXPECT_EQ(fresh.code, 0) << fresh.err;
+  EXPECT_EQ(fresh.steps.size(), 2u);
+  // Another text: the position means nothing there.
+  std::ofstream(place.folder + "/other.txt") << slurp(place.text).substr(0, 50000);
+  const Outcome other =
+      run(1, common + Words{"--resume", "auto", "--set", "libzero.data.text=" + place.folder + "/other.txt"});
+  EXPECT_EQ(other.code, 0) << "--text wins over the key\n" << other.err;
+  Words changed = common + Words{"--resume", "auto"};
+  *std::find(changed.begin(), changed.end(), place.text) = place.folder + "/other.txt";
+  const Outcome refused = run(1, changed);
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("same text"), std::string::npos) << refused.err;
+}
+
+TEST(Train, AStopSignalSavesAndAsksToBeStartedAgain) {
+  const Place place;
+  const Words train =
+      Words{kZero, "train", kConfigs + "stage3-bf16.json", "--text", place.text, "--steps", "100000", "--sample",
+            "0",   "--out", place.folder + "/out"} +
+      kSmall;
+  const Words ranks = {kZero, "run", "-n", "2", "--no-prefix"};
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const std::string dir = place.folder + "/ck" + std::to_string(signal);
+    Process p(Process::Settings{ranks + train + Words{"--checkpoint-dir", dir}, {"OMP_NUM_THREADS=1"}, "", -1});
+    ASSERT_TRUE(p.wait_for("step 3/", 60)) << p.err;
+    p.signal(signal);
+    EXPECT_EQ(p.wait(60), 75) << p.err;
+    EXPECT_NE(p.err.find("--resume auto"), std::string::npos) << p.err;
+    const json result = json::parse(slurp(place.folder + "/out/result.json"));
+    const std::int64_t reached = result["steps"];
+    EXPECT_TRUE(fs::exists(dir + "/global_step" + std::to_string(reached)));
+    const Outcome rest = run(
+        2, Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--steps", std::to_string(reached + 1), "--json",
+                 "--sample", "0", "--out", place.folder + "/rest", "--checkpoint-dir", dir, "--resume", "auto"} +
+               kSmall);
+    ASSERT_EQ(rest.code, 0) << rest.err;
+    ASSERT_EQ(rest.steps.size(), 1u);
+    EXPECT_EQ(rest.steps[0]["step"], reached + 1);
+  }
+  // Nothing to save to.
+  Process p(Process::Settings{ranks + train, {"OMP_NUM_THREADS=1"}, "", -1});
+  ASSERT_TRUE(p.wait_for("step 3/", 60)) << p.err;
+  p.signal(SIGTERM);
+  EXPECT_EQ(p.wait(60), 143) << p.err;
+  Process alone(Process::Settings{train, {"OMP_NUM_THREADS=1"}, "", -1});
+  ASSERT_TRUE(alone.wait_for("step 3/", 60)) << alone.err;
+  alone.signal(SIGINT);
+  EXPECT_EQ(alone.wait(60), 130) << alone.err;
+}
+
+TEST(Train, MistakesAreNamedOnce) {
+  const Place place;
+  const std::string config = kConfigs + "stage3-bf16.json";
+  const Words out = {"--out", place.folder + "/out"};
+  std::ofstream(place.folder + "/empty.txt");
+  std::ofstream(place.folder + "/short.txt") << "too short";
+  const struct {
+    Words words;
+    std::string says;
+  } cases[] = {
+      {{config, "--text", place.text, "--stpes", "3"}, "--steps"},
+      {{config, "--text", place.text, "--steps", "0"}, "from 1"},
+      {{config, "--text", place.text, "--dtype", "bf61"}, "bf16"},
+      {{config, "--text", place.text, "--stage", "4"}, "from 0 to 3"},
+      {{config, "--text", place.text, "--set", "zero_optimization.stge=2"}, "stage"},
+      {{config, "--text", place.text, "--set", "libzero.model.heads=7"}, "heads 7"},
+      {{config, "--text", place.text, "--save-every", "2"}, "--checkpoint-dir"},
+      {{config, "--text", place.text, "--optimizer", "AdamX"}, "AdamW"},
+      {{config}, "--text FILE"},
+      {{}, "CONFIG.json"},
+      {{config, config, "--text", place.text}, "no further word"},
+      {{config, "--text", place.folder + "/none.txt"}, "No such file"},
+      {{config, "--text", place.folder + "/empty.txt"}, "empty"},
+      {{config, "--text", place.folder + "/short.txt"}, "9 bytes"},
+  };
+  for (const auto& c : cases) {
+    const Outcome o = run(0, c.words + out);
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_NE(o.err.find(c.says), std::string::npos) << o.err;
+    EXPECT_EQ(count(o.err, "zero train: error: "), 1u) << o.err;
+    EXPECT_EQ(o.out, "");
+  }
+  EXPECT_FALSE(fs::exists(place.folder + "/out"));
+  // Both ranks fail alike; one of them says so.
+  for (const Words& words : {cases[0].words, cases[4].words, cases[11].words}) {
+    const Outcome o = run(2, words + out);
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_EQ(count(o.err, "\nzero train: error: "), 1u) << o.err;
+  }
+}
+
+TEST(Train, HelpFitsATerminalAndNamesEveryOption) {
+  Process p({kZero, "train", "--help"});
+  EXPECT_EQ(p.wait(), 0);
+  for (const std::string& line : lines(p.out)) EXPECT_LE(line.size(), 80u) << line;
+  for (const char* name :
+       {"--steps", "--stage", "--json", "--set", "--warmup-steps", "--micro-batch-size", "--optimizer", "--lr",
+        "--weight-decay", "--dtype", "--text", "--checkpoint-dir", "--save-every", "--resume", "--sample", "--out"})
+    EXPECT_NE(p.out.find(name), std::string::npos) << name;
+}
+
+}  // namespace
+}  // namespace zero::test
