@@ -204,7 +204,10 @@ class Loader {
 
 struct Phase {
   Phase() { base::status_page().set_phase(base::StatusPhase::Load); }
-  ~Phase() { base::status_page().set_phase(base::StatusPhase::Idle); }
+  ~Phase() {
+    base::status_page().set_unit("");
+    base::status_page().set_phase(base::StatusPhase::Idle);
+  }
 };
 
 }  // namespace

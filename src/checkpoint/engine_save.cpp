@@ -120,7 +120,10 @@ Manifest describe(engine::State& state) {
 
 struct Phase {
   Phase() { base::status_page().set_phase(base::StatusPhase::Save); }
-  ~Phase() { base::status_page().set_phase(base::StatusPhase::Idle); }
+  ~Phase() {
+    base::status_page().set_unit("");
+    base::status_page().set_phase(base::StatusPhase::Idle);
+  }
 };
 
 }  // namespace

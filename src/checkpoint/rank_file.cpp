@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/status_page.h"
 #include "checkpoint/format_hash.h"
 
 namespace zero::checkpoint {
@@ -82,6 +83,7 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
     const auto* data = static_cast<const char*>(source.data) + static_cast<std::uint64_t>(part.start - source.start) * width;
     const auto bytes = item.entry.end - item.entry.begin;
+    base::status_page().set_unit(part.key);  // progress, for whoever watches this rank
     Hasher own;
     for (std::uint64_t done = 0; done < bytes;) {
       const auto slice = std::min<std::uint64_t>(kSlice, bytes - done);
@@ -120,6 +122,7 @@ PartReader::Open& PartReader::open(const std::string& name) {
 }
 
 const char* PartReader::read(const Tensor& tensor, const Part& part) {
+  base::status_page().set_unit(part.key);
   auto& open_file = open(part.file);
   const auto& path = open_file.file.path();
   const auto found = open_file.entries.find(part.key);

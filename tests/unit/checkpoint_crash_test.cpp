@@ -209,6 +209,22 @@ TEST(CheckpointCrash, AFileSizeLimitIsAFullDisk) {
   EXPECT_GE(refused, 3);
 }
 
+// What a power loss may take: a rename must never show what is not on disk.
+TEST(CheckpointCrash, EverythingIsSyncedBeforeItIsShown) {
+  for (const auto& scene : kScenes) {
+    TempFolder folder;
+    set_up(scene, folder);
+    OrderWatchingFiles files;
+    save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue);
+    for (const auto& fault : files.faults) ADD_FAILURE() << scene.name << ": " << fault;
+    const bool replaces = scene.before.size() == 2;
+    EXPECT_EQ(files.renames, replaces ? 3 : 2) << scene.name;
+    EXPECT_EQ(files.removals > 0, replaces);
+    // Only the removal of the replaced checkpoint need not be.
+    for (const auto& path : files.unsynced()) EXPECT_TRUE(replaces && path == (folder.path() / "root").string()) << scene.name << ": " << path;
+  }
+}
+
 TEST(CheckpointCrash, TwoWritersInOneDirectory) {
   TempFolder folder;
   const Commit first(system_files(), folder.text(), "a");

@@ -7,7 +7,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "checkpoint/format_files.h"
 
@@ -94,6 +97,86 @@ class FaultyFiles : public checkpoint::FsOps {
   int at_, error_, calls_ = 0;
   bool struck_ = false;
   std::string struck_call_;
+};
+
+// Notes what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
+// entries. Every rename is judged at the moment it is made: what it makes visible must be durable.
+class OrderWatchingFiles : public checkpoint::FsOps {
+ public:
+  std::vector<std::string> faults;  // what was wrong, in words
+  int renames = 0, removals = 0;
+  const std::set<std::string>& unsynced() const { return unsynced_; }
+
+  int open_folder(const char* path) override { return known(FsOps::open_folder(path), path); }
+  int open_folder_at(int folder, const char* name) override { return known(FsOps::open_folder_at(folder, name), under(folder, name)); }
+  int open_lock_at(int folder, const char* name) override { return known(FsOps::open_lock_at(folder, name), "lock"); }
+  int make_folder(const char* path) override {
+    const int r = FsOps::make_folder(path);
+    if (r >= 0) unsynced_.insert(parent_of(path));
+    return r;
+  }
+  int make_folder_at(int folder, const char* name) override {
+    unsynced_.insert(paths_[folder]);
+    return FsOps::make_folder_at(folder, name);
+  }
+  int create_at(int folder, const char* name) override {
+    unsynced_.insert(paths_[folder]);
+    return known(FsOps::create_at(folder, name), under(folder, name));
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    if (paths_[fd] != "lock") unsynced_.insert(paths_[fd]);
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+  int fdatasync(int fd) override {
+    unsynced_.erase(paths_[fd]);
+    return FsOps::fdatasync(fd);
+  }
+  int fsync(int fd) override {
+    unsynced_.erase(paths_[fd]);
+    if (paths_[fd] == renamed_in_) renamed_in_.clear();
+    return FsOps::fsync(fd);
+  }
+  int rename_at(int folder, const char* from, const char* to) override {
+    judge("rename", folder, from, to);
+    return FsOps::rename_at(folder, from, to);
+  }
+  int exchange_at(int folder, const char* a, const char* b) override {
+    // The probe of two empty directories is none of this.
+    if (!std::string(b).ends_with("-probe")) judge("exchange", folder, a, b);
+    return FsOps::exchange_at(folder, a, b);
+  }
+  int remove_at(int folder, const char* name) override {
+    // Of the replaced checkpoint: only when the new one and the pointer to it cannot be lost.
+    if (paths_[folder].find("/.del-") != std::string::npos) {
+      ++removals;
+      if (!pointed_) faults.push_back("removing " + under(folder, name) + " before the new checkpoint is durable");
+    }
+    return FsOps::remove_at(folder, name);
+  }
+
+ private:
+  static std::string parent_of(const std::string& path) { return path.substr(0, path.find_last_of('/')); }
+  std::string under(int folder, const std::string& name) { return paths_[folder] + "/" + name; }
+  int known(int fd, const std::string& path) {
+    if (fd >= 0) paths_[fd] = path;
+    return fd;
+  }
+  void judge(const std::string& what, int folder, const std::string& from, const std::string& to) {
+    ++renames;
+    const auto path = under(folder, from);
+    for (const auto& open : unsynced_)
+      if (open == path || open.starts_with(path + "/")) faults.push_back(what + " of " + from + " to " + to + " while " + open + " is not synced");
+    if (to == "latest" && !renamed_in_.empty()) faults.push_back("the pointer moves before the checkpoint's name is durable");
+    if (to.starts_with(".del-") && !renamed_in_.empty()) faults.push_back("the old checkpoint goes before the pointer is durable");
+    pointed_ |= to == "latest";
+    renamed_in_ = paths_[folder];
+    unsynced_.insert(paths_[folder]);
+  }
+
+  std::map<int, std::string> paths_;
+  std::set<std::string> unsynced_;
+  std::string renamed_in_;  // the directory of a rename that no fsync has followed
+  bool pointed_ = false;
 };
 
 }  // namespace zero::test
