@@ -289,6 +289,8 @@ int bench_stages(int argc, char** argv) {
   if (setup.threads == 0 && (omp == nullptr || *omp == '\0')) setup.threads = std::max<std::int64_t>(1, cores / here);
   if (setup.threads > 0) at::set_num_threads(static_cast<int>(setup.threads));
   const bool speaks = own->rank() == 0;
+  const bool tells = speaks && log_threshold(global) <= LogLevel::Info;
+  if (tells && !launched) print_note("bench stages", LogLevel::Info, std::to_string(setup.world) + " ranks as threads of this process");
 
   const auto measure = [&](int stage, const std::string& recipe) {
     if (launched) return train(setup, stage, recipe, own);
@@ -303,7 +305,7 @@ int bench_stages(int argc, char** argv) {
   for (const auto& recipe : recipes) {
     by_recipe.emplace_back();
     for (const auto& stage : stages) {
-      if (speaks && log_threshold(global) <= LogLevel::Info)
+      if (tells)
         print_note("bench stages", LogLevel::Info, recipe + ", stage " + stage + ": " + std::to_string(setup.iterations) + " steps");
       by_recipe.back().push_back(measure(std::stoi(stage), recipe));
     }
@@ -338,8 +340,8 @@ int bench_stages(int argc, char** argv) {
       std::string text = processor() + ", " + std::to_string(cores) + " cores, libtorch " TORCH_VERSION "\n";
       text += "GPT of " + report::human_count(static_cast<double>(gpt.num_parameters())) + " parameters (" + std::to_string(gpt.layers) +
               " layers, hidden " + std::to_string(gpt.hidden) + "), " + std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) +
-              " tokens a rank\n" + std::to_string(setup.world) + " ranks (" + transport + ") of " + std::to_string(at::get_num_threads()) +
-              " threads, " + std::to_string(setup.warmup) + " + " + std::to_string(setup.iterations) + " steps\n";
+              " tokens a rank\n" + std::to_string(setup.world) + " ranks (" + transport + "), threads a rank " +
+              std::to_string(at::get_num_threads()) + ", steps " + std::to_string(setup.iterations) + " after " + std::to_string(setup.warmup) + " to warm up\n";
       for (std::size_t r = 0; r < recipes.size(); ++r) text += text_of(setup, recipes[r], by_recipe[r], columns);
       print_result(text);
     }

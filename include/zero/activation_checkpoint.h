@@ -13,7 +13,7 @@
 namespace zero {
 namespace detail {
 // While it lives, what autograd would save in this thread is dropped; `again`, called with the
-// inputs, recomputes it. `may_stop`: `again` may be left by an exception once nothing is missing.
+// inputs, recomputes it. `may_stop`: `again` is left by an exception as soon as nothing is missing.
 class CheckpointScope {
  public:
   using Again = std::function<void(const std::vector<at::Tensor>& inputs)>;
@@ -60,8 +60,9 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
     };
     std::apply([&](auto&... each) { (refill(each), ...), (void)fn(each...); }, arguments);
   };
-  // An exception cannot pass a noexcept function.
-  detail::CheckpointScope scope(std::move(tensors), std::move(again), !std::is_nothrow_invocable_v<Fn&, Inputs&...>);
+  // An exception cannot pass a noexcept function (the second form: copying an argument may throw).
+  constexpr bool kPasses = !std::is_nothrow_invocable_v<Fn&, Inputs&...> && !std::is_nothrow_invocable_v<Fn&, std::decay_t<Inputs>...>;
+  detail::CheckpointScope scope(std::move(tensors), std::move(again), kPasses);
   return fn(inputs...);
 }
 
