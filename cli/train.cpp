@@ -143,6 +143,7 @@ int zero_train(int argc, char** argv) {
   Global global = command.global();
   failure = failure_of([&] {
     plan = plan_train(command, arguments);
+    plan.command.assign(argv, argv + argc);
     const config::Settings& settings = plan.options.settings();
     take_log_level(global, settings);
     prepare_environment(settings);

@@ -32,7 +32,8 @@ struct TrainPlan {
   std::int64_t steps = 0;       // optimizer steps of the whole run, resumed ones included
   std::int64_t save_every = 0;  // steps; 0: only at the end
   std::int64_t sample = 0;      // bytes of text that the trained model writes
-  std::string text, checkpoint_dir, resume, out;
+  std::string config, text, checkpoint_dir, resume, out;
+  std::vector<std::string> command;  // the words after "zero"
   double holdout = 0;
   std::int64_t eval_batches = 0;  // forwards a rank, 0: the whole held-out part
 };

@@ -120,7 +120,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 
   TrainPlan plan;
-  plan.options = Options::from_file(config_file(a), settings_of(c, a));
+  plan.config = config_file(a);
+  plan.options = Options::from_file(plan.config, settings_of(c, a));
   const config::Settings& s = plan.options.settings();
   if (a.strict && !plan.options.notices().empty())
     throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +

@@ -34,20 +34,14 @@ std::string format(const char* pattern, double value) {
 // Not finite: null.
 json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
-// "a.b.c" = value becomes nested objects, so that the file is a configuration again.
-json nested(const std::map<std::string, std::string>& flat) {
-  json all = json::object();
-  for (const auto& [path, text] : flat) {
+// Every effective value by its dotted key, with what was asked for: a record of the run, not a configuration.
+json config_json(const TrainPlan& plan) {
+  json values = json::object();
+  for (const auto& [key, text] : plan.options.effective()) {
     json value = json::parse(text, nullptr, false);
-    if (value.is_discarded()) value = text;
-    json* at = &all;
-    std::size_t begin = 0;
-    for (std::size_t dot; (dot = path.find('.', begin)) != std::string::npos && (at->is_object() || at->is_null());
-         begin = dot + 1)
-      at = &(*at)[path.substr(begin, dot - begin)];
-    if (at->is_object() || at->is_null()) (*at)[path.substr(begin)] = std::move(value);
+    values[key] = value.is_discarded() ? json(text) : std::move(value);
   }
-  return all;
+  return {{"schema", "zero.train-config/1"}, {"file", plan.config}, {"command", plan.command}, {"values", values}};
 }
 
 // At most `most` points, each the mean of as many neighbours, so that noise does not hide the course.
@@ -112,7 +106,7 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) throw IoError("[--out] got " + error.message() + " for " + folder_ + ", expected a folder to write to");
-  write_file("config.json", nested(plan.options.effective()).dump(2) + "\n");
+  write_file("config.json", config_json(plan).dump(2) + "\n");
   // A resumed run goes on with the log of the one before.
   log_.open(folder_ + "/log.jsonl", plan.resume.empty() ? std::ios::trunc : std::ios::app);
   if (!log_)

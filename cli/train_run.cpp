@@ -206,10 +206,11 @@ int TrainRun::run() {
     row.lr = result.lr;
     row.loss_scale = result.loss_scale;
     row.skipped = engine_.skipped_steps();
-    row.memory_bytes = engine_.memory().peak(Tier::Device);
+    row.memory_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
     row.step_seconds = seconds;
     row.tokens_per_s = tokens_per_step / seconds;
-    row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
+    if (result.global_step < plan_.steps)
+      row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
     report_.step(row);
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
   }

