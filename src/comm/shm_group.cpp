@@ -195,11 +195,7 @@ void Group::fail(std::string_view text, std::string_view hint, int rank) noexcep
   Failure& shared = page(0).failure;
   std::uint32_t expected = Failure::Empty;
   if (shared.state.compare_exchange_strong(expected, Failure::Writing)) {
-    const auto write = [](char* to, std::string_view from, std::size_t most) {
-      const std::size_t count = std::min(from.size(), most - 1);
-      std::memcpy(to, from.data(), count);
-      to[count] = '\0';
-    };
+    const auto write = [](char* to, std::string_view from, std::size_t most) { to[from.copy(to, most - 1)] = '\0'; };
     shared.rank = rank;
     write(shared.text, text, kTextBytes);
     write(shared.hint, hint, kHintBytes);

@@ -52,11 +52,11 @@ void require(bool condition, const std::string& text) {
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// This process's share of resident memory, in bytes.
-std::int64_t pss() {
+// This process's share of resident memory that is shared, in bytes.
+std::int64_t shared_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
-    if (line.rfind("Pss:", 0) == 0) return std::stoll(line.substr(4)) * 1024;
+    if (line.rfind("Pss_Shmem:", 0) == 0) return std::stoll(line.substr(10)) * 1024;
   }
   return -1;
 }
@@ -241,11 +241,11 @@ TEST(Shm, GivesMemoryBack) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     constexpr std::int64_t kBytes = 128 << 20;
     comm->barrier();
-    const auto before = pss();
+    const auto before = shared_bytes();
     {
       auto tensor = comm->allocate(kBytes, at::kByte);
       tensor.fill_(1);
-      const auto held = pss() - before;
+      const auto held = shared_bytes() - before;
       require(std::abs(held - kBytes) < kBytes / 20, "holds " + std::to_string(held) + " bytes for 128 MiB");
       comm->barrier();
     }
@@ -255,9 +255,9 @@ TEST(Shm, GivesMemoryBack) {
       auto plain = at::ones({16 << 20});
       comm->all_reduce(plain)->wait();
     }
-    require(pss() - before > 8 << 20, "no staging piece is kept for the next operation");
+    require(shared_bytes() - before > 8 << 20, "no staging piece is kept for the next operation");
     for (int i = 0; i < 40; ++i) comm->barrier();
-    require(pss() - before < 10 << 20, "idle staging pieces stay");
+    require(shared_bytes() - before < 10 << 20, "idle staging pieces stay");
     // Many small pieces.
     {
       std::vector<at::Tensor> pieces;
@@ -265,7 +265,7 @@ TEST(Shm, GivesMemoryBack) {
       for (std::size_t i = 0; i < pieces.size(); i += 2) pieces[i] = at::Tensor();
     }
     comm->barrier();
-    const auto after = pss() - before;
+    const auto after = shared_bytes() - before;
     require(after < 10 << 20, "still holds " + std::to_string(after) + " bytes");
   });
   EXPECT_EQ(errors_of(ends), "");
