@@ -241,6 +241,8 @@ void Attempt::see_deaths() {
     death.sent = std::find(rank.sent.begin(), rank.sent.end(), ended_by) != rank.sent.end();
     order_.push_back(death);
     if (!is_failure(death)) {
+      // Whoever waited for it learns so only now: the others get the whole limit again.
+      for (Rank& other : ranks_) other.changed_at = now();
       // It was told to stop, perhaps by somebody else than us: the others have agreed with it.
       if (!death.by_signal && death.code == kRequeue && state_ == State::Running) {
         state_ = State::Saving;

@@ -54,7 +54,7 @@ void act(const std::string& action, const std::string& value) {
   else if (action == "env") put(1, value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
   else if (action == "sleep") { for (int left = number; left > 0 && !got_signal; left -= 10) usleep(10000); }
   else if (action == "exit") _exit(number);
-  else if (action == "kill") { kill(getpid(), number); pause(); }
+  else if (action == "kill") { signal(number, SIG_DFL); kill(getpid(), number); pause(); }
   else if (action == "ignore") signal(number, SIG_IGN);
   else if (action == "handle") {  // SIGNAL,CODE: exit with it at once; CODE -1: only end sleeps
     exit_on_signal = std::atoi(value.c_str() + value.find(',') + 1);

@@ -151,7 +151,7 @@ TEST(RunFailure, HangOfAStoppedProcess) {
 }
 
 TEST(RunFailure, SlowButMovingIsNoHang) {
-  Job p({"-n", "2", "--hang-timeout", "0.5"}, {"step=0", "0:inside=1", "1:progress=40", "0:sleep=2100"});
+  Job p({"-n", "2", "--hang-timeout", "0.5"}, {"step=0", "0:inside=1", "0:sleep=1500", "0:after=1", "1:progress=80"});
   EXPECT_EQ(p.finish(), 0) << p.err;
   // A save, and a program without a page, may be silent for longer.
   Job save({"-n", "2", "--hang-timeout", "0.3"}, {"phase=7", "sleep=1200"});
@@ -307,8 +307,12 @@ TEST(RunFailure, KilledLauncherLeavesNothing) {
   Job p({"-n", "4"}, {"ignore=15", "ignore=2", "ignore=1", "child", "daemon", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2", "3"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
   const std::string entry = "ZERO_RUN_ID=" + run_id(p);
-  for (int tries = 0; tries < 500 && with_environment(entry).size() < 12; ++tries) usleep(10000);
-  EXPECT_GE(with_environment(entry).size(), 12u) << "ranks, their children and daemons";
+  std::size_t found = 0;  // one look may miss a daemon that is just changing parents
+  for (int tries = 0; tries < 500 && found < 12; ++tries) {
+    found = std::max(found, with_environment(entry).size());
+    usleep(10000);
+  }
+  EXPECT_GE(found, 12u) << "ranks, their children and daemons";
   p.signal(SIGKILL);
   EXPECT_EQ(p.wait(), 1000 + SIGKILL);
   EXPECT_TRUE(left_behind(entry, 3).empty());
