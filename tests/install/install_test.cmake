@@ -14,6 +14,6 @@ run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_PREFI
   -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=-O0 ${FLAGS}")
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer ${WORK}/checkpoints)
-foreach(program zero zero-torch)
-  run(${prefix}/bin/${program} --version)
-endforeach()
+# The second starts zero-torch, which has to find libzero and libtorch.
+run(${prefix}/bin/zero --version)
+run(${prefix}/bin/zero train --help)

@@ -54,7 +54,9 @@ TEST_P(RestingBytes, FollowTheFormula) {
       const auto memory = engine.memory();
       const auto device = [&](Purpose purpose) { return memory.current(Tier::Device, purpose); };
       EXPECT_EQ(device(Purpose::Parameters), p * P / (stage >= 3 ? N : 1)) << "stage " << stage;
-      if (N > 1) EXPECT_EQ(device(Purpose::Gradients), g * P / (stage >= 2 ? N : 1)) << "stage " << stage;
+      if (N > 1) {
+        EXPECT_EQ(device(Purpose::Gradients), g * P / (stage >= 2 ? N : 1)) << "stage " << stage;
+      }
       EXPECT_EQ(device(Purpose::MasterParameters), mixed ? 4 * P / (stage >= 1 ? N : 1) : 0) << "stage " << stage;
       EXPECT_EQ(device(Purpose::OptimizerStates), (adam ? 8 : 4) * P / (stage >= 1 ? N : 1)) << "stage " << stage;
       EXPECT_EQ(device(Purpose::Activations), 0u) << "nothing of the pass is left";

@@ -243,7 +243,8 @@ TEST(Engine, DeferredBuildOfRanksSeededDifferentlyTakesRankZeros) {
     const auto values = engine.full_state_dict();
     if (comm->rank() != 0) return;
     for (const auto& item : eager->named_parameters()) {
-      if (values.count(item.key()) != 0) EXPECT_TRUE(at::equal(values.at(item.key()), item.value())) << item.key();
+      if (values.count(item.key()) == 0) continue;  // a further name of a tied parameter
+      EXPECT_TRUE(at::equal(values.at(item.key()), item.value())) << item.key();
     }
   });
 }
