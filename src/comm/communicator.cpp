@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "base/check.h"
+#include "base/status_page.h"
 #include "comm/call.h"
 #include "comm/transport.h"
 
@@ -30,15 +31,17 @@ class Arguments {
   template <class... Parts>
   void require(bool condition, const Parts&... parts) const {
     if (condition) return;
-    throw ConfigError(base::join("[Communicator::", op_, "] got ", base::join(parts...), " (rank ", rank_, "/", size_, ")"));
+    throw ConfigError(
+        base::join("[Communicator::", op_, "] got ", base::join(parts...), " (rank ", rank_, "/", size_, ")"));
   }
 
   void flat(const char* name, const at::Tensor& tensor) const {
     require(tensor.defined(), "an undefined tensor as `", name, "`, expected a flat tensor");
-    require(tensor.layout() == at::kStrided && tensor.dim() == 1 && tensor.is_contiguous(), "`", name, "` of shape ", tensor.sizes(),
-            tensor.layout() == at::kStrided && !tensor.is_contiguous() ? " that is not contiguous" : "",
+    require(tensor.layout() == at::kStrided && tensor.dim() == 1 && tensor.is_contiguous(), "`", name, "` of shape ",
+            tensor.sizes(), tensor.layout() == at::kStrided && !tensor.is_contiguous() ? " that is not contiguous" : "",
             ", expected a flat contiguous tensor. Hint: pass tensor.contiguous().view({-1})");
-    require(tensor.is_cpu() || tensor.is_cuda(), "`", name, "` on ", tensor.device().str(), ", expected CPU or CUDA memory");
+    require(tensor.is_cpu() || tensor.is_cuda(), "`", name, "` on ", tensor.device().str(),
+            ", expected CPU or CUDA memory");
     const auto end = static_cast<std::size_t>(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
     require(tensor.numel() == 0 || tensor.storage().nbytes() >= end, "`", name, "` of ", tensor.numel(),
             " elements whose storage holds ", tensor.storage().nbytes(), " bytes, expected ", end,
@@ -54,7 +57,8 @@ class Arguments {
   }
 
   void sums(const at::Tensor& tensor) const {
-    require(summable(tensor.scalar_type()), "dtype ", dtype_text(tensor.scalar_type()), ", expected fp32, bf16 or fp16");
+    require(summable(tensor.scalar_type()), "dtype ", dtype_text(tensor.scalar_type()),
+            ", expected fp32, bf16 or fp16");
   }
 
   // `part` is apart from `whole`, or exactly the part of this rank.
@@ -63,7 +67,8 @@ class Arguments {
     const auto* w = static_cast<const char*>(whole.const_data_ptr());
     const auto* p = static_cast<const char*>(part.const_data_ptr());
     if (std::less_equal<>()(w + whole.nbytes(), p) || std::less_equal<>()(p + part.nbytes(), w)) return;
-    require(own_allowed && p == w + part.nbytes() * static_cast<std::size_t>(rank_), "`in` and `out` that overlap, expected ",
+    require(own_allowed && p == w + part.nbytes() * static_cast<std::size_t>(rank_),
+            "`in` and `out` that overlap, expected ",
             own_allowed ? "separate memory or this rank's own part of the larger one" : "separate memory");
   }
 
@@ -72,11 +77,66 @@ class Arguments {
   int rank_, size_;
 };
 
+// Tells the launcher that this rank has begun a collective and that it is through. Only where there
+// is a page: elsewhere the transport's own Work is handed out.
+class PublishedWork final : public Work {
+ public:
+  PublishedWork(std::shared_ptr<Work> work, std::uint64_t sequence, const char* op, const at::Tensor& whole)
+      : work_(std::move(work)),
+        sequence_(sequence),
+        op_(op),
+        dtype_(dtype_text(whole.scalar_type())),
+        numel_(whole.numel()) {}
+
+  void wait() override {
+    try {
+      work_->wait();
+    } catch (const CommError& error) {
+      base::status_page().set_error(error.what(), ExitCode::kPeer);
+      throw;
+    }
+    complete();
+  }
+  bool done() override {
+    const bool done = work_->done();
+    if (done) complete();
+    return done;
+  }
+
+ private:
+  void complete() {
+    if (std::exchange(told_, true)) return;
+    base::status_page().set_collective(sequence_, op_, dtype_, numel_, base::CollectiveState::After);
+  }
+  std::shared_ptr<Work> work_;
+  std::uint64_t sequence_;
+  const char* op_;
+  std::string dtype_;
+  std::int64_t numel_;
+  bool told_ = false;
+};
+
 }  // namespace
 }  // namespace comm
 
 struct Communicator::State {
   CommStats stats;
+  std::uint64_t sequence = 0;  // of this rank's collectives, exchange included
+
+  // Starts a collective; `whole` is what all ranks hold together.
+  template <class Start>
+  std::shared_ptr<Work> publish(const char* op, const at::Tensor& whole, Start start) {
+    auto& page = base::status_page();
+    const std::uint64_t mine = sequence++;
+    if (!page.active()) return start();
+    page.set_collective(mine, op, comm::dtype_text(whole.scalar_type()), whole.numel(), base::CollectiveState::Inside);
+    try {
+      return std::make_shared<comm::PublishedWork>(start(), mine, op, whole);
+    } catch (const CommError& error) {
+      page.set_error(error.what(), ExitCode::kPeer);
+      throw;
+    }
+  }
 
   // `bytes_whole`: of the tensor that all ranks hold together.
   void count(const char* op, std::uint64_t bytes_whole, int size, std::uint64_t times = 1) {
@@ -105,10 +165,10 @@ std::string Communicator::transport() const { return transport_->name(); }
 std::shared_ptr<Work> Communicator::all_gather(at::Tensor out, const at::Tensor& in) {
   const comm::Arguments check("all_gather", *transport_);
   check.alike(out, in);
-  check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ", in.numel() * size(), " (",
-                size(), " ranks x ", in.numel(), " of `in`)");
+  check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ",
+                in.numel() * size(), " (", size(), " ranks x ", in.numel(), " of `in`)");
   check.apart_or_own(out, in, true);
-  auto work = transport_->all_gather(out, in);
+  auto work = state_->publish("all_gather", out, [&] { return transport_->all_gather(out, in); });
   state_->count("all_gather", out.nbytes(), size());
   return work;
 }
@@ -117,10 +177,10 @@ std::shared_ptr<Work> Communicator::reduce_scatter(at::Tensor out, const at::Ten
   const comm::Arguments check("reduce_scatter", *transport_);
   check.alike(out, in);
   check.sums(out);
-  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ", out.numel() * size(), " (",
-                size(), " ranks x ", out.numel(), " of `out`)");
+  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
+                out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
   check.apart_or_own(in, out, true);
-  auto work = transport_->reduce_scatter(out, in);
+  auto work = state_->publish("reduce_scatter", in, [&] { return transport_->reduce_scatter(out, in); });
   state_->count("reduce_scatter", in.nbytes(), size());
   return work;
 }
@@ -129,7 +189,7 @@ std::shared_ptr<Work> Communicator::all_reduce(at::Tensor inout) {
   const comm::Arguments check("all_reduce", *transport_);
   check.flat("inout", inout);
   check.sums(inout);
-  auto work = transport_->all_reduce(inout);
+  auto work = state_->publish("all_reduce", inout, [&] { return transport_->all_reduce(inout); });
   state_->count("all_reduce", inout.nbytes(), size(), 2);
   return work;
 }
@@ -138,7 +198,7 @@ std::shared_ptr<Work> Communicator::broadcast(at::Tensor inout, int root) {
   const comm::Arguments check("broadcast", *transport_);
   check.flat("inout", inout);
   check.require(root >= 0 && root < size(), "root ", root, ", expected 0 to ", size() - 1);
-  auto work = transport_->broadcast(inout, root);
+  auto work = state_->publish("broadcast", inout, [&] { return transport_->broadcast(inout, root); });
   state_->count("broadcast", inout.nbytes(), size());
   return work;
 }
@@ -149,13 +209,23 @@ std::shared_ptr<Work> Communicator::all_to_all(at::Tensor out, const at::Tensor&
   check.require(out.numel() == in.numel(), "`out` of ", out.numel(), " elements, expected ", in.numel(), " as `in`");
   check.require(in.numel() % size() == 0, in.numel(), " elements, expected a multiple of the ", size(), " ranks");
   check.apart_or_own(out, in, false);
-  auto work = transport_->all_to_all(out, in);
+  auto work = state_->publish("all_to_all", in, [&] { return transport_->all_to_all(out, in); });
   state_->count("all_to_all", in.nbytes(), size());
   return work;
 }
 
 std::vector<std::string> Communicator::exchange(std::string_view mine) {
-  auto messages = transport_->exchange(mine);
+  auto& page = base::status_page();
+  const std::uint64_t sequence = state_->sequence++;
+  std::vector<std::string> messages;
+  try {
+    page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::Inside);
+    messages = transport_->exchange(mine);
+    page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::After);
+  } catch (const CommError& error) {
+    page.set_error(error.what(), ExitCode::kPeer);
+    throw;
+  }
   ++state_->stats.control.calls;
   state_->stats.control.bytes_sent += mine.size() * static_cast<std::uint64_t>(size() - 1);
   return messages;
@@ -173,7 +243,8 @@ at::Tensor Communicator::allocate(std::int64_t numel, c10::ScalarType dtype) {
 std::chrono::milliseconds Communicator::timeout() const { return transport_->timeout(); }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
-  comm::Arguments("set_timeout", *transport_).require(timeout.count() > 0, timeout.count(), " ms, expected more than 0");
+  comm::Arguments("set_timeout", *transport_)
+      .require(timeout.count() > 0, timeout.count(), " ms, expected more than 0");
   transport_->set_timeout(timeout);
 }
 

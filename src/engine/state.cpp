@@ -31,6 +31,10 @@ void State::begin_forward() {
 
 void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
+  if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
+    shown_unit_ = unit;
+    base::status_page().set_unit(groups_[static_cast<std::size_t>(unit)]->name());
+  }
   if (stage_ < 3) return;
   int groups[64], num_groups = 0;
   for (int i = 0; i < count; ++i) {

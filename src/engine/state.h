@@ -139,6 +139,7 @@ class State final : public torchglue::UseListener {
   std::int64_t micro_step_ = 0;             // backward passes since the last update
   bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
   int gathered_scopes_ = 0;
+  int shown_unit_ = -1;  // group named on the status page
   std::int64_t global_steps_ = 0, skipped_steps_ = 0;
   double last_norm_ = 0;
   float predivide_ = 1, postmultiply_ = 1;  // around the reduction: mean, prescale, predivide_factor
