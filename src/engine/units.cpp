@@ -62,8 +62,8 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
     else if (!tensor.has_storage() || tensor.layout() != at::kStrided)
       reject("no strided storage (a sparse or meta tensor)");
-    else if (!tensor.device().is_cpu() && !tensor.device().is_cuda())
-      reject("lies on " + tensor.device().str() + ", expected cpu or cuda");
+    else if (!tensor.device().is_cpu())
+      reject("lies on " + tensor.device().str() + ", expected cpu: training on other devices is not available in this version");
     else if (!tensor.is_leaf())
       reject("is not a leaf of the autograd graph");
     else if (tensor.numel() > 0) {

@@ -8,7 +8,7 @@ namespace {
 
 TEST(Reference, WorldOfOneEqualsAPlainLoopBitForBit) {
   Training setup;
-  setup.problem = "aligned_gpt";  // every size a multiple of 16: see docs/optimizers.md for the tails
+  setup.problem = "aligned_gpt";  // every size a multiple of 16: see docs/numerics.md for the tails
   setup.world = 1;
   const auto plain = train_plain(setup);
   for (int stage = 0; stage <= 3; ++stage) {
