@@ -36,7 +36,7 @@ struct CheckpointInfo {
 struct CheckpointEntry {
   std::string tag, fault;
   std::int64_t seq = -1, global_steps = -1, bytes = -1;  // -1: not known
-  bool latest = false;  // the one a load without a tag takes
+  bool latest = false;                                   // the one a load without a tag takes
 };
 // Newest first; damaged ones last. Throws IoError (kCheckpoint) when there is no such directory.
 std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir);

@@ -37,7 +37,9 @@ std::string outcome_of(const std::function<std::string()>& part) {
 
 std::vector<std::string> agree(Communicator& comm, const char* where, const std::function<std::string()>& part) {
   auto outcomes = comm.exchange(outcome_of(part));
-  const auto good = [](const std::string& text) { return text.size() >= 2 && text[0] == static_cast<char>(Kind::Good); };
+  const auto good = [](const std::string& text) {
+    return text.size() >= 2 && text[0] == static_cast<char>(Kind::Good);
+  };
   const auto first = std::find_if_not(outcomes.begin(), outcomes.end(), good);
   if (first == outcomes.end()) {
     for (auto& text : outcomes) text.erase(0, 2);
@@ -50,13 +52,18 @@ std::vector<std::string> agree(Communicator& comm, const char* where, const std:
   } else {
     text = base::join("[", where, "]");
     for (std::size_t r = 0; r < outcomes.size(); ++r)
-      if (!good(outcomes[r])) text += base::join(text.back() == ']' ? " " : "; ", "rank ", r, "/", outcomes.size(), ": ", outcomes[r].substr(2));
+      if (!good(outcomes[r]))
+        text +=
+            base::join(text.back() == ']' ? " " : "; ", "rank ", r, "/", outcomes.size(), ": ", outcomes[r].substr(2));
   }
   const auto code = static_cast<ExitCode>((*first)[1]);
   switch (static_cast<Kind>((*first)[0])) {
-    case Kind::Config: throw ConfigError(text, code);
-    case Kind::Io: throw IoError(text, code);
-    default: throw InternalError(text, code);
+    case Kind::Config:
+      throw ConfigError(text, code);
+    case Kind::Io:
+      throw IoError(text, code);
+    default:
+      throw InternalError(text, code);
   }
 }
 

@@ -31,7 +31,8 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
 
 // A wider float holds every value of a narrower one.
 bool fits(const std::string& stored, const std::string& wanted) {
-  return stored == wanted || (wanted == "F32" && (stored == "BF16" || stored == "F16")) || (wanted == "F64" && stored == "F32");
+  return stored == wanted || (wanted == "F32" && (stored == "BF16" || stored == "F16")) ||
+         (wanted == "F64" && stored == "F32");
 }
 
 at::ScalarType scalar_type_of(const std::string& dtype) {
@@ -55,11 +56,13 @@ Names stored_for(const Manifest& manifest, int rank) {
 
 void require_same_run(engine::State& state, const Manifest& manifest, const std::string& label) {
   if (manifest.world != state.comm().size())
-    throw ConfigError(base::join("[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ", state.comm().size(),
-                                 ". Hint: this version loads at the same number of ranks only; run with ", manifest.world, "."));
+    throw ConfigError(base::join(
+        "[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ", state.comm().size(),
+        ". Hint: this version loads at the same number of ranks only; run with ", manifest.world, "."));
   const auto optimizer = optimizer_name(state.settings().optimizer.type);
   if (manifest.optimizer != optimizer)
-    throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer + ", this run has " + optimizer +
+    throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
+                      ", this run has " + optimizer +
                       ". Hint: optimizer.type must be the one of the run that saved it.");
 }
 
@@ -75,40 +78,50 @@ void require_same_model(engine::State& state, const Manifest& manifest, const st
       continue;
     }
     if (found->second->shape != tensor.shape)
-      differences.push_back(name + ": has the shape " + text_of(found->second->shape) + " in the checkpoint, " + text_of(tensor.shape) + " in the model");
+      differences.push_back(name + ": has the shape " + text_of(found->second->shape) + " in the checkpoint, " +
+                            text_of(tensor.shape) + " in the model");
     if (!fits(found->second->dtype, tensor.dtype))
-      differences.push_back(name + ": is " + found->second->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
+      differences.push_back(name + ": is " + found->second->dtype + " in the checkpoint, " + tensor.dtype +
+                            " in the model");
     stored.erase(found);
   }
   for (const auto& [key, tensor] : stored)
-    if (key.first != kPrivate) differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
+    if (key.first != kPrivate)
+      differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
   const auto aliases = state.aliases();
   for (const auto& [alias, owner] : aliases)
     if (const auto found = manifest.aliases.find(alias); found == manifest.aliases.end() || found->second != owner)
       differences.push_back(alias + ": tied to " + owner + " in the model, not in the checkpoint");
   for (const auto& [alias, owner] : manifest.aliases)
-    if (!aliases.contains(alias)) differences.push_back(alias + ": tied to " + owner + " in the checkpoint, not in the model");
+    if (!aliases.contains(alias))
+      differences.push_back(alias + ": tied to " + owner + " in the checkpoint, not in the model");
   if (differences.empty()) return;
-  std::string text = base::join("[load_checkpoint] ", label, " does not fit the model; ", differences.size(), " differences:");
+  std::string text =
+      base::join("[load_checkpoint] ", label, " does not fit the model; ", differences.size(), " differences:");
   for (std::size_t i = 0; i < std::min(differences.size(), kMostShown); ++i) text += "\n  " + differences[i];
   if (differences.size() > kMostShown) text += base::join("\n  and ", differences.size() - kMostShown, " more");
   throw ConfigError(text);
 }
 
 void tell_differences(engine::State& state, const Manifest& manifest, const Choice& choice) {
-  const auto notice = [&](const std::string& text) { base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text); };
+  const auto notice = [&](const std::string& text) {
+    base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text);
+  };
   for (const auto& text : choice.notices) notice(text);
   const auto parameter = file_dtype(state.recipe().parameter, "parameters");
   if (manifest.parameter_dtype != parameter)
-    notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter + "; masters are taken and cast again");
+    notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
+           "; masters are taken and cast again");
   if (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability())
-    notice(base::join("was written with ", manifest.torch_threads, " torch threads on ", manifest.cpu_capability, ", this run has ",
-                      at::get_num_threads(), " on ", at::get_cpu_capability(), "; results may differ in the last bits"));
+    notice(base::join("was written with ", manifest.torch_threads, " torch threads on ", manifest.cpu_capability,
+                      ", this run has ", at::get_num_threads(), " on ", at::get_cpu_capability(),
+                      "; results may differ in the last bits"));
 }
 
 class Loader {
  public:
-  Loader(engine::State& state, FsOps& fs, const std::string& root, const std::string& tag, const std::string& manifest_hash)
+  Loader(engine::State& state, FsOps& fs, const std::string& root, const std::string& tag,
+         const std::string& manifest_hash)
       : state_(state),
         folder_(Folder::open(fs, root).folder(tag)),
         manifest_(read_manifest(folder_, manifest_hash)),
@@ -121,7 +134,9 @@ class Loader {
   void verify() {
     require_same_run(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
-    counters_ = {manifest_.global_steps, manifest_.skipped_steps, manifest_.applied_steps,
+    counters_ = {manifest_.global_steps,
+                 manifest_.skipped_steps,
+                 manifest_.applied_steps,
                  {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor}};
     optim::LossScaler(state_.settings()).set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
@@ -134,7 +149,8 @@ class Loader {
 
   // Reads again, verifying again, into the live state.
   void fill() {
-    visit([](const engine::StatePiece& piece, const Tensor& tensor, std::int64_t at, std::int64_t numel, const char* from) {
+    visit([](const engine::StatePiece& piece, const Tensor& tensor, std::int64_t at, std::int64_t numel,
+             const char* from) {
       auto to = piece.data.narrow(0, at, numel);
       if (file_dtype(piece.data.scalar_type(), piece.name) == tensor.dtype) {
         std::memcpy(to.mutable_data_ptr(), from, to.nbytes());
@@ -180,7 +196,8 @@ class Loader {
     const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(state_.comm().rank())]);
     const auto found = stored.find({kPrivate, kGenerator});
     const auto path = folder_.path_of(kManifestName);
-    if (found == stored.end()) fail_damaged(path, base::join("has no random number generator of rank ", state_.comm().rank()));
+    if (found == stored.end())
+      fail_damaged(path, base::join("has no random number generator of rank ", state_.comm().rank()));
     const auto& tensor = *found->second;
     if (tensor.dtype != "U8" || tensor.parts.size() != 1 || tensor.shape.size() != 1)
       fail_damaged(path, "has a random number generator of another form");

@@ -34,7 +34,8 @@ std::string now_utc() {
 
 // One line a field, then the rest: what a rank tells of its file.
 std::string message_of(const RankFile& file, std::size_t shared) {
-  return base::join(file.file.name, "\n", file.file.bytes, "\n", file.file.hash, "\n", shared, "\n", tensors_text(file.tensors));
+  return base::join(file.file.name, "\n", file.file.bytes, "\n", file.file.hash, "\n", shared, "\n",
+                    tensors_text(file.tensors));
 }
 
 struct Report {
@@ -52,7 +53,8 @@ Report report_in(const std::string& message) {
   ZERO_CHECK(in && at >= 0, "a rank's report");
   auto tensors = parse_tensors(std::string_view(message).substr(static_cast<std::size_t>(at)), "a rank's report");
   ZERO_CHECK(shared <= tensors.size(), "a rank's report");
-  for (std::size_t i = 0; i < tensors.size(); ++i) (i < shared ? report.shared : report.own).push_back(std::move(tensors[i]));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    (i < shared ? report.shared : report.own).push_back(std::move(tensors[i]));
   return report;
 }
 
@@ -96,7 +98,8 @@ Manifest describe(engine::State& state) {
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
-  m.global_samples = counters.global_steps * state.accumulation_steps() * state.micro_batch_size() * state.comm().size();
+  m.global_samples =
+      counters.global_steps * state.accumulation_steps() * state.micro_batch_size() * state.comm().size();
   m.optimizer = optimizer_name(settings.optimizer.type);
   for (int k = 0; k < state.optimizer().num_slots(); ++k) m.slots.push_back(state.optimizer().slot_name(k));
   m.loss_scale = counters.scaler.scale;
@@ -130,18 +133,30 @@ struct Phase {
 
 std::string file_dtype(at::ScalarType type, const std::string& name) {
   switch (type) {
-    case at::kBool: return "BOOL";
-    case at::kByte: return "U8";
-    case at::kChar: return "I8";
-    case at::kShort: return "I16";
-    case at::kInt: return "I32";
-    case at::kLong: return "I64";
-    case at::kHalf: return "F16";
-    case at::kBFloat16: return "BF16";
-    case at::kFloat: return "F32";
-    case at::kDouble: return "F64";
-    case at::kComplexFloat: return "C64";
-    default: break;
+    case at::kBool:
+      return "BOOL";
+    case at::kByte:
+      return "U8";
+    case at::kChar:
+      return "I8";
+    case at::kShort:
+      return "I16";
+    case at::kInt:
+      return "I32";
+    case at::kLong:
+      return "I64";
+    case at::kHalf:
+      return "F16";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kFloat:
+      return "F32";
+    case at::kDouble:
+      return "F64";
+    case at::kComplexFloat:
+      return "C64";
+    default:
+      break;
   }
   throw ConfigError(base::join("[save_checkpoint] ", name, " has the type ", at::toString(type),
                                ", which checkpoints cannot hold. Hint: use a float, integer or bool tensor."));
@@ -149,12 +164,18 @@ std::string file_dtype(at::ScalarType type, const std::string& name) {
 
 std::string optimizer_name(config::OptimizerType type) {
   switch (type) {
-    case config::OptimizerType::Adam: return "Adam";
-    case config::OptimizerType::AdamW: return "AdamW";
-    case config::OptimizerType::Sgd: return "SGD";
-    case config::OptimizerType::Adagrad: return "Adagrad";
-    case config::OptimizerType::Lion: return "Lion";
-    case config::OptimizerType::None: break;
+    case config::OptimizerType::Adam:
+      return "Adam";
+    case config::OptimizerType::AdamW:
+      return "AdamW";
+    case config::OptimizerType::Sgd:
+      return "SGD";
+    case config::OptimizerType::Adagrad:
+      return "Adagrad";
+    case config::OptimizerType::Lion:
+      return "Lion";
+    case config::OptimizerType::None:
+      break;
   }
   return "none";
 }
@@ -172,12 +193,18 @@ std::vector<Tensor> tensors_of(engine::State& state) {
         continue;
       }
       add("master", at::kFloat);
-      for (int k = 0; k < state.optimizer().num_slots(); ++k) add(std::string("opt.") + state.optimizer().slot_name(k), at::kFloat);
+      for (int k = 0; k < state.optimizer().num_slots(); ++k)
+        add(std::string("opt.") + state.optimizer().slot_name(k), at::kFloat);
     }
   }
   for (const auto& item : state.model()->named_buffers())
     if (item.value().defined())
-      result.push_back({kBuffer, item.key(), file_dtype(item.value().scalar_type(), item.key()), item.value().sizes().vec(), false, {}});
+      result.push_back({kBuffer,
+                        item.key(),
+                        file_dtype(item.value().scalar_type(), item.key()),
+                        item.value().sizes().vec(),
+                        false,
+                        {}});
   return result;
 }
 
@@ -192,8 +219,9 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
     state.require_boundary(kWhere);
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
     if (!valid_tag(wanted_tag))
-      throw ConfigError("[save_checkpoint] got the tag \"" + wanted_tag +
-                        "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
+      throw ConfigError(
+          "[save_checkpoint] got the tag \"" + wanted_tag +
+          "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     pieces = state.pieces_to_save();
     std::string text = base::join(wanted_tag, "\n", state.global_steps(), "\n");
     for (const auto& piece : pieces)
@@ -206,12 +234,15 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   (void)agree(comm, kWhere, [&] {
     const auto& rule = state.settings().checkpoint_tag_validation;
     for (std::size_t r = 1; r < ranks.size(); ++r) {
-      const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", ranks[r].tag, "\", rank 0 \"", tag, "\"");
+      const auto difference =
+          base::join("[save_checkpoint] rank ", r, " saves the tag \"", ranks[r].tag, "\", rank 0 \"", tag, "\"");
       if (ranks[r].tag != tag && rule == "Fail")
         throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
-      if (ranks[r].tag != tag && rule == "Warn" && comm.rank() == 0) base::log(LogLevel::Warning, difference + "; rank 0's is taken");
+      if (ranks[r].tag != tag && rule == "Warn" && comm.rank() == 0)
+        base::log(LogLevel::Warning, difference + "; rank 0's is taken");
       if (ranks[r].step != ranks[0].step || ranks[r].buffers.size() != ranks[0].buffers.size())
-        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", ranks[r].step, ", rank 0 after ", ranks[0].step,
+        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", ranks[r].step,
+                                     ", rank 0 after ", ranks[0].step,
                                      ". Hint: all ranks must call it at the same place."));
     }
     return "";
@@ -241,8 +272,10 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
       const bool equal = std::all_of(ranks.begin(), ranks.end(), [&](const Intent& rank) {
         return rank.buffers.compare(at, 32, ranks[0].buffers, at, 32) == 0;
       });
-      if (!equal) own.push_back(source_of(piece));
-      else if (comm.rank() == 0) shared.push_back(source_of(piece));
+      if (!equal)
+        own.push_back(source_of(piece));
+      else if (comm.rank() == 0)
+        shared.push_back(source_of(piece));
     }
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -275,10 +308,12 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
       manifest.ranks.push_back(std::move(report.own));
     }
     std::erase_if(manifest.tensors, [&](const Tensor& tensor) {
-      return std::find(private_names.begin(), private_names.end(), std::make_pair(tensor.kind, tensor.name)) != private_names.end();
+      return std::find(private_names.begin(), private_names.end(), std::make_pair(tensor.kind, tensor.name)) !=
+             private_names.end();
     });
     for (auto& tensor : manifest.tensors)
-      std::sort(tensor.parts.begin(), tensor.parts.end(), [](const Part& a, const Part& b) { return a.start < b.start; });
+      std::sort(tensor.parts.begin(), tensor.parts.end(),
+                [](const Part& a, const Part& b) { return a.start < b.start; });
     commit->publish(std::move(manifest));
     return "";
   });

@@ -60,12 +60,16 @@ ssize_t FsOps::pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t
   const auto n = ::pwrite(fd, data, bytes, static_cast<off_t>(offset));
   return n < 0 ? -errno : n;
 }
-int FsOps::fallocate(int fd, std::uint64_t bytes) { return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes))); }
+int FsOps::fallocate(int fd, std::uint64_t bytes) {
+  return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
+}
 int FsOps::truncate(int fd, std::uint64_t bytes) { return result_of(::ftruncate(fd, static_cast<off_t>(bytes))); }
 int FsOps::fdatasync(int fd) { return result_of(::fdatasync(fd)); }
 int FsOps::fsync(int fd) { return result_of(::fsync(fd)); }
 int FsOps::close(int fd) { return result_of(::close(fd)); }
-int FsOps::rename_at(int folder, const char* from, const char* to) { return result_of(::renameat(folder, from, folder, to)); }
+int FsOps::rename_at(int folder, const char* from, const char* to) {
+  return result_of(::renameat(folder, from, folder, to));
+}
 int FsOps::exchange_at(int folder, const char* a, const char* b) {
   return result_of(static_cast<int>(::syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE)));
 }
@@ -112,7 +116,8 @@ FsOps& system_files() {
 }
 
 void fail_io(const std::string& path, const std::string& what, int error) {
-  throw IoError(base::join("[checkpoint] ", path, ": ", what, ": ", std::generic_category().message(error), " (errno ", error, ")"));
+  throw IoError(base::join("[checkpoint] ", path, ": ", what, ": ", std::generic_category().message(error), " (errno ",
+                           error, ")"));
 }
 
 void fail_damaged(const std::string& path, const std::string& what) {
@@ -142,8 +147,10 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
       const int error = n < 0 ? static_cast<int>(-n) : n == 0 ? ENOSPC : EIO;
       std::uint64_t free = 0;
       const bool known = fs_->free_bytes(fd_, &free) >= 0;
-      fail_io(path_, base::join("writing ", want, " bytes at offset ", offset,
-                                known ? base::join(" (", free, " bytes free)") : ""), error);
+      fail_io(path_,
+              base::join("writing ", want, " bytes at offset ", offset,
+                         known ? base::join(" (", free, " bytes free)") : ""),
+              error);
     }
     from += n;
     bytes -= static_cast<std::size_t>(n);
@@ -158,7 +165,8 @@ void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
     const auto n = fs_->pread(fd_, to, want, offset);
     if (n == -EINTR) continue;
     if (n < 0) fail_io(path_, base::join("reading ", want, " bytes at offset ", offset), static_cast<int>(-n));
-    if (n == 0) fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));
+    if (n == 0)
+      fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));
     if (static_cast<std::size_t>(n) > want) fail_io(path_, "reading more than was asked for", EIO);
     to += n;
     bytes -= static_cast<std::size_t>(n);
@@ -174,7 +182,8 @@ void File::reserve(std::uint64_t bytes) {
   if (r >= 0 || r == -EOPNOTSUPP || r == -ENOSYS) return;
   std::uint64_t free = 0;
   const bool known = fs_->free_bytes(fd_, &free) >= 0;
-  fail_io(path_, base::join("taking room for ", bytes, " bytes", known ? base::join(" (", free, " bytes free)") : ""), -r);
+  fail_io(path_, base::join("taking room for ", bytes, " bytes", known ? base::join(" (", free, " bytes free)") : ""),
+          -r);
 }
 
 void File::sync() {
@@ -254,7 +263,8 @@ File Folder::open_file(const std::string& name, std::optional<std::uint64_t> byt
 std::string Folder::read_file(const std::string& name, std::uint64_t limit) const {
   auto file = open_file(name);
   const auto before = file.info();
-  if (before.bytes > limit) fail_damaged(path_of(name), base::join("has ", before.bytes, " bytes, expected at most ", limit));
+  if (before.bytes > limit)
+    fail_damaged(path_of(name), base::join("has ", before.bytes, " bytes, expected at most ", limit));
   std::string text(static_cast<std::size_t>(before.bytes), '\0');
   file.read(text.data(), text.size(), 0);
   check_not_replaced(*this, name, file, before);
@@ -286,7 +296,8 @@ std::vector<std::string> Folder::names() const {
 }
 
 void Folder::rename(const std::string& from, const std::string& to) const {
-  if (const int r = fs_->rename_at(fd_, from.c_str(), to.c_str()); r < 0) fail_io(path_of(from), "renaming to " + to, -r);
+  if (const int r = fs_->rename_at(fd_, from.c_str(), to.c_str()); r < 0)
+    fail_io(path_of(from), "renaming to " + to, -r);
 }
 
 void Folder::sync() const {
@@ -319,7 +330,8 @@ void check_not_replaced(const Folder& folder, const std::string& name, const Fil
            now.modified_ns == before.modified_ns;
   };
   const auto at_name = folder.info_of(name);
-  if (!same(file.info()) || !at_name || !same(*at_name)) fail_damaged(file.path(), "was changed or replaced while it was read");
+  if (!same(file.info()) || !at_name || !same(*at_name))
+    fail_damaged(file.path(), "was changed or replaced while it was read");
 }
 
 }  // namespace zero::checkpoint

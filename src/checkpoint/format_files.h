@@ -49,7 +49,7 @@ class FsOps {
   virtual int try_lock(int fd);  // flock, exclusive, without waiting
   virtual int info(int fd, FileInfo* out);
   virtual int info_at(int folder, const char* name, FileInfo* out);  // of a link: the link
-  virtual int list(int folder, std::vector<std::string>* names);    // without . and ..
+  virtual int list(int folder, std::vector<std::string>* names);     // without . and ..
   virtual int free_bytes(int fd, std::uint64_t* out);
 };
 FsOps& system_files();

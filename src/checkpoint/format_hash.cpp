@@ -51,9 +51,8 @@ std::string Hasher::hex() const { return to_hex(XXH3_128bits_digest(state_->stat
 std::string hash_of(const void* data, std::size_t bytes) { return to_hex(XXH3_128bits(bytes > 0 ? data : "", bytes)); }
 
 bool is_hash(std::string_view text) {
-  return text.size() == 32 && std::all_of(text.begin(), text.end(), [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
+  return text.size() == 32 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
 std::string random_id() {

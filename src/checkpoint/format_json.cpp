@@ -19,7 +19,8 @@ Json parse_json(std::string_view text, const std::string& path, int depth) {
       case Json::parse_event_t::object_start:
       case Json::parse_event_t::array_start:
         keys.emplace_back();
-        if (static_cast<int>(keys.size()) > depth) fail_damaged(path, base::join("nests deeper than ", depth, " levels"));
+        if (static_cast<int>(keys.size()) > depth)
+          fail_damaged(path, base::join("nests deeper than ", depth, " levels"));
         break;
       case Json::parse_event_t::object_end:
       case Json::parse_event_t::array_end:
@@ -29,7 +30,8 @@ Json parse_json(std::string_view text, const std::string& path, int depth) {
         if (!keys.back().insert(value.get_ref<const std::string&>()).second)
           fail_damaged(path, "has the key \"" + value.get_ref<const std::string&>() + "\" twice in one object");
         break;
-      case Json::parse_event_t::value: break;
+      case Json::parse_event_t::value:
+        break;
     }
     return true;
   };

@@ -21,7 +21,8 @@ Json parse_json(std::string_view text, const std::string& path, int depth);
 // throws the same damage error when the value is missing, of another type or out of range.
 class JsonView {
  public:
-  JsonView(const Json& value, std::string path, std::string place = "") : value_(&value), path_(std::move(path)), place_(std::move(place)) {}
+  JsonView(const Json& value, std::string path, std::string place = "")
+      : value_(&value), path_(std::move(path)), place_(std::move(place)) {}
 
   const Json& raw() const { return *value_; }
   const std::string& path() const { return path_; }
@@ -30,7 +31,7 @@ class JsonView {
   // An object with exactly these fields.
   const JsonView& has_only(std::initializer_list<const char*> fields) const;
   JsonView at(const std::string& field) const;
-  std::vector<JsonView> items() const;                            // of an array
+  std::vector<JsonView> items() const;                           // of an array
   std::vector<std::pair<std::string, JsonView>> fields() const;  // of an object
   std::string text() const;
   bool boolean() const;

@@ -36,7 +36,8 @@ double number_of(const JsonView& view) {
   const auto text = view.text();
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) view.fail("is not a finite number in a string");
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
+    view.fail("is not a finite number in a string");
   return value;
 }
 
@@ -49,10 +50,14 @@ std::string hash_in(const JsonView& view) {
 Json json_of(const Tensor& tensor) {
   Json parts = Json::array();
   for (const auto& part : tensor.parts)
-    parts.push_back({{"file", part.file}, {"key", part.key}, {"start", part.start}, {"numel", part.numel}, {"hash", part.hash}});
-  return {{"kind", tensor.kind},   {"name", tensor.name},
-          {"dtype", tensor.dtype}, {"shape", tensor.shape},
-          {"requires_grad", tensor.requires_grad}, {"parts", parts}};
+    parts.push_back(
+        {{"file", part.file}, {"key", part.key}, {"start", part.start}, {"numel", part.numel}, {"hash", part.hash}});
+  return {{"kind", tensor.kind},
+          {"name", tensor.name},
+          {"dtype", tensor.dtype},
+          {"shape", tensor.shape},
+          {"requires_grad", tensor.requires_grad},
+          {"parts", parts}};
 }
 
 Tensor tensor_in(const JsonView& view) {
@@ -61,15 +66,18 @@ Tensor tensor_in(const JsonView& view) {
   tensor.kind = view.at("kind").text();
   tensor.name = view.at("name").text();
   tensor.dtype = view.at("dtype").text();
-  if (!valid_key(tensor.kind) || !valid_key(tensor.name)) view.fail("has a kind or name that is empty, too long or not printable");
-  if (bits_of(tensor.dtype) == 0 || bits_of(tensor.dtype) % 8 != 0) view.fail("has the unknown dtype \"" + tensor.dtype + "\"");
+  if (!valid_key(tensor.kind) || !valid_key(tensor.name))
+    view.fail("has a kind or name that is empty, too long or not printable");
+  if (bits_of(tensor.dtype) == 0 || bits_of(tensor.dtype) % 8 != 0)
+    view.fail("has the unknown dtype \"" + tensor.dtype + "\"");
   const auto sizes = view.at("shape").items();
   if (sizes.size() > 64) view.fail("has more than 64 dimensions");
   for (const auto& size : sizes) tensor.shape.push_back(size.count());
   tensor.requires_grad = view.at("requires_grad").boolean();
   for (const auto& item : view.at("parts").items()) {
     item.has_only({"file", "key", "start", "numel", "hash"});
-    Part part{item.at("file").text(), item.at("key").text(), item.at("start").count(), item.at("numel").count(), hash_in(item.at("hash"))};
+    Part part{item.at("file").text(), item.at("key").text(), item.at("start").count(), item.at("numel").count(),
+              hash_in(item.at("hash"))};
     if (!valid_file_name(part.file)) item.at("file").fail("is not a plain file name");
     if (!valid_key(part.key)) item.at("key").fail("is empty, too long or not printable");
     tensor.parts.push_back(std::move(part));
@@ -113,8 +121,10 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   bool zero = false;
   for (const auto size : shape) {
     if (size < 0) return -1;
-    if (size == 0) zero = true;
-    else if (__builtin_mul_overflow(product, size, &product)) return -1;
+    if (size == 0)
+      zero = true;
+    else if (__builtin_mul_overflow(product, size, &product))
+      return -1;
   }
   return zero ? 0 : product;
 }
@@ -146,7 +156,8 @@ std::string manifest_text(const Manifest& m) {
         {"skipped_steps", m.skipped_steps},
         {"global_samples", m.global_samples}}},
       {"optimizer", {{"type", m.optimizer}, {"slots", m.slots}}},
-      {"scaler", {{"scale", text_of(m.loss_scale)}, {"hysteresis", m.hysteresis}, {"good", m.good}, {"floor", m.floor}}},
+      {"scaler",
+       {{"scale", text_of(m.loss_scale)}, {"hysteresis", m.hysteresis}, {"good", m.good}, {"floor", m.floor}}},
       {"world",
        {{"size", m.world},
         {"stage", m.stage},
@@ -164,7 +175,8 @@ std::string manifest_text(const Manifest& m) {
   try {
     return json.dump(1) + "\n";
   } catch (const Json::exception&) {
-    throw ConfigError("[save_checkpoint] a name or the user state is not valid UTF-8. Hint: encode binary user state as text.");
+    throw ConfigError(
+        "[save_checkpoint] a name or the user state is not valid UTF-8. Hint: encode binary user state as text.");
   }
 }
 
@@ -194,8 +206,8 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   if (const auto needed = top.at("min_reader").count(); needed > kReaderVersion)
     fail_damaged(path, base::join("needs a reader of version ", needed, ", this libzero reads version ", kReaderVersion,
                                   ". Hint: load it with the libzero that wrote it, or a newer one."));
-  top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world", "config",
-                "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
+  top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
+                "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
   Manifest m;
   const auto writer = top.at("writer").has_only({"libzero", "libtorch"});
   m.libzero_version = writer.at("libzero").text();
@@ -219,7 +231,8 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   m.hysteresis = scaler.at("hysteresis").count();
   m.good = scaler.at("good").count();
   m.floor = scaler.at("floor").count();
-  const auto world = top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});
+  const auto world =
+      top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});
   m.world = world.at("size").count(kMostRanks);
   m.stage = world.at("stage").count(3);
   const auto recipe = world.at("recipe").has_only({"parameter", "gradient", "wire"});
@@ -266,10 +279,11 @@ void prove_coverage(const Manifest& m, const std::string& path) {
         fail_damaged(path, base::join(label, ": a part begins at element ", part.start, ", expected ", next,
                                       ": elements are missing or stored twice"));
       if (part.numel < 1 || part.numel > numel - next || part.numel > kMostPartBytes / bytes)
-        fail_damaged(path, base::join(label, ": the part at ", part.start, " has ", part.numel, " of ", numel, " elements, expected 1 to ",
-                                      std::min(numel - next, kMostPartBytes / bytes)));
+        fail_damaged(path, base::join(label, ": the part at ", part.start, " has ", part.numel, " of ", numel,
+                                      " elements, expected 1 to ", std::min(numel - next, kMostPartBytes / bytes)));
       if (files.count(part.file) == 0) fail_damaged(path, label + ": its file " + part.file + " is not listed");
-      if (!keys.insert({part.file, part.key}).second) fail_damaged(path, label + ": the key " + part.key + " is used twice");
+      if (!keys.insert({part.file, part.key}).second)
+        fail_damaged(path, label + ": the key " + part.key + " is used twice");
       next += part.numel;
     }
     if (next != numel) fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
@@ -277,7 +291,8 @@ void prove_coverage(const Manifest& m, const std::string& path) {
   const auto unique = [&](const std::vector<Tensor>& tensors) {
     std::set<std::pair<std::string, std::string>> names;
     for (const auto& tensor : tensors) {
-      if (!names.insert({tensor.kind, tensor.name}).second) fail_damaged(path, "has " + tensor.kind + " " + tensor.name + " twice");
+      if (!names.insert({tensor.kind, tensor.name}).second)
+        fail_damaged(path, "has " + tensor.kind + " " + tensor.name + " twice");
       check(tensor);
     }
   };

@@ -34,8 +34,8 @@ struct Part {
 };
 
 struct Tensor {
-  std::string kind, name;   // "master", "opt.exp_avg", "param", "buffer"; the tensor's name in the model
-  std::string dtype;        // the format's name: "F32"
+  std::string kind, name;  // "master", "opt.exp_avg", "param", "buffer"; the tensor's name in the model
+  std::string dtype;       // the format's name: "F32"
   std::vector<std::int64_t> shape;
   bool requires_grad = false;
   std::vector<Part> parts;  // by start
@@ -50,8 +50,8 @@ struct Manifest {
   std::string tag, id, created;  // id: 32 hex digits of this save; created: UTC, ISO 8601
   std::int64_t seq = 0;          // counts commits in a root directory, from 1
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
-  std::string optimizer;            // its type
-  std::vector<std::string> slots;   // names of its per-element values
+  std::string optimizer;           // its type
+  std::vector<std::string> slots;  // names of its per-element values
   double loss_scale = 1;
   std::int64_t hysteresis = 1, good = 0, floor = 0;
   std::int64_t world = 1, stage = 0;
@@ -68,8 +68,8 @@ struct Manifest {
   };
   std::vector<FileEntry> files;
   std::vector<Tensor> tensors;
-  std::map<std::string, std::string> aliases;   // tied name -> owner's
-  std::vector<std::vector<Tensor>> ranks;       // each rank's private tensors: generators, own buffers
+  std::map<std::string, std::string> aliases;  // tied name -> owner's
+  std::vector<std::vector<Tensor>> ranks;      // each rank's private tensors: generators, own buffers
 };
 
 std::string manifest_text(const Manifest& manifest);

@@ -14,18 +14,20 @@ constexpr std::uint64_t kMostHeaderBytes = 100000000;
 constexpr const char* kMetadata = "__metadata__";
 
 constexpr std::pair<std::string_view, int> kDtypes[] = {
-    {"BOOL", 8},        {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},   {"I8", 8},
-    {"F8_E5M2", 8},     {"F8_E4M3", 8},     {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-    {"U16", 16},        {"F16", 16},        {"BF16", 16},   {"I32", 32},    {"U32", 32}, {"F32", 32},
-    {"C64", 64},        {"F64", 64},        {"I64", 64},    {"U64", 64}};
+    {"BOOL", 8},    {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6},     {"U8", 8},          {"I8", 8},
+    {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
+    {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
 
 // Overflow is an error whatever the order of the factors: a 0 among them excuses nothing.
 std::uint64_t bits_in(const TensorEntry& entry, const JsonView& view) {
   std::uint64_t product = 1;
   bool zero = false;
   for (const auto size : entry.shape) {
-    if (size == 0) zero = true;
-    else if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(size), &product)) view.fail("has a shape whose product overflows");
+    if (size == 0)
+      zero = true;
+    else if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(size), &product))
+      view.fail("has a shape whose product overflows");
   }
   if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(bits_of(entry.dtype)), &product))
     view.fail("has a shape whose size in bits overflows");
@@ -56,7 +58,8 @@ std::string header_bytes(const Header& header, std::size_t alignment) {
   text.resize((text.size() + 8 + alignment - 1) / alignment * alignment - 8, ' ');
   ZERO_CHECK(text.size() <= kMostHeaderBytes, "header of ", text.size(), " bytes");
   std::string result(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) result[i] = static_cast<char>(static_cast<std::uint64_t>(text.size()) >> (8 * i) & 255);
+  for (std::size_t i = 0; i < 8; ++i)
+    result[i] = static_cast<char>(static_cast<std::uint64_t>(text.size()) >> (8 * i) & 255);
   return result + text;
 }
 
@@ -86,7 +89,8 @@ Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::
     const auto bits = bits_in(entry, view);
     if (bits % 8 != 0) view.fail("does not end at a whole byte");
     if (entry.begin > entry.end || entry.end - entry.begin != bits / 8)
-      view.fail(base::join("has data_offsets [", entry.begin, ", ", entry.end, "], expected ", bits / 8, " bytes between them"));
+      view.fail(base::join("has data_offsets [", entry.begin, ", ", entry.end, "], expected ", bits / 8,
+                           " bytes between them"));
     header.tensors.push_back(std::move(entry));
   }
   std::sort(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
@@ -95,11 +99,12 @@ Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::
   std::uint64_t end = 0;
   for (const auto& entry : header.tensors) {
     if (entry.begin != end)
-      fail_damaged(path, base::join("tensor ", entry.key, " begins at byte ", entry.begin, " of the data, expected ", end,
-                                    ": a hole or an overlap"));
+      fail_damaged(path, base::join("tensor ", entry.key, " begins at byte ", entry.begin, " of the data, expected ",
+                                    end, ": a hole or an overlap"));
     end = entry.end;
   }
-  if (end != data_bytes) fail_damaged(path, base::join("has ", data_bytes, " bytes of data, its header describes ", end));
+  if (end != data_bytes)
+    fail_damaged(path, base::join("has ", data_bytes, " bytes of data, its header describes ", end));
   return header;
 }
 
@@ -120,7 +125,8 @@ Header read_header(const File& file) {
 void check_bool_bytes(const void* data, std::size_t bytes, const std::string& path, const std::string& key) {
   const auto* at = static_cast<const unsigned char*>(data);
   for (std::size_t i = 0; i < bytes; ++i)
-    if (at[i] > 1) fail_damaged(path, base::join("tensor ", key, ": element ", i, " is ", int{at[i]}, ", expected 0 or 1 (BOOL)"));
+    if (at[i] > 1)
+      fail_damaged(path, base::join("tensor ", key, ": element ", i, " is ", int{at[i]}, ", expected 0 or 1 (BOOL)"));
 }
 
 }  // namespace zero::checkpoint

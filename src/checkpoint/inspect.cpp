@@ -19,8 +19,14 @@ std::int64_t bytes_of(const Manifest& manifest) {
 }
 
 CheckpointTensor describe(const Tensor& tensor, int rank) {
-  return {tensor.kind, tensor.name, tensor.dtype, tensor.shape, numel_of(tensor.shape) * (bits_of(tensor.dtype) / 8),
-          static_cast<std::int64_t>(tensor.parts.size()), tensor.requires_grad, rank};
+  return {tensor.kind,
+          tensor.name,
+          tensor.dtype,
+          tensor.shape,
+          numel_of(tensor.shape) * (bits_of(tensor.dtype) / 8),
+          static_cast<std::int64_t>(tensor.parts.size()),
+          tensor.requires_grad,
+          rank};
 }
 
 void verify_file(const Folder& folder, const Manifest::FileEntry& entry) {
@@ -36,7 +42,8 @@ void verify_file(const Folder& folder, const Manifest::FileEntry& entry) {
   }
   check_not_replaced(folder, entry.name, file, before);
   if (const auto got = hasher.hex(); got != entry.hash)
-    fail_damaged(file.path(), "has the hash " + got + ", expected " + entry.hash + ": it was damaged after it was written");
+    fail_damaged(file.path(),
+                 "has the hash " + got + ", expected " + entry.hash + ": it was damaged after it was written");
   (void)read_header(file);
 }
 

@@ -51,7 +51,8 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
       const auto start = source.start + done;
       const auto key = key_of(source.kind, source.name, start);
       if (!valid_key(key))
-        throw ConfigError("[save_checkpoint] the name \"" + key + "\" is too long or not printable. Hint: rename the module or parameter.");
+        throw ConfigError("[save_checkpoint] the name \"" + key +
+                          "\" is too long or not printable. Hint: rename the module or parameter.");
       plan.push_back({s, tensor.parts.size(), {key, source.dtype, {numel}, 0, 0}});
       tensor.parts.push_back({name, key, start, numel, ""});
       done += numel;
@@ -60,7 +61,8 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
   }
   // Falling element size, so that everything lies aligned; then by name.
   std::sort(plan.begin(), plan.end(), [](const Planned& a, const Planned& b) {
-    return std::make_tuple(-bits_of(a.entry.dtype), std::cref(a.entry.key)) < std::make_tuple(-bits_of(b.entry.dtype), std::cref(b.entry.key));
+    return std::make_tuple(-bits_of(a.entry.dtype), std::cref(a.entry.key)) <
+           std::make_tuple(-bits_of(b.entry.dtype), std::cref(b.entry.key));
   });
   Header header;
   header.metadata["format"] = "zero.checkpoint/1";
@@ -81,7 +83,8 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     const auto& source = sources[item.source];
     auto& part = result.tensors[item.source].parts[item.part];
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
-    const auto* data = static_cast<const char*>(source.data) + static_cast<std::uint64_t>(part.start - source.start) * width;
+    const auto* data =
+        static_cast<const char*>(source.data) + static_cast<std::uint64_t>(part.start - source.start) * width;
     const auto bytes = item.entry.end - item.entry.begin;
     base::status_page().set_unit(part.key);  // progress, for whoever watches this rank
     Hasher own;
@@ -89,11 +92,12 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
       const auto slice = std::min<std::uint64_t>(kSlice, bytes - done);
       if (source.must_be_finite)
         if (const auto bad = first_non_finite(data + done, slice); bad >= 0)
-          throw InternalError(base::join("[save_checkpoint] ", source.kind, " of ", source.name, ": element ",
-                                         part.start + static_cast<std::int64_t>(done / 4) + bad,
-                                         " is not finite; nothing was saved and the last checkpoint stands. Hint: resume from it "
-                                         "with a lower learning rate."),
-                              ExitCode::kNumerical);
+          throw InternalError(
+              base::join("[save_checkpoint] ", source.kind, " of ", source.name, ": element ",
+                         part.start + static_cast<std::int64_t>(done / 4) + bad,
+                         " is not finite; nothing was saved and the last checkpoint stands. Hint: resume from it "
+                         "with a lower learning rate."),
+              ExitCode::kNumerical);
       own.add(data + done, slice);
       whole.add(data + done, slice);
       file.write(data + done, slice, head.size() + item.entry.begin + done);
@@ -111,7 +115,8 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
 
 PartReader::Open& PartReader::open(const std::string& name) {
   if (const auto found = files_.find(name); found != files_.end()) return found->second;
-  const auto listed = std::find_if(manifest_.files.begin(), manifest_.files.end(), [&](const auto& entry) { return entry.name == name; });
+  const auto listed = std::find_if(manifest_.files.begin(), manifest_.files.end(),
+                                   [&](const auto& entry) { return entry.name == name; });
   ZERO_CHECK(listed != manifest_.files.end(), "file ", name);
   auto file = folder_.open_file(name, static_cast<std::uint64_t>(listed->bytes));
   const auto info = file.info();
@@ -129,15 +134,16 @@ const char* PartReader::read(const Tensor& tensor, const Part& part) {
   if (found == open_file.entries.end()) fail_damaged(path, "has no key " + part.key);
   const auto& entry = found->second;
   if (entry.dtype != tensor.dtype || entry.shape != std::vector<std::int64_t>{part.numel})
-    fail_damaged(path, base::join("key ", part.key, " is ", entry.dtype, " of ", entry.shape.empty() ? 1 : entry.shape[0],
-                                  " elements, expected ", tensor.dtype, " of ", part.numel));
+    fail_damaged(path,
+                 base::join("key ", part.key, " is ", entry.dtype, " of ", entry.shape.empty() ? 1 : entry.shape[0],
+                            " elements, expected ", tensor.dtype, " of ", part.numel));
   const auto bytes = static_cast<std::size_t>(entry.end - entry.begin);
   if (buffer_.size() < bytes) buffer_.resize(bytes);
   const auto offset = open_file.data_begin + entry.begin;
   open_file.file.read(buffer_.data(), bytes, offset);
   if (const auto got = hash_of(buffer_.data(), bytes); got != part.hash)
-    fail_damaged(path, base::join("key ", part.key, " at offset ", offset, ": the hash of its ", bytes, " bytes is ", got, ", expected ",
-                                  part.hash, ": the file was damaged after it was written"));
+    fail_damaged(path, base::join("key ", part.key, " at offset ", offset, ": the hash of its ", bytes, " bytes is ",
+                                  got, ", expected ", part.hash, ": the file was damaged after it was written"));
   if (tensor.dtype == "BOOL") check_bool_bytes(buffer_.data(), bytes, path, part.key);
   return buffer_.data();
 }

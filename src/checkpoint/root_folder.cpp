@@ -20,7 +20,8 @@ constexpr std::uint64_t kMostLatestBytes = 4096;
 bool is_leftover(const std::string& name) {
   if (!name.starts_with(".tmp-") && !name.starts_with(".del-")) return false;
   const auto rest = std::string_view(name).substr(5);
-  return is_hash(rest.substr(0, 32)) && (rest.size() == 32 || rest.substr(32) == "-latest" || rest.substr(32) == "-probe");
+  return is_hash(rest.substr(0, 32)) &&
+         (rest.size() == 32 || rest.substr(32) == "-latest" || rest.substr(32) == "-probe");
 }
 
 File take_lock(const Folder& root) {
@@ -33,7 +34,8 @@ File take_lock(const Folder& root) {
   if (locked == -EWOULDBLOCK) {
     std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file.info().bytes, 300)), '\0');
     file.read(owner.data(), owner.size(), 0);
-    throw ConfigError("[save_checkpoint] " + path + " is held by another writer (" + (owner.empty() ? "unknown" : owner) +
+    throw ConfigError("[save_checkpoint] " + path + " is held by another writer (" +
+                      (owner.empty() ? "unknown" : owner) +
                       "). Hint: two runs must not save into one directory; give each its own.");
   }
   if (locked < 0) fail_io(path, "locking", -locked);
@@ -90,7 +92,8 @@ Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : roo
   if (const auto info = root_.info_of(tag_)) {
     // What is replaced is deleted: it must be a checkpoint.
     if (!info->directory || !root_.folder(tag_).exists(kManifestName))
-      throw IoError("[save_checkpoint] " + root_.path_of(tag_) + " exists and is no checkpoint. Hint: choose another tag.");
+      throw IoError("[save_checkpoint] " + root_.path_of(tag_) +
+                    " exists and is no checkpoint. Hint: choose another tag.");
     replaces_ = true;
     probe_exchange();
   }
@@ -108,7 +111,8 @@ void Commit::remove_leftovers() {
     if (!is_leftover(name)) continue;
     const auto fault = root_.remove_all(name);
     base::log(fault.empty() ? LogLevel::Info : LogLevel::Warning,
-              "checkpoint: " + (fault.empty() ? "removed " + root_.path_of(name) + ", left by a writer that died" : "left over: " + fault));
+              "checkpoint: " + (fault.empty() ? "removed " + root_.path_of(name) + ", left by a writer that died"
+                                              : "left over: " + fault));
   }
 }
 
@@ -121,7 +125,8 @@ void Commit::probe_exchange() {
   for (const auto& name : {a, b})
     if (const auto fault = root_.remove_all(name); !fault.empty()) throw IoError("[checkpoint] " + fault);
   if (r < 0)
-    fail_io(root_.path_of(tag_), "this file system cannot replace a directory in one step; choose another tag. Exchanging two names", -r);
+    fail_io(root_.path_of(tag_),
+            "this file system cannot replace a directory in one step; choose another tag. Exchanging two names", -r);
 }
 
 std::int64_t Commit::highest_seq() const {
@@ -142,7 +147,8 @@ void Commit::publish(Manifest manifest) {
   const auto folder = root_.folder(own);
   prove_coverage(manifest, folder.path_of(kManifestName));
   const auto text = manifest_text(manifest);
-  if (text.size() > kMostManifestBytes) fail_io(folder.path_of(kManifestName), base::join("a manifest of ", text.size(), " bytes"), EFBIG);
+  if (text.size() > kMostManifestBytes)
+    fail_io(folder.path_of(kManifestName), base::join("a manifest of ", text.size(), " bytes"), EFBIG);
   folder.write_file(kManifestName, text);
   folder.write_file(kSumsName, sums_text(manifest, hash_of(text)));
   folder.sync();
@@ -187,7 +193,8 @@ std::string require_whole(const Folder& checkpoint) {
   sums.erase(kManifestName);
   for (const auto& file : manifest.files) {
     const auto found = sums.find(file.name);
-    if (found == sums.end() || found->second != file.hash) fail_damaged(sums_path, "does not agree with the manifest about " + file.name);
+    if (found == sums.end() || found->second != file.hash)
+      fail_damaged(sums_path, "does not agree with the manifest about " + file.name);
     (void)checkpoint.open_file(file.name, static_cast<std::uint64_t>(file.bytes));
     sums.erase(found);
   }
@@ -198,11 +205,13 @@ std::string require_whole(const Folder& checkpoint) {
 Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
   const auto root = Folder::open(fs, root_path);
   if (!tag.empty()) {
-    if (!valid_tag(tag)) throw ConfigError("[load_checkpoint] \"" + tag + "\" is not a tag. Hint: letters, digits, '.', '_' and '-'.");
+    if (!valid_tag(tag))
+      throw ConfigError("[load_checkpoint] \"" + tag + "\" is not a tag. Hint: letters, digits, '.', '_' and '-'.");
     if (!root.exists(tag)) {
       std::string known;
       for (const auto& name : tags_in(root)) known += (known.empty() ? "" : ", ") + name;
-      fail_damaged(root.path_of(tag), "there is no such checkpoint. Hint: " + (known.empty() ? "the directory has none." : "there are " + known + "."));
+      fail_damaged(root.path_of(tag), "there is no such checkpoint. Hint: " +
+                                          (known.empty() ? "the directory has none." : "there are " + known + "."));
     }
     return {tag, require_whole(root.folder(tag)), {}};
   }
@@ -234,7 +243,8 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
       choice.manifest_hash = require_whole(root.folder(candidate.tag));
       choice.tag = candidate.tag;
       if (candidate.rank == 0 && latest)
-        choice.notices.push_back(candidate.tag + " was committed after " + latest->tag + ", which the pointer names; taking it");
+        choice.notices.push_back(candidate.tag + " was committed after " + latest->tag +
+                                 ", which the pointer names; taking it");
       return choice;
     } catch (const IoError& e) {
       choice.notices.push_back("skipped " + candidate.tag + ": " + e.what());

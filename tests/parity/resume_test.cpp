@@ -36,8 +36,9 @@ struct Trace {
   std::map<std::string, at::Tensor> masters, buffers;
   std::int64_t steps = 0, skipped = 0;
   bool operator==(const Trace& other) const {
-    return losses == other.losses && scales == other.scales && rates == other.rates && norms == other.norms && hash == other.hash &&
-           equal_bits(masters, other.masters) && equal_bits(buffers, other.buffers) && steps == other.steps && skipped == other.skipped;
+    return losses == other.losses && scales == other.scales && rates == other.rates && norms == other.norms &&
+           hash == other.hash && equal_bits(masters, other.masters) && equal_bits(buffers, other.buffers) &&
+           steps == other.steps && skipped == other.skipped;
   }
 };
 
@@ -99,7 +100,8 @@ std::vector<Trace> straight(const Training& setup, const Problem& task, const fs
   return traces;
 }
 
-std::vector<Trace> resumed(const Training& setup, const Problem& task, const fs::path& folder, int save_at, int stop, int warm_up = 0) {
+std::vector<Trace> resumed(const Training& setup, const Problem& task, const fs::path& folder, int save_at, int stop,
+                           int warm_up = 0) {
   std::vector<Trace> traces(static_cast<std::size_t>(setup.world));
   on_ranks(setup.world, [&](const auto& comm) {
     Rank rank(setup, task, comm);
@@ -147,8 +149,11 @@ TEST_P(Resume, EqualsARunThatNeverStopped) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cells, Resume, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values("fp32", "bf16", "fp16")),
-                         [](const auto& info) { return "world" + std::to_string(std::get<0>(info.param)) + "_" + std::get<1>(info.param); });
+INSTANTIATE_TEST_SUITE_P(Cells, Resume,
+                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values("fp32", "bf16", "fp16")),
+                         [](const auto& info) {
+                           return "world" + std::to_string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
+                         });
 
 TEST(ResumeAcross, EveryStageLoadsWhatEveryOtherSaved) {
   Training setup;
@@ -160,7 +165,8 @@ TEST(ResumeAcross, EveryStageLoadsWhatEveryOtherSaved) {
     const auto wanted = straight(setup, task, folder.path(), 3, 6);
     for (int to = 0; to <= 3; ++to) {
       setup.stage = to;
-      expect_equal(resumed(setup, task, folder.path(), 3, 6), wanted, std::to_string(from) + " to " + std::to_string(to));
+      expect_equal(resumed(setup, task, folder.path(), 3, 6), wanted,
+                   std::to_string(from) + " to " + std::to_string(to));
     }
   }
 }
@@ -173,16 +179,18 @@ TEST(ResumeAcross, EveryKindOfModel) {
       setup.stage = stage;
       setup.world = 3;
       const auto wanted = straight(setup, problem(name), folder.path(), 3, 6);
-      expect_equal(resumed(setup, problem(name), folder.path(), 3, 6, 2), wanted, std::string(name) + " stage " + std::to_string(stage));
+      expect_equal(resumed(setup, problem(name), folder.path(), 3, 6, 2), wanted,
+                   std::string(name) + " stage " + std::to_string(stage));
     }
   }
 }
 
 TEST(ResumeAcross, EveryOptimizer) {
-  for (const char* optimizer : {R"({"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "weight_decay": 0.1}})",
-                                R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
-                                R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
-                                R"({"type": "Adagrad", "params": {"lr": 0.01}})"}) {
+  for (const char* optimizer :
+       {R"({"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "weight_decay": 0.1}})",
+        R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
+        R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
+        R"({"type": "Adagrad", "params": {"lr": 0.01}})"}) {
     Folder folder;
     Training setup;
     setup.optimizer = optimizer;
@@ -302,8 +310,10 @@ TEST(CheckpointRefuses, BetweenAccumulationBoundaries) {
             Rank rank(setup, problem("mlp"), comm);
             Trace trace;
             rank.micro(0, 0, &trace);
-            if (saving) rank.engine.save_checkpoint(folder.path(), "no");
-            else rank.engine.load_checkpoint(folder.path());
+            if (saving)
+              rank.engine.save_checkpoint(folder.path(), "no");
+            else
+              rank.engine.load_checkpoint(folder.path());
           },
           ExitCode::kConfig);
       EXPECT_TRUE(contains(text, "1 of 3 micro-batches")) << text;
@@ -316,12 +326,14 @@ TEST(CheckpointRefuses, AMissingDirectoryOrTag) {
   Folder folder;
   Training setup;
   const auto load = [&](const fs::path& path, const std::string& tag) {
-    return refused<IoError>(2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.load_checkpoint(path, tag); },
-                            ExitCode::kCheckpoint);
+    return refused<IoError>(
+        2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.load_checkpoint(path, tag); },
+        ExitCode::kCheckpoint);
   };
   EXPECT_TRUE(contains(load(folder.path() / "none", ""), "no such directory"));
   EXPECT_TRUE(contains(load(folder.path(), ""), "no whole checkpoint"));
-  on_ranks(2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "here"); });
+  on_ranks(2,
+           [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "here"); });
   const auto text = load(folder.path(), "there");
   EXPECT_TRUE(contains(text, "there are here")) << text;
 }
@@ -330,11 +342,13 @@ TEST(CheckpointRefuses, BadAndDifferentTags) {
   Folder folder;
   Training setup;
   for (const char* tag : {"", "..", ".hidden", "a/b", "latest", "-x", "a b"})
-    refused<ConfigError>(2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), tag); },
-                         ExitCode::kConfig);
+    refused<ConfigError>(
+        2, [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), tag); },
+        ExitCode::kConfig);
   EXPECT_TRUE(fs::is_empty(folder.path()));
   const auto save = [&](const auto& comm) {
-    Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "of-rank" + std::string(comm->rank() + 1, 'x'));
+    Rank(setup, problem("mlp"), comm)
+        .engine.save_checkpoint(folder.path(), "of-rank" + std::string(comm->rank() + 1, 'x'));
   };
   setup.extra = R"(, "checkpoint": {"tag_validation": "Fail"})";
   const auto text = refused<ConfigError>(2, save, ExitCode::kConfig);
@@ -357,18 +371,19 @@ TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
     auto other = setup;
     other.world = world;
     other.optimizer = optimizer;
-    return refused<ConfigError>(world,
-                                [&](const auto& comm) {
-                                  Rank rank(other, problem(model), comm);
-                                  const auto before = rank.engine.state_hash();
-                                  try {
-                                    rank.engine.load_checkpoint(folder.path());
-                                  } catch (...) {
-                                    EXPECT_EQ(rank.engine.state_hash(), before);
-                                    throw;
-                                  }
-                                },
-                                ExitCode::kConfig);
+    return refused<ConfigError>(
+        world,
+        [&](const auto& comm) {
+          Rank rank(other, problem(model), comm);
+          const auto before = rank.engine.state_hash();
+          try {
+            rank.engine.load_checkpoint(folder.path());
+          } catch (...) {
+            EXPECT_EQ(rank.engine.state_hash(), before);
+            throw;
+          }
+        },
+        ExitCode::kConfig);
   };
   const char* adamw = R"({"type": "AdamW", "params": {"lr": 0.01}})";
   auto text = load(3, "gpt", adamw);
@@ -376,7 +391,9 @@ TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
   text = load(2, "gpt", R"({"type": "SGD", "params": {"lr": 0.01}})");
   EXPECT_TRUE(contains(text, "AdamW") && contains(text, "SGD")) << text;
   text = load(2, "aligned_gpt", adamw);
-  EXPECT_TRUE(contains(text, "[29, 16]") && contains(text, "[32, 16]") && contains(text, "blocks.2") && contains(text, "not in the model")) << text;
+  EXPECT_TRUE(contains(text, "[29, 16]") && contains(text, "[32, 16]") && contains(text, "blocks.2") &&
+              contains(text, "not in the model"))
+      << text;
   text = load(2, "mlp", adamw);
   EXPECT_TRUE(contains(text, "differences") && contains(text, "more")) << text;
 }
@@ -413,7 +430,9 @@ TEST(CheckpointRefuses, ADamagedPartAndTheEngineStaysAsItWas) {
           ADD_FAILURE() << "the damage was not seen";
         } catch (const IoError& e) {
           EXPECT_EQ(e.code(), ExitCode::kCheckpoint);
-          EXPECT_TRUE(contains(e.what(), "rank-00001.safetensors") && contains(e.what(), "key") && contains(e.what(), "offset")) << e.what();
+          EXPECT_TRUE(contains(e.what(), "rank-00001.safetensors") && contains(e.what(), "key") &&
+                      contains(e.what(), "offset"))
+              << e.what();
         }
       }
       rank.run(2, 5, &trace);
@@ -461,9 +480,12 @@ TEST(CheckpointSave, StoresTiedAndEqualTensorsOnce) {
     bn.run(0, 1, &trace);
     bn.engine.save_checkpoint(folder.path(), "own");
   });
-  const auto manifest = [&](const char* tag) { return nlohmann::json::parse(std::ifstream(folder.path() / tag / "manifest.json")); };
+  const auto manifest = [&](const char* tag) {
+    return nlohmann::json::parse(std::ifstream(folder.path() / tag / "manifest.json"));
+  };
   const auto count = [](const nlohmann::json& list, const std::string& kind, const std::string& name) {
-    return std::count_if(list.begin(), list.end(), [&](const auto& t) { return t["kind"] == kind && t["name"] == name; });
+    return std::count_if(list.begin(), list.end(),
+                         [&](const auto& t) { return t["kind"] == kind && t["name"] == name; });
   };
   const auto gpt = manifest("gpt");
   ASSERT_EQ(gpt["aliases"].size(), 1u);
@@ -497,7 +519,9 @@ TEST(CheckpointSave, NothingThatIsNotFiniteReachesTheDisk) {
       ExitCode::kNumerical);
   EXPECT_TRUE(contains(text, "not finite")) << text;
   EXPECT_FALSE(fs::exists(folder.path() / "bad"));
-  on_ranks(2, [&](const auto& comm) { EXPECT_EQ(Rank(setup, problem("mlp"), comm).engine.load_checkpoint(folder.path()), "good"); });
+  on_ranks(2, [&](const auto& comm) {
+    EXPECT_EQ(Rank(setup, problem("mlp"), comm).engine.load_checkpoint(folder.path()), "good");
+  });
 }
 
 }  // namespace

@@ -28,7 +28,8 @@ const std::vector<Scene> kScenes{{"first save of all", {}, "new"},
 constexpr int kNewValue = 9;
 
 void set_up(const Scene& scene, const TempFolder& folder) {
-  for (const auto& [tag, value] : scene.before) save_sample(system_files(), (folder.path() / "root").string(), tag, value);
+  for (const auto& [tag, value] : scene.before)
+    save_sample(system_files(), (folder.path() / "root").string(), tag, value);
 }
 
 std::set<std::string> names_in(const fs::path& path) {
@@ -105,7 +106,9 @@ TEST(CheckpointCrash, KilledAtEveryCall) {
   }
 }
 
-std::size_t open_descriptors() { return static_cast<std::size_t>(std::distance(fs::directory_iterator("/proc/self/fd"), {})); }
+std::size_t open_descriptors() {
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator("/proc/self/fd"), {}));
+}
 
 TEST(CheckpointCrash, EveryCallFailing) {
   // The calls that take the replaced checkpoint away.
@@ -119,14 +122,17 @@ TEST(CheckpointCrash, EveryCallFailing) {
         const auto before = open_descriptors();
         FaultyFiles files(Fault::Error, k, error);
         std::string text;
-        const int code = code_of([&] { save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue); }, &text);
-        const auto label = std::string(scene.name) + ", call " + std::to_string(k) + " (" + files.struck_call() + ") fails: " + text;
+        const int code =
+            code_of([&] { save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue); }, &text);
+        const auto label =
+            std::string(scene.name) + ", call " + std::to_string(k) + " (" + files.struck_call() + ") fails: " + text;
         EXPECT_EQ(open_descriptors(), before) << label;
         if (!files.struck()) {
           EXPECT_EQ(code, 0) << label;
           break;
         }
-        EXPECT_TRUE(code == 0 || code == static_cast<int>(ExitCode::kIo) || code == kDamaged) << label << " code " << code;
+        EXPECT_TRUE(code == 0 || code == static_cast<int>(ExitCode::kIo) || code == kDamaged)
+            << label << " code " << code;
         if (code != 0) {
           EXPECT_TRUE(text.find(folder.text()) != std::string::npos) << label << ": no path";
           ++failed;
@@ -140,8 +146,8 @@ TEST(CheckpointCrash, EveryCallFailing) {
           const auto call = files.struck_call();
           const bool asked_again = error == EINTR && (call == "pwrite" || call == "pread" || call == "fallocate");
           const bool replacing = scene.tag == "same";
-          EXPECT_TRUE(code != 0 || asked_again || call == "close" || call == "make_folder" || call.starts_with("remove") ||
-                      (replacing && after_commit.contains(call)))
+          EXPECT_TRUE(code != 0 || asked_again || call == "close" || call == "make_folder" ||
+                      call.starts_with("remove") || (replacing && after_commit.contains(call)))
               << label << ": went on";
         }
       }
@@ -174,7 +180,8 @@ TEST(CheckpointCrash, EveryReadFailingWhileLoading) {
       int value = 0;
       std::string text;
       const int code = code_of([&] { value = load_sample(folder.text(), "b", files).value; }, &text);
-      EXPECT_TRUE(code == 0 ? value == 2 : code == static_cast<int>(ExitCode::kIo) || code == kDamaged) << k << ": " << text;
+      EXPECT_TRUE(code == 0 ? value == 2 : code == static_cast<int>(ExitCode::kIo) || code == kDamaged)
+          << k << ": " << text;
       EXPECT_TRUE(!short_reads || code == 0) << k << ": " << text;
       EXPECT_EQ(open_descriptors(), before);
       if (!files.struck()) break;
@@ -221,7 +228,8 @@ TEST(CheckpointCrash, EverythingIsSyncedBeforeItIsShown) {
     EXPECT_EQ(files.renames, replaces ? 3 : 2) << scene.name;
     EXPECT_EQ(files.removals > 0, replaces);
     // Only the removal of the replaced checkpoint need not be.
-    for (const auto& path : files.unsynced()) EXPECT_TRUE(replaces && path == (folder.path() / "root").string()) << scene.name << ": " << path;
+    for (const auto& path : files.unsynced())
+      EXPECT_TRUE(replaces && path == (folder.path() / "root").string()) << scene.name << ": " << path;
   }
 }
 
@@ -229,7 +237,8 @@ TEST(CheckpointCrash, TwoWritersInOneDirectory) {
   TempFolder folder;
   const Commit first(system_files(), folder.text(), "a");
   std::string text;
-  EXPECT_EQ(code_of([&] { Commit second(system_files(), folder.text(), "b"); }, &text), static_cast<int>(ExitCode::kConfig));
+  EXPECT_EQ(code_of([&] { Commit second(system_files(), folder.text(), "b"); }, &text),
+            static_cast<int>(ExitCode::kConfig));
   EXPECT_TRUE(text.find("pid " + std::to_string(::getpid())) != std::string::npos) << text;
   EXPECT_TRUE(fs::exists(folder.path() / first.folder_name())) << "the second removed the first's work";
 }

@@ -25,8 +25,10 @@ class FaultyFiles : public checkpoint::FsOps {
   bool struck() const { return struck_; }
   const std::string& struck_call() const { return struck_call_; }
 
-#define ZERO_FAULTY(name, parameters, arguments) \
-  int name parameters override { return around(#name, [&] { return FsOps::name arguments; }); }
+#define ZERO_FAULTY(name, parameters, arguments)                 \
+  int name parameters override {                                 \
+    return around(#name, [&] { return FsOps::name arguments; }); \
+  }
   ZERO_FAULTY(open_folder, (const char* path), (path))
   ZERO_FAULTY(open_folder_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(open_read_at, (int folder, const char* name), (folder, name))
@@ -108,7 +110,9 @@ class OrderWatchingFiles : public checkpoint::FsOps {
   const std::set<std::string>& unsynced() const { return unsynced_; }
 
   int open_folder(const char* path) override { return known(FsOps::open_folder(path), path); }
-  int open_folder_at(int folder, const char* name) override { return known(FsOps::open_folder_at(folder, name), under(folder, name)); }
+  int open_folder_at(int folder, const char* name) override {
+    return known(FsOps::open_folder_at(folder, name), under(folder, name));
+  }
   int open_lock_at(int folder, const char* name) override { return known(FsOps::open_lock_at(folder, name), "lock"); }
   int make_folder(const char* path) override {
     const int r = FsOps::make_folder(path);
@@ -165,9 +169,12 @@ class OrderWatchingFiles : public checkpoint::FsOps {
     ++renames;
     const auto path = under(folder, from);
     for (const auto& open : unsynced_)
-      if (open == path || open.starts_with(path + "/")) faults.push_back(what + " of " + from + " to " + to + " while " + open + " is not synced");
-    if (to == "latest" && !renamed_in_.empty()) faults.push_back("the pointer moves before the checkpoint's name is durable");
-    if (to.starts_with(".del-") && !renamed_in_.empty()) faults.push_back("the old checkpoint goes before the pointer is durable");
+      if (open == path || open.starts_with(path + "/"))
+        faults.push_back(what + " of " + from + " to " + to + " while " + open + " is not synced");
+    if (to == "latest" && !renamed_in_.empty())
+      faults.push_back("the pointer moves before the checkpoint's name is durable");
+    if (to.starts_with(".del-") && !renamed_in_.empty())
+      faults.push_back("the old checkpoint goes before the pointer is durable");
     pointed_ |= to == "latest";
     renamed_in_ = paths_[folder];
     unsynced_.insert(paths_[folder]);

@@ -16,12 +16,14 @@ using namespace zero::checkpoint;
 
 TEST(CheckpointNames, TagsAndFilesArePlainNames) {
   for (const char* tag : {"a", "step-000100", "0", "A.b_c-d", "best..1"}) EXPECT_TRUE(valid_tag(tag)) << tag;
-  for (const char* tag : {"", "latest", ".", "..", ".x", "-x", "_x", "a/b", "a b", "a\n", "ü", "a\\b"}) EXPECT_FALSE(valid_tag(tag)) << tag;
+  for (const char* tag : {"", "latest", ".", "..", ".x", "-x", "_x", "a/b", "a b", "a\n", "ü", "a\\b"})
+    EXPECT_FALSE(valid_tag(tag)) << tag;
   EXPECT_TRUE(valid_tag(std::string(128, 'a')));
   EXPECT_FALSE(valid_tag(std::string(129, 'a')));
   EXPECT_FALSE(valid_tag(std::string("a\0b", 3)));
   for (const char* name : {"rank-00000.safetensors", "_x", "a.b"}) EXPECT_TRUE(valid_file_name(name)) << name;
-  for (const char* name : {"", "..", "a..b", "/etc/passwd", "../x", "a/b", ".x", "-rf", "a b"}) EXPECT_FALSE(valid_file_name(name)) << name;
+  for (const char* name : {"", "..", "a..b", "/etc/passwd", "../x", "a/b", ".x", "-rf", "a b"})
+    EXPECT_FALSE(valid_file_name(name)) << name;
   EXPECT_FALSE(valid_file_name(std::string(256, 'a')));
   EXPECT_EQ(rank_file_name(3), "rank-00003.safetensors");
   EXPECT_EQ(rank_file_name(1234567), "rank-1234567.safetensors");
@@ -52,11 +54,16 @@ int code_of_header(const std::string& json, std::uint64_t data, std::string* tex
 TEST(CheckpointSafetensors, TakesWhatIsRight) {
   EXPECT_EQ(code_of_header("{}", 0), 0);
   EXPECT_EQ(code_of_header("  {} \n", 0), 0);
-  EXPECT_EQ(code_of_header(R"({"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", 24), 0);
+  EXPECT_EQ(code_of_header(R"({"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", 24),
+            0);
   EXPECT_EQ(code_of_header(R"({"x":{"dtype":"BOOL","shape":[],"data_offsets":[0,1]}})", 1), 0);
   EXPECT_EQ(code_of_header(R"({"x":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", 2), 0);
-  EXPECT_EQ(code_of_header(R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},
-                              "e":{"dtype":"I64","shape":[0,5],"data_offsets":[1,1]}})", 3), 0);
+  EXPECT_EQ(
+      code_of_header(
+          R"({"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},"a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},
+                              "e":{"dtype":"I64","shape":[0,5],"data_offsets":[1,1]}})",
+          3),
+      0);
 }
 
 TEST(CheckpointSafetensors, RefusesWhatIsNot) {
@@ -76,8 +83,10 @@ TEST(CheckpointSafetensors, RefusesWhatIsNot) {
       {R"({"__metadata__":null})", 0},
       {R"({"__metadata__":{"a":1}})", 0},
       {R"({"__metadata__":{"a":"b","a":"c"}})", 0},
-      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
-      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0078":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2},
+      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1},
+      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"\u0078":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+       2},
       {R"({"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
       {R"({"a\u0000":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
       {R"({"a\n":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1},
@@ -104,8 +113,10 @@ TEST(CheckpointSafetensors, RefusesWhatIsNot) {
       {tensor(R"("dtype":"U8","shape":[1],"data_offsets":[0,1])"), 2},
       {tensor(R"("dtype":"U8","shape":[1],"data_offsets":[0,1,1])"), 1},
       {tensor(R"("dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616])"), 1},
-      {R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})", 3},
-      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})", 3},
+      {R"({"x":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"y":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+       3},
+      {R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})",
+       3},
       {R"({"x":{"dtype":"U8","shape":[)" + std::string(65, '1') + R"(],"data_offsets":[0,1]}})", 1},
       {std::string(100000, '['), 0},
       {"{\"x\":" + std::string(50000, '['), 0},
@@ -146,10 +157,12 @@ TEST(CheckpointSafetensors, LinksFifosAndFoldersAreNotFiles) {
   ASSERT_EQ(::mkfifo((folder.path() / "fifo").c_str(), 0600), 0);
   fs::create_directory(folder.path() / "dir");
   fs::create_directory_symlink(folder.path() / "dir", folder.path() / "dirlink");
-  for (const char* name : {"link", "fifo", "dir", "none"}) EXPECT_EQ(code_of([&] { root.open_file(name); }), kDamaged) << name;
+  for (const char* name : {"link", "fifo", "dir", "none"})
+    EXPECT_EQ(code_of([&] { root.open_file(name); }), kDamaged) << name;
   EXPECT_EQ(code_of([&] { root.open_file("real"); }), 0);
   EXPECT_EQ(code_of([&] { root.open_file("real", 2); }), kDamaged);
-  for (const char* name : {"link", "fifo", "real", "none", "dirlink"}) EXPECT_EQ(code_of([&] { root.folder(name); }), kDamaged) << name;
+  for (const char* name : {"link", "fifo", "real", "none", "dirlink"})
+    EXPECT_EQ(code_of([&] { root.folder(name); }), kDamaged) << name;
 }
 
 TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
@@ -158,8 +171,9 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   std::vector<float> large(20000000);
   for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i);
   const std::vector<unsigned char> small{1, 0, 1};
-  const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {3}, false, 0, 3, small.data(), false},
-                                                {"master", "w", "F32", {30000000}, true, 5000000, 20000000, large.data(), true}});
+  const auto file = write_rank_file(root, "f",
+                                    {{"buffer", "b", "BOOL", {3}, false, 0, 3, small.data(), false},
+                                     {"master", "w", "F32", {30000000}, true, 5000000, 20000000, large.data(), true}});
   ASSERT_EQ(file.tensors.size(), 2u);
   ASSERT_EQ(file.tensors[1].parts.size(), 2u);
   EXPECT_EQ(file.tensors[1].parts[0].numel * 4, kMostPartBytes);
@@ -179,7 +193,8 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   // Aligned for whoever maps it.
   const auto header = read_header(root.open_file("f"));
   EXPECT_EQ(header.data_begin % 4096, 0u);
-  for (const auto& entry : header.tensors) EXPECT_EQ(entry.begin % static_cast<std::uint64_t>(bits_of(entry.dtype) / 8), 0u);
+  for (const auto& entry : header.tensors)
+    EXPECT_EQ(entry.begin % static_cast<std::uint64_t>(bits_of(entry.dtype) / 8), 0u);
 }
 
 TEST(CheckpointRankFile, InfAndNanInFp32StateAreRefused) {
@@ -189,13 +204,17 @@ TEST(CheckpointRankFile, InfAndNanInFp32StateAreRefused) {
   values[7] = -0.0f;
   values[8] = 1e-45f;
   const auto write = [&](const char* name) {
-    return code_of([&] { write_rank_file(root, name, {{"master", "w", "F32", {400000}, true, 0, 400000, values.data(), true}}); });
+    return code_of([&] {
+      write_rank_file(root, name, {{"master", "w", "F32", {400000}, true, 0, 400000, values.data(), true}});
+    });
   };
   EXPECT_EQ(write("finite"), 0);
-  for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::nanf("")}) {
     for (const std::size_t at : {std::size_t{0}, std::size_t{262144}, values.size() - 1}) {
       const auto before = std::exchange(values[at], bad);
-      EXPECT_EQ(write(("bad" + std::to_string(at) + std::to_string(bad)).c_str()), static_cast<int>(ExitCode::kNumerical));
+      EXPECT_EQ(write(("bad" + std::to_string(at) + std::to_string(bad)).c_str()),
+                static_cast<int>(ExitCode::kNumerical));
       values[at] = before;
     }
   }
@@ -232,7 +251,8 @@ Manifest some_manifest() {
   m.config = {{"a", "1"}};
   m.user_state = "\"ü\n\\";
   m.files = {{"a", 100, hash_of("a")}, {"b", 100, hash_of("b")}};
-  m.tensors = {{"master", "w", "F32", {2, 3}, true, {{"a", "k0", 0, 4, hash_of("0")}, {"b", "k1", 4, 2, hash_of("1")}}}};
+  m.tensors = {
+      {"master", "w", "F32", {2, 3}, true, {{"a", "k0", 0, 4, hash_of("0")}, {"b", "k1", 4, 2, hash_of("1")}}}};
   m.aliases = {{"head", "w"}};
   m.ranks = {{{"rank", "g", "U8", {5}, false, {{"a", "k2", 0, 5, hash_of("2")}}}}, {}};
   return m;
@@ -305,9 +325,15 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = INT64_MAX; }));
   EXPECT_TRUE(refused([](Manifest& m) { std::swap(m.tensors[0].parts[0], m.tensors[0].parts[1]); }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = "c"; }));
-  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = "a"; m.tensors[0].parts[1].key = "k0"; }));
+  EXPECT_TRUE(refused([](Manifest& m) {
+    m.tensors[0].parts[1].file = "a";
+    m.tensors[0].parts[1].key = "k0";
+  }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors.push_back(m.tensors[0]); }));
-  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].shape = {INT64_MAX, INT64_MAX, 0}; m.tensors[0].parts.clear(); }));
+  EXPECT_TRUE(refused([](Manifest& m) {
+    m.tensors[0].shape = {INT64_MAX, INT64_MAX, 0};
+    m.tensors[0].parts.clear();
+  }));
   EXPECT_TRUE(refused([](Manifest& m) { m.ranks.pop_back(); }));
   EXPECT_TRUE(refused([](Manifest& m) { m.files.push_back(m.files[0]); }));
   EXPECT_TRUE(refused([](Manifest& m) { m.ranks[0][0].parts[0].numel = 4; }));
@@ -343,9 +369,10 @@ TEST(CheckpointSums, GrammarAndOrder) {
   const auto good = sums_text(some_manifest(), hash_of("m"));
   EXPECT_EQ(parse_sums(good, "s").size(), 3u);
   const auto line = hash_of("a") + "  ";
-  for (const std::string& bad : {std::string(), std::string("\n"), good.substr(0, good.size() - 1), good + "x", line + "a\n",
-                                 line + "../a\n" + line + "manifest.json\n", line + "manifest.json\n" + line + "a\n",
-                                 line + "a\n" + line + "a\n" + line + "manifest.json\n", hash_of("a") + " manifest.json\n", good + "\n"})
+  for (const std::string& bad :
+       {std::string(), std::string("\n"), good.substr(0, good.size() - 1), good + "x", line + "a\n",
+        line + "../a\n" + line + "manifest.json\n", line + "manifest.json\n" + line + "a\n",
+        line + "a\n" + line + "a\n" + line + "manifest.json\n", hash_of("a") + " manifest.json\n", good + "\n"})
     EXPECT_EQ(code_of([&] { parse_sums(bad, "s"); }), kDamaged) << bad;
 }
 

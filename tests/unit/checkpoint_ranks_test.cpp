@@ -41,10 +41,15 @@ struct Trained {
   std::shared_ptr<Small> module = std::make_shared<Small>();
   engine::State state;
   Trained(const std::shared_ptr<Communicator>& comm, int stage)
-      : state(module, Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-          "zero_optimization": {"stage": )" + std::to_string(stage) + "}}"), comm) {}
+      : state(module,
+              Options::from_json(
+                  R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+          "zero_optimization": {"stage": )" +
+                  std::to_string(stage) + "}}"),
+              comm) {}
   void step(int number) {
-    const auto x = at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.comm().rank();
+    const auto x =
+        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.comm().rank();
     state.backward(module->out(at::tanh(module->in(x))).pow(2).mean());
     state.step();
   }
@@ -70,18 +75,21 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
         EXPECT_EQ(e.code(), io ? ExitCode::kCheckpoint : ExitCode::kConfig);
         const std::string text = e.what();
         for (int r = 0; r < 3; ++r)
-          EXPECT_EQ(text.find("rank " + std::to_string(r) + "/3") != std::string::npos, (failing >> r & 1) != 0) << text;
+          EXPECT_EQ(text.find("rank " + std::to_string(r) + "/3") != std::string::npos, (failing >> r & 1) != 0)
+              << text;
       }
       EXPECT_EQ(comm->exchange("still here").size(), 3u);
     });
   }
   on_ranks(2, [&](const auto& comm) {
     std::string text;
-    EXPECT_EQ(code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); }, &text),
+    EXPECT_EQ(code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); },
+                      &text),
               static_cast<int>(ExitCode::kConfig));
     EXPECT_EQ(text, "the same");
-    EXPECT_EQ(code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
-              static_cast<int>(ExitCode::kFailed));
+    EXPECT_EQ(
+        code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
+        static_cast<int>(ExitCode::kFailed));
   });
 }
 
@@ -101,8 +109,10 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         std::string text;
         const int code = code_of(
             [&] {
-              if (comm->rank() == hit) checkpoint::save(trained.state, files, root, "new");
-              else checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
+              if (comm->rank() == hit)
+                checkpoint::save(trained.state, files, root, "new");
+              else
+                checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
             },
             &text);
         const auto codes = comm->exchange(std::to_string(code) + text);
@@ -114,8 +124,8 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         }
         if (code != 0) {
           EXPECT_EQ(code, static_cast<int>(ExitCode::kIo)) << text;
-          EXPECT_TRUE(text.find("rank " + std::to_string(hit) + "/2") != std::string::npos && text.find(root) != std::string::npos &&
-                      text.find("No space left") != std::string::npos)
+          EXPECT_TRUE(text.find("rank " + std::to_string(hit) + "/2") != std::string::npos &&
+                      text.find(root) != std::string::npos && text.find("No space left") != std::string::npos)
               << text;
         }
         if (comm->rank() == 0) {
@@ -125,8 +135,10 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         // What is newest loads; the engine that could not save goes on all the same.
         Trained fresh(comm, 1);
         const auto tag = checkpoint::load(fresh.state, checkpoint::system_files(), root, "");
-        if (tag == "old") EXPECT_EQ(fresh.state.state_hash(), saved);
-        else EXPECT_EQ(fresh.state.state_hash(), trained.state.state_hash());
+        if (tag == "old")
+          EXPECT_EQ(fresh.state.state_hash(), saved);
+        else
+          EXPECT_EQ(fresh.state.state_hash(), trained.state.state_hash());
         comm->barrier();
         if (comm->rank() == 0) fs::remove_all(folder.path() / "new");
         if (comm->rank() == 0) write_all(folder.path() / "latest", checkpoint::latest_text({"old", 1}));
@@ -161,8 +173,10 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
       std::string text;
       bool filling = false;
       try {
-        if (comm->rank() == 1) checkpoint::load(trained.state, files, root, "");
-        else checkpoint::load(trained.state, checkpoint::system_files(), root, "");
+        if (comm->rank() == 1)
+          checkpoint::load(trained.state, files, root, "");
+        else
+          checkpoint::load(trained.state, checkpoint::system_files(), root, "");
       } catch (const CommError&) {
         filling = true;
       } catch (const IoError& e) {
@@ -199,8 +213,10 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
               checkpoint::save(trained.state, checkpoint::system_files(), root, "old");
               trained.step(1);
               FaultyFiles files(Fault::DieBefore, k);
-              if (comm->rank() == hit) checkpoint::save(trained.state, files, root, "new");
-              else checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
+              if (comm->rank() == hit)
+                checkpoint::save(trained.state, files, root, "new");
+              else
+                checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
             });
             code = 0;
           } catch (...) {
@@ -210,7 +226,8 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
         int status = 0;
         ASSERT_EQ(::waitpid(child, &status, 0), child);
         const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-        ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << "stage " << stage << " call " << k << " status " << status;
+        ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+            << "stage " << stage << " call " << k << " status " << status;
         const auto reader = ::fork();
         ASSERT_GE(reader, 0);
         if (reader == 0) {
@@ -227,12 +244,14 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
               if (comm->rank() == 0) tag = taken;
             });
             code = tag == "new" ? 10 : tag == "old" ? 11 : 1;
-          } catch (...) {
+          } catch (const std::exception& e) {
+            std::fprintf(stderr, "reader: %s\n", e.what());  // the child's only way to say why
           }
           ::_exit(code);
         }
         ASSERT_EQ(::waitpid(reader, &status, 0), reader);
-        ASSERT_TRUE(WIFEXITED(status) && (WEXITSTATUS(status) == 10 || WEXITSTATUS(status) == 11)) << "stage " << stage << " call " << k;
+        ASSERT_TRUE(WIFEXITED(status) && (WEXITSTATUS(status) == 10 || WEXITSTATUS(status) == 11))
+            << "stage " << stage << " call " << k;
         arrived += WEXITSTATUS(status) == 10;
         if (!killed) {
           EXPECT_EQ(WEXITSTATUS(status), 10);

@@ -49,7 +49,8 @@ struct Sample {
   std::vector<float> weights;
   std::vector<unsigned char> mask, own;
   explicit Sample(int value) : weights(300), mask(70), own(33) {
-    for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(value) + 0.25f * static_cast<float>(i);
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      weights[i] = static_cast<float>(value) + 0.25f * static_cast<float>(i);
     for (std::size_t i = 0; i < mask.size(); ++i) mask[i] = (i * 7 + static_cast<std::size_t>(value)) % 3 == 0;
     for (std::size_t i = 0; i < own.size(); ++i) own[i] = static_cast<unsigned char>(value * 31 + static_cast<int>(i));
   }
@@ -97,7 +98,8 @@ struct Loaded {
 };
 
 // Reads and verifies all of the checkpoint; the value must be consistent.
-inline Loaded load_sample(const std::string& root, const std::string& tag = "", checkpoint::FsOps& fs = checkpoint::system_files()) {
+inline Loaded load_sample(const std::string& root, const std::string& tag = "",
+                          checkpoint::FsOps& fs = checkpoint::system_files()) {
   const auto choice = checkpoint::choose(fs, root, tag);
   const auto folder = checkpoint::Folder::open(fs, root).folder(choice.tag);
   const auto manifest = checkpoint::read_manifest(folder, choice.manifest_hash);
@@ -115,7 +117,8 @@ inline Loaded load_sample(const std::string& root, const std::string& tag = "", 
   }
   take(manifest.ranks.at(0).at(0), got.own.data(), 1);
   reader.finish();
-  if (!(got == Sample(value))) throw std::runtime_error("the checkpoint of " + std::to_string(value) + " holds other values");
+  if (!(got == Sample(value)))
+    throw std::runtime_error("the checkpoint of " + std::to_string(value) + " holds other values");
   return {choice.tag, value};
 }
 
