@@ -534,7 +534,7 @@ TEST(Shm, TellsOfAnAbort) {
 
 TEST(Shm, NamesALatePeer) {
   for (const int absent : {0, 1}) {
-    const auto ends = with_ranks(3, [&](const Comm& comm) { check_timeout(comm, absent, 400ms); });
+    const auto ends = with_ranks(3, [&](const Comm& comm) { check_timeout(comm, absent, 1s); });
     EXPECT_EQ(errors_of(ends), "");
   }
   // What the late one did last is said.
