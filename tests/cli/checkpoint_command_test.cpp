@@ -1,0 +1,97 @@
+// `zero checkpoint` as a user sees it: what it shows of a directory, the exit codes, the streams.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/process.h"
+#include "unit/checkpoint_samples.h"
+
+namespace zero::test {
+namespace {
+
+const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
+
+struct Answer {
+  int code;
+  std::string out, err;
+};
+
+Answer ask(std::vector<std::string> words) {
+  words.insert(words.begin(), {kZero, "checkpoint"});
+  Process process(words);
+  const int code = process.wait(60);
+  return {code, process.out, process.err};
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(CheckpointCommand, InspectShowsTheManifest) {
+  TempFolder folder;
+  save_sample(checkpoint::system_files(), folder.text(), "one", 1);
+  save_sample(checkpoint::system_files(), folder.text(), "two", 2);
+  auto answer = ask({"inspect", folder.text()});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_EQ(answer.err, "");
+  EXPECT_TRUE(contains(answer.out, folder.text() + "/two") && contains(answer.out, "layer.weight") &&
+              contains(answer.out, "[30,10]"))
+      << answer.out;
+  for (const auto& line : lines(answer.out)) EXPECT_LE(line.size(), 80u) << line;
+  answer = ask({"inspect", folder.text(), "--tag", "one"});
+  EXPECT_TRUE(contains(answer.out, folder.text() + "/one")) << answer.out;
+  // One checkpoint by its own path, as JSON.
+  answer = ask({"inspect", folder.text() + "/one/", "--json"});
+  const auto json = nlohmann::json::parse(answer.out);
+  EXPECT_EQ(json["tag"], "one");
+  EXPECT_EQ(json["manifest"], nlohmann::json::parse(read_all(folder.path() / "one" / "manifest.json")));
+}
+
+TEST(CheckpointCommand, ListTellsWholeFromDamaged) {
+  TempFolder folder;
+  for (int i = 1; i <= 3; ++i) save_sample(checkpoint::system_files(), folder.text(), "t" + std::to_string(i), i);
+  std::filesystem::remove(folder.path() / "t3" / "SUMS");
+  const auto answer = ask({"inspect", folder.text(), "--list", "--json"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  const auto list = nlohmann::json::parse(answer.out)["checkpoints"];
+  ASSERT_EQ(list.size(), 3u);
+  EXPECT_EQ(list[0]["tag"], "t2");
+  EXPECT_TRUE(list[0]["newest"].get<bool>());
+  EXPECT_EQ(list[2]["tag"], "t3");
+  EXPECT_FALSE(list[2]["whole"].get<bool>());
+  EXPECT_TRUE(contains(list[2]["fault"], "SUMS"));
+  EXPECT_TRUE(contains(ask({"inspect", folder.text(), "--list"}).out, "whole, newest"));
+}
+
+TEST(CheckpointCommand, VerifyReadsEveryByte) {
+  TempFolder folder;
+  save_sample(checkpoint::system_files(), folder.text(), "t", 1);
+  EXPECT_EQ(ask({"verify", folder.text()}).code, 0);
+  const auto file = folder.path() / "t" / "rank-00000.safetensors";
+  auto bytes = read_all(file);
+  bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 1);
+  write_all(file, bytes);
+  EXPECT_EQ(ask({"inspect", folder.text()}).code, 0) << "sizes and the manifest are right";
+  const auto answer = ask({"verify", folder.text()});
+  EXPECT_EQ(answer.code, 3);
+  EXPECT_EQ(answer.out, "");
+  EXPECT_TRUE(contains(answer.err, "rank-00000.safetensors") && contains(answer.err, "hash")) << answer.err;
+}
+
+TEST(CheckpointCommand, RefusesWithTheRightCode) {
+  TempFolder folder;
+  EXPECT_EQ(ask({"inspect", folder.text()}).code, 3);
+  EXPECT_EQ(ask({"inspect", folder.text() + "/none"}).code, 3);
+  EXPECT_EQ(ask({"inspect"}).code, 2);
+  EXPECT_EQ(ask({}).code, 2);
+  EXPECT_EQ(ask({"--help"}).code, 0);
+  for (const char* verb : {"export", "import", "diff", "reshard", "prune"}) {
+    const auto answer = ask({verb, folder.text()});
+    EXPECT_EQ(answer.code, 2);
+    EXPECT_TRUE(contains(answer.err, verb) && contains(answer.err, "not available in this version")) << answer.err;
+  }
+  EXPECT_TRUE(contains(ask({"inspct", folder.text()}).err, "did you mean \"inspect\""));
+}
+
+}  // namespace
+}  // namespace zero::test
