@@ -64,6 +64,37 @@ TEST(Transports, AccumulationFamilies) {
   }
 }
 
+// Bytes on TCP: 2 S and 2 S, (k+1) S, 3 k S a step, times (N-1)/N, where S are the parameters' bytes.
+TEST(Transports, BytesSentOverGlooFollowTheFormulas) {
+  for (const int world : {2, 3, 4}) {
+    for (const int k : {1, 3}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        SpawnOptions options;
+        options.transport = "gloo";
+        options.world = world;
+        const auto results = spawn_ranks(options, kProgram,
+                                         {"problem=padded_free_gpt", "recipe=bf16", "steps=3", "stage=" + std::to_string(stage), "accumulation=" + std::to_string(k)});
+        for (const auto& result : results) {
+          unsigned long long sent = 0;
+          long long numel = 0;
+          std::size_t groups = 0;
+          const auto line = result.out.find("sent ");
+          ASSERT_NE(line, std::string::npos) << result.out << result.err;
+          ASSERT_EQ(std::sscanf(result.out.c_str() + line, "sent %llu numel %lld groups %zu", &sent, &numel, &groups), 3);
+          const auto N = static_cast<unsigned long long>(world), K = static_cast<unsigned long long>(k);
+          const unsigned long long volume = stage <= 1 ? 2 : stage == 2 ? K + 1 : 3 * K;
+          const auto exact = [&](unsigned long long elements) { return volume * 2 * elements * (N - 1) / N; };
+          // Three does not divide the model: a group is padded by less than one part of 64 bytes a rank.
+          const auto padding = world == 3 ? groups * N * 32 : 0;
+          const auto least = exact(static_cast<unsigned long long>(numel)), most = exact(static_cast<unsigned long long>(numel) + padding);
+          EXPECT_GE(sent, least) << "world " << world << " accumulation " << k << " stage " << stage;
+          EXPECT_LE(sent, most) << "world " << world << " accumulation " << k << " stage " << stage;
+        }
+      }
+    }
+  }
+}
+
 // Real memory: what the kernel counts for all ranks together, against what the ledger says.
 TEST(Transports, RealMemoryAgreesWithTheLedger) {
   for (const char* transport : {"shm", "gloo"}) {

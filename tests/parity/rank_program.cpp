@@ -5,7 +5,7 @@
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
-// Prints one line "hash H" per rank; rank 0 also "loss L" per step. Errors go to stderr, the exit
+// Prints the lines "sent B numel P groups G" (bytes of the last step) and "hash H" per rank. Errors go to stderr, the exit
 // code is the error's.
 #include <signal.h>
 #include <unistd.h>
@@ -62,9 +62,15 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
       faulty.point(step, "step");
       engine.step();
     }
+    if (step + 2 == training.steps) comm->reset_stats();
     faulty.point(step, "save");
     if (!flag("save", "").empty()) engine.save_checkpoint(flag("save", ""), "step-" + std::to_string(step));
   }
+  // Of the last step alone.
+  const auto sent = comm->stats().bytes_sent();
+  std::int64_t numel = 0;
+  for (const auto& [name, group_numel] : engine.groups()) numel += group_numel;
+  std::printf("sent %llu numel %lld groups %zu\n", static_cast<unsigned long long>(sent), static_cast<long long>(numel), engine.groups().size());
   std::printf("hash %s\n", engine.state_hash().c_str());
   return 0;
 }
