@@ -12,11 +12,16 @@ std::string Call::text() const {
 
 std::string dtype_text(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::ScalarType::Float: return "fp32";
-    case c10::ScalarType::BFloat16: return "bf16";
-    case c10::ScalarType::Half: return "fp16";
-    case c10::ScalarType::Byte: return "byte";
-    default: return c10::toString(dtype);
+    case c10::ScalarType::Float:
+      return "fp32";
+    case c10::ScalarType::BFloat16:
+      return "bf16";
+    case c10::ScalarType::Half:
+      return "fp16";
+    case c10::ScalarType::Byte:
+      return "byte";
+    default:
+      return c10::toString(dtype);
   }
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 using comm::Identity;
 
-std::unique_ptr<comm::Transport> open_transport(const std::string& name, const Identity& identity, std::chrono::milliseconds timeout) {
+std::unique_ptr<comm::Transport> open_transport(const std::string& name, const Identity& identity,
+                                                std::chrono::milliseconds timeout) {
   if (name == "local") return comm::make_local();
   if (name == "shm") return comm::make_shm(identity, timeout);
   if (name == "gloo") return comm::make_gloo(identity, timeout);
@@ -21,7 +22,8 @@ std::unique_ptr<comm::Transport> open_transport(const std::string& name, const I
   return comm::make_nccl(identity, timeout);
 }
 
-std::unique_ptr<comm::Transport> meet(const Identity& identity, const comm::Environment& environment, std::chrono::milliseconds timeout) {
+std::unique_ptr<comm::Transport> meet(const Identity& identity, const comm::Environment& environment,
+                                      std::chrono::milliseconds timeout) {
   const auto choice = comm::choose_transport(identity, environment, comm::visible_gpus);
   if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout);
   try {
@@ -29,7 +31,8 @@ std::unique_ptr<comm::Transport> meet(const Identity& identity, const comm::Envi
   } catch (const ConfigError& error) {
     // The plug-in cannot be opened here, so on no rank: nobody has met yet.
     const auto other = comm::transport_without_gpus(identity);
-    if (identity.rank == 0) base::log(LogLevel::Info, base::join("transport ", other, " although there are GPUs: ", error.what()));
+    if (identity.rank == 0)
+      base::log(LogLevel::Info, base::join("transport ", other, " although there are GPUs: ", error.what()));
     return open_transport(other, identity, timeout);
   }
 }
@@ -43,7 +46,8 @@ std::shared_ptr<Communicator> Communicator::from_env() {
   auto transport = meet(identity, environment, timeout);
   transport->set_timeout(timeout);
   if (identity.rank == 0)
-    base::log(LogLevel::Info, base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
+    base::log(LogLevel::Info,
+              base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
   return std::make_shared<Communicator>(std::move(transport));
 }
 

@@ -35,8 +35,18 @@ struct VariableSet {
 
 const std::array<VariableSet, 4>& variable_sets() {
   static const std::array<VariableSet, 4> sets{{
-      {Launcher::Torchrun, "torchrun environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}},
-      {Launcher::OpenMpi, "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {Launcher::Torchrun,
+       "torchrun environment",
+       "RANK",
+       "WORLD_SIZE",
+       "LOCAL_RANK",
+       {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}},
+      {Launcher::OpenMpi,
+       "Open MPI",
+       "OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
       {Launcher::Mpich, "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", {"MPI_LOCALNRANKS"}},
       {Launcher::Slurm, "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", {}},
   }};
@@ -52,7 +62,8 @@ std::optional<long long> number_of(const std::string& text) {
 
 class Reader {
  public:
-  Reader(const Environment& environment, const std::function<std::string()>& parent) : environment_(environment), parent_(parent) {}
+  Reader(const Environment& environment, const std::function<std::string()>& parent)
+      : environment_(environment), parent_(parent) {}
 
   Identity read() {
     const VariableSet* chosen = nullptr;
@@ -123,8 +134,10 @@ class Reader {
     const auto value = number_of(text.value_or(""));
     if (value && *value >= least && *value <= most) return static_cast<int>(*value);
     std::string expected = join("a whole number from ", least);
-    if (most < std::numeric_limits<int>::max()) expected += join(" to ", most);
-    else expected += " on";
+    if (most < std::numeric_limits<int>::max())
+      expected += join(" to ", most);
+    else
+      expected += " on";
     faults_.push_back(join("got ", name, "='", text.value_or(""), "', expected ", expected, what));
     return static_cast<int>(least);
   }
@@ -137,7 +150,8 @@ class Reader {
     const auto faults_before = faults_.size();
     identity.size = number(set.size, 1, kNoLimit);
     const bool size_known = faults_.size() == faults_before;
-    identity.rank = number(set.rank, 0, size_known ? identity.size - 1 : kNoLimit, size_known ? join(" (", set.size, " is ", identity.size, ")") : "");
+    identity.rank = number(set.rank, 0, size_known ? identity.size - 1 : kNoLimit,
+                           size_known ? join(" (", set.size, " is ", identity.size, ")") : "");
     bool local_size_known = true;
     if (set.launcher == Launcher::Slurm) {
       identity.local_size = size_known ? slurm_local_size(identity) : 1;
@@ -147,7 +161,8 @@ class Reader {
       identity.local_size = number(name, 1, size_known ? identity.size : kNoLimit);
       local_size_known = faults_.size() == before;
     }
-    if (environment_(set.local_rank)) identity.local_rank = number(set.local_rank, 0, local_size_known ? identity.local_size - 1 : kNoLimit);
+    if (environment_(set.local_rank))
+      identity.local_rank = number(set.local_rank, 0, local_size_known ? identity.local_size - 1 : kNoLimit);
     return identity;
   }
 
@@ -157,7 +172,8 @@ class Reader {
     int node = 0, nodes = 0;
     if (const auto text = environment_("SLURM_NODEID")) node = static_cast<int>(number_of(*text).value_or(0));
     for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
-      if (const auto text = environment_(name); text && nodes == 0) nodes = static_cast<int>(number_of(*text).value_or(0));
+      if (const auto text = environment_(name); text && nodes == 0)
+        nodes = static_cast<int>(number_of(*text).value_or(0));
     }
     if (nodes == 1) return identity.size;
     // The first two say it of every node; the last is what the user asked for, a single number.
@@ -165,16 +181,19 @@ class Reader {
       const auto text = environment_(name);
       if (!text) continue;
       if (const auto per_node = number_of(*text)) {
-        const bool fits = *per_node >= 1 && *per_node <= identity.size && (nodes > 1 ? *per_node * nodes == identity.size : identity.size % *per_node == 0);
+        const bool fits = *per_node >= 1 && *per_node <= identity.size &&
+                          (nodes > 1 ? *per_node * nodes == identity.size : identity.size % *per_node == 0);
         if (fits) return static_cast<int>(*per_node);
         continue;
       }
       const auto tasks = slurm_tasks_of_node(*text, node);
       if (tasks && *tasks <= identity.size) return *tasks;
-      faults_.push_back(join("got ", name, "='", *text, "' on node ", node, ", expected a form like '4(x2),3' that covers the node"));
+      faults_.push_back(
+          join("got ", name, "='", *text, "' on node ", node, ", expected a form like '4(x2),3' that covers the node"));
       return 0;
     }
-    faults_.push_back(join("got ", identity.size, " Slurm tasks on ", nodes, " nodes without their number on this one, expected "
+    faults_.push_back(join("got ", identity.size, " Slurm tasks on ", nodes,
+                           " nodes without their number on this one, expected "
                            "SLURM_STEP_TASKS_PER_NODE or a fitting SLURM_NTASKS_PER_NODE"));
     return 0;
   }
@@ -184,8 +203,9 @@ class Reader {
     const auto compare = [&](const char* name, int value, const char* chosen_name) {
       const auto text = environment_(name);
       if (text && number_of(*text) != value)
-        faults_.push_back(join("got ", name, "=", *text, " beside ", chosen_name, "=", value, ", expected one story (unset ", name,
-                               ", or complete its set with ", missing_of(half).front(), ")"));
+        faults_.push_back(join("got ", name, "=", *text, " beside ", chosen_name, "=", value,
+                               ", expected one story (unset ", name, ", or complete its set with ",
+                               missing_of(half).front(), ")"));
     };
     compare(half.rank, identity.rank, chosen.rank);
     compare(half.size, identity.size, chosen.size);
@@ -200,18 +220,22 @@ class Reader {
         const auto list = environment_(name);
         if (!list || !identity.master_addr.empty()) continue;
         identity.master_addr = first_slurm_host(*list);
-        if (identity.master_addr.empty()) faults_.push_back(join("got ", name, "='", *list, "', expected a form like 'a[01-03,7],b'"));
+        if (identity.master_addr.empty())
+          faults_.push_back(join("got ", name, "='", *list, "', expected a form like 'a[01-03,7],b'"));
       }
       // Jobs that share a host need ports of their own.
       const auto job = number_of(environment_("SLURM_JOB_ID").value_or("0")).value_or(0);
       const auto step = number_of(environment_("SLURM_STEP_ID").value_or("0")).value_or(0);
-      if (!environment_("MASTER_PORT")) identity.master_port = static_cast<int>(20000 + static_cast<unsigned long long>(job * 13 + step) % 12000);
+      if (!environment_("MASTER_PORT"))
+        identity.master_port = static_cast<int>(20000 + static_cast<unsigned long long>(job * 13 + step) % 12000);
     }
     if (identity.one_host()) return;
     if (identity.master_addr.empty())
-      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source, ") without MASTER_ADDR, expected the host of rank 0"));
+      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source,
+                             ") without MASTER_ADDR, expected the host of rank 0"));
     if (set.launcher == Launcher::Torchrun && !environment_("MASTER_PORT"))
-      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source, ") without MASTER_PORT, expected a free port of that host"));
+      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source,
+                             ") without MASTER_PORT, expected a free port of that host"));
     if (identity.master_port == 0) identity.master_port = kDefaultPort;
   }
 
@@ -220,10 +244,13 @@ class Reader {
     if (environment_("ZERO_RUN_ID")) return text("ZERO_RUN_ID");
     if (identity.size == 1) return "";
     if (set.launcher == Launcher::Torchrun && environment_("TORCHELASTIC_RUN_ID"))
-      return join("torchelastic-", text("TORCHELASTIC_RUN_ID"), "-", text("MASTER_PORT"), "-", text("TORCHELASTIC_RESTART_COUNT"));
+      return join("torchelastic-", text("TORCHELASTIC_RUN_ID"), "-", text("MASTER_PORT"), "-",
+                  text("TORCHELASTIC_RESTART_COUNT"));
     if (set.launcher == Launcher::OpenMpi && environment_("PMIX_NAMESPACE")) return "pmix-" + text("PMIX_NAMESPACE");
-    if (set.launcher == Launcher::Slurm && environment_("SLURM_JOB_ID")) return join("slurm-", text("SLURM_JOB_ID"), ".", text("SLURM_STEP_ID"));
-    if (!identity.master_addr.empty() && identity.master_port != 0) return join(identity.master_addr, ":", identity.master_port);
+    if (set.launcher == Launcher::Slurm && environment_("SLURM_JOB_ID"))
+      return join("slurm-", text("SLURM_JOB_ID"), ".", text("SLURM_STEP_ID"));
+    if (!identity.master_addr.empty() && identity.master_port != 0)
+      return join(identity.master_addr, ":", identity.master_port);
     return "parent-" + parent_();
   }
 
@@ -231,7 +258,9 @@ class Reader {
     if (faults_.empty()) return;
     std::string text;
     for (const auto& fault : faults_) text += (text.empty() ? "" : "; ") + fault;
-    throw ConfigError(join("[Communicator::from_env] ", text, ". Hint: start the program with `zero run`, torchrun, mpirun or srun, or unset these variables to run one rank"));
+    throw ConfigError(join("[Communicator::from_env] ", text,
+                           ". Hint: start the program with `zero run`, torchrun, mpirun or srun, or unset these "
+                           "variables to run one rank"));
   }
 
   const Environment& environment_;

@@ -33,7 +33,8 @@ struct Posted {
 // One operation of all ranks. `posted` is only written before its rank is `here`, and only read
 // once all are.
 struct Operation {
-  Operation(Call call, int first, int size) : call(std::move(call)), first(first), posted(static_cast<std::size_t>(size)) {}
+  Operation(Call call, int first, int size)
+      : call(std::move(call)), first(first), posted(static_cast<std::size_t>(size)) {}
   const Call call;  // as its first rank made it
   const int first;
   std::vector<Posted> posted;
@@ -85,7 +86,8 @@ class World {
     if (operation.come == size) return;
     if (!failure_) {
       const int absent = absent_for_ever(operation);
-      fail({absent, rank, base::join("rank ", absent, " has ended, expected ", operation.call.text(), " from all ", size, " ranks")});
+      fail({absent, rank,
+            base::join("rank ", absent, " has ended, expected ", operation.call.text(), " from all ", size, " ranks")});
     }
     throw error_of(operation.call.op, rank, sequence);
   }
@@ -159,7 +161,12 @@ class ThreadWork final : public Work {
  public:
   ThreadWork(std::shared_ptr<World> world, std::shared_ptr<Operation> operation, int rank, std::uint64_t sequence,
              std::chrono::milliseconds timeout, Take take)
-      : world_(std::move(world)), operation_(std::move(operation)), rank_(rank), sequence_(sequence), timeout_(timeout), take_(std::move(take)) {}
+      : world_(std::move(world)),
+        operation_(std::move(operation)),
+        rank_(rank),
+        sequence_(sequence),
+        timeout_(timeout),
+        take_(std::move(take)) {}
   ~ThreadWork() override {
     if (operation_) world_->leave(sequence_, *operation_);
   }
@@ -203,7 +210,8 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<World> world, int rank) : Transport(identity_of(rank, world->size)), world_(std::move(world)) {
+  ThreadTransport(std::shared_ptr<World> world, int rank)
+      : Transport(identity_of(rank, world->size)), world_(std::move(world)) {
     timeout_ = world_->faults.timeout;
   }
 
@@ -223,7 +231,9 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
     const Call call{"reduce_scatter", in.scalar_type(), in.numel()};
-    return begin(call, copy_of(in), [out, rank = rank()](const Operation& all) { sum(out, all, out.nbytes() * static_cast<std::size_t>(rank)); });
+    return begin(call, copy_of(in), [out, rank = rank()](const Operation& all) {
+      sum(out, all, out.nbytes() * static_cast<std::size_t>(rank));
+    });
   }
 
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
@@ -272,7 +282,8 @@ class ThreadTransport final : public Transport {
  private:
   static Posted copy_of(const at::Tensor& tensor) {
     if (!tensor.is_cpu())
-      throw ConfigError("[Communicator] got a tensor on " + tensor.device().str() + ", expected CPU memory between ranks that are threads");
+      throw ConfigError("[Communicator] got a tensor on " + tensor.device().str() +
+                        ", expected CPU memory between ranks that are threads");
     Posted posted;
     posted.data.reset(new char[tensor.nbytes()]);
     if (tensor.nbytes() > 0) std::memcpy(posted.data.get(), tensor.const_data_ptr(), tensor.nbytes());
@@ -299,7 +310,8 @@ class ThreadTransport final : public Transport {
 };
 
 // Runs `body` as one rank; its error, if any.
-std::exception_ptr run_rank(const std::shared_ptr<World>& world, int rank, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+std::exception_ptr run_rank(const std::shared_ptr<World>& world, int rank,
+                            const std::function<void(std::shared_ptr<Communicator>)>& body) {
   // The ranks share the cores already. Torch sets its own number when a thread first asks for it.
   at::get_num_threads();
   omp_set_num_threads(1);
@@ -351,6 +363,8 @@ void run_ranks(int size, const ThreadFaults& faults, const std::function<void(st
   if (!errors.empty()) std::rethrow_exception(errors.front().second);
 }
 
-void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body) { run_ranks(size, ThreadFaults{}, body); }
+void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  run_ranks(size, ThreadFaults{}, body);
+}
 
 }  // namespace zero

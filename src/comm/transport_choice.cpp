@@ -24,18 +24,21 @@ std::string transport_without_gpus(const Identity& identity) {
   return identity.one_host() ? "shm" : "gloo";
 }
 
-TransportChoice choose_transport(const Identity& identity, const Environment& environment, const std::function<int()>& gpus) {
+TransportChoice choose_transport(const Identity& identity, const Environment& environment,
+                                 const std::function<int()>& gpus) {
   const std::vector<std::string> names{"auto", "nccl", "gloo", "shm"};
   const auto asked = environment("ZERO_TRANSPORT").value_or("auto");
   if (std::find(names.begin(), names.end(), asked) == names.end()) {
     const auto nearest = nearest_name(asked, names);
-    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT='", asked, "', expected auto, nccl, gloo or shm", place_of(identity),
+    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT='", asked,
+                                 "', expected auto, nccl, gloo or shm", place_of(identity),
                                  nearest.empty() ? "" : base::join(". Hint: did you mean '", nearest, "'?")));
   }
   if (identity.size == 1) return {"local"};
   if (asked == "shm" && !identity.one_host())
-    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm for ", identity.size, " ranks of which ", identity.local_size,
-                                 " are on this host, expected all on one host", place_of(identity), ". Hint: ZERO_TRANSPORT=gloo or auto"));
+    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm for ", identity.size,
+                                 " ranks of which ", identity.local_size, " are on this host, expected all on one host",
+                                 place_of(identity), ". Hint: ZERO_TRANSPORT=gloo or auto"));
   if (asked != "auto") return {asked, true};
   if (gpus() >= identity.local_size) return {"nccl"};
   return {transport_without_gpus(identity)};
@@ -48,7 +51,8 @@ std::chrono::milliseconds choose_timeout(const Environment& environment) {
   const double seconds = std::strtod(text->c_str(), &end);
   constexpr double kMost = 1e8;  // three years
   if (end == text->c_str() || *end != '\0' || !std::isfinite(seconds) || seconds < 0.001 || seconds > kMost)
-    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TIMEOUT_S='", *text, "', expected seconds from 0.001 to 1e8"));
+    throw ConfigError(
+        base::join("[Communicator::from_env] got ZERO_TIMEOUT_S='", *text, "', expected seconds from 0.001 to 1e8"));
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 

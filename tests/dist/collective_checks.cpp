@@ -24,7 +24,9 @@ void require(bool condition, const Parts&... parts) {
   throw std::runtime_error(text.str());
 }
 
-std::string who(const Comm& comm) { return "rank " + std::to_string(comm->rank()) + "/" + std::to_string(comm->size()) + " over " + comm->transport(); }
+std::string who(const Comm& comm) {
+  return "rank " + std::to_string(comm->rank()) + "/" + std::to_string(comm->size()) + " over " + comm->transport();
+}
 
 // What `rank` holds for `key`: any bit pattern for moved types; for summed ones values of very
 // different size, so that another order of sums or an early rounding shows.
@@ -78,7 +80,8 @@ at::Tensor transposed(std::uint64_t key, int rank, int size, std::int64_t numel,
 
 // Bit by bit.
 void require_same(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
-  require(got.scalar_type() == expected.scalar_type() && got.numel() == expected.numel(), what, ": another shape or dtype");
+  require(got.scalar_type() == expected.scalar_type() && got.numel() == expected.numel(), what,
+          ": another shape or dtype");
   const auto* a = static_cast<const char*>(got.const_data_ptr());
   const auto* b = static_cast<const char*>(expected.const_data_ptr());
   if (got.numel() == 0 || std::memcmp(a, b, got.nbytes()) == 0) return;
@@ -112,11 +115,13 @@ struct Running {
 bool sums(const std::string& op) { return op == "reduce_scatter" || op == "all_reduce"; }
 
 // `numel` is of one rank's part (for all_reduce and broadcast, of the tensor).
-Running begin(const Comm& comm, const std::string& op, std::uint64_t key, std::int64_t numel, at::ScalarType dtype, bool allocated, int root = 0) {
+Running begin(const Comm& comm, const std::string& op, std::uint64_t key, std::int64_t numel, at::ScalarType dtype,
+              bool allocated, int root = 0) {
   const int size = comm->size(), rank = comm->rank();
   const auto tensor = [&](std::int64_t n) {
     auto memory = allocated ? comm->allocate(n, dtype) : at::empty({n}, dtype);
-    require(memory.numel() == n && memory.scalar_type() == dtype && memory.is_contiguous(), who(comm), ": allocate(", n, ") is of another shape");
+    require(memory.numel() == n && memory.scalar_type() == dtype && memory.is_contiguous(), who(comm), ": allocate(", n,
+            ") is of another shape");
     if (n > 0) std::memset(memory.mutable_data_ptr(), 0xc3, memory.nbytes());
     return memory;
   };
@@ -128,7 +133,8 @@ Running begin(const Comm& comm, const std::string& op, std::uint64_t key, std::i
   };
   Running run;
   std::ostringstream what;
-  what << who(comm) << ": " << op << "(" << c10::toString(dtype) << ", " << numel << (allocated ? ", allocated" : "") << ", key " << key << ")";
+  what << who(comm) << ": " << op << "(" << c10::toString(dtype) << ", " << numel << (allocated ? ", allocated" : "")
+       << ", key " << key << ")";
   run.what = what.str();
   if (op == "all_gather") {
     run.in = filled(numel);
@@ -183,7 +189,8 @@ void check_values(const Comm& comm) {
     for (const auto dtype : dtypes_of(op)) {
       for (const std::int64_t numel : {0, 1, 7, 1000, 65537}) {
         const int roots = op == "broadcast" ? comm->size() : 1;
-        for (int root = 0; root < roots; ++root) begin(comm, op, ++key, numel, dtype, numel % 2 == 0, root).finish(true);
+        for (int root = 0; root < roots; ++root)
+          begin(comm, op, ++key, numel, dtype, numel % 2 == 0, root).finish(true);
       }
     }
   }
@@ -236,7 +243,8 @@ void check_in_flight(const Comm& comm) {
     }
   }
   std::vector<Running> many;
-  for (int i = 0; i < 8; ++i) many.push_back(begin(comm, kOps[static_cast<std::size_t>(i) % 2], ++key, 100 + i, at::kHalf, true));
+  for (int i = 0; i < 8; ++i)
+    many.push_back(begin(comm, kOps[static_cast<std::size_t>(i) % 2], ++key, 100 + i, at::kHalf, true));
   for (int i = 7; i >= 0; --i) many[static_cast<std::size_t>(i)].finish(true);
 }
 
@@ -272,9 +280,11 @@ void check_exchange(const Comm& comm) {
     // Lengths differ between ranks, one of them is empty.
     const auto length_of = [&](int rank) { return rank == 1 ? 0 : length + static_cast<std::size_t>(rank) * 3; };
     const auto got = comm->exchange(message(comm->rank(), length_of(comm->rank())));
-    require(got.size() == static_cast<std::size_t>(comm->size()), who(comm), ": exchange gave ", got.size(), " messages");
+    require(got.size() == static_cast<std::size_t>(comm->size()), who(comm), ": exchange gave ", got.size(),
+            " messages");
     for (int r = 0; r < comm->size(); ++r)
-      require(got[static_cast<std::size_t>(r)] == message(r, length_of(r)), who(comm), ": exchange of ", length, ": the message of rank ", r, " differs");
+      require(got[static_cast<std::size_t>(r)] == message(r, length_of(r)), who(comm), ": exchange of ", length,
+              ": the message of rank ", r, " differs");
   }
   comm->barrier();
 }
@@ -302,13 +312,14 @@ void check_counts(const Comm& comm) {
   std::uint64_t total = 0;
   for (const auto& [op, expected] : bytes) {
     const auto row = stats.by_op.at(op);
-    require(row.calls == 3 && row.bytes_sent == 3 * expected, who(comm), ": ", op, " counted ", row.calls, " calls, ", row.bytes_sent,
-            " bytes, expected 3 and ", 3 * expected);
+    require(row.calls == 3 && row.bytes_sent == 3 * expected, who(comm), ": ", op, " counted ", row.calls, " calls, ",
+            row.bytes_sent, " bytes, expected 3 and ", 3 * expected);
     total += row.bytes_sent;
   }
-  require(stats.by_op.size() == bytes.size() && stats.bytes_sent() == total, who(comm), ": total of ", stats.bytes_sent(), ", expected ", total);
-  require(stats.control.calls == 2 && stats.control.bytes_sent == 11 * (n - 1), who(comm), ": control counted ", stats.control.calls, " calls, ",
-          stats.control.bytes_sent, " bytes");
+  require(stats.by_op.size() == bytes.size() && stats.bytes_sent() == total, who(comm), ": total of ",
+          stats.bytes_sent(), ", expected ", total);
+  require(stats.control.calls == 2 && stats.control.bytes_sent == 11 * (n - 1), who(comm), ": control counted ",
+          stats.control.calls, " calls, ", stats.control.bytes_sent, " bytes");
 }
 
 void check_arguments(const Comm& comm) {
@@ -316,8 +327,9 @@ void check_arguments(const Comm& comm) {
   const auto f = [](std::int64_t numel) { return at::zeros({numel}); };
   const auto refused = [&](const std::string& part, const std::function<void()>& call) {
     const auto text = error_of(call);
-    require(text.find(part) != std::string::npos && text.find("(rank " + std::to_string(comm->rank()) + "/") != std::string::npos, who(comm),
-            ": expected a ConfigError with '", part, "', got '", text, "'");
+    require(text.find(part) != std::string::npos &&
+                text.find("(rank " + std::to_string(comm->rank()) + "/") != std::string::npos,
+            who(comm), ": expected a ConfigError with '", part, "', got '", text, "'");
   };
   refused("[Communicator::all_gather] got an undefined", [&] { comm->all_gather(f(n), at::Tensor()); });
   refused("shape [1, 4]", [&] { comm->all_reduce(at::zeros({1, 4})); });
@@ -330,7 +342,8 @@ void check_arguments(const Comm& comm) {
   refused("root -1", [&] { comm->broadcast(f(3), -1); });
   auto whole = f(4 * n + 1);
   refused("overlap", [&] { comm->all_gather(whole.narrow(0, 0, 4 * n), whole.narrow(0, 4 * comm->rank() + 1, 4)); });
-  refused("overlap", [&] { comm->reduce_scatter(whole.narrow(0, 4 * comm->rank() + 1, 4), whole.narrow(0, 0, 4 * n)); });
+  refused("overlap",
+          [&] { comm->reduce_scatter(whole.narrow(0, 4 * comm->rank() + 1, 4), whole.narrow(0, 0, 4 * n)); });
   refused("overlap", [&] { comm->all_to_all(whole.narrow(0, 0, n), whole.narrow(0, 0, n)); });
   auto released = f(16);
   released.storage().unsafeGetStorageImpl()->set_nbytes(0);
@@ -366,8 +379,8 @@ void require_failure(const Comm& comm, int rank, const std::string& text) {
       got = e.what();
       blamed = e.rank();
     }
-    require(blamed == rank && got.find(text) != std::string::npos, who(comm), ": expected a CommError of rank ", rank, " with '", text, "', got '",
-            got, "' of rank ", blamed, again ? ", in a later call" : "");
+    require(blamed == rank && got.find(text) != std::string::npos, who(comm), ": expected a CommError of rank ", rank,
+            " with '", text, "', got '", got, "' of rank ", blamed, again ? ", in a later call" : "");
   }
 }
 
@@ -380,7 +393,8 @@ void check_abort(const Comm& comm, int culprit) {
     comm->abort("the disk caught fire");
   }
   require_failure(comm, culprit, "the disk caught fire");
-  require(std::chrono::steady_clock::now() - before < comm->timeout() / 2, who(comm), ": heard of the failure only after half the timeout");
+  require(std::chrono::steady_clock::now() - before < comm->timeout() / 2, who(comm),
+          ": heard of the failure only after half the timeout");
 }
 
 void check_timeout(const Comm& comm, int absent, std::chrono::milliseconds timeout) {

@@ -25,7 +25,8 @@ struct Told {
   std::string text;
   int rank = -2;
 };
-std::vector<Told> told(int world, const ThreadFaults& faults, const std::function<void(Comm)>& body, std::string* rethrown = nullptr) {
+std::vector<Told> told(int world, const ThreadFaults& faults, const std::function<void(Comm)>& body,
+                       std::string* rethrown = nullptr) {
   std::vector<Told> errors(static_cast<std::size_t>(world));
   try {
     run_ranks(world, faults, [&](Comm comm) {
@@ -93,7 +94,8 @@ TEST(Thread, AbortReachesAll) {
 
 TEST(Thread, TheAbsentRankIsNamed) {
   for (const int world : {2, 3, 5}) {
-    for (const int absent : {0, world - 1}) run_ranks(world, [=](Comm comm) { test::check_timeout(comm, absent, Milliseconds(150)); });
+    for (const int absent : {0, world - 1})
+      run_ranks(world, [=](Comm comm) { test::check_timeout(comm, absent, Milliseconds(150)); });
   }
 }
 
@@ -120,7 +122,8 @@ TEST(Thread, ARankThatHasEndedIsNotWaitedFor) {
     comm->all_reduce(at::ones({4}))->wait();
   });
   for (const int rank : {0, 2}) {
-    EXPECT_TRUE(contains(errors[static_cast<std::size_t>(rank)].text, "rank 1 has ended")) << errors[static_cast<std::size_t>(rank)].text;
+    EXPECT_TRUE(contains(errors[static_cast<std::size_t>(rank)].text, "rank 1 has ended"))
+        << errors[static_cast<std::size_t>(rank)].text;
     EXPECT_EQ(errors[static_cast<std::size_t>(rank)].rank, 1);
   }
 }
@@ -140,20 +143,25 @@ TEST(Thread, DifferentCallsNameBoth) {
   const std::vector<std::tuple<std::function<void(Comm)>, std::function<void(Comm)>, std::string, std::string>> cases{
       {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->broadcast(at::ones({6}), 0)->wait(); },
        "all_reduce(fp32, 6 elements)", "broadcast(fp32, 6 elements, root 0)"},
-      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->all_reduce(at::ones({6}, at::kHalf))->wait(); },
-       "all_reduce(fp32, 6 elements)", "all_reduce(fp16, 6 elements)"},
+      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); },
+       [](Comm c) { c->all_reduce(at::ones({6}, at::kHalf))->wait(); }, "all_reduce(fp32, 6 elements)",
+       "all_reduce(fp16, 6 elements)"},
       {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->all_reduce(at::ones({1}))->wait(); },
        "all_reduce(fp32, 6 elements)", "all_reduce(fp32, 1 element)"},
       {[](Comm c) { c->broadcast(at::ones({6}), 1)->wait(); }, [](Comm c) { c->broadcast(at::ones({6}), 2)->wait(); },
        "broadcast(fp32, 6 elements, root 1)", "broadcast(fp32, 6 elements, root 2)"},
-      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->exchange("text"); }, "all_reduce(fp32, 6 elements)", "exchange()"},
+      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->exchange("text"); },
+       "all_reduce(fp32, 6 elements)", "exchange()"},
   };
   for (const auto& [common, other, common_text, other_text] : cases) {
     std::string rethrown;
-    const auto errors = told(3, {}, [&](Comm comm) {
-      for (int i = 0; i < 4; ++i) comm->barrier();
-      (comm->rank() == 2 ? other : common)(comm);
-    }, &rethrown);
+    const auto errors = told(
+        3, {},
+        [&](Comm comm) {
+          for (int i = 0; i < 4; ++i) comm->barrier();
+          (comm->rank() == 2 ? other : common)(comm);
+        },
+        &rethrown);
     for (const auto& error : errors) {
       EXPECT_TRUE(contains(error.text, common_text)) << error.text;
       EXPECT_TRUE(contains(error.text, "rank 2 calls " + other_text)) << error.text;
@@ -204,17 +212,21 @@ TEST(Thread, AFailureInjectedBeforeOneCall) {
     if (rank == 1 && sequence == 4) throw std::runtime_error("injected");
   };
   std::string rethrown;
-  const auto errors = told(3, faults, [](Comm comm) {
-    comm->barrier();
-    comm->all_gather(at::empty({3}), at::ones({1}))->wait();
-    comm->reduce_scatter(at::empty({1}), at::ones({3}))->wait();
-    comm->all_to_all(at::empty({3}), at::ones({3}))->wait();
-    comm->broadcast(at::ones({3}), 0)->wait();
-    comm->all_reduce(at::ones({3}))->wait();
-  }, &rethrown);
+  const auto errors = told(
+      3, faults,
+      [](Comm comm) {
+        comm->barrier();
+        comm->all_gather(at::empty({3}), at::ones({1}))->wait();
+        comm->reduce_scatter(at::empty({1}), at::ones({3}))->wait();
+        comm->all_to_all(at::empty({3}), at::ones({3}))->wait();
+        comm->broadcast(at::ones({3}), 0)->wait();
+        comm->all_reduce(at::ones({3}))->wait();
+      },
+      &rethrown);
   EXPECT_EQ(rethrown, "injected");
   EXPECT_EQ(seen[1], (std::vector<std::string>{"exchange", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}));
-  for (const std::size_t rank : {0, 2}) EXPECT_TRUE(contains(errors[rank].text, "rank 1 failed: injected")) << errors[rank].text;
+  for (const std::size_t rank : {0, 2})
+    EXPECT_TRUE(contains(errors[rank].text, "rank 1 failed: injected")) << errors[rank].text;
 }
 
 TEST(Thread, TheFirstFailureInTimeIsRethrown) {
@@ -233,22 +245,26 @@ TEST(Thread, TheFirstFailureInTimeIsRethrown) {
 
 TEST(Thread, AnErrorToldByAbortBeforeItIsThrownIsStillTheFirst) {
   for (int i = 0; i < 10; ++i) {
-    EXPECT_THROW(run_ranks(3, [](Comm comm) {
-      if (comm->rank() == 2) {
-        comm->abort("told");
-        std::this_thread::sleep_for(Milliseconds(20));  // the others end first
-        throw ConfigError("thrown");
-      }
-      comm->barrier();
-    }), ConfigError);
+    EXPECT_THROW(run_ranks(3,
+                           [](Comm comm) {
+                             if (comm->rank() == 2) {
+                               comm->abort("told");
+                               std::this_thread::sleep_for(Milliseconds(20));  // the others end first
+                               throw ConfigError("thrown");
+                             }
+                             comm->barrier();
+                           }),
+                 ConfigError);
   }
 }
 
 TEST(Thread, AThrownIntIsAFailureToo) {
-  EXPECT_THROW(run_ranks(2, [](Comm comm) {
-    if (comm->rank() == 1) throw 7;
-    comm->barrier();
-  }), int);
+  EXPECT_THROW(run_ranks(2,
+                         [](Comm comm) {
+                           if (comm->rank() == 1) throw 7;
+                           comm->barrier();
+                         }),
+               int);
 }
 
 TEST(Thread, WaitGivesItsErrorEveryTime) {
@@ -291,7 +307,8 @@ TEST(Thread, RanksComputeOnOneCoreAndLeaveTheProgramsNumberAlone) {
   const int before = at::get_num_threads();
   run_ranks(3, [](Comm comm) {
     comm->barrier();
-    if (at::get_num_threads() != 1) throw std::runtime_error("a rank with " + std::to_string(at::get_num_threads()) + " threads");
+    if (at::get_num_threads() != 1)
+      throw std::runtime_error("a rank with " + std::to_string(at::get_num_threads()) + " threads");
   });
   EXPECT_EQ(at::get_num_threads(), before);
 }

@@ -17,11 +17,24 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-const std::vector<const char*> kAll{"RANK",          "WORLD_SIZE",       "LOCAL_RANK",          "LOCAL_WORLD_SIZE",
-                                    "LOCAL_SIZE",    "MASTER_ADDR",      "MASTER_PORT",         "TORCHELASTIC_RUN_ID",
-                                    "ZERO_RUN_ID",   "ZERO_TRANSPORT",   "ZERO_TIMEOUT_S",      "OMPI_COMM_WORLD_RANK",
-                                    "PMI_RANK",      "PMI_SIZE",         "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID",
-                                    "PMIX_NAMESPACE", "TORCHELASTIC_USE_AGENT_STORE"};
+const std::vector<const char*> kAll{"RANK",
+                                    "WORLD_SIZE",
+                                    "LOCAL_RANK",
+                                    "LOCAL_WORLD_SIZE",
+                                    "LOCAL_SIZE",
+                                    "MASTER_ADDR",
+                                    "MASTER_PORT",
+                                    "TORCHELASTIC_RUN_ID",
+                                    "ZERO_RUN_ID",
+                                    "ZERO_TRANSPORT",
+                                    "ZERO_TIMEOUT_S",
+                                    "OMPI_COMM_WORLD_RANK",
+                                    "PMI_RANK",
+                                    "PMI_SIZE",
+                                    "OMPI_COMM_WORLD_SIZE",
+                                    "SLURM_STEP_ID",
+                                    "PMIX_NAMESPACE",
+                                    "TORCHELASTIC_USE_AGENT_STORE"};
 
 void set_only(const Variables& variables) {
   for (const char* name : kAll) unsetenv(name);
@@ -52,7 +65,8 @@ TEST(FromEnv, EachTransportByName) {
       set_only(variables);
       auto comm = Communicator::from_env();
       require(comm->transport() == transport, "transport " + comm->transport());
-      require(comm->rank() == rank && comm->size() == 3 && comm->local_rank() == rank && comm->local_size() == 3, "another rank");
+      require(comm->rank() == rank && comm->size() == 3 && comm->local_rank() == rank && comm->local_size() == 3,
+              "another rank");
       require(comm->timeout() == std::chrono::milliseconds(45500), "another timeout");
       test::check_random_program(comm, 3, 20);
       test::check_exchange(comm);
@@ -76,9 +90,13 @@ TEST(FromEnv, OpenMpiAndMpich) {
     const auto run = test::fresh_run_id();
     expect_all_well(test::fork_ranks(2, [&](int rank) {
       const auto r = std::to_string(rank);
-      const Variables open{{"OMPI_COMM_WORLD_RANK", r}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", r},
-                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", run}};
-      const Variables mpich{{"PMI_RANK", r}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", r}, {"MPI_LOCALNRANKS", "2"}, {"ZERO_RUN_ID", run}};
+      const Variables open{{"OMPI_COMM_WORLD_RANK", r},
+                           {"OMPI_COMM_WORLD_SIZE", "2"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", r},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                           {"PMIX_NAMESPACE", run}};
+      const Variables mpich{
+          {"PMI_RANK", r}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", r}, {"MPI_LOCALNRANKS", "2"}, {"ZERO_RUN_ID", run}};
       set_only(open_mpi ? open : mpich);
       setenv("CUDA_VISIBLE_DEVICES", "", 1);
       auto comm = Communicator::from_env();
@@ -94,7 +112,8 @@ TEST(FromEnv, AWorldOfOneNeedsNoTransport) {
     require(Communicator::from_env()->transport() == "local", "not local");
     set_only({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"ZERO_TRANSPORT", "shm"}, {"ZERO_TIMEOUT_S", "7"}});
     auto comm = Communicator::from_env();
-    require(comm->transport() == "local" && comm->timeout() == std::chrono::seconds(7), "not local, or another timeout");
+    require(comm->transport() == "local" && comm->timeout() == std::chrono::seconds(7),
+            "not local, or another timeout");
     test::check_random_program(comm, 5, 20);
   }));
 }
@@ -108,19 +127,23 @@ TEST(FromEnv, TwoRunsAtOnceDoNotMeet) {
     variables["ZERO_TRANSPORT"] = "shm";
     set_only(variables);
     auto comm = Communicator::from_env();
-    for (const auto& text : comm->exchange(std::to_string(process % 2))) require(text == std::to_string(process % 2), "met a rank of the other run");
+    for (const auto& text : comm->exchange(std::to_string(process % 2)))
+      require(text == std::to_string(process % 2), "met a rank of the other run");
   }));
 }
 
 TEST(FromEnv, WhatIsWrongIsToldBeforeAnybodyIsWaitedFor) {
-  const auto ends = test::fork_ranks(3, [](int process) {
-    auto variables = torchrun(0, 2);
-    if (process == 0) variables.erase("WORLD_SIZE");
-    if (process == 1) variables["ZERO_TRANSPORT"] = "shmem";
-    if (process == 2) variables["ZERO_TIMEOUT_S"] = "soon";
-    set_only(variables);
-    Communicator::from_env();
-  }, std::chrono::seconds(20));
+  const auto ends = test::fork_ranks(
+      3,
+      [](int process) {
+        auto variables = torchrun(0, 2);
+        if (process == 0) variables.erase("WORLD_SIZE");
+        if (process == 1) variables["ZERO_TRANSPORT"] = "shmem";
+        if (process == 2) variables["ZERO_TIMEOUT_S"] = "soon";
+        set_only(variables);
+        Communicator::from_env();
+      },
+      std::chrono::seconds(20));
   EXPECT_NE(ends[0].error.find("without WORLD_SIZE"), std::string::npos) << ends[0].error;
   EXPECT_NE(ends[1].error.find("did you mean 'shm'?"), std::string::npos) << ends[1].error;
   EXPECT_NE(ends[2].error.find("ZERO_TIMEOUT_S='soon'"), std::string::npos) << ends[2].error;

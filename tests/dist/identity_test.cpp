@@ -43,14 +43,24 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
-const Variables kTorchrun{{"RANK", "5"},        {"WORLD_SIZE", "8"},           {"LOCAL_RANK", "1"},
-                          {"LOCAL_WORLD_SIZE", "4"}, {"GROUP_RANK", "1"},      {"MASTER_ADDR", "node7"},
-                          {"MASTER_PORT", "29501"},  {"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
+const Variables kTorchrun{{"RANK", "5"},
+                          {"WORLD_SIZE", "8"},
+                          {"LOCAL_RANK", "1"},
+                          {"LOCAL_WORLD_SIZE", "4"},
+                          {"GROUP_RANK", "1"},
+                          {"MASTER_ADDR", "node7"},
+                          {"MASTER_PORT", "29501"},
+                          {"TORCHELASTIC_RUN_ID", "none"},
+                          {"TORCHELASTIC_RESTART_COUNT", "2"}};
 const Variables kOneHost{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
-const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "3"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}};
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "2"},
+                         {"OMPI_COMM_WORLD_SIZE", "3"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}};
 const Variables kMpich{{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "3"}, {"MPI_LOCALNRANKS", "4"}};
-const Variables kSlurm{{"SLURM_JOB_ID", "991"}, {"SLURM_STEP_ID", "2"}, {"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "2"},
-                       {"SLURM_NTASKS_PER_NODE", "4"}, {"SLURM_NNODES", "2"}, {"SLURM_NODEID", "1"}, {"SLURM_JOB_NODELIST", "gpu[08-09]"}};
+const Variables kSlurm{{"SLURM_JOB_ID", "991"}, {"SLURM_STEP_ID", "2"}, {"SLURM_PROCID", "6"},
+                       {"SLURM_NTASKS", "8"},   {"SLURM_LOCALID", "2"}, {"SLURM_NTASKS_PER_NODE", "4"},
+                       {"SLURM_NNODES", "2"},   {"SLURM_NODEID", "1"},  {"SLURM_JOB_NODELIST", "gpu[08-09]"}};
 
 TEST(Identity, NoLauncherIsAWorldOfOne) {
   const auto id = identity({{"PATH", "/bin"}, {"MASTER_ADDR", "left over"}});
@@ -126,7 +136,9 @@ TEST(Identity, Slurm) {
 
 TEST(Identity, SlurmTasksOfThisNode) {
   // The step's own list is nearer to the truth than what the job asked for.
-  auto uneven = with(without(kSlurm, "SLURM_NTASKS_PER_NODE"), {{"SLURM_NNODES", "3"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"}, {"SLURM_TASKS_PER_NODE", "8(x3)"}});
+  auto uneven =
+      with(without(kSlurm, "SLURM_NTASKS_PER_NODE"),
+           {{"SLURM_NNODES", "3"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"}, {"SLURM_TASKS_PER_NODE", "8(x3)"}});
   for (const auto& [node, local] : std::map<std::string, int>{{"0", 3}, {"1", 3}, {"2", 2}}) {
     const auto id = identity(with(uneven, {{"SLURM_NODEID", node}, {"SLURM_LOCALID", "1"}}));
     EXPECT_EQ(id.local_size, local) << node;
@@ -159,7 +171,8 @@ TEST(Identity, TheFirstCompleteSetWins) {
 
 TEST(Identity, HalfASetNamesWhatIsMissing) {
   EXPECT_CONTAINS(error({{"RANK", "0"}}), "got RANK=0 without WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE");
-  EXPECT_CONTAINS(error(without(kOneHost, "WORLD_SIZE")), "without WORLD_SIZE, expected the whole set of torchrun environment");
+  EXPECT_CONTAINS(error(without(kOneHost, "WORLD_SIZE")),
+                  "without WORLD_SIZE, expected the whole set of torchrun environment");
   EXPECT_CONTAINS(error(without(kOneHost, "LOCAL_WORLD_SIZE")), "without LOCAL_WORLD_SIZE");
   EXPECT_CONTAINS(error(without(kOpenMpi, "OMPI_COMM_WORLD_RANK")), "without OMPI_COMM_WORLD_RANK");
   EXPECT_CONTAINS(error(without(kMpich, "MPI_LOCALRANKID")), "without MPI_LOCALRANKID");
@@ -177,17 +190,22 @@ TEST(Identity, HalfASetBesideACompleteOneMustAgreeWithIt) {
 }
 
 TEST(Identity, ValuesThatAreNoNumbersOrOutOfRangeAllAtOnce) {
-  EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "x"}})), "got RANK='x', expected a whole number from 0 to 1 (WORLD_SIZE is 2)");
+  EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "x"}})),
+                  "got RANK='x', expected a whole number from 0 to 1 (WORLD_SIZE is 2)");
   EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "2"}})), "got RANK='2', expected a whole number from 0 to 1");
   EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "1.0"}})), "RANK='1.0'");
   EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", " 1"}})), "RANK=' 1'");
   EXPECT_CONTAINS(error(with(kOneHost, {{"WORLD_SIZE", "99999999999999999999"}})), "WORLD_SIZE='99999999999999999999'");
-  EXPECT_CONTAINS(error(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "got MASTER_PORT='70000', expected a whole number from 1 to 65535");
+  EXPECT_CONTAINS(error(with(kTorchrun, {{"MASTER_PORT", "70000"}})),
+                  "got MASTER_PORT='70000', expected a whole number from 1 to 65535");
   const auto text = error({{"RANK", "-1"}, {"WORLD_SIZE", "0"}, {"LOCAL_RANK", "one"}, {"LOCAL_WORLD_SIZE", ""}});
-  for (const char* part : {"RANK='-1'", "WORLD_SIZE='0'", "LOCAL_RANK='one'", "LOCAL_WORLD_SIZE=''"}) EXPECT_CONTAINS(text, part);
-  EXPECT_CONTAINS(error(with(kOneHost, {{"LOCAL_WORLD_SIZE", "3"}})), "LOCAL_WORLD_SIZE='3', expected a whole number from 1 to 2");
+  for (const char* part : {"RANK='-1'", "WORLD_SIZE='0'", "LOCAL_RANK='one'", "LOCAL_WORLD_SIZE=''"})
+    EXPECT_CONTAINS(text, part);
+  EXPECT_CONTAINS(error(with(kOneHost, {{"LOCAL_WORLD_SIZE", "3"}})),
+                  "LOCAL_WORLD_SIZE='3', expected a whole number from 1 to 2");
   EXPECT_CONTAINS(error(with(kOneHost, {{"LOCAL_RANK", "2"}})), "LOCAL_RANK='2', expected a whole number from 0 to 1");
-  EXPECT_CONTAINS(error(with(kSlurm, {{"SLURM_LOCALID", "4"}})), "SLURM_LOCALID='4', expected a whole number from 0 to 3");
+  EXPECT_CONTAINS(error(with(kSlurm, {{"SLURM_LOCALID", "4"}})),
+                  "SLURM_LOCALID='4', expected a whole number from 0 to 3");
 }
 
 TEST(Identity, SeveralHostsNeedAMeetingPoint) {
@@ -234,7 +252,8 @@ TEST(Identity, SlurmTasks) {
   EXPECT_EQ(slurm_tasks_of_node("4(x2),3", 2), 3);
   EXPECT_EQ(slurm_tasks_of_node("1,2(x3),5", 3), 2);
   EXPECT_EQ(slurm_tasks_of_node("4(x2)", 2), std::nullopt);
-  for (const char* bad : {"", "x", "4(x", "4(x)", "4(2)", "0", "4,,", "-1", "4(x0)"}) EXPECT_EQ(slurm_tasks_of_node(bad, 0), std::nullopt) << bad;
+  for (const char* bad : {"", "x", "4(x", "4(x)", "4(2)", "0", "4,,", "-1", "4(x0)"})
+    EXPECT_EQ(slurm_tasks_of_node(bad, 0), std::nullopt) << bad;
 }
 
 TEST(Identity, OfThisProcess) {
