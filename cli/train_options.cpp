@@ -2,6 +2,7 @@
 // that the file leaves "auto" is filled by its flag, and what neither says has the defaults shown in the help text.
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 
 #include <zero/errors.h>
@@ -53,6 +54,15 @@ std::string config_file(const TrainArguments& a) {
   throw ConfigError("[zero train] got no CONFIG.json, expected the path of a configuration. Hint: zero train --help");
 }
 
+// For a first try without a text: English that every Debian has. Said once, in the line that names the text.
+std::string any_text() {
+  const char* text = "/usr/share/common-licenses/GPL-3";
+  if (std::filesystem::exists(text)) return text;
+  throw ConfigError(
+      "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
+      "configuration; any text will do, it is read byte by byte.");
+}
+
 models::GptConfig model_of(const config::ModelSettings& m) {
   models::GptConfig model;
   try {
@@ -86,7 +96,7 @@ void declare_train(Command& c, TrainArguments& a) {
                "choose model and text)",
                false);
   c.section("Run");
-  c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text)");
+  c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text; else the text of the GPL)");
   c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
            kMost);
   c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
@@ -132,10 +142,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
         "boundaries");
   plan.model = model_of(s.model);
   plan.text = a.text.empty() ? s.data.text : a.text;
-  if (plan.text.empty())
-    throw ConfigError(
-        "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
-        "configuration; any text will do, it is read byte by byte.");
+  if (plan.text.empty()) plan.text = any_text();
   plan.holdout = s.data.holdout;
   plan.eval_batches = s.data.eval_batches;
   plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;

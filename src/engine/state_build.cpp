@@ -192,6 +192,7 @@ void State::adopt_buffers() {
     auto& buffer = item.value();
     if (!buffer.defined() || buffer.numel() == 0) continue;
     if (settings_.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(scalar_type(*settings_.buffer_dtype)));
+    if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved as they lie
     if (comm_->size() > 1) {
       auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
       comm_->broadcast(flat, 0)->wait();
