@@ -171,7 +171,10 @@ void TrainReport::finish(const TrainSummary& s) {
   progress_->finish();
   write_file("result.json", result_json(s));
   if (!s.sample.empty()) write_file("sample.txt", s.sample_prompt + s.sample + "\n");
-  if (json_) return;
+  if (json_) {
+    if (s.heldout) note(LogLevel::Info, "held-out " + format("%.4f", *s.heldout) + " nats/byte, files in " + folder_);
+    return;
+  }
   std::string text;
   const auto points = thinned(curve_, 2 * static_cast<std::size_t>(out_.columns));
   if (points.size() > 2) {
