@@ -314,7 +314,6 @@ TEST(Train, MistakesAreNamedOnce) {
       {{config, "--text", place.text, "--set", "libzero.model.heads=7"}, "heads 7"},
       {{config, "--text", place.text, "--save-every", "2"}, "--checkpoint-dir"},
       {{config, "--text", place.text, "--optimizer", "AdamX"}, "AdamW"},
-      {{config}, "--text FILE"},
       {{}, "CONFIG.json"},
       {{config, config, "--text", place.text}, "no further word"},
       {{config, "--text", place.folder + "/none.txt"}, "No such file"},
@@ -336,6 +335,16 @@ TEST(Train, MistakesAreNamedOnce) {
     // The launcher repeats the last lines of the rank that failed.
     EXPECT_EQ(count(o.err.substr(0, o.err.find("--- last lines")), "zero train: error: "), 1u) << o.err;
   }
+}
+
+TEST(Train, WithoutATextItSaysWhichOneItTakes) {
+  const Place place;
+  const Outcome o = run(0, Words{kConfigs + "stage3-bf16.json", "--steps", "1", "--json", "--sample", "0", "--out",
+                                 place.folder + "/out"} +
+                               kSmall);
+  const std::string stand_in = "/usr/share/common-licenses/GPL-3";
+  EXPECT_EQ(o.code, fs::exists(stand_in) ? 0 : 2) << o.err;
+  EXPECT_EQ(count(o.err, fs::exists(stand_in) ? "text " + stand_in : "--text FILE"), 1u) << o.err;
 }
 
 TEST(Train, HelpFitsATerminalAndNamesEveryOption) {

@@ -189,8 +189,8 @@ TEST_F(CorpusTest, RestoreRefusesWhatDoesNotFit) {
   const data::Corpus corpus(path, 16, 0.05, 7), other_seed(path, 16, 0.05, 8), longer(path, 32, 0.05, 7);
   data::Reader reader(corpus, 0, 1), seeded(other_seed, 0, 1), long_reader(longer, 0, 1);
   reader.next(5);
-  for (const char* bad : {"", "{", "[]", "{}", R"({"position": 3})",
-                          R"({"position": "3", "samples": 1, "seed": 7, "sequence": 16})"})
+  for (const char* bad :
+       {"", "{", "[]", "{}", R"({"position": 3})", R"({"position": "3", "samples": 1, "seed": 7, "sequence": 16})"})
     EXPECT_THROW(seeded.restore(bad), std::runtime_error) << bad;
   EXPECT_THROW(seeded.restore(reader.state()), std::runtime_error);
   EXPECT_THROW(long_reader.restore(reader.state()), std::runtime_error);
