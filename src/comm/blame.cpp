@@ -16,7 +16,8 @@ std::string rank_text(int rank) { return rank < 0 ? "a rank" : base::join("rank 
 PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
   const auto progress = watch.ask_progress(kAnswer);
   const auto text = [&](const std::string& got, const std::string& hint) {
-    return at_call(w.call.op, base::join("got ", got, ", expected ", w.call.text(), " within ", duration_text(w.timeout)), w.rank,
+    return at_call(w.call.op,
+                   base::join("got ", got, ", expected ", w.call.text(), " within ", duration_text(w.timeout)), w.rank,
                    w.size, w.sequence, hint);
   };
   for (int r = 0; r < w.size; ++r) {
@@ -54,8 +55,9 @@ PeerFailure blame_the_late(PeerWatch& watch, const Waiting& waiting, int suspect
 
 PeerFailure blame_the_broken(PeerWatch& watch, const Waiting& w, int suspect, const std::string& error) {
   if (auto known = watch.cause(kGrace)) return *known;
-  PeerFailure failure{suspect, at_call(w.call.op, base::join("got '", error, "' from ", rank_text(suspect), ", expected its data"),
-                                       w.rank, w.size, w.sequence, "the connection to that rank broke.")};
+  PeerFailure failure{
+      suspect, at_call(w.call.op, base::join("got '", error, "' from ", rank_text(suspect), ", expected its data"),
+                       w.rank, w.size, w.sequence, "the connection to that rank broke.")};
   watch.abort(failure.rank, failure.reason);
   return failure;
 }

@@ -49,7 +49,8 @@ std::unique_ptr<PeerWatch> meet_by_agent(const Identity& identity, const std::st
     throw;
   } catch (const std::exception& error) {
     throw CommError(base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store at ",
-                               identity.master_addr, ":", identity.master_port, ". Hint: look at the launcher's output."));
+                               identity.master_addr, ":", identity.master_port,
+                               ". Hint: look at the launcher's output."));
   }
   if (!store) {
     throw CommError(base::join("[comm::rendezvous] got no answer at ", identity.master_addr, ":", identity.master_port,
@@ -61,7 +62,8 @@ std::unique_ptr<PeerWatch> meet_by_agent(const Identity& identity, const std::st
     try {
       store->set(kPlaceKey, std::to_string(point.port));
     } catch (const std::exception& error) {
-      throw CommError(base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
+      throw CommError(
+          base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
     return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
   }
@@ -72,7 +74,8 @@ std::unique_ptr<PeerWatch> meet_by_agent(const Identity& identity, const std::st
       if (!store->check({kPlaceKey})) return {};
       return {"", identity.master_addr, std::atoi(store->get_to_str(kPlaceKey).c_str())};
     } catch (const std::exception& error) {
-      throw CommError(base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
+      throw CommError(
+          base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
   };
   return std::make_unique<PeerWatch>(identity, token, locate, timeout);
@@ -117,16 +120,19 @@ std::unique_ptr<PeerWatch> meet(const Identity& identity, std::chrono::milliseco
   if (identity.one_host()) {
     point = private_meeting_point(run_key(identity));
   } else if (identity.master_addr.empty() || identity.master_port == 0) {
-    throw ConfigError(base::join("[comm::rendezvous] got no address to meet at (", identity.source, ", ", identity.size,
-                                 " ranks, ", identity.local_size, " on this host), expected MASTER_ADDR and MASTER_PORT. "
-                                 "Hint: set both to the host of rank 0 and a free port of it, the same on every rank."));
+    throw ConfigError(
+        base::join("[comm::rendezvous] got no address to meet at (", identity.source, ", ", identity.size, " ranks, ",
+                   identity.local_size,
+                   " on this host), expected MASTER_ADDR and MASTER_PORT. "
+                   "Hint: set both to the host of rank 0 and a free port of it, the same on every rank."));
   } else if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") {
     return meet_by_agent(identity, token, timeout);
   } else {
     point = {"", identity.master_addr, identity.master_port};
   }
   if (identity.rank != 0) {
-    return std::make_unique<PeerWatch>(identity, token, [&] { return point; }, timeout);
+    return std::make_unique<PeerWatch>(
+        identity, token, [&] { return point; }, timeout);
   }
   struct Removal {
     const MeetingPoint& point;

@@ -44,12 +44,12 @@ struct Lane {
   std::unique_ptr<PeerWatch> watch;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
   std::atomic<milliseconds> timeout{milliseconds(0)};
-  std::mutex mutex;                         // the members below, and every Operation's messages
-  std::set<Operation*> active;              // all whose messages may be waited for
+  std::mutex mutex;                                // the members below, and every Operation's messages
+  std::set<Operation*> active;                     // all whose messages may be waited for
   std::deque<std::weak_ptr<Operation>> two_phase;  // those with a second phase to begin
-  std::optional<PeerFailure> failure;       // why nothing goes on here
+  std::optional<PeerFailure> failure;              // why nothing goes on here
 
-  bool closed = false;                      // the transport is gone
+  bool closed = false;  // the transport is gone
 
   void stop_all(const PeerFailure& cause) noexcept;
   int rank() const { return identity.rank; }
@@ -132,7 +132,8 @@ class Operation : public Work {
     std::vector<at::Tensor> tensors{bytes};
     const int tag = tag_ | (second_ ? 1 : 0);
     try {
-      messages_.push_back({peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
+      messages_.push_back(
+          {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
     } catch (const std::exception& error) {
       posting_error_ = {peer, first_line(error)};
     }
@@ -145,7 +146,8 @@ class Operation : public Work {
     guarded([&] {
       {
         std::lock_guard lane_lock(lane_->mutex);
-        if (lane_->closed) throw CommError("[comm::gloo] got a wait after the end of the Communicator, expected it before");
+        if (lane_->closed)
+          throw CommError("[comm::gloo] got a wait after the end of the Communicator, expected it before");
       }
       advance_earlier();
       first_phase();
@@ -332,7 +334,8 @@ class Gloo : public Transport {
     const auto part = in.numel() / size();
     const auto own = part * rank();
     if (part != 0) {
-      std::memcpy(out.narrow(0, own, part).mutable_data_ptr(), in.narrow(0, own, part).const_data_ptr(), part * in.itemsize());
+      std::memcpy(out.narrow(0, own, part).mutable_data_ptr(), in.narrow(0, own, part).const_data_ptr(),
+                  part * in.itemsize());
     }
     if (size() == 1) return std::make_shared<Complete>();
     auto op = begin({"all_to_all", in.scalar_type(), in.numel(), -1});
@@ -372,8 +375,10 @@ class Gloo : public Transport {
     });
     op->wait();
     for_peers([&](int peer) {
-      messages[peer].assign(slot(peer) + sizeof(std::uint64_t), static_cast<std::size_t>(std::min(length(peer), kInline)));
-      if (rest[peer].numel() > 0) messages[peer].append(static_cast<const char*>(rest[peer].const_data_ptr()), rest[peer].nbytes());
+      messages[peer].assign(slot(peer) + sizeof(std::uint64_t),
+                            static_cast<std::size_t>(std::min(length(peer), kInline)));
+      if (rest[peer].numel() > 0)
+        messages[peer].append(static_cast<const char*>(rest[peer].const_data_ptr()), rest[peer].nbytes());
     });
     return messages;
   }
@@ -398,11 +403,13 @@ class Gloo : public Transport {
       } else {
         options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(lane_->watch->own_address()));
       }
-      lane_->group = c10::make_intrusive<c10d::ProcessGroupGloo>(store_of(*lane_->watch, left), rank(), size(), options);
+      lane_->group =
+          c10::make_intrusive<c10d::ProcessGroupGloo>(store_of(*lane_->watch, left), rank(), size(), options);
     } catch (const std::exception& error) {
       if (const auto cause = lane_->watch->cause(milliseconds(200))) throw CommError(cause->reason, cause->rank);
-      const auto text = base::join("[comm::gloo] got '", first_line(error), "', expected connections to all ranks (rank ", rank(), "/",
-                                   size(), "). Hint: set GLOO_SOCKET_IFNAME to the interface that joins the hosts.");
+      const auto text =
+          base::join("[comm::gloo] got '", first_line(error), "', expected connections to all ranks (rank ", rank(),
+                     "/", size(), "). Hint: set GLOO_SOCKET_IFNAME to the interface that joins the hosts.");
       lane_->watch->abort(rank(), text);
       throw CommError(text, rank());
     }
@@ -417,7 +424,8 @@ class Gloo : public Transport {
   // Every rank that is still there has ended what this one has begun.
   bool all_ended() {
     const auto progress = lane_->watch->ask_progress(milliseconds(200));
-    return std::all_of(progress.begin(), progress.end(), [&](const auto& p) { return !p.answered || p.ended >= sequence_; });
+    return std::all_of(progress.begin(), progress.end(),
+                       [&](const auto& p) { return !p.answered || p.ended >= sequence_; });
   }
 
   std::shared_ptr<Operation> begin(Call call) {
@@ -453,7 +461,9 @@ class Gloo : public Transport {
     const auto [begin, end] = range(whole, part, rank);
     for_peers(rank, size, [&, begin = begin, end = end](int peer) { op.send(peer, bytes_of(whole, begin, end)); });
   }
-  void gather_parts(Operation& op, const at::Tensor& whole, std::int64_t part) const { gather_parts(op, whole, part, rank(), size()); }
+  void gather_parts(Operation& op, const at::Tensor& whole, std::int64_t part) const {
+    gather_parts(op, whole, part, rank(), size());
+  }
 
   static void sum(const at::Tensor& out, const std::vector<const void*>& parts) {
     if (out.numel() == 0) return;
@@ -463,7 +473,8 @@ class Gloo : public Transport {
 
   // Sends every rank its part of `in` and receives the peers' versions of this rank's; the result
   // sums them into `out`, which may be that part.
-  std::function<void()> scatter_sums(Operation& op, const at::Tensor& in, std::int64_t part, const at::Tensor& out) const {
+  std::function<void()> scatter_sums(Operation& op, const at::Tensor& in, std::int64_t part,
+                                     const at::Tensor& out) const {
     const auto numel = out.numel();
     auto received = at::empty({numel * (size() - 1)}, in.options());
     std::vector<const void*> parts(size());

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 
 void check_cuda(cudaError_t status, const char* what) {
   if (status != cudaSuccess) {
-    throw CommError(base::join("[comm::nccl] got '", cudaGetErrorString(status), "' from ", what, ", expected success"));
+    throw CommError(
+        base::join("[comm::nccl] got '", cudaGetErrorString(status), "' from ", what, ", expected success"));
   }
 }
 
@@ -53,8 +54,11 @@ class Mark {
 class Channel {
  public:
   Channel(const Identity& identity, milliseconds timeout)
-      : rank(identity.rank), size(identity.size), device(own_device(identity)),
-        stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)), watch(meet(identity, timeout)) {
+      : rank(identity.rank),
+        size(identity.size),
+        device(own_device(identity)),
+        stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
+        watch(meet(identity, timeout)) {
     try {
       start(Clock::now() + timeout, timeout);
     } catch (...) {
@@ -118,7 +122,8 @@ class Channel {
     ncclUniqueId id{};
     if (rank == 0) {
       const auto status = ncclGetUniqueId(&id);
-      if (status != ncclSuccess) throw CommError(base::join("[comm::nccl] got '", ncclGetErrorString(status), "', expected an id"), 0);
+      if (status != ncclSuccess)
+        throw CommError(base::join("[comm::nccl] got '", ncclGetErrorString(status), "', expected an id"), 0);
       watch->set(kKey, std::string(id.internal, sizeof id.internal));
     } else {
       const auto text = watch->get(kKey, deadline);
@@ -224,7 +229,8 @@ class Nccl : public Transport {
     work->begin({whole, part}, [&] {
       if (in.nbytes() == 0) return;
       work->nccl([&] {
-        return ncclAllGather(part.const_data_ptr(), whole.mutable_data_ptr(), part.nbytes(), ncclUint8, channel_->comm(), stream());
+        return ncclAllGather(part.const_data_ptr(), whole.mutable_data_ptr(), part.nbytes(), ncclUint8,
+                             channel_->comm(), stream());
       });
     });
     return work;
@@ -248,7 +254,8 @@ class Nccl : public Transport {
     };
     work->begin({whole}, [&] {
       scatter_sums(*work, whole, part, parts(rank()));
-      group(*work, [&](int peer) { receive(parts(peer), peer); }, [&](int peer) { send(parts(rank()), peer); });
+      group(
+          *work, [&](int peer) { receive(parts(peer), peer); }, [&](int peer) { send(parts(rank()), peer); });
     });
     return work;
   }
@@ -259,7 +266,8 @@ class Nccl : public Transport {
     work->begin({whole}, [&] {
       if (whole.nbytes() == 0) return;
       work->nccl([&] {
-        return ncclBroadcast(whole.const_data_ptr(), whole.mutable_data_ptr(), whole.nbytes(), ncclUint8, root, channel_->comm(), stream());
+        return ncclBroadcast(whole.const_data_ptr(), whole.mutable_data_ptr(), whole.nbytes(), ncclUint8, root,
+                             channel_->comm(), stream());
       });
     });
     return work;
@@ -271,14 +279,16 @@ class Nccl : public Transport {
     const auto part = from.numel() / size();
     work->begin({to, from}, [&] {
       to.narrow(0, part * rank(), part).copy_(from.narrow(0, part * rank(), part));
-      group(*work, [&](int peer) { receive(to.narrow(0, part * peer, part), peer); },
-            [&](int peer) { send(from.narrow(0, part * peer, part), peer); });
+      group(
+          *work, [&](int peer) { receive(to.narrow(0, part * peer, part), peer); },
+          [&](int peer) { send(from.narrow(0, part * peer, part), peer); });
     });
     return work;
   }
 
   std::vector<std::string> exchange(std::string_view mine) override {
-    auto lengths = at::empty({size()}, at::kLong), own_length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
+    auto lengths = at::empty({size()}, at::kLong),
+         own_length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
     all_gather(lengths, own_length)->wait();
     const auto* length = lengths.const_data_ptr<std::int64_t>();
     const auto longest = *std::max_element(length, length + size());
@@ -287,7 +297,8 @@ class Nccl : public Transport {
     if (longest > 0) all_gather(all, own)->wait();
     std::vector<std::string> messages;
     for (int r = 0; r < size(); ++r) {
-      messages.emplace_back(static_cast<const char*>(all.const_data_ptr()) + longest * r, static_cast<std::size_t>(length[r]));
+      messages.emplace_back(static_cast<const char*>(all.const_data_ptr()) + longest * r,
+                            static_cast<std::size_t>(length[r]));
     }
     return messages;
   }
@@ -320,10 +331,12 @@ class Nccl : public Transport {
   }
 
   void send(const at::Tensor& part, int peer) const {
-    if (part.nbytes() != 0) started(ncclSend(part.const_data_ptr(), part.nbytes(), ncclUint8, peer, channel_->comm(), stream()));
+    if (part.nbytes() != 0)
+      started(ncclSend(part.const_data_ptr(), part.nbytes(), ncclUint8, peer, channel_->comm(), stream()));
   }
   void receive(const at::Tensor& part, int peer) const {
-    if (part.nbytes() != 0) started(ncclRecv(part.mutable_data_ptr(), part.nbytes(), ncclUint8, peer, channel_->comm(), stream()));
+    if (part.nbytes() != 0)
+      started(ncclRecv(part.mutable_data_ptr(), part.nbytes(), ncclUint8, peer, channel_->comm(), stream()));
   }
   static void started(ncclResult_t status) {
     if (status != ncclSuccess && status != ncclInProgress) {
@@ -347,11 +360,12 @@ class Nccl : public Transport {
     const auto received = at::empty({numel * (size() - 1)}, whole.options());
     work.keep(received);
     const auto slot = [&](int peer) { return received.narrow(0, numel * (peer < rank() ? peer : peer - 1), numel); };
-    group(work, [&](int peer) { receive(slot(peer), peer); },
-          [&](int peer) {
-            const auto begin = std::min(whole.numel(), part * peer), end = std::min(whole.numel(), part * (peer + 1));
-            send(whole.narrow(0, begin, end - begin), peer);
-          });
+    group(
+        work, [&](int peer) { receive(slot(peer), peer); },
+        [&](int peer) {
+          const auto begin = std::min(whole.numel(), part * peer), end = std::min(whole.numel(), part * (peer + 1));
+          send(whole.narrow(0, begin, end - begin), peer);
+        });
     if (numel == 0) return;
     const auto of = [&](int r) { return r == rank() ? whole.narrow(0, part * r, numel) : slot(r); };
     auto sum = of(0).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -368,7 +382,7 @@ class Nccl : public Transport {
 }  // namespace
 }  // namespace zero::comm
 
-extern "C" __attribute__((visibility("default"))) zero::comm::Transport* zero_make_nccl(const zero::comm::Identity* identity,
-                                                                                       std::int64_t timeout_ms) {
+extern "C" __attribute__((visibility("default"))) zero::comm::Transport* zero_make_nccl(
+    const zero::comm::Identity* identity, std::int64_t timeout_ms) {
   return new zero::comm::Nccl(*identity, std::chrono::milliseconds(timeout_ms));
 }

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "comm/call.h"
 
 namespace zero::comm {
 namespace {
@@ -40,14 +41,15 @@ bool equal_secret(const std::string& a, const std::string& b) {
   return different == 0;
 }
 
-std::string seconds_text(std::chrono::milliseconds time) { return base::join(time.count() / 1000.0, " s"); }
-
 }  // namespace
 
 PeerWatch::PeerWatch(const Identity& identity, const std::string& token, Descriptor listener,
                      std::chrono::milliseconds timeout)
-    : rank_(identity.rank), size_(identity.size), where_(base::join("rank ", rank_, "/", size_)),
-      left_(identity.size, false), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : rank_(identity.rank),
+      size_(identity.size),
+      where_(base::join("rank ", rank_, "/", size_)),
+      left_(identity.size, false),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   ZERO_CHECK(hub(), "only rank 0 listens");
   gather_peers(std::move(listener), Clock::now() + timeout, token);
   thread_ = std::thread([this] { run(); });
@@ -55,8 +57,11 @@ PeerWatch::PeerWatch(const Identity& identity, const std::string& token, Descrip
 
 PeerWatch::PeerWatch(const Identity& identity, const std::string& token, const Locate& locate,
                      std::chrono::milliseconds timeout)
-    : rank_(identity.rank), size_(identity.size), where_(base::join("rank ", rank_, "/", size_)),
-      left_(identity.size, false), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : rank_(identity.rank),
+      size_(identity.size),
+      where_(base::join("rank ", rank_, "/", size_)),
+      left_(identity.size, false),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   join_hub(locate, Clock::now() + timeout, token);
   thread_ = std::thread([this] { run(); });
 }
@@ -100,14 +105,17 @@ bool PeerWatch::admit(Link& link, const Frame& hello, const std::string& token) 
 void PeerWatch::gather_peers(Descriptor listener, Clock::time_point deadline, const std::string& token) {
   const auto started = Clock::now();
   const auto fail = [&](int rank, const std::string& got, const std::string& hint) {
-    const auto text = base::join("[comm::rendezvous] got ", got, ", expected all ", size_, " ranks (", where_, "). Hint: ", hint);
+    const auto text =
+        base::join("[comm::rendezvous] got ", got, ", expected all ", size_, " ranks (", where_, "). Hint: ", hint);
     post(kAbort, 0, base::join(rank, " ", text), -1);
     throw CommError(text, rank);
   };
   int first = -1;
   for (std::string absent = missing(&first); first >= 0; absent = missing(&first)) {
     if (Clock::now() >= deadline) {
-      fail(first, base::join("no sign of rank ", absent, " within ", seconds_text(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started))),
+      fail(first,
+           base::join("no sign of rank ", absent, " within ",
+                      duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started))),
            "look at that rank's own output; it may have failed before, or cannot reach rank 0.");
     }
     std::vector<pollfd> polled{{listener.get(), POLLIN, 0}};
@@ -135,7 +143,8 @@ void PeerWatch::gather_peers(Descriptor listener, Clock::time_point deadline, co
       if (alive && taken >= 0 && !silent) continue;
       const int rank = link.rank;
       links_.erase(links_.begin() + static_cast<std::ptrdiff_t>(i--));
-      if (rank >= 0) fail(rank, base::join("the end of rank ", rank, " during the start"), "look at that rank's own output.");
+      if (rank >= 0)
+        fail(rank, base::join("the end of rank ", rank, " during the start"), "look at that rank's own output.");
     }
     absent = missing(&first);
     if (news && first >= 0) post(kMissing, first, absent, -1);
@@ -192,11 +201,15 @@ void PeerWatch::join_hub(const Locate& locate, Clock::time_point deadline, const
   }
   if (!absent.empty()) {
     throw CommError(base::join("[comm::rendezvous] got no sign of rank ", absent, " in time, expected all ", size_,
-                               " ranks (", where_, "). Hint: look at that rank's own output."), first_absent);
+                               " ranks (", where_, "). Hint: look at that rank's own output."),
+                    first_absent);
   }
-  throw CommError(base::join("[comm::rendezvous] got no answer of rank 0 at ", place.empty() ? "its published place" : place,
-                             " in time, expected it to listen there (", where_, "). Hint: look at rank 0's own output; "
-                             "all ranks must have the same address, port, run id and world size."), 0);
+  throw CommError(
+      base::join("[comm::rendezvous] got no answer of rank 0 at ", place.empty() ? "its published place" : place,
+                 " in time, expected it to listen there (", where_,
+                 "). Hint: look at rank 0's own output; "
+                 "all ranks must have the same address, port, run id and world size."),
+      0);
 }
 
 bool PeerWatch::flush(Link& link) {
@@ -324,8 +337,9 @@ void PeerWatch::link_ended(Link& link) {
     death = !left_[link.rank] && !stop_;
   }
   if (!death) return;
-  const auto reason = base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to go on (",
-                                 where_, "). Hint: look at that rank's own output; 'killed' often means out of memory.");
+  const auto reason =
+      base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to go on (", where_,
+                 "). Hint: look at that rank's own output; 'killed' often means out of memory.");
   if (hub()) post(kAbort, 0, base::join(link.rank, " ", reason), link.rank);
   note_failure(link.rank, reason);
 }
@@ -358,7 +372,8 @@ std::string PeerWatch::get(const std::string& key, Clock::time_point deadline) {
   news_.wait_until(lock, deadline, [&] { return failure_ || keys_.contains(key); });
   if (const auto found = keys_.find(key); found != keys_.end()) return found->second;
   if (failure_) throw CommError(failure_->reason, failure_->rank);
-  throw CommError(base::join("[comm::watch] got no key '", key, "' in time, expected every rank to go on (", where_, ")."));
+  throw CommError(
+      base::join("[comm::watch] got no key '", key, "' in time, expected every rank to go on (", where_, ")."));
 }
 
 bool PeerWatch::has(const std::string& key) {
@@ -398,14 +413,13 @@ std::optional<PeerFailure> PeerWatch::failure() const {
 
 std::optional<PeerFailure> PeerWatch::cause(std::chrono::milliseconds grace) {
   std::unique_lock lock(mutex_);
-  const auto left = [&] {
-    return static_cast<int>(std::find(left_.begin(), left_.end(), true) - left_.begin());
-  };
+  const auto left = [&] { return static_cast<int>(std::find(left_.begin(), left_.end(), true) - left_.begin()); };
   news_.wait_for(lock, grace, [&] { return failure_ || left() < size_; });
   if (failure_) return failure_;
   if (left() == size_) return std::nullopt;
-  return PeerFailure{left(), base::join("[comm::watch] got the orderly end of rank ", left(), ", expected it in this operation (",
-                                        where_, "). Hint: all ranks must make the same calls.")};
+  return PeerFailure{
+      left(), base::join("[comm::watch] got the orderly end of rank ", left(), ", expected it in this operation (",
+                         where_, "). Hint: all ranks must make the same calls.")};
 }
 
 void PeerWatch::abort(int rank, const std::string& reason) noexcept {

@@ -40,7 +40,8 @@ class PeerWatch {
   // when `timeout` is over. Everybody gives the same `token`; who does not is turned away.
   PeerWatch(const Identity& identity, const std::string& token, Descriptor listener, std::chrono::milliseconds timeout);
   // The others: connects to rank 0 and waits until all have come. Throws likewise.
-  PeerWatch(const Identity& identity, const std::string& token, const Locate& locate, std::chrono::milliseconds timeout);
+  PeerWatch(const Identity& identity, const std::string& token, const Locate& locate,
+            std::chrono::milliseconds timeout);
   // Says farewell, so that the end of this rank is not taken for a death.
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
@@ -90,7 +91,7 @@ class PeerWatch {
   std::string progress_payload() const;  // under the mutex
   // Queues a frame for every link but the one of rank `except`, and sends what goes at once.
   void post(char kind, int rank, std::string_view payload, int except);
-  static bool flush(Link& link);  // false: broken
+  static bool flush(Link& link);    // false: broken
   static bool receive(Link& link);  // false: ended
   bool hub() const { return rank_ == 0; }
 

@@ -69,8 +69,9 @@ Descriptor listen_unix(const MeetingPoint& point) {
   const auto address = unix_address(point.path);
   // A rank 0 of a run that died leaves its socket behind; one that answers is alive.
   if (connect_to(point)) {
-    throw CommError(base::join("[comm::rendezvous] got a living rank 0 at ", point.path,
-                               ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
+    throw CommError(
+        base::join("[comm::rendezvous] got a living rank 0 at ", point.path,
+                   ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
   }
   unlink(point.path.c_str());
   Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -118,7 +119,8 @@ MeetingPoint private_meeting_point(const std::string& key) {
   struct stat info {};
   if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != getuid() ||
       (info.st_mode & 077) != 0) {
-    throw CommError(base::join("[comm::rendezvous] got ", directory, " of another user or open to others, expected a "
+    throw CommError(base::join("[comm::rendezvous] got ", directory,
+                               " of another user or open to others, expected a "
                                "private directory. Hint: remove it, or set TMPDIR to a directory of your own."));
   }
   return {directory + "/meet", "", 0};
@@ -138,7 +140,8 @@ Descriptor listen_at(MeetingPoint& point) {
     sockaddr_storage address{};
     std::memcpy(&address, entry->ai_addr, entry->ai_addrlen);
     // Many systems give the own host name the address 127.0.1.1, which other hosts cannot reach.
-    if (is_loopback(numeric(entry->ai_addr, entry->ai_addrlen)) && !is_literal(point.host) && point.host != "localhost") {
+    if (is_loopback(numeric(entry->ai_addr, entry->ai_addrlen)) && !is_literal(point.host) &&
+        point.host != "localhost") {
       if (address.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&address)->sin_addr.s_addr = INADDR_ANY;
       if (address.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(&address)->sin6_addr = in6addr_any;
     }

@@ -16,8 +16,8 @@
 
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <zero/errors.h>
 
@@ -89,7 +89,8 @@ void require(bool condition, const std::string& text) {
 }
 
 // `body` throws a CommError that names `rank` and contains `words`, within `limit`.
-void require_named(int rank, const std::string& words, std::chrono::milliseconds limit, const std::function<void()>& body) {
+void require_named(int rank, const std::string& words, std::chrono::milliseconds limit,
+                   const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
   try {
     body();
@@ -126,7 +127,8 @@ TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOverTcp) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, GlooWorlds, testing::Values(1, 2, 3, 4), [](const auto& i) { return "World" + std::to_string(i.param); });
+INSTANTIATE_TEST_SUITE_P(Sizes, GlooWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& i) { return "World" + std::to_string(i.param); });
 
 // Payload that this process handed to its TCP connections, without packet headers; -1 where the
 // kernel does not tell.
@@ -151,7 +153,8 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
   const auto statuses = run_processes(kSize, [&](int rank) {
     auto comm = open(identity(rank, kSize, id));
     auto whole = torch::ones({1 << 20}, at::kBFloat16), part = torch::ones({1 << 18}, at::kBFloat16);
-    const auto measure = [&](const char* op, const std::function<std::shared_ptr<zero::Work>()>& begin, bool root_only = false) {
+    const auto measure = [&](const char* op, const std::function<std::shared_ptr<zero::Work>()>& begin,
+                             bool root_only = false) {
       comm->barrier();
       comm->reset_stats();
       const auto before = tcp_bytes_sent();
@@ -169,7 +172,8 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
     measure("reduce_scatter", [&] { return comm->reduce_scatter(part, whole); });
     measure("all_reduce", [&] { return comm->all_reduce(whole); });
     measure("all_to_all", [&] { return comm->all_to_all(torch::empty_like(whole), whole); });
-    measure("broadcast", [&] { return comm->broadcast(whole, 0); }, true);
+    measure(
+        "broadcast", [&] { return comm->broadcast(whole, 0); }, true);
   });
   if (statuses[0] == kUntold) GTEST_SKIP() << "this kernel's TCP_INFO does not tell the bytes sent";
   expect_all_well(statuses);
@@ -284,7 +288,8 @@ TEST(Gloo, NamesARankThatDiesDuringTheStart) {
 TEST(Gloo, NamesALateRank) {
   for (const int absent : {0, 1}) {
     const auto id = zero::test::fresh_run_id();
-    expect_all_well(run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 1000ms); }));
+    expect_all_well(
+        run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 1000ms); }));
   }
 }
 
@@ -427,7 +432,9 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
         std::this_thread::sleep_for(2ms);
         continue;
       }
-      const auto words = i % 4 == 0 ? std::string() : i % 4 == 1 ? std::string(1000, 'x') : comm::encode('H', 2, "3\nwrong");
+      const auto words = i % 4 == 0   ? std::string()
+                         : i % 4 == 1 ? std::string(1000, 'x')
+                                      : comm::encode('H', 2, "3\nwrong");
       if (!words.empty()) send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL);
       if (i % 3 != 0) strangers.push_back(std::move(fd));
     }

@@ -56,7 +56,8 @@ TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
   if (count == 0) GTEST_SKIP() << "no GPU on this machine (libcuda.so.1 is absent or shows none)";
   const int size = std::min(count, 4);
   const auto ends = zero::test::fork_ranks(size, [&](int rank) {
-    auto communicator = std::make_shared<zero::Communicator>(comm::make_nccl(identity(rank, size), std::chrono::seconds(60)));
+    auto communicator =
+        std::make_shared<zero::Communicator>(comm::make_nccl(identity(rank, size), std::chrono::seconds(60)));
     if (communicator->transport() != "nccl") throw std::runtime_error("transport " + communicator->transport());
     zero::test::check_values(communicator);
     zero::test::check_exchange(communicator);

@@ -21,13 +21,16 @@ std::string python() {
   return chosen == nullptr ? "python3" : chosen;
 }
 
-bool has_torchrun() { return std::system((python() + " -c 'import torch.distributed.run' >/dev/null 2>&1").c_str()) == 0; }
+bool has_torchrun() {
+  return std::system((python() + " -c 'import torch.distributed.run' >/dev/null 2>&1").c_str()) == 0;
+}
 
 // Runs DISABLED_ProgramOfOneRank below in every rank; the exit status of torchrun.
 int torchrun(const std::string& options, const std::string& environment) {
   char self[4096] = "";
   if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) throw std::runtime_error("no /proc/self/exe");
-  const auto command = environment + " timeout -k 5 100 " + python() + " -m torch.distributed.run --no-python " + options + " " + self +
+  const auto command = environment + " timeout -k 5 100 " + python() + " -m torch.distributed.run --no-python " +
+                       options + " " + self +
                        " --gtest_also_run_disabled_tests --gtest_filter=Torchrun.DISABLED_ProgramOfOneRank >&2";
   return std::system(command.c_str());
 }
@@ -51,18 +54,24 @@ TEST(Torchrun, DISABLED_ProgramOfOneRank) {
 }
 
 TEST(Torchrun, RanksOfOneHost) {
-  if (!has_torchrun()) GTEST_SKIP() << python() << " cannot import torch.distributed.run (set ZERO_TEST_PYTHON to one that can)";
+  if (!has_torchrun())
+    GTEST_SKIP() << python() << " cannot import torch.distributed.run (set ZERO_TEST_PYTHON to one that can)";
   for (const std::string transport : {"shm", "gloo"}) {
     EXPECT_EQ(torchrun("--nproc-per-node 2 --master-port " + std::to_string(free_port()),
-                       "EXPECTED_TRANSPORT=" + transport + " ZERO_TRANSPORT=" + transport + " ZERO_TIMEOUT_S=60"), 0);
+                       "EXPECTED_TRANSPORT=" + transport + " ZERO_TRANSPORT=" + transport + " ZERO_TIMEOUT_S=60"),
+              0);
   }
 }
 
 TEST(Torchrun, TwoNodesMeetByTheAgentsStore) {
-  if (!has_torchrun()) GTEST_SKIP() << python() << " cannot import torch.distributed.run (set ZERO_TEST_PYTHON to one that can)";
-  const auto common = "--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port " + std::to_string(free_port());
+  if (!has_torchrun())
+    GTEST_SKIP() << python() << " cannot import torch.distributed.run (set ZERO_TEST_PYTHON to one that can)";
+  const auto common =
+      "--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port " + std::to_string(free_port());
   int status = -1;
-  std::thread second([&] { status = torchrun(common + " --node-rank 1", "EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60"); });
+  std::thread second([&] {
+    status = torchrun(common + " --node-rank 1", "EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60");
+  });
   EXPECT_EQ(torchrun(common + " --node-rank 0", "EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60"), 0);
   second.join();
   EXPECT_EQ(status, 0);
