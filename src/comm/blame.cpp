@@ -25,6 +25,17 @@ PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
       return {r, text(base::join("no sign of life of rank ", r), "its process is stopped, or its host is cut off.")};
     }
   }
+  // Two ranks that make different calls as the same operation keep all the others waiting, who may
+  // be at another operation themselves.
+  for (int r = 0; r < w.size; ++r) {
+    for (int s = r + 1; s < w.size; ++s) {
+      if (progress[r].begun != progress[s].begun || progress[r].op == progress[s].op) continue;
+      const int odd = s == w.rank ? r : s;
+      return {odd, text(base::join("another call on rank ", odd, ": ", progress[odd].op, " where rank ",
+                                   odd == s ? r : s, " makes ", progress[odd == s ? r : s].op),
+                        "all ranks must make the same calls in the same order.")};
+    }
+  }
   int late = w.rank;
   for (int r = 0; r < w.size; ++r) {
     if (progress[r].begun < progress[late].begun) late = r;
@@ -32,12 +43,6 @@ PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
   if (progress[late].begun < w.sequence) {
     return {late, text(base::join("rank ", late, " late at operation ", progress[late].begun, ", ", progress[late].op),
                        "look at what that rank does; a longer time limit helps if it is only slow.")};
-  }
-  for (int r = 0; r < w.size; ++r) {
-    if (progress[r].begun == w.sequence && progress[r].op != w.call.text()) {
-      return {r, text(base::join("another call on rank ", r, ": ", progress[r].op),
-                      "all ranks must make the same calls in the same order.")};
-    }
   }
   return {suspect, text(base::join("no data of ", rank_text(suspect)),
                         "that rank does not wait for its operations, or the network fails.")};

@@ -3,7 +3,10 @@
 // all-gather takes a copy of the whole result, and its reduce-scatter sums bf16 in bf16 at every
 // hop. So the payload is sent once, from where it lies to where it belongs, and sums are taken here
 // in fp32 in rank order. c10d's exceptions end in this file; PeerWatch knows who failed.
+#include <pthread.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -35,6 +38,33 @@ constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
   return tensor.narrow(0, begin, end - begin).view(at::kByte);
 }
+
+// gloo writes to sockets without asking for no signal, and a write to a dead peer's would end this
+// process. The signal is held back from this thread, and from those it starts, without changing what
+// the program does with it elsewhere.
+class HoldBrokenPipe {
+ public:
+  HoldBrokenPipe() {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~HoldBrokenPipe() {
+    const timespec now{};
+    while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &now) == SIGPIPE) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  HoldBrokenPipe(const HoldBrokenPipe&) = delete;
+  HoldBrokenPipe& operator=(const HoldBrokenPipe&) = delete;
+
+ private:
+  sigset_t pipe_, before_;
+  bool was_pending_ = false;
+};
 
 class Operation;
 
@@ -130,6 +160,7 @@ class Operation : public Work {
     std::lock_guard lock(lane_->mutex);
     if (lane_->failure) throw CommError(lane_->failure->reason, lane_->failure->rank);
     std::vector<at::Tensor> tensors{bytes};
+    const HoldBrokenPipe hold;
     const int tag = tag_ | (second_ ? 1 : 0);
     try {
       messages_.push_back(
@@ -189,6 +220,7 @@ class Operation : public Work {
 
   // Waits for the messages posted so far, receipts first: they show best who is late.
   void drain() {
+    const HoldBrokenPipe hold;
     const auto deadline = Clock::now() + lane_->timeout.load();
     if (posting_error_.first >= 0) fail(posting_error_.first, posting_error_.second, deadline);
     for (const bool sends : {false, true}) {
@@ -260,6 +292,7 @@ class Gloo : public Transport {
 
   ~Gloo() override {
     if (size() == 1) return;
+    const HoldBrokenPipe hold;
     lane_->watch->on_failure(nullptr);
     // A socket that is closed before the peer has read what was sent may lose it.
     const auto deadline = Clock::now() + kFarewell;
@@ -389,6 +422,7 @@ class Gloo : public Transport {
 
  private:
   void connect(milliseconds timeout) {
+    const HoldBrokenPipe hold;
     const auto deadline = Clock::now() + timeout;
     lane_->watch = meet(identity(), timeout);
     const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
