@@ -1,7 +1,6 @@
 // One training step: uses, gradients, reduction, update.
 #include "engine/state.h"
 
-#include <malloc.h>
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,6 +10,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/idle_memory.h"
 #include "base/status_page.h"
 #include "optim/clipping.h"
 
@@ -249,7 +249,7 @@ void State::fail_numerically(std::int64_t in_a_row) {
 void State::reset_peak_memory() {
   gather_pool_->trim();
   reduce_pool_->trim();
-  malloc_trim(0);  // what is idle goes back to the kernel too, so that both count the same
+  base::release_idle_memory();  // what is idle goes back to the kernel too, so that both count the same
   ledger_->reset_peak();
 }
 

@@ -1,6 +1,5 @@
 // Taking a model over: groups, agreement between ranks, values, buffers, hooks.
 #include <ATen/ATen.h>
-#include <malloc.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
@@ -8,6 +7,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/idle_memory.h"
 #include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
@@ -112,7 +112,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     adopt_buffers();
     attach();
     // The full-precision originals are freed by now; glibc would keep what lay on its heap.
-    malloc_trim(0);
+    base::release_idle_memory();
   });
 }
 

@@ -107,8 +107,8 @@ struct Running {
     work->wait();  // again: nothing happens
     require_same(out, expected, what);
     if (in_expected.defined()) require_same(in, in_expected, what + ", input");
-    if (overwrite && in.defined()) std::memset(in.mutable_data_ptr(), 0x5a, in.nbytes());
-    if (overwrite) std::memset(out.mutable_data_ptr(), 0xa5, out.nbytes());
+    if (overwrite && in.defined() && in.numel() > 0) std::memset(in.mutable_data_ptr(), 0x5a, in.nbytes());
+    if (overwrite && out.numel() > 0) std::memset(out.mutable_data_ptr(), 0xa5, out.nbytes());
   }
 };
 
