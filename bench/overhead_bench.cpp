@@ -19,55 +19,20 @@
 #include <map>
 #include <string>
 
+#include "models/gpt.h"
+
 namespace {
-namespace nn = torch::nn;
-
-struct Block : nn::Module {
-  nn::LayerNorm before_attention{nullptr}, before_mlp{nullptr};
-  nn::Linear qkv{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};
-  std::int64_t heads;
-  Block(std::int64_t h, std::int64_t num_heads) : heads(num_heads) {
-    before_attention = register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({h})));
-    before_mlp = register_module("before_mlp", nn::LayerNorm(nn::LayerNormOptions({h})));
-    qkv = register_module("qkv", nn::Linear(h, 3 * h));
-    out = register_module("out", nn::Linear(h, h));
-    up = register_module("up", nn::Linear(h, 4 * h));
-    down = register_module("down", nn::Linear(4 * h, h));
-  }
-  at::Tensor forward(at::Tensor x) {
-    const auto b = x.size(0), s = x.size(1), h = x.size(2);
-    auto parts = qkv(before_attention(x)).view({b, s, 3, heads, h / heads}).permute({2, 0, 3, 1, 4});
-    auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
-    x = x + out(y.transpose(1, 2).reshape({b, s, h}));
-    return x + down(at::gelu(up(before_mlp(x))));
-  }
-};
-
-struct Net : nn::Module {
-  nn::Embedding tokens{nullptr}, positions{nullptr};
-  nn::ModuleList blocks;
-  nn::LayerNorm norm{nullptr};
-  Net(std::int64_t layers, std::int64_t h) {
-    tokens = register_module("tokens", nn::Embedding(8192, h));
-    positions = register_module("positions", nn::Embedding(128, h));
-    for (int i = 0; i < layers; ++i) blocks->push_back(std::make_shared<Block>(h, 8));
-    register_module("blocks", blocks);
-    norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({h})));
-  }
-  at::Tensor loss(const at::Tensor& ids) {
-    const auto s = ids.size(1) - 1;
-    auto x = tokens(ids.narrow(1, 0, s)) + positions(at::arange(s));
-    for (auto& block : *blocks) x = block->as<Block>()->forward(x);
-    const auto logits = at::linear(norm(x), tokens->weight);
-    return at::cross_entropy_loss(logits.reshape({-1, 8192}), ids.narrow(1, 1, s).reshape({-1}));
-  }
-};
+// ids: [batch, time + 1].
+at::Tensor loss_of(models::Gpt& net, const at::Tensor& ids) {
+  const auto time = ids.size(1) - 1;
+  return net->forward(ids.narrow(1, 0, time), ids.narrow(1, 1, time));
+}
 
 struct Plain {
-  std::shared_ptr<Net> net;
+  models::Gpt net;
   std::vector<at::Tensor> data, exp_avg, exp_avg_sq, counts;
   std::vector<at::Tensor> parameters;
-  explicit Plain(std::shared_ptr<Net> n) : net(std::move(n)), parameters(net->parameters()) {
+  explicit Plain(models::Gpt n) : net(std::move(n)), parameters(net->parameters()) {
     for (auto& p : parameters) {
       data.push_back(p.detach());
       exp_avg.push_back(at::zeros_like(p.detach()));
@@ -76,7 +41,7 @@ struct Plain {
     }
   }
   double step(const at::Tensor& ids) {
-    auto loss = net->loss(ids);
+    auto loss = loss_of(net, ids);
     loss.backward();
     at::NoGradGuard no_grad;
     std::vector<at::Tensor> grads;
@@ -124,7 +89,12 @@ int main(int argc, char** argv) {
   at::set_num_threads(static_cast<int>(flag["--threads"]));
   const auto make = [&] {
     torch::manual_seed(1);
-    return std::make_shared<Net>(flag["--layers"], flag["--hidden"]);
+    models::GptConfig shape;
+    shape.layers = flag["--layers"];
+    shape.hidden = flag["--hidden"];
+    shape.heads = 8;
+    shape.vocabulary = 8192;
+    return models::Gpt(shape);
   };
   Plain plain(make());
   auto net = make();
@@ -151,7 +121,7 @@ int main(int argc, char** argv) {
     Time t[2];
     const auto with = [&] {
       t[0] = timed([&] {
-        auto loss = net->loss(ids);
+        auto loss = loss_of(net, ids);
         engine.backward(loss);
         engine.step();
         return loss.item<double>();

@@ -7,25 +7,16 @@
 #include <cerrno>
 #include <new>
 
+#include "base/hex.h"
 #include "checkpoint/format_files.h"
 
 namespace zero::checkpoint {
 namespace {
 
-std::string to_hex(const unsigned char* bytes, std::size_t count) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < count; ++i) {
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
-
 std::string to_hex(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
-  return to_hex(canonical.digest, sizeof canonical.digest);
+  return base::hex(canonical.digest, sizeof canonical.digest);
 }
 
 }  // namespace
@@ -64,7 +55,7 @@ std::string random_id() {
     if (n < 0) fail_io("getrandom", "drawing an id", errno);
     got += static_cast<std::size_t>(n);
   }
-  return to_hex(bytes, sizeof bytes);
+  return base::hex(bytes, sizeof bytes);
 }
 
 }  // namespace zero::checkpoint

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "base/hex.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/json_reader.h"
@@ -177,12 +178,7 @@ std::string Options::digest() const {
   const auto hash = XXH3_128bits(all.data(), all.size());
   XXH128_canonical_t canonical;
   XXH128_canonicalFromHash(&canonical, hash);
-  std::string hex;
-  for (const unsigned char byte : canonical.digest) {
-    hex += "0123456789abcdef"[byte >> 4];
-    hex += "0123456789abcdef"[byte & 15];
-  }
-  return hex;
+  return base::hex(canonical.digest, sizeof canonical.digest);
 }
 
 const config::Settings& Options::settings() const { return document_->settings; }

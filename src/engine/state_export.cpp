@@ -6,21 +6,11 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/hex.h"
 #include "engine/state.h"
 
 namespace zero::engine {
 namespace {
-
-std::string hex(const void* data, std::size_t size) {
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < size; ++i) {
-    const auto byte = static_cast<const unsigned char*>(data)[i];
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -91,7 +81,7 @@ std::string State::state_hash() {
     const auto digest = XXH3_128bits(all.data(), all.size());
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
-    return hex(canonical.digest, sizeof canonical.digest);
+    return base::hex(canonical.digest, sizeof canonical.digest);
   });
 }
 
