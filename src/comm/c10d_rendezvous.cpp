@@ -118,7 +118,7 @@ std::unique_ptr<PeerWatch> meet(const Identity& identity, std::chrono::milliseco
   const auto token = run_key(identity) + "|" + variable("ZERO_TOKEN");
   MeetingPoint point;
   if (identity.one_host()) {
-    point = private_meeting_point(run_key(identity));
+    point = local_meeting_point(run_key(identity));
   } else if (identity.master_addr.empty() || identity.master_port == 0) {
     throw ConfigError(
         base::join("[comm::rendezvous] got no address to meet at (", identity.source, ", ", identity.size, " ranks, ",
@@ -134,10 +134,6 @@ std::unique_ptr<PeerWatch> meet(const Identity& identity, std::chrono::milliseco
     return std::make_unique<PeerWatch>(
         identity, token, [&] { return point; }, timeout);
   }
-  struct Removal {
-    const MeetingPoint& point;
-    ~Removal() { remove_meeting_point(point); }
-  } removal{point};
   auto listener = listen_at(point);
   return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
 }

@@ -122,8 +122,7 @@ void PeerWatch::gather_peers(Descriptor listener, Clock::time_point deadline, co
     for (const auto& link : links_) polled.push_back({link.fd.get(), POLLIN, 0});
     // Now and then without news too, for those that never say who they are.
     poll(polled.data(), polled.size(), std::min(until_ms(deadline), 500));
-    for (Descriptor fd; (fd = Descriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));) {
-      prepare_connection(fd.get());
+    for (Descriptor fd; (fd = accept_from(listener));) {
       links_.push_back({-1, std::move(fd), "", "", Clock::now()});
     }
     bool news = false;
@@ -165,8 +164,8 @@ void PeerWatch::join_hub(const Locate& locate, Clock::time_point deadline, const
   int first_absent = 0;
   while (Clock::now() < deadline) {
     const auto point = locate();
-    if (!point.path.empty() || point.port != 0) place = point.text();
-    Link link{0, point.path.empty() && point.port == 0 ? Descriptor() : connect_to(point), "", "", Clock::now()};
+    if (!point.name.empty() || point.port != 0) place = point.text();
+    Link link{0, point.name.empty() && point.port == 0 ? Descriptor() : connect_to(point), "", "", Clock::now()};
     bool alive = static_cast<bool>(link.fd);
     if (alive) {
       link.out = encode(kHello, rank_, base::join(size_, "\n", token));

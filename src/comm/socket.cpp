@@ -8,14 +8,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 
 #include "base/check.h"
@@ -43,16 +43,16 @@ AddressList resolve(const std::string& host, int port) {
   return AddressList(first, freeaddrinfo);
 }
 
-sockaddr_un unix_address(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    throw CommError(base::join("[comm::rendezvous] got the socket path '", path, "', expected one below ",
-                               sizeof address.sun_path, " bytes. Hint: set TMPDIR to a shorter directory."));
+struct LocalAddress {
+  sockaddr_un value{};
+  socklen_t length = 0;
+  explicit LocalAddress(const std::string& name) {
+    value.sun_family = AF_UNIX;
+    std::memcpy(value.sun_path + 1, name.data(), std::min(name.size(), sizeof value.sun_path - 1));  // leading zero: abstract
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
+};
 
 std::string numeric(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST] = "";
@@ -65,22 +65,24 @@ bool is_literal(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &buffer) == 1 || inet_pton(AF_INET6, host.c_str(), &buffer) == 1;
 }
 
-Descriptor listen_unix(const MeetingPoint& point) {
-  const auto address = unix_address(point.path);
-  // A rank 0 of a run that died leaves its socket behind; one that answers is alive.
-  if (connect_to(point)) {
+Descriptor listen_local(const MeetingPoint& point) {
+  const LocalAddress address(point.name);
+  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd && bind(fd.get(), address.get(), address.length) == 0 && listen(fd.get(), 1024) == 0) return fd;
+  if (errno == EADDRINUSE) {
     throw CommError(
-        base::join("[comm::rendezvous] got a living rank 0 at ", point.path,
+        base::join("[comm::rendezvous] got a living rank 0 at ", point.text(),
                    ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
   }
-  unlink(point.path.c_str());
-  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      listen(fd.get(), 1024) != 0) {
-    throw CommError(base::join("[comm::rendezvous] got '", system_text(errno), "' listening at ", point.path,
-                               ", expected a socket. Hint: TMPDIR must be a writable directory."));
-  }
-  return fd;
+  throw CommError(
+      base::join("[comm::rendezvous] got '", system_text(errno), "' listening at ", point.text(), ", expected a socket."));
+}
+
+// An abstract name is open to every user of the host: only processes of this user are ranks of a run.
+bool is_ours(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == getuid();
 }
 
 }  // namespace
@@ -99,41 +101,17 @@ void Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-std::string MeetingPoint::text() const { return path.empty() ? base::join(host, ":", port) : path; }
+std::string MeetingPoint::text() const { return name.empty() ? base::join(host, ":", port) : "@" + name; }
 
-MeetingPoint private_meeting_point(const std::string& key) {
-  // The name holds a hash, so that any key makes a short and plain file name.
+MeetingPoint local_meeting_point(const std::string& key) {
+  // The name holds a hash, so that any key makes a short and plain one.
   std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
   for (const unsigned char c : key) hash = (hash ^ c) * 1099511628211ull;
-  char name[64];
-  std::snprintf(name, sizeof name, "zero-%u-%016llx", static_cast<unsigned>(getuid()),
-                static_cast<unsigned long long>(hash));
-  std::error_code ignored;
-  auto root = std::filesystem::temp_directory_path(ignored);
-  if (ignored) root = "/tmp";
-  const std::string directory = (root / name).string();
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    throw CommError(base::join("[comm::rendezvous] got '", system_text(errno), "' making ", directory,
-                               ", expected a private directory. Hint: TMPDIR must be a writable directory."));
-  }
-  struct stat info {};
-  if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != getuid() ||
-      (info.st_mode & 077) != 0) {
-    throw CommError(base::join("[comm::rendezvous] got ", directory,
-                               " of another user or open to others, expected a "
-                               "private directory. Hint: remove it, or set TMPDIR to a directory of your own."));
-  }
-  return {directory + "/meet", "", 0};
-}
-
-void remove_meeting_point(const MeetingPoint& point) noexcept {
-  if (point.path.empty()) return;
-  unlink(point.path.c_str());
-  rmdir(point.path.substr(0, point.path.rfind('/')).c_str());
+  return {base::join("zero-meet-", getuid(), "-", std::hex, hash), "", 0};
 }
 
 Descriptor listen_at(MeetingPoint& point) {
-  if (!point.path.empty()) return listen_unix(point);
+  if (!point.name.empty()) return listen_local(point);
   const auto list = resolve(point.host, point.port);
   int error = 0;
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
@@ -165,10 +143,10 @@ Descriptor listen_at(MeetingPoint& point) {
 }
 
 Descriptor connect_to(const MeetingPoint& point) {
-  if (!point.path.empty()) {
-    const auto address = unix_address(point.path);
+  if (!point.name.empty()) {
+    const LocalAddress address(point.name);
     Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return Descriptor();
+    if (!fd || connect(fd.get(), address.get(), address.length) != 0 || !is_ours(fd.get())) return Descriptor();
     prepare_connection(fd.get());
     return fd;
   }
@@ -179,6 +157,18 @@ Descriptor connect_to(const MeetingPoint& point) {
     const timeval limit{3, 0};
     if (fd) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     if (!fd || connect(fd.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;
+    prepare_connection(fd.get());
+    return fd;
+  }
+  return Descriptor();
+}
+
+Descriptor accept_from(const Descriptor& listener) {
+  for (Descriptor fd; (fd = Descriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
+    if (address.ss_family == AF_UNIX && !is_ours(fd.get())) continue;
     prepare_connection(fd.get());
     return fd;
   }

@@ -1,6 +1,6 @@
 // Stream sockets of the rendezvous: where the ranks of one run meet, and whole frames over a
-// socket. On one host they meet at a unix socket in a private directory, so that nothing listens
-// on the network; on several at a TCP port of rank 0. What the frames mean is not known here.
+// socket. On one host they meet at an abstract unix socket, so that nothing listens on the network and
+// nothing can be left behind in a folder; on several at a TCP port of rank 0. What the frames mean is not known here.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -26,28 +26,27 @@ class Descriptor {
   int fd_;
 };
 
-// Where rank 0 listens. `path` for a unix socket, else host and port.
+// Where rank 0 listens. `name` for an abstract unix socket (unix(7)), else host and port.
 struct MeetingPoint {
-  std::string path;
+  std::string name;
   std::string host;
   int port = 0;
   std::string text() const;  // for messages
 };
 
-// A unix socket for the run named `key`, in a directory of this user alone (mode 0700).
-// The directory is made if absent. Throws CommError if it belongs to somebody else.
-MeetingPoint private_meeting_point(const std::string& key);
-// Removes the socket and its directory; errors are ignored.
-void remove_meeting_point(const MeetingPoint& point) noexcept;
+// The abstract unix socket of this user's run named `key`.
+MeetingPoint local_meeting_point(const std::string& key);
 
-// Listens; port 0 is replaced by the port in use. A socket left by a dead process is replaced.
+// Listens; port 0 is replaced by the port in use.
 // TCP listens on the address that `host` names; where that is another host's name for this one
 // (it resolves to the loopback here), on all interfaces. Throws CommError, e.g. when the port is in use.
 Descriptor listen_at(MeetingPoint& point);
 
-// A connection, or none if nobody listens there (yet). A dead TCP peer is noticed by keep-alive
+// A connection, or none if nobody (of this user, at a unix socket) listens there (yet). A dead TCP peer is noticed by keep-alive
 // within about 20 s. Throws CommError if the host name does not resolve.
 Descriptor connect_to(const MeetingPoint& point);
+// The next waiting connection, or none; at a unix socket those of other users are closed unheard.
+Descriptor accept_from(const Descriptor& listener);
 // Settings of a connection: close-on-exec, non-blocking, no delay, keep-alive.
 void prepare_connection(int fd);
 

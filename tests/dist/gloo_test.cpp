@@ -414,12 +414,17 @@ TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
   std::filesystem::remove(directory);
 }
 
-TEST(Gloo, RefusesAMeetingPlaceThatIsOpenToOthers) {
-  const auto point = comm::private_meeting_point("open to others");
-  const auto directory = std::filesystem::path(point.path).parent_path();
-  chmod(directory.c_str(), 0777);
-  EXPECT_THROW(comm::private_meeting_point("open to others"), CommError);
-  std::filesystem::remove_all(directory);
+TEST(Gloo, RefusesASecondRankZeroOfTheSameRun) {
+  auto point = comm::local_meeting_point("one rank 0");
+  auto first = comm::listen_at(point);
+  try {
+    comm::listen_at(point);
+    FAIL() << "two listeners";
+  } catch (const CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("two runs have the same run id"), std::string::npos) << error.what();
+  }
+  first.close();
+  EXPECT_TRUE(comm::listen_at(point));  // the name ends with its listener
 }
 
 // Strangers at the port: silence, noise, a wrong token, a connection that closes.
