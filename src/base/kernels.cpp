@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#ifdef __SANITIZE_THREAD__
+#include <thread>
+#endif
 
 #include "base/check.h"
 #include "base/kernels_simd.h"
@@ -48,6 +51,20 @@ bool non_finite(const void* in, Dtype dtype, std::int64_t i) {
   return (static_cast<const std::uint16_t*>(in)[i] & exponent) == exponent;
 }
 
+// Calls member(thread, threads) once on each of several threads, and waits for them.
+template <class Member>
+void run_team(int threads, const Member& member) {
+#ifdef __SANITIZE_THREAD__
+  // libgomp hands work over by atomics that the sanitizer does not see; plain threads let it check the members' memory.
+  std::vector<std::thread> team;
+  for (int thread = 0; thread < threads; ++thread) team.emplace_back(member, thread, threads);
+  for (auto& thread : team) thread.join();
+#else
+#pragma omp parallel num_threads(threads)
+  member(omp_get_thread_num(), omp_get_num_threads());
+#endif
+}
+
 }  // namespace
 
 const char* dtype_name(Dtype dtype) { return dtype == Dtype::F32 ? "fp32" : dtype == Dtype::BF16 ? "bf16" : "fp16"; }
@@ -56,13 +73,11 @@ void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, 
   if (numel <= 0) return;
   const int threads = numel > kParallelNumel && !omp_in_parallel() ? omp_get_max_threads() : 1;
   if (threads == 1) return range(0, numel);
-#pragma omp parallel num_threads(threads)
-  {
-    const std::int64_t team = omp_get_num_threads(), grains = (numel + kGrain - 1) / kGrain;
-    const std::int64_t me = omp_get_thread_num();
+  run_team(threads, [&](std::int64_t me, std::int64_t team) {
+    const std::int64_t grains = (numel + kGrain - 1) / kGrain;
     const auto begin = grains * me / team * kGrain, end = std::min(numel, grains * (me + 1) / team * kGrain);
     if (begin < end) range(begin, end);
-  }
+  });
 }
 
 void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
@@ -112,8 +127,9 @@ double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel) {
     return total;
   }
   std::vector<double> sums(static_cast<std::size_t>(pieces));
-#pragma omp parallel for schedule(static)
-  for (std::int64_t k = 0; k < pieces; ++k) sums[static_cast<std::size_t>(k)] = piece(k);
+  run_team(omp_get_max_threads(), [&](std::int64_t me, std::int64_t team) {
+    for (auto k = pieces * me / team; k < pieces * (me + 1) / team; ++k) sums[static_cast<std::size_t>(k)] = piece(k);
+  });
   for (const double sum : sums) total += sum;
   return total;
 }
