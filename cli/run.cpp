@@ -1,5 +1,5 @@
 // `zero run`: options and hosts become LaunchSettings; lines, notices and reports of the launcher
-// become stdout and stderr. How ranks are started and ended is src/launch.
+// become stdout and stderr. How ranks are started and ended, here and on other hosts, is src/launch.
 #include <poll.h>
 #include <unistd.h>
 
@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/config_check.h"
 #include "cli/options.h"
+#include "launch/agent.h"
 #include "launch/host.h"
 #include "launch/hostfile.h"
 #include "launch/launcher.h"
@@ -25,11 +26,14 @@ namespace {
 
 using namespace zero;
 using launch::Host;
+using launch::LaunchHost;
+
+constexpr int kPortOfSeveralHosts = 29500;
 
 struct RunOptions {
-  std::string ranks, hostfile, include, exclude, master_address, launcher, launcher_args, log_dir, output = "all", core_list, save_pid, env_file;
-  std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 22, restarts = 0;
-  double grace = 3, stop_timeout = 600, hang_timeout = 600;
+  std::string ranks, hostfile, include, exclude, master_address, launcher = "ssh", launcher_args, log_dir, output = "all", core_list, save_pid, env_file;
+  std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 0, restarts = 0;
+  double grace = 3, stop_timeout = 600, hang_timeout = 600, host_timeout = 30;
   bool no_ssh = false, no_prefix = false, bind = false, pass_local_rank = false, strict = false;
   std::string config;
   std::vector<std::pair<std::string, std::string>> set;
@@ -72,12 +76,15 @@ class Waiting {
 
 class Terminal final : public launch::LaunchSink {
  public:
-  Terminal(const RunOptions& options, const cli::Global& global)
-      : json_(global.json), prefix_(!options.no_prefix), output_(options.output), least_(cli::log_threshold(global)) {}
+  // `hosts`: shown in the prefix when there are several.
+  Terminal(const RunOptions& options, const cli::Global& global, const std::vector<LaunchHost>& hosts)
+      : json_(global.json), prefix_(!options.no_prefix), output_(options.output), least_(cli::log_threshold(global)) {
+    for (const LaunchHost& host : hosts) hosts_.insert(hosts_.end(), host.slots.size(), hosts.size() > 1 ? host.name + ":" : "");
+  }
 
   void line(int rank, launch::Stream stream, std::string_view text) override {
     if (output_ == "none" || (output_ == "rank0" && rank != 0)) return;
-    std::string whole = prefix_ ? "[" + std::to_string(rank) + "] " : "";
+    std::string whole = prefix_ ? "[" + hosts_[static_cast<std::size_t>(rank)] + std::to_string(rank) + "] " : "";
     whole.append(text) += '\n';
     // With --json stdout is the document's alone.
     (stream == launch::Stream::Out && !json_ ? out_ : err_).add(whole);
@@ -113,6 +120,7 @@ class Terminal final : public launch::LaunchSink {
   bool json_, prefix_;
   std::string output_;
   LogLevel least_;
+  std::vector<std::string> hosts_;    // of each rank, with a colon; empty on one host
   std::vector<std::string> reports_;  // JSON, one an attempt
 };
 
@@ -137,16 +145,16 @@ class PidFile {
 
 void declare(cli::Command& c, RunOptions& o) {
   c.section("Ranks and hosts");
-  c.option("-n,--num-gpus,--nproc-per-node", o.ranks, "N", "ranks on this host: a number, gpu, cpu or auto (GPUs if any, else cores)");
+  c.option("-n,--num-gpus,--nproc-per-node", o.ranks, "N", "ranks on each host: a number, gpu, cpu or auto (GPUs if any, else cores)");
   c.option("--num-nodes,--nnodes", o.nodes, "N", "use the first N hosts of the hostfile", 1, 65536);
   c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"HOST slots=N\"");
   c.option("-i,--include", o.include, "FILTER", "only HOST[:SLOT,...][@HOST...]; localhost needs no hostfile");
   c.option("-e,--exclude", o.exclude, "FILTER", "all but these, same form");
-  c.option("--master-addr", o.master_address, "ADDRESS", "MASTER_ADDR of the ranks (127.0.0.1)");
-  c.option("--master-port", o.master_port, "PORT", "MASTER_PORT of the ranks (a free one)", 1, 65535);
-  c.option("--node-rank", o.node_rank, "N", "this host's number when started by hand", 0, 65535);
-  c.flag("--no-ssh", o.no_ssh, "the same command is started on every host by hand");
-  c.choice("--launcher", o.launcher, {"ssh", "srun", "mpirun"}, "how other hosts are reached");
+  c.option("--master-addr", o.master_address, "ADDRESS", "MASTER_ADDR of the ranks (the first host)");
+  c.option("--master-port", o.master_port, "PORT", "MASTER_PORT of the ranks (a free one; on several hosts 29500)", 1, 65535);
+  c.option("--node-rank", o.node_rank, "N", "the same command is started on every host by hand, and this is host N", 0, 65535);
+  c.flag("--no-ssh", o.no_ssh, "as --node-rank, which it needs");
+  c.choice("--launcher", o.launcher, {"ssh", "srun", "mpirun"}, "how other hosts are reached (ssh)");
   c.option("--ssh-port", o.ssh_port, "PORT", "port of ssh", 1, 65535);
   c.option("--launcher-args", o.launcher_args, "ARGS", "further arguments of that program");
   c.section("Environment");
@@ -164,6 +172,7 @@ void declare(cli::Command& c, RunOptions& o) {
   c.option("--grace", o.grace, "S", "seconds from SIGTERM to SIGKILL after a failure (3)", 0, 86400);
   c.option("--stop-timeout", o.stop_timeout, "S", "seconds to save after SIGTERM or SIGUSR1 (600)", 0, 864000);
   c.option("--hang-timeout", o.hang_timeout, "S", "seconds without progress that are a failure (600)", 0.1, 864000);
+  c.option("--host-timeout", o.host_timeout, "S", "seconds of silence after which another host is lost (30)", 0.5, 86400);
   c.option("--max-restarts", o.restarts, "N", "start all ranks again after a failure (0)", 0, 1000000);
   c.option("--save-pid", o.save_pid, "FILE", "write the launcher's process id");
   const std::string direct = "programs are always started directly";
@@ -186,26 +195,35 @@ Host own_host(const std::vector<std::string>& gpus) {
   return host;
 }
 
-int rank_count(const std::string& text, std::size_t gpus) {
+// `slots`: GPUs of this host, or the hostfile's slots of `host`, which its name then tells.
+int rank_count(const std::string& text, std::size_t slots, const std::string& host = "") {
   const int cores = launch::usable_cores();
   if (text == "gpu") {
-    if (gpus == 0) throw ConfigError("[--num-gpus] got gpu, expected a host with GPUs. Hint: use -n cpu or a number.");
-    return static_cast<int>(gpus);
+    if (slots == 0) throw ConfigError("[--num-gpus] got gpu, expected a host with GPUs. Hint: use -n cpu or a number.");
+    return static_cast<int>(slots);
   }
   if (text == "cpu") return cores;
-  if (text == "auto") return gpus > 0 ? static_cast<int>(gpus) : cores;
+  if (text == "auto") return slots > 0 ? static_cast<int>(slots) : cores;
   char* end = nullptr;
   const long n = std::strtol(text.c_str(), &end, 10);
   if (text.empty() || text[0] < '0' || text[0] > '9' || *end || n < 1 || n > 1024)
     throw ConfigError("[--num-gpus] got \"" + text.substr(0, 80) + "\", expected a number from 1 to 1024, gpu, cpu or auto");
-  if (gpus > 0 && n > static_cast<long>(gpus))
-    throw ConfigError("[--num-gpus] got " + text + " ranks, expected at most the " + std::to_string(gpus) +
-                      " GPUs of this host. Hint: CUDA_VISIBLE_DEVICES= zero run ... starts CPU ranks.");
+  if (slots > 0 && n > static_cast<long>(slots))
+    throw ConfigError("[--num-gpus] got " + text + " ranks, expected at most the " + std::to_string(slots) +
+                      (host.empty() ? " GPUs of this host. Hint: CUDA_VISIBLE_DEVICES= zero run ... starts CPU ranks." : " slots of " + host));
   return static_cast<int>(n);
 }
 
-// The chosen slots of this host, and in `source` where that came from.
-Host choose_host(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus, std::string& source) {
+struct Chosen {
+  std::vector<LaunchHost> hosts;
+  int by_hand = -1;
+  std::string source;  // where they came from
+  std::string master_address;
+  bool others = false;  // some are not this host and started from here
+};
+
+// The hosts that the hostfile, the filters and --num-nodes leave.
+std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus, Chosen& chosen) {
   const bool filtered = c.given("--include") || c.given("--exclude");
   if (c.given("--include") && c.given("--exclude"))
     throw ConfigError("[--exclude] got --include as well, expected one of the two");
@@ -214,44 +232,89 @@ Host choose_host(const cli::Command& c, const RunOptions& o, const std::vector<s
   std::vector<Host> hosts;
   if (!o.hostfile.empty()) {
     hosts = launch::read_hostfile(o.hostfile);
-    source = o.hostfile;
+    chosen.source = o.hostfile;
   } else {
     hosts.push_back(own_host(gpus));
-    source = gpus.empty() ? "one host without GPUs" : "the GPUs of this host";
+    chosen.source = gpus.empty() ? "one host without GPUs" : "the GPUs of this host";
   }
-  if (c.given("--include")) hosts = launch::include_hosts(hosts, o.include), source = "--include";
-  if (c.given("--exclude")) hosts = launch::exclude_hosts(hosts, o.exclude), source = "--exclude";
+  if (c.given("--include")) hosts = launch::include_hosts(hosts, o.include), chosen.source = "--include";
+  if (c.given("--exclude")) hosts = launch::exclude_hosts(hosts, o.exclude), chosen.source = "--exclude";
+  const bool by_hand = c.given("--node-rank") || o.no_ssh;
+  if (o.hostfile.empty() && by_hand && o.nodes > 1) {  // every host is taken to be like this one
+    hosts[0].name = launch::host_name();
+    hosts.resize(static_cast<std::size_t>(o.nodes), hosts[0]);
+  }
   if (c.given("--num-nodes")) {
     if (o.nodes > static_cast<std::int64_t>(hosts.size()))
       throw ConfigError("[--num-nodes] got " + std::to_string(o.nodes) + " hosts, expected at most " + std::to_string(hosts.size()) +
-                        (o.hostfile.empty() ? ". Hint: name the hosts in a --hostfile." : " (" + o.hostfile + ")"));
+                        (o.hostfile.empty() ? ". Hint: name the hosts in a --hostfile, or give --node-rank on each of them."
+                                            : " (" + o.hostfile + ")"));
     hosts.resize(static_cast<std::size_t>(o.nodes));
   }
-  for (const Host& host : hosts)
-    if (!launch::is_this_host(host.name))
-      throw ConfigError("[zero run] got host " + host.name + ", expected this host only: starting ranks on other hosts is not available in this version");
-  if (hosts.size() > 1) throw ConfigError("[zero run] got this host under " + std::to_string(hosts.size()) + " names, expected one");
-  Host host = hosts[0];
   if (c.given("--num-gpus")) {
-    const int n = rank_count(o.ranks, o.hostfile.empty() ? gpus.size() : host.slots.size());
-    host.slots.resize(static_cast<std::size_t>(n));
-    for (int i = 0; i < n; ++i) host.slots[static_cast<std::size_t>(i)] = i;
-    source = "--num-gpus";
+    for (Host& host : hosts) {
+      if (hosts.size() > 1 && o.ranks == "cpu")
+        throw ConfigError("[--num-gpus] got cpu for " + std::to_string(hosts.size()) + " hosts, expected a number");
+      const int n = o.hostfile.empty() ? rank_count(o.ranks, gpus.size()) : rank_count(o.ranks, host.slots.size(), host.name);
+      host.slots.resize(static_cast<std::size_t>(n));
+      for (int i = 0; i < n; ++i) host.slots[static_cast<std::size_t>(i)] = i;
+    }
+    chosen.source = "--num-gpus";
   } else if (o.hostfile.empty() && !filtered && gpus.empty()) {
-    host.slots = {0};
+    for (Host& host : hosts) host.slots = {0};
   }
-  for (const int slot : host.slots)
-    if (!gpus.empty() && slot >= static_cast<int>(gpus.size()))
-      throw ConfigError("[" + source + "] got slot " + std::to_string(slot) + " of " + host.name + ", expected one of its " +
-                        std::to_string(gpus.size()) + " GPUs");
-  return host;
+  return hosts;
 }
 
-void refuse_other_hosts(const cli::Command& c, const RunOptions& o) {
-  const std::string rest = ", expected this host only: starting ranks on other hosts is not available in this version";
-  if (c.given("--launcher") && o.launcher != "ssh") throw ConfigError("[--launcher] got " + o.launcher + rest);
-  if (c.given("--node-rank") && o.node_rank != 0) throw ConfigError("[--node-rank] got " + std::to_string(o.node_rank) + rest);
-  if (o.no_ssh && o.nodes > 1) throw ConfigError("[--no-ssh] got --num-nodes " + std::to_string(o.nodes) + rest);
+// Which of several hosts this is, when each is started by hand.
+int own_number(const cli::Command& c, const RunOptions& o, const std::vector<Host>& hosts) {
+  if (!c.given("--node-rank"))
+    throw ConfigError("[--no-ssh] got " + std::to_string(hosts.size()) + " hosts without --node-rank, expected the number of this one");
+  if (o.node_rank >= static_cast<std::int64_t>(hosts.size()))
+    throw ConfigError("[--node-rank] got " + std::to_string(o.node_rank) + " of " + std::to_string(hosts.size()) +
+                      " hosts, expected at most " + std::to_string(hosts.size() - 1) +
+                      (hosts.size() == 1 ? ". Hint: --nnodes N tells how many there are." : ""));
+  if (o.hostfile.empty()) return static_cast<int>(o.node_rank);
+  const Host& own = hosts[static_cast<std::size_t>(o.node_rank)];
+  for (const Host& host : hosts)
+    if (host.name != own.name && !launch::is_this_host(own.name) && launch::is_this_host(host.name))
+      throw ConfigError("[--node-rank] got " + std::to_string(o.node_rank) + ", which is " + own.name + " in " + o.hostfile +
+                        ", but this host is " + host.name + ", expected one story");
+  return static_cast<int>(o.node_rank);
+}
+
+Chosen choose_hosts(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus) {
+  Chosen chosen;
+  const std::vector<Host> hosts = list_hosts(c, o, gpus, chosen);
+  const bool by_hand = c.given("--node-rank") || (o.no_ssh && hosts.size() > 1);
+  if (by_hand) chosen.by_hand = own_number(c, o, hosts);
+  if (by_hand && c.given("--launcher"))
+    throw ConfigError("[--launcher] got --node-rank or --no-ssh as well, expected one of the two ways to start other hosts");
+  const Host* here = nullptr;
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    const Host& host = hosts[h];
+    const bool own = by_hand ? static_cast<int>(h) == chosen.by_hand : launch::is_this_host(host.name);
+    if (own && here) throw ConfigError("[zero run] got this host as " + here->name + " and as " + host.name + ", expected one name");
+    if (own) here = &host;
+    if (own && !gpus.empty())
+      for (const int slot : host.slots)
+        if (slot >= static_cast<int>(gpus.size()))
+          throw ConfigError("[" + chosen.source + "] got slot " + std::to_string(slot) + " of " + host.name + ", expected one of its " +
+                            std::to_string(gpus.size()) + " GPUs");
+    chosen.hosts.push_back({host.name, host.slots, own});
+    chosen.others |= !own && !by_hand;
+  }
+  if (c.given("--launcher") && o.launcher != "ssh" && !chosen.others)
+    throw ConfigError("[--launcher] got " + o.launcher + " and no other host, expected a --hostfile that names some");
+  chosen.master_address = o.master_address;
+  if (o.master_address.empty()) {
+    chosen.master_address = hosts.size() > 1 ? hosts[0].name : "127.0.0.1";
+    const bool nowhere = hosts.size() > 1 && (o.hostfile.empty() || launch::is_loopback(hosts[0].name));
+    if (nowhere)
+      throw ConfigError("[--master-addr] got none and " + (o.hostfile.empty() ? std::string("no hostfile") : hosts[0].name + " as the first host") +
+                        ", expected an address of the first host that the others can reach");
+  }
+  return chosen;
 }
 
 std::map<std::string, std::string> read_env_file(const std::string& path) {
@@ -273,27 +336,42 @@ std::map<std::string, std::string> read_env_file(const std::string& path) {
   return values;
 }
 
+// "localhost", "host w1", "2 hosts (w0, w1)", "host w1 (number 1 of 2)".
+std::string place_of(const Chosen& chosen) {
+  if (chosen.by_hand >= 0)
+    return "host " + chosen.hosts[static_cast<std::size_t>(chosen.by_hand)].name + " (number " + std::to_string(chosen.by_hand) + " of " +
+           std::to_string(chosen.hosts.size()) + ")";
+  if (chosen.hosts.size() == 1) return chosen.others ? "host " + chosen.hosts[0].name : "localhost";
+  std::string names;
+  for (std::size_t h = 0; h < chosen.hosts.size() && h < 8; ++h) names += (h ? ", " : "") + chosen.hosts[h].name;
+  return std::to_string(chosen.hosts.size()) + " hosts (" + names + (chosen.hosts.size() > 8 ? ", ...)" : ")");
+}
+
 }  // namespace
 
 int zero_run(int argc, char** argv) {
+  // Started by a launcher on another host: stdin and stdout are its connection.
+  if (argc == 2 && std::strcmp(argv[1], "--agent") == 0) return launch::run_agent(0, 1);
   RunOptions o;
-  cli::Command c("run", "start ranks of any program on this host and look after them", "[options] [--] PROGRAM [ARGS...]",
+  cli::Command c("run", "start ranks of any program, here or on several hosts, and look after them", "[options] [--] PROGRAM [ARGS...]",
                  "  zero run -n 4 --log-dir logs ./my_program --epochs 3\n");
   declare(c, o);
   if (!c.parse(argc, argv)) return 0;
-  refuse_other_hosts(c, o);
   if (!o.config.empty()) cli::check_config(o.config, o.set, o.strict);
 
-  const std::vector<std::string> gpus = launch::gpu_slots();
-  std::string source;
-  const Host host = choose_host(c, o, gpus, source);
+  const Chosen chosen = choose_hosts(c, o, launch::gpu_slots());
+  const bool several = chosen.hosts.size() > 1;
   launch::LaunchSettings s;
   s.program = o.program;
-  s.ranks = static_cast<int>(host.slots.size());
-  if (!gpus.empty())
-    for (const int slot : host.slots) s.visible_devices.push_back(gpus[static_cast<std::size_t>(slot)]);
-  if (!o.master_address.empty()) s.master_address = o.master_address;
-  s.master_port = static_cast<int>(o.master_port);
+  s.hosts = chosen.hosts;
+  s.by_hand = chosen.by_hand;
+  s.bind_cores = o.bind;
+  s.core_list = o.core_list;
+  s.master_address = chosen.master_address;
+  s.master_port = o.master_port == 0 && (several || chosen.others) ? kPortOfSeveralHosts : static_cast<int>(o.master_port);
+  s.reach = {o.launcher, static_cast<int>(o.ssh_port), launch::split_words(o.launcher_args, "--launcher-args")};
+  s.exported = o.exported;
+  s.host_timeout_s = o.host_timeout;
   s.log_folder = o.log_dir.empty() ? c.global().log_dir : o.log_dir;
   s.environment = read_env_file(o.env_file);
   if (!o.config.empty()) s.environment["ZERO_CONFIG"] = std::filesystem::absolute(o.config);
@@ -302,18 +380,8 @@ int zero_run(int argc, char** argv) {
   s.stop_timeout_s = o.stop_timeout;
   s.hang_timeout_s = o.hang_timeout;
   s.max_restarts = static_cast<int>(o.restarts);
-  if (o.bind || !o.core_list.empty()) {
-    const std::vector<int> allowed = launch::allowed_cores();
-    std::vector<int> cores = allowed;
-    if (!o.core_list.empty()) cores = launch::parse_core_list(o.core_list, "--bind-core-list");
-    for (const int core : cores)
-      if (std::find(allowed.begin(), allowed.end(), core) == allowed.end())
-        throw ConfigError("[--bind-core-list] got core " + std::to_string(core) + ", expected one of the " + std::to_string(allowed.size()) +
-                          " that this process may use (" + std::to_string(allowed.front()) + " to " + std::to_string(allowed.back()) + ")");
-    s.cores = launch::deal_cores(cores, s.ranks);
-  }
 
-  Terminal terminal(o, c.global());
+  Terminal terminal(o, c.global(), s.hosts);
   if (!o.set.empty()) terminal.notice(LogLevel::Warning, "--set is only checked here: give it to the program, too");
   for (const std::string& notice : c.notices()) terminal.notice(LogLevel::Warning, notice);
   for (const char* folder : {static_cast<const char*>(std::getenv("HOME")), "."})
@@ -321,7 +389,9 @@ int zero_run(int argc, char** argv) {
       terminal.notice(LogLevel::Warning, std::string(folder) + "/.deepspeed_env is not read: use --env-file");
   launch::Launcher launcher(s, terminal);
   const PidFile pid_file(o.save_pid);
-  std::string first = "ranks: " + std::to_string(s.ranks) + " on localhost from " + source + ", run " + launcher.run_id();
+  std::string first = "ranks: " + std::to_string(launcher.ranks()) + " on " + place_of(chosen) + " from " + chosen.source;
+  if (several) first += ", meeting at " + s.master_address + ":" + std::to_string(s.master_port);
+  first += ", run " + launcher.run_id();
   if (launcher.omp_threads() > 0) first += ", OMP_NUM_THREADS=" + std::to_string(launcher.omp_threads());
   terminal.notice(LogLevel::Info, first);
 
@@ -341,7 +411,7 @@ int zero_run(int argc, char** argv) {
     } else {
       document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + report::json_quote(result.run_id);
     }
-    document += ", \"ranks\": " + std::to_string(s.ranks) + ", \"attempts\": " + std::to_string(result.attempts) +
+    document += ", \"ranks\": " + std::to_string(launcher.ranks()) + ", \"attempts\": " + std::to_string(result.attempts) +
                 ", \"seconds\": " + seconds + ", \"failures\": [";
     for (std::size_t i = 0; i < reports.size(); ++i) document += (i ? ", " : "") + reports[i];
     cli::print_result(document + "]}\n");

@@ -1,36 +1,19 @@
-// One attempt of a job: its ranks from the first fork to the last reaped process. The event loop of
-// deaths, signals, pipes and deadlines; judged by failure.h. Private to the launcher.
+// One attempt of a job: its ranks from the first start to the last that is gone, on this host and others.
+// The event loop of deaths, signals, lines and deadlines; judged by failure.h. Private to the launcher.
 #pragma once
-#include <sys/types.h>
-
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/status_page.h"
-#include "launch/death_watch.h"
+#include "launch/descriptor.h"
 #include "launch/failure.h"
-#include "launch/guardian.h"
+#include "launch/host_plan.h"
+#include "launch/host_ranks.h"
 #include "launch/launcher.h"
-#include "launch/line_splitter.h"
 
 namespace zero::launch {
-
-// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
-  int get() const { return fd_; }
-  int release();
-
- private:
-  int fd_;
-};
 
 struct AttemptResult {
   int exit_code = 0;
@@ -40,73 +23,70 @@ struct AttemptResult {
   std::uint64_t commits = 0;
 };
 
-class Attempt {
+class Attempt final : private RankObserver {
  public:
-  // `signals` is a signalfd of the four signals. `path` is the resolved program.
-  Attempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::string run_id, std::string path,
-          std::vector<std::string> common_environment, int number);
-  ~Attempt();  // kills what is left, if run() threw
+  // `signals` is a signalfd of the four signals. `plans`: one for each host of this launcher, in the
+  // order of their ranks, which follow each other.
+  Attempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans);
+  ~Attempt() override;  // kills what is left, if run() threw
   AttemptResult run();
 
  private:
   enum class State { Running, Settling, Stopping, Saving, Interrupted };
-  struct Pipe {
-    Descriptor fd, log;
-    LineSplitter splitter;
-    std::deque<std::string> tail;
-  };
   struct Rank {
-    pid_t pid = -1;
+    HostRanks* host = nullptr;
     bool dead = false;
-    Pipe pipes[2];
+    Descriptor log[2];
+    std::deque<std::string> tail[2];
     std::vector<int> sent;  // signals
     std::uint64_t changes = 0;
     double changed_at = 0;
   };
 
+  void line(int rank, Stream stream, std::string_view text) override;
+  void died(int rank, bool by_signal, int code) override;
+  void lost(int rank, const std::string& why) override;
+  void notice(LogLevel level, std::string_view text) override { sink_.notice(level, text); }
+
   double now() const;
-  void start_rank(int index);
-  std::vector<std::string> environment_of(int index) const;
+  int count() const { return static_cast<int>(ranks_.size()); }
+  Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank - base_)]; }
+  base::StatusSnapshot page(int index) const;
+  void connect();
+  bool wait_until_ready();
+  void open_logs();
   void wait_for_events();
-  void read_pipe(int index, Stream stream, bool all);
-  void emit(int index, Stream stream, std::string_view line);
-  void see_deaths();
+  void see_death(Death death);
   void see_signals();
   void see_time();
   void check_progress();
-  void reap_orphans();
   void send(int signal);
   void begin_stop(double kill_after_s);
   void note_failure();
   void end_everything();
   AttemptResult judge();
+  FailureReport report();
   void write_rings() const;
 
   const LaunchSettings& settings_;
   LaunchSink& sink_;
   int signals_;
-  std::string run_id_, path_;
-  std::vector<std::string> common_environment_;
-  int number_;
-  int port_ = 0;
+  std::vector<HostPlan> plans_;
+  int base_ = 0;  // number of the first rank
   double began_ = 0;
-  std::uint64_t oom_before_ = 0;
-
-  base::StatusMemory status_;
-  std::unique_ptr<Guardian> guardian_;
-  DeathWatch deaths_;
-  Descriptor epoll_, pipe_epoll_;
-  bool pipes_watched_ = true;
+  Descriptor epoll_;
   std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<HostRanks>> hosts_;  // as plans_
+  bool lines_wanted_ = true;
   int alive_ = 0;
   bool ended_ = false;
 
   State state_ = State::Running;
   std::vector<Death> order_;
   std::optional<Hang> hang_;
-  std::vector<base::StatusSnapshot> pages_at_failure_;
+  bool failed_ = false;
   std::string failure_time_;
-  double settle_until_ = 0, kill_at_ = -1, next_check_ = 0;
+  double settle_until_ = 0, kill_at_ = -1, killed_at_ = -1, next_check_ = 0;
   int stop_signal_ = 0;    // first signal to the launcher
   bool killed_saves_ = false;
   bool forced_ = false;    // a second signal

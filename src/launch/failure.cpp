@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "base/check.h"
 
@@ -103,12 +104,14 @@ std::string json_list(const std::vector<int>& ranks) {
 bool peer_loss(const Death& death, const std::vector<StatusSnapshot>& pages) {
   const StatusSnapshot& page = pages[static_cast<std::size_t>(death.rank)];
   const bool said = page.error_code == static_cast<int>(ExitCode::kPeer);
+  if (!death.lost.empty()) return false;
   if (!death.by_signal) return death.code == static_cast<int>(ExitCode::kPeer) || (said && death.code != 0);
   return death.code == SIGABRT && (said || waiting_in(page) != nullptr);
 }
 
 // The meaning of our own exit codes is only told of programs that use libzero.
 std::string cause_of(const Death& death, bool out_of_memory, bool ours) {
+  if (!death.lost.empty()) return death.lost;
   if (death.by_signal) {
     std::string text = base::join("killed by signal ", death.code, " (", signal_name(death.code), ")");
     if (death.code == SIGKILL && out_of_memory) text += "; the kernel ended it for lack of memory";
@@ -142,22 +145,24 @@ std::string signal_name(int signal) {
   return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
-bool is_failure(const Death& death) { return death.by_signal || (death.code != 0 && death.code != 75); }
+bool is_failure(const Death& death) {
+  return !death.lost.empty() || death.by_signal || (death.code != 0 && death.code != 75);
+}
 
 int exit_code_of(const Death& death) {
-  if (death.by_signal || (death.code > 128 && death.code <= 128 + SIGRTMAX)) return static_cast<int>(ExitCode::kPeer);
+  if (!death.lost.empty() || death.by_signal || (death.code > 128 && death.code <= 128 + SIGRTMAX)) return static_cast<int>(ExitCode::kPeer);
   return death.code <= 125 ? death.code : static_cast<int>(ExitCode::kFailed);
 }
 
-std::string find_desync(const std::vector<StatusSnapshot>& pages) {
+std::string find_desync(const std::vector<StatusSnapshot>& pages, int first_rank) {
   for (std::size_t a = 0; a < pages.size(); ++a) {
     for (const CollectiveSnapshot& mine : pages[a].collectives) {
       for (std::size_t b = a + 1; b < pages.size(); ++b) {
         const CollectiveSnapshot* other = numbered(pages[b], mine.sequence);
         if (!other || (mine.op == other->op && mine.dtype == other->dtype && mine.numel == other->numel && mine.group == other->group))
           continue;
-        const auto tell = [](std::size_t rank, const CollectiveSnapshot& c) {
-          return base::join("rank ", rank, " called ", c.op, " of ", c.numel, " ", c.dtype, c.group.empty() ? "" : " for " + c.group,
+        const auto tell = [&](std::size_t rank, const CollectiveSnapshot& c) {
+          return base::join("rank ", rank + static_cast<std::size_t>(first_rank), " called ", c.op, " of ", c.numel, " ", c.dtype, c.group.empty() ? "" : " for " + c.group,
                             c.site.empty() ? "" : " at " + c.site);
         };
         return base::join("#", mine.sequence, ": ", tell(a, mine), ", ", tell(b, *other));
@@ -207,10 +212,10 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
 
 FailureReport find_root_cause(const Evidence& e) {
   FailureReport r;
-  r.ranks = static_cast<int>(e.pages.size());
-  r.host = e.host;
+  r.ranks = e.world > 0 ? e.world : static_cast<int>(e.pages.size());
+  r.hosts = static_cast<int>(std::set<std::string>(e.hosts.begin(), e.hosts.end()).size());
   r.time = e.time;
-  r.desync = find_desync(e.pages);
+  r.desync = find_desync(e.pages, e.first_rank);
   const Death* root = nullptr;
   for (const Death& d : e.deaths) {
     // After the stop only a rank that says on its page what went wrong has a cause of its own.
@@ -246,14 +251,16 @@ FailureReport find_root_cause(const Evidence& e) {
   } else {
     r.rank = root->rank;
     r.exit_code = exit_code_of(*root);
-    r.out_of_memory = e.out_of_memory && root->by_signal && root->code == SIGKILL;
+    const bool starved = !e.out_of_memory.empty() && e.out_of_memory[static_cast<std::size_t>(root->rank)];
+    r.out_of_memory = starved && root->by_signal && root->code == SIGKILL;
     r.cause = cause_of(*root, r.out_of_memory, e.pages[static_cast<std::size_t>(root->rank)].pid != 0);
     if (root->by_signal) {
       r.signal = root->code;
-    } else {
+    } else if (root->lost.empty()) {
       r.rank_exit_code = root->code;
     }
   }
+  r.host = e.hosts[r.rank >= 0 ? static_cast<std::size_t>(r.rank) : 0];
   if (r.rank >= 0) {
     const StatusSnapshot& page = e.pages[static_cast<std::size_t>(r.rank)];
     r.pid = e.pids[static_cast<std::size_t>(r.rank)];
@@ -275,8 +282,13 @@ FailureReport find_root_cause(const Evidence& e) {
       if (known[i]) (entered(e.pages[i], what->sequence) ? c.inside : c.outside).push_back(static_cast<int>(i));
     r.collective = std::move(c);
   }
+  std::vector<int> with_it;  // ranks that went with the root cause's host
   for (const Death& d : e.deaths) {
-    if (d.rank == r.rank || (!d.by_signal && d.code == 0)) continue;
+    if (d.rank == r.rank || !(is_failure(d) || d.code == 75)) continue;
+    if (root && !root->lost.empty() && d.lost == root->lost) {
+      with_it.push_back(d.rank);
+      continue;
+    }
     (peer_loss(d, e.pages) && !d.sent ? r.lost_peer : r.stopped).push_back(d.rank);
     const double after = std::max(0.0, d.at - (root ? root->at : e.deaths.front().at));
     r.first_after = r.lost_peer.size() + r.stopped.size() == 1 ? after : std::min(r.first_after, after);
@@ -284,13 +296,21 @@ FailureReport find_root_cause(const Evidence& e) {
   }
   std::sort(r.lost_peer.begin(), r.lost_peer.end());
   std::sort(r.stopped.begin(), r.stopped.end());
+  for (std::vector<int>* ranks : {&r.lost_peer, &r.stopped, &with_it})
+    for (int& rank : *ranks) rank += e.first_rank;
+  if (r.collective)
+    for (std::vector<int>* ranks : {&r.collective->inside, &r.collective->outside})
+      for (int& rank : *ranks) rank += e.first_rank;
+  if (r.rank >= 0) r.rank += e.first_rank;
+  if (!with_it.empty()) r.cause += ", and with it " + list(with_it);
   r.hint = hint_of(r, hang);
+  if (root && !root->lost.empty()) r.hint = "look at that host and at the network to it; what ran there ends by itself";
   if (root && peer_loss(*root, e.pages) && r.hint.empty()) {
     // Nobody failed otherwise; perhaps somebody went home early.
     for (const Death& d : e.deaths) {
       if (&d == root) break;
       if (d.by_signal || d.code != 0) continue;
-      r.hint = base::join("rank ", d.rank, " had ended with exit code 0 before: all ranks must make the same number of steps");
+      r.hint = base::join("rank ", d.rank + e.first_rank, " had ended with exit code 0 before: all ranks must make the same number of steps");
       break;
     }
   }
@@ -305,9 +325,10 @@ std::string failure_text(const FailureReport& r) {
     out += label + text + "\n";
   };
   if (r.rank >= 0) {
-    row("root cause", base::join("rank ", r.rank, " of ", r.ranks, ", host ", r.host, ", pid ", r.pid, ": ", r.cause));
+    const std::string pid = r.pid > 0 ? base::join(", pid ", r.pid) : "";
+    row("root cause", base::join("rank ", r.rank, " of ", r.ranks, ", host ", r.host, pid, ": ", r.cause));
   } else {
-    row("root cause", base::join(r.ranks, " ranks, host ", r.host, ": ", r.cause));
+    row("root cause", base::join(r.ranks, " ranks, ", r.hosts > 1 ? base::join(r.hosts, " hosts") : "host " + r.host, ": ", r.cause));
   }
   if (!r.error.empty()) row("error", r.error);
   std::string where;

@@ -18,6 +18,7 @@ struct Death {
   double at = 0;           // seconds since the attempt began
   bool after_stop = false; // the launcher had begun to end the job
   bool sent = false;       // ... and had itself sent the signal that ended it
+  std::string lost;        // why its end is not known; empty: it was seen
 };
 
 struct Hang {
@@ -33,11 +34,13 @@ std::optional<Hang> find_hang(const std::vector<base::StatusSnapshot>& pages, co
                               double slow_limit, std::string_view states = {});
 
 // Two ranks that called different collectives under one sequence number; empty: none did.
-std::string find_desync(const std::vector<base::StatusSnapshot>& pages);
+// `first_rank` is the number of the first page's rank.
+std::string find_desync(const std::vector<base::StatusSnapshot>& pages, int first_rank = 0);
 
 struct FailureReport {
   std::string run_id, host;
-  int ranks = 0;
+  int ranks = 0;       // of the world
+  int hosts = 1;
   int exit_code = 1;   // what the launcher passes on
   int attempt = 0;     // 0: the first
   int rank = -1;       // root cause; -1: the link
@@ -64,13 +67,15 @@ struct FailureReport {
   std::string hint;
 };
 
+// Ranks of deaths, pages, and hang count from 0, for the first rank that this launcher looks after.
 struct Evidence {
-  std::string host;
+  std::vector<std::string> hosts;             // of each rank
+  int first_rank = 0, world = 0;              // of the ranks that this launcher looks after; 0: they are all
   std::vector<int> pids;
   std::vector<Death> deaths;                  // failures and others, in order of death
   std::vector<base::StatusSnapshot> pages;    // as they were when the first failure was seen
   std::optional<Hang> hang;
-  bool out_of_memory = false;                 // the kernel's count rose
+  std::vector<bool> out_of_memory;            // the kernel's count rose on the rank's host; empty: nowhere
   std::string time;
 };
 

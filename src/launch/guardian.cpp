@@ -21,7 +21,7 @@ namespace {
 
 constexpr pid_t kGoodbye = -1;
 
-[[noreturn]] void guard(int pipe, const std::string& entry) {
+[[noreturn]] void guard(int pipe, const std::vector<std::string>& marks) {
   // Out of the terminal's reach, deaf to what stops the launcher, and holding no descriptor of it.
   setpgid(0, 0);
   sigset_t all;
@@ -41,7 +41,7 @@ constexpr pid_t kGoodbye = -1;
   for (const pid_t g : groups) kill(-g, SIGKILL);
   // A stray may be forking while we look: look until nothing is found, for at most 2 s.
   for (int pass = 0; pass < 100; ++pass) {
-    const std::vector<pid_t> strays = processes_with_environment(entry);
+    const std::vector<pid_t> strays = processes_with_environment(marks);
     if (strays.empty()) break;
     for (const pid_t p : strays) kill(p, SIGKILL);
     const timespec pause{0, 20'000'000};
@@ -52,14 +52,14 @@ constexpr pid_t kGoodbye = -1;
 
 }  // namespace
 
-Guardian::Guardian(const std::string& run_id) {
+Guardian::Guardian(const std::vector<std::string>& marks) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
     throw IoError(base::join("[Guardian] got ", std::strerror(errno), ", expected a pipe"));
   pid_ = fork();
   if (pid_ == 0) {
     ::close(ends[1]);
-    guard(ends[0], "ZERO_RUN_ID=" + run_id);
+    guard(ends[0], marks);
   }
   const int error = errno;
   ::close(ends[0]);

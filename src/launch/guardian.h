@@ -1,17 +1,18 @@
 // A second process that outlives a launcher which was killed. The kernel ends the ranks themselves
 // then (parent-death signal); the guardian ends what the ranks had started: their process groups,
-// and strays that carry the run id in their environment. It does nothing when told goodbye.
+// and strays that carry the run's marks in their environment. It does nothing when told goodbye.
 #pragma once
 #include <sys/types.h>
 
 #include <string>
+#include <vector>
 
 namespace zero::launch {
 
 class Guardian {
  public:
   // Forks. Call it on the thread that will fork the ranks. Throws IoError.
-  explicit Guardian(const std::string& run_id);
+  explicit Guardian(const std::vector<std::string>& marks);
   ~Guardian();  // goodbye; returns when the process is gone
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;

@@ -136,7 +136,8 @@ void check_port(int port) {
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   const int on = 1;  // one that only waits for its last packets is free
   const bool taken = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-                     bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0;
+                     bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 &&
+                     errno != EADDRNOTAVAIL;  // a network without loopback
   const int error = errno;
   if (fd >= 0) ::close(fd);
   if (taken)

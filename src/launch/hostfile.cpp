@@ -151,10 +151,13 @@ std::vector<Host> parse_hostfile(std::string_view text, std::string_view name) {
 }
 
 std::vector<Host> read_hostfile(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
+  std::error_code no_matter;
+  const bool folder = std::filesystem::is_directory(path, no_matter);  // one that is read throws what is no Error
+  std::ifstream in;
+  if (!folder) in.open(path, std::ios::binary);
   std::string text(std::istreambuf_iterator<char>(in), {});
-  if (!in || std::filesystem::is_directory(path))
-    throw IoError(base::join("[--hostfile] got ", in ? "a directory" : std::strerror(errno), " for ", path.string(),
+  if (folder || !in.is_open())
+    throw IoError(base::join("[--hostfile] got ", folder ? "a directory" : std::strerror(errno), " for ", path.string(),
                              ", expected a readable file"),
                   ExitCode::kConfig);
   return parse_hostfile(text, path.string());
@@ -188,8 +191,10 @@ std::vector<Host> exclude_hosts(const std::vector<Host>& hosts, std::string_view
   return kept;
 }
 
+bool is_loopback(std::string_view name) { return name == "localhost" || name.substr(0, 4) == "127." || name == "::1"; }
+
 bool is_this_host(std::string_view name) {
-  if (name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
+  if (is_loopback(name)) return true;
   char own[256] = {};
   if (gethostname(own, sizeof own - 1) != 0) return false;
   const std::string_view full(own);

@@ -23,6 +23,8 @@ std::vector<Host> read_hostfile(const std::filesystem::path& path);
 std::vector<Host> include_hosts(const std::vector<Host>& hosts, std::string_view filter);
 std::vector<Host> exclude_hosts(const std::vector<Host>& hosts, std::string_view filter);
 
+// localhost or a loopback address: other hosts cannot reach it.
+bool is_loopback(std::string_view name);
 // Whether the name means this machine: localhost, a loopback address, or the host's own name.
 bool is_this_host(std::string_view name);
 

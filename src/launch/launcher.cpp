@@ -1,5 +1,4 @@
-// Checks before the start, the environment all ranks share, and restarts; an attempt itself is in
-// attempt.cpp.
+// Checks before the start, the plan of each host, and restarts; an attempt itself is in attempt.cpp.
 #include "launch/launcher.h"
 
 #include <poll.h>
@@ -21,22 +20,11 @@
 #include "launch/host.h"
 #include "launch/rank_process.h"
 
-extern char** environ;
-
 namespace zero::launch {
 namespace {
 
 constexpr std::uint64_t kLeastLogSpace = 1 << 20;
 constexpr double kLongestBackOff = 60;
-
-// Names that the launcher sets itself or that belong to whoever started it.
-bool replaced(std::string_view name) {
-  static constexpr std::string_view kOwn[] = {
-      "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
-      "MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "ZERO_RUN_ID", "ZERO_TOKEN", "ZERO_STATUS_FD",
-      "ZERO_RESTART_COUNT", "ZERO_LOG_DIR"};
-  return name.substr(0, 13) == "TORCHELASTIC_" || std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn);
-}
 
 bool worth_a_restart(const AttemptResult& result) {
   switch (result.exit_code) {
@@ -49,12 +37,9 @@ bool worth_a_restart(const AttemptResult& result) {
 }  // namespace
 
 Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::move(settings)), sink_(sink) {
-  ZERO_CHECK(!settings_.program.empty() && settings_.ranks > 0, "launcher without a program or ranks");
-  program_path_ = find_program(settings_.program[0]);
-  run_id_ = new_run_id();
-  const char* token = std::getenv("ZERO_TOKEN");
-  token_ = token && *token ? token : random_hex(32);
-  if (settings_.master_port > 0) check_port(settings_.master_port);
+  ZERO_CHECK(!settings_.program.empty() && !settings_.hosts.empty(), "launcher without a program or hosts");
+  agree_on_names();
+  if (settings_.hosts.size() == 1 && settings_.master_port > 0) check_port(settings_.master_port);
   if (!settings_.log_folder.empty()) {
     std::error_code error;
     settings_.log_folder = std::filesystem::absolute(settings_.log_folder);
@@ -68,12 +53,87 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
       throw IoError(base::join("[--log-dir] got ", free_bytes, " bytes free in ", settings_.log_folder.string(), ", expected at least ",
                                kLeastLogSpace));
   }
-  const char* omp = std::getenv("OMP_NUM_THREADS");
-  const bool given = (omp && *omp) || settings_.environment.count("OMP_NUM_THREADS");
-  if (!given) {
-    const int per_rank = settings_.cores.empty() ? usable_cores() / settings_.ranks : static_cast<int>(settings_.cores[0].size());
-    omp_threads_ = std::max(1, per_rank);
+  bool others = false;
+  for (const LaunchHost& host : settings_.hosts) others |= !host.here && settings_.by_hand < 0;
+  if (others) {
+    others_environment_ = environment_for_others(settings_.exported);
+    find_program(settings_.reach.launcher);
   }
+  for (HostPlan& plan : plans(run_id_, 0)) {
+    if (!plan.folder.empty()) continue;
+    plan.log_folder.clear();  // made when the run begins
+    omp_threads_ = PreparedHost(plan).omp_threads();
+  }
+}
+
+int Launcher::ranks() const {
+  std::size_t ranks = 0;
+  for (const LaunchHost& host : settings_.hosts) ranks += host.slots.size();
+  return static_cast<int>(ranks);
+}
+
+void Launcher::agree_on_names() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  token_ = variable("ZERO_TOKEN");
+  if (settings_.by_hand < 0 || settings_.hosts.size() == 1) {
+    run_id_ = new_run_id();
+    if (token_.empty()) token_ = random_hex(32);
+    return;
+  }
+  // Launchers that never meet must come to the same name and secret.
+  static constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+  run_id_ = variable("ZERO_RUN_ID");
+  if (run_id_.empty()) {
+    run_id_ = base::join("hosts-", settings_.master_address, "-", settings_.master_port);
+    for (char& c : run_id_)
+      if (kPlain.find(c) == std::string_view::npos) c = '_';
+  }
+  if (run_id_.size() > 100 || run_id_[0] == '.' || run_id_.find_first_not_of(kPlain) != std::string::npos)
+    throw ConfigError(base::join("[zero run] got ZERO_RUN_ID=\"", run_id_.substr(0, 100),
+                                 "\", expected at most 100 letters, digits, dots, dashes and underscores, and no dot first"));
+  if (token_.empty())
+    sink_.notice(LogLevel::Info, "the ranks show each other no secret: set ZERO_TOKEN to the same one on every host");
+}
+
+std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt) const {
+  std::vector<HostPlan> list;
+  int first_rank = 0;
+  for (std::size_t h = 0; h < settings_.hosts.size(); ++h) {
+    const LaunchHost& host = settings_.hosts[h];
+    HostPlan plan;
+    plan.name = host.name;
+    plan.run_id = run_id;
+    plan.attempt = attempt;
+    plan.first_rank = first_rank;
+    plan.ranks = static_cast<int>(host.slots.size());
+    first_rank += plan.ranks;
+    plan.world = ranks();
+    plan.group = static_cast<int>(h);
+    plan.groups = static_cast<int>(settings_.hosts.size());
+    plan.program = settings_.program;
+    plan.slots = host.slots;
+    plan.bind_cores = settings_.bind_cores;
+    plan.core_list = settings_.core_list;
+    plan.master_address = settings_.master_address;
+    plan.master_port = settings_.master_port;
+    if (!settings_.log_folder.empty()) plan.log_folder = (settings_.log_folder / run_id).string();
+    plan.token = token_;
+    plan.pass_local_rank = settings_.pass_local_rank;
+    plan.environment = settings_.environment;
+    if (settings_.by_hand >= 0) {
+      if (settings_.by_hand == static_cast<int>(h)) list.push_back(std::move(plan));
+      continue;
+    }
+    if (!host.here) {
+      plan.folder = std::filesystem::current_path().string();
+      plan.environment.insert(others_environment_.begin(), others_environment_.end());
+    }
+    list.push_back(std::move(plan));
+  }
+  return list;
 }
 
 LaunchResult Launcher::run() {
@@ -90,31 +150,13 @@ LaunchResult Launcher::run() {
   if (signal_fd.get() < 0) throw IoError(base::join("[Launcher] got ", std::strerror(errno), ", expected a signalfd"));
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
-  std::vector<std::string> common;
-  for (char** entry = environ; *entry; ++entry) {
-    const std::string_view text(*entry);
-    const std::string name(text.substr(0, text.find('=')));
-    if (replaced(name) || settings_.environment.count(name)) continue;
-    if (name == "CUDA_VISIBLE_DEVICES" && !settings_.visible_devices.empty()) continue;
-    if (name == "OMP_NUM_THREADS" && omp_threads_ > 0) continue;
-    common.emplace_back(text);
-  }
-  for (const auto& [name, value] : settings_.environment) common.push_back(name + "=" + value);
-  if (omp_threads_ > 0) common.push_back("OMP_NUM_THREADS=" + std::to_string(omp_threads_));
-  if (!settings_.visible_devices.empty()) {
-    std::string list;
-    for (const std::string& device : settings_.visible_devices) list += (list.empty() ? "" : ",") + device;
-    common.push_back("CUDA_VISIBLE_DEVICES=" + list);
-  }
-  common.push_back("ZERO_TOKEN=" + token_);
-
   LaunchResult result;
   std::int64_t failed_step = -1;
   for (int attempt = 0;; ++attempt) {
     const std::string id = attempt == 0 ? run_id_ : run_id_ + ".r" + std::to_string(attempt);
     AttemptResult outcome;
     {
-      Attempt job(settings_, sink_, signal_fd.get(), id, program_path_, common, attempt);
+      Attempt job(settings_, sink_, signal_fd.get(), plans(id, attempt));
       outcome = job.run();
     }
     result.run_id = id;

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -56,11 +57,13 @@ std::vector<pid_t> children_of_self() {
   return found;
 }
 
-std::vector<pid_t> processes_with_environment(const std::string& entry) {
+std::vector<pid_t> processes_with_environment(const std::vector<std::string>& entries) {
   std::vector<pid_t> found;
   each_process([&](pid_t pid) {
     const std::string text = std::string(1, '\0') + slurp("/proc/" + std::to_string(pid) + "/environ") + '\0';
-    if (text.find('\0' + entry + '\0') != std::string::npos && read_stat(pid).state != 'Z') found.push_back(pid);
+    const bool all = std::all_of(entries.begin(), entries.end(),
+                                 [&](const std::string& e) { return text.find('\0' + e + '\0') != std::string::npos; });
+    if (all && read_stat(pid).state != 'Z') found.push_back(pid);
   });
   return found;
 }

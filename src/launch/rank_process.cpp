@@ -100,7 +100,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    if (null >= 0) dup2(null, 0);
+    if (settings.in >= 0 || null >= 0) dup2(settings.in >= 0 ? settings.in : null, 0);
     dup2(out.write, 1);
     dup2(err.write, 2);
     if (settings.keep_fd >= 0) fcntl(settings.keep_fd, F_SETFD, 0);

@@ -14,6 +14,7 @@ struct SpawnSettings {
   std::vector<std::string> environment;   // "NAME=value"
   std::vector<int> cores;                 // empty: inherited
   int keep_fd = -1;                       // stays open across exec
+  int in = -1;                            // its stdin; /dev/null when -1
 };
 
 struct SpawnedProcess {

@@ -211,8 +211,8 @@ CollectiveSnapshot collective(std::uint64_t sequence, CollectiveState state, std
 
 Evidence evidence(int ranks) {
   Evidence e;
-  e.host = "h";
   for (int i = 0; i < ranks; ++i) {
+    e.hosts.push_back("h");
     e.pids.push_back(100 + i);
     e.pages.push_back(page(7));
   }
@@ -270,7 +270,9 @@ TEST(Judgement, OutOfMemoryIsClaimedOnlyWithTheKernelsWord) {
   Evidence e = evidence(2);
   e.deaths = {killed(1, SIGKILL)};
   EXPECT_EQ(find_root_cause(e).cause, "killed by signal 9 (SIGKILL)");
-  e.out_of_memory = true;
+  e.out_of_memory = {true, false};
+  EXPECT_FALSE(find_root_cause(e).out_of_memory) << "another host's";
+  e.out_of_memory = {false, true};
   const FailureReport r = find_root_cause(e);
   EXPECT_EQ(r.cause, "killed by signal 9 (SIGKILL); the kernel ended it for lack of memory");
   EXPECT_EQ(r.exit_code, 6);
@@ -289,6 +291,39 @@ TEST(Judgement, WhatWeStoppedIsNoCause) {
   EXPECT_EQ(r.stopped, std::vector<int>{0});
   EXPECT_DOUBLE_EQ(r.first_after, 0.4);
   EXPECT_NE(failure_text(r).find("collateral   rank 0 was stopped, 0.40-0.40 s later\n"), std::string::npos) << failure_text(r);
+}
+
+TEST(Judgement, ALostHostIsNamedOnceWithAllItsRanks) {
+  Evidence e = evidence(4);
+  e.hosts = {"w0", "w0", "w1", "w1"};
+  Death lost = ended(2, -1, 0.2), with_it = ended(3, -1, 0.2);
+  lost.lost = with_it.lost = "the connection to its host w1 was lost";
+  e.deaths = {ended(0, 6, 0.1), lost, with_it, ended(1, 6, 0.3)};
+  const FailureReport r = find_root_cause(e);
+  EXPECT_EQ(r.rank, 2);
+  EXPECT_EQ(r.host, "w1");
+  EXPECT_EQ(r.exit_code, 6);
+  EXPECT_FALSE(r.rank_exit_code.has_value());
+  EXPECT_EQ(r.cause, "the connection to its host w1 was lost, and with it rank 3");
+  EXPECT_EQ(r.lost_peer, (std::vector<int>{0, 1}));
+  EXPECT_TRUE(r.stopped.empty());
+}
+
+TEST(Judgement, RanksAreNumberedAsInTheWorld) {
+  Evidence e = evidence(2);
+  e.first_rank = 4;
+  e.world = 6;
+  e.pages[0].collectives = {collective(3, CollectiveState::Inside)};
+  e.pages[1].collectives = {collective(3, CollectiveState::Before)};
+  e.deaths = {ended(1, 9, 0.1), ended(0, 6, 0.2)};
+  const FailureReport r = find_root_cause(e);
+  EXPECT_EQ(r.rank, 5);
+  EXPECT_EQ(r.pid, 101);
+  EXPECT_EQ(r.lost_peer, std::vector<int>{4});
+  ASSERT_TRUE(r.collective.has_value());
+  EXPECT_EQ(r.collective->inside, std::vector<int>{4});
+  EXPECT_EQ(r.collective->outside, std::vector<int>{5});
+  EXPECT_NE(failure_text(r).find("rank 5 of 6, host h"), std::string::npos) << failure_text(r);
 }
 
 TEST(Judgement, ExitCodesOfTheLauncher) {

@@ -1,0 +1,46 @@
+// A file descriptor that closes itself, and epoll's one call that everybody here makes.
+#pragma once
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+
+namespace zero::launch {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    if (this != &other) {
+      if (fd_ >= 0) ::close(fd_);
+      fd_ = other.release();
+    }
+    return *this;
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// Adds `fd` to the set; an event on it carries `tag`. Throws IoError.
+inline void watch(int epoll, int fd, std::uint64_t tag) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = tag;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+    throw IoError(base::join("[Launcher] got ", std::strerror(errno), " from epoll_ctl, expected a watch"));
+}
+inline void unwatch(int epoll, int fd) { epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr); }
+
+}  // namespace zero::launch
