@@ -19,6 +19,8 @@ Usage: zero bench NAME [options]
 
   stages                  memory by phase, time, bytes sent and equal results of
                           ZeRO stages 0 to 3
+  step                    time of a step at stages and recipes with ranks as
+                          processes, beside the compute alone
 
   -h, --help              this text, or a measurement's
   --version               version of zero
@@ -26,6 +28,22 @@ Usage: zero bench NAME [options]
 Example
   zero bench stages --world 2 --recipes fp32,bf16
 )";
+
+struct Measurement {
+  const char* name;
+  int (*run)(int, char**);
+  bool shown = true;  // else it is for other measurements
+};
+constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
+                                         {"step", zero::cli::bench_step},
+                                         {"step-rank", zero::cli::bench_step_rank, false}};
+
+std::string available() {
+  std::string names;
+  for (const auto& one : kMeasurements)
+    if (one.shown) names += std::string(names.empty() ? "" : ", ") + one.name;
+  return names;
+}
 
 }  // namespace
 
@@ -46,19 +64,20 @@ int zero_bench(int argc, char** argv) {
       if (std::strcmp(word, "-h") == 0 || std::strcmp(word, "--help") == 0) return zero::cli::print_result(kHelp), 0;
       if (std::strcmp(word, "--version") == 0) return zero::cli::print_result("zero " ZERO_VERSION "\n"), 0;
     }
-    throw ConfigError("[zero bench] got no name, expected stages. Hint: zero bench --help");
+    throw ConfigError("[zero bench] got no name, expected one of " + available() + ". Hint: zero bench --help");
   }
   const std::string name = words[at];
-  if (name == "stages") {
+  for (const auto& one : kMeasurements) {
+    if (name != one.name) continue;
     words.erase(words.begin() + static_cast<std::ptrdiff_t>(at));
-    words.insert(words.begin(), const_cast<char*>("stages"));
+    words.insert(words.begin(), const_cast<char*>(one.name));
     words.push_back(nullptr);
-    return zero::cli::bench_stages(static_cast<int>(words.size()) - 1, words.data());
+    return one.run(static_cast<int>(words.size()) - 1, words.data());
   }
   for (const std::string& known : kNames)
     if (name == known)
-      throw ConfigError("[zero bench] got " + name + ", which is not available in this version, expected stages");
+      throw ConfigError("[zero bench] got " + name + ", which is not available in this version, expected one of " + available());
   const std::string near = zero::nearest_name(name, kNames);
-  throw ConfigError("[zero bench] got \"" + name.substr(0, 80) + "\", expected stages" +
+  throw ConfigError("[zero bench] got \"" + name.substr(0, 80) + "\", expected one of " + available() +
                     (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
 }

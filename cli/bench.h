@@ -1,9 +1,12 @@
-// The measurements of `zero bench`, one function each; bench.cpp chooses by name.
+// The measurements of `zero bench`, one function each; bench.cpp chooses by name. argv[0] is the word;
+// all throw the library's errors and return the exit code.
 #pragma once
 
 namespace zero::cli {
 
-// `zero bench stages`: argv[0] is the word "stages". Throws the library's errors.
 int bench_stages(int argc, char** argv);
+int bench_step(int argc, char** argv);
+// What bench_step starts: one rank.
+int bench_step_rank(int argc, char** argv);
 
 }  // namespace zero::cli

@@ -7,16 +7,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <mutex>
-#include <nlohmann/json.hpp>
-#include <thread>
 
 #include "cli/bench.h"
+#include "cli/bench_gpt.h"
+#include "cli/measurement.h"
 #include "cli/memory_phases.h"
 #include "cli/options.h"
+#include "launch/host.h"
 #include "models/gpt.h"
 #include "report/table.h"
 #include "report/terminal.h"
@@ -25,12 +23,11 @@
 namespace zero::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct Setup {
   std::int64_t world = 0, iterations = 20, warmup = 2, batch = 4, threads = 0, seed = 1;
-  std::string stages = "0,1,2,3", recipes = "fp32,bf16,fp16", model;
-  models::GptConfig gpt;
+  std::string stages = "0,1,2,3", recipes = "fp32,bf16,fp16";
+  GptChoice choice;
+  models::GptConfig gpt;  // the chosen one
   std::vector<std::string> set;
 };
 
@@ -45,29 +42,6 @@ struct Run {
   std::int64_t skipped = 0;
 };
 
-std::vector<std::string> parts_of(const std::string& text) {
-  std::vector<std::string> parts{""};
-  for (const char c : text) {
-    if (c == ',') {
-      parts.emplace_back();
-    } else {
-      parts.back() += c;
-    }
-  }
-  return parts;
-}
-
-// The parts of a list option: each allowed, none twice.
-std::vector<std::string> list_of(const std::string& option, const std::string& text, const std::vector<std::string>& allowed) {
-  std::string all;
-  for (const auto& word : allowed) all += (all.empty() ? "" : ", ") + word;
-  const auto parts = parts_of(text);
-  for (const auto& part : parts)
-    if (std::find(allowed.begin(), allowed.end(), part) == allowed.end() || std::count(parts.begin(), parts.end(), part) > 1)
-      throw ConfigError("[" + option + "] got \"" + text.substr(0, 80) + "\", expected some of " + all + ", each once, with commas between");
-  return parts;
-}
-
 Options options_for(const Setup& setup, int stage, const std::string& recipe) {
   Json config = {{"train_micro_batch_size_per_gpu", setup.batch},
                  {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.01}}}}},
@@ -75,44 +49,7 @@ Options options_for(const Setup& setup, int stage, const std::string& recipe) {
   if (recipe != "fp32") config[recipe]["enabled"] = true;
   // The default, 16, spends the first steps on finding a scale that does not overflow.
   if (recipe == "fp16") config[recipe]["initial_scale_power"] = 12;
-  std::vector<Setting> values;
-  for (const auto& text : setup.set) {
-    const auto equals = text.find('=');
-    const std::string key = text.substr(0, equals);
-    if (equals == std::string::npos || equals == 0)
-      throw ConfigError("[--set] got \"" + text.substr(0, 80) + "\", expected KEY=VALUE");
-    if (key == "zero_optimization.stage" || key == "bf16.enabled" || key == "fp16.enabled" || key == "train_micro_batch_size_per_gpu")
-      throw ConfigError("[--set] got " + key + ", which is what is compared. Hint: use --stages, --recipes or --micro-batch-size.");
-    values.push_back({key, text.substr(equals + 1), "--set"});
-  }
-  return Options::from_json(config.dump(), "<zero bench stages>", values);
-}
-
-models::GptConfig model_of(const Setup& setup, const Command& command) {
-  auto config = setup.gpt;
-  try {
-    if (!setup.model.empty()) {
-      const auto preset = models::GptConfig::preset(setup.model);
-      // What is given beside a preset changes it.
-      if (!command.given("--layers")) config.layers = preset.layers;
-      if (!command.given("--hidden")) config.hidden = preset.hidden;
-      if (!command.given("--heads")) config.heads = preset.heads;
-      if (!command.given("--sequence")) config.sequence = preset.sequence;
-      if (!command.given("--vocabulary")) config.vocabulary = preset.vocabulary;
-    }
-    config.validate();
-  } catch (const std::invalid_argument& error) {
-    throw ConfigError(error.what());
-  }
-  return config;
-}
-
-// Initial values come from libtorch's global generator, which ranks as threads share.
-models::Gpt make_model(const models::GptConfig& config, std::int64_t seed) {
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
-  torch::manual_seed(static_cast<std::uint64_t>(seed));
-  return models::Gpt(config);
+  return Options::from_json(config.dump(), "<zero bench stages>", settings_of(setup.set));
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -121,7 +58,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 // One rank's part of one run.
 Run train(const Setup& setup, int stage, const std::string& recipe, const std::shared_ptr<Communicator>& comm) {
-  auto model = make_model(setup.gpt, setup.seed);
+  auto model = make_gpt(setup.gpt, setup.seed);
   Engine engine(model, options_for(setup, stage, recipe), comm);
   // The same tokens at every stage and recipe, other ones on every rank and step.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(setup.seed * 1000003 + comm->rank()));
@@ -162,28 +99,6 @@ double total_of(const Run& run) {
   double sum = 0;
   for (const double s : run.step_s) sum += s;
   return sum;
-}
-
-// Linear between the two nearest.
-double quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  const double at = q * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const auto above = std::min(below + 1, values.size() - 1);
-  return values[below] + (at - static_cast<double>(below)) * (values[above] - values[below]);
-}
-
-std::string processor() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
-  return "unknown processor";
-}
-
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
 }
 
 std::string times_table(const Setup& setup, const std::vector<Run>& runs, std::size_t columns) {
@@ -251,12 +166,7 @@ void declare(Command& c, Setup& s) {
   c.option("--warmup", s.warmup, "N", "steps before them (2)", 0, 1000000);
   c.repeated("--set", s.set, "KEY=VALUE", "set one key of the configuration");
   c.section("Model");
-  c.option("--model", s.model, "NAME", "gpt-1m, gpt-10m, gpt2, gpt2-medium, gpt2-large, gpt2-xl");
-  c.option("--layers", s.gpt.layers, "N", "blocks (4)", 1, 1000);
-  c.option("--hidden", s.gpt.hidden, "N", "width (128)", 1, 65536);
-  c.option("--heads", s.gpt.heads, "N", "attention heads (4)", 1, 1024);
-  c.option("--sequence", s.gpt.sequence, "N", "tokens of a sample (128)", 1, 1 << 20);
-  c.option("--vocabulary", s.gpt.vocabulary, "N", "different tokens (256)", 2, 1 << 24);
+  s.choice.declare(c);
   c.option("--micro-batch-size", s.batch, "N", "samples a rank and step (4)", 1, 1 << 20);
   c.option("--seed", s.seed, "N", "of initial values and tokens (1)", 0, 1 << 30);
   c.option("--threads", s.threads, "N", "threads a rank (OMP_NUM_THREADS, else cores/ranks)", 1, 1024);
@@ -272,7 +182,7 @@ int bench_stages(int argc, char** argv) {
   if (!command.parse(argc, argv)) return 0;
   const auto& global = command.global();
   install_log_sink("bench stages", global);
-  setup.gpt = model_of(setup, command);
+  setup.gpt = setup.choice.chosen(command);
   const auto stages = list_of("--stages", setup.stages, {"0", "1", "2", "3"});
   const auto recipes = list_of("--recipes", setup.recipes, {"fp32", "bf16", "fp16"});
   for (const auto& recipe : recipes) (void)options_for(setup, 0, recipe);  // faults before anything runs
@@ -283,10 +193,9 @@ int bench_stages(int argc, char** argv) {
     throw ConfigError("[--world] got " + std::to_string(setup.world) + ", expected " + std::to_string(own->size()) +
                       ", the ranks the launcher started. Hint: leave --world out.");
   if (!command.given("--world")) setup.world = launched ? own->size() : 2;
-  const auto cores = static_cast<std::int64_t>(std::max(1u, std::thread::hardware_concurrency()));
   const auto here = launched ? own->local_size() : setup.world;
   const char* omp = std::getenv("OMP_NUM_THREADS");
-  if (setup.threads == 0 && (omp == nullptr || *omp == '\0')) setup.threads = std::max<std::int64_t>(1, cores / here);
+  if (setup.threads == 0 && (omp == nullptr || *omp == '\0')) setup.threads = std::max<std::int64_t>(1, launch::usable_cores() / here);
   if (setup.threads > 0) at::set_num_threads(static_cast<int>(setup.threads));
   const bool speaks = own->rank() == 0;
   const bool tells = speaks && log_threshold(global) <= LogLevel::Info;
@@ -320,7 +229,7 @@ int bench_stages(int argc, char** argv) {
     if (global.json) {
       Json document = {{"schema", "zero.bench.stages/1"},
                        {"machine",
-                        {{"processor", processor()}, {"cores", cores}, {"threads_per_rank", at::get_num_threads()}, {"libtorch", TORCH_VERSION}}},
+                        {{"processor", processor()}, {"cores", launch::usable_cores()}, {"threads_per_rank", at::get_num_threads()}, {"libtorch", TORCH_VERSION}}},
                        {"model",
                         {{"layers", gpt.layers}, {"hidden", gpt.hidden}, {"heads", gpt.heads}, {"sequence_tokens", gpt.sequence},
                          {"vocabulary", gpt.vocabulary}, {"parameters_elements", gpt.num_parameters()}}},
@@ -337,7 +246,7 @@ int bench_stages(int argc, char** argv) {
       print_result(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
     } else {
       const auto columns = static_cast<std::size_t>(report::describe_terminal(1, global.color).columns);
-      std::string text = processor() + ", " + std::to_string(cores) + " cores, libtorch " TORCH_VERSION "\n";
+      std::string text = processor() + ", " + std::to_string(launch::usable_cores()) + " cores, libtorch " TORCH_VERSION "\n";
       text += "GPT of " + report::human_count(static_cast<double>(gpt.num_parameters())) + " parameters (" + std::to_string(gpt.layers) +
               " layers, hidden " + std::to_string(gpt.hidden) + "), " + std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) +
               " tokens a rank\n" + std::to_string(setup.world) + " ranks (" + transport + "), threads a rank " +

@@ -1,9 +1,12 @@
 // `zero bench` as a user starts it: the tables, the document, and the refusals.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
+#include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "cli/process.h"
 
@@ -103,17 +106,140 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
   refused({"stages", "--set", "zero_optimization.stage=2"}, "use --stages");
   refused({"stages", "--set", "no_such_key=1"}, "no_such_key");
   refused({"stages", "--iteration", "3"}, "did you mean --iterations");
-  refused({"io"}, "[zero bench] got io, which is not available in this version, expected stages");
+  refused({"io"}, "[zero bench] got io, which is not available in this version, expected one of stages, step");
   refused({"collectives"}, "not available in this version");
   refused({"stage"}, "did you mean stages");
-  refused({}, "expected stages");
+  refused({}, "expected one of stages, step");
+}
+
+Outcome bench_step(std::vector<std::string> words) {
+  const std::vector<std::string> tiny = {"step",  "--layers", "2",         "--hidden", "32",    "--heads", "2",         "--sequence", "16",
+                                         "--vocabulary", "64", "--rounds", "2",        "--steps", "3",      "--warmup", "1"};
+  words.insert(words.begin(), tiny.begin(), tiny.end());
+  return bench(words, false);
+}
+
+TEST(BenchStep, RanksAreProcessesAndTheDocumentIsConsistent) {
+  const auto run = bench_step({"--stages", "0,3", "--recipes", "fp32,bf16", "--json"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto document = json::parse(run.out);
+  EXPECT_EQ(document["schema"], "zero.bench.step/1");
+  EXPECT_EQ(document["world"], 2);
+  EXPECT_EQ(document["transport"], "shm");
+  EXPECT_GT(document["machine"]["memory_bytes"].get<double>(), 0);
+  EXPECT_EQ(document["equal_losses"], json({{"fp32", true}, {"bf16", true}}));
+  ASSERT_EQ(document["runs"].size(), 4u);
+  ASSERT_EQ(document["compute"].size(), 2u);
+  const auto elements = document["model"]["parameters_elements"].get<double>();
+  std::map<std::string, std::map<int, json>> runs;
+  for (const auto& one : document["runs"]) {
+    runs[one["recipe"]][one["stage"]] = one;
+    const auto& samples = one["samples"];
+    ASSERT_EQ(samples["step_s"].size(), 6u);
+    ASSERT_EQ(one["round_medians_s"].size(), 2u);
+    for (std::size_t i = 0; i < 6; ++i)
+      EXPECT_NEAR(samples["step_s"][i].get<double>(),
+                  samples["forward_s"][i].get<double>() + samples["backward_s"][i].get<double>() + samples["optimizer_s"][i].get<double>(), 1e-6);
+    EXPECT_LE(one["step_s"]["min"], one["step_s"]["median"]);
+    EXPECT_LE(one["step_s"]["median"], one["step_s"]["p99"]);
+    EXPECT_EQ(one["peak_pss_bytes"]["by_rank"].size(), 2u);
+    // A rank holds at least a sixteenth of all states, whatever the stage, and less than a gigabyte here.
+    EXPECT_GT(one["peak_pss_bytes"]["highest"].get<double>(), elements);
+    EXPECT_LT(one["peak_pss_bytes"]["highest"].get<double>(), 1e9);
+  }
+  for (const auto& floor : document["compute"]) {
+    EXPECT_EQ(floor["samples"]["adamw_s"].size(), 6u);
+    const double expected = floor["step_s"]["median"].get<double>() + floor["adamw_share_s"]["median"].get<double>();
+    EXPECT_DOUBLE_EQ(floor["floor_s"].get<double>(), expected);
+    for (auto& [stage, one] : runs[floor["recipe"]])
+      EXPECT_DOUBLE_EQ(one["step_over_floor"].get<double>(), one["step_s"]["median"].get<double>() / expected) << stage;
+  }
+  for (auto& [recipe, by_stage] : runs) {
+    SCOPED_TRACE(recipe);
+    EXPECT_EQ(by_stage[0]["last_loss"], by_stage[3]["last_loss"]);
+    // With two ranks: all-reduce of all gradients; stage 3 gathers the parameters twice and reduces once.
+    const double width = recipe == "fp32" ? 4 : 2;
+    EXPECT_NEAR(by_stage[0]["bytes_sent_per_step"].get<double>() / (elements * width), 1, 0.02);
+    EXPECT_NEAR(by_stage[3]["bytes_sent_per_step"].get<double>() / (elements * width), 1.5, 0.1);
+  }
+}
+
+TEST(BenchStep, TableAndProgress) {
+  const auto run = bench_step({"--stages", "2", "--recipes", "fp16", "--transport", "gloo", "--rounds=1"});
+  EXPECT_EQ(run.code, 2) << "given twice";
+  const auto good = bench_step({"--stages", "2", "--recipes", "fp16", "--transport", "gloo"});
+  ASSERT_EQ(good.code, 0) << good.err;
+  for (const char* text : {"2 ranks (gloo), threads a rank 1; 2 rounds of 3 steps after 1", "stage 2", "compute", "+ AdamW share",
+                           "losses equal in all stages and rounds"})
+    EXPECT_NE(good.out.find(text), std::string::npos) << text << "\n" << good.out;
+  EXPECT_NE(good.err.find("zero bench step: round 2 of 2: fp16, stage 2: "), std::string::npos) << good.err;
+  for (const auto& line : zero::test::lines(good.out)) EXPECT_LE(line.size(), 100u) << line;
+  const auto bare = bench_step({"--stages", "1", "--recipes", "fp32", "--no-compute", "--quiet"});
+  EXPECT_EQ(bare.err, "");
+  EXPECT_EQ(bare.out.find("compute"), std::string::npos) << bare.out;
+}
+
+TEST(BenchStep, ARankThatDiesEndsTheCommandAndIsNamed) {
+  const std::string mark = "BENCH_TEST_MARK=" + std::to_string(getpid());
+  Process process({{kZero, "bench", "step", "--layers", "1", "--hidden", "16", "--heads", "2", "--stages", "1", "--steps", "1000000", "--no-compute", "--json"},
+                   {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE", mark},
+                   {},
+                   -1});
+  std::vector<pid_t> ranks;
+  for (int k = 0; k < 600 && ranks.empty(); ++k) {
+    usleep(100000);
+    const auto ours = zero::test::with_environment(mark), ones = zero::test::with_environment("RANK=1");
+    for (const pid_t pid : ones)
+      if (std::find(ours.begin(), ours.end(), pid) != ours.end()) ranks.push_back(pid);
+  }
+  ASSERT_EQ(ranks.size(), 1u) << process.err;
+  kill(ranks[0], SIGKILL);
+  EXPECT_EQ(process.wait(60), 6) << process.err;
+  EXPECT_NE(process.err.find("rank 1 of 2"), std::string::npos) << process.err;
+  EXPECT_NE(process.err.find("SIGKILL"), std::string::npos) << process.err;
+  EXPECT_EQ(process.out, "");
+  EXPECT_TRUE(zero::test::left_behind(mark).empty());
+}
+
+TEST(BenchStep, ARankIsNotStartedByHand) {
+  const auto run = bench({"step-rank", "{}"}, false);
+  EXPECT_EQ(run.code, 2);
+  EXPECT_NE(run.err.find("got a start by hand"), std::string::npos) << run.err;
+}
+
+TEST(BenchStep, FaultsBeforeAnythingRuns) {
+  const auto refused = [](const std::vector<std::string>& words, const std::string& text) {
+    const auto run = bench_step(words);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_NE(run.err.find(text), std::string::npos) << run.err;
+    EXPECT_EQ(run.out, "");
+  };
+  refused({"--recipes", "fp8"}, "[--recipes] got \"fp8\"");
+  refused({"--stages", "4"}, "[--stages] got \"4\"");
+  refused({"--transport", "thread"}, "[--transport] got \"thread\"");
+  refused({"--set", "no_such_key=1"}, "no_such_key");
+  refused({"--set", "bf16.enabled=true"}, "use --stages, --recipes");
+}
+
+TEST(BenchStep, UnderALauncherItUsesTheRanks) {
+  std::vector<std::string> arguments{kZero, "run", "-n", "2", "--no-prefix", "--", kZero, "bench", "step", "--layers", "1", "--hidden", "16", "--heads", "2",
+                                     "--vocabulary", "32", "--rounds", "1", "--steps", "2", "--recipes", "bf16", "--stages", "1,3", "--json"};
+  Process process({arguments, {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1});
+  ASSERT_EQ(process.wait(120), 0) << process.err;
+  const auto document = json::parse(process.out);
+  EXPECT_EQ(document["transport"], "shm");
+  EXPECT_EQ(document["equal_losses"]["bf16"], true);
+  EXPECT_EQ(document["runs"].size(), 2u);
 }
 
 TEST(Bench, Help) {
   EXPECT_NE(bench({"--help"}, false).out.find("zero bench NAME"), std::string::npos);
-  const auto help = bench({"stages", "--help"}, false);
-  EXPECT_EQ(help.code, 0);
-  for (const auto& line : zero::test::lines(help.out)) EXPECT_LE(line.size(), 80u) << line;
+  for (const char* name : {"stages", "step"}) {
+    const auto help = bench({name, "--help"}, false);
+    EXPECT_EQ(help.code, 0);
+    EXPECT_NE(help.out.find("Example"), std::string::npos) << help.out;
+    for (const auto& line : zero::test::lines(help.out)) EXPECT_LE(line.size(), 80u) << line;
+  }
 }
 
 TEST(BenchStages, UnderALauncherItUsesTheRanks) {
