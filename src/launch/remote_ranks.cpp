@@ -26,6 +26,7 @@ namespace zero::launch {
 namespace {
 
 constexpr double kConnectSeconds = 60;
+constexpr double kEndSeconds = 1;  // from the end of the connection's program to that of its streams
 constexpr std::size_t kMostBeforeMark = 64 * 1024, kLastErrors = 5;
 enum Tag : std::uint64_t { kOut, kErr };
 
@@ -118,6 +119,8 @@ void RemoteRanks::tick() {
   flush();
   const double t = clock_seconds();
   if (t - said_ > silence_s_ / 4) put(FrameKind::Alive);
+  // Somebody else may hold the streams open.
+  if (child_ended() && t - child_ended_at_ > kEndSeconds) return lose_connection();
   if (!ready_ && t - began_ > kConnectSeconds) fail_to_reach(base::join("no answer for ", kConnectSeconds, " s"));
   if (ready_ && t - heard_ > silence_s_) lose(base::join("its host ", plan_.name, " has been silent for ", silence_s_, " s"));
 }
@@ -150,9 +153,7 @@ void RemoteRanks::read_frames() {
   if (n < 0) return;
   heard_ = clock_seconds();
   if (n == 0) {
-    const std::string why = end_of_connection();
-    if (!ready_) fail_to_reach(why);
-    lose(base::join("the connection to its host ", plan_.name, " was lost", why.empty() ? "" : " (" + why + ")"));
+    lose_connection();
     return;
   }
   std::string_view got(bytes, static_cast<std::size_t>(n));
@@ -245,22 +246,28 @@ void RemoteRanks::take(const Frame& frame) {
   }
 }
 
-std::string RemoteRanks::end_of_connection() {
+bool RemoteRanks::child_ended() {
   int status = 0;
-  std::string text;
-  // The streams close a moment before the process ends.
-  for (int i = 0; i < 100; ++i) {
-    const pid_t ended = waitpid(child_, &status, WNOHANG);
-    if (ended == child_) {
-      child_ = -1;
-      text = WIFSIGNALED(status) ? base::join(program_, " was killed by signal ", WTERMSIG(status), ", ", signal_name(WTERMSIG(status)))
-                                 : base::join(program_, " ended with exit code ", WEXITSTATUS(status));
-      break;
-    }
-    poll(nullptr, 0, 5);
+  if (child_ > 0 && waitpid(child_, &status, WNOHANG) == child_) {
+    end_text_ = WIFSIGNALED(status)
+                    ? base::join(program_, " was killed by signal ", WTERMSIG(status), ", ", signal_name(WTERMSIG(status)))
+                    : base::join(program_, " ended with exit code ", WEXITSTATUS(status));
+    child_ = -1;
+    child_ended_at_ = clock_seconds();
   }
+  return child_ < 0;
+}
+
+std::string RemoteRanks::end_of_connection() {
+  for (int i = 0; i < 100 && !child_ended(); ++i) poll(nullptr, 0, 5);
   read_errors();
-  return text;
+  return end_text_;
+}
+
+void RemoteRanks::lose_connection() {
+  const std::string why = end_of_connection();
+  if (!ready_) fail_to_reach(why.empty() ? "the end of the connection" : why);
+  lose(base::join("the connection to its host ", plan_.name, " was lost", why.empty() ? "" : " (" + why + ")"));
 }
 
 void RemoteRanks::lose(const std::string& why) {

@@ -60,8 +60,11 @@ class RemoteRanks final : public HostRanks {
   void read_frames();
   void read_errors();
   void take(const Frame& frame);
-  // What the connection's program has to say about its end.
+  // Whether the connection's program has ended; how is then in end_text_.
+  bool child_ended();
+  // Waits a moment for that, since its streams close first, and returns end_text_.
   std::string end_of_connection();
+  void lose_connection();
   void lose(const std::string& why);
   [[noreturn]] void fail_to_reach(const std::string& why);
 
@@ -76,7 +79,8 @@ class RemoteRanks final : public HostRanks {
   std::string before_mark_;  // stdout before the agent's first line
   bool marked_ = false, greeted_ = false, ready_ = false, started_ = false, finished_ = false, gone_ = false;
   bool out_of_memory_ = false;
-  double began_ = 0, heard_ = 0, said_ = 0;
+  double began_ = 0, heard_ = 0, said_ = 0, child_ended_at_ = -1;
+  std::string end_text_;
   LineSplitter errors_;
   std::deque<std::string> last_errors_;
   std::vector<Rank> ranks_;

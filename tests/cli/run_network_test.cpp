@@ -1,0 +1,217 @@
+// `zero run` and real training over two networks: network namespaces with one link between them stand for
+// two hosts. Needs root and the program `ip`; without them the test ends with 77, "skipped". The namespaces
+// are removed by a process of their own, whatever becomes of the test.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cli/hosts.h"
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
+constexpr const char* kFirst = "10.213.77.1";
+constexpr const char* kSecond = "10.213.77.2";
+
+int shell(const std::string& command) {
+  const int status = std::system((command + " >/dev/null 2>&1").c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+std::string output_of(const std::string& command) {
+  std::string text;
+  if (FILE* out = popen((command + " 2>&1").c_str(), "r")) {
+    for (int c; (c = fgetc(out)) != EOF;) text += static_cast<char>(c);
+    pclose(out);
+  }
+  return text;
+}
+
+// Hosts wa and wb, with loopback and one link.
+class Network {
+ public:
+  Network() : prefix_("zt" + std::to_string(getpid()) + "-") {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;
+    pipe_ = ends[1];
+    cleaner_ = fork();
+    if (cleaner_ == 0) {
+      setsid();  // out of reach of what ends the test
+      ::close(ends[1]);
+      char byte;
+      while (::read(ends[0], &byte, 1) > 0) {
+      }
+      for (const char* host : {"wa", "wb"}) {
+        shell("ip netns pids " + prefix_ + host + " | xargs -r kill -9");
+        shell("ip netns del " + prefix_ + host);
+      }
+      _exit(0);
+    }
+    ::close(ends[0]);
+    const std::string link = "z" + std::to_string(getpid());
+    std::string all = "set -e";
+    for (const char* host : {"wa", "wb"}) all += "\nip netns add " + prefix_ + host + "\nip -n " + prefix_ + host + " link set lo up";
+    all += "\nip link add " + link + "a netns " + prefix_ + "wa type veth peer name " + link + "b netns " + prefix_ + "wb";
+    for (const auto& [host, end, address] : {std::tuple("wa", "a", kFirst), std::tuple("wb", "b", kSecond)}) {
+      const std::string in = "\nip -n " + prefix_ + host;
+      all += in + " link set " + link + end + " name link0" + in + " addr add " + address + "/24 dev link0" + in + " link set link0 up";
+    }
+    made_ = shell(all) == 0;
+  }
+  ~Network() {
+    ::close(pipe_);
+    waitpid(cleaner_, nullptr, 0);
+  }
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  bool made() const { return made_; }
+  const std::string& prefix() const { return prefix_; }
+  void take_link_down() { EXPECT_EQ(shell("ip -n " + prefix_ + "wb link set link0 down"), 0); }
+  // Nothing runs there any more.
+  bool empty(double seconds) const {
+    for (int tries = 0; tries < static_cast<int>(seconds * 20) + 1; ++tries) {
+      if (output_of("ip netns pids " + prefix_ + "wa; ip netns pids " + prefix_ + "wb").empty()) return true;
+      usleep(50000);
+    }
+    return false;
+  }
+
+ private:
+  std::string prefix_;
+  int pipe_ = -1;
+  pid_t cleaner_ = -1;
+  bool made_ = false;
+};
+
+// A small model; its words behind `zero run`.
+Words training(const std::string& folder, const Words& more) {
+  std::ofstream out(folder + "/text.txt");
+  for (unsigned i = 0, state = 7; i < 12000; ++i) {
+    state = state * 1664525u + 1013904223u;
+    out << (state >> 16) % 1000 << (i % 9 ? " " : "\n");
+  }
+  return Words{"zero", "train", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--text", folder + "/text.txt", "--set", "libzero.model.layers=2", "--set",
+               "libzero.model.hidden=48", "--set", "libzero.model.heads=3", "--set", "libzero.model.seq_length=32", "--set", "libzero.data.eval_batches=1"} +
+         more;
+}
+
+// Step to "loss gradient norm", of the lines of rank 0.
+std::map<int, std::string> losses(const std::string& out) {
+  std::map<int, std::string> all;
+  for (const std::string& line : lines(out)) {
+    const json step = json::parse(line.substr(std::min(line.find('{'), line.size())), nullptr, false);
+    if (step.is_object() && step.contains("loss") && step.contains("step")) all[step["step"]] = step["loss"].dump() + " " + step["grad_norm"].dump();
+  }
+  return all;
+}
+
+class RunNetwork : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(network.made()); }
+  Words environment(const Words& more = {}) const {
+    return Words{"FAKE_SSH_NETNS=" + network.prefix(), "OMP_NUM_THREADS=1", "ZERO_TRANSPORT=gloo", "ZERO_TIMEOUT_S=60"} + more;
+  }
+  Network network;
+  const std::string folder = temporary_folder();
+  const std::string hosts = "wa slots=2\nwb slots=2\n";
+  const Words meet{"--master_addr", kFirst};
+};
+
+TEST_F(RunNetwork, TrainingOverTwoHostsHasTheNumbersOfOne) {
+  HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "12"}), environment());
+  EXPECT_EQ(p.finish(200), 0) << p.err;
+  const auto two_hosts = losses(p.out);
+  EXPECT_EQ(two_hosts.size(), 12u) << p.out;
+  EXPECT_TRUE(network.empty(1));
+
+  Process::Settings settings;
+  settings.arguments = Words{kZero, "run", "-n", "4"} + training(folder, {"--json", "--steps", "12"});
+  settings.environment = {"OMP_NUM_THREADS=1", "ZERO_TRANSPORT=gloo", "CUDA_VISIBLE_DEVICES="};
+  Process one(settings);
+  EXPECT_EQ(one.wait(200), 0) << one.err;
+  EXPECT_EQ(losses(one.out), two_hosts);
+}
+
+TEST_F(RunNetwork, ByHandOnEachHost) {
+  const auto start = [&](const std::string& host, const std::string& number) {
+    Process::Settings settings;
+    settings.arguments = Words{"/usr/bin/env", "ip", "netns", "exec", network.prefix() + host, kZero, "run", "--nnodes=2", "--node_rank=" + number, "-n2"} + meet +
+                         training(folder, {"--json", "--steps", "6"});
+    settings.environment = environment({"ZERO_TOKEN=between us", "CUDA_VISIBLE_DEVICES="});
+    return settings;
+  };
+  Process first(start("wa", "0")), second(start("wb", "1"));
+  EXPECT_EQ(second.wait(200), 0) << second.err;
+  EXPECT_EQ(first.wait(200), 0) << first.err;
+  EXPECT_EQ(losses(first.out).size(), 6u) << first.out;
+  EXPECT_TRUE(network.empty(1));
+}
+
+TEST_F(RunNetwork, AKilledRankIsNamedAndBothHostsAreEmpty) {
+  HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment());
+  ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
+  const pid_t victim = p.process_of(3);
+  ASSERT_GT(victim, 0);
+  EXPECT_NE(output_of("ip netns pids " + network.prefix() + "wb").find(std::to_string(victim)), std::string::npos);
+  kill(victim, SIGKILL);
+  EXPECT_EQ(p.finish(60), 6) << p.err;
+  EXPECT_TRUE(p.says("root cause   rank 3 of 4, host wb, pid " + std::to_string(victim) + ": killed by signal 9 (SIGKILL)")) << p.err;
+  EXPECT_TRUE(p.says("\n  where        step ")) << p.err;
+  EXPECT_TRUE(p.says("collateral   rank")) << p.err;
+  EXPECT_TRUE(network.empty(0.5));
+}
+
+TEST_F(RunNetwork, ALinkThatGoesDownIsAnErrorInTime) {
+  HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment({"ZERO_TIMEOUT_S=8"}));
+  ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
+  const auto began = std::chrono::steady_clock::now();
+  network.take_link_down();
+  // 8 s for the collective, 20 s for a connection without answers; then the grace.
+  EXPECT_EQ(p.finish(60), 6) << p.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(40));
+  EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
+  EXPECT_TRUE(p.says("\n  error        ")) << p.err;
+  EXPECT_TRUE(network.empty(0.5));
+}
+
+TEST_F(RunNetwork, HostsThatCannotReachEachOther) {
+  network.take_link_down();
+  HostsJob p(hosts, meet + training(folder, {"--steps", "5"}), environment({"ZERO_TIMEOUT_S=6"}));
+  EXPECT_EQ(p.finish(100), 6) << p.err;
+  EXPECT_TRUE(p.says(kFirst)) << "the address that nobody answers at: " << p.err;
+  EXPECT_TRUE(network.empty(0.5));
+}
+
+}  // namespace
+}  // namespace zero::test
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (geteuid() != 0 || zero::test::shell("ip -V") != 0) {
+    std::puts("skipped: needs root and the program ip, for network namespaces");
+    return 77;
+  }
+  if (!zero::test::Network().made()) {
+    std::puts("skipped: this system does not let root make network namespaces with a link between them");
+    return 77;
+  }
+  return RUN_ALL_TESTS();
+}
