@@ -1,0 +1,321 @@
+"""Writes the page of script/compare: report.py FOLDER --json FILE --markdown FILE --svg FILE
+
+FOLDER/SIZE/round-N/ holds what was measured: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
+peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters, and FOLDER/adam.jsonl and
+optimizer_bench.txt the optimizers alone. Medians are over all steps of all rounds; the range beside a ratio is that of the rounds.
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import statistics
+
+LABELS = {
+    "compute": "compute + AdamW share, PyTorch", "ddp": "DDP", "zro": "ZeroRedundancyOptimizer", "fsdp1": "FSDP1, full shard",
+    "fsdp1grad": "FSDP1, shard grad-op", "fsdp2": "FSDP2", "fsdp2noreshard": "FSDP2, no reshard", "ds0": "DeepSpeed stage 0",
+    "ds1": "DeepSpeed stage 1", "ds2": "DeepSpeed stage 2", "ds3": "DeepSpeed stage 3", "floor": "compute + AdamW share, libtorch",
+    **{f"zero{s}": f"**libzero stage {s}**" for s in range(4)}, **{f"tcp{s}": f"libzero stage {s} over TCP" for s in range(4)},
+}
+ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "ddp", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2noreshard",
+         "ds0", "ds1", "ds2", "ds3"]
+PARTS = ["forward_s", "backward_s", "optimizer_s"]
+COLOURS = {"forward_s": "#4477aa", "backward_s": "#ee9944", "optimizer_s": "#77aa66"}
+
+
+class Entry:
+    """One configuration: its samples of all rounds."""
+
+    def __init__(self):
+        self.samples, self.round_medians, self.peaks, self.sent, self.losses, self.error, self.fixed = {}, {}, [], None, None, None, None
+
+    def add(self, round_number, samples, run):
+        for part, values in samples.items():
+            self.samples.setdefault(part, []).extend(values)
+        self.round_medians[round_number] = statistics.median(total(samples))
+        if "peak_pss_bytes" in run:
+            self.peaks.append(run["peak_pss_bytes"]["highest"])
+        if "bytes_sent_per_step" in run:
+            self.sent = run["bytes_sent_per_step"]
+        if "last_loss" in run:
+            self.losses = [run["first_loss"], run["last_loss"]]
+
+    def median(self, part="step_s"):
+        return statistics.median(self.samples[part])
+
+    def step(self):
+        return statistics.median(total(self.samples))
+
+
+def total(samples):
+    """Seconds of each step; for compute alone with its share of AdamW, which no stage can do without."""
+    if "adamw_s" in samples:
+        return [a + b for a, b in zip(samples["step_s"], samples["adamw_s"])]
+    return samples["step_s"]
+
+
+def quantile(values, q):
+    values = sorted(values)
+    at = q * (len(values) - 1)
+    below = int(at)
+    return values[below] + (at - below) * (values[min(below + 1, len(values) - 1)] - values[below])
+
+
+def load(folder):
+    """{size: {recipe: {name: Entry}}}, and what the documents say of the machine, the model and the versions."""
+    sizes, about = {}, {"versions": {}, "models": {}}
+    for path in sorted(folder.glob("*/round-*/*.json")):
+        size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
+        document = json.loads(path.read_text())
+
+        def entry(recipe, name):
+            return sizes.setdefault(size, {}).setdefault(recipe, {}).setdefault(name, Entry())
+
+        if document["schema"] == "zero.bench.step/1":
+            about["machine"] = document["machine"]
+            about["models"][size] = dict(document["model"], micro_batch_size=document["micro_batch_size"])
+            if size != "fixed":
+                about.update({key: document[key] for key in ("world", "steps", "warmup")})
+            about["rounds"] = max(round_number, about.get("rounds", 0))
+            prefix = "zero" if document["transport"] == "shm" else "tcp"
+            for run in document["runs"]:
+                entry(run["recipe"], f"{prefix}{run['stage']}").add(round_number, run["samples"], run)
+            for run in document["compute"]:
+                entry(run["recipe"], "floor").add(round_number, run["samples"], run)
+        else:
+            one = entry(document["recipe"], document["peer"])
+            if "error" in document:
+                one.error = document["error"]
+                continue
+            samples = document["samples"]
+            if document["peer"] == "compute":
+                samples = {"step_s": samples["step_s"], "forward_s": samples["forward_s"], "backward_s": samples["backward_s"],
+                           "adamw_s": samples["optimizer_s"]}
+            one.add(round_number, samples, document)
+            about["versions"].update(document["versions"])
+    for recipe, entries in sizes.pop("fixed", {}).items():
+        for name, one in entries.items():
+            for recipes in sizes.values():
+                if one.peaks and name in recipes.get(recipe, {}):
+                    recipes[recipe][name].fixed = max(one.peaks)
+    about["models"].pop("fixed", None)
+    if "machine" not in about or not sizes:
+        raise SystemExit(f"report.py: error: got no result of `zero bench step` under {folder}")
+    return sizes, about
+
+
+def ratio(entries, above, below, of="step"):
+    """(of the medians, smallest and largest of the rounds), or None when one of the two was not measured."""
+    a, b = entries.get(above), entries.get(below)
+    if a is None or b is None or a.error or b.error:
+        return None
+    if of == "pss":
+        return (max(a.peaks) / max(b.peaks), None, None)
+    if of == "pss beyond fixed":
+        return ((max(a.peaks) - a.fixed) / (max(b.peaks) - b.fixed), None, None) if a.fixed and b.fixed else None
+    rounds = [a.round_medians[r] / b.round_medians[r] for r in a.round_medians if r in b.round_medians]
+    return (a.step() / b.step(), min(rounds), max(rounds))
+
+
+def claims(entries):
+    rows = [("stage 3 / FSDP2", "zero3", "fsdp2", "step"), ("stage 3 / DeepSpeed stage 3", "zero3", "ds3", "step"),
+            ("stage 3 over TCP / FSDP2", "tcp3", "fsdp2", "step")]
+    rows += [(f"stage {s} / DeepSpeed stage {s}", f"zero{s}", f"ds{s}", "step") for s in range(3)]
+    rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
+    rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
+    rows += [("stage 3 / stage 0", "zero3", "zero0", "step")]
+    for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
+        rows += [(f"peak memory{note}, {text}", a, b, of) for text, a, b in [
+            ("stage 3 / FSDP2", "zero3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "zero3", "ds3"), ("stage 0 / DDP", "zero0", "ddp"),
+            ("stage 3 / stage 0", "zero3", "zero0")]]
+    return [(text, ratio(entries, a, b, of)) for text, a, b, of in rows]
+
+
+def table(rows, aligned="right"):
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for k, row in enumerate(rows):
+        lines.append("| " + " | ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))) + " |")
+        if k == 0:
+            lines.append("|" + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def ms(seconds):
+    return f"{seconds * 1e3:.1f}"
+
+
+def steps_table(entries):
+    rows = [["", "step, ms", "min", "p99", "forward", "backward", "optimizer", "peak, MiB", "fixed", "sent, MiB", "last loss", "/ floor"]]
+    floor = entries.get("floor")
+    for name in ORDER:
+        one = entries.get(name)
+        if one is None:
+            continue
+        if one.error is not None:
+            rows.append([LABELS[name], "failed"] + [""] * 10)
+            continue
+        steps = total(one.samples)
+        optimizer = one.samples.get("optimizer_s") or one.samples["adamw_s"]
+        rows.append([
+            LABELS[name], ms(statistics.median(steps)), ms(min(steps)), ms(quantile(steps, 0.99)), ms(one.median("forward_s")),
+            ms(one.median("backward_s")), ms(statistics.median(optimizer)),
+            f"{max(one.peaks) / 2**20:.0f}" if one.peaks and "adamw_s" not in one.samples else "",
+            f"{one.fixed / 2**20:.0f}" if one.fixed and "adamw_s" not in one.samples else "",
+            f"{one.sent / 2**20:.1f}" if one.sent is not None else "", f"{one.losses[1]:.4f}" if one.losses else "",
+            f"{one.step() / floor.step():.2f}" if floor else ""])
+    return table(rows)
+
+
+def shape(model):
+    return (f"{model['layers']} layers of {model['hidden']}, {model['heads']} heads, vocabulary {model['vocabulary']}, "
+            f"{model['parameters_elements'] / 1e6:.1f} M parameters, {model['micro_batch_size']} x {model['sequence_tokens']} tokens a rank and step")
+
+
+def svg(recipes, title):
+    """One panel a recipe, one scale for all."""
+    shown = {recipe: [n for n in ORDER if n in entries and not entries[n].error] for recipe, entries in recipes.items()}
+    left, scale = 245, 460 / max(recipes[recipe][n].step() for recipe, names in shown.items() for n in names)
+    height = 60 + sum(40 + 26 * len(names) for names in shown.values())
+    label = title + "; " + "; ".join(
+        f"{recipe}: " + ", ".join(f"{LABELS[n].strip('*')} {ms(recipes[recipe][n].step())}" for n in names) for recipe, names in shown.items())
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 820 {height}" width="820" height="{height}" font-family="sans-serif" '
+           f'font-size="13" role="img" aria-label="{label}">', f'<rect width="820" height="{height}" fill="#ffffff"/>',
+           f'<text x="16" y="26" font-size="15" fill="#222">{title}</text>']
+    for i, part in enumerate(PARTS):
+        x = left + 120 * i
+        out.append(f'<rect x="{x}" y="38" width="12" height="12" fill="{COLOURS[part]}"/><text x="{x + 18}" y="49" fill="#444">{part[:-2]}</text>')
+    y = 60
+    for recipe, names in shown.items():
+        out.append(f'<text x="16" y="{y + 20}" font-size="14" fill="#222">{recipe}</text>')
+        y += 32
+        for name in names:
+            one, x = recipes[recipe][name], float(left)
+            weight = ' font-weight="bold"' if name.startswith("zero") else ""
+            out.append(f'<text x="16" y="{y + 14}" fill="#222"{weight}>{LABELS[name].strip("*")}</text>')
+            for part in PARTS:
+                width = scale * statistics.median(one.samples.get(part) or one.samples["adamw_s"])
+                out.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="18" fill="{COLOURS[part]}"/>')
+                x += width
+            out.append(f'<text x="{x + 6:.1f}" y="{y + 14}" fill="#222">{ms(one.step())}</text>')
+            y += 26
+        y += 8
+    return "\n".join(out + ["</svg>"]) + "\n"
+
+
+def optimizers(folder):
+    """The section on optimizers alone, or nothing."""
+    text = ""
+    if (folder / "adam.jsonl").exists():
+        found = [json.loads(line) for line in (folder / "adam.jsonl").read_text().splitlines()]
+        rows = [["one flat fp32 tensor", "best, M parameters/s", "median", "best, GB/s"]]
+        for one in found:
+            if "error" in one:
+                rows.append([one["peer"], "failed", "", ""])
+                continue
+            rows.append([one["peer"], f"{one['best_elements_per_s'] / 1e6:.0f}", f"{one['median_elements_per_s'] / 1e6:.0f}", f"{one['best_bytes_per_s'] / 1e9:.1f}"])
+        text += table(rows) + "\n"
+    if (folder / "optimizer_bench.txt").exists():
+        text += f"libzero's beside libtorch's, in turns (`optimizer_bench`):\n\n```\n{(folder / 'optimizer_bench.txt').read_text()}```\n\n"
+    return "## Optimizers alone\n\n" + text if text else ""
+
+
+def page(sizes, about, command, chart, extra):
+    machine, versions = about["machine"], about["versions"]
+    text = f"""# Performance
+How long a training step of libzero takes beside its peers, and what it holds, measured in one run on one machine. This page is
+written by `script/compare`; the numbers, with every round's median, are in [performance.json](performance.json).
+
+{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. libzero {machine['libzero']}, libtorch
+{machine['libtorch']}, {', '.join(f'{name} {version}' for name, version in sorted(versions.items())) or 'no peers'}. {about['world']} ranks, {machine['threads_per_rank']} thread{'s' if machine['threads_per_rank'] > 1 else ''} each. {datetime.date.today()}.
+
+![Step time of libzero and its peers]({chart})
+
+"""
+    for size, recipes in sizes.items():
+        text += f"## {shape(about['models'][size])}\n\n"
+        found = {recipe: dict(claims(entries)) for recipe, entries in recipes.items()}
+        rows = [["ratio, below 1: libzero is faster or smaller"] + list(found)]
+        for name in claims({}):
+            cells = [cell(found[recipe][name[0]]) for recipe in found]
+            if any(cells):
+                rows.append([name[0]] + cells)
+        text += table(rows) + "\n"
+        for recipe, entries in recipes.items():
+            text += f"### {recipe}\n\n{steps_table(entries)}\n"
+            for name, one in entries.items():
+                if one.error is not None:
+                    text += f"{LABELS[name]} failed: `{one.error or 'no message'}`\n\n"
+    text += extra + f"""## How it is measured
+- The same GPT everywhere ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)), the same tokens, AdamW
+  (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused everywhere), no clipping, no dropout, tied output layer. Initial
+  values are drawn from the same distributions but are not the same numbers, so losses agree in size, not in digits. Within libzero
+  the losses of all stages are equal, or the run fails.
+- Rounds: {about['rounds']}. In each, every configuration runs in new processes: {about['warmup']} steps to warm up, then {about['steps']} measured ones. Every second
+  round goes the other way round. Medians are over all measured steps, in brackets the smallest and largest ratio of a round.
+- A step is forward, backward and update; the loss is read after the clock. Times are rank 0's.
+- Ranks of libzero talk through shared memory, the peers through gloo on the loopback interface, which is what each takes on one host
+  without GPUs. "Over TCP" is libzero over gloo on that interface, too, with its sums in rank order.
+- bf16, as each is usually set: libzero and DeepSpeed keep 16-bit parameters with fp32 masters, libzero sums bf16 gradients in fp32;
+  FSDP shards fp32 parameters, gathers them in bf16 and reduces gradients in fp32 (FSDP1 too); DDP and ZeroRedundancyOptimizer keep
+  fp32 parameters under autocast and reduce fp32 gradients.
+- "Compute + AdamW share": forward and backward of the plain module without communication, all ranks at once, and a fused AdamW step over
+  1/{about['world']} of the parameters' number in fp32. It is the floor of a step, and "/ floor" the step's ratio to it.
+- Peak memory is proportional set size (shared pages count in parts), read every 2 ms in three more steps that are not timed, less
+  what the rank held before it built the model; the rank and round that hold most. "Fixed" is the same for a model with next to no
+  parameters: code and modules that are loaded when the first model is built.
+- Sent: payload bytes a rank and step, by libzero's count.
+
+## Again
+```
+{command}
+```
+`script/compare --help` lists sizes, rounds and peers. A part of it without Python: `zero bench step`.
+"""
+    return text
+
+
+def cell(found):
+    if found is None:
+        return ""
+    return f"{found[0]:.2f}" if found[1] is None else f"{found[0]:.2f} ({found[1]:.2f}-{found[2]:.2f})"
+
+
+def summary(sizes, about, command):
+    def one(entry):
+        if entry.error is not None:
+            return {"error": entry.error}
+        steps = total(entry.samples)
+        parts = {part: {"median": statistics.median(v), "min": min(v), "p99": quantile(v, 0.99)} for part, v in entry.samples.items()}
+        parts["step_s"] = {"median": statistics.median(steps), "min": min(steps), "p99": quantile(steps, 0.99)}
+        return {**parts, "steps": len(steps), "round_medians_s": list(entry.round_medians.values()),
+                "peak_pss_bytes": max(entry.peaks) if entry.peaks else None, "fixed_pss_bytes": entry.fixed, "bytes_sent_per_step": entry.sent, "losses": entry.losses}
+
+    return {
+        "schema": "zero.compare/1", "date": str(datetime.date.today()), "command": command, **about,
+        "results": {size: {recipe: {name: one(entries[name]) for name in ORDER if name in entries} for recipe, entries in recipes.items()}
+                    for size, recipes in sizes.items()},
+        "ratios": {size: {recipe: {text: {"median": r[0], "least_round": r[1], "most_round": r[2]} for text, r in claims(entries) if r}
+                          for recipe, entries in recipes.items()} for size, recipes in sizes.items()},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    for name in ("--json", "--markdown", "--svg"):
+        parser.add_argument(name, type=pathlib.Path, required=True)
+    o = parser.parse_args()
+    sizes, about = load(o.folder)
+    command = (o.folder / "command").read_text().strip()
+    first = next(iter(sizes))
+    if "8x512x8x8192x128x1" in sizes:
+        first = "8x512x8x8192x128x1"
+        sizes = {first: sizes.pop(first), **sizes}
+    chart = svg(sizes[first], f"Milliseconds a training step, {about['models'][first]['parameters_elements'] / 1e6:.1f} M parameters, {about['world']} ranks")
+    o.json.write_text(json.dumps(summary(sizes, about, command), indent=1) + "\n")
+    o.svg.write_text(chart)
+    o.markdown.write_text(page(sizes, about, command, o.svg.name, optimizers(o.folder)))
+
+
+main()
