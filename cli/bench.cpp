@@ -21,6 +21,8 @@ Usage: zero bench NAME [options]
                           ZeRO stages 0 to 3
   step                    time of a step at stages and recipes with ranks as
                           processes, beside the compute alone
+  collectives             time of collectives by size over shared memory and
+                          TCP, beside a plain copy
 
   -h, --help              this text, or a measurement's
   --version               version of zero
@@ -36,7 +38,9 @@ struct Measurement {
 };
 constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step", zero::cli::bench_step},
-                                         {"step-rank", zero::cli::bench_step_rank, false}};
+                                         {"collectives", zero::cli::bench_collectives},
+                                         {"step-rank", zero::cli::bench_step_rank, false},
+                                         {"collectives-rank", zero::cli::bench_collectives_rank, false}};
 
 std::string available() {
   std::string names;

@@ -6,7 +6,10 @@ namespace zero::cli {
 
 int bench_stages(int argc, char** argv);
 int bench_step(int argc, char** argv);
-// What bench_step starts: one rank.
+int bench_collectives(int argc, char** argv);
+
+// One rank of those, as they start it.
 int bench_step_rank(int argc, char** argv);
+int bench_collectives_rank(int argc, char** argv);
 
 }  // namespace zero::cli

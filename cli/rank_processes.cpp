@@ -36,19 +36,6 @@ class Lines final : public launch::LaunchSink {
   LogLevel least_;
 };
 
-// All on this host, none bound to a GPU's slot.
-template <class Settings>
-void set_ranks(Settings& settings, std::int64_t count) {
-  if constexpr (requires { settings.hosts; }) {
-    typename decltype(settings.hosts)::value_type host;
-    host.name = "localhost";
-    for (int slot = 0; slot < count; ++slot) host.slots.push_back(slot);
-    settings.hosts = {host};
-  } else {
-    settings.ranks = static_cast<int>(count);
-  }
-}
-
 // A file without a name, which ends with the processes that have it open.
 class ResultFile {
  public:
@@ -81,7 +68,9 @@ RankOutcome run_rank_processes(const RankProcesses& ranks, const Json& task, con
   launch::LaunchSettings settings;
   const std::string word = ranks.command.substr(ranks.command.find(' ') + 1) + "-rank";
   settings.program = {launch::own_path().string(), "bench", word, task.dump(), std::to_string(file.fd())};
-  set_ranks(settings, ranks.world);
+  launch::LaunchHost host{.name = "localhost", .slots = {}, .here = true};
+  for (int slot = 0; slot < static_cast<int>(ranks.world); ++slot) host.slots.push_back(slot);
+  settings.hosts = {host};
   settings.log_folder = global.log_dir;
   settings.environment["OMP_NUM_THREADS"] = std::to_string(ranks.threads);
   settings.environment["ZERO_TRANSPORT"] = ranks.transport;

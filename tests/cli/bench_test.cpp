@@ -106,10 +106,10 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
   refused({"stages", "--set", "zero_optimization.stage=2"}, "use --stages");
   refused({"stages", "--set", "no_such_key=1"}, "no_such_key");
   refused({"stages", "--iteration", "3"}, "did you mean --iterations");
-  refused({"io"}, "[zero bench] got io, which is not available in this version, expected one of stages, step");
-  refused({"collectives"}, "not available in this version");
+  refused({"io"}, "[zero bench] got io, which is not available in this version, expected one of stages, step, collectives");
+  refused({"optimizer"}, "not available in this version");
   refused({"stage"}, "did you mean stages");
-  refused({}, "expected one of stages, step");
+  refused({}, "expected one of stages, step, collectives");
 }
 
 Outcome bench_step(std::vector<std::string> words) {
@@ -232,9 +232,48 @@ TEST(BenchStep, UnderALauncherItUsesTheRanks) {
   EXPECT_EQ(document["runs"].size(), 2u);
 }
 
+TEST(BenchCollectives, AllRowsOfBothTransports) {
+  const auto run = bench({"collectives", "--smallest", "65536", "--largest", "1048576", "--rounds", "1", "--dtype", "bf16", "--json"}, false);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto document = json::parse(run.out);
+  EXPECT_EQ(document["schema"], "zero.bench.collectives/1");
+  EXPECT_EQ(document["dtype"], "bf16");
+  EXPECT_EQ(document["world"], 2);
+  std::map<std::string, int> rows;
+  for (const auto& one : document["runs"]) {
+    rows[one["operation"].get<std::string>() + (one["transport"].is_null() ? "" : "/" + one["transport"].get<std::string>())]++;
+    const auto& time = one["time_s"];
+    EXPECT_GT(time["min"], 0);
+    EXPECT_LE(time["min"], time["median"]);
+    EXPECT_LE(time["median"], time["p99"]);
+    EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(), one["bytes"].get<double>() / time["median"].get<double>());
+  }
+  const std::map<std::string, int> expected{{"memcpy", 3},          {"reduce_scatter/shm", 3}, {"reduce_scatter/gloo", 3}, {"all_gather/shm", 3},
+                                            {"all_gather/gloo", 3}, {"all_reduce/shm", 3},     {"all_reduce/gloo", 3}};
+  EXPECT_EQ(rows, expected);
+  EXPECT_EQ(document["ratios"].size(), 9u);
+  EXPECT_TRUE(document["ratios"][0].contains("shm_time_over_gloo"));
+}
+
+TEST(BenchCollectives, TableAndRefusals) {
+  const auto run = bench({"collectives", "--operations", "all_gather", "--transports", "shm", "--largest", "65536", "--rounds", "2", "--world", "3"}, false);
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const char* text : {"3 ranks, fp32", "all_gather\n", "64.0KiB", "shm ms", "memcpy GB/s", "all results exact"})
+    EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
+  EXPECT_EQ(run.out.find("gloo"), std::string::npos) << run.out;
+  const auto refused = [](const std::vector<std::string>& words, const std::string& text) {
+    const auto bad = bench(words, false);
+    EXPECT_EQ(bad.code, 2) << bad.err;
+    EXPECT_NE(bad.err.find(text), std::string::npos) << bad.err;
+  };
+  refused({"collectives", "--operations", "gather"}, "[--operations] got \"gather\"");
+  refused({"collectives", "--transports", "thread"}, "[--transports] got \"thread\"");
+  refused({"collectives", "--smallest", "1024", "--largest", "512"}, "[--largest] got 512");
+}
+
 TEST(Bench, Help) {
   EXPECT_NE(bench({"--help"}, false).out.find("zero bench NAME"), std::string::npos);
-  for (const char* name : {"stages", "step"}) {
+  for (const char* name : {"stages", "step", "collectives"}) {
     const auto help = bench({name, "--help"}, false);
     EXPECT_EQ(help.code, 0);
     EXPECT_NE(help.out.find("Example"), std::string::npos) << help.out;
