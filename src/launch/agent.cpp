@@ -68,7 +68,8 @@ class Agent final : public RankObserver {
   }
 
   void line(int rank, Stream stream, std::string_view text) override {
-    put(FrameKind::Line, Packer().number(rank - ranks_->first_rank()).number(static_cast<int>(stream)).text(text));
+    // Written with the others of this turn.
+    waiting_ += frame_bytes(FrameKind::Line, Packer().number(rank - ranks_->first_rank()).number(static_cast<int>(stream)).text(text).bytes());
   }
   void died(int rank, bool by_signal, int code) override {
     send_page(rank, false);  // what it said last comes before its death

@@ -160,7 +160,6 @@ void Attempt::line(int rank, Stream stream, std::string_view text) {
   Rank& of = at(rank);
   const auto s = static_cast<std::size_t>(stream);
   sink_.line(rank, stream, text);
-  sink_.pump();
   of.tail[s].emplace_back(text.substr(0, kTailBytes));
   if (of.tail[s].size() > kTailLines) of.tail[s].pop_front();
   if (of.log[s].get() < 0) return;
