@@ -63,8 +63,9 @@ RemoteRanks::RemoteRanks(HostPlan plan, const Reach& reach, double silence_s, Ra
 RemoteRanks::~RemoteRanks() {
   in_ = Descriptor();  // the agent ends its ranks
   if (child_ <= 0) return;
-  // A moment to carry the news across; then it is in the way.
-  for (int i = 0; i < 100 && waitpid(child_, nullptr, WNOHANG) == 0; ++i) poll(nullptr, 0, 5);
+  // An agent that has finished goes by itself; from any other, the end of the connection is the news.
+  for (int i = 0; finished_ && i < 100 && !child_ended(); ++i) poll(nullptr, 0, 5);
+  if (child_ <= 0) return;
   kill(-child_, SIGKILL);
   waitpid(child_, nullptr, 0);
 }
@@ -194,7 +195,6 @@ void RemoteRanks::take(const Frame& frame) {
     case FrameKind::Refused: {
       const auto code = static_cast<ExitCode>(in.number());
       const std::string text = base::join(in.text(), " (host ", plan_.name, ")");
-      if (started_) observer_.notice(LogLevel::Error, text);
       if (code == ExitCode::kConfig) throw ConfigError(text);
       if (code == ExitCode::kIo) throw IoError(text);
       throw CommError(text);
