@@ -245,7 +245,7 @@ written by `script/compare`; the numbers, with every round's median, are in [per
             text += f"### {recipe}\n\n{steps_table(entries)}\n"
             for name, one in entries.items():
                 if one.error is not None:
-                    text += f"{LABELS[name]} failed: `{one.error or 'no message'}`\n\n"
+                    text += f"{LABELS.get(name, name)} failed: `{one.error or 'no message'}`\n\n"
     text += extra + f"""## How it is measured
 - The same GPT everywhere ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)), the same tokens, AdamW
   (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused everywhere), no clipping, no dropout, tied output layer. Initial
