@@ -24,6 +24,7 @@ enum class ScalarType : int8_t;
 
 namespace zero {
 namespace comm {
+class SharedVector;
 class Transport;
 struct Identity;
 }  // namespace comm
@@ -81,6 +82,12 @@ class Communicator {
 
   // Memory for communication, uninitialised; what the transport can move with the fewest copies.
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
+
+  // A flat vector of size() shards that every rank reads where they rest; null where the transport has no such memory or
+  // the shard is too small for it. All ranks call it together.
+  std::shared_ptr<comm::SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype);
+  // Waits until all of it may be read. Counts as the all_gather that it stands for.
+  void gather(comm::SharedVector& vector);
 
   // Longest wait in one operation.
   std::chrono::milliseconds timeout() const;

@@ -240,6 +240,29 @@ at::Tensor Communicator::allocate(std::int64_t numel, c10::ScalarType dtype) {
   return transport_->allocate(numel, dtype);
 }
 
+std::shared_ptr<comm::SharedVector> Communicator::share(std::int64_t shard_numel, c10::ScalarType dtype) {
+  comm::Arguments("share", *transport_).require(shard_numel >= 0, shard_numel, " elements, expected 0 or more");
+  return transport_->share(shard_numel, dtype);
+}
+
+void Communicator::gather(comm::SharedVector& vector) {
+  const auto& whole = vector.whole();
+  // It has no number of its own: ranks may read again without each other.
+  const auto tell = [&](base::CollectiveState state) {
+    if (auto& page = base::status_page(); page.active())
+      page.set_collective(state_->sequence, "all_gather", comm::dtype_text(whole.scalar_type()), whole.numel(), state);
+  };
+  tell(base::CollectiveState::Inside);
+  try {
+    vector.wait();
+  } catch (const CommError& error) {
+    base::status_page().set_error(error.what(), ExitCode::kPeer);
+    throw;
+  }
+  tell(base::CollectiveState::After);
+  state_->count("all_gather", whole.nbytes(), size());
+}
+
 std::chrono::milliseconds Communicator::timeout() const { return transport_->timeout(); }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {

@@ -27,6 +27,7 @@
 #include "comm/shm_arena.h"
 #include "comm/shm_group.h"
 #include "comm/shm_rendezvous.h"
+#include "comm/shm_vector.h"
 #include "comm/transport.h"
 
 namespace zero::comm {
@@ -86,7 +87,7 @@ class Rank {
         size_(identity.size),
         pid_(::getpid()),
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page))),
-        group_(identity, *arena_, shm::meet(identity, arena_->fd(), timeout)) {
+        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout))) {
     arena_->close_fd();
   }
 
@@ -99,8 +100,8 @@ class Rank {
     for (const auto& operation : pending_) {
       if (operation->direct) arena_->pin(bytes_of(operation->in));
     }
-    group_.mine().left.store(1, std::memory_order_release);
-    group_.ring();
+    group_->mine().left.store(1, std::memory_order_release);
+    group_->ring();
   }
 
   std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root = -1);
@@ -109,6 +110,9 @@ class Rank {
   bool try_complete(const Operation& operation);
   void abort(const std::string& reason) noexcept;
   const std::shared_ptr<Arena>& arena() const { return arena_; }
+  shm::VectorPlace place() {
+    return {arena_, group_, &identity_, [this](std::string_view message) { return exchange(message); }};
+  }
   std::chrono::milliseconds timeout{std::chrono::minutes(30)};
 
  private:
@@ -120,7 +124,7 @@ class Rank {
   Staging stage(Operation& operation);
   bool advance(Operation& operation, bool blocking);
   bool reached(std::atomic<std::uint64_t> shm::Page::*counter, int peer, std::uint64_t sequence) const {
-    return (group_.page(peer).*counter).load(std::memory_order_acquire) >= sequence;
+    return (group_->page(peer).*counter).load(std::memory_order_acquire) >= sequence;
   }
   bool all(const Ready& ready, const Operation& operation, bool blocking);
   void check_agreement(const Operation& operation);
@@ -132,12 +136,12 @@ class Rank {
   // What peer `from` published for rank `to`, when payloads consist of equal parts per rank.
   const std::byte* part(const Operation& operation, int from, int to, std::size_t bytes) const {
     if (from == me_) return bytes_of(operation.in) + to * bytes;
-    const Announcement& theirs = group_.announcement(from, operation.announced.sequence);
+    const Announcement& theirs = group_->announcement(from, operation.announced.sequence);
     const int place = theirs.without_own != 0 && to > from ? to - 1 : to;
     return payload(operation, from) + place * bytes;
   }
   const std::byte* payload(const Operation& operation, int from) const {
-    return group_.base(from) + group_.announcement(from, operation.announced.sequence).offset;
+    return group_->base(from) + group_->announcement(from, operation.announced.sequence).offset;
   }
   Slice slice(const at::Tensor& tensor, int rank) const {
     const std::int64_t numel = tensor.numel();
@@ -152,7 +156,7 @@ class Rank {
   const int me_, size_;
   const pid_t pid_;
   std::shared_ptr<Arena> arena_;
-  shm::Group group_;
+  std::shared_ptr<shm::Group> group_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   std::deque<Staging> staging_;  // peers may read these; by sequence
@@ -210,13 +214,13 @@ std::vector<std::string> Rank::exchange(std::string_view message) {
 // The place of this announcement held one of kRing operations ago, which all must have finished.
 void Rank::make_room(Announcement& mine) {
   const std::uint64_t next = mine.sequence = sequence_ + 1;
-  group_.check_failure(mine);
+  group_->check_failure(mine);
   while (!pending_.empty() && pending_.front()->announced.sequence + shm::kRing <= next) {
     complete(*pending_.front());
   }
   if (next > shm::kRing) {
     const std::uint64_t old = next - shm::kRing;
-    group_.await([&](int peer) { return reached(&shm::Page::finished, peer, old); }, mine, timeout);
+    group_->await([&](int peer) { return reached(&shm::Page::finished, peer, old); }, mine, timeout);
   }
   recycle();
 }
@@ -259,10 +263,10 @@ void Rank::publish(const std::shared_ptr<Operation>& operation, Staging staging)
   ++sequence_;
   staging.sequence = sequence_;
   if (staging.piece != nullptr) staging_.push_back(staging);
-  group_.mine().ring[sequence_ % shm::kRing] = operation->announced;
+  group_->mine().ring[sequence_ % shm::kRing] = operation->announced;
   pending_.push_back(operation);
-  group_.mine().posted.store(sequence_, std::memory_order_release);
-  if (size_ > 1) group_.ring();
+  group_->mine().posted.store(sequence_, std::memory_order_release);
+  if (size_ > 1) group_->ring();
 }
 
 void Rank::complete(const Operation& operation) {
@@ -277,7 +281,7 @@ void Rank::complete(const Operation& operation) {
 bool Rank::try_complete(const Operation& operation) {
   while (operation.phase != Operation::Phase::Complete) {
     const std::shared_ptr<Operation> first = pending_.front();
-    group_.check_failure(first->announced);
+    group_->check_failure(first->announced);
     while (first->phase != Operation::Phase::Complete) {
       const auto before = first->phase;
       if (!advance(*first, false) && first->phase == before) return false;
@@ -290,7 +294,7 @@ bool Rank::try_complete(const Operation& operation) {
 // Whether all peers are ready; blocking: waits until they are.
 bool Rank::all(const Ready& ready, const Operation& operation, bool blocking) {
   if (blocking) {
-    group_.await(ready, operation.announced, timeout);
+    group_->await(ready, operation.announced, timeout);
     return true;
   }
   for (int peer = 0; peer < size_; ++peer) {
@@ -314,8 +318,8 @@ bool Rank::advance(Operation& operation, bool blocking) {
       check_agreement(operation);
       if (operation.announced.op == Op::AllReduce && !one_phase(operation)) {
         reduce_slice(operation);
-        group_.mine().reduced.store(sequence, std::memory_order_release);
-        if (size_ > 1) group_.ring();
+        group_->mine().reduced.store(sequence, std::memory_order_release);
+        if (size_ > 1) group_->ring();
         operation.phase = Phase::Reduced;
         return false;
       }
@@ -354,9 +358,9 @@ void Rank::check_agreement(const Operation& operation) {
   const Announcement& mine = operation.announced;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == me_ || !reached(&shm::Page::posted, peer, mine.sequence)) continue;
-    const Announcement& theirs = group_.announcement(peer, mine.sequence);
+    const Announcement& theirs = group_->announcement(peer, mine.sequence);
     const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel;
-    if (!same || theirs.root != mine.root) group_.fail_for_other_call(mine, peer);
+    if (!same || theirs.root != mine.root) group_->fail_for_other_call(mine, peer);
   }
 }
 
@@ -366,7 +370,7 @@ void Rank::read(Operation& operation) {
     for (int rank = 0; rank < size_; ++rank) {
       if (rank == me_) continue;
       operation.messages[rank].assign(reinterpret_cast<const char*>(payload(operation, rank)),
-                                      group_.announcement(rank, mine.sequence).bytes);
+                                      group_->announcement(rank, mine.sequence).bytes);
     }
     return;
   }
@@ -423,9 +427,9 @@ void Rank::reduce_slice(Operation& operation) {
 void Rank::finish_reading(Operation& operation) {
   // A rank that failed meanwhile may have overwritten what was read.
   std::atomic_thread_fence(std::memory_order_acquire);
-  group_.check_failure(operation.announced);
-  group_.mine().finished.store(operation.announced.sequence, std::memory_order_release);
-  if (size_ > 1) group_.ring();
+  group_->check_failure(operation.announced);
+  group_->mine().finished.store(operation.announced.sequence, std::memory_order_release);
+  if (size_ > 1) group_->ring();
   recycle();
   operation.phase = operation.direct ? Operation::Phase::Read : Operation::Phase::Complete;
 }
@@ -434,7 +438,7 @@ void Rank::finish_reading(Operation& operation) {
 void Rank::recycle() {
   std::uint64_t finished = staging_.empty() ? 0 : UINT64_MAX;
   for (int rank = 0; rank < size_ && finished > 0; ++rank) {
-    finished = std::min(finished, group_.page(rank).finished.load(std::memory_order_acquire));
+    finished = std::min(finished, group_->page(rank).finished.load(std::memory_order_acquire));
   }
   for (; !staging_.empty() && staging_.front().sequence <= finished; staging_.pop_front()) {
     const Staging& staging = staging_.front();
@@ -454,9 +458,9 @@ void Rank::recycle() {
 
 void Rank::abort(const std::string& reason) noexcept {
   try {
-    group_.fail(base::join("rank ", me_, " failed: ", reason), {}, me_);
+    group_->fail(base::join("rank ", me_, " failed: ", reason), {}, me_);
   } catch (...) {  // no memory for the words
-    group_.fail(reason, {}, me_);
+    group_->fail(reason, {}, me_);
   }
 }
 
@@ -523,6 +527,10 @@ class ShmTransport final : public Transport {
     std::byte* piece = arena->take(overflow ? SIZE_MAX : bytes);
     return at::from_blob(
         piece, {numel}, [arena](void* data) { arena->give(static_cast<std::byte*>(data)); }, options);
+  }
+
+  std::shared_ptr<SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype) override {
+    return shm::share(rank_->place(), shard_numel, dtype, timeout());
   }
 
   void set_timeout(std::chrono::milliseconds timeout) override {

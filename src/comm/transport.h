@@ -15,6 +15,7 @@
 #include <zero/work.h>
 
 #include "comm/identity.h"
+#include "comm/shared_vector.h"
 
 namespace zero::comm {
 
@@ -49,6 +50,9 @@ class Transport {
 
   // Memory that this transport moves with the fewest copies; uninitialised.
   virtual at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
+
+  // Memory of a vector that every rank reads in place, all ranks together; null: this transport cannot, or it would not pay.
+  virtual std::shared_ptr<SharedVector> share(std::int64_t, c10::ScalarType) { return nullptr; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
   virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }

@@ -44,7 +44,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   owned_ = own_all ? Owned{0, layout_.padded_numel()} : Owned{shard_begin_, layout_.shard_numel()};
   torchglue::AllocationObserver::Pause pause;
   const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
-  parameters_ = book(context_.comm->allocate(resting, context_.recipe.parameter), memory::Purpose::Parameters);
+  if (sharded_) shared_ = context_.comm->share(resting, context_.recipe.parameter);
+  parameters_ = book(shared_ ? shared_->shard() : context_.comm->allocate(resting, context_.recipe.parameter), memory::Purpose::Parameters);
   parameters_.zero_();
   if (trainable_) {
     if (context_.recipe.separate_master())
@@ -103,6 +104,7 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
   const auto hash = XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(bytes_of(values)));
   if (trainable_ && context_.recipe.separate_master()) master_.copy_(values.narrow(0, owned_.begin, owned_.numel));
   parameters_.copy_(sharded_ ? own_part(values) : values);
+  if (shared_) shared_->publish();
   values = at::Tensor();
   const auto size = static_cast<std::int64_t>(parameters_.element_size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -141,9 +143,24 @@ void ParamGroup::begin_gather() {
 
 void ParamGroup::finish_gather() {
   if (residency_ == Residency::Gathered) return;
+  if (shared_) {
+    context_.comm->gather(*shared_);
+    point_members_into(shared_->whole());
+    residency_ = Residency::Gathered;
+    return;
+  }
   if (residency_ == Residency::Sharded) begin_gather();
   gather_work_->wait();
   gather_work_.reset();
+  point_members_into(gathered_);
+  residency_ = Residency::Gathered;
+}
+
+void ParamGroup::gather_copy() {
+  if (!shared_ || gathered_.defined()) return finish_gather();
+  context_.comm->gather(*shared_);
+  gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
+  gathered_.copy_(shared_->whole());
   point_members_into(gathered_);
   residency_ = Residency::Gathered;
 }
@@ -165,7 +182,7 @@ void ParamGroup::release() {
 
 at::Tensor ParamGroup::whole() const {
   ZERO_CHECK(residency_ == Residency::Gathered, "group ", name_, " is not gathered");
-  return sharded_ ? gathered_ : parameters_;
+  return gathered_.defined() ? gathered_ : shared_ ? shared_->whole() : parameters_;
 }
 
 void ParamGroup::write_back() {
@@ -174,6 +191,7 @@ void ParamGroup::write_back() {
   if (flat.numel() == 0) return;
   if (context_.comm->size() > 1) context_.comm->broadcast(flat, 0)->wait();
   if (sharded_) parameters_.copy_(own_part(flat));
+  if (shared_) shared_->publish();
   if (!trainable_ || !context_.recipe.separate_master()) return;
   // Untouched elements keep the bits of their master that the compute dtype does not show.
   const auto mine = flat.narrow(0, owned_.begin, owned_.numel);
@@ -187,9 +205,10 @@ std::shared_ptr<Work> ParamGroup::begin_publish() {
 }
 
 void ParamGroup::refresh_parameters() {
-  if (!trainable_ || !context_.recipe.separate_master()) return;
   at::NoGradGuard no_grad;
-  (sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel)).copy_(master_);
+  if (trainable_ && context_.recipe.separate_master())
+    (sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel)).copy_(master_);
+  if (shared_) shared_->publish();
 }
 
 void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
@@ -230,6 +249,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
     span.gradient_dtype = dtype_of(context_.recipe.gradient);
     optimizer.update(span, factor);
   }
+  if (shared_) shared_->publish();
 }
 
 at::Tensor ParamGroup::master_shard() const {

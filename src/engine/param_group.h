@@ -5,7 +5,8 @@
 //   state        holds beside what rests
 //   Sharded      nothing                          (stage 3 in a world of several ranks)
 //   Gathering    a gather buffer being filled
-//   Gathered     a gather buffer that the parameters alias; below stage 3 the resting vector
+//   Gathered     a gather buffer that the parameters alias; below stage 3 the resting vector; where the
+//                ranks share memory nothing: the parameters alias the shards of all ranks
 //   Reducing     a reduce buffer in flight (gradient side, independent of the above)
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 
 #include <zero/communicator.h>
 
+#include "comm/shared_vector.h"
 #include "engine/recipe.h"
 #include "engine/units.h"
 #include "memory/buffer_pool.h"
@@ -65,8 +67,11 @@ class ParamGroup {
   // --- parameters ---
   bool rests_sharded() const { return sharded_; }
   Residency residency() const { return residency_; }
+  // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
+  bool gathers_in_place() const { return shared_ != nullptr; }
   void begin_gather();
   void finish_gather();  // from Sharded or Gathering
+  void gather_copy();    // the same, into memory of this rank that the program may write
   void release();        // drops the gathered copy; finishes a gather in flight first
   // The whole flat vector; gathered only.
   at::Tensor whole() const;
@@ -93,7 +98,7 @@ class ParamGroup {
   // --- optimizer ---
   void update(optim::ShardedOptimizer& optimizer, float factor);
   std::shared_ptr<Work> begin_publish();  // nullptr where nothing needs publishing
-  void refresh_parameters();              // compute copy = round(master) over the owned range
+  void refresh_parameters();              // compute copy = round(master) over the owned range; told to the ranks
 
   // This rank's shard of a state, fp32, shard_numel elements (of the group's own part at stage 0).
   at::Tensor master_shard() const;
@@ -129,6 +134,7 @@ class ParamGroup {
   std::int64_t booked_[MemoryReport::kPurposes] = {};
 
   Residency residency_ = Residency::Gathered;
+  std::shared_ptr<comm::SharedVector> shared_;  // of which parameters_ is the shard
   at::Tensor gathered_;
   std::shared_ptr<Work> gather_work_;
 

@@ -40,7 +40,7 @@ int Prefetcher::expected_next() const {
   const auto& order = order_[phase_];
   for (std::size_t k = position_ + 1; k < order.size(); ++k) {
     const auto* group = groups_[static_cast<std::size_t>(order[k])];
-    if (order[k] == last_ || group->root() || !group->rests_sharded()) continue;
+    if (order[k] == last_ || group->root() || !group->rests_sharded() || group->gathers_in_place()) continue;
     return group->layout().padded_numel() <= ahead_numel_ ? order[k] : -1;
   }
   return -1;
@@ -49,7 +49,7 @@ int Prefetcher::expected_next() const {
 void Prefetcher::release_others(const int* groups, int count, int next) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     auto* group = groups_[g];
-    if (group->residency() == ParamGroup::Residency::Sharded || group->root()) continue;
+    if (group->residency() == ParamGroup::Residency::Sharded || group->root() || group->gathers_in_place()) continue;
     const int index = static_cast<int>(g);
     if (index != next && std::find(groups, groups + count, index) == groups + count) group->release();
   }
@@ -93,7 +93,7 @@ void Prefetcher::end_pass() {
 }
 
 void Prefetcher::pin_all() {
-  for (auto* group : groups_) group->finish_gather();
+  for (auto* group : groups_) group->gather_copy();
   pinned_ = true;
 }
 

@@ -3,7 +3,7 @@
 // comes next, and its gather is begun early. A different order costs nothing but the wait, and is
 // learned anew. Decisions depend only on the order of uses, so all ranks take the same ones.
 //
-// At most two groups are gathered at once (the one in use and the next), beside the root, which
+// Groups that are read in place cost nothing and stay until the end of the phase. Of the others at most two groups are gathered at once (the one in use and the next), beside the root, which
 // stays from its first use to the end of the phase. Forward and backward are two phases with an
 // order each; everything is released between them (ZeRO's volume: two gathers and a reduction).
 #pragma once
@@ -28,7 +28,7 @@ class Prefetcher {
   void begin_backward();
   // Backward is over: everything is released, and the orders just seen are those to expect.
   void end_pass();
-  // Gathers everything and keeps it until unpin_all().
+  // Gathers copies of everything and keeps them until unpin_all().
   void pin_all();
   void unpin_all();
   bool pinned() const { return pinned_; }

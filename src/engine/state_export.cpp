@@ -10,9 +10,6 @@
 #include "engine/state.h"
 
 namespace zero::engine {
-namespace {
-
-}  // namespace
 
 void State::begin_gathered(bool modify) {
   telling_peers([&] {
@@ -26,6 +23,7 @@ void State::begin_gathered(bool modify) {
 void State::end_gathered(bool modify) {
   telling_peers([&] {
     if (modify) {
+      comm_->barrier();  // nobody reads a shard in place any more
       for (const auto& group : groups_) group->write_back();
       modifying_ = false;
     }
@@ -120,7 +118,11 @@ std::vector<StatePiece> State::pieces(bool to_save) {
 }
 
 std::vector<StatePiece> State::pieces_to_save() { return pieces(true); }
-std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
+std::vector<StatePiece> State::pieces_to_load() {
+  prefetcher_->end_pass();
+  comm_->barrier();  // nobody reads a shard in place any more
+  return pieces(false);
+}
 
 void State::adopt_loaded() {
   telling_peers([&] {

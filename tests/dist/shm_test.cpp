@@ -17,6 +17,7 @@
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
+#include "comm/shared_vector.h"
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
 #include "dist/fork_ranks.h"
@@ -180,6 +181,56 @@ TEST(Shm, Runs5000SmallOperations) {
     }
   });
   EXPECT_EQ(errors_of(ends), "");
+}
+
+// Shards of a page's multiple, across the borders of pages, and just large enough; seen anew after each publish.
+TEST_P(ShmWorlds, ReadSharedVectorsInPlace) {
+  const int size = GetParam();
+  const auto ends = with_ranks(size, [size](const Comm& comm) {
+    require(comm->share(1000, at::kFloat) == nullptr, "a small shard was shared");
+    for (const std::int64_t numel : {std::int64_t{1024}, std::int64_t{1500}, std::int64_t{8193}, std::int64_t{2130432}, std::int64_t{100003}}) {
+      for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+        const auto vector = comm->share(numel, dtype);
+        if (numel * static_cast<std::int64_t>(c10::elementSize(dtype)) < 4096) {
+          require(vector == nullptr, "a small shard was shared");
+          continue;
+        }
+        require(vector->whole().numel() == size * numel, "numel");
+        for (int step = 0; step < 3; ++step) {
+          comm->barrier();  // nobody reads any more
+          vector->shard().copy_(at::arange(numel).remainder(97) + (7 * comm->rank() + step));
+          if (comm->rank() == step % size) std::this_thread::sleep_for(20ms);
+          vector->publish();
+          comm->gather(*vector);
+          for (int rank = 0; rank < size; ++rank)
+            require(vector->whole().narrow(0, rank * numel, numel).equal((at::arange(numel).remainder(97) + (7 * rank + step)).to(dtype)),
+                    "step " + std::to_string(step) + ", shard " + std::to_string(rank) + " of " + std::to_string(numel));
+        }
+        comm->barrier();
+      }
+    }
+  });
+  EXPECT_EQ(errors_of(ends), "");
+}
+
+TEST(Shm, NamesAPeerThatGaveItsShardUpOrDied) {
+  const auto ends = with_ranks(3, [](const Comm& comm) {
+    auto vector = comm->share(10000, at::kFloat);
+    vector->publish();
+    comm->gather(*vector);
+    comm->barrier();
+    if (comm->rank() == 1) vector.reset();
+    comm->barrier();
+    if (comm->rank() != 1) comm->gather(*vector);
+  });
+  for (const int rank : {0, 2}) EXPECT_TRUE(contains(ends[rank].error, "rank 1 has given up its shard")) << ends[rank].error;
+  const auto dead = with_ranks(2, [](const Comm& comm) {
+    auto vector = comm->share(10000, at::kFloat);
+    if (comm->rank() == 1) ::kill(::getpid(), SIGKILL);
+    vector->publish();
+    comm->gather(*vector);
+  });
+  EXPECT_TRUE(contains(dead[0].error, "rank 1")) << dead[0].error;
 }
 
 // More operations without a wait than there are places for announcements.

@@ -1,0 +1,28 @@
+// The SharedVector of the shm transport: the shards' pages of all arenas side by side in one stretch of addresses.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/shared_vector.h"
+#include "comm/shm_arena.h"
+#include "comm/shm_group.h"
+
+namespace zero::comm::shm {
+
+// Smaller shards are cheaper to copy: less than a page of them would be mapped.
+constexpr std::size_t kLeastSharedBytes = 4 << 10;
+
+struct VectorPlace {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Group> group;  // keeps the peers' arenas mapped
+  const Identity* identity;      // the transport's, copied
+  std::function<std::vector<std::string>(std::string_view)> exchange;
+};
+
+// Called by all ranks together.
+std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype,
+                                    std::chrono::milliseconds timeout);
+
+}  // namespace zero::comm::shm
