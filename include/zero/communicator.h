@@ -24,6 +24,7 @@ enum class ScalarType : int8_t;
 
 namespace zero {
 namespace comm {
+struct ScatteredSum;
 class SharedVector;
 class Transport;
 struct Identity;
@@ -88,6 +89,13 @@ class Communicator {
   std::shared_ptr<comm::SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype);
   // Waits until all of it may be read. Counts as the all_gather that it stands for.
   void gather(comm::SharedVector& vector);
+
+  // Whether ranks read each other's memory, so that reduce_scattered() may be called.
+  bool reads_in_place() const;
+  // Whether the data lie in memory from allocate(), where other ranks can read them.
+  bool holds(const at::Tensor& tensor) const;
+  // Reduce-scatter (to_all: all-reduce) of a vector that lies in stretches of memory (src/comm/scattered.h).
+  std::shared_ptr<Work> reduce_scattered(comm::ScatteredSum sum);
 
   // Longest wait in one operation.
   std::chrono::milliseconds timeout() const;

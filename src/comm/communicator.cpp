@@ -240,6 +240,30 @@ at::Tensor Communicator::allocate(std::int64_t numel, c10::ScalarType dtype) {
   return transport_->allocate(numel, dtype);
 }
 
+bool Communicator::reads_in_place() const { return transport_->reads_in_place(); }
+bool Communicator::holds(const at::Tensor& tensor) const { return transport_->holds(tensor); }
+
+std::shared_ptr<Work> Communicator::reduce_scattered(comm::ScatteredSum sum) {
+  const comm::Arguments check("reduce_scattered", *transport_);
+  check.require(!sum.vector.empty(), "no stretches, expected at least one");
+  std::int64_t end = 0;
+  for (const auto& stretch : sum.vector) {
+    check.flat("vector", stretch.data);
+    check.sums(stretch.data);
+    check.require(stretch.begin >= end, "a stretch at element ", stretch.begin, " behind one up to ", end, ", expected ascending ones");
+    end = stretch.begin + stretch.data.numel();
+  }
+  check.require(end <= sum.shard_numel * size(), "stretches up to element ", end, ", expected at most ", sum.shard_numel * size());
+  check.require(!sum.out.defined() || (sum.out.numel() == sum.shard_numel && !sum.to_all), "`out` for a sum of every rank");
+  const auto bytes = static_cast<std::uint64_t>(sum.shard_numel * size()) * sum.vector[0].data.element_size();
+  const bool to_all = sum.to_all;
+  const auto like = sum.vector[0].data;
+  auto work = state_->publish("reduce_scatter", like, [&] { return transport_->reduce_scattered(std::move(sum)); });
+  state_->count("reduce_scatter", bytes, size());
+  if (to_all) state_->count("all_gather", bytes, size());
+  return work;
+}
+
 std::shared_ptr<comm::SharedVector> Communicator::share(std::int64_t shard_numel, c10::ScalarType dtype) {
   comm::Arguments("share", *transport_).require(shard_numel >= 0, shard_numel, " elements, expected 0 or more");
   return transport_->share(shard_numel, dtype);

@@ -1,7 +1,8 @@
 // The transport for processes of one host: collectives over memory that every rank can read.
 // begin() makes the input visible and announces it, wait() reads the peers' inputs in place; no
 // helper threads, no messages. Here is the order of reading and writing; waiting and failure live in
-// shm_group, memory in shm_arena, the meeting in shm_rendezvous.
+// shm_group, memory in shm_arena and shm_staging, the meeting in shm_rendezvous, sums over scattered
+// vectors in shm_scattered, shards that are read without any operation in shm_vector.
 //
 // [Note: order of completion] Operations complete in order of issue: waiting for one completes all
 // before it. So no rank can hold up the second phase of an earlier operation by waiting for a later
@@ -27,6 +28,8 @@
 #include "comm/shm_arena.h"
 #include "comm/shm_group.h"
 #include "comm/shm_rendezvous.h"
+#include "comm/shm_scattered.h"
+#include "comm/shm_staging.h"
 #include "comm/shm_vector.h"
 #include "comm/transport.h"
 
@@ -36,15 +39,13 @@ namespace {
 using shm::Announcement;
 using shm::Arena;
 using shm::Op;
+using shm::Staging;
+using shm::StagingPieces;
 
 // From here on an input in the arena is read in place.
 constexpr std::size_t kDirectBytes = 64 << 10;
 // Up to here every rank sums all of an all_reduce itself: one wait instead of two.
 constexpr std::size_t kOnePhaseBytes = 16 << 10;
-// Fresh pages cost more than the copy into them, so a staging piece waits for the next use: for so many
-// operations, and while all that wait are not larger than this together.
-constexpr std::uint64_t kIdleOperations = 32;
-constexpr std::size_t kIdleBytes = 64 << 20;
 // Slices of an all_reduce begin at multiples of so many elements, so that no two ranks write one cache line.
 constexpr std::int64_t kSliceNumel = 64;
 
@@ -62,15 +63,10 @@ struct Operation {
 
   Announcement announced;
   at::Tensor out, in;  // all_reduce, broadcast: the same
+  ScatteredSum scattered;
   bool direct = false;
   Phase phase = Phase::Announced;
   std::vector<std::string> messages;  // of an exchange
-};
-
-struct Staging {
-  std::byte* piece = nullptr;
-  std::size_t bytes = 0;
-  std::uint64_t sequence = 0;  // of the operation in or for which it was used last
 };
 
 struct Slice {
@@ -87,7 +83,8 @@ class Rank {
         size_(identity.size),
         pid_(::getpid()),
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page))),
-        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout))) {
+        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout))),
+        staging_(arena_) {
     arena_->close_fd();
   }
 
@@ -95,16 +92,17 @@ class Rank {
     if (::getpid() != pid_) return;  // a fork of the rank is not the rank, and shares its memory
     // Peers may still read what they were promised.
     recycle();
-    for (const Staging& idle : idle_) arena_->give(idle.piece);
-    for (const Staging& staging : staging_) arena_->pin(staging.piece);
+    staging_.leave();
     for (const auto& operation : pending_) {
-      if (operation->direct) arena_->pin(bytes_of(operation->in));
+      if (operation->direct && operation->in.defined()) arena_->pin(bytes_of(operation->in));
+      for (const auto& stretch : operation->scattered.vector) arena_->pin(bytes_of(stretch.data));
     }
     group_->mine().left.store(1, std::memory_order_release);
     group_->ring();
   }
 
   std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root = -1);
+  std::shared_ptr<Operation> begin(ScatteredSum sum);
   std::vector<std::string> exchange(std::string_view message);
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
@@ -120,7 +118,6 @@ class Rank {
 
   void make_room(Announcement& mine);
   void publish(const std::shared_ptr<Operation>& operation, Staging staging);
-  Staging take_staging(std::size_t bytes);
   Staging stage(Operation& operation);
   bool advance(Operation& operation, bool blocking);
   bool reached(std::atomic<std::uint64_t> shm::Page::*counter, int peer, std::uint64_t sequence) const {
@@ -143,6 +140,15 @@ class Rank {
   const std::byte* payload(const Operation& operation, int from) const {
     return group_->base(from) + group_->announcement(from, operation.announced.sequence).offset;
   }
+  shm::Places places(const Operation& operation) const {
+    const std::size_t count = operation.scattered.vector.size();
+    shm::Places places(size_, std::vector<const std::byte*>(count));
+    for (int rank = 0; rank < size_; ++rank) {
+      const auto* offsets = reinterpret_cast<const std::uint64_t*>(payload(operation, rank));
+      for (std::size_t i = 0; i < count; ++i) places[rank][i] = group_->base(rank) + offsets[i];
+    }
+    return places;
+  }
   Slice slice(const at::Tensor& tensor, int rank) const {
     const std::int64_t numel = tensor.numel();
     const std::int64_t per_rank = ((numel + size_ - 1) / size_ + kSliceNumel - 1) / kSliceNumel * kSliceNumel;
@@ -159,9 +165,7 @@ class Rank {
   std::shared_ptr<shm::Group> group_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
-  std::deque<Staging> staging_;  // peers may read these; by sequence
-  std::deque<Staging> idle_;     // for the next use; by sequence
-  std::size_t idle_bytes_ = 0;
+  StagingPieces staging_;
 };
 
 std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int root) {
@@ -193,6 +197,29 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   return operation;
 }
 
+// The peers are told where each stretch is.
+std::shared_ptr<Operation> Rank::begin(ScatteredSum sum) {
+  auto operation = std::make_shared<Operation>();
+  Announcement& mine = operation->announced;
+  mine.op = Op::Scattered;
+  mine.dtype = static_cast<std::int32_t>(sum.vector[0].data.scalar_type());
+  mine.numel = sum.shard_numel * size_;
+  make_room(mine);
+  mine.bytes = sum.vector.size() * sizeof(std::uint64_t);
+  const Staging staging = staging_.take(mine.bytes);
+  auto* const offsets = reinterpret_cast<std::uint64_t*>(staging.piece);
+  for (std::size_t i = 0; i < sum.vector.size(); ++i) {
+    const auto& data = sum.vector[i].data;
+    ZERO_CHECK(arena_->holds(bytes_of(data), data.nbytes()), "stretch ", i, " lies outside shared memory");
+    offsets[i] = arena_->offset(bytes_of(data));
+  }
+  mine.offset = arena_->offset(staging.piece);
+  operation->direct = true;
+  operation->scattered = std::move(sum);
+  publish(operation, staging);
+  return operation;
+}
+
 std::vector<std::string> Rank::exchange(std::string_view message) {
   auto operation = std::make_shared<Operation>();
   operation->announced.op = Op::Exchange;
@@ -200,7 +227,7 @@ std::vector<std::string> Rank::exchange(std::string_view message) {
   operation->announced.bytes = message.size();
   Staging staging;
   if (!message.empty() && size_ > 1) {
-    staging = take_staging(message.size());
+    staging = staging_.take(message.size());
     copy(staging.piece, reinterpret_cast<const std::byte*>(message.data()), message.size());
     operation->announced.offset = arena_->offset(staging.piece);
   }
@@ -237,7 +264,7 @@ Staging Rank::stage(Operation& operation) {
   if (sliced) own = slice(in, me_);
   mine.without_own = equal_parts;
   mine.bytes = equal_parts ? in.nbytes() - own.bytes : in.nbytes();
-  const Staging staging = take_staging(mine.bytes);
+  const Staging staging = staging_.take(mine.bytes);
   const std::size_t end = own.at + own.bytes;
   copy(staging.piece, from, own.at);
   copy(staging.piece + (equal_parts ? own.at : end), from + end, in.nbytes() - end);
@@ -245,24 +272,10 @@ Staging Rank::stage(Operation& operation) {
   return staging;
 }
 
-// The smallest idle piece that fits well, else a new one.
-Staging Rank::take_staging(std::size_t bytes) {
-  auto best = idle_.end();
-  for (auto idle = idle_.begin(); idle != idle_.end(); ++idle) {
-    if (idle->bytes < bytes || idle->bytes / 2 > bytes) continue;
-    if (best == idle_.end() || idle->bytes < best->bytes) best = idle;
-  }
-  if (best == idle_.end()) return {arena_->take(bytes), bytes, 0};
-  const Staging staging = *best;
-  idle_bytes_ -= staging.bytes;
-  idle_.erase(best);
-  return staging;
-}
-
 void Rank::publish(const std::shared_ptr<Operation>& operation, Staging staging) {
   ++sequence_;
   staging.sequence = sequence_;
-  if (staging.piece != nullptr) staging_.push_back(staging);
+  if (staging.piece != nullptr) staging_.lend(staging);
   group_->mine().ring[sequence_ % shm::kRing] = operation->announced;
   pending_.push_back(operation);
   group_->mine().posted.store(sequence_, std::memory_order_release);
@@ -316,8 +329,15 @@ bool Rank::advance(Operation& operation, bool blocking) {
       };
       if (!all(posted, operation, blocking)) return false;
       check_agreement(operation);
-      if (operation.announced.op == Op::AllReduce && !one_phase(operation)) {
-        reduce_slice(operation);
+      if (operation.announced.op == Op::Scattered) {
+        shm::sum_own_part(operation.scattered, places(operation), me_);
+        if (!operation.scattered.to_all) {
+          finish_reading(operation);
+          break;
+        }
+      }
+      if (operation.announced.op == Op::Scattered || (operation.announced.op == Op::AllReduce && !one_phase(operation))) {
+        if (operation.announced.op == Op::AllReduce) reduce_slice(operation);
         group_->mine().reduced.store(sequence, std::memory_order_release);
         if (size_ > 1) group_->ring();
         operation.phase = Phase::Reduced;
@@ -330,6 +350,11 @@ bool Rank::advance(Operation& operation, bool blocking) {
     case Phase::Reduced: {
       const auto reduced = [&](int peer) { return reached(&shm::Page::reduced, peer, sequence); };
       if (!all(reduced, operation, blocking)) return false;
+      if (operation.announced.op == Op::Scattered) {
+        shm::copy_other_parts(operation.scattered, places(operation), me_);
+        finish_reading(operation);
+        break;
+      }
       std::byte* const out = bytes_of(operation.out);
       for (int rank = 0; rank < size_; ++rank) {
         const Slice piece = slice(operation.out, rank);
@@ -349,6 +374,7 @@ bool Rank::advance(Operation& operation, bool blocking) {
   }
   if (operation.phase == Phase::Complete) {
     operation.in = operation.out = at::Tensor();
+    operation.scattered = {};
     return true;
   }
   return false;
@@ -359,7 +385,8 @@ void Rank::check_agreement(const Operation& operation) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == me_ || !reached(&shm::Page::posted, peer, mine.sequence)) continue;
     const Announcement& theirs = group_->announcement(peer, mine.sequence);
-    const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel;
+    const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel &&
+                      (mine.op != Op::Scattered || theirs.bytes == mine.bytes);
     if (!same || theirs.root != mine.root) group_->fail_for_other_call(mine, peer);
   }
 }
@@ -407,6 +434,7 @@ void Rank::read(Operation& operation) {
     }
     case Op::None:
     case Op::Exchange:
+    case Op::Scattered:
       break;
   }
 }
@@ -434,26 +462,12 @@ void Rank::finish_reading(Operation& operation) {
   operation.phase = operation.direct ? Operation::Phase::Read : Operation::Phase::Complete;
 }
 
-// Takes back the staging pieces that everybody has read, and gives those back that nobody needed lately.
 void Rank::recycle() {
-  std::uint64_t finished = staging_.empty() ? 0 : UINT64_MAX;
+  std::uint64_t finished = staging_.any_lent() ? UINT64_MAX : 0;
   for (int rank = 0; rank < size_ && finished > 0; ++rank) {
     finished = std::min(finished, group_->page(rank).finished.load(std::memory_order_acquire));
   }
-  for (; !staging_.empty() && staging_.front().sequence <= finished; staging_.pop_front()) {
-    const Staging& staging = staging_.front();
-    if (staging.bytes < Arena::kLargeBytes) {
-      arena_->give(staging.piece);
-    } else {
-      idle_.push_back(staging);
-      idle_bytes_ += staging.bytes;
-    }
-  }
-  while (!idle_.empty() && (idle_bytes_ > kIdleBytes || idle_.front().sequence + kIdleOperations < sequence_)) {
-    idle_bytes_ -= idle_.front().bytes;
-    arena_->give(idle_.front().piece);
-    idle_.pop_front();
-  }
+  staging_.recycle(finished, sequence_);
 }
 
 void Rank::abort(const std::string& reason) noexcept {
@@ -529,6 +543,13 @@ class ShmTransport final : public Transport {
         piece, {numel}, [arena](void* data) { arena->give(static_cast<std::byte*>(data)); }, options);
   }
 
+  bool reads_in_place() const override { return true; }
+  bool holds(const at::Tensor& tensor) const override {
+    return rank_->arena()->holds(tensor.const_data_ptr(), tensor.nbytes());
+  }
+  std::shared_ptr<Work> reduce_scattered(ScatteredSum sum) override {
+    return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(sum)));
+  }
   std::shared_ptr<SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype) override {
     return shm::share(rank_->place(), shard_numel, dtype, timeout());
   }

@@ -50,6 +50,8 @@ const char* op_name(Op op) {
       return "all_to_all";
     case Op::Exchange:
       return "exchange";
+    case Op::Scattered:
+      return "reduce_scattered";
   }
   return "nothing";
 }

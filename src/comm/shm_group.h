@@ -23,7 +23,7 @@
 
 namespace zero::comm::shm {
 
-enum class Op : std::uint32_t { None, AllGather, ReduceScatter, AllReduce, Broadcast, AllToAll, Exchange };
+enum class Op : std::uint32_t { None, AllGather, ReduceScatter, AllReduce, Broadcast, AllToAll, Exchange, Scattered };
 // What a rank says of one operation.
 struct Announcement {
   std::uint64_t sequence = 0;

@@ -14,7 +14,9 @@
 
 #include <zero/work.h>
 
+#include "base/check.h"
 #include "comm/identity.h"
+#include "comm/scattered.h"
 #include "comm/shared_vector.h"
 
 namespace zero::comm {
@@ -50,6 +52,13 @@ class Transport {
 
   // Memory that this transport moves with the fewest copies; uninitialised.
   virtual at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
+
+  // Whether peers read this rank's memory where it lies, so that reduce_scattered() may be called.
+  virtual bool reads_in_place() const { return false; }
+  // Whether the data lie in memory from allocate().
+  virtual bool holds(const at::Tensor&) const { return false; }
+  // The vector must not be touched before the Work is done.
+  virtual std::shared_ptr<Work> reduce_scattered(ScatteredSum) { ZERO_CHECK(false, "transport ", name(), " reads nothing in place"); }
 
   // Memory of a vector that every rank reads in place, all ranks together; null: this transport cannot, or it would not pay.
   virtual std::shared_ptr<SharedVector> share(std::int64_t, c10::ScalarType) { return nullptr; }

@@ -227,14 +227,14 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
     return span;
   };
   if (context_.direct_gradients) {
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      const auto& grad = members_[i].tensor.grad();
-      auto span = span_at(layout_.parameter_offset(i), layout_.parameter_numel(i), parameter_groups_[i]);
-      if (span.numel == 0) continue;
+    for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
+      const auto& grad = members_[piece.parameter].tensor.grad();
+      auto span = span_at(piece.range_begin, piece.numel, parameter_groups_[piece.parameter]);
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
       if (!grad.defined()) zeros = at::zeros({span.numel}, context_.recipe.gradient);
-      span.gradient = grad.defined() ? grad.const_data_ptr() : zeros.const_data_ptr();
+      span.gradient = grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
+                                     : zeros.const_data_ptr();
       span.gradient_dtype = dtype_of(context_.recipe.gradient);
       optimizer.update(span, factor);
     }

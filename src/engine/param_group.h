@@ -20,6 +20,7 @@
 #include "comm/shared_vector.h"
 #include "engine/recipe.h"
 #include "engine/units.h"
+#include "memory/block_pool.h"
 #include "memory/buffer_pool.h"
 #include "memory/shard_layout.h"
 #include "optim/sharded_optimizer.h"
@@ -33,9 +34,10 @@ struct GroupContext {
   Communicator* comm;
   memory::MemoryLedger* ledger;
   memory::BufferPool *gather_pool, *reduce_pool;
+  memory::BlockPool* blocks;  // of gradients that the ranks read where backward left them; null: they are copied
   int num_slots;
   float slot_initial_value;
-  // World of one with one gradient dtype: autograd's own .grad is the kept gradient, no copy.
+  // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept gradient.
   bool direct_gradients;
   float predivide;  // gradients are multiplied by this before the reduction
 };
@@ -87,6 +89,7 @@ class ParamGroup {
   bool all_taken() const { return awaited_ == 0; }
   void begin_reduce();
   void finish_reduce();
+  bool reduced() const { return !reduce_work_ || reduce_work_->done(); }  // finish_reduce() would not wait
   // The program declared the boundary after the last micro-batch: reduces what was accumulated.
   void close_accumulation();
   // Of this rank's part of the reduced gradient; valid after the boundary's finish_reduce().
@@ -117,6 +120,10 @@ class ParamGroup {
   at::Tensor book(at::Tensor tensor, memory::Purpose purpose);
   at::Tensor own_part(const at::Tensor& whole) const;
   void point_members_into(const at::Tensor& flat);
+  at::Tensor readable(const at::Tensor& grad) const;
+  void begin_reduce_scattered();
+  void add_squares(std::int64_t begin, std::int64_t end);
+  void square_direct();
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
 
   GroupContext context_;
@@ -142,8 +149,10 @@ class ParamGroup {
   std::vector<char> taken_;
   std::size_t awaited_ = 0;
   at::Tensor reduce_input_, reduce_output_;
+  std::vector<at::Tensor> scattered_;  // stages 2 and 3 with `blocks`: the members' gradients on their way
   std::shared_ptr<Work> reduce_work_;
   double sum_of_squares_ = 0;
+  bool squared_ = false;  // while the reduction went on
   std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
   std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet
 

@@ -5,9 +5,14 @@
 // bits.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "base/check.h"
+#include "base/kernels.h"
+#include "comm/scattered.h"
 #include "engine/param_group.h"
 
 namespace zero::engine {
@@ -38,6 +43,15 @@ void ParamGroup::begin_micro_step(bool first, bool boundary) {
   awaited_ = trainable_ ? members_.size() : 0;
 }
 
+// The gradient flat in the wire's dtype, where the other ranks can read it.
+at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
+  const auto wire = context_.recipe.wire;
+  if (grad.scalar_type() == wire && context_.comm->holds(grad)) return grad.view({-1});
+  auto copy = context_.blocks->make(grad.numel(), wire);
+  convert(copy, grad);
+  return copy;
+}
+
 bool ParamGroup::take_gradient(std::size_t i) {
   auto& parameter = members_[i].tensor;
   auto grad = parameter.grad();
@@ -49,7 +63,13 @@ bool ParamGroup::take_gradient(std::size_t i) {
   if (grad.is_sparse()) grad = grad.to_dense();
   if (context_.direct_gradients) {
     if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient) grad = grad.to(context_.recipe.gradient).contiguous();
+    if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad)) grad = readable(grad).view(grad.sizes());
     if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
+    if (context_.blocks != nullptr) {
+      if (again) return false;
+      taken_[i] = 1;
+      return --awaited_ == 0;
+    }
     const auto bytes = grad.numel() * static_cast<std::int64_t>(grad.element_size());
     if (direct_bytes_[i] == 0) {
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
@@ -57,6 +77,15 @@ bool ParamGroup::take_gradient(std::size_t i) {
     }
     // Now the gradient is still in the cache.
     direct_squares_[i] = boundary_ ? squares_of(grad) : -1.0;
+  } else if (context_.blocks != nullptr && context_.stage >= 2) {
+    grad = readable(grad.contiguous());
+    if (scattered_.empty()) scattered_.resize(members_.size());
+    if (again)
+      base::accumulate(scattered_[i].data_ptr(), dtype_of(context_.recipe.wire), grad.const_data_ptr(), dtype_of(context_.recipe.wire),
+                       grad.numel());
+    else
+      scattered_[i] = grad;
+    parameter.mutable_grad() = at::Tensor();
   } else {
     grad = grad.contiguous();
     at::Tensor target = gradients_;
@@ -89,8 +118,15 @@ std::vector<std::string> ParamGroup::flush_missing() {
     if (taken_[i] != 0) continue;
     missing.push_back(members_[i].name);
     taken_[i] = 1;
-    if (context_.direct_gradients) continue;
-    if (context_.stage >= 2) {
+    const bool by_blocks = context_.blocks != nullptr && members_[i].tensor.numel() > 0;
+    if (context_.direct_gradients) {
+      auto& grad = members_[i].tensor.mutable_grad();
+      if (by_blocks && !grad.defined())
+        grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_().view(members_[i].tensor.sizes());
+    } else if (by_blocks && context_.stage >= 2) {
+      if (scattered_.empty()) scattered_.resize(members_.size());
+      scattered_[i] = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_();
+    } else if (context_.stage >= 2) {
       if (!reduce_input_.defined()) {
         reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
         zero_gaps(reduce_input_, layout_);
@@ -104,8 +140,62 @@ std::vector<std::string> ParamGroup::flush_missing() {
   return missing;
 }
 
+// The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here they are
+// taken while they are still in the cache.
+void ParamGroup::add_squares(std::int64_t begin, std::int64_t end) {
+  if (!context_.direct_gradients) {
+    sum_of_squares_ += base::sum_of_squares(at_element(gradients_, begin), dtype_of(gradients_.scalar_type()), end - begin);
+    return;
+  }
+  const auto dtype = dtype_of(context_.recipe.gradient);
+  for (auto at = begin; at < end; at += comm::kSummedNumel) {
+    const auto numel = std::min(comm::kSummedNumel, end - at);
+    const auto pieces = layout_.pieces(shard_begin_ + at, numel);
+    const auto data_of = [&](const memory::ShardLayout::Piece& piece) {
+      return at_element(members_[piece.parameter].tensor.grad(), piece.parameter_begin);
+    };
+    if (pieces.size() == 1 && pieces[0].numel == numel) {
+      sum_of_squares_ += base::sum_of_squares(data_of(pieces[0]), dtype, numel);
+      continue;
+    }
+    std::vector<char> flat(static_cast<std::size_t>(numel) * base::size_of(dtype));  // zero in the gaps
+    for (const auto& piece : pieces)
+      std::memcpy(flat.data() + static_cast<std::size_t>(piece.range_begin) * base::size_of(dtype), data_of(piece),
+                  static_cast<std::size_t>(piece.numel) * base::size_of(dtype));
+    sum_of_squares_ += base::sum_of_squares(flat.data(), dtype, numel);
+  }
+}
+
+void ParamGroup::begin_reduce_scattered() {
+  comm::ScatteredSum sum;
+  sum.shard_numel = layout_.shard_numel();
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (layout_.parameter_numel(i) == 0) continue;
+    auto data = context_.direct_gradients ? members_[i].tensor.grad().view({-1}) : scattered_[i];
+    if (context_.predivide != 1.0f) base::scale(data.data_ptr(), dtype_of(context_.recipe.wire), context_.predivide, data.numel());
+    sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
+  }
+  const bool straight = context_.stage >= 2 && first_ && context_.recipe.gradient == context_.recipe.wire;
+  if (straight) {
+    sum.out = gradients_;
+  } else if (context_.stage >= 2) {
+    sum.out = reduce_output_ = context_.reduce_pool->take(layout_.shard_numel(), context_.recipe.wire);
+    for (const auto& gap : layout_.gaps()) {
+      const auto begin = std::max(gap.begin, shard_begin_), end = std::min(gap.begin + gap.numel, shard_begin_ + layout_.shard_numel());
+      if (begin < end) reduce_output_.narrow(0, begin - shard_begin_, end - begin).zero_();
+    }
+  }
+  sum.to_all = context_.stage == 0;
+  squared_ = boundary_ && (straight || context_.direct_gradients);
+  sum_of_squares_ = 0;
+  if (squared_) sum.summed = [this](std::int64_t begin, std::int64_t end) { add_squares(begin, end); };
+  reduce_work_ = context_.comm->reduce_scattered(std::move(sum));
+}
+
 void ParamGroup::begin_reduce() {
-  if (!trainable_ || context_.direct_gradients || layout_.padded_numel() == 0) return;
+  if (!trainable_ || layout_.padded_numel() == 0) return;
+  if (context_.blocks != nullptr && (context_.direct_gradients ? boundary_ : context_.stage >= 2)) return begin_reduce_scattered();
+  if (context_.direct_gradients) return;
   const auto wire = context_.recipe.wire;
   if (context_.stage >= 2) {
     const bool straight = first_ && context_.recipe.gradient == wire;
@@ -128,8 +218,10 @@ void ParamGroup::finish_reduce() {
   if (!trainable_) return;
   if (reduce_work_) {
     reduce_work_->wait();
-    if (context_.stage >= 2) {
-      if (!reduce_output_.is_same(gradients_)) {
+    if (context_.direct_gradients) {
+      // summed where they are
+    } else if (context_.stage >= 2) {
+      if (reduce_output_.defined() && !reduce_output_.is_same(gradients_)) {
         if (first_)
           convert(gradients_, reduce_output_);
         else
@@ -137,7 +229,8 @@ void ParamGroup::finish_reduce() {
                            dtype_of(reduce_output_.scalar_type()), gradients_.numel());
         context_.reduce_pool->put(reduce_output_);
       }
-      context_.reduce_pool->put(reduce_input_);
+      if (reduce_input_.defined()) context_.reduce_pool->put(reduce_input_);
+      scattered_.clear();
     } else {
       if (context_.stage == 0 && context_.comm->size() > 1) context_.comm->all_gather(reduce_input_, reduce_output_)->wait();
       if (!reduce_input_.is_same(gradients_)) {
@@ -151,7 +244,7 @@ void ParamGroup::finish_reduce() {
     reduce_input_ = reduce_output_ = at::Tensor();
     reduce_work_.reset();
   }
-  if (!boundary_) return;
+  if (!boundary_ || std::exchange(squared_, false)) return;
   sum_of_squares_ = 0;
   if (context_.direct_gradients) {
     for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -172,8 +265,11 @@ void ParamGroup::close_accumulation() {
 std::string ParamGroup::find_non_finite() const {
   if (!trainable_ || std::isfinite(sum_of_squares_)) return "";
   if (context_.direct_gradients) {
-    for (const auto& member : members_)
-      if (member.tensor.grad().defined() && !at::isfinite(member.tensor.grad()).all().item<bool>()) return member.name;
+    for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
+      const auto& member = members_[piece.parameter];
+      if (!member.tensor.grad().defined()) continue;
+      if (!at::isfinite(member.tensor.grad().view({-1}).narrow(0, piece.parameter_begin, piece.numel)).all().item<bool>()) return member.name;
+    }
     return "";
   }
   const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);

@@ -95,13 +95,18 @@ void State::backward(const at::Tensor& loss) {
     const double factor = scaler_->scale() / static_cast<double>(accumulation_);
     const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
     in_backward_ = true;
+    if (blocks_) blocks_->open(true);
+    const auto close = [&] {
+      in_backward_ = false;
+      if (blocks_) blocks_->open(false);
+    };
     try {
       torch::autograd::backward({scaled}, {});
     } catch (...) {
-      in_backward_ = false;
+      close();
       throw;
     }
-    in_backward_ = false;
+    close();
     page.set_phase(base::StatusPhase::Reduce);
     std::vector<std::string> unused;
     for (auto* group : reduce_order_)
@@ -131,17 +136,19 @@ void State::on_gradient(int group, std::size_t member) {
 // Reductions begin in one fixed order on all ranks, whatever the order in which gradients arrive,
 // so that a parameter unused on one rank only cannot mix up the collectives.
 void State::reduce_ready_groups() {
-  const bool overlap = settings_.zero.overlap_comm.value_or(stage_ == 3);
+  const bool overlap = settings_.zero.overlap_comm.value_or(stage_ == 3 || blocks_ != nullptr);
   while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->all_taken()) {
     auto* group = reduce_order_[reduce_next_++];
-    finish_reductions(overlap ? 1 : 0);
+    // What is reduced where it lies costs no memory while it waits.
+    finish_reductions(blocks_ != nullptr && stage_ <= 1 ? in_flight_.size() : overlap ? 1 : 0);
     group->begin_reduce();
     in_flight_.push_back(group);
   }
 }
 
 void State::finish_reductions(std::size_t most_in_flight) {
-  while (in_flight_.size() > most_in_flight) {
+  // Finishing early depends on the peers' pace, so it is only for reductions that end without another collective.
+  while (in_flight_.size() > most_in_flight || (blocks_ != nullptr && !in_flight_.empty() && in_flight_.front()->reduced())) {
     in_flight_.front()->finish_reduce();
     in_flight_.erase(in_flight_.begin());
   }
@@ -249,6 +256,7 @@ void State::fail_numerically(std::int64_t in_a_row) {
 void State::reset_peak_memory() {
   gather_pool_->trim();
   reduce_pool_->trim();
+  if (blocks_) blocks_->trim();
   base::release_idle_memory();  // what is idle goes back to the kernel too, so that both count the same
   ledger_->reset_peak();
 }

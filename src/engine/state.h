@@ -125,6 +125,7 @@ class State final : public torchglue::UseListener {
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<memory::MemoryLedger> ledger_ = std::make_shared<memory::MemoryLedger>();
   std::unique_ptr<memory::BufferPool> gather_pool_, reduce_pool_;
+  std::shared_ptr<memory::BlockPool> blocks_;  // where ranks read each other's gradients in place; shared with late blocks
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;

@@ -95,8 +95,17 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.reduce_pool = reduce_pool_.get();
     context.num_slots = optimizer_->num_slots();
     context.slot_initial_value = optimizer_->slot_initial_value();
-    context.direct_gradients =
-        comm_->size() == 1 && recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter && predivide_ == 1;
+    const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
+    if (comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
+      blocks_ = std::make_shared<memory::BlockPool>([comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
+                                                    stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
+      for (const auto& parameter : parameters)
+        if (parameter.tensor.requires_grad())
+          blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter) ) +
+                         static_cast<std::int64_t>(torchglue::BlockSource::kOverhead));
+    }
+    context.blocks = blocks_.get();
+    context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
     context.predivide = predivide_;
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
@@ -224,8 +233,13 @@ void State::attach() {
   prefetcher_ = std::make_unique<Prefetcher>(std::move(all), settings_.zero.prefetch_bucket_size, [tell](const std::string& group) {
     if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
   });
+  torchglue::BlockSource source;
+  if (blocks_ != nullptr)
+    source = {[blocks = blocks_](std::size_t bytes) { return blocks->take(static_cast<std::int64_t>(bytes)); },
+              [blocks = blocks_](void* block) { blocks->give(block); }};
   observer_ = std::make_unique<torchglue::AllocationObserver>(
-      [ledger = ledger_](std::int64_t bytes) { ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes); });
+      [ledger = ledger_](std::int64_t bytes) { ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes); },
+      std::move(source));
 }
 
 }  // namespace zero::engine

@@ -14,6 +14,7 @@ namespace {
 // Where a thread's allocations are reported. Every counted block holds a reference.
 struct Account {
   std::function<void(std::int64_t)> report;
+  BlockSource source;
   std::atomic<std::int64_t> references{1};
   void drop() {
     if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
@@ -26,18 +27,20 @@ thread_local Account* current = nullptr;
 struct Header {
   std::size_t bytes;
   Account* account;
+  bool from_source;
 };
-constexpr std::size_t kHeader = 64;  // keeps libtorch's alignment
+constexpr std::size_t kHeader = BlockSource::kOverhead;  // 64 keeps libtorch's alignment
 
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
-    auto* raw = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
-    const Header header{bytes, current};
+    void* sourced = current != nullptr && current->source.take ? current->source.take(bytes + kHeader) : nullptr;
+    auto* raw = static_cast<char*>(sourced != nullptr ? sourced : c10::alloc_cpu(bytes + kHeader));
+    const Header header{bytes, current, sourced != nullptr};
     if (header.account != nullptr) {
       header.account->references.fetch_add(1, std::memory_order_relaxed);
-      header.account->report(static_cast<std::int64_t>(bytes));
+      if (!header.from_source) header.account->report(static_cast<std::int64_t>(bytes));
     }
     std::memcpy(raw, &header, sizeof header);
     return {raw + kHeader, raw + kHeader, &free_block, c10::Device(c10::kCPU)};
@@ -51,9 +54,13 @@ class CountingAllocator final : public c10::Allocator {
     auto* raw = static_cast<char*>(data) - kHeader;
     Header header;
     std::memcpy(&header, raw, sizeof header);
-    c10::free_cpu(raw);
-    if (header.account == nullptr) return;
-    header.account->report(-static_cast<std::int64_t>(header.bytes));
+    if (header.from_source) {
+      header.account->source.give(raw);
+    } else {
+      c10::free_cpu(raw);
+      if (header.account == nullptr) return;
+      header.account->report(-static_cast<std::int64_t>(header.bytes));
+    }
     header.account->drop();
   }
 };
@@ -68,10 +75,11 @@ void install() {
 
 }  // namespace
 
-AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report) : before_(current) {
+AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source) : before_(current) {
   install();
   auto* account = new Account;
   account->report = std::move(report);
+  account->source = std::move(source);
   account_ = current = account;
 }
 

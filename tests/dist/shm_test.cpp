@@ -17,6 +17,7 @@
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
+#include "comm/scattered.h"
 #include "comm/shared_vector.h"
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
@@ -207,6 +208,56 @@ TEST_P(ShmWorlds, ReadSharedVectorsInPlace) {
                     "step " + std::to_string(step) + ", shard " + std::to_string(rank) + " of " + std::to_string(numel));
         }
         comm->barrier();
+      }
+    }
+  });
+  EXPECT_EQ(errors_of(ends), "");
+}
+
+// Stretches of odd sizes with gaps, across the borders of shards, beside the sum of one flat buffer.
+TEST_P(ShmWorlds, ReduceWhatLiesInStretches) {
+  const int size = GetParam();
+  const auto ends = with_ranks(size, [size](const Comm& comm) {
+    const std::vector<std::int64_t> numels{3, 70001, 1, 200000, 129};
+    std::int64_t end = 0;
+    for (const auto numel : numels) end += numel + 5;
+    const std::int64_t shard = (end + size - 1) / size + 17, begin = comm->rank() * shard;
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+      for (int way = 0; way < 3; ++way) {  // apart, in place, to all
+        auto flat = comm->allocate(shard * size, dtype).zero_(), expected = comm->allocate(shard, dtype);
+        comm::ScatteredSum sum;
+        sum.shard_numel = shard;
+        std::int64_t at = 0;
+        for (const auto numel : numels) {
+          auto data = comm->allocate(numel, dtype);
+          data.copy_((at::arange(numel).remainder(1013) * 0.37 + comm->rank() * 1.1 + at).cos());
+          flat.narrow(0, at, numel).copy_(data);
+          sum.vector.push_back({at, data});
+          at += numel + 5;
+        }
+        const auto stretches = sum.vector;
+        auto before = flat.clone();
+        comm->reduce_scatter(expected, flat)->wait();
+        std::int64_t told = 0;
+        sum.summed = [&told, shard](std::int64_t from, std::int64_t to) {
+          require(from == told && to > from && (to == shard || to % comm::kSummedNumel == 0), "order of the sums");
+          told = to;
+        };
+        auto out = at::zeros({shard}, dtype);
+        if (way == 0) sum.out = out;
+        sum.to_all = way == 2;
+        if (comm->rank() == way % size) std::this_thread::sleep_for(10ms);
+        auto work = comm->reduce_scattered(std::move(sum));
+        work->wait();
+        require(told == shard, "the whole shard was not told");
+        auto whole = comm->allocate(shard * size, dtype);
+        comm->all_gather(whole, expected)->wait();
+        auto got = at::zeros({shard * size}, dtype);
+        for (const auto& stretch : stretches) got.narrow(0, stretch.begin, stretch.data.numel()).copy_(stretch.data);
+        const auto what = "way " + std::to_string(way);
+        if (way == 0) require(out.equal(expected) && got.equal(before), what);
+        if (way == 1) require(got.narrow(0, begin, shard).equal(expected), what);
+        if (way == 2) require(got.equal(whole), what);
       }
     }
   });
