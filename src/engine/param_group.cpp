@@ -39,6 +39,7 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
       taken_(members_.size()),
       direct_bytes_(members_.size()),
       direct_squares_(members_.size(), -1.0),
+      direct_data_(members_.size()),
       parameter_groups_(parameter_groups) {
   const bool own_all = context_.stage == 0;
   owned_ = own_all ? Owned{0, layout_.padded_numel()} : Owned{shard_begin_, layout_.shard_numel()};

@@ -123,7 +123,7 @@ class ParamGroup {
   at::Tensor readable(const at::Tensor& grad) const;
   void begin_reduce_scattered();
   void add_squares(std::int64_t begin, std::int64_t end);
-  void square_direct();
+  [[noreturn]] void fail_for_cleared_gradient(std::size_t i) const;
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
 
   GroupContext context_;
@@ -155,6 +155,7 @@ class ParamGroup {
   bool squared_ = false;  // while the reduction went on
   std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
   std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet
+  std::vector<const void*> direct_data_;    // of each member's kept .grad, so that one cleared by the program is noticed
 
   struct Run {
     std::int64_t begin, numel;  // within the owned range

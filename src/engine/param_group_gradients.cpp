@@ -52,6 +52,12 @@ at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
   return copy;
 }
 
+void ParamGroup::fail_for_cleared_gradient(std::size_t i) const {
+  throw ConfigError("[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
+                    ") was cleared or replaced between two micro-batches. Hint: leave .grad alone, and do not call zero_grad(); the "
+                    "Engine clears gradients after the step.");
+}
+
 bool ParamGroup::take_gradient(std::size_t i) {
   auto& parameter = members_[i].tensor;
   auto grad = parameter.grad();
@@ -63,8 +69,11 @@ bool ParamGroup::take_gradient(std::size_t i) {
   if (grad.is_sparse()) grad = grad.to_dense();
   if (context_.direct_gradients) {
     if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient) grad = grad.to(context_.recipe.gradient).contiguous();
+    // Autograd adds to a .grad in place: another tensor means that what was accumulated is gone.
+    if ((!first_ || again) && direct_data_[i] != nullptr && direct_data_[i] != grad.const_data_ptr()) fail_for_cleared_gradient(i);
     if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad)) grad = readable(grad).view(grad.sizes());
     if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
+    direct_data_[i] = grad.const_data_ptr();
     if (context_.blocks != nullptr) {
       if (again) return false;
       taken_[i] = 1;
@@ -123,6 +132,7 @@ std::vector<std::string> ParamGroup::flush_missing() {
       auto& grad = members_[i].tensor.mutable_grad();
       if (by_blocks && !grad.defined())
         grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_().view(members_[i].tensor.sizes());
+      if (by_blocks) direct_data_[i] = grad.const_data_ptr();
     } else if (by_blocks && context_.stage >= 2) {
       if (scattered_.empty()) scattered_.resize(members_.size());
       scattered_[i] = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_();
@@ -171,7 +181,9 @@ void ParamGroup::begin_reduce_scattered() {
   sum.shard_numel = layout_.shard_numel();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (layout_.parameter_numel(i) == 0) continue;
-    auto data = context_.direct_gradients ? members_[i].tensor.grad().view({-1}) : scattered_[i];
+    const auto& grad = members_[i].tensor.grad();
+    if (context_.direct_gradients && (!grad.defined() || grad.const_data_ptr() != direct_data_[i])) fail_for_cleared_gradient(i);
+    auto data = context_.direct_gradients ? grad.view({-1}) : scattered_[i];
     if (context_.predivide != 1.0f) base::scale(data.data_ptr(), dtype_of(context_.recipe.wire), context_.predivide, data.numel());
     sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
   }
@@ -287,6 +299,7 @@ void ParamGroup::drop_gradients() {
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations, direct_bytes_[i]);
     direct_bytes_[i] = 0;
     direct_squares_[i] = -1.0;
+    direct_data_[i] = nullptr;
     parameter.mutable_grad() = at::Tensor();
   }
 }

@@ -138,6 +138,23 @@ TEST(EngineErrors, ModelsThatCannotBeTaken) {
   });
 }
 
+TEST(EngineErrors, ClearingGradientsBetweenMicroBatches) {
+  Training setup;
+  setup.problem = "mlp";
+  setup.accumulation = 2;
+  setup.stage = 0;
+  const auto& task = problem("mlp");
+  auto module = make_module(task);
+  Engine engine(module, Options::from_json(json_of(setup)), Communicator::local());
+  engine.backward(loss_of(task, *module, 0, 0, at::kFloat));
+  engine.step();
+  std::vector<at::Tensor> held;  // or a new gradient might get the old one's address
+  for (const auto& p : module->parameters()) held.push_back(p.grad());
+  module->zero_grad();
+  const auto error = message_of([&] { engine.backward(loss_of(task, *module, 0, 1, at::kFloat)); });
+  EXPECT_TRUE(contains(error, "was cleared or replaced between two micro-batches") && contains(error, "zero_grad")) << error;
+}
+
 TEST(EngineErrors, ReadingAReleasedParameterPastTheDispatcher) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     auto module = make_module(problem("mlp"));

@@ -2,6 +2,9 @@
 // as threads; the same program under torchrun's variables only.
 #include <gtest/gtest.h>
 
+#include <sstream>
+
+#include "parity/problems.h"
 #include "parity/spawn.h"
 #include "parity/training.h"
 
@@ -45,6 +48,33 @@ TEST(Transports, SameBitsAsThreads) {
         }
       }
     }
+  }
+}
+
+// Shared memory reads parameters and gradients in place, TCP copies them: every kind of module has the same bits over both,
+// and at all stages of a family.
+TEST(Transports, EveryKindOfModule) {
+  std::string expected;
+  for (const char* transport : {"gloo", "shm"}) {
+    SpawnOptions options;
+    options.transport = transport;
+    options.limit = std::chrono::seconds(200);
+    const auto results = spawn_ranks(options, kProgram, {"kinds=1"});
+    for (const auto& result : results) ASSERT_EQ(result.exit_code, 0) << transport << ": " << result.err;
+    std::istringstream lines(results[0].out);
+    std::string line, family;
+    int count = 0;
+    while (std::getline(lines, line)) {
+      const bool alone = line.find("stage 0") != std::string::npos ||
+                         (line.find("accumulation 2") != std::string::npos && line.find("stage 2") != std::string::npos);
+      const auto hash = line.substr(line.rfind(' '));
+      if (alone) family = hash;
+      EXPECT_EQ(hash, family) << transport << ": " << line;
+      ++count;
+    }
+    EXPECT_EQ(count, static_cast<int>(problems().size()) * 8);
+    if (expected.empty()) expected = results[0].out;
+    EXPECT_EQ(results[0].out, expected) << transport;
   }
 }
 

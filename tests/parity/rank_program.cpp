@@ -3,6 +3,8 @@
 //   rank_program key=value ...
 //   problem world recipe stage steps accumulation clip prefetch   as in Training
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
+//   kinds=1       every kind of module at every stage: evaluation and a modifying scope between the steps; prints
+//                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
 // Prints the lines "sent B numel P groups G" (bytes of the last step) and "hash H" per rank. Errors go to stderr, the exit
@@ -75,6 +77,36 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
   return 0;
 }
 
+int train_kinds(const std::shared_ptr<Communicator>& comm) {
+  for (const auto& task : problems()) {
+    for (const int accumulation : {1, 2}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        Training training;
+        training.stage = stage;
+        training.accumulation = accumulation;
+        training.clip = 0.05;
+        auto module = make_module(task);
+        Engine engine(module, Options::from_json(json_of(training)), comm);
+        for (int step = 0; step < 4; ++step) {
+          for (int micro = 0; micro < accumulation; ++micro) {
+            engine.backward(loss_of(task, *module, comm->rank(), step * accumulation + micro, at::kFloat));
+            engine.step();
+          }
+          at::NoGradGuard no_grad;
+          loss_of(task, *module, comm->rank(), 100 + step, at::kFloat);
+          if (step == 1) {
+            auto scope = engine.gathered_parameters(true);
+            module->parameters()[0].mul_(0.5 + comm->rank());  // rank 0's values count
+          }
+        }
+        const auto hash = engine.state_hash();
+        if (comm->rank() == 0) std::printf("kind %s accumulation %d stage %d hash %s\n", task.name.c_str(), accumulation, stage, hash.c_str());
+      }
+    }
+  }
+  return 0;
+}
+
 std::uint64_t pss_bytes() {
   std::ifstream in("/proc/self/smaps_rollup");
   for (std::string line; std::getline(in, line);)
@@ -131,7 +163,9 @@ int main(int argc, char** argv) {
     training.accumulation = number("accumulation", 1);
     training.clip = std::stod(flag("clip", "0"));
     training.prefetch = number("prefetch", 1) != 0;
-    const int code = flag("measure", "").empty() ? train(training, comm) : measure(training, comm);
+    const int code = !flag("kinds", "").empty()     ? train_kinds(comm)
+                     : !flag("measure", "").empty() ? measure(training, comm)
+                                                    : train(training, comm);
     std::fflush(stdout);
     return code;
   } catch (const Error& e) {
