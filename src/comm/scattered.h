@@ -1,5 +1,6 @@
-// A flat vector that lies in stretches of memory, as gradients do when backward leaves them: reduced where they are, without a
-// copy into one buffer. What a transport between processes of one host can give (Communicator::reduce_scattered).
+// A flat vector that lies in stretches of memory, as gradients do when backward leaves them: reduced where they are,
+// without a copy into one buffer. What a transport between processes of one host can give
+// (Communicator::reduce_scattered).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -20,12 +21,13 @@ struct ScatteredSum {
   // Ascending and apart, the same ranges on every rank. What lies between them belongs to nobody.
   std::vector<Stretch> vector;
   std::int64_t shard_numel = 0;
-  // Where this rank's part of the sum goes, shard_numel elements, apart from the vector; undefined: into the vector itself.
+  // Where this rank's part of the sum goes, shard_numel elements, apart from the vector; undefined: into the vector
+  // itself.
   at::Tensor out;
   // The other ranks' parts go into the vector, too; `out` is undefined.
   bool to_all = false;
-  // Called whenever more of this rank's part is done, in order: elements [begin, end) of the shard. begin is a multiple of
-  // kSummedNumel, and so is every end but the last.
+  // Called whenever more of this rank's part is done, in order: elements [begin, end) of the shard. begin is a multiple
+  // of kSummedNumel, and so is every end but the last.
   std::function<void(std::int64_t begin, std::int64_t end)> summed;
 };
 constexpr std::int64_t kSummedNumel = 65536;

@@ -1,9 +1,10 @@
-// A flat vector of size() equal shards that every rank reads where they rest: gathering it moves nothing. What a transport
-// between processes of one host can give beside its collectives (Communicator::share). It knows nothing of parameters.
+// A flat vector of size() equal shards that every rank reads where they rest: gathering it moves nothing. What a
+// transport between processes of one host can give beside its collectives (Communicator::share). It knows nothing of
+// parameters.
 //
-// [Note: epochs instead of barriers] A rank writes its shard, then publishes it. A reader waits until every rank has published
-// as often as itself. Nothing keeps a rank from writing while another still reads: before writing again, all ranks must have
-// met after their last read (any exchange between them will do).
+// [Note: epochs instead of barriers] A rank writes its shard, then publishes it. A reader waits until every rank has
+// published as often as itself. Nothing keeps a rank from writing while another still reads: before writing again, all
+// ranks must have met after their last read (any exchange between them will do).
 #pragma once
 #include <ATen/core/Tensor.h>
 

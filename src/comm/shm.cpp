@@ -336,7 +336,8 @@ bool Rank::advance(Operation& operation, bool blocking) {
           break;
         }
       }
-      if (operation.announced.op == Op::Scattered || (operation.announced.op == Op::AllReduce && !one_phase(operation))) {
+      if (operation.announced.op == Op::Scattered ||
+          (operation.announced.op == Op::AllReduce && !one_phase(operation))) {
         if (operation.announced.op == Op::AllReduce) reduce_slice(operation);
         group_->mine().reduced.store(sequence, std::memory_order_release);
         if (size_ > 1) group_->ring();

@@ -11,10 +11,12 @@
 namespace zero::comm::shm {
 namespace {
 
-// fn(stretch, first, numel): what of each stretch lies in elements [begin, end) of the vector; `first` within the stretch.
+// fn(stretch, first, numel): what of each stretch lies in elements [begin, end) of the vector; `first` within the
+// stretch.
 template <class Fn>
 void for_each_in(const std::vector<Stretch>& vector, std::int64_t begin, std::int64_t end, Fn fn) {
-  auto it = std::upper_bound(vector.begin(), vector.end(), begin, [](std::int64_t at, const Stretch& s) { return at < s.begin; });
+  auto it = std::upper_bound(vector.begin(), vector.end(), begin,
+                             [](std::int64_t at, const Stretch& s) { return at < s.begin; });
   if (it != vector.begin()) --it;
   for (; it != vector.end() && it->begin < end; ++it) {
     const auto first = std::max(begin, it->begin), last = std::min(end, it->begin + it->data.numel());
@@ -34,13 +36,15 @@ void sum_own_part(const ScatteredSum& sum, const Places& places, int rank) {
   const auto step = threads == 1 ? kSummedNumel : 32 * threads * kSummedNumel;
   for (std::int64_t begin = 0; begin < sum.shard_numel; begin += step) {
     const auto end = std::min(begin + step, sum.shard_numel);
-    for_each_in(sum.vector, shard_begin + begin, shard_begin + end, [&](std::size_t i, std::int64_t first, std::int64_t numel) {
-      for (std::size_t r = 0; r < places.size(); ++r) parts[r] = places[r][i] + first * element;
-      auto* const out = sum.out.defined()
-                            ? static_cast<std::byte*>(sum.out.data_ptr()) + (sum.vector[i].begin + first - shard_begin) * element
-                            : static_cast<std::byte*>(sum.vector[i].data.data_ptr()) + first * element;
-      base::sum_parts(out, dtype, parts.data(), static_cast<int>(parts.size()), dtype, numel);
-    });
+    for_each_in(
+        sum.vector, shard_begin + begin, shard_begin + end, [&](std::size_t i, std::int64_t first, std::int64_t numel) {
+          for (std::size_t r = 0; r < places.size(); ++r) parts[r] = places[r][i] + first * element;
+          auto* const out =
+              sum.out.defined()
+                  ? static_cast<std::byte*>(sum.out.data_ptr()) + (sum.vector[i].begin + first - shard_begin) * element
+                  : static_cast<std::byte*>(sum.vector[i].data.data_ptr()) + first * element;
+          base::sum_parts(out, dtype, parts.data(), static_cast<int>(parts.size()), dtype, numel);
+        });
     if (sum.summed) sum.summed(begin, end);
   }
 }
@@ -53,7 +57,9 @@ void copy_other_parts(const ScatteredSum& sum, const Places& places, int rank) {
     for_each_in(sum.vector, begin, begin + sum.shard_numel, [&](std::size_t i, std::int64_t first, std::int64_t numel) {
       auto* const to = static_cast<std::byte*>(sum.vector[i].data.data_ptr()) + first * element;
       const auto* const from = places[r][i] + first * element;
-      base::parallel_ranges(numel * element, [=](std::int64_t a, std::int64_t b) { std::memcpy(to + a, from + a, static_cast<std::size_t>(b - a)); });
+      base::parallel_ranges(numel * element, [=](std::int64_t a, std::int64_t b) {
+        std::memcpy(to + a, from + a, static_cast<std::size_t>(b - a));
+      });
     });
   }
 }

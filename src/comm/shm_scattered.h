@@ -1,5 +1,5 @@
-// Sums and copies of a vector that lies in stretches, over the memory of all ranks of a host: arithmetic on addresses. When
-// the peers' memory may be read is known in shm.cpp.
+// Sums and copies of a vector that lies in stretches, over the memory of all ranks of a host: arithmetic on addresses.
+// When the peers' memory may be read is known in shm.cpp.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace zero::comm::shm {
 
-// Where the stretches of each rank begin: places[rank][i] is the first byte of stretch i. The own rank's are sum.vector's.
+// Where the stretches of each rank begin: places[rank][i] is the first byte of stretch i. The own rank's are
+// sum.vector's.
 using Places = std::vector<std::vector<const std::byte*>>;
 
 // Writes this rank's part of the sum, and tells sum.summed.

@@ -1,5 +1,5 @@
-// Pieces of the own arena into which inputs are copied that the peers cannot read in place: lent for an operation, free again
-// when all ranks have finished it, and then kept for a while for the next use.
+// Pieces of the own arena into which inputs are copied that the peers cannot read in place: lent for an operation, free
+// again when all ranks have finished it, and then kept for a while for the next use.
 #pragma once
 #include <cstdint>
 #include <deque>

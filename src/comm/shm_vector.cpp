@@ -1,6 +1,7 @@
-// [Note: pages and edges] Pages that lie in one shard entirely are mapped from its rank's arena. That works for any shard size
-// because each rank puts its shard at the place within a page that it has in the whole vector. The page in which two shards
-// meet is private to the reader, who copies it whenever the shards were published: at most a page for each border.
+// [Note: pages and edges] Pages that lie in one shard entirely are mapped from its rank's arena. That works for any
+// shard size because each rank puts its shard at the place within a page that it has in the whole vector. The page in
+// which two shards meet is private to the reader, who copies it whenever the shards were published: at most a page for
+// each border.
 #include "comm/shm_vector.h"
 
 #include <sys/mman.h>
@@ -39,15 +40,20 @@ struct Whole {
 };
 
 [[noreturn]] void fail_to_map(const char* what, std::size_t bytes) {
-  throw IoError(base::join("[Shm::share] got \"", std::strerror(errno), "\" when ", what, " ", bytes,
-                           " bytes of address space. Hint: raise vm.max_map_count or the limit of virtual memory (ulimit -v), or "
-                           "set ZERO_TRANSPORT=gloo."));
+  throw IoError(
+      base::join("[Shm::share] got \"", std::strerror(errno), "\" when ", what, " ", bytes,
+                 " bytes of address space. Hint: raise vm.max_map_count or the limit of virtual memory (ulimit -v), or "
+                 "set ZERO_TRANSPORT=gloo."));
 }
 
 class Vector final : public SharedVector {
  public:
   Vector(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype, std::chrono::milliseconds timeout)
-      : arena_(place.arena), group_(place.group), identity_(*place.identity), timeout_(timeout), epochs_(identity_.size) {
+      : arena_(place.arena),
+        group_(place.group),
+        identity_(*place.identity),
+        timeout_(timeout),
+        epochs_(identity_.size) {
     const std::size_t bytes = static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype);
     const auto options = at::TensorOptions().dtype(dtype);
     const std::size_t phase = static_cast<std::size_t>(identity_.rank) * bytes % kPage;
@@ -64,7 +70,8 @@ class Vector final : public SharedVector {
     const Told mine{arena_->offset(shard), arena_->offset(flag)};
     const auto all = place.exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
     const std::size_t total = bytes * static_cast<std::size_t>(identity_.size);
-    auto* const at = static_cast<std::byte*>(::mmap(nullptr, up(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto* const at =
+        static_cast<std::byte*>(::mmap(nullptr, up(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (at == MAP_FAILED) fail_to_map("reserving", up(total));
     auto owner = std::make_shared<Whole>(at, up(total));
     for (int rank = 0; rank < identity_.size; ++rank) {
@@ -86,7 +93,8 @@ class Vector final : public SharedVector {
       if (::mremap(source, 0, last - first, MREMAP_MAYMOVE | MREMAP_FIXED, at + first) == MAP_FAILED ||
           ::mprotect(at + first, last - first, PROT_READ) != 0)
         fail_to_map("mapping", last - first);
-      ::madvise(at + first, last - first, MADV_POPULATE_READ);  // where the kernel has it; else the pages come by faults
+      ::madvise(at + first, last - first,
+                MADV_POPULATE_READ);  // where the kernel has it; else the pages come by faults
     }
     whole_ = at::from_blob(
         at, {shard_numel * identity_.size}, [owner](void*) mutable { owner.reset(); }, options);
@@ -111,7 +119,8 @@ class Vector final : public SharedVector {
   void wait() override {
     announcement_.sequence = published_;
     if (seen_ < published_) {
-      group_->await([this](int peer) { return epochs_[peer]->load(std::memory_order_acquire) >= published_; }, announcement_, timeout_);
+      group_->await([this](int peer) { return epochs_[peer]->load(std::memory_order_acquire) >= published_; },
+                    announcement_, timeout_);
       for (const Edge& edge : edges_) std::memcpy(edge.to, edge.from, edge.bytes);
       seen_ = published_;
     }

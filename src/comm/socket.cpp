@@ -48,7 +48,8 @@ struct LocalAddress {
   socklen_t length = 0;
   explicit LocalAddress(const std::string& name) {
     value.sun_family = AF_UNIX;
-    std::memcpy(value.sun_path + 1, name.data(), std::min(name.size(), sizeof value.sun_path - 1));  // leading zero: abstract
+    std::memcpy(value.sun_path + 1, name.data(),
+                std::min(name.size(), sizeof value.sun_path - 1));  // leading zero: abstract
     length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
@@ -74,8 +75,8 @@ Descriptor listen_local(const MeetingPoint& point) {
         base::join("[comm::rendezvous] got a living rank 0 at ", point.text(),
                    ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
   }
-  throw CommError(
-      base::join("[comm::rendezvous] got '", system_text(errno), "' listening at ", point.text(), ", expected a socket."));
+  throw CommError(base::join("[comm::rendezvous] got '", system_text(errno), "' listening at ", point.text(),
+                             ", expected a socket."));
 }
 
 // An abstract name is open to every user of the host: only processes of this user are ranks of a run.

@@ -42,8 +42,8 @@ MeetingPoint local_meeting_point(const std::string& key);
 // (it resolves to the loopback here), on all interfaces. Throws CommError, e.g. when the port is in use.
 Descriptor listen_at(MeetingPoint& point);
 
-// A connection, or none if nobody (of this user, at a unix socket) listens there (yet). A dead TCP peer is noticed by keep-alive
-// within about 20 s. Throws CommError if the host name does not resolve.
+// A connection, or none if nobody (of this user, at a unix socket) listens there (yet). A dead TCP peer is noticed by
+// keep-alive within about 20 s. Throws CommError if the host name does not resolve.
 Descriptor connect_to(const MeetingPoint& point);
 // The next waiting connection, or none; at a unix socket those of other users are closed unheard.
 Descriptor accept_from(const Descriptor& listener);

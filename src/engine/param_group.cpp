@@ -46,7 +46,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   torchglue::AllocationObserver::Pause pause;
   const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
   if (sharded_) shared_ = context_.comm->share(resting, context_.recipe.parameter);
-  parameters_ = book(shared_ ? shared_->shard() : context_.comm->allocate(resting, context_.recipe.parameter), memory::Purpose::Parameters);
+  parameters_ = book(shared_ ? shared_->shard() : context_.comm->allocate(resting, context_.recipe.parameter),
+                     memory::Purpose::Parameters);
   parameters_.zero_();
   if (trainable_) {
     if (context_.recipe.separate_master())
@@ -54,7 +55,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
     else
       master_ = sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel);
     for (int i = 0; i < context_.num_slots; ++i)
-      slots_[i] = book(at::full({owned_.numel}, context_.slot_initial_value, at::kFloat), memory::Purpose::OptimizerStates);
+      slots_[i] =
+          book(at::full({owned_.numel}, context_.slot_initial_value, at::kFloat), memory::Purpose::OptimizerStates);
     if (!context_.direct_gradients) {
       const auto kept = context_.stage >= 2 ? layout_.shard_numel() : layout_.padded_numel();
       gradients_ = book(context_.comm->allocate(kept, context_.recipe.gradient), memory::Purpose::Gradients);
@@ -112,8 +114,9 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
     auto& tensor = members_[i].tensor;
     const auto sizes = tensor.sizes().vec();
     // The parameter's TensorImpl stays; its dtype and storage change once, here.
-    tensor.set_data(sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, parameters_.device())
-                             : torchglue::alias(parameters_, layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
+    tensor.set_data(
+        sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, parameters_.device())
+                 : torchglue::alias(parameters_, layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
   }
   for (const auto& member : members_) storages_.push_back(member.tensor.storage());
   if (sharded_) {
@@ -201,7 +204,8 @@ void ParamGroup::write_back() {
 }
 
 std::shared_ptr<Work> ParamGroup::begin_publish() {
-  if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0) return nullptr;
+  if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0)
+    return nullptr;
   return context_.comm->all_gather(parameters_, own_part(parameters_));
 }
 
@@ -215,13 +219,14 @@ void ParamGroup::refresh_parameters() {
 void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
   if (!trainable_) return;
   const auto size = parameters_.element_size();
-  auto* const parameter_base = static_cast<char*>(parameters_.data_ptr()) +
-                               (sharded_ ? 0 : owned_.begin * static_cast<std::int64_t>(size));
+  auto* const parameter_base =
+      static_cast<char*>(parameters_.data_ptr()) + (sharded_ ? 0 : owned_.begin * static_cast<std::int64_t>(size));
   const auto span_at = [&](std::int64_t begin, std::int64_t numel, int parameter_group) {
     optim::Span span{};
     span.master = master_.data_ptr<float>() + begin;
     for (int k = 0; k < context_.num_slots; ++k) span.slots[k] = slots_[k].data_ptr<float>() + begin;
-    span.parameter = context_.recipe.separate_master() ? parameter_base + begin * static_cast<std::int64_t>(size) : nullptr;
+    span.parameter =
+        context_.recipe.separate_master() ? parameter_base + begin * static_cast<std::int64_t>(size) : nullptr;
     span.parameter_dtype = compute_dtype();
     span.numel = numel;
     span.parameter_group = parameter_group;
@@ -234,7 +239,8 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
       if (!grad.defined()) zeros = at::zeros({span.numel}, context_.recipe.gradient);
-      span.gradient = grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
+      span.gradient = grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
+                                           piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
                                      : zeros.const_data_ptr();
       span.gradient_dtype = dtype_of(context_.recipe.gradient);
       optimizer.update(span, factor);

@@ -37,7 +37,8 @@ struct GroupContext {
   memory::BlockPool* blocks;  // of gradients that the ranks read where backward left them; null: they are copied
   int num_slots;
   float slot_initial_value;
-  // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept gradient.
+  // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept
+  // gradient.
   bool direct_gradients;
   float predivide;  // gradients are multiplied by this before the reduction
 };
@@ -152,10 +153,10 @@ class ParamGroup {
   std::vector<at::Tensor> scattered_;  // stages 2 and 3 with `blocks`: the members' gradients on their way
   std::shared_ptr<Work> reduce_work_;
   double sum_of_squares_ = 0;
-  bool squared_ = false;  // while the reduction went on
+  bool squared_ = false;                    // while the reduction went on
   std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
   std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet
-  std::vector<const void*> direct_data_;    // of each member's kept .grad, so that one cleared by the program is noticed
+  std::vector<const void*> direct_data_;  // of each member's kept .grad, so that one cleared by the program is noticed
 
   struct Run {
     std::int64_t begin, numel;  // within the owned range

@@ -31,7 +31,8 @@ double squares_of(const at::Tensor& grad) {
 }
 
 void convert(const at::Tensor& to, const at::Tensor& from) {
-  base::convert(to.data_ptr(), dtype_of(to.scalar_type()), from.const_data_ptr(), dtype_of(from.scalar_type()), to.numel());
+  base::convert(to.data_ptr(), dtype_of(to.scalar_type()), from.const_data_ptr(), dtype_of(from.scalar_type()),
+                to.numel());
 }
 
 }  // namespace
@@ -53,9 +54,10 @@ at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
 }
 
 void ParamGroup::fail_for_cleared_gradient(std::size_t i) const {
-  throw ConfigError("[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
-                    ") was cleared or replaced between two micro-batches. Hint: leave .grad alone, and do not call zero_grad(); the "
-                    "Engine clears gradients after the step.");
+  throw ConfigError(
+      "[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
+      ") was cleared or replaced between two micro-batches. Hint: leave .grad alone, and do not call zero_grad(); the "
+      "Engine clears gradients after the step.");
 }
 
 bool ParamGroup::take_gradient(std::size_t i) {
@@ -64,14 +66,18 @@ bool ParamGroup::take_gradient(std::size_t i) {
   if (!grad.defined()) return false;
   const bool again = taken_[i] != 0;
   if (again && (reduce_work_ || awaited_ == 0))
-    throw ConfigError("[Engine::backward] a second gradient of " + members_[i].name + " arrived after group " + name_ +
-                      " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
+    throw ConfigError(
+        "[Engine::backward] a second gradient of " + members_[i].name + " arrived after group " + name_ +
+        " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
   if (grad.is_sparse()) grad = grad.to_dense();
   if (context_.direct_gradients) {
-    if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient) grad = grad.to(context_.recipe.gradient).contiguous();
+    if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient)
+      grad = grad.to(context_.recipe.gradient).contiguous();
     // Autograd adds to a .grad in place: another tensor means that what was accumulated is gone.
-    if ((!first_ || again) && direct_data_[i] != nullptr && direct_data_[i] != grad.const_data_ptr()) fail_for_cleared_gradient(i);
-    if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad)) grad = readable(grad).view(grad.sizes());
+    if ((!first_ || again) && direct_data_[i] != nullptr && direct_data_[i] != grad.const_data_ptr())
+      fail_for_cleared_gradient(i);
+    if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad))
+      grad = readable(grad).view(grad.sizes());
     if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
     direct_data_[i] = grad.const_data_ptr();
     if (context_.blocks != nullptr) {
@@ -90,8 +96,8 @@ bool ParamGroup::take_gradient(std::size_t i) {
     grad = readable(grad.contiguous());
     if (scattered_.empty()) scattered_.resize(members_.size());
     if (again)
-      base::accumulate(scattered_[i].data_ptr(), dtype_of(context_.recipe.wire), grad.const_data_ptr(), dtype_of(context_.recipe.wire),
-                       grad.numel());
+      base::accumulate(scattered_[i].data_ptr(), dtype_of(context_.recipe.wire), grad.const_data_ptr(),
+                       dtype_of(context_.recipe.wire), grad.numel());
     else
       scattered_[i] = grad;
     parameter.mutable_grad() = at::Tensor();
@@ -131,7 +137,9 @@ std::vector<std::string> ParamGroup::flush_missing() {
     if (context_.direct_gradients) {
       auto& grad = members_[i].tensor.mutable_grad();
       if (by_blocks && !grad.defined())
-        grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_().view(members_[i].tensor.sizes());
+        grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire)
+                   .zero_()
+                   .view(members_[i].tensor.sizes());
       if (by_blocks) direct_data_[i] = grad.const_data_ptr();
     } else if (by_blocks && context_.stage >= 2) {
       if (scattered_.empty()) scattered_.resize(members_.size());
@@ -150,11 +158,12 @@ std::vector<std::string> ParamGroup::flush_missing() {
   return missing;
 }
 
-// The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here they are
-// taken while they are still in the cache.
+// The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here
+// they are taken while they are still in the cache.
 void ParamGroup::add_squares(std::int64_t begin, std::int64_t end) {
   if (!context_.direct_gradients) {
-    sum_of_squares_ += base::sum_of_squares(at_element(gradients_, begin), dtype_of(gradients_.scalar_type()), end - begin);
+    sum_of_squares_ +=
+        base::sum_of_squares(at_element(gradients_, begin), dtype_of(gradients_.scalar_type()), end - begin);
     return;
   }
   const auto dtype = dtype_of(context_.recipe.gradient);
@@ -182,9 +191,11 @@ void ParamGroup::begin_reduce_scattered() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (layout_.parameter_numel(i) == 0) continue;
     const auto& grad = members_[i].tensor.grad();
-    if (context_.direct_gradients && (!grad.defined() || grad.const_data_ptr() != direct_data_[i])) fail_for_cleared_gradient(i);
+    if (context_.direct_gradients && (!grad.defined() || grad.const_data_ptr() != direct_data_[i]))
+      fail_for_cleared_gradient(i);
     auto data = context_.direct_gradients ? grad.view({-1}) : scattered_[i];
-    if (context_.predivide != 1.0f) base::scale(data.data_ptr(), dtype_of(context_.recipe.wire), context_.predivide, data.numel());
+    if (context_.predivide != 1.0f)
+      base::scale(data.data_ptr(), dtype_of(context_.recipe.wire), context_.predivide, data.numel());
     sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
   }
   const bool straight = context_.stage >= 2 && first_ && context_.recipe.gradient == context_.recipe.wire;
@@ -193,7 +204,8 @@ void ParamGroup::begin_reduce_scattered() {
   } else if (context_.stage >= 2) {
     sum.out = reduce_output_ = context_.reduce_pool->take(layout_.shard_numel(), context_.recipe.wire);
     for (const auto& gap : layout_.gaps()) {
-      const auto begin = std::max(gap.begin, shard_begin_), end = std::min(gap.begin + gap.numel, shard_begin_ + layout_.shard_numel());
+      const auto begin = std::max(gap.begin, shard_begin_),
+                 end = std::min(gap.begin + gap.numel, shard_begin_ + layout_.shard_numel());
       if (begin < end) reduce_output_.narrow(0, begin - shard_begin_, end - begin).zero_();
     }
   }
@@ -206,7 +218,8 @@ void ParamGroup::begin_reduce_scattered() {
 
 void ParamGroup::begin_reduce() {
   if (!trainable_ || layout_.padded_numel() == 0) return;
-  if (context_.blocks != nullptr && (context_.direct_gradients ? boundary_ : context_.stage >= 2)) return begin_reduce_scattered();
+  if (context_.blocks != nullptr && (context_.direct_gradients ? boundary_ : context_.stage >= 2))
+    return begin_reduce_scattered();
   if (context_.direct_gradients) return;
   const auto wire = context_.recipe.wire;
   if (context_.stage >= 2) {
@@ -244,7 +257,8 @@ void ParamGroup::finish_reduce() {
       if (reduce_input_.defined()) context_.reduce_pool->put(reduce_input_);
       scattered_.clear();
     } else {
-      if (context_.stage == 0 && context_.comm->size() > 1) context_.comm->all_gather(reduce_input_, reduce_output_)->wait();
+      if (context_.stage == 0 && context_.comm->size() > 1)
+        context_.comm->all_gather(reduce_input_, reduce_output_)->wait();
       if (!reduce_input_.is_same(gradients_)) {
         if (context_.stage == 0)
           convert(gradients_, reduce_input_);
@@ -280,13 +294,17 @@ std::string ParamGroup::find_non_finite() const {
     for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
       const auto& member = members_[piece.parameter];
       if (!member.tensor.grad().defined()) continue;
-      if (!at::isfinite(member.tensor.grad().view({-1}).narrow(0, piece.parameter_begin, piece.numel)).all().item<bool>()) return member.name;
+      if (!at::isfinite(member.tensor.grad().view({-1}).narrow(0, piece.parameter_begin, piece.numel))
+               .all()
+               .item<bool>())
+        return member.name;
     }
     return "";
   }
   const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
   for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel()))
-    if (!at::isfinite(part.narrow(0, piece.range_begin, piece.numel)).all().item<bool>()) return members_[piece.parameter].name;
+    if (!at::isfinite(part.narrow(0, piece.range_begin, piece.numel)).all().item<bool>())
+      return members_[piece.parameter].name;
   return "";
 }
 
@@ -296,7 +314,8 @@ void ParamGroup::drop_gradients() {
     auto& parameter = members_[i].tensor;
     // The observer reports the free as one of activations: give it something to cancel.
     if (direct_bytes_[i] != 0)
-      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations, direct_bytes_[i]);
+      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations,
+                              direct_bytes_[i]);
     direct_bytes_[i] = 0;
     direct_squares_[i] = -1.0;
     direct_data_[i] = nullptr;

@@ -50,7 +50,8 @@ void State::before_write(int tag, const char* op) {
   const auto& group = *groups_[static_cast<std::size_t>(member.group)];
   telling_peers([&] {
     throw ConfigError(where("forward") + op + " writes parameter " + group.members()[member.index].name + " (group " +
-                      group.name() + ") in place; the write would be lost. Hint: write inside a scope of "
+                      group.name() +
+                      ") in place; the write would be lost. Hint: write inside a scope of "
                       "engine.gathered_parameters(true).");
   });
 }
@@ -60,12 +61,14 @@ void State::check_parameters(const char* what) const {
     const auto& group = *groups_[static_cast<std::size_t>(member.group)];
     const auto& parameter = group.members()[member.index];
     if (!torchglue::is_intercepted(parameter.tensor))
-      throw ConfigError(where(what) + "parameter " + parameter.name +
-                        " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
-                        "the module before the Engine takes it; the recipe chooses the dtype.");
+      throw ConfigError(
+          where(what) + "parameter " + parameter.name +
+          " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
+          "the module before the Engine takes it; the recipe chooses the dtype.");
     if (parameter.tensor.requires_grad() != group.trainable())
       throw ConfigError(where(what) + "requires_grad of parameter " + parameter.name + " was changed to " +
-                        (group.trainable() ? "false" : "true") + " after the Engine took it. Hint: freeze before making the Engine.");
+                        (group.trainable() ? "false" : "true") +
+                        " after the Engine took it. Hint: freeze before making the Engine.");
   }
 }
 
@@ -78,7 +81,8 @@ void State::backward(const at::Tensor& loss) {
     if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
       throw ConfigError(where("backward") +
                         (!loss.defined() ? "got no tensor"
-                                         : base::join("got a loss with ", loss.numel(), " elements, requires_grad ", loss.requires_grad())) +
+                                         : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
+                                                      loss.requires_grad())) +
                         ", expected a scalar that requires grad");
     if (settings_.managed_gradient_accumulation && micro_step_ == accumulation_)
       throw ConfigError(where("backward") + "called " + std::to_string(accumulation_ + 1) +
@@ -127,8 +131,9 @@ void State::backward(const at::Tensor& loss) {
 void State::on_gradient(int group, std::size_t member) {
   if (!in_backward_)
     telling_peers([&] {
-      throw ConfigError(where("backward") + "a gradient of " + groups_[static_cast<std::size_t>(group)]->members()[member].name +
-                        " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
+      throw ConfigError(
+          where("backward") + "a gradient of " + groups_[static_cast<std::size_t>(group)]->members()[member].name +
+          " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
     });
   if (groups_[static_cast<std::size_t>(group)]->take_gradient(member)) reduce_ready_groups();
 }
@@ -148,7 +153,8 @@ void State::reduce_ready_groups() {
 
 void State::finish_reductions(std::size_t most_in_flight) {
   // Finishing early depends on the peers' pace, so it is only for reductions that end without another collective.
-  while (in_flight_.size() > most_in_flight || (blocks_ != nullptr && !in_flight_.empty() && in_flight_.front()->reduced())) {
+  while (in_flight_.size() > most_in_flight ||
+         (blocks_ != nullptr && !in_flight_.empty() && in_flight_.front()->reduced())) {
     in_flight_.front()->finish_reduce();
     in_flight_.erase(in_flight_.begin());
   }
@@ -246,11 +252,13 @@ void State::fail_numerically(std::int64_t in_a_row) {
   std::string culprits;
   const auto names = comm_->exchange(mine);
   for (std::size_t r = 0; r < names.size(); ++r)
-    if (!names[r].empty()) culprits += base::join(culprits.empty() ? "" : ", ", names[r], " (in the shard of rank ", r, ")");
-  throw InternalError(where("step") + base::join(in_a_row, " steps in a row had non-finite gradients, first in ", culprits,
-                                                 ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
-                                                 "sets the limit."),
-                      ExitCode::kNumerical);
+    if (!names[r].empty())
+      culprits += base::join(culprits.empty() ? "" : ", ", names[r], " (in the shard of rank ", r, ")");
+  throw InternalError(
+      where("step") + base::join(in_a_row, " steps in a row had non-finite gradients, first in ", culprits,
+                                 ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
+                                 "sets the limit."),
+      ExitCode::kNumerical);
 }
 
 void State::reset_peak_memory() {

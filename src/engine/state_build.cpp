@@ -46,8 +46,8 @@ std::string disagreement(Communicator& comm, const std::string& what, const std:
   const auto texts = comm.exchange(mine);
   std::string ranks;
   for (const int r : different) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  return what + " on rank 0 and on rank" + (different.size() > 1 ? "s " : " ") + ranks + " differ: " +
-         first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
+  return what + " on rank 0 and on rank" + (different.size() > 1 ? "s " : " ") + ranks +
+         " differ: " + first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
 }
 
 }  // namespace
@@ -58,8 +58,9 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   telling_peers([&] {
     config::require_built(options_);
     if (settings_.transport != "auto" && comm_->size() > 1 && comm_->transport() != settings_.transport)
-      throw ConfigError(base::join("[Engine] libzero.transport: got ", settings_.transport, ", but the ranks are connected by ", comm_->transport(),
-                                   " (rank ", comm_->rank(), "/", comm_->size(), "). Hint: set ZERO_TRANSPORT=", settings_.transport,
+      throw ConfigError(base::join("[Engine] libzero.transport: got ", settings_.transport,
+                                   ", but the ranks are connected by ", comm_->transport(), " (rank ", comm_->rank(),
+                                   "/", comm_->size(), "). Hint: set ZERO_TRANSPORT=", settings_.transport,
                                    " before Communicator::from_env, or leave the key out."));
     if (options_.document().is_set("libzero.timeout_s"))
       comm_->set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(settings_.timeout_s * 1000)));
@@ -73,7 +74,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     if (mean) predivide_ = static_cast<float>(1.0 / ahead);
     postmultiply_ = static_cast<float>(mean ? ahead / world : 1.0);
 
-    optimizer_ = std::make_unique<optim::ShardedOptimizer>(settings_.optimizer, settings_.schedule, settings_.parameter_groups);
+    optimizer_ =
+        std::make_unique<optim::ShardedOptimizer>(settings_.optimizer, settings_.schedule, settings_.parameter_groups);
     scaler_ = std::make_unique<optim::LossScaler>(settings_);
     const auto allocate = [this](std::int64_t numel, at::ScalarType dtype) {
       torchglue::AllocationObserver::Pause pause;  // the pools book their own
@@ -97,11 +99,12 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.slot_initial_value = optimizer_->slot_initial_value();
     const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
     if (comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
-      blocks_ = std::make_shared<memory::BlockPool>([comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
-                                                    stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
+      blocks_ = std::make_shared<memory::BlockPool>(
+          [comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
+          stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
       for (const auto& parameter : parameters)
         if (parameter.tensor.requires_grad())
-          blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter) ) +
+          blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter)) +
                          static_cast<std::int64_t>(torchglue::BlockSource::kOverhead));
     }
     context.blocks = blocks_.get();
@@ -148,10 +151,12 @@ void State::check_agreement(const std::vector<ModelParameter>& parameters, const
     }
   }
   for (const auto& buffer : model_->named_buffers())
-    layout += base::join("buffer ", buffer.key(), " ", buffer.value().sizes(), " ", c10::toString(buffer.value().scalar_type()), "\n");
+    layout += base::join("buffer ", buffer.key(), " ", buffer.value().sizes(), " ",
+                         c10::toString(buffer.value().scalar_type()), "\n");
   auto text = disagreement(*comm_, "[Engine] the configurations", configuration);
   if (text.empty()) text = disagreement(*comm_, "[Engine] the models", layout);
-  if (!text.empty()) throw ConfigError(text + ". Hint: every rank has to run the same program with the same configuration.");
+  if (!text.empty())
+    throw ConfigError(text + ". Hint: every rank has to run the same program with the same configuration.");
 }
 
 // Deferred parameters are materialised in the order of their initialisers, and a group is taken
@@ -189,7 +194,9 @@ void State::adopt_values() {
   if (!deferred.empty() && comm_->size() > 1) {
     const auto text = disagreement(*comm_, "[Engine] the initial values of deferred parameters", hashes);
     if (!text.empty())
-      throw ConfigError(text + ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same seed on every rank before zero::build.");
+      throw ConfigError(text +
+                        ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same "
+                        "seed on every rank before zero::build.");
   }
   for (std::size_t g = 0; g < groups_.size(); ++g)
     if (awaited[g] == 0) groups_[g]->adopt(/*broadcast=*/true);
@@ -200,7 +207,8 @@ void State::adopt_buffers() {
   for (auto& item : model_->named_buffers()) {
     auto& buffer = item.value();
     if (!buffer.defined() || buffer.numel() == 0) continue;
-    if (settings_.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(scalar_type(*settings_.buffer_dtype)));
+    if (settings_.buffer_dtype && buffer.is_floating_point())
+      buffer.set_data(buffer.to(scalar_type(*settings_.buffer_dtype)));
     if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved as they lie
     if (comm_->size() > 1) {
       auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
@@ -230,15 +238,18 @@ void State::attach() {
   std::vector<ParamGroup*> all;
   for (const auto& group : groups_) all.push_back(group.get());
   const bool tell = settings_.zero.log_trace_cache_warnings;
-  prefetcher_ = std::make_unique<Prefetcher>(std::move(all), settings_.zero.prefetch_bucket_size, [tell](const std::string& group) {
-    if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
-  });
+  prefetcher_ = std::make_unique<Prefetcher>(
+      std::move(all), settings_.zero.prefetch_bucket_size, [tell](const std::string& group) {
+        if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
+      });
   torchglue::BlockSource source;
   if (blocks_ != nullptr)
     source = {[blocks = blocks_](std::size_t bytes) { return blocks->take(static_cast<std::int64_t>(bytes)); },
               [blocks = blocks_](void* block) { blocks->give(block); }};
   observer_ = std::make_unique<torchglue::AllocationObserver>(
-      [ledger = ledger_](std::int64_t bytes) { ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes); },
+      [ledger = ledger_](std::int64_t bytes) {
+        ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes);
+      },
       std::move(source));
 }
 

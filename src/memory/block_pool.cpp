@@ -58,7 +58,8 @@ void BlockPool::give(void* block) {
 at::Tensor BlockPool::make(std::int64_t numel, at::ScalarType dtype) {
   std::lock_guard lock(mutex_);
   void* const block = take_any(numel * static_cast<std::int64_t>(at::elementSize(dtype)));
-  return at::from_blob(block, {numel}, [pool = shared_from_this()](void* data) { pool->give(data); }, at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      block, {numel}, [pool = shared_from_this()](void* data) { pool->give(data); }, at::TensorOptions().dtype(dtype));
 }
 
 void BlockPool::trim() {

@@ -1,5 +1,6 @@
-// Blocks of given sizes that tensors are made in, so that what is computed lies where ranks can read it: kept and handed out
-// again, one list a size. What the pool owns, in use or idle, is booked under one purpose. Safe for several threads at once.
+// Blocks of given sizes that tensors are made in, so that what is computed lies where ranks can read it: kept and
+// handed out again, one list a size. What the pool owns, in use or idle, is booked under one purpose. Safe for several
+// threads at once.
 #pragma once
 #include <ATen/core/Tensor.h>
 

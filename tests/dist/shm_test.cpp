@@ -189,7 +189,8 @@ TEST_P(ShmWorlds, ReadSharedVectorsInPlace) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {
     require(comm->share(1000, at::kFloat) == nullptr, "a small shard was shared");
-    for (const std::int64_t numel : {std::int64_t{1024}, std::int64_t{1500}, std::int64_t{8193}, std::int64_t{2130432}, std::int64_t{100003}}) {
+    for (const std::int64_t numel :
+         {std::int64_t{1024}, std::int64_t{1500}, std::int64_t{8193}, std::int64_t{2130432}, std::int64_t{100003}}) {
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
         const auto vector = comm->share(numel, dtype);
         if (numel * static_cast<std::int64_t>(c10::elementSize(dtype)) < 4096) {
@@ -204,8 +205,11 @@ TEST_P(ShmWorlds, ReadSharedVectorsInPlace) {
           vector->publish();
           comm->gather(*vector);
           for (int rank = 0; rank < size; ++rank)
-            require(vector->whole().narrow(0, rank * numel, numel).equal((at::arange(numel).remainder(97) + (7 * rank + step)).to(dtype)),
-                    "step " + std::to_string(step) + ", shard " + std::to_string(rank) + " of " + std::to_string(numel));
+            require(
+                vector->whole()
+                    .narrow(0, rank * numel, numel)
+                    .equal((at::arange(numel).remainder(97) + (7 * rank + step)).to(dtype)),
+                "step " + std::to_string(step) + ", shard " + std::to_string(rank) + " of " + std::to_string(numel));
         }
         comm->barrier();
       }
@@ -274,7 +278,8 @@ TEST(Shm, NamesAPeerThatGaveItsShardUpOrDied) {
     comm->barrier();
     if (comm->rank() != 1) comm->gather(*vector);
   });
-  for (const int rank : {0, 2}) EXPECT_TRUE(contains(ends[rank].error, "rank 1 has given up its shard")) << ends[rank].error;
+  for (const int rank : {0, 2})
+    EXPECT_TRUE(contains(ends[rank].error, "rank 1 has given up its shard")) << ends[rank].error;
   const auto dead = with_ranks(2, [](const Comm& comm) {
     auto vector = comm->share(10000, at::kFloat);
     if (comm->rank() == 1) ::kill(::getpid(), SIGKILL);

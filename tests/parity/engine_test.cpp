@@ -131,10 +131,14 @@ TEST(EngineErrors, ModelsThatCannotBeTaken) {
     }
   };
   run_ranks(1, [](std::shared_ptr<Communicator> comm) {
-    EXPECT_TRUE(contains(message_of([&] { Engine(std::make_shared<Shared>(), options_of(0), comm); }), "shares its storage with a"));
-    EXPECT_TRUE(contains(message_of([&] { Engine(std::make_shared<torch::nn::Module>(), options_of(0), comm); }), "no parameters"));
-    EXPECT_TRUE(contains(
-        message_of([&] { Engine(make_module(problem("mlp")), Options::from_json(R"({"train_batch_size": 2})"), comm); }), "optimizer"));
+    EXPECT_TRUE(contains(message_of([&] { Engine(std::make_shared<Shared>(), options_of(0), comm); }),
+                         "shares its storage with a"));
+    EXPECT_TRUE(contains(message_of([&] { Engine(std::make_shared<torch::nn::Module>(), options_of(0), comm); }),
+                         "no parameters"));
+    EXPECT_TRUE(contains(message_of([&] {
+                           Engine(make_module(problem("mlp")), Options::from_json(R"({"train_batch_size": 2})"), comm);
+                         }),
+                         "optimizer"));
   });
 }
 
@@ -152,7 +156,8 @@ TEST(EngineErrors, ClearingGradientsBetweenMicroBatches) {
   for (const auto& p : module->parameters()) held.push_back(p.grad());
   module->zero_grad();
   const auto error = message_of([&] { engine.backward(loss_of(task, *module, 0, 1, at::kFloat)); });
-  EXPECT_TRUE(contains(error, "was cleared or replaced between two micro-batches") && contains(error, "zero_grad")) << error;
+  EXPECT_TRUE(contains(error, "was cleared or replaced between two micro-batches") && contains(error, "zero_grad"))
+      << error;
 }
 
 TEST(EngineErrors, ReadingAReleasedParameterPastTheDispatcher) {
@@ -208,7 +213,8 @@ TEST(Engine, EvaluationBetweenStepsChangesNothing) {
         for (int step = 0; step < 4; ++step) {
           if (evaluate) {
             torch::NoGradGuard no_grad;
-            for (int k = 0; k < 3; ++k) EXPECT_GT(loss_of(task, *module, comm->rank(), 100 + k, at::kFloat).item<float>(), 0);
+            for (int k = 0; k < 3; ++k)
+              EXPECT_GT(loss_of(task, *module, comm->rank(), 100 + k, at::kFloat).item<float>(), 0);
           }
           engine.backward(loss_of(task, *module, comm->rank(), step, at::kFloat));
           engine.step();
@@ -236,7 +242,8 @@ TEST(Engine, DeferredBuildEqualsEagerBitForBit) {
         const auto values = engine.full_state_dict();
         for (const auto& item : eager->named_parameters()) {
           if (values.count(item.key()) == 0) continue;  // a further name of a tied parameter
-          EXPECT_TRUE(at::equal(values.at(item.key()), item.value())) << name << " " << item.key() << " stage " << stage;
+          EXPECT_TRUE(at::equal(values.at(item.key()), item.value()))
+              << name << " " << item.key() << " stage " << stage;
         }
         const auto buffers = module->named_buffers();
         for (const auto& item : eager->named_buffers()) EXPECT_TRUE(at::equal(buffers[item.key()], item.value()));
@@ -270,8 +277,8 @@ TEST(Engine, ParameterGroupsByName) {
   run_ranks(2, [](std::shared_ptr<Communicator> comm) {
     const auto& task = problem("mlp");
     auto module = make_module(task);
-    const auto options = options_of(
-        3, R"(, "libzero": {"parameter_groups": [{"pattern": "*.bias", "lr": 0.0, "weight_decay": 0.0}]})");
+    const auto options =
+        options_of(3, R"(, "libzero": {"parameter_groups": [{"pattern": "*.bias", "lr": 0.0, "weight_decay": 0.0}]})");
     Engine engine(module, options, comm);
     const auto before = engine.full_state_dict();
     engine.backward(loss_of(task, *module, comm->rank(), 0, at::kFloat));

@@ -23,7 +23,8 @@ TEST(Transports, SameBitsAsThreads) {
     int world;
     const char* recipe;
     const char* clip;
-  } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"}, {2, "fp16", "0.1"}, {3, "fp32", "0"}, {3, "bf16", "0.1"}, {4, "fp16", "0"}};
+  } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"},   {2, "fp16", "0.1"},
+               {3, "fp32", "0"},   {3, "bf16", "0.1"}, {4, "fp16", "0"}};
   for (const auto& c : cases) {
     Training training;
     training.world = c.world;
@@ -43,7 +44,8 @@ TEST(Transports, SameBitsAsThreads) {
                                             std::string("clip=") + c.clip, std::string("prefetch=") + prefetch});
           for (const auto& result : results) {
             EXPECT_EQ(result.exit_code, 0) << transport << " stage " << stage << ": " << result.err;
-            EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage << " world " << c.world << " " << c.recipe;
+            EXPECT_EQ(hash_in(result), expected)
+                << transport << " stage " << stage << " world " << c.world << " " << c.recipe;
           }
         }
       }
@@ -51,8 +53,8 @@ TEST(Transports, SameBitsAsThreads) {
   }
 }
 
-// Shared memory reads parameters and gradients in place, TCP copies them: every kind of module has the same bits over both,
-// and at all stages of a family.
+// Shared memory reads parameters and gradients in place, TCP copies them: every kind of module has the same bits over
+// both, and at all stages of a family.
 TEST(Transports, EveryKindOfModule) {
   std::string expected;
   for (const char* transport : {"gloo", "shm"}) {
@@ -65,8 +67,9 @@ TEST(Transports, EveryKindOfModule) {
     std::string line, family;
     int count = 0;
     while (std::getline(lines, line)) {
-      const bool alone = line.find("stage 0") != std::string::npos ||
-                         (line.find("accumulation 2") != std::string::npos && line.find("stage 2") != std::string::npos);
+      const bool alone =
+          line.find("stage 0") != std::string::npos ||
+          (line.find("accumulation 2") != std::string::npos && line.find("stage 2") != std::string::npos);
       const auto hash = line.substr(line.rfind(' '));
       if (alone) family = hash;
       EXPECT_EQ(hash, family) << transport << ": " << line;
@@ -88,7 +91,8 @@ TEST(Transports, AccumulationFamilies) {
     for (const char* transport : {"shm", "gloo"}) {
       SpawnOptions options;
       options.transport = transport;
-      for (const auto& result : spawn_ranks(options, kProgram, {"stage=" + std::to_string(stage), "recipe=bf16", "accumulation=3"}))
+      for (const auto& result :
+           spawn_ranks(options, kProgram, {"stage=" + std::to_string(stage), "recipe=bf16", "accumulation=3"}))
         EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage;
     }
   }
@@ -103,20 +107,23 @@ TEST(Transports, BytesSentOverGlooFollowTheFormulas) {
         options.transport = "gloo";
         options.world = world;
         const auto results = spawn_ranks(options, kProgram,
-                                         {"problem=padded_free_gpt", "recipe=bf16", "steps=3", "stage=" + std::to_string(stage), "accumulation=" + std::to_string(k)});
+                                         {"problem=padded_free_gpt", "recipe=bf16", "steps=3",
+                                          "stage=" + std::to_string(stage), "accumulation=" + std::to_string(k)});
         for (const auto& result : results) {
           unsigned long long sent = 0;
           long long numel = 0;
           std::size_t groups = 0;
           const auto line = result.out.find("sent ");
           ASSERT_NE(line, std::string::npos) << result.out << result.err;
-          ASSERT_EQ(std::sscanf(result.out.c_str() + line, "sent %llu numel %lld groups %zu", &sent, &numel, &groups), 3);
+          ASSERT_EQ(std::sscanf(result.out.c_str() + line, "sent %llu numel %lld groups %zu", &sent, &numel, &groups),
+                    3);
           const auto N = static_cast<unsigned long long>(world), K = static_cast<unsigned long long>(k);
           const unsigned long long volume = stage <= 1 ? 2 : stage == 2 ? K + 1 : 3 * K;
           const auto exact = [&](unsigned long long elements) { return volume * 2 * elements * (N - 1) / N; };
           // Three does not divide the model: a group is padded by less than one part of 64 bytes a rank.
           const auto padding = world == 3 ? groups * N * 32 : 0;
-          const auto least = exact(static_cast<unsigned long long>(numel)), most = exact(static_cast<unsigned long long>(numel) + padding);
+          const auto least = exact(static_cast<unsigned long long>(numel)),
+                     most = exact(static_cast<unsigned long long>(numel) + padding);
           EXPECT_GE(sent, least) << "world " << world << " accumulation " << k << " stage " << stage;
           EXPECT_LE(sent, most) << "world " << world << " accumulation " << k << " stage " << stage;
         }
@@ -132,7 +139,8 @@ TEST(Transports, RealMemoryAgreesWithTheLedger) {
       SpawnOptions options;
       options.transport = transport;
       const auto results =
-          spawn_ranks(options, kProgram, {"measure=pss", "recipe=bf16", "stage=" + std::to_string(stage), "width=1024", "layers=12"});
+          spawn_ranks(options, kProgram,
+                      {"measure=pss", "recipe=bf16", "stage=" + std::to_string(stage), "width=1024", "layers=12"});
       double ledger = 0, pss = 0;
       for (const auto& result : results) {
         unsigned long long a = 0, b = 0;
@@ -141,7 +149,8 @@ TEST(Transports, RealMemoryAgreesWithTheLedger) {
         pss += static_cast<double>(b);
       }
       EXPECT_GT(ledger, 8e8);
-      EXPECT_NEAR(pss / ledger, 1.0, 0.05) << transport << " stage " << stage << ": " << pss / 1e6 << " MB against " << ledger / 1e6;
+      EXPECT_NEAR(pss / ledger, 1.0, 0.05)
+          << transport << " stage " << stage << ": " << pss / 1e6 << " MB against " << ledger / 1e6;
     }
   }
 }

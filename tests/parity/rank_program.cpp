@@ -7,8 +7,8 @@
 //                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
-// Prints the lines "sent B numel P groups G" (bytes of the last step) and "hash H" per rank. Errors go to stderr, the exit
-// code is the error's.
+// Prints the lines "sent B numel P groups G" (bytes of the last step) and "hash H" per rank. Errors go to stderr, the
+// exit code is the error's.
 #include <signal.h>
 #include <unistd.h>
 
@@ -72,7 +72,8 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
   const auto sent = comm->stats().bytes_sent();
   std::int64_t numel = 0;
   for (const auto& [name, group_numel] : engine.groups()) numel += group_numel;
-  std::printf("sent %llu numel %lld groups %zu\n", static_cast<unsigned long long>(sent), static_cast<long long>(numel), engine.groups().size());
+  std::printf("sent %llu numel %lld groups %zu\n", static_cast<unsigned long long>(sent), static_cast<long long>(numel),
+              engine.groups().size());
   std::printf("hash %s\n", engine.state_hash().c_str());
   return 0;
 }
@@ -100,7 +101,9 @@ int train_kinds(const std::shared_ptr<Communicator>& comm) {
           }
         }
         const auto hash = engine.state_hash();
-        if (comm->rank() == 0) std::printf("kind %s accumulation %d stage %d hash %s\n", task.name.c_str(), accumulation, stage, hash.c_str());
+        if (comm->rank() == 0)
+          std::printf("kind %s accumulation %d stage %d hash %s\n", task.name.c_str(), accumulation, stage,
+                      hash.c_str());
       }
     }
   }
@@ -118,13 +121,18 @@ int measure(const Training& training, const std::shared_ptr<Communicator>& comm)
   const std::int64_t width = number("width", 1024);
   const int layers = number("layers", 24);
   // Warm libtorch's own memory first, so that the difference is the engine's.
-  { auto warm = torch::nn::Linear(64, 64); warm(at::ones({2, 64})).sum().backward(); }
+  {
+    auto warm = torch::nn::Linear(64, 64);
+    warm(at::ones({2, 64})).sum().backward();
+  }
   const auto options = Options::from_json(json_of(training));
   const auto before = pss_bytes();
   comm->barrier();
   auto module = build(options, [&] {
     torch::nn::Sequential net;
-    for (int i = 0; i < layers; ++i) net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, 4 * width).bias(false))), net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4 * width, width).bias(false)));
+    for (int i = 0; i < layers; ++i)
+      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, 4 * width).bias(false))),
+          net->push_back(torch::nn::Linear(torch::nn::LinearOptions(4 * width, width).bias(false)));
     return net;
   });
   Engine engine(module, options, comm);
