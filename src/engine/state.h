@@ -51,7 +51,8 @@ class State final : public torchglue::UseListener {
   // What this rank writes: over all ranks every element of every state exactly once, but for
   // buffers, which every rank hands over whole.
   std::vector<StatePiece> pieces_to_save();
-  // What this rank must fill to go on: its shards, or everything at stage 0.
+  // What this rank must fill to go on: its shards, or everything at stage 0. All ranks must have met between their last
+  // forward and the first write, since a shard may be read in place.
   std::vector<StatePiece> pieces_to_load();
   // After the pieces were filled: compute copies from masters, published over ranks.
   void adopt_loaded();

@@ -118,11 +118,7 @@ std::vector<StatePiece> State::pieces(bool to_save) {
 }
 
 std::vector<StatePiece> State::pieces_to_save() { return pieces(true); }
-std::vector<StatePiece> State::pieces_to_load() {
-  prefetcher_->end_pass();
-  comm_->barrier();  // nobody reads a shard in place any more
-  return pieces(false);
-}
+std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
 
 void State::adopt_loaded() {
   telling_peers([&] {
