@@ -28,6 +28,7 @@ class Entry:
 
     def __init__(self):
         self.samples, self.round_medians, self.peaks, self.sent, self.losses, self.error, self.fixed = {}, {}, [], None, None, None, None
+        self.failed_rounds = 0
 
     def add(self, round_number, samples, run):
         for part, values in samples.items():
@@ -86,6 +87,7 @@ def load(folder):
             one = entry(document["recipe"], document["peer"])
             if "error" in document:
                 one.error = document["error"]
+                one.failed_rounds += 1
                 continue
             samples = document["samples"]
             if document["peer"] == "compute":
@@ -93,6 +95,11 @@ def load(folder):
                            "adamw_s": samples["optimizer_s"]}
             one.add(round_number, samples, document)
             about["versions"].update(document["versions"])
+    for recipes in sizes.values():
+        for entries in recipes.values():
+            for one in entries.values():
+                if one.samples:
+                    one.error = None  # measured in another round; the page says in how many it failed
     for recipe, entries in sizes.pop("fixed", {}).items():
         for name, one in entries.items():
             for recipes in sizes.values():
@@ -246,6 +253,8 @@ written by `script/compare`; the numbers, with every round's median, are in [per
             for name, one in entries.items():
                 if one.error is not None:
                     text += f"{LABELS.get(name, name)} failed: `{one.error or 'no message'}`\n\n"
+                elif one.failed_rounds:
+                    text += f"{LABELS.get(name, name)} failed in {one.failed_rounds} round(s) and counts with the others.\n\n"
     text += extra + f"""## How it is measured
 - The same GPT everywhere ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)), the same tokens, AdamW
   (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused everywhere), no clipping, no dropout, tied output layer. Initial
