@@ -2,10 +2,12 @@
 // loop; an error before the loop that all ranks share is printed once.
 #include <zero/zero.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <thread>
 
 #include "base/status_page.h"
 #include "cli/commands.h"
@@ -133,7 +135,11 @@ int zero_train(int argc, char** argv) {
   Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
   if (failure.code != ExitCode::kOk) {  // every rank has the same words
     publish(failure);
-    if (is_first_rank()) print_error("train", failure.text);
+    // A launcher ends all ranks when one fails: the others give the first the time to say it.
+    if (is_first_rank())
+      print_error("train", failure.text);
+    else
+      std::this_thread::sleep_for(std::chrono::seconds(1));
     return static_cast<int>(failure.code);
   }
   if (!parsed) return 0;
