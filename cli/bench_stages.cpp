@@ -66,32 +66,37 @@ Run train(const Setup& setup, int stage, const std::string& recipe, const std::s
   run.stage = stage;
   run.recipe = recipe;
   run.transport = comm->transport();
-  for (std::int64_t k = -setup.warmup; k < setup.iterations; ++k) {
+  const auto step = [&](std::int64_t k, MemoryPhases* phases) {
+    const auto note = [&](Phase phase) {
+      if (phases != nullptr) phases->note_and_reset(phase, engine);
+    };
     const auto tokens = at::randint(0, setup.gpt.vocabulary, {setup.batch, setup.gpt.sequence + 1}, generator, at::kLong);
     const auto inputs = tokens.narrow(1, 0, setup.gpt.sequence).contiguous();
     const auto targets = tokens.narrow(1, 1, setup.gpt.sequence).contiguous();
-    if (k == 0) {
-      comm->barrier();
-      comm->reset_stats();
-    }
     const auto start = std::chrono::steady_clock::now();
-    run.phases.note_and_reset(Phase::BeforeForward, engine);
+    note(Phase::BeforeForward);
     auto loss = model->forward(inputs, targets);
-    run.phases.note_and_reset(Phase::AfterForward, engine);
+    note(Phase::AfterForward);
     engine.backward(loss);
     const double value = loss.item<double>();
     loss = at::Tensor();
-    run.phases.note_and_reset(Phase::AfterBackward, engine);
+    note(Phase::AfterBackward);
     const auto result = engine.step();
-    run.phases.note_and_reset(Phase::AfterStep, engine);
-    if (k < 0) continue;
+    note(Phase::AfterStep);
+    if (k < 0 || phases != nullptr) return;
     run.step_s.push_back(seconds_since(start));
     run.skipped += result.overflow ? 1 : 0;
     if (k == 0) run.first_loss = value;
     run.last_loss = value;
-  }
+  };
+  for (std::int64_t k = -setup.warmup; k < 0; ++k) step(k, nullptr);
+  comm->barrier();
+  comm->reset_stats();
+  for (std::int64_t k = 0; k < setup.iterations; ++k) step(k, nullptr);
   run.stats = comm->stats();
   run.hash = engine.state_hash();
+  // A note gives idle memory back to the kernel, which costs time: the moments are those of two more steps.
+  for (std::int64_t k = 0; k < 2; ++k) step(setup.iterations + k, &run.phases);
   return run;
 }
 

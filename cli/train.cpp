@@ -74,6 +74,7 @@ int agree_on_start(Communicator& comm, const Failure& mine) {
         alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
     print_error("train", mine.text + where);
   }
+  comm.barrier();  // a launcher ends all ranks when one ends, and the word must be out by then
   return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
 }
 

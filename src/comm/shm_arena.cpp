@@ -20,11 +20,8 @@
 namespace zero::comm::shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 
-std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
-std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / unit * unit; }
 
 }  // namespace
 

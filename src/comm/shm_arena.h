@@ -17,6 +17,10 @@
 
 namespace zero::comm::shm {
 
+inline constexpr std::size_t kPage = 4096;
+inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+inline constexpr std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / unit * unit; }
+
 // Disjoint ranges [at, at + bytes), neighbours joined.
 class RangeSet {
  public:

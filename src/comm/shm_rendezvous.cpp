@@ -6,12 +6,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <thread>
 
@@ -41,27 +39,6 @@ void set_text(Message& message, const std::string& text) {
   const std::size_t count = std::min(text.size(), sizeof message.text - 1);
   std::memcpy(message.text, text.data(), count);
   message.text[count] = '\0';
-}
-
-std::uint64_t fnv1a(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
-  return hash;
-}
-
-struct Address {
-  sockaddr_un name{};
-  socklen_t length = 0;
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
-};
-
-Address address_of(const std::string& run_id) {
-  const std::string text = base::join("zero-shm-", ::getuid(), "-", std::hex, fnv1a(run_id));
-  Address address;
-  address.name.sun_family = AF_UNIX;
-  std::memcpy(address.name.sun_path + 1, text.data(), text.size());  // the leading zero: abstract, no file
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  return address;
 }
 
 // False with errno where it could not be sent.
@@ -123,13 +100,6 @@ bool receive_message(int socket, Message& message, Member& member) {
   return got == static_cast<ssize_t>(sizeof message) && message.magic == kMagic;
 }
 
-ucred credentials(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) peer.uid = static_cast<uid_t>(-1);
-  return peer;
-}
-
 bool readable(int fd, Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
   pollfd entry{fd, POLLIN, 0};
@@ -148,7 +118,7 @@ class Meeting {
  public:
   Meeting(const Identity& identity, int memory, std::chrono::milliseconds timeout)
       : identity_(identity),
-        address_(address_of(identity.run_id)),
+        address_(local_name("shm", identity.run_id)),
         timeout_(timeout),
         deadline_(Clock::now() + timeout) {
     mine_.pid = ::getpid();
@@ -205,7 +175,7 @@ class Meeting {
     const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!socket) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), identity_.rank);
     if (::connect(socket.get(), address_.get(), address_.length) != 0) return false;
-    const ucred owner = credentials(socket.get());
+    const ucred owner = other_end(socket.get());
     if (owner.uid != ::getuid()) {
       fail(base::join("the socket of this run belongs to user ", owner.uid, " (pid ", owner.pid, ")"), 0);
     }
@@ -268,7 +238,7 @@ class Meeting {
       std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
       if ((entries[0].revents & POLLIN) != 0) {
         Visitor visitor{Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
-        const bool same_user = visitor.socket && credentials(visitor.socket.get()).uid == ::getuid();
+        const bool same_user = visitor.socket && other_end(visitor.socket.get()).uid == ::getuid();
         if (same_user) visitors_.push_back(std::move(visitor));
       }
     }
@@ -282,7 +252,7 @@ class Meeting {
   }
 
   void admit(Visitor& visitor, const Message& hello, Member member, std::vector<Member>& members) {
-    const pid_t pid = credentials(visitor.socket.get()).pid;
+    const pid_t pid = other_end(visitor.socket.get()).pid;
     const std::string who = base::join("rank ", hello.rank, " (pid ", pid, ")");
     if (hello.kind != Kind::Hello || !member.memory) refuse(base::join(who, " sent an unknown message"), hello.rank);
     if (identity_.run_id.substr(0, sizeof hello.text - 1) != hello.text) {
@@ -320,7 +290,7 @@ class Meeting {
   }
 
   const Identity& identity_;
-  Address address_;
+  LocalAddress address_;
   std::chrono::milliseconds timeout_;
   Clock::time_point deadline_;
   Member mine_;

@@ -22,13 +22,12 @@
 namespace zero::comm::shm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
 constexpr std::uint64_t kGone = std::numeric_limits<std::uint64_t>::max();  // its rank gave the vector up
 
 using Epoch = std::atomic<std::uint64_t>;
 
-std::size_t up(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-std::size_t down(std::size_t bytes) { return bytes / kPage * kPage; }
+std::size_t up(std::size_t bytes) { return round_up(bytes, kPage); }
+std::size_t down(std::size_t bytes) { return round_down(bytes, kPage); }
 
 struct Whole {
   std::byte* const at;

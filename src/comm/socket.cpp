@@ -43,18 +43,6 @@ AddressList resolve(const std::string& host, int port) {
   return AddressList(first, freeaddrinfo);
 }
 
-struct LocalAddress {
-  sockaddr_un value{};
-  socklen_t length = 0;
-  explicit LocalAddress(const std::string& name) {
-    value.sun_family = AF_UNIX;
-    std::memcpy(value.sun_path + 1, name.data(),
-                std::min(name.size(), sizeof value.sun_path - 1));  // leading zero: abstract
-    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  }
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
-};
-
 std::string numeric(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST] = "";
   if (getnameinfo(address, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "";
@@ -79,13 +67,6 @@ Descriptor listen_local(const MeetingPoint& point) {
                              ", expected a socket."));
 }
 
-// An abstract name is open to every user of the host: only processes of this user are ranks of a run.
-bool is_ours(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == getuid();
-}
-
 }  // namespace
 
 Descriptor::~Descriptor() { close(); }
@@ -104,12 +85,27 @@ void Descriptor::close() {
 
 std::string MeetingPoint::text() const { return name.empty() ? base::join(host, ":", port) : "@" + name; }
 
-MeetingPoint local_meeting_point(const std::string& key) {
-  // The name holds a hash, so that any key makes a short and plain one.
+std::string local_name(const char* purpose, const std::string& key) {
   std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
   for (const unsigned char c : key) hash = (hash ^ c) * 1099511628211ull;
-  return {base::join("zero-meet-", getuid(), "-", std::hex, hash), "", 0};
+  return base::join("zero-", purpose, "-", getuid(), "-", std::hex, hash);
 }
+
+LocalAddress::LocalAddress(const std::string& name) {
+  value.sun_family = AF_UNIX;
+  // The leading zero makes it abstract.
+  std::memcpy(value.sun_path + 1, name.data(), std::min(name.size(), sizeof value.sun_path - 1));
+  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+ucred other_end(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) peer.uid = static_cast<uid_t>(-1);
+  return peer;
+}
+
+MeetingPoint local_meeting_point(const std::string& key) { return {local_name("meet", key), "", 0}; }
 
 Descriptor listen_at(MeetingPoint& point) {
   if (!point.name.empty()) return listen_local(point);
@@ -147,7 +143,8 @@ Descriptor connect_to(const MeetingPoint& point) {
   if (!point.name.empty()) {
     const LocalAddress address(point.name);
     Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd || connect(fd.get(), address.get(), address.length) != 0 || !is_ours(fd.get())) return Descriptor();
+    if (!fd || connect(fd.get(), address.get(), address.length) != 0 || other_end(fd.get()).uid != getuid())
+      return Descriptor();
     prepare_connection(fd.get());
     return fd;
   }
@@ -169,7 +166,7 @@ Descriptor accept_from(const Descriptor& listener) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
     if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
-    if (address.ss_family == AF_UNIX && !is_ours(fd.get())) continue;
+    if (address.ss_family == AF_UNIX && other_end(fd.get()).uid != getuid()) continue;
     prepare_connection(fd.get());
     return fd;
   }

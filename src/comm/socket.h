@@ -2,6 +2,9 @@
 // socket. On one host they meet at an abstract unix socket, so that nothing listens on the network and
 // nothing can be left behind in a folder; on several at a TCP port of rank 0. What the frames mean is not known here.
 #pragma once
+#include <sys/socket.h>
+#include <sys/un.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -25,6 +28,21 @@ class Descriptor {
  private:
   int fd_;
 };
+
+// A short and plain name for what ranks of this user do together in the run named `key`, of any length.
+std::string local_name(const char* purpose, const std::string& key);
+
+// The abstract unix address (unix(7)) of that name: no file, and it ends with its socket.
+struct LocalAddress {
+  sockaddr_un value{};
+  socklen_t length = 0;
+  explicit LocalAddress(const std::string& name);
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&value); }
+};
+
+// The process at the other end of a unix socket; user -1 where it is not known. An abstract name is open to every user
+// of the host, and only processes of this user are ranks of its run.
+ucred other_end(int fd);
 
 // Where rank 0 listens. `name` for an abstract unix socket (unix(7)), else host and port.
 struct MeetingPoint {

@@ -102,8 +102,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       blocks_ = std::make_shared<memory::BlockPool>(
           [comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
           stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
-      for (const auto& parameter : parameters)
-        if (parameter.tensor.requires_grad())
+      for (const auto& parameter : parameters)  // where the wire has another dtype, gradients are converted anyway
+        if (parameter.tensor.requires_grad() && recipe_.wire == recipe_.parameter)
           blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter)) +
                          static_cast<std::int64_t>(torchglue::BlockSource::kOverhead));
     }

@@ -15,7 +15,7 @@ BlockPool::~BlockPool() {
 
 void BlockPool::serve(std::int64_t bytes) {
   std::lock_guard lock(mutex_);
-  idle_[bytes];
+  served_.insert(bytes);
 }
 
 void BlockPool::open(bool opened) {
@@ -25,7 +25,7 @@ void BlockPool::open(bool opened) {
 
 void* BlockPool::take(std::int64_t bytes) {
   std::lock_guard lock(mutex_);
-  if (!open_ || idle_.find(bytes) == idle_.end()) return nullptr;
+  if (!open_ || served_.count(bytes) == 0) return nullptr;
   try {
     return take_any(bytes);
   } catch (const std::exception&) {

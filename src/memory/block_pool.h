@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "memory/ledger.h"
@@ -47,7 +48,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
   const Purpose purpose_;
   mutable std::mutex mutex_;
   bool open_ = false;
-  std::unordered_map<std::int64_t, std::vector<void*>> idle_;  // by size; the sizes served have an entry
+  std::unordered_set<std::int64_t> served_;
+  std::unordered_map<std::int64_t, std::vector<void*>> idle_;  // by size
   std::unordered_map<const void*, Owned> owned_;
 };
 
