@@ -39,6 +39,10 @@ struct CommStats {
   };
   std::map<std::string, Row> by_op;  // "all_gather" "reduce_scatter" "all_reduce" "broadcast" "all_to_all"
   Row control;                       // hashes, norms, flags, barriers: not payload
+  // Of the payload, what this rank itself has sent to other hosts. On several hosts an all-gather of S bytes sends each
+  // shard to every other host once: (H-1)/N*S for H hosts. A reduce-scatter sends (H-1)/H*S: every rank's part goes to
+  // its owner, who sums in rank order.
+  std::uint64_t bytes_across_hosts = 0;
   std::uint64_t bytes_sent() const;  // sum over by_op
 };
 

@@ -12,6 +12,7 @@
 #include <zero/communicator.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
+#include <zero/trace.h>
 
 namespace torch::nn {
 class Module;
@@ -88,6 +89,14 @@ class Engine {
   // Text kept in the checkpoint beside the engine's own state (data position and the like).
   void set_user_state(std::string json);
   std::string user_state() const;
+
+  // From now on shows what happens when, in a file that ui.perfetto.dev and chrome://tracing open (docs/trace.md).
+  // Every rank writes FILE.rank-N.json. Between steps only, one trace at a time. Collective; throws IoError when a
+  // part cannot be made. A write that fails later ends the trace with a warning, not the run. ZERO_TRACE=FILE in the
+  // environment, with ZERO_TRACE_STEPS=A:B (3:22), does the same from construction to destruction without a call.
+  void start_trace(const std::filesystem::path& file, TraceSteps steps = {});
+  // Ends it; the parts become one FILE where all ranks see one folder. Collective. Nothing without a trace.
+  TraceSummary stop_trace();
 
   std::int64_t global_step() const;      // attempted steps
   std::int64_t skipped_steps() const;    // steps skipped for overflow

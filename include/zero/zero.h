@@ -7,8 +7,10 @@
 #include <zero/communicator.h>
 #include <zero/engine.h>
 #include <zero/errors.h>
+#include <zero/flat_optimizer.h>
 #include <zero/log.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
+#include <zero/trace.h>
 #include <zero/version.h>
 #include <zero/work.h>

@@ -121,7 +121,8 @@ class PublishedWork final : public Work {
 
 struct Communicator::State {
   CommStats stats;
-  std::uint64_t sequence = 0;  // of this rank's collectives, exchange included
+  std::uint64_t across_before = 0;  // the transport's count at the last reset
+  std::uint64_t sequence = 0;       // of this rank's collectives, exchange included
 
   // Starts a collective; `whole` is what all ranks hold together.
   template <class Start>
@@ -295,7 +296,15 @@ void Communicator::set_timeout(std::chrono::milliseconds timeout) {
   transport_->set_timeout(timeout);
 }
 
-CommStats Communicator::stats() const { return state_->stats; }
-void Communicator::reset_stats() { state_->stats = {}; }
+CommStats Communicator::stats() const {
+  auto stats = state_->stats;
+  stats.bytes_across_hosts = transport_->bytes_across_hosts() - state_->across_before;
+  return stats;
+}
+
+void Communicator::reset_stats() {
+  state_->stats = {};
+  state_->across_before = transport_->bytes_across_hosts();
+}
 
 }  // namespace zero

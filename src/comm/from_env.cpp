@@ -18,6 +18,7 @@ std::unique_ptr<comm::Transport> open_transport(const std::string& name, const I
   if (name == "local") return comm::make_local();
   if (name == "shm") return comm::make_shm(identity, timeout);
   if (name == "gloo") return comm::make_gloo(identity, timeout);
+  if (name == "shm+gloo") return comm::make_hierarchical(identity, timeout);
   ZERO_CHECK(name == "nccl", "transport ", name);
   return comm::make_nccl(identity, timeout);
 }

@@ -298,6 +298,12 @@ Identity identity_from_env(const Environment& environment, const std::function<s
 
 Identity identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
 
+std::string Identity::place() const {
+  return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size);
+}
+
+std::string Identity::name_of(int rank_here) const { return join("rank ", rank_in_run(rank_here)); }
+
 std::string first_slurm_host(const std::string& node_list) {
   const auto end = node_list.find_first_of("[,");
   const std::string prefix = node_list.substr(0, end);

@@ -17,6 +17,14 @@ struct Identity {
   int master_port = 0;      // 0: not known
   std::string run_id;       // the same on every rank of one run, differs between runs at one time
   bool one_host() const { return local_size == size; }
+
+  // Of a communicator among some ranks of a run, for messages: the run's ranks first_rank, first_rank + 1, ... of
+  // run_size. 0: it is the run.
+  int first_rank = 0, run_size = 0;
+  int rank_in_run(int rank_here) const { return rank_here < 0 ? -1 : first_rank + rank_here; }
+  // "rank 5/8"; "rank 5".
+  std::string place() const;
+  std::string name_of(int rank_here) const;
 };
 
 // A variable's value, if it is set. An empty value counts as not set.

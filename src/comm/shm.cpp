@@ -107,6 +107,7 @@ class Rank {
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
   void abort(const std::string& reason) noexcept;
+  void stop(const std::string& reason, int rank) noexcept { group_->fail(reason, {}, rank); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   shm::VectorPlace place() {
     return {arena_, group_, &identity_, [this](std::string_view message) { return exchange(message); }};
@@ -174,7 +175,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   operation->in = std::move(in);
   if (!operation->in.is_cpu()) {
     throw ConfigError(base::join("[Communicator::", shm::op_name(op), "] got a tensor on ",
-                                 operation->in.device().str(), ", expected CPU memory (rank ", me_, "/", size_,
+                                 operation->in.device().str(), ", expected CPU memory (", identity_.place(),
                                  "). Hint: ZERO_TRANSPORT=nccl is for tensors of GPUs."));
   }
   Announcement& mine = operation->announced;
@@ -473,9 +474,9 @@ void Rank::recycle() {
 
 void Rank::abort(const std::string& reason) noexcept {
   try {
-    group_->fail(base::join("rank ", me_, " failed: ", reason), {}, me_);
+    stop(base::join(identity_.name_of(me_), " failed: ", reason), identity_.rank_in_run(me_));
   } catch (...) {  // no memory for the words
-    group_->fail(reason, {}, me_);
+    stop(reason, identity_.rank_in_run(me_));
   }
 }
 
@@ -532,6 +533,7 @@ class ShmTransport final : public Transport {
   }
   std::vector<std::string> exchange(std::string_view mine) override { return rank_->exchange(mine); }
   void abort(const std::string& reason) noexcept override { rank_->abort(reason); }
+  void stop(const std::string& reason, int rank) noexcept override { rank_->stop(reason, rank); }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
     const auto options = at::TensorOptions().dtype(dtype);

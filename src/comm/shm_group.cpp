@@ -160,14 +160,14 @@ void Group::fail_if_late(const std::function<bool(int)>& ready, const Announceme
     } else {
       states += " has come, and does not wait for it";
     }
-    late.push_back(rank);
+    late.push_back(identity_.rank_in_run(rank));
   }
   if (late.empty()) return;  // they came just now
   fail_and_throw(at,
                  base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ",
                             expected(at), ": ", states),
                  "a rank hangs, or computes for longer than the limit; ZERO_TIMEOUT_S raises it",
-                 late.size() == 1 ? late[0] : -1);
+                 late.size() == 1 ? late[0] - identity_.first_rank : -1);
 }
 
 void Group::fail_for_other_call(const Announcement& at, int peer) {
@@ -189,7 +189,9 @@ void Group::check_failure(const Announcement& at) {
 
 void Group::throw_failure(const Announcement& at) const {
   const std::uint64_t operation = at.sequence - 1;  // counted from 0, as by all transports
-  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank, identity_.size, operation, failure_->hint),
+  const int size = identity_.run_size > 0 ? identity_.run_size : identity_.size;
+  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation,
+                          failure_->hint),
                   failure_->rank);
 }
 
@@ -209,7 +211,8 @@ void Group::fail(std::string_view text, std::string_view hint, int rank) noexcep
   }
 }
 
-void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
+void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int peer) {
+  const int rank = identity_.rank_in_run(peer);
   fail(text, hint, rank);
   // Another rank may be writing its word down, or died over it.
   const std::atomic<std::uint32_t>& state = page(0).failure.state;
@@ -220,7 +223,7 @@ void Group::fail_and_throw(const Announcement& at, std::string_view text, std::s
   throw_failure(at);
 }
 
-std::string Group::who(int rank) const { return base::join("rank ", rank, " (pid ", pids_[rank], ")"); }
+std::string Group::who(int peer) const { return base::join(identity_.name_of(peer), " (pid ", pids_[peer], ")"); }
 
 std::string Group::expected(const Announcement& at) const {
   return base::join("expected ", call_of(at).text(), " from all ", identity_.size, " ranks");

@@ -85,10 +85,10 @@ class Group {
   void ring();
   // Throws the failure of the group if there is one. Once thrown it stays.
   void check_failure(const Announcement& at);
-  // Records the failure for all, unless there is one already; wakes all.
+  // Records the failure for all, unless there is one already; wakes all. `rank` is the run's. From any thread.
   void fail(std::string_view text, std::string_view hint, int rank) noexcept;
   // The same, and throws what was recorded.
-  [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank);
+  [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int peer);
   // Both at a disagreement about what operation this is.
   [[noreturn]] void fail_for_other_call(const Announcement& at, int peer);
 
@@ -98,7 +98,7 @@ class Group {
   void look_around(const std::function<bool(int)>& ready, const Announcement& at);
   void fail_if_late(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout);
   [[noreturn]] void throw_failure(const Announcement& at) const;
-  std::string who(int rank) const;  // "rank 2 (pid 123)"
+  std::string who(int peer) const;  // "rank 2 (pid 123)"
   std::string expected(const Announcement& at) const;
 
   const Identity identity_;

@@ -142,7 +142,7 @@ class Meeting {
       if (visit(members)) return members;
       if (Clock::now() >= deadline_) {
         if (identity_.rank == 0) fail("another process holds this run's socket and does not answer", 0);
-        fail(base::join("rank 0 did not come within ", duration_text(timeout_)), 0);
+        fail(base::join(identity_.name_of(0), " did not come within ", duration_text(timeout_)), 0);
       }
       std::this_thread::sleep_for(5ms);
     }
@@ -157,9 +157,9 @@ class Meeting {
 
   [[noreturn]] void fail(const std::string& what, int rank) const {
     throw CommError(base::join("[Shm::rendezvous] ", what, ", expected ", identity_.size, " processes of run \"",
-                               identity_.run_id, "\" (rank ", identity_.rank, "/", identity_.size,
+                               identity_.run_id, "\" (", identity_.place(),
                                "). Hint: look at the output of the ranks named, or raise ZERO_TIMEOUT_S."),
-                    rank);
+                    identity_.rank_in_run(rank));
   }
 
   Descriptor listen() const {
@@ -191,7 +191,7 @@ class Meeting {
     members.resize(identity_.size);
     for (int got = 0; got < identity_.size; ++got) {
       if (!readable(socket.get(), until)) {
-        fail(base::join("rank 0 (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
+        fail(base::join(identity_.name_of(0), " (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
       }
       Message message;
       Member member;
@@ -201,7 +201,7 @@ class Meeting {
       }
       if (message.kind == Kind::Refusal) fail(message.text, message.rank);
       if (message.rank < 0 || message.rank >= identity_.size || !member.memory) {
-        fail("rank 0 sent an unknown message", 0);
+        fail(identity_.name_of(0) + " sent an unknown message", 0);
       }
       member.pid = message.pid;
       members[message.rank] = std::move(member);
@@ -229,7 +229,7 @@ class Meeting {
           admit(visitor, hello, std::move(member), members);
           --missing;
         } else if (visitor.rank >= 0) {
-          refuse(base::join("rank ", visitor.rank, " (pid ", visitor.pid, ") died while the others came"),
+          refuse(base::join(identity_.name_of(visitor.rank), " (pid ", visitor.pid, ") died while the others came"),
                  visitor.rank);
         } else {
           visitor.socket = Descriptor();  // a stranger, or one who came twice
@@ -253,7 +253,7 @@ class Meeting {
 
   void admit(Visitor& visitor, const Message& hello, Member member, std::vector<Member>& members) {
     const pid_t pid = other_end(visitor.socket.get()).pid;
-    const std::string who = base::join("rank ", hello.rank, " (pid ", pid, ")");
+    const std::string who = base::join(identity_.name_of(hello.rank), " (pid ", pid, ")");
     if (hello.kind != Kind::Hello || !member.memory) refuse(base::join(who, " sent an unknown message"), hello.rank);
     if (identity_.run_id.substr(0, sizeof hello.text - 1) != hello.text) {
       refuse(base::join(who, " belongs to run \"", hello.text, "\""), hello.rank);
@@ -262,7 +262,7 @@ class Meeting {
     if (hello.rank < 0 || hello.rank >= identity_.size) refuse(base::join(who, " is out of range"), hello.rank);
     Member& place = members[hello.rank];
     if (place.memory) {
-      refuse(base::join("two processes claim rank ", hello.rank, ": pid ", place.pid, " and pid ", pid), hello.rank);
+      refuse(base::join("two processes claim ", identity_.name_of(hello.rank), ": pid ", place.pid, " and pid ", pid), hello.rank);
     }
     visitor.rank = hello.rank;
     visitor.pid = pid;
@@ -284,9 +284,9 @@ class Meeting {
   [[noreturn]] void refuse_absent(const std::vector<Member>& members) {
     std::vector<int> absent;
     for (int rank = 1; rank < identity_.size; ++rank) {
-      if (!members[rank].memory) absent.push_back(rank);
+      if (!members[rank].memory) absent.push_back(identity_.rank_in_run(rank));
     }
-    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), absent.front());
+    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), absent.front() - identity_.first_rank);
   }
 
   const Identity& identity_;

@@ -75,7 +75,7 @@ class Vector final : public SharedVector {
     auto owner = std::make_shared<Whole>(at, up(total));
     for (int rank = 0; rank < identity_.size; ++rank) {
       Told told;
-      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", rank, " shared something else");
+      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", identity_.rank_in_run(rank), " shared something else");
       std::memcpy(&told, all[rank].data(), sizeof told);
       const std::byte* const base = group_->base(rank);
       epochs_[rank] = reinterpret_cast<const Epoch*>(base + told.epoch);
@@ -125,7 +125,7 @@ class Vector final : public SharedVector {
     }
     for (int peer = 0; peer < identity_.size; ++peer)
       if (epochs_[peer]->load(std::memory_order_acquire) == kGone)
-        group_->fail_and_throw(announcement_, base::join("rank ", peer, " has given up its shard, expected it to stay"),
+        group_->fail_and_throw(announcement_, base::join(identity_.name_of(peer), " has given up its shard, expected it to stay"),
                                "every rank keeps its Engine while another one reads parameters", peer);
   }
 

@@ -50,6 +50,15 @@ class Transport {
   // Peers' waits throw CommError(reason, rank()) soon; so do this rank's later calls.
   virtual void abort(const std::string& reason) noexcept = 0;
 
+  // What ended the run elsewhere: waits here throw CommError(reason, rank) soon. From any thread.
+  virtual void stop(const std::string& reason, int rank) noexcept {
+    (void)rank;
+    abort(reason);
+  }
+
+  // Payload that this rank has sent to other hosts so far, exchanges left out; complete when all its Works are done.
+  virtual std::uint64_t bytes_across_hosts() const { return 0; }
+
   // Memory that this transport moves with the fewest copies; uninitialised.
   virtual at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
 
@@ -79,6 +88,9 @@ std::unique_ptr<Transport> make_local();
 std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout);
 // c10d over TCP, any hosts.
 std::unique_ptr<Transport> make_gloo(const Identity& identity, std::chrono::milliseconds timeout);
+// Shared memory inside each host and c10d between them. Where hosts have different numbers of ranks, or ranks are not
+// numbered host by host, all of it over TCP as make_gloo.
+std::unique_ptr<Transport> make_hierarchical(const Identity& identity, std::chrono::milliseconds timeout);
 // GPUs; opens the plug-in library libzero_nccl.so, ConfigError with the reason where that is not possible.
 std::unique_ptr<Transport> make_nccl(const Identity& identity, std::chrono::milliseconds timeout);
 

@@ -21,7 +21,7 @@ std::string place_of(const Identity& identity) { return base::join(" (rank ", id
 
 std::string transport_without_gpus(const Identity& identity) {
   if (identity.size == 1) return "local";
-  return identity.one_host() ? "shm" : "gloo";
+  return identity.one_host() ? "shm" : "shm+gloo";  // all over TCP where hosts are uneven, as they find out together
 }
 
 TransportChoice choose_transport(const Identity& identity, const Environment& environment,

@@ -25,22 +25,21 @@
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
 #include "dist/fork_ranks.h"
+#include "dist/tcp_ranks.h"
 
 using namespace std::chrono_literals;
 using zero::CommError;
 using zero::Communicator;
 using zero::comm::Identity;
 namespace comm = zero::comm;
+using zero::test::expect_all_well;
+using zero::test::free_port;
+using zero::test::kKilled;
+using zero::test::require;
+using zero::test::require_named;
+using zero::test::run_processes;
 
 namespace {
-
-constexpr int kKilled = -SIGKILL;
-
-int free_port() {
-  comm::MeetingPoint point{"", "127.0.0.1", 0};
-  comm::listen_at(point);
-  return point.port;
-}
 
 // Who a rank of one host is; with a port, ranks that count as one host each.
 Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
@@ -60,48 +59,6 @@ Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
 
 std::shared_ptr<Communicator> open(const Identity& id, std::chrono::milliseconds timeout = 60s) {
   return std::make_shared<Communicator>(comm::make_gloo(id, timeout));
-}
-
-// Exit statuses of one process a rank, -signal for a death by signal.
-std::vector<int> run_processes(int size, const std::function<void(int)>& body) {
-  std::vector<int> statuses;
-  int rank = 0;
-  for (const auto& end : zero::test::fork_ranks(size, [&](int r) {
-         at::set_num_threads(1);
-         body(r);
-       })) {
-    if (!end.error.empty()) std::fprintf(stderr, "rank %d: %.600s\n", rank, end.error.c_str());
-    statuses.push_back(end.signal != 0 ? -end.signal : end.exit_code);
-    ++rank;
-  }
-  return statuses;
-}
-
-void expect_all_well(const std::vector<int>& statuses, int except = -1) {
-  for (int r = 0; r < static_cast<int>(statuses.size()); ++r) {
-    if (r == except) continue;
-    EXPECT_EQ(statuses[r], 0) << "rank " << r;
-  }
-}
-
-void require(bool condition, const std::string& text) {
-  if (!condition) throw std::runtime_error(text);
-}
-
-// `body` throws a CommError that names `rank` and contains `words`, within `limit`.
-void require_named(int rank, const std::string& words, std::chrono::milliseconds limit,
-                   const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  try {
-    body();
-  } catch (const CommError& error) {
-    const auto took = std::chrono::steady_clock::now() - start;
-    require(error.rank() == rank, "expected rank " + std::to_string(rank) + " to be named, got " + error.what());
-    require(std::string(error.what()).find(words) != std::string::npos, "expected '" + words + "' in: " + error.what());
-    require(took < limit, "the error came after " + std::to_string(std::chrono::duration<double>(took).count()) + " s");
-    return;
-  }
-  throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
 }
 
 class GlooWorlds : public testing::TestWithParam<int> {};

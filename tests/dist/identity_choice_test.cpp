@@ -47,7 +47,7 @@ TEST(TransportChoice, ByItself) {
     EXPECT_EQ(chosen(ranks(4, 4), environment, 0), "shm");
     EXPECT_EQ(chosen(ranks(4, 4), environment, 3), "shm");
     EXPECT_EQ(chosen(ranks(4, 4), environment, 4), "nccl");
-    EXPECT_EQ(chosen(ranks(8, 4), environment, 0), "gloo");
+    EXPECT_EQ(chosen(ranks(8, 4), environment, 0), "shm+gloo");
     EXPECT_EQ(chosen(ranks(8, 4), environment, 4), "nccl");
     EXPECT_FALSE(choose_transport(ranks(4, 4), environment, [] { return 4; }).asked);
   }

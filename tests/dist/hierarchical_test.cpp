@@ -1,0 +1,189 @@
+// The transport of hosts with several ranks each, between real processes: values, bytes between hosts, and who is named
+// when a rank dies, stops or stays away on either host. The hosts are made up: processes of one machine that take part
+// in two or three groups. Real links between network namespaces are in tests/cli.
+#include <chrono>
+#include <thread>
+
+#include "comm/hosts.h"
+#include "comm/transport.h"
+#include "dist/collective_checks.h"
+#include "dist/tcp_ranks.h"
+
+using namespace std::chrono_literals;
+using zero::Communicator;
+using zero::comm::Hosts;
+using zero::comm::Identity;
+using zero::test::expect_all_well;
+using zero::test::free_port;
+using zero::test::kKilled;
+using zero::test::require;
+using zero::test::require_named;
+using zero::test::run_processes;
+
+namespace {
+
+std::shared_ptr<Communicator> open(int rank, int size, int local_size, int port,
+                                   std::chrono::milliseconds timeout = 60s) {
+  Identity id;
+  id.rank = rank;
+  id.size = size;
+  id.local_rank = rank % local_size;
+  id.local_size = local_size;
+  id.source = "the test";
+  id.run_id = "test";
+  id.master_addr = "127.0.0.1";
+  id.master_port = port;
+  return std::make_shared<Communicator>(zero::comm::make_hierarchical(id, timeout));
+}
+
+struct Shape {
+  int hosts, ranks;
+};
+
+class Worlds : public testing::TestWithParam<Shape> {};
+
+}  // namespace
+
+TEST(Hosts, AreThoseOfRanksNumberedHostByHost) {
+  const Hosts even({{0, 2}, {1, 2}, {0, 2}, {1, 2}});
+  EXPECT_EQ(even.count(), 2);
+  EXPECT_TRUE(even.even());
+  EXPECT_EQ(even.host_of(1), 0);
+  EXPECT_EQ(even.host_of(2), 1);
+  const Hosts uneven({{0, 1}, {0, 3}, {1, 3}, {2, 3}});
+  EXPECT_EQ(uneven.count(), 2);
+  EXPECT_FALSE(uneven.even());
+  EXPECT_EQ(uneven.first(1), 1);
+  EXPECT_EQ(uneven.ranks(1), 3);
+  EXPECT_TRUE(Hosts({{0, 2}, {0, 2}, {1, 2}, {1, 2}}).empty());  // one rank of each host after the other
+  EXPECT_TRUE(Hosts({{0, 2}, {1, 2}, {0, 2}}).empty());
+}
+
+TEST_P(Worlds, EveryCollectiveMatchesTheNaiveOne) {
+  const int size = GetParam().hosts * GetParam().ranks, port = free_port();
+  expect_all_well(run_processes(size, [&](int rank) {
+    auto comm = open(rank, size, GetParam().ranks, port);
+    require(comm->transport() == "shm+gloo", comm->transport());
+    zero::test::check_all(comm);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Worlds, testing::Values(Shape{2, 2}, Shape{2, 3}, Shape{3, 2}), [](const auto& i) {
+  return std::to_string(i.param.hosts) + "Hosts" + std::to_string(i.param.ranks) + "Ranks";
+});
+
+TEST(Hierarchical, UnevenHostsTalkOverTcpAlone) {
+  const int port = free_port();
+  expect_all_well(run_processes(3, [&](int rank) {
+    Identity id;
+    id.rank = rank;
+    id.size = 3;
+    id.local_rank = rank == 2 ? 1 : 0;
+    id.local_size = rank == 0 ? 1 : 2;
+    id.master_addr = "127.0.0.1";
+    id.master_port = port;
+    auto comm = std::make_shared<Communicator>(zero::comm::make_hierarchical(id, 60s));
+    require(comm->transport() == "gloo", comm->transport());
+    zero::test::check_values(comm);
+    comm->reset_stats();
+    comm->all_gather(at::empty({3000}), at::ones({1000}))->wait();
+    const auto across = comm->stats().bytes_across_hosts;
+    require(across == (rank == 0 ? 8000u : 4000u), "sent to the other host: " + std::to_string(across));
+  }));
+}
+
+// H hosts of L ranks, N = H * L.
+TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
+  for (const auto& shape : {Shape{2, 2}, Shape{3, 2}}) {
+    const int hosts = shape.hosts, ranks = shape.ranks, size = hosts * ranks, port = free_port();
+    expect_all_well(run_processes(size, [&](int rank) {
+      auto comm = open(rank, size, ranks, port);
+      const std::int64_t part = 1 << 14, whole = part * size;
+      const auto measure = [&](const char* op, std::int64_t expected,
+                               const std::function<std::shared_ptr<zero::Work>()>& begin) {
+        comm->barrier();
+        comm->reset_stats();
+        begin()->wait();
+        const auto stats = comm->stats();
+        require(static_cast<std::int64_t>(stats.bytes_across_hosts) == expected,
+                std::string(op) + " sent " + std::to_string(stats.bytes_across_hosts) + ", expected " +
+                    std::to_string(expected));
+      };
+      const auto bf16 = at::TensorOptions().dtype(at::kBFloat16);
+      auto all = at::ones({whole}, bf16), mine = at::ones({part}, bf16), other = at::empty({whole}, bf16);
+      measure("all_gather", 2 * (hosts - 1) * part, [&] { return comm->all_gather(all, mine); });
+      measure("reduce_scatter", 2 * (hosts - 1) * ranks * part, [&] { return comm->reduce_scatter(mine, all); });
+      measure("all_reduce", 2 * (hosts - 1) * (ranks + 1) * part, [&] { return comm->all_reduce(all); });
+      measure("all_to_all", 2 * (hosts - 1) * ranks * part, [&] { return comm->all_to_all(other, all); });
+      measure("broadcast", rank == 1 ? 2 * (hosts - 1) * whole : 0, [&] { return comm->broadcast(all, 1); });
+      measure("a small all_reduce", 4 * (hosts - 1) * 3, [&] { return comm->all_reduce(at::ones({3})); });
+    }));
+  }
+}
+
+// A rank of the same host and one of the other, in the same column as the one that dies and in another.
+TEST(Hierarchical, NamesARankKilledAtAnyTime) {
+  for (int trial = 0; trial < 8; ++trial) {
+    const int victim = trial % 4, port = free_port();
+    const auto statuses = run_processes(4, [&](int rank) {
+      auto comm = open(rank, 4, 2, port);
+      comm->barrier();
+      if (rank == victim) {
+        std::thread([trial] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5 + 23 * trial));
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      auto sum = torch::zeros({1'000'001}), out = torch::zeros({4'000'000}), in = torch::ones({1'000'000});
+      const auto forever = [&] {
+        for (;;) {
+          auto first = comm->all_reduce(sum), second = comm->all_gather(out, in);
+          first->wait();
+          second->wait();
+        }
+      };
+      require_named(victim, "rank " + std::to_string(victim), 10s, forever);
+      require_named(victim, "rank " + std::to_string(victim), 1s, [&] { comm->barrier(); });
+      comm.reset();  // must not wait for the dead
+    });
+    EXPECT_EQ(statuses[victim], kKilled) << "trial " << trial;
+    expect_all_well(statuses, victim);
+  }
+}
+
+TEST(Hierarchical, NamesALateRank) {
+  for (const int absent : {0, 1, 2, 3}) {
+    const int port = free_port();
+    expect_all_well(
+        run_processes(4, [&](int rank) { zero::test::check_timeout(open(rank, 4, 2, port), absent, 1500ms); }));
+  }
+}
+
+TEST(Hierarchical, NamesAnAbsentRank) {
+  for (const int absent : {0, 1, 3}) {
+    const int port = free_port();
+    expect_all_well(run_processes(4, [&](int rank) {
+      if (rank == absent) return;
+      require_named(absent, "rank " + std::to_string(absent), 6s, [&] { open(rank, 4, 2, port, 1500ms); });
+    }));
+  }
+}
+
+TEST(Hierarchical, PassesOnTheReasonOfAnAbort) {
+  for (const int culprit : {0, 3}) {
+    const int port = free_port();
+    expect_all_well(run_processes(4, [&](int rank) { zero::test::check_abort(open(rank, 4, 2, port), culprit); }));
+  }
+}
+
+// Its messages are on their way although nobody waits, and the rank goes in peace.
+TEST(Hierarchical, EndsWithCollectivesNobodyWaitsFor) {
+  const int port = free_port();
+  expect_all_well(run_processes(4, [&](int rank) {
+    auto comm = open(rank, 4, 2, port);
+    auto out = torch::zeros({400'000}), in = torch::full({100'000}, float(rank));
+    auto work = comm->all_gather(out, in);
+    if (rank % 2 == 0) work->wait();
+    comm.reset();
+  }));
+}

@@ -1,0 +1,70 @@
+// What tests of transports over TCP share: ranks as processes, ports, and errors that must name a rank.
+#pragma once
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <zero/errors.h>
+
+#include "comm/socket.h"
+#include "dist/fork_ranks.h"
+
+namespace zero::test {
+
+inline constexpr int kKilled = -SIGKILL;
+
+inline int free_port() {
+  comm::MeetingPoint point{"", "127.0.0.1", 0};
+  comm::listen_at(point);
+  return point.port;
+}
+
+// Exit statuses of one process a rank, -signal for a death by signal.
+inline std::vector<int> run_processes(int size, const std::function<void(int)>& body) {
+  std::vector<int> statuses;
+  int rank = 0;
+  for (const auto& end : fork_ranks(size, [&](int r) {
+         at::set_num_threads(1);
+         body(r);
+       })) {
+    if (!end.error.empty()) std::fprintf(stderr, "rank %d: %.600s\n", rank, end.error.c_str());
+    statuses.push_back(end.signal != 0 ? -end.signal : end.exit_code);
+    ++rank;
+  }
+  return statuses;
+}
+
+inline void expect_all_well(const std::vector<int>& statuses, int except = -1) {
+  for (int r = 0; r < static_cast<int>(statuses.size()); ++r) {
+    if (r == except) continue;
+    EXPECT_EQ(statuses[r], 0) << "rank " << r;
+  }
+}
+
+inline void require(bool condition, const std::string& text) {
+  if (!condition) throw std::runtime_error(text);
+}
+
+// `body` throws a CommError that names `rank` and contains `words`, within `limit`.
+inline void require_named(int rank, const std::string& words, std::chrono::milliseconds limit,
+                          const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    body();
+  } catch (const zero::CommError& error) {
+    const auto took = std::chrono::steady_clock::now() - start;
+    require(error.rank() == rank, "expected rank " + std::to_string(rank) + " to be named, got " + error.what());
+    require(std::string(error.what()).find(words) != std::string::npos, "expected '" + words + "' in: " + error.what());
+    require(took < limit, "the error came after " + std::to_string(std::chrono::duration<double>(took).count()) + " s");
+    return;
+  }
+  throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
+}
+
+}  // namespace zero::test
