@@ -13,6 +13,16 @@ namespace {
 
 const std::string kProgram = std::string(ZERO_BINARY_DIR) + "/tests/parity_rank_program";
 
+// A transport's name in SpawnOptions; "hosts": two made-up hosts of two ranks each, with shared memory inside and TCP
+// between them.
+void connect(SpawnOptions& options, const std::string& transport) {
+  options.transport = transport == "hosts" ? "auto" : transport;
+  if (transport != "hosts") return;
+  options.world = 4;
+  options.ranks_per_host = 2;
+  options.environment["CUDA_VISIBLE_DEVICES"] = "";
+}
+
 std::string hash_in(const ProcessResult& result) {
   const auto at = result.out.find("hash ");
   return at == std::string::npos ? "none: " + result.err : result.out.substr(at + 5, 32);
@@ -24,7 +34,7 @@ TEST(Transports, SameBitsAsThreads) {
     const char* recipe;
     const char* clip;
   } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"},   {2, "fp16", "0.1"},
-               {3, "fp32", "0"},   {3, "bf16", "0.1"}, {4, "fp16", "0"}};
+               {3, "fp32", "0"},   {3, "bf16", "0.1"}, {4, "fp16", "0"}, {4, "bf16", "0.1"}};
   for (const auto& c : cases) {
     Training training;
     training.world = c.world;
@@ -32,13 +42,14 @@ TEST(Transports, SameBitsAsThreads) {
     training.clip = std::stod(c.clip);
     training.stage = 0;
     const auto expected = train_threads(training).hash;
-    for (const char* transport : {"shm", "gloo"}) {
+    for (const char* transport : {"shm", "gloo", "hosts"}) {
+      if (c.world != 4 && transport == std::string("hosts")) continue;
       for (int stage = 0; stage <= 3; ++stage) {
         for (const char* prefetch : {"1", "0"}) {
           if (stage < 3 && *prefetch == '0') continue;
           SpawnOptions options;
           options.world = c.world;
-          options.transport = transport;
+          connect(options, transport);
           const auto results = spawn_ranks(options, kProgram,
                                            {"stage=" + std::to_string(stage), std::string("recipe=") + c.recipe,
                                             std::string("clip=") + c.clip, std::string("prefetch=") + prefetch});
@@ -83,14 +94,15 @@ TEST(Transports, EveryKindOfModule) {
 
 TEST(Transports, AccumulationFamilies) {
   for (const int stage : {0, 1, 2, 3}) {
-    Training training;
-    training.accumulation = 3;
-    training.recipe = "bf16";
-    training.stage = stage < 2 ? 0 : 2;
-    const auto expected = train_threads(training).hash;
-    for (const char* transport : {"shm", "gloo"}) {
+    for (const char* transport : {"shm", "gloo", "hosts"}) {
       SpawnOptions options;
-      options.transport = transport;
+      connect(options, transport);
+      Training training;
+      training.world = options.world;
+      training.accumulation = 3;
+      training.recipe = "bf16";
+      training.stage = stage < 2 ? 0 : 2;
+      const auto expected = train_threads(training).hash;
       for (const auto& result :
            spawn_ranks(options, kProgram, {"stage=" + std::to_string(stage), "recipe=bf16", "accumulation=3"}))
         EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage;
@@ -127,6 +139,34 @@ TEST(Transports, BytesSentOverGlooFollowTheFormulas) {
           EXPECT_GE(sent, least) << "world " << world << " accumulation " << k << " stage " << stage;
           EXPECT_LE(sent, most) << "world " << world << " accumulation " << k << " stage " << stage;
         }
+      }
+    }
+  }
+}
+
+// Of these, what crosses from two ranks of a host to two of another: an all-gather of S bytes sends (H-1)/N S a rank,
+// a reduce-scatter (H-1)/H S.
+TEST(Transports, BytesBetweenHostsFollowTheFormulas) {
+  for (const int k : {1, 3}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      SpawnOptions options;
+      connect(options, "hosts");
+      const auto results = spawn_ranks(options, kProgram,
+                                       {"problem=padded_free_gpt", "recipe=bf16", "steps=3",
+                                        "stage=" + std::to_string(stage), "accumulation=" + std::to_string(k)});
+      for (const auto& result : results) {
+        unsigned long long sent = 0, across = 0;
+        long long numel = 0;
+        std::size_t groups = 0;
+        const auto line = result.out.find("sent ");
+        ASSERT_NE(line, std::string::npos) << result.out << result.err;
+        ASSERT_EQ(std::sscanf(result.out.c_str() + line, "sent %llu numel %lld groups %zu across %llu", &sent, &numel,
+                              &groups, &across),
+                  4);
+        const auto bytes = 2 * static_cast<unsigned long long>(numel), K = static_cast<unsigned long long>(k);
+        const auto gathers = stage == 3 ? 2 * K : 1, reductions = stage >= 2 ? K : 1;
+        EXPECT_EQ(across, gathers * bytes / 4 + reductions * bytes / 2) << "accumulation " << k << " stage " << stage;
+        EXPECT_EQ(sent, (gathers + reductions) * bytes * 3 / 4) << "accumulation " << k << " stage " << stage;
       }
     }
   }

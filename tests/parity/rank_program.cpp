@@ -7,7 +7,8 @@
 //                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
-// Prints the lines "sent B numel P groups G" (bytes of the last step) and "hash H" per rank. Errors go to stderr, the
+// Prints the lines "sent B numel P groups G across A" (bytes of the last step, A of them to other hosts) and "hash H" per
+// rank. Errors go to stderr, the
 // exit code is the error's.
 #include <signal.h>
 #include <unistd.h>
@@ -69,11 +70,12 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
     if (!flag("save", "").empty()) engine.save_checkpoint(flag("save", ""), "step-" + std::to_string(step));
   }
   // Of the last step alone.
-  const auto sent = comm->stats().bytes_sent();
+  const auto stats = comm->stats();
   std::int64_t numel = 0;
   for (const auto& [name, group_numel] : engine.groups()) numel += group_numel;
-  std::printf("sent %llu numel %lld groups %zu\n", static_cast<unsigned long long>(sent), static_cast<long long>(numel),
-              engine.groups().size());
+  std::printf("sent %llu numel %lld groups %zu across %llu\n", static_cast<unsigned long long>(stats.bytes_sent()),
+              static_cast<long long>(numel), engine.groups().size(),
+              static_cast<unsigned long long>(stats.bytes_across_hosts));
   std::printf("hash %s\n", engine.state_hash().c_str());
   return 0;
 }

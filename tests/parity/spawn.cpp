@@ -52,8 +52,11 @@ std::vector<ProcessResult> spawn_ranks(const SpawnOptions& options, const std::s
   const auto start = Clock::now();
   for (int rank = 0; rank < options.world; ++rank) {
     auto environment = options.environment;
-    environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
-    environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(options.world);
+    const int of_host = options.ranks_per_host > 0 ? options.ranks_per_host : options.world;
+    environment["RANK"] = std::to_string(rank);
+    environment["LOCAL_RANK"] = std::to_string(rank % of_host);
+    environment["WORLD_SIZE"] = std::to_string(options.world);
+    environment["LOCAL_WORLD_SIZE"] = std::to_string(of_host);
     environment["MASTER_ADDR"] = "127.0.0.1";
     environment["MASTER_PORT"] = std::to_string(port);
     environment["OMP_NUM_THREADS"] = "1";
