@@ -38,7 +38,7 @@ struct Series {
   std::vector<double> step, forward, backward, optimizer, adamw, round_medians;
   std::vector<std::vector<double>> losses;  // by round
   std::vector<std::uint64_t> peaks;         // by rank, the highest of the rounds
-  double bytes_sent = 0;
+  double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
 
   explicit Series(StepTask of) : task(std::move(of)) {}
   bool is_compute() const { return task.stage == StepTask::kCompute; }
@@ -62,6 +62,7 @@ void Series::add(const Json& result) {
   losses.push_back(result.at("losses").get<std::vector<double>>());
   transport = result.at("transport").get<std::string>();
   bytes_sent = result.at("bytes_sent_per_step").get<double>();
+  bytes_across = result.at("bytes_across_hosts_per_step").get<double>();
   const auto& found = result.at("peak_pss_bytes");
   peaks.resize(found.size());
   for (std::size_t i = 0; i < peaks.size(); ++i) peaks[i] = std::max(peaks[i], found[i].get<std::uint64_t>());
@@ -183,6 +184,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
       one["peak_pss_bytes"] = {{"highest", *std::max_element(series.peaks.begin(), series.peaks.end())},
                                {"by_rank", series.peaks}};
       one["bytes_sent_per_step"] = series.bytes_sent;
+      one["bytes_across_hosts_per_step"] = series.bytes_across;
       one["first_loss"] = series.losses[0].front();
       one["last_loss"] = series.losses[0].back();
       one["samples"] = {{"step_s", series.step},
@@ -208,7 +210,7 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
                        {"step()", Align::Right},
                        {"/floor", Align::Right}});
   report::Table bytes(
-      {{recipe}, {"peak PSS/rank", Align::Right}, {"sent/step", Align::Right}, {"last loss", Align::Right}});
+      {{recipe}, {"peak PSS/rank", Align::Right}, {"sent/step", Align::Right}, {"to other hosts", Align::Right}, {"last loss", Align::Right}});
   const auto ms = [](double s) { return fixed(s * 1e3, 1); };
   const auto* compute = compute_of(all, recipe);
   for (const auto& series : all) {
@@ -218,7 +220,9 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
                ms(median(series.forward)), ms(median(series.backward)), ms(median(series.optimizer)),
                compute == nullptr ? "" : fixed(median(series.step) / floor_of(*compute), 3)});
     bytes.row({name, report::human_bytes(*std::max_element(series.peaks.begin(), series.peaks.end())),
-               report::human_bytes(static_cast<std::uint64_t>(series.bytes_sent)), fixed(series.losses[0].back(), 4)});
+               report::human_bytes(static_cast<std::uint64_t>(series.bytes_sent)),
+               series.bytes_across > 0 ? report::human_bytes(static_cast<std::uint64_t>(series.bytes_across)) : "-",
+               fixed(series.losses[0].back(), 4)});
   }
   if (compute != nullptr) {
     times.row({"compute", ms(median(compute->step)), ms(quantile(compute->step, 0)), ms(quantile(compute->step, 0.99)),

@@ -74,7 +74,7 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     backward_s.push_back(seconds(forward, backward));
     optimizer_s.push_back(seconds(backward, end));
   }
-  const auto sent = comm->stats().bytes_sent();
+  const auto sent = comm->stats();
   comm->barrier();
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) {
@@ -92,7 +92,8 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
           {"backward_s", backward_s},
           {"optimizer_s", optimizer_s},
           {"losses", losses},
-          {"bytes_sent_per_step", static_cast<double>(sent) / static_cast<double>(task.steps)},
+          {"bytes_sent_per_step", static_cast<double>(sent.bytes_sent()) / static_cast<double>(task.steps)},
+          {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
           {"peak_pss_bytes", peaks}};
 }
 
