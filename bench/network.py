@@ -1,0 +1,168 @@
+"""Two hosts that are network namespaces of this machine, with one link of a limited rate between them: what a training step takes there.
+
+Started by script/bench-network (root). Measures the link with a plain TCP stream first, then runs `zero bench step` on two ranks of
+each host, over shared memory inside a host and TCP between them, and all over TCP; prints a table and writes JSON. For every stage:
+the step, the bytes that the busier host sends over the link, the time the link needs for them at the measured rate, the compute alone,
+and step / (link + compute).
+"""
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+FIRST, SECOND = "10.214.78.1", "10.214.78.2"
+PORT = 29611
+
+
+def run(*words, check=True):
+    done = subprocess.run(words, capture_output=True, text=True)
+    if check and done.returncode != 0:
+        sys.exit(f"bench-network: error: got '{done.stderr.strip()}' from {' '.join(words)}, expected it to work. Hint: needs root, iproute2, and a kernel with veth and tbf.")
+    return done.stdout
+
+
+class Network:
+    """Hosts `a` and `b`; gone at the end."""
+
+    def __init__(self, mbit):
+        self.names = {host: f"zb{os.getpid()}{host}" for host in "ab"}
+        link = f"zl{os.getpid()}"
+        for name in self.names.values():
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "link", "add", link + "a", "netns", self.names["a"], "type", "veth", "peer", "name", link + "b", "netns", self.names["b"])
+        for host, address in (("a", FIRST), ("b", SECOND)):
+            name = self.names[host]
+            run("ip", "-n", name, "addr", "add", address + "/24", "dev", link + host)
+            run("ip", "-n", name, "link", "set", link + host, "up")
+            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", link + host, "root", "tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "50ms")
+
+    def words(self, host, *words):
+        return ["ip", "netns", "exec", self.names[host], *words]
+
+    def close(self):
+        for name in self.names.values():
+            pids = run("ip", "netns", "pids", name, check=False).split()
+            if pids:
+                run("kill", "-9", *pids, check=False)
+            run("ip", "netns", "del", name, check=False)
+
+
+def stream_server():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("0.0.0.0", PORT))
+    listener.listen(1)
+    print("listening", flush=True)
+    peer, _ = listener.accept()
+    space = bytearray(1 << 20)
+    while peer.recv_into(space):
+        pass
+
+
+def stream_client(address, seconds):
+    peer = socket.create_connection((address, PORT))
+    data, begin, sent = bytes(1 << 20), time.monotonic(), 0
+    while time.monotonic() - begin < seconds:
+        peer.sendall(data)
+        sent += len(data)
+    peer.shutdown(socket.SHUT_WR)
+    peer.recv(1)  # the end: all has arrived
+    print(sent / (time.monotonic() - begin))
+
+
+def link_bytes_per_second(network):
+    """Payload of one TCP stream from a to b."""
+    server = subprocess.Popen(network.words("b", sys.executable, __file__, "--stream-server"), stdout=subprocess.PIPE, text=True)
+    server.stdout.readline()
+    rate = float(run(*network.words("a", sys.executable, __file__, "--stream-client", SECOND)))
+    server.wait()
+    return rate
+
+
+def bench(network, options, transport, settings):
+    environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ZERO_TOKEN="bench", ZERO_TIMEOUT_S="300")
+    if transport:
+        environment["ZERO_TRANSPORT"] = transport
+    ranks = []
+    for number, host in enumerate("ab"):
+        words = [options.zero, "run", "--nnodes=2", f"--node_rank={number}", f"-n{options.ranks}", "--master_addr", FIRST, "zero", "bench", "step", "--json", "--quiet",
+                 "--stages", options.stages, "--recipes", options.recipes, "--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup)]
+        for setting in settings:
+            words += ["--set", setting]
+        ranks.append(subprocess.Popen(network.words(host, *words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    outputs = [rank.communicate() for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        sys.exit("bench-network: error: got exit codes " + ", ".join(str(rank.returncode) for rank in ranks) + ", expected 0:\n" + "\n".join(err for _, err in outputs))
+    return json.loads(re.sub(r"^\[[^\]]*\] ", "", outputs[0][0], flags=re.M))
+
+
+def rows_of(result, rate, ranks, name):
+    compute = {one["recipe"]: one["floor_s"] for one in result["compute"]}
+    for one in result["runs"]:
+        across = one["bytes_across_hosts_per_step"] * ranks
+        link = across / rate
+        yield {"transport": name, "recipe": one["recipe"], "stage": one["stage"], "step_s": one["step_s"]["median"], "compute_s": compute[one["recipe"]],
+               "bytes_between_hosts_per_step": across, "link_s": link, "step_over_link_plus_compute": one["step_s"]["median"] / (link + compute[one["recipe"]]),
+               "last_loss": one["last_loss"]}
+
+
+def table(rows):
+    head = ["", "recipe", "stage", "step, ms", "a host sends, MB", "link, ms", "compute, ms", "step / (link + compute)", "last loss"]
+    lines = [[row["transport"], row["recipe"], str(row["stage"]), f"{row['step_s'] * 1e3:.0f}", f"{row['bytes_between_hosts_per_step'] / 1e6:.2f}", f"{row['link_s'] * 1e3:.0f}",
+              f"{row['compute_s'] * 1e3:.0f}", f"{row['step_over_link_plus_compute']:.2f}", f"{row['last_loss']:.4f}"] for row in rows]
+    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+    text = ["| " + " | ".join(cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))) + " |" for line in [head, *lines]]
+    rule = "|" + "|".join("-" * (width + 2) if i < 2 else "-" * (width + 1) + ":" for i, width in enumerate(widths)) + "|"
+    return "\n".join([text[0], rule, *text[1:]])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zero", default="build/bin/zero")
+    parser.add_argument("--mbit", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, default=2, help="of each host")
+    parser.add_argument("--stages", default="0,1,2,3")
+    parser.add_argument("--recipes", default="fp32,bf16")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="runs stage 3 with these settings, too")
+    parser.add_argument("--out", help="writes this JSON file")
+    parser.add_argument("--stream-server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--stream-client", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stream_server:
+        return stream_server()
+    if options.stream_client:
+        return stream_client(options.stream_client, 3)
+    if os.geteuid() != 0:
+        sys.exit("bench-network: error: got user %d, expected root, who may make network namespaces" % os.geteuid())
+    network = Network(options.mbit)
+    try:
+        rate = link_bytes_per_second(network)
+        print(f"link of {options.mbit} Mbit/s: one TCP stream carries {rate * 8 / 1e6:.0f} Mbit/s of payload", flush=True)
+        rows, machine = [], None
+        for name, transport, settings in [("shm+gloo", "", []), ("gloo", "gloo", [])]:
+            result = bench(network, options, transport, settings)
+            machine, model = result["machine"], result["model"]
+            rows += rows_of(result, rate, options.ranks, name)
+        options.stages = "3"
+        for variant in options.variant:
+            name, _, settings = variant.partition(":")
+            result = bench(network, options, "", [setting for setting in settings.split(",") if setting])
+            rows += rows_of(result, rate, options.ranks, name)
+        print(table(rows))
+        if options.out:
+            with open(options.out, "w") as out:
+                json.dump({"schema": "zero.bench.network/1", "date": time.strftime("%Y-%m-%d"), "machine": machine, "model": model, "hosts": 2, "ranks_per_host": options.ranks,
+                           "link_mbit_per_s": options.mbit, "stream_bytes_per_s": rate, "rows": rows}, out, indent=2)
+    finally:
+        network.close()
+
+
+main()
