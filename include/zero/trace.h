@@ -20,11 +20,11 @@ struct TraceSteps {
 // Medians over the traced steps of this rank (the first 1,024 of them), in seconds.
 struct TraceSummary {
   std::int64_t steps = 0;
-  double step_s = 0;         // from the first use of a parameter to the end of Engine::step()
-  double compute_s = 0;      // forward and backward, less the waits within them
-  double gather_wait_s = 0;  // this thread stood still for a gather, or for the publication of updated parameters
-  double reduce_wait_s = 0;  // for a reduction; sums that the waiting thread takes itself are in it
-  double optimizer_s = 0;    // updates of the groups
+  double step_s = 0;           // from the first use of a parameter to the end of Engine::step()
+  double compute_s = 0;        // forward and backward, less the waits within them
+  double gather_wait_s = 0;    // this thread stood still for a gather, or for the publication of updated parameters
+  double reduce_wait_s = 0;    // for a reduction; sums that the waiting thread takes itself are in it
+  double optimizer_s = 0;      // updates of the groups
   double communication_s = 0;  // gathers, publications and reductions from begin to end; those at once count each
   // 1 - waited / communication, over all traced steps together; 1 where there was none. An operation that nobody had
   // to wait for counts until it was asked for, so this is an upper bound (docs/trace.md).

@@ -21,6 +21,10 @@ void Engine::reset_peak_memory() { state_->reset_peak_memory(); }
 GatheredParameters Engine::gathered_parameters(bool modify) { return GatheredParameters(state_, modify); }
 std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->full_state_dict(); }
 std::string Engine::state_hash() { return state_->state_hash(); }
+void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
+  state_->start_trace(file.string(), steps);
+}
+TraceSummary Engine::stop_trace() { return state_->stop_trace(); }
 void Engine::set_user_state(std::string json) { state_->user_state = std::move(json); }
 std::string Engine::user_state() const { return state_->user_state; }
 std::int64_t Engine::global_step() const { return state_->global_steps(); }

@@ -138,8 +138,31 @@ void ParamGroup::abandon() {
   }
 }
 
+std::int64_t ParamGroup::gathered_bytes() const {
+  return layout_.padded_numel() * static_cast<std::int64_t>(parameters_.element_size());
+}
+
+void ParamGroup::wait_for_gather() {
+  {
+    base::TraceSpan wait(*context_.trace, base::TraceKind::GatherWait, name_);
+    gather_work_->wait();
+  }
+  gather_work_.reset();
+  gather_trace_.end(name_, gathered_bytes());
+}
+
+void ParamGroup::read_in_place() {
+  gather_trace_.begin(*context_.trace, base::TraceKind::GatherInPlace);
+  {
+    base::TraceSpan wait(*context_.trace, base::TraceKind::GatherWait, name_);
+    context_.comm->gather(*shared_);
+  }
+  gather_trace_.end(name_, gathered_bytes());
+}
+
 void ParamGroup::begin_gather() {
   ZERO_CHECK(residency_ == Residency::Sharded, "group ", name_, " gathered twice");
+  gather_trace_.begin(*context_.trace, base::TraceKind::Gather);
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
   gather_work_ = context_.comm->all_gather(gathered_, parameters_);
   residency_ = Residency::Gathering;
@@ -148,21 +171,20 @@ void ParamGroup::begin_gather() {
 void ParamGroup::finish_gather() {
   if (residency_ == Residency::Gathered) return;
   if (shared_) {
-    context_.comm->gather(*shared_);
+    read_in_place();
     point_members_into(shared_->whole());
     residency_ = Residency::Gathered;
     return;
   }
   if (residency_ == Residency::Sharded) begin_gather();
-  gather_work_->wait();
-  gather_work_.reset();
+  wait_for_gather();
   point_members_into(gathered_);
   residency_ = Residency::Gathered;
 }
 
 void ParamGroup::gather_copy() {
   if (!shared_ || gathered_.defined()) return finish_gather();
-  context_.comm->gather(*shared_);
+  read_in_place();
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
   gathered_.copy_(shared_->whole());
   point_members_into(gathered_);
@@ -171,10 +193,7 @@ void ParamGroup::gather_copy() {
 
 void ParamGroup::release() {
   if (!sharded_ || residency_ == Residency::Sharded) return;
-  if (residency_ == Residency::Gathering) {
-    gather_work_->wait();
-    gather_work_.reset();
-  }
+  if (residency_ == Residency::Gathering) wait_for_gather();
   for (std::size_t i = 0; i < members_.size(); ++i)
     torchglue::release_storage(storages_[i], "parameter " + members_[i].name + " (group " + name_ +
                                                  ") was read past the dispatcher while it is sharded. Hint: open "
@@ -203,10 +222,20 @@ void ParamGroup::write_back() {
   master_.copy_(at::where(changed, mine.to(at::kFloat), master_));
 }
 
-std::shared_ptr<Work> ParamGroup::begin_publish() {
-  if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0)
-    return nullptr;
-  return context_.comm->all_gather(parameters_, own_part(parameters_));
+void ParamGroup::begin_publish() {
+  if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0) return;
+  publish_trace_.begin(*context_.trace, base::TraceKind::Publish);
+  publish_work_ = context_.comm->all_gather(parameters_, own_part(parameters_));
+}
+
+void ParamGroup::finish_publish() {
+  if (!publish_work_) return;
+  {
+    base::TraceSpan wait(*context_.trace, base::TraceKind::PublishWait, name_);
+    publish_work_->wait();
+  }
+  publish_work_.reset();
+  publish_trace_.end(name_, gathered_bytes());
 }
 
 void ParamGroup::refresh_parameters() {
@@ -218,6 +247,7 @@ void ParamGroup::refresh_parameters() {
 
 void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
   if (!trainable_) return;
+  base::TraceSpan update(*context_.trace, base::TraceKind::Update, name_);
   const auto size = parameters_.element_size();
   auto* const parameter_base =
       static_cast<char*>(parameters_.data_ptr()) + (sharded_ ? 0 : owned_.begin * static_cast<std::int64_t>(size));

@@ -17,6 +17,7 @@
 
 #include <zero/communicator.h>
 
+#include "base/trace.h"
 #include "comm/shared_vector.h"
 #include "engine/recipe.h"
 #include "engine/units.h"
@@ -41,6 +42,7 @@ struct GroupContext {
   // gradient.
   bool direct_gradients;
   float predivide;  // gradients are multiplied by this before the reduction
+  base::Trace* trace;
 };
 
 class ParamGroup {
@@ -72,6 +74,7 @@ class ParamGroup {
   Residency residency() const { return residency_; }
   // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
   bool gathers_in_place() const { return shared_ != nullptr; }
+  std::int64_t gathered_bytes() const;  // of the whole flat vector
   void begin_gather();
   void finish_gather();  // from Sharded or Gathering
   void gather_copy();    // the same, into memory of this rank that the program may write
@@ -101,7 +104,8 @@ class ParamGroup {
 
   // --- optimizer ---
   void update(optim::ShardedOptimizer& optimizer, float factor);
-  std::shared_ptr<Work> begin_publish();  // nullptr where nothing needs publishing
+  void begin_publish();
+  void finish_publish();
   void refresh_parameters();              // compute copy = round(master) over the owned range; told to the ranks
 
   // This rank's shard of a state, fp32, shard_numel elements (of the group's own part at stage 0).
@@ -123,6 +127,10 @@ class ParamGroup {
   void point_members_into(const at::Tensor& flat);
   at::Tensor readable(const at::Tensor& grad) const;
   void begin_reduce_scattered();
+  void wait_for_gather();
+  void wait_for_reduction();
+  void read_in_place();
+  std::int64_t reduced_bytes() const;
   void add_squares(std::int64_t begin, std::int64_t end);
   [[noreturn]] void fail_for_cleared_gradient(std::size_t i) const;
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
@@ -144,7 +152,8 @@ class ParamGroup {
   Residency residency_ = Residency::Gathered;
   std::shared_ptr<comm::SharedVector> shared_;  // of which parameters_ is the shard
   at::Tensor gathered_;
-  std::shared_ptr<Work> gather_work_;
+  std::shared_ptr<Work> gather_work_, publish_work_;
+  base::TraceOperation gather_trace_, publish_trace_, reduce_trace_;
 
   bool first_ = true, boundary_ = true;
   std::vector<char> taken_;

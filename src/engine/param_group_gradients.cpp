@@ -185,6 +185,18 @@ void ParamGroup::add_squares(std::int64_t begin, std::int64_t end) {
   }
 }
 
+std::int64_t ParamGroup::reduced_bytes() const {
+  return layout_.padded_numel() * static_cast<std::int64_t>(at::elementSize(context_.recipe.wire));
+}
+
+void ParamGroup::wait_for_reduction() {
+  {
+    base::TraceSpan wait(*context_.trace, base::TraceKind::ReduceWait, name_);
+    reduce_work_->wait();
+  }
+  reduce_trace_.end(name_, reduced_bytes());
+}
+
 void ParamGroup::begin_reduce_scattered() {
   comm::ScatteredSum sum;
   sum.shard_numel = layout_.shard_numel();
@@ -213,6 +225,7 @@ void ParamGroup::begin_reduce_scattered() {
   squared_ = boundary_ && (straight || context_.direct_gradients);
   sum_of_squares_ = 0;
   if (squared_) sum.summed = [this](std::int64_t begin, std::int64_t end) { add_squares(begin, end); };
+  reduce_trace_.begin(*context_.trace, base::TraceKind::Reduce);
   reduce_work_ = context_.comm->reduce_scattered(std::move(sum));
 }
 
@@ -236,13 +249,14 @@ void ParamGroup::begin_reduce() {
   }
   if (context_.predivide != 1.0f)
     base::scale(reduce_input_.data_ptr(), dtype_of(wire), context_.predivide, reduce_input_.numel());
+  reduce_trace_.begin(*context_.trace, base::TraceKind::Reduce);
   reduce_work_ = context_.comm->reduce_scatter(reduce_output_, reduce_input_);
 }
 
 void ParamGroup::finish_reduce() {
   if (!trainable_) return;
   if (reduce_work_) {
-    reduce_work_->wait();
+    wait_for_reduction();
     if (context_.direct_gradients) {
       // summed where they are
     } else if (context_.stage >= 2) {
@@ -257,8 +271,11 @@ void ParamGroup::finish_reduce() {
       if (reduce_input_.defined()) context_.reduce_pool->put(reduce_input_);
       scattered_.clear();
     } else {
-      if (context_.stage == 0 && context_.comm->size() > 1)
-        context_.comm->all_gather(reduce_input_, reduce_output_)->wait();
+      if (context_.stage == 0 && context_.comm->size() > 1) {  // the second half of an all-reduce
+        reduce_trace_.begin(*context_.trace, base::TraceKind::Reduce);
+        reduce_work_ = context_.comm->all_gather(reduce_input_, reduce_output_);
+        wait_for_reduction();
+      }
       if (!reduce_input_.is_same(gradients_)) {
         if (context_.stage == 0)
           convert(gradients_, reduce_input_);

@@ -25,6 +25,8 @@ std::string State::where(const char* what) const {
 void State::begin_forward() {
   if (in_forward_ || in_backward_) return;
   in_forward_ = true;
+  trace_.begin_phase(base::TraceKind::Forward);
+  shown_unit_ = -1;
   base::status_page().set_step(global_steps_, static_cast<int>(micro_step_));
   base::status_page().set_phase(base::StatusPhase::Forward);
 }
@@ -33,7 +35,10 @@ void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
     shown_unit_ = unit;
-    base::status_page().set_unit(groups_[static_cast<std::size_t>(unit)]->name());
+    const auto& name = groups_[static_cast<std::size_t>(unit)]->name();
+    base::status_page().set_unit(name);
+    trace_.enter(name);
+    count_bytes();
   }
   if (stage_ < 3) return;
   int groups[64], num_groups = 0;
@@ -89,6 +94,8 @@ void State::backward(const at::Tensor& loss) {
                         " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
     auto& page = base::status_page();
     in_forward_ = false;
+    trace_.begin_phase(base::TraceKind::Backward);
+    shown_unit_ = -1;
     page.set_phase(base::StatusPhase::Backward);
     const bool first = micro_step_ == 0;
     const bool boundary = settings_.managed_gradient_accumulation && micro_step_ + 1 == accumulation_;
@@ -122,6 +129,8 @@ void State::backward(const at::Tensor& loss) {
     reduce_ready_groups();
     finish_reductions(0);
     prefetcher_->end_pass();
+    trace_.end_phase();
+    count_bytes();
     ++micro_step_;
     backward_since_step_ = true;
     page.set_phase(base::StatusPhase::Idle);
@@ -180,6 +189,7 @@ double State::norm_and_overflow(bool* overflow) {
   if (comm_->size() > 1) {
     // Summed in rank order on every rank: the same bits everywhere and at every stage.
     total = 0;
+    base::TraceSpan wait(trace_.trace(), base::TraceKind::ExchangeWait, "norm");
     for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
       double part = 0;
       std::memcpy(&part, text.data(), sizeof part);
@@ -207,6 +217,7 @@ StepResult State::step() {
     auto& page = base::status_page();
     page.set_step(global_steps_);
     page.set_phase(base::StatusPhase::Step);
+    trace_.begin_phase(base::TraceKind::Act);
     prefetcher_->end_pass();  // an evaluation since may have left groups gathered
     if (!settings_.managed_gradient_accumulation)
       for (auto* group : reduce_order_) group->close_accumulation();
@@ -224,12 +235,11 @@ StepResult State::step() {
     } else {
       const float factor = optim::gradient_factor(scale, result.grad_norm, settings_.gradient_clipping, postmultiply_);
       optimizer_->begin_step();
-      std::vector<std::shared_ptr<Work>> publishing;
       for (const auto& group : groups_) {
         group->update(*optimizer_, factor);
-        if (auto work = group->begin_publish()) publishing.push_back(std::move(work));
+        group->begin_publish();
       }
-      for (const auto& work : publishing) work->wait();
+      for (const auto& group : groups_) group->finish_publish();
       optimizer_->end_step();
       result.updated = true;
     }
@@ -238,6 +248,8 @@ StepResult State::step() {
     result.global_step = global_steps_;
     page.set_step(global_steps_);
     page.set_phase(base::StatusPhase::Idle);
+    count_bytes();
+    trace_.end_step(global_steps_);
     return result;
   });
 }

@@ -15,6 +15,7 @@
 #include "config/settings.h"
 #include "engine/param_group.h"
 #include "engine/prefetcher.h"
+#include "engine/step_trace.h"
 #include "optim/loss_scaler.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/interception.h"
@@ -46,6 +47,11 @@ class State final : public torchglue::UseListener {
   void end_gathered(bool modify);
   std::map<std::string, at::Tensor> full_state_dict();
   std::string state_hash();
+
+  // Collective, between steps (state_trace.cpp).
+  void start_trace(const std::string& file, TraceSteps steps);
+  TraceSummary stop_trace();
+  base::Trace& trace() { return trace_.trace(); }
 
   // --- for checkpoints ---
   // What this rank writes: over all ranks every element of every state exactly once, but for
@@ -114,6 +120,16 @@ class State final : public torchglue::UseListener {
   void publish();
   void fail_numerically(std::int64_t in_a_row);
   std::string where(const char* what) const;
+
+  // trace
+  void begin_trace(const std::string& file, TraceSteps steps);
+  void start_trace_of_environment();
+  void end_trace() noexcept;
+  void count_bytes() {
+    if (trace_.on()) count_bytes_on();
+  }
+  void count_bytes_on();
+
   std::vector<StatePiece> pieces(bool to_save);
 
   std::shared_ptr<torch::nn::Module> model_;
@@ -134,6 +150,8 @@ class State final : public torchglue::UseListener {
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<torchglue::AllocationObserver> observer_;
   base::Heartbeat heartbeat_;
+  StepTrace trace_;
+  base::Trace::Setup trace_setup_;
 
   std::vector<ParamGroup*> reduce_order_;
   std::size_t reduce_next_ = 0;             // in reduce_order_: the next group to begin

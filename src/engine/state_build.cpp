@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/check.h"
 #include "base/idle_memory.h"
@@ -110,6 +111,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.blocks = blocks_.get();
     context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
     context.predivide = predivide_;
+    context.trace = &trace_.trace();
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
       std::vector<int> parameter_groups;
@@ -125,10 +127,12 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     attach();
     // The full-precision originals are freed by now; glibc would keep what lay on its heap.
     base::release_idle_memory();
+    start_trace_of_environment();
   });
 }
 
 State::~State() {
+  end_trace();
   for (const auto& member : members_) {
     const auto& group = *groups_[static_cast<std::size_t>(member.group)];
     const auto& tensor = group.members()[member.index].tensor;
@@ -142,6 +146,8 @@ void State::check_agreement(const std::vector<ModelParameter>& parameters, const
   if (comm_->size() == 1) return;
   std::string configuration, layout;
   for (const auto& [key, value] : options_.effective()) configuration += key + " = " + value + "\n";
+  for (const char* name : {"ZERO_TRACE", "ZERO_TRACE_STEPS"})
+    if (const char* value = std::getenv(name)) configuration += base::join("environment ", name, " = ", value, "\n");
   for (const auto& unit : units) {
     layout += "unit " + unit.name + "\n";
     for (const auto i : unit.parameters) {

@@ -123,12 +123,11 @@ std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
 void State::adopt_loaded() {
   telling_peers([&] {
     prefetcher_->end_pass();
-    std::vector<std::shared_ptr<Work>> publishing;
     for (const auto& group : groups_) {
       group->refresh_parameters();
-      if (auto work = group->begin_publish()) publishing.push_back(std::move(work));
+      group->begin_publish();
     }
-    for (const auto& work : publishing) work->wait();
+    for (const auto& group : groups_) group->finish_publish();
   });
 }
 
