@@ -23,6 +23,8 @@ Usage: zero bench NAME [options]
                           processes, beside the compute alone
   collectives             time of collectives by size over shared memory and
                           TCP, beside a plain copy
+  optimizer               time of one optimizer update over flat memory, beside
+                          a triad
 
   -h, --help              this text, or a measurement's
   --version               version of zero
@@ -39,6 +41,7 @@ struct Measurement {
 constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step", zero::cli::bench_step},
                                          {"collectives", zero::cli::bench_collectives},
+                                         {"optimizer", zero::cli::bench_optimizer},
                                          {"step-rank", zero::cli::bench_step_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false}};
 

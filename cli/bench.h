@@ -7,6 +7,7 @@ namespace zero::cli {
 int bench_stages(int argc, char** argv);
 int bench_step(int argc, char** argv);
 int bench_collectives(int argc, char** argv);
+int bench_optimizer(int argc, char** argv);
 
 // One rank of those, as they start it.
 int bench_step_rank(int argc, char** argv);

@@ -5,6 +5,7 @@
 #include <zero/activation_checkpoint.h>
 #include <zero/build.h>
 #include <zero/communicator.h>
+#include <zero/device.h>
 #include <zero/engine.h>
 #include <zero/errors.h>
 #include <zero/flat_optimizer.h>
