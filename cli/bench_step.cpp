@@ -6,6 +6,7 @@
 #include <zero/zero.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -25,7 +26,7 @@ constexpr const char* kName = "bench step";
 
 struct Setup {
   std::int64_t world = 0, threads = 1, steps = 20, warmup = 5, rounds = 3, batch = 1;
-  std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm";
+  std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", trace;
   bool no_compute = false;
   GptChoice choice;
   std::vector<std::string> set;
@@ -39,6 +40,8 @@ struct Series {
   std::vector<std::vector<double>> losses;  // by round
   std::vector<std::uint64_t> peaks;         // by rank, the highest of the rounds
   double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
+  Json trace;                               // of the first round, if one was asked for
+  std::vector<std::string> trace_lines;
 
   explicit Series(StepTask of) : task(std::move(of)) {}
   bool is_compute() const { return task.stage == StepTask::kCompute; }
@@ -62,6 +65,10 @@ void Series::add(const Json& result) {
   losses.push_back(result.at("losses").get<std::vector<double>>());
   transport = result.at("transport").get<std::string>();
   bytes_sent = result.at("bytes_sent_per_step").get<double>();
+  if (result.contains("trace")) {
+    trace = result.at("trace");
+    result.at("trace_lines").get_to(trace_lines);
+  }
   bytes_across = result.at("bytes_across_hosts_per_step").get<double>();
   const auto& found = result.at("peak_pss_bytes");
   peaks.resize(found.size());
@@ -80,9 +87,27 @@ void declare(Command& c, Setup& s) {
   c.option("--warmup", s.warmup, "N", "steps before them (5)", 0, 1000000);
   c.flag("--no-compute", s.no_compute, "leave out the forward and backward without communication");
   c.repeated("--set", s.set, "KEY=VALUE", "set one key of the configuration");
+  c.option("--trace", s.trace, "FILE", "what happens when in five more steps, for ui.perfetto.dev");
   c.section("Model");
   s.choice.declare(c);
   c.option("--micro-batch-size,--batch", s.batch, "N", "samples a rank and step (1)", 1, 1 << 20);
+}
+
+// trace.json for one configuration; trace.bf16-stage3.json and so on for several.
+void name_traces(const std::string& file, std::vector<Series>& all) {
+  if (file.empty()) return;
+  const auto path = std::filesystem::absolute(file);
+  if (!std::filesystem::is_directory(path.parent_path()))
+    throw ConfigError("[--trace] got " + file + ", expected a file in a folder that exists");
+  const auto traced = std::count_if(all.begin(), all.end(), [](const Series& s) { return !s.is_compute(); });
+  for (auto& series : all) {
+    if (series.is_compute()) continue;
+    auto name = path;
+    if (traced > 1)
+      name.replace_filename(path.stem().string() + "." + series.task.recipe + "-stage" +
+                            std::to_string(series.task.stage) + path.extension().string());
+    series.task.trace = name.string();
+  }
 }
 
 std::vector<Series> configurations(const Setup& setup, const models::GptConfig& gpt) {
@@ -96,7 +121,8 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
                   .batch = setup.batch,
                   .threads = setup.threads,
                   .gpt = gpt,
-                  .set = setup.set};
+                  .set = setup.set,
+                  .trace = {}};
     if (!setup.no_compute) {
       task.stage = StepTask::kCompute;
       all.emplace_back(task);
@@ -107,6 +133,7 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
       all.emplace_back(task);
     }
   }
+  name_traces(setup.trace, all);
   return all;
 }
 
@@ -185,6 +212,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                                {"by_rank", series.peaks}};
       one["bytes_sent_per_step"] = series.bytes_sent;
       one["bytes_across_hosts_per_step"] = series.bytes_across;
+      if (!series.trace.is_null()) one["trace"] = series.trace;
       one["first_loss"] = series.losses[0].front();
       one["last_loss"] = series.losses[0].back();
       one["samples"] = {{"step_s", series.step},
@@ -209,8 +237,11 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
                        {"backward", Align::Right},
                        {"step()", Align::Right},
                        {"/floor", Align::Right}});
-  report::Table bytes(
-      {{recipe}, {"peak PSS/rank", Align::Right}, {"sent/step", Align::Right}, {"to other hosts", Align::Right}, {"last loss", Align::Right}});
+  report::Table bytes({{recipe},
+                       {"peak PSS/rank", Align::Right},
+                       {"sent/step", Align::Right},
+                       {"to other hosts", Align::Right},
+                       {"last loss", Align::Right}});
   const auto ms = [](double s) { return fixed(s * 1e3, 1); };
   const auto* compute = compute_of(all, recipe);
   for (const auto& series : all) {
@@ -243,6 +274,9 @@ std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std:
           std::to_string(setup.steps) + " steps after " + std::to_string(setup.warmup) + "\n";
   for (const auto& recipe : recipes_of(all)) {
     text += "\n" + tables_of(all, recipe, columns);
+    for (const auto& series : all)
+      if (series.task.recipe == recipe)
+        for (const auto& line : series.trace_lines) text += series.name() + ": " + line + "\n";
     text += equal_losses(all, recipe) ? "losses equal in all stages and rounds\n" : "LOSSES DIFFER\n";
   }
   return text;
@@ -282,6 +316,7 @@ int bench_step(int argc, char** argv) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       // Every second round the other way round: no configuration always follows the same one.
       Series& series = all[round % 2 == 0 ? i : all.size() - 1 - i];
+      if (round > 0) series.task.trace.clear();
       if (launched) {
         series.add(measure_step(series.task, own));
       } else {

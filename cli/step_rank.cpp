@@ -10,12 +10,13 @@
 
 #include "cli/bench_gpt.h"
 #include "cli/pss.h"
+#include "cli/trace_text.h"
 
 namespace zero::cli {
 namespace {
 
 constexpr std::uint64_t kDataSeed = 1;
-constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3;
+constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3, kTraceSteps = 5;
 constexpr double kRate = 3e-4, kBeta1 = 0.9, kBeta2 = 0.95, kEpsilon = 1e-8, kDecay = 0.1;
 
 using Clock = std::chrono::steady_clock;
@@ -86,15 +87,27 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   Json peaks = Json::array();
   for (const auto& text : comm->exchange(std::to_string(peak > before ? peak - before : 0)))
     peaks.push_back(std::stoull(text));
-  return {{"transport", comm->transport()},
-          {"step_s", step_s},
-          {"forward_s", forward_s},
-          {"backward_s", backward_s},
-          {"optimizer_s", optimizer_s},
-          {"losses", losses},
-          {"bytes_sent_per_step", static_cast<double>(sent.bytes_sent()) / static_cast<double>(task.steps)},
-          {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
-          {"peak_pss_bytes", peaks}};
+  Json result = {
+      {"transport", comm->transport()},
+      {"step_s", step_s},
+      {"forward_s", forward_s},
+      {"backward_s", backward_s},
+      {"optimizer_s", optimizer_s},
+      {"losses", losses},
+      {"bytes_sent_per_step", static_cast<double>(sent.bytes_sent()) / static_cast<double>(task.steps)},
+      {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
+      {"peak_pss_bytes", peaks}};
+  if (task.trace.empty()) return result;
+  engine.start_trace(task.trace);
+  for (std::int64_t k = 0; k < kTraceSteps; ++k) {
+    auto loss = model->forward(tokens.inputs(k), tokens.targets(k));
+    engine.backward(loss);
+    engine.step();
+  }
+  const auto trace = engine.stop_trace();
+  result["trace"] = trace_json(trace);
+  result["trace_lines"] = trace_lines(trace);
+  return result;
 }
 
 Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
@@ -145,7 +158,8 @@ Json StepTask::json() const {
           {"batch", batch},
           {"threads", threads},
           {"gpt", {gpt.layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary}},
-          {"set", set}};
+          {"set", set},
+          {"trace", trace}};
 }
 
 StepTask StepTask::from(const Json& json) {
@@ -157,6 +171,7 @@ StepTask StepTask::from(const Json& json) {
   json.at("batch").get_to(task.batch);
   json.at("threads").get_to(task.threads);
   json.at("set").get_to(task.set);
+  json.at("trace").get_to(task.trace);
   const auto& shape = json.at("gpt");
   shape.at(0).get_to(task.gpt.layers);
   shape.at(1).get_to(task.gpt.hidden);

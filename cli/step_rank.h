@@ -22,6 +22,7 @@ struct StepTask {
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
   models::GptConfig gpt;
   std::vector<std::string> set;  // "KEY=VALUE" of the configuration
+  std::string trace;             // file of a trace of steps that are not measured; empty: none
 
   Json json() const;
   static StepTask from(const Json& json);
@@ -33,7 +34,7 @@ Options options_of(const StepTask& task);
 
 // Collective. Times are rank 0's, in seconds, one a measured step:
 //   {"transport", "step_s", "forward_s", "backward_s", "optimizer_s": [...], "losses": [...],
-//    "bytes_sent_per_step", "peak_pss_bytes": [by rank]}
+//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "trace": {...}, "trace_lines": [...]}
 // and for kCompute {"step_s", "forward_s", "backward_s", "adamw_s"}: forward and backward, and a fused
 // AdamW step over 1/world of the parameters' number in fp32. PSS is that of three more steps, not timed,
 // less what the rank held before it built the model. Complete on rank 0 only.

@@ -84,6 +84,7 @@ void prepare_environment(const config::Settings& settings) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.17g", settings.timeout_s);
   ::setenv("ZERO_TIMEOUT_S", seconds, 0);
+  ::unsetenv("ZERO_TRACE");  // in the plan, as --trace is
   // The built-in model computes on CPUs, and a GPU would make the choice of a transport nccl.
   const char* asked = std::getenv("ZERO_TRANSPORT");
   if (!asked || std::string(asked) != "nccl") ::setenv("CUDA_VISIBLE_DEVICES", "", 1);

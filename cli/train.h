@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <zero/options.h>
+#include <zero/trace.h>
 
 #include "cli/options.h"
 #include "models/gpt.h"
@@ -22,7 +23,7 @@ struct TrainArguments {
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, sample = 200,
                local_rank = 0;
   double lr = 0, weight_decay = 0;
-  std::string optimizer, dtype, text, checkpoint_dir, resume, out;
+  std::string optimizer, dtype, text, checkpoint_dir, resume, out, trace, trace_steps;
 };
 
 // A run with every source of settings joined.
@@ -36,6 +37,8 @@ struct TrainPlan {
   std::vector<std::string> command;  // the words after "zero"
   double holdout = 0;
   std::int64_t eval_batches = 0;  // forwards a rank, 0: the whole held-out part
+  std::string trace;              // empty: none
+  TraceSteps trace_steps = TraceSteps::after_warmup();
 };
 
 void declare_train(Command& command, TrainArguments& arguments);

@@ -87,6 +87,24 @@ models::GptConfig model_of(const config::ModelSettings& m) {
   return model;
 }
 
+void plan_trace(const Command& c, const TrainArguments& a, TrainPlan& plan) {
+  const auto from_env = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text ? text : "");
+  };
+  plan.trace = a.trace.empty() ? from_env("ZERO_TRACE") : a.trace;
+  if (plan.trace.empty()) {
+    if (c.given("--trace-steps")) throw ConfigError("[--trace-steps] got no --trace, expected the file of the trace");
+    return;
+  }
+  const bool given = c.given("--trace-steps");
+  const std::string steps = given ? a.trace_steps : from_env("ZERO_TRACE_STEPS");
+  if (given || !steps.empty()) plan.trace_steps = TraceSteps::parse(steps, given ? "--trace-steps" : "ZERO_TRACE_STEPS");
+  const auto folder = std::filesystem::absolute(plan.trace).parent_path();
+  if (std::error_code error; !std::filesystem::is_directory(folder, error))
+    throw ConfigError("[--trace] got " + plan.trace + ", expected a file in a folder that exists");
+}
+
 }  // namespace
 
 void declare_train(Command& c, TrainArguments& a) {
@@ -114,6 +132,8 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save here at the end and when told to stop");
   c.option("--save-every", a.save_every, "K", "and every K steps", 1, kMost);
   c.option("--resume", a.resume, "TAG|auto", "go on from a checkpoint; auto: the newest whole one, if any");
+  c.option("--trace", a.trace, "FILE", "what happens when, for ui.perfetto.dev (ZERO_TRACE)");
+  c.option("--trace-steps", a.trace_steps, "A:B", "steps in it, counted from the start of this run (3:22)");
   c.no_effect("--deepspeed", false, "configurations are DeepSpeed's here in any case");
   c.option("--local-rank", a.local_rank, "N", "as launchers append it; must agree with LOCAL_RANK", 0, 65535);
 }
@@ -151,6 +171,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.checkpoint_dir = a.checkpoint_dir;
   plan.resume = a.resume;
   plan.out = a.out;
+  plan_trace(c, a, plan);
   return plan;
 }
 

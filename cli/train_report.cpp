@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "cli/trace_text.h"
 #include "config/settings.h"
 #include "report/plot.h"
 #include "report/text.h"
@@ -162,6 +163,7 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
               {"curve", std::move(curve)}};
   if (s.memory.has(Phase::AfterStep)) result["memory"] = json::parse(s.memory.json());
   if (!s.checkpoint.empty()) result["checkpoint"] = s.checkpoint;
+  if (s.trace) result["trace"] = trace_json(*s.trace);
   if (s.stopped_by != 0) result["stopped_by_signal"] = s.stopped_by;
   return result.dump(2) + "\n";
 }
@@ -173,6 +175,8 @@ void TrainReport::finish(const TrainSummary& s) {
   if (!s.sample.empty()) write_file("sample.txt", s.sample_prompt + s.sample + "\n");
   if (json_) {
     if (s.heldout) note(LogLevel::Info, "held-out " + format("%.4f", *s.heldout) + " nats/byte, files in " + folder_);
+    if (s.trace)
+      for (const auto& line : trace_lines(*s.trace)) note(LogLevel::Info, line);
     return;
   }
   std::string text;
@@ -201,6 +205,8 @@ void TrainReport::finish(const TrainSummary& s) {
   if (s.heldout) text += "  held-out " + format("%.4f", *s.heldout) + " nats/byte";
   text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s) + "\nfiles in " + folder_ +
           "\n";
+  if (s.trace)
+    for (const auto& line : trace_lines(*s.trace)) text += line + "\n";
   print_result(text);
 }
 

@@ -31,6 +31,7 @@ struct TrainSummary {
   std::uint64_t peak_bytes = 0;  // of the whole run, device tier of rank 0
   std::string checkpoint;        // the last one's path
   int stopped_by = 0;            // the signal that ended the run early
+  std::optional<TraceSummary> trace;
 };
 
 class TrainReport {

@@ -136,6 +136,14 @@ void TrainRun::save() {
   report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
 }
 
+void TrainRun::end_trace() {
+  if (plan_.trace.empty()) return;
+  summary_.trace = engine_.stop_trace();
+  if (summary_.trace->steps == 0)
+    report_.note(LogLevel::Warning, "the trace is empty: the run ended before step " +
+                                        std::to_string(plan_.trace_steps.first) + " of it. Hint: --trace-steps 1:");
+}
+
 void TrainRun::evaluate() {
   const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = comm_.size();
   if (held == 0) return;
@@ -179,6 +187,7 @@ void TrainRun::write_sample() {
 
 int TrainRun::run() {
   const StopSignals signals(report_.draws());
+  if (!plan_.trace.empty()) engine_.start_trace(plan_.trace, plan_.trace_steps);
   resume();
   const std::int64_t first = engine_.global_step();
   // Not the first step: it also makes what later ones keep.
@@ -224,6 +233,7 @@ int TrainRun::run() {
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
   save();
+  end_trace();
   if (summary_.stopped_by == 0) {
     evaluate();
     write_sample();

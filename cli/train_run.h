@@ -25,6 +25,7 @@ class TrainRun {
   double step(StepResult& result);
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;  // int64 [samples, sequence + 1]
   void save();
+  void end_trace();
   void evaluate();
   void write_sample();
 
