@@ -94,6 +94,16 @@ class Communicator {
   // Waits until all of it may be read. Counts as the all_gather that it stands for.
   void gather(comm::SharedVector& vector);
 
+  // The ranks of this host, `count` of them that are numbered one after the other and this one among them, as a world of
+  // their own. All ranks call it together; count divides local_size().
+  std::shared_ptr<Communicator> neighbours(int count);
+
+  // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s qgZ,
+  // arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would be saved, and it
+  // is reduce_scatter.
+  std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits);
+  bool quantizes() const;
+
   // Whether ranks read each other's memory, so that reduce_scattered() may be called.
   bool reads_in_place() const;
   // Whether the data lie in memory from allocate(), where other ranks can read them.

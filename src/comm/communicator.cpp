@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "base/check.h"
+#include "base/quantize.h"
 #include "base/status_page.h"
 #include "comm/call.h"
 #include "comm/transport.h"
@@ -20,6 +21,8 @@ std::uint64_t CommStats::bytes_sent() const {
 namespace comm {
 
 at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
+
+std::unique_ptr<Transport> Transport::neighbours(int count) { return make_shm(identity_.of_neighbours(count), timeout_); }
 
 namespace {
 
@@ -186,6 +189,21 @@ std::shared_ptr<Work> Communicator::reduce_scatter(at::Tensor out, const at::Ten
   return work;
 }
 
+std::shared_ptr<Work> Communicator::reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits) {
+  if (!quantizes()) return reduce_scatter(std::move(out), in);
+  const comm::Arguments check("reduce_scatter_quantized", *transport_);
+  check.alike(out, in);
+  check.sums(out);
+  check.require(bits == 8 || bits == 4, bits, " bits, expected 8 or 4");
+  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
+                out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
+  check.apart_or_own(in, out, true);
+  auto work = state_->publish("reduce_scatter", in, [&] { return transport_->reduce_scatter_quantized(out, in, bits); });
+  const auto bytes = static_cast<std::uint64_t>(base::quantized_bytes(out.numel(), bits));
+  state_->count("reduce_scatter_quantized", bytes * static_cast<std::uint64_t>(size()), size());
+  return work;
+}
+
 std::shared_ptr<Work> Communicator::all_reduce(at::Tensor inout) {
   const comm::Arguments check("all_reduce", *transport_);
   check.flat("inout", inout);
@@ -239,6 +257,16 @@ void Communicator::abort(const std::string& reason) noexcept { transport_->abort
 at::Tensor Communicator::allocate(std::int64_t numel, c10::ScalarType dtype) {
   comm::Arguments("allocate", *transport_).require(numel >= 0, numel, " elements, expected 0 or more");
   return transport_->allocate(numel, dtype);
+}
+
+bool Communicator::quantizes() const { return transport_->quantizes(); }
+
+std::shared_ptr<Communicator> Communicator::neighbours(int count) {
+  const comm::Arguments check("neighbours", *transport_);
+  check.require(count >= 1 && local_size() % count == 0, count, " neighbours, expected a divisor of the ", local_size(),
+                " ranks of this host");
+  check.require(transport_->name() != "thread", "ranks as threads, expected processes");
+  return count == 1 ? local() : std::make_shared<Communicator>(transport_->neighbours(count));
 }
 
 bool Communicator::reads_in_place() const { return transport_->reads_in_place(); }

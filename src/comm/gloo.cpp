@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/kernels.h"
 #include "comm/gloo_messages.h"
+#include "comm/quantized_sum.h"
 #include "comm/transport.h"
 
 namespace zero::comm {
@@ -66,6 +67,20 @@ class Gloo : public Transport {
     return op;
   }
 
+  bool quantizes() const override { return size() > 1; }
+  std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, at::Tensor in, int bits) override {
+    if (size() == 1) return reduce_scatter(out, in);
+    auto op = begin({base::join("reduce_scatter_quantized to ", bits, " bits"), in.scalar_type(), in.numel(), -1});
+    const auto own = static_cast<std::size_t>(rank());
+    const auto dtype = sum_dtype(in.scalar_type());
+    std::vector<const void*> parts;
+    for (int r = 0; r < size(); ++r) parts.push_back(in.narrow(0, out.numel() * r, out.numel()).const_data_ptr());
+    auto sum = std::make_shared<QuantizedSum>(all_ranks(), own, out.numel(), bits);
+    sum->post(*op, parts, dtype);
+    op->then([out, in, sum, dtype, mine = parts[own]] { sum->finish(out.mutable_data_ptr(), dtype, mine, dtype); });
+    return op;
+  }
+
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     if (size() == 1) return std::make_shared<Complete>();
     auto op = begin({"all_reduce", inout.scalar_type(), inout.numel(), -1});
@@ -108,9 +123,7 @@ class Gloo : public Transport {
 
   std::vector<std::string> exchange(std::string_view mine) override {
     if (size() == 1) return {std::string(mine)};
-    std::vector<int> ranks(static_cast<std::size_t>(size()));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return comm::exchange(*messenger_->begin_exchange(), ranks, static_cast<std::size_t>(rank()), mine);
+    return comm::exchange(*messenger_->begin_exchange(), all_ranks(), static_cast<std::size_t>(rank()), mine);
   }
 
   void abort(const std::string& reason) noexcept override {
@@ -120,6 +133,12 @@ class Gloo : public Transport {
   std::uint64_t bytes_across_hosts() const override { return messenger_ ? messenger_->bytes_across_hosts() : 0; }
 
  private:
+  std::vector<int> all_ranks() const {
+    std::vector<int> ranks(static_cast<std::size_t>(size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
   std::shared_ptr<Operation> begin(Call call) { return messenger_->begin(std::move(call)); }
 
   // From the next rank on, so that not everybody sends to rank 0 first.

@@ -22,6 +22,7 @@
 #include "base/kernels.h"
 #include "base/log.h"
 #include "comm/gloo_messages.h"
+#include "comm/quantized_sum.h"
 #include "comm/transport.h"
 
 namespace zero::comm {
@@ -121,7 +122,7 @@ class Hierarchical final : public Transport {
         hosts_(messenger_->hosts().count()),
         place_(identity.local_rank),
         ranks_(identity.local_size),
-        inside_(make_shm(inside_identity(), timeout + kLonger)) {
+        inside_(make_shm(identity.of_neighbours(identity.local_size), timeout + kLonger)) {
     timeout_ = timeout;
     for (int host = 0; host < hosts_; ++host) column_.push_back(host * ranks_ + place_);
     messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
@@ -159,6 +160,13 @@ class Hierarchical final : public Transport {
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
     auto work = messenger_->begin({"reduce_scatter", in.scalar_type(), in.numel(), -1});
     return start([this, work, out, in] { sum_own_part(*work, out, in); });
+  }
+
+  bool quantizes() const override { return true; }
+  std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, at::Tensor in, int bits) override {
+    auto work = messenger_->begin(
+        {base::join("reduce_scatter_quantized to ", bits, " bits"), in.scalar_type(), in.numel(), -1});
+    return start([this, work, out, in, bits] { sum_quantized(*work, out, in, bits); });
   }
 
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
@@ -223,17 +231,6 @@ class Hierarchical final : public Transport {
   }
 
  private:
-  Identity inside_identity() const {
-    Identity inside = identity();
-    inside.rank = place_;
-    inside.size = ranks_;
-    inside.first_rank = host_ * ranks_;
-    inside.run_size = size();
-    inside.run_id =
-        base::join(identity().run_id, "|", identity().master_addr, ":", identity().master_port, "|host ", host_);
-    return inside;
-  }
-
   std::shared_ptr<Work> start(std::function<void()> job) {
     return std::make_shared<JobWork>(worker_.add([this, job = std::move(job)] {
       try {
@@ -274,17 +271,24 @@ class Hierarchical final : public Transport {
     for (const auto& one : parts) one->wait();
   }
 
+  // of_host[h]: what the ranks of this host have for the ranks of host h in this column, part by part.
+  void take_column_inside(const std::vector<at::Tensor>& of_host, const at::Tensor& in) const {
+    const auto numel = in.numel() / hosts_;
+    std::vector<std::shared_ptr<Work>> parts;
+    for (int host = 0; host < hosts_; ++host)
+      parts.push_back(inside_->all_to_all(of_host[host], in.narrow(0, host * numel, numel)));
+    for (const auto& one : parts) one->wait();
+  }
+
   // out: what every rank has for this one, in rank order. First each rank of the host gets what all of them have for
   // its column, then it goes to the hosts.
   void exchange_parts(MessageWork& work, const at::Tensor& out, const at::Tensor& in) const {
     const auto of_host = in.numel() / hosts_;
     auto column = at::empty({in.numel()}, in.options());
-    std::vector<std::shared_ptr<Work>> parts;
+    std::vector<at::Tensor> parts;
     for (int host = 0; host < hosts_; ++host)
-      parts.push_back(inside_->all_to_all(
-          host == host_ ? out.narrow(0, host * of_host, of_host) : column.narrow(0, host * of_host, of_host),
-          in.narrow(0, host * of_host, of_host)));
-    for (const auto& one : parts) one->wait();
+      parts.push_back((host == host_ ? out : column).narrow(0, host * of_host, of_host));
+    take_column_inside(parts, in);
     others([&](int host) { work.receive(column_[host], bytes_of(out, host * of_host, of_host)); });
     others([&](int host) { work.send(column_[host], bytes_of(column, host * of_host, of_host)); });
     work.wait();
@@ -298,6 +302,28 @@ class Hierarchical final : public Transport {
     for (int r = 0; r < size(); ++r)
       each.push_back(static_cast<const char*>(parts.const_data_ptr()) + r * static_cast<std::int64_t>(out.nbytes()));
     sum(out, each);
+  }
+
+  // The ranks of a host sum what they have for each rank of the column, exactly; one integer sum a host crosses.
+  void sum_quantized(MessageWork& work, const at::Tensor& out, const at::Tensor& in, int bits) const {
+    const auto numel = out.numel(), of_host = numel * ranks_;
+    const auto dtype = sum_dtype(in.scalar_type());
+    auto column = at::empty({in.numel()}, in.options()), sums = at::empty({hosts_ * numel}, at::kFloat);
+    std::vector<at::Tensor> parts;
+    for (int host = 0; host < hosts_; ++host) parts.push_back(column.narrow(0, host * of_host, of_host));
+    take_column_inside(parts, in);
+    std::vector<const void*> of_hosts;
+    for (int host = 0; host < hosts_; ++host) {
+      std::vector<const void*> each;
+      for (int r = 0; r < ranks_; ++r) each.push_back(parts[host].narrow(0, r * numel, numel).const_data_ptr());
+      auto to = sums.narrow(0, host * numel, numel);
+      if (numel > 0) base::sum_parts(to.mutable_data_ptr(), base::Dtype::F32, each.data(), ranks_, dtype, numel);
+      of_hosts.push_back(to.const_data_ptr());
+    }
+    QuantizedSum sum(column_, static_cast<std::size_t>(host_), numel, bits);
+    sum.post(work, of_hosts, base::Dtype::F32);
+    work.wait();
+    sum.finish(out.mutable_data_ptr(), dtype, of_hosts[static_cast<std::size_t>(host_)], base::Dtype::F32);
   }
 
   void sum_all(MessageWork& work, const at::Tensor& inout) const {

@@ -298,6 +298,17 @@ Identity identity_from_env(const Environment& environment, const std::function<s
 
 Identity identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
 
+Identity Identity::of_neighbours(int count) const {
+  const int first = rank - local_rank % count;
+  Identity some = *this;
+  some.rank = some.local_rank = local_rank % count;
+  some.size = some.local_size = count;
+  some.first_rank = first_rank + first;
+  some.run_size = run_size > 0 ? run_size : size;
+  some.run_id = join(run_id, "|", master_addr, ":", master_port, "|ranks ", first, " to ", first + count - 1);
+  return some;
+}
+
 std::string Identity::place() const {
   return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size);
 }

@@ -22,6 +22,8 @@ struct Identity {
   // run_size. 0: it is the run.
   int first_rank = 0, run_size = 0;
   int rank_in_run(int rank_here) const { return rank_here < 0 ? -1 : first_rank + rank_here; }
+  // This rank among `count` of its host that are numbered one after the other; count divides local_size.
+  Identity of_neighbours(int count) const;
   // "rank 5/8"; "rank 5".
   std::string place() const;
   std::string name_of(int rank_here) const;

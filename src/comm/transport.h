@@ -40,6 +40,12 @@ class Transport {
   // or later (a wait for a later operation may not need an earlier one's wait).
   virtual std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) = 0;
   virtual std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) = 0;
+  // The same in fewer bytes where a network is in the way, each part as integers of `bits` (base/quantize.h): lossy. In
+  // memory that ranks share nothing is saved, and it is the exact sum.
+  virtual std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, at::Tensor in, int bits) {
+    (void)bits;
+    return reduce_scatter(std::move(out), std::move(in));
+  }
   virtual std::shared_ptr<Work> all_reduce(at::Tensor inout) = 0;
   virtual std::shared_ptr<Work> broadcast(at::Tensor inout, int root) = 0;
   virtual std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) = 0;
@@ -50,11 +56,18 @@ class Transport {
   // Peers' waits throw CommError(reason, rank()) soon; so do this rank's later calls.
   virtual void abort(const std::string& reason) noexcept = 0;
 
+  // Whether reduce_scatter_quantized() sends integers to some peer.
+  virtual bool quantizes() const { return false; }
+
   // What ended the run elsewhere: waits here throw CommError(reason, rank) soon. From any thread.
   virtual void stop(const std::string& reason, int rank) noexcept {
     (void)rank;
     abort(reason);
   }
+
+  // The `count` ranks of this host among which this one is, as a run of their own; all ranks call it together. count
+  // divides the ranks of the host. Shared memory; blocks until they have come.
+  virtual std::unique_ptr<Transport> neighbours(int count);
 
   // Payload that this rank has sent to other hosts so far, exchanges left out; complete when all its Works are done.
   virtual std::uint64_t bytes_across_hosts() const { return 0; }

@@ -270,6 +270,39 @@ void check_random_program(const Comm& comm, std::uint64_t seed, int rounds) {
   while (!flying.empty()) finish_one();
 }
 
+void check_quantized(const Comm& comm) {
+  const int size = comm->size(), rank = comm->rank();
+  std::uint64_t key = 9000;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int bits : {8, 4}) {
+      for (const std::int64_t numel : {0, 1, 257, 5000}) {
+        ++key;
+        auto in = data_of(key, rank, numel * size, dtype), other = in.clone(), out = at::empty({numel}, dtype);
+        const auto exact = part_of(summed(key, size, numel * size, at::kFloat), rank, size);
+        // Values of data_of are below 256 in size: a part is off by half a scale of 256 / 127 or 256 / 7, and a
+        // sum of ranks that share memory travels as one part of their number's size.
+        const double bound = comm->quantizes() ? size * 256.0 / (bits == 8 ? 127 : 7) * 0.51 : 0;
+        auto first = comm->reduce_scatter_quantized(out, in, bits);
+        auto second = comm->reduce_scatter_quantized(part_of(other, rank, size), other, bits);
+        second->wait();
+        first->wait();
+        require_same(part_of(other, rank, size), out, who(comm) + ": quantised sum in place");
+        if (numel == 0) continue;
+        const auto rounding = dtype == at::kFloat ? 1e-3 : 256.0 * size / 128;
+        const auto error = (out.to(at::kFloat) - exact).abs().max().item<double>();
+        require(error <= bound + rounding, who(comm), ": quantised sum of ", numel, " off by ", error);
+        require(!comm->quantizes() || numel < 5000 || error > 0, who(comm), ": nothing was quantised");
+      }
+    }
+  }
+  if (size == 1) return;
+  auto in = at::ones({600 * size});
+  if (rank == 0) in.fill_(std::numeric_limits<float>::infinity());
+  auto out = at::empty({600});
+  comm->reduce_scatter_quantized(out, in, 4)->wait();
+  require(!out.isfinite().any().item<bool>(), who(comm), ": an overflow became finite");
+}
+
 void check_exchange(const Comm& comm) {
   const auto message = [](int rank, std::size_t length) {
     std::string text(length, '\0');
@@ -357,6 +390,7 @@ void check_arguments(const Comm& comm) {
 
 void check_all(const Comm& comm) {
   check_arguments(comm);
+  check_quantized(comm);
   check_exchange(comm);
   check_counts(comm);
   check_aliasing(comm);

@@ -18,6 +18,9 @@ void check_aliasing(const std::shared_ptr<Communicator>& comm);
 void check_in_flight(const std::shared_ptr<Communicator>& comm);
 // `rounds` random operations with random sizes, dtypes, memory (allocate or plain) and waits.
 void check_random_program(const std::shared_ptr<Communicator>& comm, std::uint64_t seed, int rounds);
+// Sums whose parts travel as 8 or 4 bits: within half a scale of each part that is sent, exact where none is; every rank
+// has summed what the others know of it. Two operations in flight, `out` as a part of `in`, values that are not finite.
+void check_quantized(const std::shared_ptr<Communicator>& comm);
 // Messages of any length; barrier.
 void check_exchange(const std::shared_ptr<Communicator>& comm);
 // Calls and bytes, exactly; control apart.

@@ -116,6 +116,10 @@ TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
       measure("all_reduce", 2 * (hosts - 1) * (ranks + 1) * part, [&] { return comm->all_reduce(all); });
       measure("all_to_all", 2 * (hosts - 1) * ranks * part, [&] { return comm->all_to_all(other, all); });
       measure("broadcast", rank == 1 ? 2 * (hosts - 1) * whole : 0, [&] { return comm->broadcast(all, 1); });
+      // ZeRO++: one sum a host, of integers with a scale for every 256.
+      for (const int bits : {8, 4})
+        measure("reduce_scatter_quantized", (hosts - 1) * (part * bits / 8 + part / 64),
+                [&] { return comm->reduce_scatter_quantized(mine, all, bits); });
       measure("a small all_reduce", 4 * (hosts - 1) * 3, [&] { return comm->all_reduce(at::ones({3})); });
     }));
   }
@@ -174,6 +178,32 @@ TEST(Hierarchical, PassesOnTheReasonOfAnAbort) {
     const int port = free_port();
     expect_all_well(run_processes(4, [&](int rank) { zero::test::check_abort(open(rank, 4, 2, port), culprit); }));
   }
+}
+
+TEST(Hierarchical, NeighboursAreAWorldOfTheirOwn) {
+  const int port = free_port();
+  expect_all_well(run_processes(8, [&](int rank) {
+    auto comm = open(rank, 8, 4, port);
+    auto host = comm->neighbours(4), pair = comm->neighbours(2), alone = comm->neighbours(1);
+    require(host->transport() == "shm" && host->size() == 4 && host->rank() == rank % 4, "four of a host");
+    require(pair->size() == 2 && pair->rank() == rank % 2 && alone->size() == 1, "two of a host");
+    auto sum = at::full({1}, float(rank));
+    pair->all_reduce(sum)->wait();
+    require(sum.item<float>() == float(rank / 2 * 4 + 1), "the sum of two neighbours");
+    zero::test::check_values(host);
+    try {
+      comm->neighbours(3);
+    } catch (const zero::ConfigError& error) {
+      require(std::string(error.what()).find("expected a divisor of the 4 ranks of this host") != std::string::npos,
+              error.what());
+    }
+    // Errors name ranks of the run.
+    if (rank == 5) return;
+    if (rank == 4) {
+      pair->set_timeout(300ms);
+      require_named(5, "rank 5", 5s, [&] { pair->barrier(); });
+    }
+  }));
 }
 
 // Its messages are on their way although nobody waits, and the rank goes in peace.
