@@ -3,8 +3,9 @@
 #   torch::cpu        libtorch_cpu + libc10
 #   torch::gomp       the wheel's OpenMP run time
 #   torch::gloo       torch::cpu plus gloo's headers (headers only: never link a libgloo beside it)
-#   torch::cuda_impl  for the CUDA plug-in only; exists if the toolkit's headers, libtorch_cuda and
+#   torch::cuda_impl  for the NCCL plug-in only; exists if the toolkit's headers, libtorch_cuda and
 #                     an NCCL library are found
+# and ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one.
 set(ZERO_TORCH_DIR "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch" CACHE PATH
   "Folder 'torch' of an unpacked torch 2.11 wheel")
 get_filename_component(ZERO_TORCH_DIR "${ZERO_TORCH_DIR}" ABSOLUTE)
@@ -47,9 +48,12 @@ if(ZERO_GLOO_INCLUDE)
   endif()
 endif()
 
-set(ZERO_CUDA AUTO CACHE STRING "The NCCL plug-in: AUTO, ON or OFF")
+set(ZERO_CUDA AUTO CACHE STRING "The CUDA and NCCL plug-ins: AUTO, ON or OFF")
 if(NOT ZERO_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit 13.0 QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
+    set(ZERO_NVCC "${CUDAToolkit_NVCC_EXECUTABLE}")
+  endif()
   find_path(ZERO_NCCL_INCLUDE nccl.h PATHS "${_site}/nvidia/nccl/include" /usr/include /usr/local/cuda/include NO_DEFAULT_PATH)
   find_library(ZERO_NCCL_LIBRARY NAMES libnccl.so.2 PATHS "${_site}/nvidia/nccl/lib" /usr/lib/x86_64-linux-gnu /usr/local/cuda/lib64 NO_DEFAULT_PATH)
   if(CUDAToolkit_FOUND AND ZERO_NCCL_INCLUDE AND ZERO_NCCL_LIBRARY
