@@ -77,11 +77,12 @@ void append_quoted(std::string& out, std::string_view text) {
 
 // Microseconds with the nanoseconds behind the point.
 void append_us(std::string& out, std::int64_t ns) {
-  char text[40];
   const std::int64_t size = ns < 0 ? -ns : ns;
-  std::snprintf(text, sizeof text, "%s%lld.%03lld", ns < 0 ? "-" : "", static_cast<long long>(size / 1000),
-                static_cast<long long>(size % 1000));
-  out += text;
+  if (ns < 0) out += '-';
+  out += std::to_string(size / 1000);
+  const auto behind = static_cast<int>(size % 1000);
+  out += '.';
+  for (const int digit : {behind / 100, behind / 10 % 10, behind % 10}) out += static_cast<char>('0' + digit);
 }
 
 std::string metadata(const char* what, int rank, int tid, const std::string& arguments) {
@@ -300,19 +301,20 @@ void Trace::write_out(Buffer& buffer) {
     if (!record.counter) name_track(lines, look.track, record.lane);
     lines += "{\"name\":";
     append_quoted(lines, (record.counter ? "bytes of " : look.prefix) + std::string(name));
-    if (!record.counter) lines += std::string(",\"cat\":\"") + look.category + "\"";
+    if (!record.counter) lines.append(",\"cat\":\"").append(look.category) += '"';
     lines += record.counter ? ",\"ph\":\"C\",\"ts\":" : ",\"ph\":\"X\",\"ts\":";
     append_us(lines, record.begin - setup_.origin_ns);
     if (!record.counter) {
       lines += ",\"dur\":";
       append_us(lines, record.end - record.begin);
     }
-    lines += join(",\"pid\":", setup_.rank);
-    if (!record.counter) lines += join(",\"tid\":", tid_of(look.track, record.lane));
-    if (record.counter)
-      lines += join(",\"args\":{\"bytes\":", record.value, "}");
-    else if (record.value >= 0)
-      lines += join(",\"args\":{\"", look.value, "\":", record.value, "}");
+    lines.append(",\"pid\":").append(std::to_string(setup_.rank));
+    if (!record.counter) lines.append(",\"tid\":").append(std::to_string(tid_of(look.track, record.lane)));
+    if (record.counter || record.value >= 0)
+      lines.append(",\"args\":{\"")
+          .append(record.counter ? "bytes" : look.value)
+          .append("\":")
+          .append(std::to_string(record.value)) += '}';
     lines += "},\n";
     if (lines.size() >= kWriteBytes) append(std::exchange(lines, {}));
   }
