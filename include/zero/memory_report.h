@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace zero {
@@ -17,6 +18,15 @@ struct MemoryReport {
   std::uint64_t current(Tier tier) const;
   // The highest sum over purposes at one moment, not the sum of their peaks.
   std::uint64_t peak(Tier tier) const { return peak_total_[index(tier)]; }
+
+  // What libtorch's caching allocator counts on this process's GPU, in bytes, everything that uses it included; not set
+  // on the CPU. On a GPU the purpose Activations stays empty: allocated less the purposes booked is the rest.
+  struct Allocator {
+    std::uint64_t allocated = 0, allocated_peak = 0;  // of live tensors
+    std::uint64_t reserved = 0, reserved_peak = 0;    // taken from the driver
+    std::int64_t retries = 0;                         // allocations that had to free the cache first
+  };
+  std::optional<Allocator> allocator;
 
   // An aligned table for people; tiers without bytes are left out.
   std::string table() const;

@@ -152,7 +152,7 @@ class Loader {
     visit([](const engine::StatePiece& piece, const Tensor& tensor, std::int64_t at, std::int64_t numel,
              const char* from) {
       auto to = piece.data.narrow(0, at, numel);
-      if (file_dtype(piece.data.scalar_type(), piece.name) == tensor.dtype) {
+      if (to.is_cpu() && file_dtype(piece.data.scalar_type(), piece.name) == tensor.dtype) {
         std::memcpy(to.mutable_data_ptr(), from, to.nbytes());
       } else {
         auto stored = at::empty({numel}, scalar_type_of(tensor.dtype));
@@ -177,7 +177,7 @@ class Loader {
   void visit(Take&& take) {
     const auto stored = stored_for(manifest_, state_.comm().rank());
     for (const auto& piece : pieces_) {
-      ZERO_CHECK(piece.data.is_contiguous() && piece.data.is_cpu(), "the layout of ", piece.kind, " of ", piece.name);
+      ZERO_CHECK(piece.data.is_contiguous(), "the layout of ", piece.kind, " of ", piece.name);
       const auto found = stored.find({piece.kind, piece.name});
       ZERO_CHECK(found != stored.end(), "no tensor ", piece.kind, " of ", piece.name);
       const auto& tensor = *found->second;

@@ -247,7 +247,6 @@ void list_not_built(const Document& document, Faults& not_built) {
   for (const auto& [path, entry] : document.entries) {
     const Key& key = *entry.key;
     if (key.effect != Effect::NotBuilt || entry.automatic || entry.value.is(Value::Kind::Null) || entry.value.json() == key.fallback) continue;
-    if (path == "zero_optimization.zero_hpz_partition_size" && entry.value.json() == "0") continue;
     not_built.error("not-built", entry.place, pointer_of(entry.spelled), "got " + entry.value.json().substr(0, 80) + ", which is not available in this version, expected " + std::string(key.fallback),
                     std::string(key.reason));
   }

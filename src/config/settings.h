@@ -69,6 +69,10 @@ struct ZeroSettings {
   std::optional<bool> overlap_comm;  // unset: true at stage 3, else false
   bool ignore_unused_parameters = true;
   std::int64_t prefetch_bucket_size = 50000000;  // elements gathered ahead; 0 = none
+  std::int64_t persistence_threshold = 0, model_persistence_threshold = 0;  // elements of a parameter, of all of them
+  std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;     // elements
+  int hpz_ranks = 1;  // that keep second shards together
+  bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
   bool log_trace_cache_warnings = false;
 };
 

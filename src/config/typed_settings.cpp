@@ -1,4 +1,6 @@
 // From entries and defaults to Settings: the one place where keys that work are read by name.
+#include <algorithm>
+
 #include "config/document.h"
 #include "config/json_reader.h"
 
@@ -160,6 +162,14 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.zero.overlap_comm = v.maybe_flag("zero_optimization.overlap_comm");
   s.zero.ignore_unused_parameters = v.flag("zero_optimization.ignore_unused_parameters");
   s.zero.prefetch_bucket_size = v.whole("zero_optimization.stage3_prefetch_bucket_size");
+  s.zero.persistence_threshold = v.whole("zero_optimization.stage3_param_persistence_threshold");
+  s.zero.model_persistence_threshold = v.whole("zero_optimization.stage3_model_persistence_threshold");
+  s.zero.max_live_parameters = v.whole("zero_optimization.stage3_max_live_parameters");
+  s.zero.max_reuse_distance = v.whole("zero_optimization.stage3_max_reuse_distance");
+  s.zero.hpz_ranks = static_cast<int>(std::clamp<std::int64_t>(v.whole("zero_optimization.zero_hpz_partition_size"), 1, 1 << 20));
+  s.zero.quantized_weights = v.flag("zero_optimization.zero_quantized_weights");
+  s.zero.quantized_nontrainable_weights = v.flag("zero_optimization.zero_quantized_nontrainable_weights");
+  s.zero.quantized_gradients = v.flag("zero_optimization.zero_quantized_gradients");
   s.zero.log_trace_cache_warnings = v.flag("zero_optimization.log_trace_cache_warnings");
   s.steps_per_print = v.maybe_whole("steps_per_print");
   s.dump_state = v.flag("dump_state");

@@ -30,11 +30,11 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
       name_(unit.name),
       root_(unit.root),
       trainable_(unit.trainable),
-      sharded_(context.stage == 3 && context.comm->size() > 1),
+      sharded_(context.stage == 3 && context.comm->size() > 1 && !unit.persistent),
       members_(std::move(members)),
-      // 64 bytes: what the widest vector instructions and every kernel of libtorch like.
+      // 64 bytes: what the widest vector instructions and every kernel of libtorch like; 256 on a GPU.
       layout_(numels_of(members_), context.comm->size(),
-              64 / static_cast<std::int64_t>(at::elementSize(context.recipe.parameter))),
+              (context.device.is_cpu() ? 64 : 256) / static_cast<std::int64_t>(at::elementSize(context.recipe.parameter))),
       shard_begin_(context.comm->rank() * layout_.shard_numel()),
       taken_(members_.size()),
       direct_bytes_(members_.size()),
@@ -45,21 +45,32 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   owned_ = own_all ? Owned{0, layout_.padded_numel()} : Owned{shard_begin_, layout_.shard_numel()};
   torchglue::AllocationObserver::Pause pause;
   const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
-  if (sharded_) shared_ = context_.comm->share(resting, context_.recipe.parameter);
-  parameters_ = book(shared_ ? shared_->shard() : context_.comm->allocate(resting, context_.recipe.parameter),
+  if (sharded_ && context_.device.is_cpu()) shared_ = context_.comm->share(resting, context_.recipe.parameter);
+  parameters_ = book(shared_ ? shared_->shard() : allocate(resting, context_.recipe.parameter),
                      memory::Purpose::Parameters);
   parameters_.zero_();
+  if (sharded_ && !shared_) {
+    from_shards_.emplace(ShardGather::Ways{.comm = context_.comm,
+                                           .neighbours = context_.neighbours,
+                                           .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0)
+                                                              : (context_.quantize_frozen ? 8 : 0),
+                                           .pool = context_.gather_pool},
+                         layout_.padded_numel(), context_.recipe.parameter);
+    book_bytes(from_shards_->second_bytes(), memory::Purpose::Parameters);
+  }
+  const auto floats = at::TensorOptions().dtype(at::kFloat).device(context_.device);
   if (trainable_) {
+    if (context_.sums != nullptr)
+      first_sum_ = context_.sums->reserve(context_.direct_gradients ? static_cast<int>(members_.size()) : 1);
     if (context_.recipe.separate_master())
-      master_ = book(at::zeros({owned_.numel}, at::kFloat), memory::Purpose::MasterParameters);
+      master_ = book(at::zeros({owned_.numel}, floats), memory::Purpose::MasterParameters);
     else
       master_ = sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel);
     for (int i = 0; i < context_.num_slots; ++i)
-      slots_[i] =
-          book(at::full({owned_.numel}, context_.slot_initial_value, at::kFloat), memory::Purpose::OptimizerStates);
+      slots_[i] = book(at::full({owned_.numel}, context_.slot_initial_value, floats), memory::Purpose::OptimizerStates);
     if (!context_.direct_gradients) {
       const auto kept = context_.stage >= 2 ? layout_.shard_numel() : layout_.padded_numel();
-      gradients_ = book(context_.comm->allocate(kept, context_.recipe.gradient), memory::Purpose::Gradients);
+      gradients_ = book(allocate(kept, context_.recipe.gradient), memory::Purpose::Gradients);
       gradients_.zero_();
     }
   }
@@ -80,10 +91,25 @@ ParamGroup::~ParamGroup() {
     if (booked_[p] != 0) context_.ledger->book(memory::Tier::Device, static_cast<memory::Purpose>(p), -booked_[p]);
 }
 
+at::Tensor ParamGroup::allocate(std::int64_t numel, at::ScalarType dtype) const {
+  if (context_.device.is_cpu()) return context_.comm->allocate(numel, dtype);
+  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(context_.device));
+}
+
+void ParamGroup::book_bytes(std::int64_t bytes, memory::Purpose purpose) {
+  context_.ledger->book(memory::Tier::Device, purpose, bytes);
+  booked_[MemoryReport::index(purpose)] += bytes;
+}
+
 at::Tensor ParamGroup::book(at::Tensor tensor, memory::Purpose purpose) {
-  context_.ledger->book(memory::Tier::Device, purpose, bytes_of(tensor));
-  booked_[MemoryReport::index(purpose)] += bytes_of(tensor);
+  book_bytes(bytes_of(tensor), purpose);
   return tensor;
+}
+
+// The resting parameters have new values.
+void ParamGroup::tell_changed() {
+  if (shared_) shared_->publish();
+  if (from_shards_) from_shards_->forget();
 }
 
 at::Tensor ParamGroup::own_part(const at::Tensor& whole) const {
@@ -107,7 +133,7 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
   const auto hash = XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(bytes_of(values)));
   if (trainable_ && context_.recipe.separate_master()) master_.copy_(values.narrow(0, owned_.begin, owned_.numel));
   parameters_.copy_(sharded_ ? own_part(values) : values);
-  if (shared_) shared_->publish();
+  tell_changed();
   values = at::Tensor();
   const auto size = static_cast<std::int64_t>(parameters_.element_size());
   for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -147,6 +173,7 @@ void ParamGroup::wait_for_gather() {
     base::TraceSpan wait(*context_.trace, base::TraceKind::GatherWait, name_);
     gather_work_->wait();
   }
+  gathered_mark_.hold();
   gather_work_.reset();
   gather_trace_.end(name_, gathered_bytes());
 }
@@ -164,7 +191,12 @@ void ParamGroup::begin_gather() {
   ZERO_CHECK(residency_ == Residency::Sharded, "group ", name_, " gathered twice");
   gather_trace_.begin(*context_.trace, base::TraceKind::Gather);
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
-  gather_work_ = context_.comm->all_gather(gathered_, parameters_);
+  {
+    // After what the current stream holds: the buffer's last use is among it.
+    const torchglue::SideStream::Scope side(*context_.gather_stream);
+    gather_work_ = from_shards_->begin(gathered_, parameters_);
+    gathered_mark_.set(context_.device);
+  }
   residency_ = Residency::Gathering;
 }
 
@@ -214,7 +246,7 @@ void ParamGroup::write_back() {
   if (flat.numel() == 0) return;
   if (context_.comm->size() > 1) context_.comm->broadcast(flat, 0)->wait();
   if (sharded_) parameters_.copy_(own_part(flat));
-  if (shared_) shared_->publish();
+  tell_changed();
   if (!trainable_ || !context_.recipe.separate_master()) return;
   // Untouched elements keep the bits of their master that the compute dtype does not show.
   const auto mine = flat.narrow(0, owned_.begin, owned_.numel);
@@ -242,7 +274,7 @@ void ParamGroup::refresh_parameters() {
   at::NoGradGuard no_grad;
   if (trainable_ && context_.recipe.separate_master())
     (sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel)).copy_(master_);
-  if (shared_) shared_->publish();
+  tell_changed();
 }
 
 void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
@@ -263,12 +295,13 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
     return span;
   };
   if (context_.direct_gradients) {
+    const auto grads = at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device);
     for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
       const auto& grad = members_[piece.parameter].tensor.grad();
       auto span = span_at(piece.range_begin, piece.numel, parameter_groups_[piece.parameter]);
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
-      if (!grad.defined()) zeros = at::zeros({span.numel}, context_.recipe.gradient);
+      if (!grad.defined()) zeros = at::zeros({span.numel}, grads);
       span.gradient = grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
                                            piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
                                      : zeros.const_data_ptr();
@@ -286,7 +319,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
     span.gradient_dtype = dtype_of(context_.recipe.gradient);
     optimizer.update(span, factor);
   }
-  if (shared_) shared_->publish();
+  tell_changed();
 }
 
 at::Tensor ParamGroup::master_shard() const {

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@
 
 #include "base/trace.h"
 #include "comm/shared_vector.h"
+#include "engine/arithmetic.h"
 #include "engine/recipe.h"
+#include "engine/shard_gather.h"
 #include "engine/units.h"
 #include "memory/block_pool.h"
 #include "memory/buffer_pool.h"
@@ -32,15 +35,21 @@ namespace zero::engine {
 struct GroupContext {
   int stage;
   Recipe recipe;
+  at::Device device;  // of all that rests, and of the parameters
   Communicator* comm;
   memory::MemoryLedger* ledger;
   memory::BufferPool *gather_pool, *reduce_pool;
+  Communicator* neighbours;   // who keep second shards (hpZ); null: nobody
+  bool quantize_trainable, quantize_frozen;  // parameters are gathered as integers
+  int gradient_bits;          // of reductions over networks; 0: exact
   memory::BlockPool* blocks;  // of gradients that the ranks read where backward left them; null: they are copied
   int num_slots;
   float slot_initial_value;
   // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept
   // gradient.
   bool direct_gradients;
+  DeviceSums* sums;  // of the groups' gradients, where kernels leave them on a device; null: they are taken at once
+  const torchglue::SideStream *gather_stream, *reduce_stream;
   float predivide;  // gradients are multiplied by this before the reduction
   base::Trace* trace;
 };
@@ -97,7 +106,7 @@ class ParamGroup {
   // The program declared the boundary after the last micro-batch: reduces what was accumulated.
   void close_accumulation();
   // Of this rank's part of the reduced gradient; valid after the boundary's finish_reduce().
-  double sum_of_squares() const { return sum_of_squares_; }
+  double sum_of_squares() const;
   // Name of the first member with a non-finite value in this rank's part, or empty.
   std::string find_non_finite() const;
   void drop_gradients();
@@ -122,8 +131,11 @@ class ParamGroup {
   const at::Tensor& resting_parameters() const { return parameters_; }
 
  private:
+  at::Tensor allocate(std::int64_t numel, at::ScalarType dtype) const;
   at::Tensor book(at::Tensor tensor, memory::Purpose purpose);
+  void book_bytes(std::int64_t bytes, memory::Purpose purpose);
   at::Tensor own_part(const at::Tensor& whole) const;
+  void tell_changed();
   void point_members_into(const at::Tensor& flat);
   at::Tensor readable(const at::Tensor& grad) const;
   void begin_reduce_scattered();
@@ -131,6 +143,7 @@ class ParamGroup {
   void wait_for_reduction();
   void read_in_place();
   std::int64_t reduced_bytes() const;
+  void take_squares();
   void add_squares(std::int64_t begin, std::int64_t end);
   [[noreturn]] void fail_for_cleared_gradient(std::size_t i) const;
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
@@ -151,8 +164,10 @@ class ParamGroup {
 
   Residency residency_ = Residency::Gathered;
   std::shared_ptr<comm::SharedVector> shared_;  // of which parameters_ is the shard
+  std::optional<ShardGather> from_shards_;      // where they are not read in place
   at::Tensor gathered_;
   std::shared_ptr<Work> gather_work_, publish_work_;
+  torchglue::Mark gathered_mark_, reduced_mark_;  // of the side streams
   base::TraceOperation gather_trace_, publish_trace_, reduce_trace_;
 
   bool first_ = true, boundary_ = true;
@@ -162,6 +177,7 @@ class ParamGroup {
   std::vector<at::Tensor> scattered_;  // stages 2 and 3 with `blocks`: the members' gradients on their way
   std::shared_ptr<Work> reduce_work_;
   double sum_of_squares_ = 0;
+  int first_sum_ = 0, num_sums_ = 0;        // in context_.sums: of the members' or of the flat gradient
   bool squared_ = false;                    // while the reduction went on
   std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
   std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet

@@ -30,11 +30,6 @@ double squares_of(const at::Tensor& grad) {
   return base::sum_of_squares(grad.const_data_ptr(), dtype_of(grad.scalar_type()), grad.numel());
 }
 
-void convert(const at::Tensor& to, const at::Tensor& from) {
-  base::convert(to.data_ptr(), dtype_of(to.scalar_type()), from.const_data_ptr(), dtype_of(from.scalar_type()),
-                to.numel());
-}
-
 }  // namespace
 
 void ParamGroup::begin_micro_step(bool first, bool boundary) {
@@ -49,7 +44,7 @@ at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
   const auto wire = context_.recipe.wire;
   if (grad.scalar_type() == wire && context_.comm->holds(grad)) return grad.view({-1});
   auto copy = context_.blocks->make(grad.numel(), wire);
-  convert(copy, grad);
+  convert(Stretch(copy), Stretch(grad));
   return copy;
 }
 
@@ -87,17 +82,19 @@ bool ParamGroup::take_gradient(std::size_t i) {
     }
     const auto bytes = grad.numel() * static_cast<std::int64_t>(grad.element_size());
     if (direct_bytes_[i] == 0) {
-      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
+      if (context_.device.is_cpu())
+        context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
+      else  // nobody counts activations there
+        context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, bytes);
       direct_bytes_[i] = bytes;
     }
     // Now the gradient is still in the cache.
-    direct_squares_[i] = boundary_ ? squares_of(grad) : -1.0;
+    direct_squares_[i] = boundary_ && context_.sums == nullptr ? squares_of(grad) : -1.0;
   } else if (context_.blocks != nullptr && context_.stage >= 2) {
     grad = readable(grad.contiguous());
     if (scattered_.empty()) scattered_.resize(members_.size());
     if (again)
-      base::accumulate(scattered_[i].data_ptr(), dtype_of(context_.recipe.wire), grad.const_data_ptr(),
-                       dtype_of(context_.recipe.wire), grad.numel());
+      accumulate(Stretch(scattered_[i]), Stretch(grad));
     else
       scattered_[i] = grad;
     parameter.mutable_grad() = at::Tensor();
@@ -113,12 +110,11 @@ bool ParamGroup::take_gradient(std::size_t i) {
       target = reduce_input_;
       add = again;
     }
-    auto* to = at_element(target, layout_.parameter_offset(i));
-    const auto dtype = dtype_of(target.scalar_type()), from = dtype_of(grad.scalar_type());
+    const Stretch to(target, layout_.parameter_offset(i), grad.numel());
     if (add)
-      base::accumulate(to, dtype, grad.const_data_ptr(), from, grad.numel());
+      accumulate(to, Stretch(grad));
     else
-      base::convert(to, dtype, grad.const_data_ptr(), from, grad.numel());
+      convert(to, Stretch(grad));
     parameter.mutable_grad() = at::Tensor();
   }
   if (again) return false;
@@ -194,6 +190,7 @@ void ParamGroup::wait_for_reduction() {
     base::TraceSpan wait(*context_.trace, base::TraceKind::ReduceWait, name_);
     reduce_work_->wait();
   }
+  reduced_mark_.hold();
   reduce_trace_.end(name_, reduced_bytes());
 }
 
@@ -206,8 +203,7 @@ void ParamGroup::begin_reduce_scattered() {
     if (context_.direct_gradients && (!grad.defined() || grad.const_data_ptr() != direct_data_[i]))
       fail_for_cleared_gradient(i);
     auto data = context_.direct_gradients ? grad.view({-1}) : scattered_[i];
-    if (context_.predivide != 1.0f)
-      base::scale(data.data_ptr(), dtype_of(context_.recipe.wire), context_.predivide, data.numel());
+    if (context_.predivide != 1.0f) scale(Stretch(data), context_.predivide);
     sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
   }
   const bool straight = context_.stage >= 2 && first_ && context_.recipe.gradient == context_.recipe.wire;
@@ -243,14 +239,17 @@ void ParamGroup::begin_reduce() {
     reduce_input_ = gradients_;
     if (context_.recipe.gradient != wire) {
       reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), wire);
-      convert(reduce_input_, gradients_);
+      convert(Stretch(reduce_input_), Stretch(gradients_));
     }
     reduce_output_ = own_part(reduce_input_);
   }
-  if (context_.predivide != 1.0f)
-    base::scale(reduce_input_.data_ptr(), dtype_of(wire), context_.predivide, reduce_input_.numel());
+  if (context_.predivide != 1.0f) scale(Stretch(reduce_input_), context_.predivide);
   reduce_trace_.begin(*context_.trace, base::TraceKind::Reduce);
-  reduce_work_ = context_.comm->reduce_scatter(reduce_output_, reduce_input_);
+  const torchglue::SideStream::Scope side(*context_.reduce_stream);
+  reduce_work_ = context_.gradient_bits > 0
+                     ? context_.comm->reduce_scatter_quantized(reduce_output_, reduce_input_, context_.gradient_bits)
+                     : context_.comm->reduce_scatter(reduce_output_, reduce_input_);
+  reduced_mark_.set(context_.device);
 }
 
 void ParamGroup::finish_reduce() {
@@ -262,10 +261,9 @@ void ParamGroup::finish_reduce() {
     } else if (context_.stage >= 2) {
       if (reduce_output_.defined() && !reduce_output_.is_same(gradients_)) {
         if (first_)
-          convert(gradients_, reduce_output_);
+          convert(Stretch(gradients_), Stretch(reduce_output_));
         else
-          base::accumulate(gradients_.data_ptr(), dtype_of(gradients_.scalar_type()), reduce_output_.const_data_ptr(),
-                           dtype_of(reduce_output_.scalar_type()), gradients_.numel());
+          accumulate(Stretch(gradients_), Stretch(reduce_output_));
         context_.reduce_pool->put(reduce_output_);
       }
       if (reduce_input_.defined()) context_.reduce_pool->put(reduce_input_);
@@ -278,9 +276,9 @@ void ParamGroup::finish_reduce() {
       }
       if (!reduce_input_.is_same(gradients_)) {
         if (context_.stage == 0)
-          convert(gradients_, reduce_input_);
+          convert(Stretch(gradients_), Stretch(reduce_input_));
         else
-          convert(own_part(gradients_), reduce_output_);
+          convert(Stretch(own_part(gradients_)), Stretch(reduce_output_));
         context_.reduce_pool->put(reduce_input_);
       }
     }
@@ -288,15 +286,40 @@ void ParamGroup::finish_reduce() {
     reduce_work_.reset();
   }
   if (!boundary_ || std::exchange(squared_, false)) return;
+  take_squares();
+}
+
+void ParamGroup::take_squares() {
+  const auto reduced = [&] {
+    return gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
+  };
   sum_of_squares_ = 0;
+  num_sums_ = 0;
+  if (context_.sums != nullptr) {
+    const auto add = [&](const at::Tensor& values) { context_.sums->add(first_sum_ + num_sums_++, Stretch(values)); };
+    if (context_.direct_gradients) {
+      for (const auto& member : members_)
+        if (member.tensor.grad().defined()) add(member.tensor.grad());
+    } else if (gradients_.numel() > 0) {
+      add(reduced());
+    }
+    return;
+  }
   if (context_.direct_gradients) {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       const auto& grad = members_[i].tensor.grad();
       if (grad.defined()) sum_of_squares_ += direct_squares_[i] < 0 ? squares_of(grad) : direct_squares_[i];
     }
   } else if (gradients_.numel() > 0) {
-    sum_of_squares_ = squares_of(gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_));
+    sum_of_squares_ = squares_of(reduced());
   }
+}
+
+double ParamGroup::sum_of_squares() const {
+  if (context_.sums == nullptr) return sum_of_squares_;
+  double sum = 0;  // in the order in which the host would have added
+  for (int i = 0; i < num_sums_; ++i) sum += (*context_.sums)[first_sum_ + i];
+  return sum;
 }
 
 void ParamGroup::close_accumulation() {
@@ -306,7 +329,7 @@ void ParamGroup::close_accumulation() {
 }
 
 std::string ParamGroup::find_non_finite() const {
-  if (!trainable_ || std::isfinite(sum_of_squares_)) return "";
+  if (!trainable_ || std::isfinite(sum_of_squares())) return "";
   if (context_.direct_gradients) {
     for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
       const auto& member = members_[piece.parameter];
@@ -330,7 +353,9 @@ void ParamGroup::drop_gradients() {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& parameter = members_[i].tensor;
     // The observer reports the free as one of activations: give it something to cancel.
-    if (direct_bytes_[i] != 0)
+    if (direct_bytes_[i] != 0 && !context_.device.is_cpu())
+      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, -direct_bytes_[i]);
+    else if (direct_bytes_[i] != 0)
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations,
                               direct_bytes_[i]);
     direct_bytes_[i] = 0;

@@ -6,9 +6,9 @@
 
 namespace zero::engine {
 
-Prefetcher::Prefetcher(std::vector<ParamGroup*> groups, std::int64_t ahead_numel,
+Prefetcher::Prefetcher(std::vector<ParamGroup*> groups, const Policy& policy,
                        std::function<void(const std::string&)> diverged)
-    : groups_(std::move(groups)), ahead_numel_(ahead_numel), on_divergence_(std::move(diverged)) {}
+    : groups_(std::move(groups)), policy_(policy), on_divergence_(std::move(diverged)) {}
 
 void Prefetcher::note_use(int group, bool training) {
   if (group == last_) return;
@@ -41,17 +41,57 @@ int Prefetcher::expected_next() const {
   for (std::size_t k = position_ + 1; k < order.size(); ++k) {
     const auto* group = groups_[static_cast<std::size_t>(order[k])];
     if (order[k] == last_ || group->root() || !group->rests_sharded() || group->gathers_in_place()) continue;
-    return group->layout().padded_numel() <= ahead_numel_ ? order[k] : -1;
+    return group->layout().padded_numel() <= policy_.ahead ? order[k] : -1;
   }
   return -1;
 }
 
+// Costs memory while it is gathered.
+bool Prefetcher::releasable(int group) const {
+  const auto* g = groups_[static_cast<std::size_t>(group)];
+  return g->rests_sharded() && !g->gathers_in_place() && g->residency() != ParamGroup::Residency::Sharded;
+}
+
+std::int64_t Prefetcher::numel_of(int group) const {
+  return groups_[static_cast<std::size_t>(group)]->layout().padded_numel();
+}
+
+std::int64_t Prefetcher::live_numel() const {
+  std::int64_t live = 0;
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
+    if (releasable(g)) live += numel_of(g);
+  return live;
+}
+
+// By the expected order, which goes from forward on to backward.
+bool Prefetcher::used_soon(int group) const {
+  std::int64_t between = 0;
+  std::size_t at = at_start_ ? 0 : position_ + 1;
+  for (int phase = phase_; phase <= kBackward && between <= policy_.max_reuse; ++phase, at = 0) {
+    for (; at < order_[phase].size() && between <= policy_.max_reuse; ++at) {
+      if (order_[phase][at] == group) return true;
+      between += numel_of(order_[phase][at]);
+    }
+  }
+  return false;
+}
+
 void Prefetcher::release_others(const int* groups, int count, int next) {
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    auto* group = groups_[g];
-    if (group->residency() == ParamGroup::Residency::Sharded || group->root() || group->gathers_in_place()) continue;
-    const int index = static_cast<int>(g);
-    if (index != next && std::find(groups, groups + count, index) == groups + count) group->release();
+  std::int64_t live = 0;  // what stays and what comes
+  for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
+  std::vector<int> others;
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+    if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
+    if (g == next || (groups_[static_cast<std::size_t>(g)]->root() && count > 0))
+      live += numel_of(g);
+    else
+      others.push_back(g);
+  }
+  for (const int g : others) {
+    if (policy_.max_reuse > 0 && live + numel_of(g) <= policy_.max_live && used_soon(g))
+      live += numel_of(g);
+    else
+      groups_[static_cast<std::size_t>(g)]->release();
   }
 }
 
@@ -63,10 +103,11 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   }
   if (pinned_ || (all_there && count == 1 && groups[0] == last_)) return;
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
-  const int next = order_[phase_].empty() || ahead_numel_ == 0 ? -1 : expected_next();
+  const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
   if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
   for (int i = 0; i < count; ++i) groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
-  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == ParamGroup::Residency::Sharded)
+  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == ParamGroup::Residency::Sharded &&
+      live_numel() + numel_of(next) <= policy_.max_live)
     groups_[static_cast<std::size_t>(next)]->begin_gather();
 }
 
@@ -78,8 +119,13 @@ void Prefetcher::release_all() {
 }
 
 void Prefetcher::begin_backward() {
-  release_all();
   phase_ = kBackward;
+  at_start_ = true;
+  last_ = -1;
+  if (pinned_) return;
+  for (auto* group : groups_)
+    if (group->gathers_in_place()) group->release();
+  release_others(nullptr, 0, -1);
 }
 
 void Prefetcher::end_pass() {

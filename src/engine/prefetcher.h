@@ -3,9 +3,11 @@
 // comes next, and its gather is begun early. A different order costs nothing but the wait, and is
 // learned anew. Decisions depend only on the order of uses, so all ranks take the same ones.
 //
-// Groups that are read in place cost nothing and stay until the end of the phase. Of the others at most two groups are gathered at once (the one in use and the next), beside the root, which
-// stays from its first use to the end of the phase. Forward and backward are two phases with an
-// order each; everything is released between them (ZeRO's volume: two gathers and a reduction).
+// Groups that are read in place cost nothing and stay until the end of the phase. Of the others at most two are
+// gathered at once (the one in use and the next), beside the root, which stays from its first use to the end of the
+// phase. Forward and backward are two phases with an order each; everything is released between them (ZeRO's volume:
+// two gathers and a reduction). A reuse distance keeps more: groups that the expected order uses again soon, up to a
+// limit of elements.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,8 +20,13 @@ class ParamGroup;
 
 class Prefetcher {
  public:
-  // ahead_numel: largest group gathered ahead, in elements; 0 = none.
-  Prefetcher(std::vector<ParamGroup*> groups, std::int64_t ahead_numel, std::function<void(const std::string&)> diverged);
+  // In elements.
+  struct Policy {
+    std::int64_t ahead;      // the largest group gathered ahead; 0: none
+    std::int64_t max_live;   // gathered at once; nothing is gathered ahead or kept beyond it
+    std::int64_t max_reuse;  // used in between, for a group to be kept; 0: none is
+  };
+  Prefetcher(std::vector<ParamGroup*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
 
   // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
   // ends in a backward, so its order is worth learning.
@@ -41,9 +48,13 @@ class Prefetcher {
   int expected_next() const;
   void release_all();
   void release_others(const int* groups, int count, int next);
+  bool releasable(int group) const;
+  std::int64_t numel_of(int group) const;
+  std::int64_t live_numel() const;
+  bool used_soon(int group) const;
 
   std::vector<ParamGroup*> groups_;
-  std::int64_t ahead_numel_;
+  const Policy policy_;
   std::function<void(const std::string&)> on_divergence_;
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;

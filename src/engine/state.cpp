@@ -184,6 +184,7 @@ void State::require_boundary(const char* what) const {
 
 double State::norm_and_overflow(bool* overflow) {
   double mine = 0;
+  if (sums_) sums_->fetch();
   for (const auto* group : reduce_order_) mine += group->sum_of_squares();
   double total = mine;
   if (comm_->size() > 1) {
@@ -279,6 +280,13 @@ void State::reset_peak_memory() {
   if (blocks_) blocks_->trim();
   base::release_idle_memory();  // what is idle goes back to the kernel too, so that both count the same
   ledger_->reset_peak();
+  reset_allocator_peak(device_);
+}
+
+MemoryReport State::memory() const {
+  auto report = ledger_->report();
+  report.allocator = allocator_report(device_);
+  return report;
 }
 
 }  // namespace zero::engine

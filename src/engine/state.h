@@ -40,7 +40,7 @@ class State final : public torchglue::UseListener {
   void backward(const at::Tensor& loss);
   StepResult step();
   bool at_boundary() const;
-  MemoryReport memory() const { return ledger_->report(); }
+  MemoryReport memory() const;
   void reset_peak_memory();
 
   void begin_gathered(bool modify);
@@ -55,7 +55,7 @@ class State final : public torchglue::UseListener {
 
   // --- for checkpoints ---
   // What this rank writes: over all ranks every element of every state exactly once, but for
-  // buffers, which every rank hands over whole.
+  // buffers, which every rank hands over whole. In host memory: of a GPU's states these are copies.
   std::vector<StatePiece> pieces_to_save();
   // What this rank must fill to go on: its shards, or everything at stage 0. All ranks must have met between their last
   // forward and the first write, since a shard may be read in place.
@@ -99,6 +99,9 @@ class State final : public torchglue::UseListener {
   };
 
   // construction (state_build.cpp)
+  void check_second_shards() const;
+  void use_slow_links(GroupContext& context);
+  void take_device(const std::vector<ModelParameter>& parameters);
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values();
   void adopt_buffers();
@@ -135,14 +138,17 @@ class State final : public torchglue::UseListener {
   std::shared_ptr<torch::nn::Module> model_;
   Options options_;
   const config::Settings& settings_;
-  std::shared_ptr<Communicator> comm_;
+  std::shared_ptr<Communicator> comm_, neighbours_;  // neighbours_: who keep second shards (hpZ), or null
   int stage_;
   std::int64_t accumulation_ = 1, micro_batch_ = 1;
   Recipe recipe_;
+  at::Device device_ = at::kCPU;  // of the parameters and all that rests
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<memory::MemoryLedger> ledger_ = std::make_shared<memory::MemoryLedger>();
   std::unique_ptr<memory::BufferPool> gather_pool_, reduce_pool_;
   std::shared_ptr<memory::BlockPool> blocks_;  // where ranks read each other's gradients in place; shared with late blocks
+  std::unique_ptr<DeviceSums> sums_;  // null where square sums are taken at once
+  std::unique_ptr<torchglue::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
@@ -173,6 +179,7 @@ auto State::telling_peers(Fn&& fn) {
     throw;  // the peers know, or cannot be told
   } catch (const std::exception& e) {
     comm_->abort(e.what());
+    if (neighbours_) neighbours_->abort(e.what());
     throw;
   }
 }

@@ -80,26 +80,31 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     scaler_ = std::make_unique<optim::LossScaler>(settings_);
     const auto allocate = [this](std::int64_t numel, at::ScalarType dtype) {
       torchglue::AllocationObserver::Pause pause;  // the pools book their own
-      return comm_->allocate(numel, dtype);
+      if (device_.is_cpu()) return comm_->allocate(numel, dtype);
+      return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
     };
     gather_pool_ = std::make_unique<memory::BufferPool>(allocate, *ledger_, memory::Purpose::GatherBuffers);
     reduce_pool_ = std::make_unique<memory::BufferPool>(allocate, *ledger_, memory::Purpose::ReduceBuffers);
 
+    check_second_shards();
     auto parameters = find_parameters(*model_, settings_);
-    const auto units = find_units(parameters, settings_.unit_min_numel);
+    const auto units = find_units(
+        parameters, {.min_numel = settings_.unit_min_numel,
+                     .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
+                     .persistent_total = settings_.zero.model_persistence_threshold});
+    take_device(parameters);
     check_agreement(parameters, units);
 
-    GroupContext context{};
-    context.stage = stage_;
-    context.recipe = recipe_;
+    GroupContext context{.stage = stage_, .recipe = recipe_, .device = device_};
     context.comm = comm_.get();
     context.ledger = ledger_.get();
     context.gather_pool = gather_pool_.get();
     context.reduce_pool = reduce_pool_.get();
     context.num_slots = optimizer_->num_slots();
     context.slot_initial_value = optimizer_->slot_initial_value();
+    use_slow_links(context);
     const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
-    if (comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
+    if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
       blocks_ = std::make_shared<memory::BlockPool>(
           [comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
           stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
@@ -110,6 +115,9 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     }
     context.blocks = blocks_.get();
     context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
+    context.sums = sums_.get();
+    context.gather_stream = gather_stream_.get();
+    context.reduce_stream = reduce_stream_.get();
     context.predivide = predivide_;
     context.trace = &trace_.trace();
     for (const auto& unit : units) {
@@ -142,6 +150,61 @@ State::~State() {
   for (const auto& group : groups_) group->abandon();
 }
 
+// The parameters are on one device (find_parameters): the CPU, or a GPU, which has to be this rank's.
+void State::take_device(const std::vector<ModelParameter>& parameters) {
+  device_ = parameters.front().tensor.device();
+  if (device_.is_cuda() && comm_->size() > 1 && comm_->transport() != "nccl")
+    throw ConfigError(base::join("[Engine] got parameters on ", device_.str(), " and transport ", comm_->transport(),
+                                 ", expected nccl: the others move host memory. Hint: one GPU a rank and "
+                                 "ZERO_TRANSPORT=nccl, or leave the model on the CPU."));
+  if (device_.is_cuda() && comm_->size() > 1 && device_.index() != comm_->local_rank())
+    throw ConfigError(base::join("[Engine] got parameters on ", device_.str(), ", expected cuda:", comm_->local_rank(),
+                                 " of local rank ", comm_->local_rank(),
+                                 ". Hint: model->to(zero::default_device(*comm))."));
+  if (kernels_for(device_) != nullptr) sums_ = std::make_unique<DeviceSums>(device_);
+  gather_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
+  reduce_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
+  optimizer_->set_range_update(range_update_on(device_));
+}
+
+// What every rank finds alike, before any of them waits for another.
+void State::check_second_shards() const {
+  const auto ranks = settings_.zero.hpz_ranks;
+  if (stage_ != 3 || ranks <= 1 || comm_->size() == 1 || comm_->reads_in_place()) return;
+  if (comm_->transport() == "thread" || comm_->transport() == "nccl" || comm_->local_size() % ranks != 0)
+    throw ConfigError(where("Engine") +
+                      base::join("zero_optimization.zero_hpz_partition_size: got ", ranks,
+                                 ", expected a divisor of the ", comm_->local_size(),
+                                 " ranks of a host, which are processes on CPUs. Hint: 1 turns it off."));
+}
+
+// ZeRO++: fewer bytes over networks, at stage 3.
+void State::use_slow_links(GroupContext& context) {
+  const auto& zero = settings_.zero;
+  if (stage_ != 3 || comm_->size() == 1) return;
+  const auto without_effect = [&](const char* key, const char* why) {
+    if (comm_->rank() == 0)
+      base::log(LogLevel::Info, base::join("zero_optimization.", key, " has no effect here: ", why));
+  };
+  const bool over_network = device_.is_cpu() && comm_->quantizes();
+  const char* const nothing_to_save = "nothing is sent over a network between CPUs";
+  if (zero.hpz_ranks > 1) {
+    if (comm_->reads_in_place()) {
+      without_effect("zero_hpz_partition_size", "all ranks share a host, where parameters are read in place");
+    } else {
+      neighbours_ = comm_->neighbours(zero.hpz_ranks);
+      context.neighbours = neighbours_.get();
+    }
+  }
+  context.quantize_trainable = over_network && zero.quantized_weights;
+  context.quantize_frozen = over_network && (zero.quantized_weights || zero.quantized_nontrainable_weights);
+  context.gradient_bits = over_network && zero.quantized_gradients ? 4 : 0;
+  if (over_network) return;
+  if (zero.quantized_weights) without_effect("zero_quantized_weights", nothing_to_save);
+  if (zero.quantized_nontrainable_weights) without_effect("zero_quantized_nontrainable_weights", nothing_to_save);
+  if (zero.quantized_gradients) without_effect("zero_quantized_gradients", nothing_to_save);
+}
+
 void State::check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units) {
   if (comm_->size() == 1) return;
   std::string configuration, layout;
@@ -153,7 +216,7 @@ void State::check_agreement(const std::vector<ModelParameter>& parameters, const
     for (const auto i : unit.parameters) {
       const auto& p = parameters[i];
       layout += base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
-                           unit.trainable ? "" : " frozen", "\n");
+                           device_.is_cpu() ? "" : " on a GPU", unit.trainable ? "" : " frozen", "\n");
     }
   }
   for (const auto& buffer : model_->named_buffers())
@@ -245,7 +308,11 @@ void State::attach() {
   for (const auto& group : groups_) all.push_back(group.get());
   const bool tell = settings_.zero.log_trace_cache_warnings;
   prefetcher_ = std::make_unique<Prefetcher>(
-      std::move(all), settings_.zero.prefetch_bucket_size, [tell](const std::string& group) {
+      std::move(all),
+      Prefetcher::Policy{.ahead = settings_.zero.prefetch_bucket_size,
+                         .max_live = settings_.zero.max_live_parameters,
+                         .max_reuse = settings_.zero.max_reuse_distance},
+      [tell](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });
   torchglue::BlockSource source;

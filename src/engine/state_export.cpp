@@ -43,12 +43,13 @@ std::map<std::string, at::Tensor> State::full_state_dict() {
         whole = (frozen ? group->resting_parameters() : group->master()).to(at::kFloat);
       } else if (group->layout().padded_numel() > 0) {
         const auto part = frozen ? group->resting_parameters().to(at::kFloat) : group->master_shard();
-        whole = at::empty({group->layout().padded_numel()}, at::kFloat);
+        whole = at::empty({group->layout().padded_numel()}, part.options());
         comm_->all_gather(whole, part.contiguous())->wait();
       } else {
         whole = at::empty({0}, at::kFloat);
       }
       if (comm_->rank() != 0) continue;
+      whole = whole.cpu();
       for (std::size_t i = 0; i < group->members().size(); ++i) {
         const auto& member = group->members()[i];
         result[member.name] = whole.narrow(0, group->layout().parameter_offset(i), group->layout().parameter_numel(i))
@@ -64,7 +65,8 @@ std::string State::state_hash() {
   return telling_peers([&] {
     auto* hash = XXH3_createState();
     XXH3_128bits_reset(hash);
-    const auto add = [&](const at::Tensor& part) {
+    const auto add = [&](const at::Tensor& shard) {
+      const auto part = shard.cpu();
       if (part.numel() > 0) XXH3_128bits_update(hash, part.const_data_ptr(), part.nbytes());
     };
     for (const auto& group : groups_) {
@@ -94,8 +96,9 @@ std::vector<StatePiece> State::pieces(bool to_save) {
       for (const auto& piece : layout.pieces(begin, numel)) {
         const auto& member = group->members()[piece.parameter];
         const auto at = begin + piece.range_begin - vector_begin;
+        const auto data = vector.narrow(0, at, piece.numel);
         result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin,
-                          vector.narrow(0, at, piece.numel), group->trainable()});
+                          to_save ? data.cpu() : data, group->trainable()});
       }
     };
     const auto owned = group->owned();
@@ -112,8 +115,10 @@ std::vector<StatePiece> State::pieces(bool to_save) {
     }
   }
   for (const auto& item : model_->named_buffers())
-    if (item.value().defined())
-      result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, item.value().detach().view({-1}), false});
+    if (item.value().defined()) {
+      const auto data = item.value().detach().view({-1});
+      result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, to_save ? data.cpu() : data, false});
+    }
   return result;
 }
 

@@ -62,8 +62,12 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
     else if (!tensor.has_storage() || tensor.layout() != at::kStrided)
       reject("no strided storage (a sparse or meta tensor)");
-    else if (!tensor.device().is_cpu())
-      reject("lies on " + tensor.device().str() + ", expected cpu: training on other devices is not available in this version");
+    else if (!tensor.device().is_cpu() && !tensor.is_cuda())
+      reject("lies on " + tensor.device().str() + ", expected the CPU or a GPU (cuda)");
+    else if (tensor.device() != walk.found.front().tensor.device())
+      reject("lies on " + tensor.device().str() + " and " + walk.found.front().name + " on " +
+             walk.found.front().tensor.device().str() +
+             ", expected one device. Hint: model->to(zero::default_device(*comm))");
     else if (!tensor.is_leaf())
       reject("is not a leaf of the autograd graph");
     else if (tensor.numel() > 0) {
@@ -76,10 +80,18 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   return std::move(walk.found);
 }
 
-std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, std::int64_t min_numel) {
+std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {
   // In order of first appearance, the root (empty path) first.
   std::vector<std::pair<std::string, std::vector<std::size_t>>> by_path{{"", {}}};
+  std::vector<std::size_t> persistent;
+  std::int64_t persistent_sum = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto numel = parameters[i].tensor.numel();
+    if (numel <= rules.persistent_numel && persistent_sum + numel <= rules.persistent_total) {
+      persistent.push_back(i);
+      persistent_sum += numel;
+      continue;
+    }
     const auto& path = parameters[i].unit;
     auto it = std::find_if(by_path.begin(), by_path.end(), [&](const auto& entry) { return entry.first == path; });
     if (it == by_path.end()) it = by_path.insert(by_path.end(), {path, {}});
@@ -93,7 +105,7 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, std:
   };
   for (std::size_t k = 2; k < by_path.size();) {
     auto& before = by_path[k - 1];
-    if (numel_of(before.second) >= min_numel) {
+    if (numel_of(before.second) >= rules.min_numel) {
       ++k;
       continue;
     }
@@ -102,17 +114,21 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, std:
     by_path.erase(by_path.begin() + static_cast<std::ptrdiff_t>(k));
   }
   std::vector<Unit> units;
-  for (const auto& [path, members] : by_path) {
+  const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& members) {
     for (const bool trainable : {true, false}) {
       Unit unit;
-      unit.name = (path.empty() ? "root" : path) + (trainable ? "" : " (frozen)");
-      unit.root = path.empty();
+      unit.name = name + (trainable ? "" : " (frozen)");
+      unit.root = root;
       unit.trainable = trainable;
       for (const auto i : members)
         if (parameters[i].tensor.requires_grad() == trainable) unit.parameters.push_back(i);
       if (!unit.parameters.empty()) units.push_back(std::move(unit));
     }
-  }
+  };
+  for (const auto& [path, members] : by_path) add(path.empty() ? "root" : path, path.empty(), members);
+  const auto first = units.size();
+  add("persistent", /*root=*/true, persistent);
+  for (auto k = first; k < units.size(); ++k) units[k].persistent = true;
   return units;
 }
 

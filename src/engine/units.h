@@ -30,12 +30,17 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
 struct Unit {
   std::string name;  // path, or "root"
   bool root = false, trainable = true;
+  bool persistent = false;  // never released
   std::vector<std::size_t> parameters;  // indices into find_parameters' result
 };
 
 // Units in order of registration, the root first; the frozen parameters of a unit are a unit of
 // their own, since they have neither gradients nor optimizer states. Neighbours of fewer than
-// min_numel elements are merged.
-std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, std::int64_t min_numel);
+// min_numel elements are merged. Parameters of at most `persistent_numel` elements, in order of registration until
+// their sum would exceed `persistent_total`, are the last unit, "persistent".
+struct UnitRules {
+  std::int64_t min_numel = 0, persistent_numel = 0, persistent_total = 0;
+};
+std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules);
 
 }  // namespace zero::engine

@@ -39,6 +39,11 @@ std::string MemoryReport::table() const {
       if (current_[t][p] != 0 || peak_[t][p] != 0) row(name(static_cast<Purpose>(p)), current_[t][p], peak_[t][p]);
     row("all", current(tier), peak(tier));
   }
+  if (allocator) {
+    out += "CUDA allocator\n";
+    row("tensors", allocator->allocated, allocator->allocated_peak);
+    row("reserved", allocator->reserved, allocator->reserved_peak);
+  }
   return out;
 }
 

@@ -167,6 +167,7 @@ void ShardedOptimizer::update(const Span& span, float factor) {
              "[ShardedOptimizer::update] got a 16-bit copy over its own master");
   const UpdateRange range{span.master,         {span.slots[0], span.slots[1]},    span.gradient,
                           span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
+  if (range_update_) return range_update_(constants, range, factor, span.numel);
   base::parallel_ranges(
       span.numel, [&](std::int64_t begin, std::int64_t end) { update_range(constants, range, factor, begin, end); });
 }

@@ -3,8 +3,10 @@
 // It owns no tensors: the engine hands it spans. Norms, overflow tests and communication are not here.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/kernels.h"
@@ -58,6 +60,12 @@ class ShardedOptimizer {
   void update(const Span& span, float factor);
   void end_step();
 
+  // Updates elements [0, numel) of a range elsewhere than in host memory, as update_range does.
+  using RangeUpdate = std::function<void(const UpdateConstants& constants, const UpdateRange& range, float factor,
+                                         std::int64_t numel)>;
+  // From now on update() calls this; null: the spans are in host memory.
+  void set_range_update(RangeUpdate range_update) { range_update_ = std::move(range_update); }
+
   // Updates made so far: what bias correction and schedule go by, and all a checkpoint must keep
   // beside masters and slots.
   std::int64_t applied_steps() const { return applied_; }
@@ -77,6 +85,7 @@ class ShardedOptimizer {
   Schedule schedule_;
   std::int64_t applied_ = 0;
   bool in_step_ = false;
+  RangeUpdate range_update_;
   std::vector<UpdateConstants> constants_;  // per group, while in a step
 };
 

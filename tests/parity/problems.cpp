@@ -8,11 +8,14 @@ namespace zero::test {
 namespace {
 namespace nn = torch::nn;
 
+// Inputs are drawn on the CPU, the same for all devices, and brought to the module's.
+thread_local at::Device input_device = at::kCPU;
+
 at::Tensor randn(at::IntArrayRef sizes, const at::Generator& generator, at::ScalarType dtype) {
-  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kFloat)).to(dtype);
+  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kFloat)).to(dtype).to(input_device);
 }
 at::Tensor tokens(at::IntArrayRef sizes, std::int64_t most, const at::Generator& generator) {
-  return at::randint(0, most, sizes, generator, at::TensorOptions().dtype(at::kLong));
+  return at::randint(0, most, sizes, generator, at::TensorOptions().dtype(at::kLong)).to(input_device);
 }
 at::Tensor mean_square(const at::Tensor& t) { return t.to(at::kFloat).pow(2).mean(); }
 
@@ -68,7 +71,7 @@ struct TinyGpt : nn::Module {
     head = register_parameter("head", tokens->weight);  // tied: one parameter, two places
   }
   at::Tensor forward(at::Tensor ids) {
-    auto x = tokens(ids) + positions(at::arange(ids.size(1)));
+    auto x = tokens(ids) + positions(at::arange(ids.size(1), ids.options()));
     for (auto& block : *blocks) x = block->as<Attend>()->forward(x);
     return at::linear(norm(x), head);
   }
@@ -222,7 +225,7 @@ struct Custom : nn::Module {
 
 // Sequences of eight tokens that repeat with a period, so that there is something to learn.
 at::Tensor periodic(const at::Generator& generator, std::int64_t count) {
-  return (tokens({count, 1}, 8, generator) + at::arange(9)).remainder(8);
+  return (tokens({count, 1}, 8, generator) + at::arange(9, at::TensorOptions().dtype(at::kLong).device(input_device))).remainder(8);
 }
 
 at::Tensor gpt_loss(TinyGpt& model, const at::Tensor& ids, std::int64_t vocabulary) {
@@ -293,6 +296,7 @@ std::shared_ptr<torch::nn::Module> make_module(const Problem& problem) {
 }
 
 at::Tensor loss_of(const Problem& problem, torch::nn::Module& module, int rank, int step, at::ScalarType dtype) {
+  input_device = module.parameters().front().device();
   return problem.loss(module, at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * step + rank + 1)), dtype);
 }
 

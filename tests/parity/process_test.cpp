@@ -172,6 +172,87 @@ TEST(Transports, BytesBetweenHostsFollowTheFormulas) {
   }
 }
 
+struct Ranks {
+  std::vector<ProcessResult> results;
+  unsigned long long across = 0, numel = 0;  // bytes of a rank's last step to other hosts; elements of all units
+  double loss = 0;
+};
+
+// A GPT whose units divide by four ranks, over two hosts of two.
+Ranks over_hosts(const std::string& zero, const std::string& steps = "20", const std::string& accumulation = "1") {
+  SpawnOptions options;
+  connect(options, "hosts");
+  Ranks ranks;
+  ranks.results = spawn_ranks(options, kProgram,
+                              {"problem=padded_free_gpt", "recipe=bf16", "stage=3", "clip=0.1", "steps=" + steps,
+                               "accumulation=" + accumulation, "zero=" + zero});
+  for (const auto& result : ranks.results) {
+    EXPECT_EQ(result.exit_code, 0) << zero << ": " << result.err;
+    EXPECT_EQ(hash_in(result), hash_in(ranks.results[0])) << zero;
+    const auto line = result.out.find("sent "), loss = result.out.find("loss ");
+    if (line == std::string::npos || loss == std::string::npos) return ranks;
+    unsigned long long sent = 0, across = 0;
+    std::size_t groups = 0;
+    std::sscanf(result.out.c_str() + line, "sent %llu numel %llu groups %zu across %llu", &sent, &ranks.numel, &groups,
+                &across);
+    EXPECT_TRUE(ranks.across == 0 || ranks.across == across) << "ranks send different amounts";
+    ranks.across = across;
+    if (&result == &ranks.results[0]) ranks.loss = std::stod(result.out.substr(loss + 5));
+  }
+  return ranks;
+}
+
+// hpZ: parameters cross once between two updates, the bits are the same.
+TEST(SlowLinks, SecondShardsHaveTheSameBitsAndSendParametersOnce) {
+  for (const auto& [accumulation, k] : {std::pair("1", 1ull), std::pair("3", 3ull)}) {
+    const auto exact = over_hosts("", "6", accumulation);
+    for (const char* ranks : {"1", "2"}) {
+      const auto second = over_hosts(std::string(", \"zero_hpz_partition_size\": ") + ranks, "6", accumulation);
+      EXPECT_EQ(hash_in(second.results[0]), hash_in(exact.results[0]));
+      const auto gathers = *ranks == '1' ? 2 * k : 1, bytes = 2 * exact.numel;
+      EXPECT_EQ(second.across, gathers * bytes / 4 + k * bytes / 2) << ranks << " ranks, accumulation " << accumulation;
+    }
+  }
+}
+
+// qwZ and qgZ, alone and with hpZ: bytes by the formulas, the same on every rank and in every run, and the loss of the
+// exact run within a bound. Units of this model have whole blocks of 256 elements a shard.
+TEST(SlowLinks, IntegersCutTheBytesAsTheFormulasSay) {
+  const std::string hpz = R"(, "zero_hpz_partition_size": 2)", qwz = R"(, "zero_quantized_weights": true)",
+                    qgz = R"(, "zero_quantized_gradients": true)";
+  const auto exact = over_hosts("", "8");
+  const auto P = exact.numel;
+  const auto gathers = [&](unsigned long long times) { return times * 2 * P / 4; };
+  const auto integers = [&](unsigned long long times) { return times * (P + P / 64) / 4; };
+  const auto sums = 2 * P / 2, integer_sums = (P / 2 + P / 64) / 4;
+  const struct {
+    std::string zero;
+    unsigned long long bytes;
+  } cases[] = {{qwz, integers(2) + sums},
+               {qgz, gathers(2) + integer_sums},
+               {qwz + hpz, integers(1) + sums},
+               {qwz + hpz + qgz, integers(1) + integer_sums}};
+  for (const auto& c : cases) {
+    const auto lossy = over_hosts(c.zero, "8");
+    EXPECT_NEAR(static_cast<double>(lossy.across), static_cast<double>(c.bytes), static_cast<double>(c.bytes) * 0.02)
+        << c.zero;
+    EXPECT_NE(hash_in(lossy.results[0]), hash_in(exact.results[0])) << c.zero << " quantised nothing";
+    EXPECT_NEAR(lossy.loss, exact.loss, 0.05 * exact.loss) << c.zero;
+    EXPECT_EQ(hash_in(over_hosts(c.zero, "8").results[0]), hash_in(lossy.results[0])) << c.zero << ": another run";
+  }
+}
+
+TEST(SlowLinks, ASecondShardThatDoesNotFitAHostIsAnError) {
+  SpawnOptions options;
+  connect(options, "hosts");
+  for (const auto& result : spawn_ranks(options, kProgram, {"zero=, \"zero_hpz_partition_size\": 3"})) {
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_NE(result.err.find("zero_hpz_partition_size: got 3, expected a divisor of the 2 ranks of a host"),
+              std::string::npos)
+        << result.err;
+  }
+}
+
 // Real memory: what the kernel counts for all ranks together, against what the ledger says.
 TEST(Transports, RealMemoryAgreesWithTheLedger) {
   for (const char* transport : {"shm", "gloo"}) {

@@ -1,14 +1,14 @@
 // One rank of a test, as a process: trains a problem, and on request dies, hangs or measures.
 //
 //   rank_program key=value ...
-//   problem world recipe stage steps accumulation clip prefetch   as in Training
+//   problem world recipe stage steps accumulation clip prefetch zero   as in Training
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
 //   kinds=1       every kind of module at every stage: evaluation and a modifying scope between the steps; prints
 //                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
-// Prints the lines "sent B numel P groups G across A" (bytes of the last step, A of them to other hosts) and "hash H" per
-// rank. Errors go to stderr, the
+// Prints the lines "sent B numel P groups G across A" (bytes of the last step, A of them to other hosts), "hash H" and
+// "loss L" (the last) per rank. Errors go to stderr, the
 // exit code is the error's.
 #include <signal.h>
 #include <unistd.h>
@@ -52,10 +52,12 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
   const auto& task = problem(training.problem);
   auto module = make_module(task);
   Engine engine(module, Options::from_json(json_of(training)), comm);
+  double last_loss = 0;
   const Faulty faulty{comm->rank(), number("step", 2), flag("at", "")};
   for (int step = 0; step < training.steps; ++step) {
     for (int micro = 0; micro < training.accumulation; ++micro) {
       auto loss = loss_of(task, *module, comm->rank(), step * training.accumulation + micro, dtype_of(training));
+      last_loss = loss.item<double>();
       faulty.point(step, "forward");
       // Runs when backward begins, and when the gradient of the first unit's parameter arrives:
       // by then other units are being reduced.
@@ -77,6 +79,7 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
               static_cast<long long>(numel), engine.groups().size(),
               static_cast<unsigned long long>(stats.bytes_across_hosts));
   std::printf("hash %s\n", engine.state_hash().c_str());
+  std::printf("loss %.17g\n", last_loss);
   return 0;
 }
 
@@ -173,6 +176,7 @@ int main(int argc, char** argv) {
     training.accumulation = number("accumulation", 1);
     training.clip = std::stod(flag("clip", "0"));
     training.prefetch = number("prefetch", 1) != 0;
+    training.zero = flag("zero", "");
     const int code = !flag("kinds", "").empty()     ? train_kinds(comm)
                      : !flag("measure", "").empty() ? measure(training, comm)
                                                     : train(training, comm);

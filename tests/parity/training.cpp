@@ -11,7 +11,7 @@ std::string json_of(const Training& s) {
   out << R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" << s.accumulation << R"(, "gradient_clipping": )"
       << s.clip << R"(, "optimizer": )" << s.optimizer << R"(, "zero_optimization": {"stage": )" << s.stage;
   if (s.stage == 3) out << R"(, "stage3_prefetch_bucket_size": )" << (s.prefetch ? 50000000 : 0);
-  out << "}";
+  out << s.zero << "}";
   if (s.recipe == "bf16") out << R"(, "bf16": {"enabled": true})";
   if (s.recipe == "fp16") out << R"(, "fp16": {"enabled": true, "initial_scale_power": 10})";
   out << s.extra << "}";
@@ -25,6 +25,7 @@ at::ScalarType dtype_of(const Training& s) {
 Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& comm) {
   const auto& task = problem(setup.problem);
   auto module = make_module(task);
+  if (!setup.device.is_cpu()) module->to(setup.device);
   Engine engine(module, Options::from_json(json_of(setup)), comm);
   Outcome run;
   for (int step = 0; step < setup.steps; ++step) {
