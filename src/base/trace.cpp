@@ -194,7 +194,7 @@ void Trace::start(Setup setup) {
     lanes_.assign(kTracks, {});
   }
   for (auto& total : totals_) total.store(0);
-  started_ns_ = trace_now();
+  started_ns_.store(trace_now());
   started_.store(true);
 }
 
@@ -228,7 +228,7 @@ void Trace::add(const Record& record) {
 
 void Trace::slice(TraceKind kind, std::string_view name, std::int64_t begin_ns, std::int64_t end_ns,
                   std::int64_t value) {
-  if (!on() || begin_ns < started_ns_) return;
+  if (!on() || begin_ns < started_ns_.load(std::memory_order_relaxed)) return;
   totals_[static_cast<std::size_t>(kind)].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
   add({name.data(), static_cast<std::uint32_t>(name.size()), kind, false, -1, begin_ns, end_ns, value});
 }
@@ -264,7 +264,7 @@ void TraceOperation::begin_on(Trace& trace, TraceKind kind) {
 
 void TraceOperation::end_on(std::string_view name, std::int64_t bytes) {
   const auto begin = std::exchange(begin_, 0);
-  if (begin < trace_->started_ns_) return;  // of an earlier trace, as its lane is
+  if (begin < trace_->started_ns_.load(std::memory_order_relaxed)) return;  // of an earlier trace, as its lane is
   if (trace_->on()) {
     const auto end = trace_now();
     trace_->totals_[static_cast<std::size_t>(kind_)].fetch_add(end - begin, std::memory_order_relaxed);

@@ -90,7 +90,7 @@ class Trace {
   std::array<std::atomic<std::int64_t>, kTraceKinds> totals_{};
   const std::uint64_t id_;
   Setup setup_;
-  std::int64_t started_ns_ = 0;
+  std::atomic<std::int64_t> started_ns_{0};
   std::mutex buffers_mutex_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::mutex lanes_mutex_;

@@ -1,6 +1,7 @@
 // `zero train --trace` from outside: the file is strict JSON whose slices nest, it shows that gathers run beside
 // compute, and a traced run computes what an untraced one does.
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <filesystem>
 #include <fstream>
@@ -223,6 +224,78 @@ TEST(TrainTrace, MistakesAreNamedAtTheStart) {
   EXPECT_EQ(o.code, 5) << o.err;
   EXPECT_NE(o.err.find("t.json.rank-1.json"), std::string::npos) << o.err;
   EXPECT_TRUE(o.numbers.empty());
+}
+
+TEST(TrainTrace, AKilledRunLeavesPartsThatABracketCloses) {
+  const Place place;
+  const auto file = place.folder + "/trace.json";
+  Process process(Process::Settings{{kZero,
+                                     "run",
+                                     "-n",
+                                     "2",
+                                     "--no-prefix",
+                                     kZero,
+                                     "train",
+                                     ZERO_SOURCE_DIR "/configs/stage3-fp32.json",
+                                     "--text",
+                                     place.text,
+                                     "--steps",
+                                     "100000",
+                                     "--json",
+                                     "--out",
+                                     place.folder + "/out",
+                                     "--trace",
+                                     file,
+                                     "--trace-steps",
+                                     "2:",
+                                     "--set",
+                                     "libzero.model.layers=2",
+                                     "--set",
+                                     "libzero.model.hidden=48",
+                                     "--set",
+                                     "libzero.model.heads=3",
+                                     "--set",
+                                     "libzero.model.seq_length=32"},
+                                    {"OMP_NUM_THREADS=1"},
+                                    "",
+                                    -1});
+  ASSERT_TRUE(process.wait_for("\"step\": 6,", 60)) << process.err;
+  process.signal(SIGKILL);  // the launcher; the kernel ends the ranks
+  process.wait(20);
+  for (const int rank : {0, 1}) {
+    auto text = slurp(file + ".rank-" + std::to_string(rank) + ".json");
+    EXPECT_FALSE(json::accept(text));
+    // Should the end have come in the middle of a write, its last line is not whole.
+    if (text.back() != '}' || !json::accept(text + "]")) text.resize(text.rfind(",\n"));
+    const auto events = json::parse(text + "]");
+    EXPECT_EQ(nesting_fault(events), "");
+    EXPECT_GE(slices(events, "compute", "step", rank).size(), 4u);
+  }
+  EXPECT_FALSE(fs::exists(file));
+}
+
+TEST(TrainTrace, BenchStepTracesStepsThatItDoesNotMeasure) {
+  const Place place;
+  const auto file = place.folder + "/t.json";
+  Process process(Process::Settings{
+      {kZero, "bench",        "step",        "--stages", "2,3",    "--recipes", "fp32", "--rounds", "2", "--steps",
+       "2",   "--warmup",     "1",           "--layers", "2",      "--hidden",  "64",   "--heads",  "2", "--sequence",
+       "32",  "--no-compute", "--transport", "gloo",     "--json", "--trace",   file},
+      {},
+      "",
+      -1});
+  ASSERT_EQ(process.wait(120), 0) << process.err;
+  const auto runs = json::parse(process.out).at("runs");
+  ASSERT_EQ(runs.size(), 2u);
+  for (const auto& run : runs) {
+    const auto name = place.folder + "/t.fp32-stage" + run["stage"].dump() + ".json";
+    EXPECT_EQ(run["trace"]["file"], name);
+    EXPECT_EQ(run["trace"]["steps"], 5);
+    EXPECT_EQ(run["samples"]["step_s"].size(), 4u);
+    const auto events = read_trace(name);
+    EXPECT_EQ(nesting_fault(events), "");
+    for (const int rank : {0, 1}) EXPECT_EQ(slices(events, "compute", "step", rank).size(), 5u);
+  }
 }
 
 TEST(TrainTrace, ARunTooShortForItsStepsSaysSo) {
