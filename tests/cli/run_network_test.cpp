@@ -84,6 +84,16 @@ class Network {
 
   bool made() const { return made_; }
   const std::string& prefix() const { return prefix_; }
+  // Both directions of the link at this rate; false where this kernel has no such queue.
+  bool limit_link(int mbit) const {
+    for (const char* host : {"wa", "wb"})
+      if (shell("ip netns exec " + prefix_ + host + " tc qdisc add dev link0 root tbf rate " + std::to_string(mbit) + "mbit burst 64kb latency 400ms") != 0) return false;
+    return true;
+  }
+  // What a host's end of the link has sent, headers included.
+  std::uint64_t bytes_sent_by(const std::string& host) const {
+    return std::stoull("0" + output_of("ip netns exec " + prefix_ + host + " cat /sys/class/net/link0/statistics/tx_bytes"));
+  }
   void take_link_down() { EXPECT_EQ(shell("ip -n " + prefix_ + "wb link set link0 down"), 0); }
   // Nothing runs there any more.
   bool empty(double seconds) const {
@@ -127,7 +137,7 @@ class RunNetwork : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(network.made()); }
   Words environment(const Words& more = {}) const {
-    return Words{"FAKE_SSH_NETNS=" + network.prefix(), "OMP_NUM_THREADS=1", "ZERO_TRANSPORT=gloo", "ZERO_TIMEOUT_S=60"} + more;
+    return Words{"FAKE_SSH_NETNS=" + network.prefix(), "OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=", "ZERO_TIMEOUT_S=60"} + more;
   }
   Network network;
   const std::string folder = temporary_folder();
@@ -144,10 +154,37 @@ TEST_F(RunNetwork, TrainingOverTwoHostsHasTheNumbersOfOne) {
 
   Process::Settings settings;
   settings.arguments = Words{kZero, "run", "-n", "4"} + training(folder, {"--json", "--steps", "12"});
-  settings.environment = {"OMP_NUM_THREADS=1", "ZERO_TRANSPORT=gloo", "CUDA_VISIBLE_DEVICES="};
+  settings.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="};
   Process one(settings);
   EXPECT_EQ(one.wait(200), 0) << one.err;
   EXPECT_EQ(losses(one.out), two_hosts);
+}
+
+// A slow link changes the time, not the numbers; what crosses it is what the counters say, and little more: of every
+// shard once a gather, not once for each rank of the other host.
+TEST_F(RunNetwork, ASlowLinkChangesNoNumber) {
+  if (!network.limit_link(50)) GTEST_SKIP() << "tc has no token bucket here";
+  const auto run = [&](const Words& more, std::map<int, std::string>* found) {
+    const auto before = network.bytes_sent_by("wa");
+    HostsJob p(hosts, meet + training(folder, Words{"--json", "--steps", "12"} + more), environment());
+    EXPECT_EQ(p.finish(200), 0) << p.err;
+    *found = losses(p.out);
+    EXPECT_EQ(found->size(), 12u) << p.out;
+    return network.bytes_sent_by("wa") - before;
+  };
+  std::map<int, std::string> hierarchical, flat, second;
+  const auto over_both = run({}, &hierarchical);
+  HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "12"}), environment({"ZERO_TRANSPORT=gloo"}));
+  const auto before = network.bytes_sent_by("wa");
+  EXPECT_EQ(p.finish(200), 0) << p.err;
+  const auto over_tcp = network.bytes_sent_by("wa") - before;
+  flat = losses(p.out);
+  EXPECT_EQ(hierarchical, flat);
+  // Two gathers and a reduction: 2/4 + 1/2 of the model a rank against 2/2 + 1/2.
+  EXPECT_LT(static_cast<double>(over_both), 0.85 * static_cast<double>(over_tcp));
+  const auto with_second = run({"--set", "zero_optimization.zero_hpz_partition_size=2"}, &second);
+  EXPECT_EQ(second, flat);
+  EXPECT_LT(static_cast<double>(with_second), 0.9 * static_cast<double>(over_both));
 }
 
 TEST_F(RunNetwork, ByHandOnEachHost) {
