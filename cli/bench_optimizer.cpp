@@ -237,7 +237,7 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
   std::string text = machine_line() + "\nlibzero " ZERO_VERSION ", libtorch " TORCH_VERSION "\n" +
                      report::human_count(setup.elements) + " parameters in one flat tensor; " +
                      std::to_string(setup.iterations) + " updates after " + std::to_string(setup.warmup) +
-                     "; GB/s: bytes that a pass must move by the median\n\n";
+                     "; GB/s: bytes a perfect pass moves, by median\n\n";
   report::Table table({{"rule"},
                        {"job"},
                        {"threads", Align::Right},

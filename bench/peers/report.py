@@ -1,8 +1,8 @@
 """Writes the page of script/compare: report.py FOLDER --json FILE --markdown FILE --svg FILE
 
 FOLDER/SIZE/round-N/ holds what was measured: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
-peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters, and FOLDER/adam.jsonl and
-optimizer_bench.txt the optimizers alone. Medians are over all steps of all rounds; the range beside a ratio is that of the rounds.
+peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters, and FOLDER/optimizer/ the
+optimizers alone (`zero bench optimizer --json` and adam.py). Medians are over all steps of all rounds; the range beside a ratio is that of the rounds.
 """
 
 import argparse
@@ -66,6 +66,8 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, and what the documents say of the machine, the model and the versions."""
     sizes, about = {}, {"versions": {}, "models": {}}
     for path in sorted(folder.glob("*/round-*/*.json")):
+        if path.parts[-3] == "optimizer":
+            continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
 
@@ -211,20 +213,80 @@ def svg(recipes, title):
 
 
 def optimizers(folder):
-    """The section on optimizers alone, or nothing."""
-    text = ""
-    if (folder / "adam.jsonl").exists():
-        found = [json.loads(line) for line in (folder / "adam.jsonl").read_text().splitlines()]
-        rows = [["one flat fp32 tensor", "best, M parameters/s", "median", "best, GB/s"]]
-        for one in found:
-            if "error" in one:
-                rows.append([one["peer"], "failed", "", ""])
-                continue
-            rows.append([one["peer"], f"{one['best_elements_per_s'] / 1e6:.0f}", f"{one['median_elements_per_s'] / 1e6:.0f}", f"{one['best_bytes_per_s'] / 1e9:.1f}"])
-        text += table(rows) + "\n"
-    if (folder / "optimizer_bench.txt").exists():
-        text += f"libzero's beside libtorch's, in turns (`optimizer_bench`):\n\n```\n{(folder / 'optimizer_bench.txt').read_text()}```\n\n"
-    return "## Optimizers alone\n\n" + text if text else ""
+    """What was measured of the updates alone: {"command", "load_average", "elements", "results": [...]}, or nothing."""
+    files, results, elements = sorted(folder.glob("optimizer/round-*/*.json")), {}, None
+    for path in files:
+        document = json.loads(path.read_text())
+        elements = document["elements"]
+        who = document.get("peer", "libzero")
+        for run in document["runs"]:
+            one = results.setdefault((run["job"], run["threads"]), {}).setdefault(who, {"samples": {}, "rounds": {}, "triad": []})
+            for name, values in run.items():
+                if isinstance(values, list):
+                    one["samples"].setdefault(name, []).extend(values)
+            one["rounds"][path.parts[-2]] = statistics.median(run["samples_s"])
+            if who == "libzero":
+                one["bytes_per_element"] = run["bytes_per_element"]
+                one["triad"].append(run["triad_bytes_per_s"])
+    if not files:
+        return None
+    load = [float(line) for line in (folder / "optimizer" / "load").read_text().split()]
+    found = {"command": (folder / "optimizer" / "command").read_text().strip(), "elements": elements,
+             "load_average": {"median": statistics.median(load), "least": min(load), "most": max(load)}, "results": []}
+    for (job, threads), entries in sorted(results.items(), key=lambda item: (item[0][0] != "fp32", item[0][1])):
+        row = {"job": job, "threads": threads}
+        for who, one in entries.items():
+            times = one["samples"]["samples_s"]
+            row[who] = {"time_s": {"median": statistics.median(times), "min": min(times), "p99": quantile(times, 0.99)}, "updates": len(times),
+                        "round_medians_s": list(one["rounds"].values())}
+            for part in ("cast_s", "unscale_s", "update_s", "publish_s"):
+                if part in one["samples"]:
+                    row[who][part] = statistics.median(one["samples"][part])
+        if "libzero" in entries:
+            ours = entries["libzero"]
+            row["libzero"]["bytes_per_s"] = ours["bytes_per_element"] * elements / row["libzero"]["time_s"]["median"]
+            row["libzero"]["triad_bytes_per_s"] = statistics.median(ours["triad"])
+            peers = [who for who in entries if who != "libzero"]
+            if peers:
+                faster = min(peers, key=lambda who: row[who]["time_s"]["median"])
+                rounds = [min(entries[who]["rounds"].get(r, float("inf")) for who in peers) / seconds for r, seconds in ours["rounds"].items()]
+                row["faster_peer"] = faster
+                row["faster_peer_over_libzero"] = {"median": row[faster]["time_s"]["median"] / row["libzero"]["time_s"]["median"],
+                                                   "least_round": min(rounds), "most_round": max(rounds)}
+        found["results"].append(row)
+    return found
+
+
+def optimizer_section(found):
+    if found is None:
+        return ""
+    def times(row, who):
+        return ["failed", ""] if who not in row else [ms(row[who]["time_s"]["median"]), ms(row[who]["time_s"]["min"])]
+
+    rows = [["", "libzero, ms", "min", "GB/s", "triad", "torch fused, ms", "min", "DeepSpeedCPUAdam, ms", "min", "faster peer / libzero"]]
+    parts = [["peers' parts in bf16, ms", "cast", "unscale", "update", "cast back"]]
+    for row in found["results"]:
+        name = f"{row['job']}, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
+        ours, over = row.get("libzero"), row.get("faster_peer_over_libzero")
+        rates = [f"{ours[key] / 1e9:.1f}" for key in ("bytes_per_s", "triad_bytes_per_s")] if ours else ["", ""]
+        rows.append([name] + times(row, "libzero") + rates + times(row, "torch") + times(row, "deepspeed")
+                    + [cell((over["median"], over["least_round"], over["most_round"])) if over else ""])
+        for who, label in ("torch", "torch fused"), ("deepspeed", "DeepSpeedCPUAdam"):
+            if "cast_s" in row.get(who, {}):
+                parts.append([f"{label}, {name}"] + [ms(row[who][part]) for part in ("cast_s", "unscale_s", "update_s", "publish_s")])
+    load = found["load_average"]
+    return f"""## The update alone: AdamW, {found['elements'] / 1e6:.0f} M parameters in one flat tensor
+
+{table(rows)}
+{table(parts)}
+fp32: gradient and master in fp32, the master is the parameter. bf16: bf16 gradients under a loss scale in, fp32 master, bf16
+parameters out; libzero does that in one pass (`zero bench optimizer`, every element checked), the peers by a cast, an unscaling, their
+update and a cast back. Above 1 libzero is faster; the medians are over all updates of all rounds, in brackets the smallest and
+largest ratio of a round. Programs take turns, each in new processes; every second round the other way round. GB/s counts the bytes
+that a perfect pass moves, beside a triad (sum = a + 3 b, 12 bytes an element) between the updates. Load average of the machine
+before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}. Measured by `{found['command']}`.
+
+"""
 
 
 def page(sizes, about, command, chart, extra):
@@ -290,7 +352,7 @@ def cell(found):
     return f"{found[0]:.2f}" if found[1] is None else f"{found[0]:.2f} ({found[1]:.2f}-{found[2]:.2f})"
 
 
-def summary(sizes, about, command):
+def summary(sizes, about, command, optimizer):
     def one(entry):
         if entry.error is not None:
             return {"error": entry.error}
@@ -306,6 +368,7 @@ def summary(sizes, about, command):
                     for size, recipes in sizes.items()},
         "ratios": {size: {recipe: {text: {"median": r[0], "least_round": r[1], "most_round": r[2]} for text, r in claims(entries) if r}
                           for recipe, entries in recipes.items()} for size, recipes in sizes.items()},
+        "optimizers": optimizer,
     }
 
 
@@ -322,9 +385,10 @@ def main():
         first = "8x512x8x8192x128x1"
         sizes = {first: sizes.pop(first), **sizes}
     chart = svg(sizes[first], f"Milliseconds a training step, {about['models'][first]['parameters_elements'] / 1e6:.1f} M parameters, {about['world']} ranks")
-    o.json.write_text(json.dumps(summary(sizes, about, command), indent=1) + "\n")
+    found = optimizers(o.folder)
+    o.json.write_text(json.dumps(summary(sizes, about, command, found), indent=1) + "\n")
     o.svg.write_text(chart)
-    o.markdown.write_text(page(sizes, about, command, o.svg.name, optimizers(o.folder)))
+    o.markdown.write_text(page(sizes, about, command, o.svg.name, optimizer_section(found)))
 
 
 main()

@@ -162,7 +162,7 @@ void pass(const UpdateConstants& constants, const UpdateRange& range, float fact
   const Algorithm algorithm(constants);
   const Pass<Algorithm, kGradient, kCopy, kParameter> pass{algorithm, range, constant(factor)};
   std::int64_t i = begin;
-  // Unrolling and prefetching were measured to change nothing: memory is the limit (bench/optimizer_bench).
+  // Unrolling and prefetching were measured to change nothing: memory is the limit (zero bench optimizer).
   for (; i + kLanes <= end; i += kLanes) pass.full(i);
   if (i < end) pass.some(i, end - i);
 }

@@ -106,8 +106,7 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
   refused({"stages", "--set", "zero_optimization.stage=2"}, "use --stages");
   refused({"stages", "--set", "no_such_key=1"}, "no_such_key");
   refused({"stages", "--iteration", "3"}, "did you mean --iterations");
-  refused({"io"}, "[zero bench] got io, which is not available in this version, expected one of stages, step, collectives");
-  refused({"optimizer"}, "not available in this version");
+  refused({"io"}, "[zero bench] got io, which is not available in this version, expected one of stages, step, collectives, optimizer");
   refused({"stage"}, "did you mean stages");
   refused({}, "expected one of stages, step, collectives");
 }
@@ -271,9 +270,72 @@ TEST(BenchCollectives, TableAndRefusals) {
   refused({"collectives", "--smallest", "1024", "--largest", "512"}, "[--largest] got 512");
 }
 
+TEST(BenchOptimizer, EveryRuleAndJobIsCheckedAndTheDocumentIsConsistent) {
+  // More than one period of the values and an odd rest; 2 threads share from about a million elements on.
+  const auto run = bench({"optimizer", "--elements", "1.2e6", "--threads", "2,1", "--jobs", "fp32,bf16,fp16", "--rules",
+                          "adamw,adam,sgd,adagrad,lion", "--iterations", "3", "--warmup", "1", "--json", "--quiet"}, false);
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err, "");
+  const auto document = json::parse(run.out);
+  EXPECT_EQ(document["schema"], "zero.bench.optimizer/1");
+  EXPECT_EQ(document["elements"], 1200000);
+  EXPECT_EQ(document["verified"], "every element, every bit");
+  EXPECT_GT(document["machine"]["memory_bytes"].get<double>(), 0);
+  ASSERT_EQ(document["runs"].size(), 5u * 3 * 2);
+  std::map<std::string, int> bytes;
+  for (const auto& one : document["runs"]) {
+    bytes[one["rule"].get<std::string>() + "/" + one["job"].get<std::string>()] = one["bytes_per_element"];
+    const auto& time = one["time_s"];
+    EXPECT_GT(time["min"], 0);
+    EXPECT_LE(time["min"], time["median"]);
+    EXPECT_LE(time["median"], time["p99"]);
+    EXPECT_EQ(one["samples_s"].size(), 3u);
+    EXPECT_DOUBLE_EQ(one["elements_per_s"].get<double>(), 1.2e6 / time["median"].get<double>());
+    EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(), one["elements_per_s"].get<double>() * one["bytes_per_element"].get<double>());
+    EXPECT_DOUBLE_EQ(one["bytes_per_s_over_triad"].get<double>(), one["bytes_per_s"].get<double>() / one["triad_bytes_per_s"].get<double>());
+  }
+  EXPECT_EQ(document["runs"][0]["threads"], 2);
+  EXPECT_EQ(document["runs"][1]["threads"], 1);
+  const std::map<std::string, int> expected{
+      {"adamw/fp32", 28}, {"adamw/bf16", 28}, {"adamw/fp16", 28}, {"adam/fp32", 28}, {"adam/bf16", 28}, {"adam/fp16", 28}, {"sgd/fp32", 20}, {"sgd/bf16", 20},
+      {"sgd/fp16", 20}, {"adagrad/fp32", 20}, {"adagrad/bf16", 20}, {"adagrad/fp16", 20}, {"lion/fp32", 20}, {"lion/bf16", 20}, {"lion/fp16", 20}};
+  EXPECT_EQ(bytes, expected);
+}
+
+TEST(BenchOptimizer, TableAndProgress) {
+  const auto run = bench({"optimizer", "--elements", "1000", "--threads", "1", "--iterations", "2", "--jobs", "bf16"}, false);
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const char* text : {"1.00k parameters in one flat tensor; 2 updates after 2", "median ms", "triad GB/s", "adamw  bf16",
+                           "all elements have the bits of a scalar reference\n"})
+    EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
+  EXPECT_EQ(run.out.find("fp32"), std::string::npos) << run.out;
+  EXPECT_EQ(run.err, "zero bench optimizer: adamw, bf16\n");
+  for (const auto& line : zero::test::lines(run.out)) EXPECT_LE(line.size(), 100u) << line;
+}
+
+TEST(BenchOptimizer, FaultsBeforeAnythingRuns) {
+  const auto refused = [](const std::vector<std::string>& words, const std::string& text) {
+    std::vector<std::string> all{"optimizer"};
+    all.insert(all.end(), words.begin(), words.end());
+    const auto run = bench(all, false);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_NE(run.err.find(text), std::string::npos) << run.err;
+    EXPECT_EQ(run.out, "");
+  };
+  refused({"--rules", "adamw,adamx"}, "[--rules] got \"adamw,adamx\", expected some of adamw, adam, sgd, adagrad, lion");
+  refused({"--jobs", "fp8"}, "[--jobs] got \"fp8\"");
+  for (const char* threads : {"0", "1,1", "2,", ",2", "two", "1 2", "2000"})
+    refused({"--threads", threads}, std::string("[--threads] got \"") + threads + "\"");
+  refused({"--elements", "1.5"}, "[--elements] got 1.500, expected a whole number");
+  refused({"--elements", "0"}, "--elements");
+  refused({"--elements", "1e12"}, "of memory that are free. Hint: --elements ");
+  refused({"--iterations", "0"}, "--iterations");
+  refused({"--element", "10"}, "did you mean --elements");
+}
+
 TEST(Bench, Help) {
   EXPECT_NE(bench({"--help"}, false).out.find("zero bench NAME"), std::string::npos);
-  for (const char* name : {"stages", "step", "collectives"}) {
+  for (const char* name : {"stages", "step", "collectives", "optimizer"}) {
     const auto help = bench({name, "--help"}, false);
     EXPECT_EQ(help.code, 0);
     EXPECT_NE(help.out.find("Example"), std::string::npos) << help.out;

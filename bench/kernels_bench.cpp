@@ -1,8 +1,8 @@
-// Speed of the update and of the element-wise kernels beside libtorch's own, in one process: every
-// round runs each variant once, so that a slow moment of the machine hits all of them; medians are
-// shown. The work is bound by memory, so GB/s counts the bytes a perfect pass must move.
+// Speed of the element-wise kernels beside libtorch's own, in one process: every round runs each
+// variant once, so that a slow moment of the machine hits all of them; medians are shown. The work is
+// bound by memory, so GB/s counts the bytes a perfect pass must move. The update has `zero bench optimizer`.
 //
-//   optimizer_bench [elements=33554432] [threads=all] [rounds=15]
+//   kernels_bench [elements=33554432] [threads=all] [rounds=15]
 #include <omp.h>
 #include <torch/torch.h>
 
@@ -12,9 +12,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include <ATen/ops/_fused_adamw.h>
-
-#include "optim/sharded_optimizer.h"
+#include "base/kernels.h"
 
 namespace {
 
@@ -32,18 +30,6 @@ struct Variant {
   }
 };
 
-struct States {
-  at::Tensor p, m, v, g, copy;
-  States(std::int64_t numel, at::ScalarType compute)
-      : p(torch::randn({numel})),
-        m(torch::zeros({numel})),
-        v(torch::zeros({numel})),
-        g(torch::randn({numel}).to(compute)),
-        copy(p.to(compute)) {}
-};
-
-Dtype dtype_of(const at::Tensor& t) { return t.scalar_type() == at::kFloat ? Dtype::F32 : Dtype::BF16; }
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -54,31 +40,6 @@ int main(int argc, char** argv) {
   at::set_num_threads(threads);
   at::NoGradGuard no_grad;
 
-  zero::config::OptimizerSettings settings;
-  settings.type = zero::config::OptimizerType::AdamW;
-  settings.weight_decay = 0.01;
-  zero::optim::ShardedOptimizer optimizer(settings, {}, {});
-  const auto ours = [&](States& s, float factor) {
-    zero::optim::Span span;
-    span.master = s.p.data_ptr<float>();
-    span.slots[0] = s.m.data_ptr<float>();
-    span.slots[1] = s.v.data_ptr<float>();
-    span.gradient = s.g.const_data_ptr();
-    span.gradient_dtype = span.parameter_dtype = dtype_of(s.g);
-    span.parameter = s.g.scalar_type() == at::kFloat ? nullptr : s.copy.data_ptr();
-    span.numel = numel;
-    optimizer.begin_step();
-    optimizer.update(span, factor);
-    optimizer.end_step();
-  };
-  const auto step = torch::zeros({});
-  const auto torchs = [&](States& s, const at::Tensor& gradient) {
-    step.add_(1);
-    at::_fused_adamw_({s.p}, {gradient}, {s.m}, {s.v}, {}, {step}, settings.lr, settings.beta1, settings.beta2,
-                      settings.weight_decay, settings.eps, false, false, {}, {});
-  };
-
-  States a(numel, at::kFloat), b(numel, at::kFloat), c(numel, at::kBFloat16), d(numel, at::kBFloat16);
   std::vector<at::Tensor> tensors;
   std::vector<const void*> parts;
   for (int i = 0; i < 4; ++i) {
@@ -87,19 +48,10 @@ int main(int argc, char** argv) {
   }
   auto sum = torch::zeros({numel}, at::kBFloat16);
   auto buffer = torch::zeros({numel});
+  const auto values = torch::randn({numel});
   double squares = 0;
 
   std::vector<Variant> variants = {
-      {"AdamW fp32, torch fused", 28, [&] { torchs(b, b.g); }},
-      {"AdamW fp32", 28, [&] { ours(a, 1); }, "AdamW fp32, torch fused"},
-      {"AdamW bf16, torch: cast, scale, fused, cast", 28,
-       [&] {
-         buffer.copy_(d.g);
-         buffer.mul_(0.5);
-         torchs(d, buffer);
-         d.copy.copy_(d.p);
-       }},
-      {"AdamW bf16", 28, [&] { ours(c, 0.5f); }, "AdamW bf16, torch: cast, scale, fused, cast"},
       {"sum of 4 bf16, torch: casts, 3 adds, cast", 10,
        [&] {
          buffer.copy_(tensors[0]);
@@ -109,13 +61,13 @@ int main(int argc, char** argv) {
       {"sum of 4 bf16", 10,
        [&] { zero::base::sum_parts(sum.data_ptr(), Dtype::BF16, parts.data(), 4, Dtype::BF16, numel); },
        "sum of 4 bf16, torch: casts, 3 adds, cast"},
-      {"square sum fp32, torch: norm in fp32", 4, [&] { squares += a.g.norm().item<double>(); }},
+      {"square sum fp32, torch: norm in fp32", 4, [&] { squares += values.norm().item<double>(); }},
       {"square sum fp32 in fp64", 4,
-       [&] { squares += zero::base::sum_of_squares(a.g.const_data_ptr(), Dtype::F32, numel); },
+       [&] { squares += zero::base::sum_of_squares(values.const_data_ptr(), Dtype::F32, numel); },
        "square sum fp32, torch: norm in fp32"},
-      {"fp32 to bf16, torch copy", 6, [&] { sum.copy_(a.p); }},
+      {"fp32 to bf16, torch copy", 6, [&] { sum.copy_(values); }},
       {"fp32 to bf16", 6,
-       [&] { zero::base::convert(sum.data_ptr(), Dtype::BF16, a.p.const_data_ptr(), Dtype::F32, numel); },
+       [&] { zero::base::convert(sum.data_ptr(), Dtype::BF16, values.const_data_ptr(), Dtype::F32, numel); },
        "fp32 to bf16, torch copy"},
   };
   for (int round = -1; round < rounds; ++round)
