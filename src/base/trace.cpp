@@ -165,6 +165,10 @@ void Trace::start(Setup setup) {
       throw ConfigError("[trace] got " + part +
                         ", which another Engine of this process writes, expected a file of its own");
   }
+  {
+    std::lock_guard lock(lanes_mutex_);
+    lanes_.assign(kTracks, {});
+  }
   std::lock_guard lock(file_mutex_);
   setup_ = std::move(setup);
   failed_ = false;
@@ -188,10 +192,6 @@ void Trace::start(Setup setup) {
     open_files().erase(part);
     throw IoError(join("[trace] got \"", std::strerror(error), "\" for ", part, ", expected to write it (rank ",
                        setup_.rank, "/", setup_.ranks, "). Hint: the folder must exist and have room."));
-  }
-  {
-    std::lock_guard lanes_lock(lanes_mutex_);
-    lanes_.assign(kTracks, {});
   }
   for (auto& total : totals_) total.store(0);
   started_ns_.store(trace_now());
