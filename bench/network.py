@@ -85,21 +85,40 @@ def link_bytes_per_second(network):
     return rate
 
 
-def bench(network, options, transport, settings):
+def run_on_both(network, options, transport, words):
+    """The same command under `zero run` on both hosts; standard output of the first, without the ranks' prefixes."""
     environment = dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", ZERO_TOKEN="bench", ZERO_TIMEOUT_S="300")
     if transport:
         environment["ZERO_TRANSPORT"] = transport
-    ranks = []
-    for number, host in enumerate("ab"):
-        words = [options.zero, "run", "--nnodes=2", f"--node_rank={number}", f"-n{options.ranks}", "--master_addr", FIRST, "zero", "bench", "step", "--json", "--quiet",
-                 "--stages", options.stages, "--recipes", options.recipes, "--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup)]
-        for setting in settings:
-            words += ["--set", setting]
-        ranks.append(subprocess.Popen(network.words(host, *words), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    outputs = [rank.communicate() for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        sys.exit("bench-network: error: got exit codes " + ", ".join(str(rank.returncode) for rank in ranks) + ", expected 0:\n" + "\n".join(err for _, err in outputs))
-    return json.loads(re.sub(r"^\[[^\]]*\] ", "", outputs[0][0], flags=re.M))
+    hosts = [subprocess.Popen(network.words(host, options.zero, "run", "--nnodes=2", f"--node_rank={number}", f"-n{options.ranks}", "--master_addr", FIRST, *words),
+                              env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for number, host in enumerate("ab")]
+    outputs = [host.communicate() for host in hosts]
+    if any(host.returncode for host in hosts):
+        sys.exit("bench-network: error: got exit codes " + ", ".join(str(host.returncode) for host in hosts) + ", expected 0:\n" + "\n".join(err for _, err in outputs))
+    return re.sub(r"^\[[^\]]*\] ", "", outputs[0][0], flags=re.M)
+
+
+def bench(network, options, transport, settings):
+    return json.loads(run_on_both(network, options, transport, ["zero", "bench", "step", "--json", "--quiet", "--stages", options.stages, "--recipes", options.recipes,
+                                                                "--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup), *sets(settings)]))
+
+
+def sets(settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def loss_curve(network, options, settings):
+    """Step -> training loss, of `zero train` on a text."""
+    out = run_on_both(network, options, "", ["zero", "train", "configs/stage3-bf16.json", "--text", options.text, "--steps", str(options.train), "--json", "--quiet",
+                                             "--set", "steps_per_print=1", *sets(settings)])
+    curve, held_out = {}, None
+    for line in out.splitlines():
+        if line.startswith("{"):
+            one = json.loads(line)
+            if "step" in one and "loss" in one:
+                curve[one["step"]] = one["loss"]
+            held_out = one.get("heldout_nats_per_byte", held_out)
+    return curve, held_out
 
 
 def rows_of(result, rate, ranks, name):
@@ -132,6 +151,8 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--variant", action="append", default=[], metavar="NAME:KEY=VALUE,...", help="runs stage 3 with these settings, too")
+    parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="trains the GPT of configs/stage3-bf16.json so long with each variant, on --text")
+    parser.add_argument("--text", help="a text file for --train")
     parser.add_argument("--out", help="writes this JSON file")
     parser.add_argument("--stream-server", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--stream-client", help=argparse.SUPPRESS)
@@ -157,10 +178,20 @@ def main():
             result = bench(network, options, "", [setting for setting in settings.split(",") if setting])
             rows += rows_of(result, rate, options.ranks, name)
         print(table(rows))
+        curves = {}
+        if options.train:
+            for variant in ["exact:", *options.variant]:
+                name, _, settings = variant.partition(":")
+                curve, held_out = loss_curve(network, options, [setting for setting in settings.split(",") if setting])
+                curves[name] = {"loss": curve, "held_out": held_out}
+            shown = [step for step in sorted(next(iter(curves.values()))["loss"]) if step % max(1, options.train // 8) == 0]
+            print("\n| training loss at step | " + " | ".join(map(str, shown)) + " | held out |\n|---|" + "---:|" * (len(shown) + 1))
+            for name, one in curves.items():
+                print(f"| {name} | " + " | ".join(f"{one['loss'][step]:.4f}" for step in shown) + f" | {one['held_out'] or float('nan'):.4f} |")
         if options.out:
             with open(options.out, "w") as out:
                 json.dump({"schema": "zero.bench.network/1", "date": time.strftime("%Y-%m-%d"), "machine": machine, "model": model, "hosts": 2, "ranks_per_host": options.ranks,
-                           "link_mbit_per_s": options.mbit, "stream_bytes_per_s": rate, "rows": rows}, out, indent=2)
+                           "link_mbit_per_s": options.mbit, "stream_bytes_per_s": rate, "rows": rows, "curves": curves}, out, indent=2)
     finally:
         network.close()
 
