@@ -26,7 +26,7 @@ constexpr const char* kName = "bench step";
 
 struct Setup {
   std::int64_t world = 0, threads = 1, steps = 20, warmup = 5, rounds = 3, batch = 1;
-  std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", trace;
+  std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", device = "cpu", trace;
   bool no_compute = false;
   GptChoice choice;
   std::vector<std::string> set;
@@ -40,6 +40,7 @@ struct Series {
   std::vector<std::vector<double>> losses;  // by round
   std::vector<std::uint64_t> peaks;         // by rank, the highest of the rounds
   double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
+  Json memory;                              // on a GPU, of the last round
   Json trace;                               // of the first round, if one was asked for
   std::vector<std::string> trace_lines;
 
@@ -65,6 +66,7 @@ void Series::add(const Json& result) {
   losses.push_back(result.at("losses").get<std::vector<double>>());
   transport = result.at("transport").get<std::string>();
   bytes_sent = result.at("bytes_sent_per_step").get<double>();
+  if (result.contains("memory")) memory = result.at("memory");
   if (result.contains("trace")) {
     trace = result.at("trace");
     result.at("trace_lines").get_to(trace_lines);
@@ -79,9 +81,10 @@ void declare(Command& c, Setup& s) {
   c.section("What is measured");
   c.option("--stages", s.stages, "LIST", "stages, with commas between (0,1,2,3)");
   c.option("--recipes", s.recipes, "LIST", "of fp32, bf16, fp16, with commas between (fp32,bf16)");
-  c.option("--world", s.world, "N", "ranks, each a process (2); under a launcher its ranks are used", 1, 64);
+  c.choice("--device", s.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
+  c.option("--world", s.world, "N", "ranks, each a process (2, on GPUs 1); a launcher's are used", 1, 64);
   c.option("--threads", s.threads, "N", "threads a rank (1)", 1, 1024);
-  c.option("--transport", s.transport, "NAME", "shm or gloo (shm)");
+  c.option("--transport", s.transport, "NAME", "shm or gloo (shm); on GPUs nccl");
   c.option("--rounds", s.rounds, "N", "turns of every configuration, in new processes (3)", 1, 1000);
   c.option("--steps", s.steps, "N", "measured steps of a turn (20)", 1, 1000000);
   c.option("--warmup", s.warmup, "N", "steps before them (5)", 0, 1000000);
@@ -115,6 +118,7 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
   const auto stages = list_of("--stages", setup.stages, {"0", "1", "2", "3"});
   for (const auto& recipe : list_of("--recipes", setup.recipes, {"fp32", "bf16", "fp16"})) {
     StepTask task{.recipe = recipe,
+                  .on_gpu = setup.device == "cuda",
                   .stage = 0,
                   .steps = setup.steps,
                   .warmup = setup.warmup,
@@ -181,6 +185,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                      {"sequence_tokens", gpt.sequence},
                      {"vocabulary", gpt.vocabulary},
                      {"parameters_elements", gpt.num_parameters()}}},
+                   {"device", setup.device},
                    {"world", setup.world},
                    {"transport", setup.transport},
                    {"rounds", setup.rounds},
@@ -212,6 +217,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                                {"by_rank", series.peaks}};
       one["bytes_sent_per_step"] = series.bytes_sent;
       one["bytes_across_hosts_per_step"] = series.bytes_across;
+      if (!series.memory.is_null()) one["memory"] = series.memory;
       if (!series.trace.is_null()) one["trace"] = series.trace;
       one["first_loss"] = series.losses[0].front();
       one["last_loss"] = series.losses[0].back();
@@ -237,8 +243,13 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
                        {"backward", Align::Right},
                        {"step()", Align::Right},
                        {"/floor", Align::Right}});
+  const bool on_gpu = std::any_of(all.begin(), all.end(), [](const Series& s) { return s.task.on_gpu; });
+  const auto peak_of = [&](const Series& series) {
+    return on_gpu ? series.memory.at("allocated_peak_bytes").get<std::uint64_t>()
+                  : *std::max_element(series.peaks.begin(), series.peaks.end());
+  };
   report::Table bytes({{recipe},
-                       {"peak PSS/rank", Align::Right},
+                       {on_gpu ? "peak on the GPU" : "peak PSS/rank", Align::Right},
                        {"sent/step", Align::Right},
                        {"to other hosts", Align::Right},
                        {"last loss", Align::Right}});
@@ -250,7 +261,7 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
     times.row({name, ms(median(series.step)), ms(quantile(series.step, 0)), ms(quantile(series.step, 0.99)),
                ms(median(series.forward)), ms(median(series.backward)), ms(median(series.optimizer)),
                compute == nullptr ? "" : fixed(median(series.step) / floor_of(*compute), 3)});
-    bytes.row({name, report::human_bytes(*std::max_element(series.peaks.begin(), series.peaks.end())),
+    bytes.row({name, report::human_bytes(peak_of(series)),
                report::human_bytes(static_cast<std::uint64_t>(series.bytes_sent)),
                series.bytes_across > 0 ? report::human_bytes(static_cast<std::uint64_t>(series.bytes_across)) : "-",
                fixed(series.losses[0].back(), 4)});
@@ -293,7 +304,10 @@ int bench_step(int argc, char** argv) {
   if (!command.parse(argc, argv)) return 0;
   const auto& global = command.global();
   const auto gpt = setup.choice.chosen(command);
-  setup.transport = list_of("--transport", setup.transport, {"shm", "gloo"})[0];
+  const bool on_gpu = setup.device == "cuda";
+  if (on_gpu && !command.given("--transport")) setup.transport = "nccl";
+  setup.transport = list_of("--transport", setup.transport,
+                            on_gpu ? std::vector<std::string>{"nccl"} : std::vector<std::string>{"shm", "gloo"})[0];
   auto all = configurations(setup, gpt);
 
   const auto own = Communicator::from_env();
@@ -305,7 +319,7 @@ int bench_step(int argc, char** argv) {
   if (launched && command.given("--transport") && setup.transport != own->transport())
     throw ConfigError("[--transport] got " + setup.transport + ", expected " + own->transport() +
                       ", which joins the launcher's ranks. Hint: leave --transport out, and set ZERO_TRANSPORT.");
-  if (!command.given("--world")) setup.world = launched ? own->size() : 2;
+  if (!command.given("--world")) setup.world = launched ? own->size() : on_gpu ? 1 : 2;
   if (launched) setup.transport = own->transport();
   const bool speaks = own->rank() == 0;
   const bool tells = speaks && log_threshold(global) <= LogLevel::Info;
@@ -341,7 +355,8 @@ int bench_step(int argc, char** argv) {
   std::string different;
   for (const auto& recipe : recipes_of(all))
     if (!equal_losses(all, recipe)) different += (different.empty() ? "" : ", ") + recipe;
-  if (!different.empty())
+  // On a GPU some of libtorch's kernels add in an order of the moment (attention backward in 16 bits): shown, no error.
+  if (!different.empty() && !on_gpu)
     throw InternalError("[zero bench step] got losses that differ between stages or rounds in " + different +
                         ", expected equal ones");
   return 0;

@@ -2,6 +2,7 @@
 #include "cli/step_rank.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/DeviceAccelerator.h>
 #include <torch/torch.h>
 #include <zero/zero.h>
 
@@ -25,14 +26,41 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+c10::Device device_of(const StepTask& task, const Communicator& comm) {
+  if (!task.on_gpu) return c10::kCPU;
+  if (const auto why = why_no_gpu(comm); !why.empty()) throw ConfigError("[--device] got cuda, but " + why);
+  return default_device(comm);
+}
+
+// A GPU works behind the host's back: a part of a step ends when it has.
+Clock::time_point now_on(c10::Device device) {
+  if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
+  return Clock::now();
+}
+
+// At rest by purpose, and what libtorch's allocator held at most.
+Json gpu_memory(const MemoryReport& memory) {
+  Json rest;
+  for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
+    const auto purpose = static_cast<MemoryReport::Purpose>(p);
+    rest[MemoryReport::name(purpose)] = memory.current(MemoryReport::Tier::Device, purpose);
+  }
+  return {{"booked_bytes", rest},
+          {"allocated_bytes", memory.allocator->allocated},
+          {"allocated_peak_bytes", memory.allocator->allocated_peak},
+          {"reserved_peak_bytes", memory.allocator->reserved_peak},
+          {"allocation_retries", memory.allocator->retries}};
+}
+
 // The same tokens for every configuration, other ones on every rank and step.
 class Tokens {
  public:
-  Tokens(const StepTask& task, int rank, int world) : sequence_(task.gpt.sequence) {
+  Tokens(const StepTask& task, int rank, int world, c10::Device device) : sequence_(task.gpt.sequence) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(kDataSeed);
     all_ = at::randint(0, task.gpt.vocabulary, {task.warmup + task.steps, world, task.batch, sequence_ + 1}, generator,
                        at::kLong)
-               .select(1, rank);
+               .select(1, rank)
+               .to(device);
   }
   at::Tensor inputs(std::int64_t step) const { return of(step).narrow(1, 0, sequence_); }
   at::Tensor targets(std::int64_t step) const { return of(step).narrow(1, 1, sequence_); }
@@ -44,11 +72,13 @@ class Tokens {
 };
 
 Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
-  const Tokens tokens(task, comm->rank(), comm->size());
+  const auto device = device_of(task, *comm);
+  const Tokens tokens(task, comm->rank(), comm->size(), device);
   comm->barrier();  // everyone has loaded what ranks share
   const auto before = pss_bytes();
   comm->barrier();
   auto model = make_gpt(task.gpt, kModelSeed);
+  if (task.on_gpu) model->to(device);
   Engine engine(model, options_of(task), comm);
   std::vector<double> step_s, forward_s, backward_s, optimizer_s, losses;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
@@ -57,13 +87,13 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
       comm->barrier();
       comm->reset_stats();
     }
-    const auto start = Clock::now();
+    const auto start = now_on(device);
     auto loss = model->forward(inputs, targets);
-    const auto forward = Clock::now();
+    const auto forward = now_on(device);
     engine.backward(loss);
-    const auto backward = Clock::now();
+    const auto backward = now_on(device);
     engine.step();
-    const auto end = Clock::now();
+    const auto end = now_on(device);
     losses.push_back(loss.item<double>());
     if (!std::isfinite(losses.back()))
       throw InternalError("[zero bench step] got loss " + std::to_string(losses.back()) + " in step " +
@@ -77,6 +107,7 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   }
   const auto sent = comm->stats();
   comm->barrier();
+  if (task.on_gpu) engine.reset_peak_memory();
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) {
     auto loss = model->forward(tokens.inputs(k), tokens.targets(k));
@@ -97,6 +128,7 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
       {"bytes_sent_per_step", static_cast<double>(sent.bytes_sent()) / static_cast<double>(task.steps)},
       {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
       {"peak_pss_bytes", peaks}};
+  if (task.on_gpu) result["memory"] = gpu_memory(engine.memory());
   if (task.trace.empty()) return result;
   engine.start_trace(task.trace);
   for (std::int64_t k = 0; k < kTraceSteps; ++k) {
@@ -111,26 +143,29 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
 }
 
 Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
-  const Tokens tokens(task, comm->rank(), comm->size());
+  const auto device = device_of(task, *comm);
+  const Tokens tokens(task, comm->rank(), comm->size(), device);
   auto model = make_gpt(task.gpt, kModelSeed);
+  if (task.on_gpu) model->to(device);
   if (task.recipe == "bf16") model->to(at::kBFloat16);
   if (task.recipe == "fp16") model->to(at::kHalf);
   const auto share = (task.gpt.num_parameters() + comm->size() - 1) / comm->size();
-  const auto parameters = at::zeros({share}), gradients = at::full({share}, 1e-3), exp_avg = at::zeros({share}),
-             exp_avg_sq = at::zeros({share});
-  auto count = at::zeros({});
+  const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
+  const auto parameters = at::zeros({share}, floats), gradients = at::full({share}, 1e-3, floats),
+             exp_avg = at::zeros({share}, floats), exp_avg_sq = at::zeros({share}, floats);
+  auto count = at::zeros({}, floats);
   std::vector<double> step_s, forward_s, backward_s, adamw_s;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
     const auto inputs = tokens.inputs(k), targets = tokens.targets(k);
     comm->barrier();  // so that no rank ever has the machine's memory for itself
-    const auto start = Clock::now();
+    const auto start = now_on(device);
     auto loss = model->forward(inputs, targets);
-    const auto forward = Clock::now();
+    const auto forward = now_on(device);
     loss.backward();
-    const auto backward = Clock::now();
+    const auto backward = now_on(device);
     model->zero_grad(/*set_to_none=*/true);
     comm->barrier();
-    const auto update = Clock::now();
+    const auto update = now_on(device);
     {
       at::NoGradGuard no_grad;
       count += 1;
@@ -138,7 +173,7 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
                         kEpsilon,
                         /*amsgrad=*/false, /*maximize=*/false);
     }
-    const auto end = Clock::now();
+    const auto end = now_on(device);
     if (k < task.warmup) continue;
     step_s.push_back(seconds(start, backward));
     forward_s.push_back(seconds(start, forward));
@@ -152,6 +187,7 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
 
 Json StepTask::json() const {
   return {{"recipe", recipe},
+          {"on_gpu", on_gpu},
           {"stage", stage},
           {"steps", steps},
           {"warmup", warmup},
@@ -165,6 +201,7 @@ Json StepTask::json() const {
 StepTask StepTask::from(const Json& json) {
   StepTask task;
   json.at("recipe").get_to(task.recipe);
+  json.at("on_gpu").get_to(task.on_gpu);
   json.at("stage").get_to(task.stage);
   json.at("steps").get_to(task.steps);
   json.at("warmup").get_to(task.warmup);

@@ -17,6 +17,7 @@ namespace zero::cli {
 
 struct StepTask {
   std::string recipe = "fp32";  // "fp32", "bf16", "fp16"
+  bool on_gpu = false;
   int stage = 0;                // kCompute: the plain module without communication
   static constexpr int kCompute = -1;
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
@@ -34,7 +35,7 @@ Options options_of(const StepTask& task);
 
 // Collective. Times are rank 0's, in seconds, one a measured step:
 //   {"transport", "step_s", "forward_s", "backward_s", "optimizer_s": [...], "losses": [...],
-//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "trace": {...}, "trace_lines": [...]}
+//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "memory": {...} on a GPU, "trace": {...}, "trace_lines": [...]}
 // and for kCompute {"step_s", "forward_s", "backward_s", "adamw_s"}: forward and backward, and a fused
 // AdamW step over 1/world of the parameters' number in fp32. PSS is that of three more steps, not timed,
 // less what the rank held before it built the model. Complete on rank 0 only.

@@ -79,15 +79,15 @@ int agree_on_start(Communicator& comm, const Failure& mine) {
 }
 
 // libzero.transport and libzero.timeout_s, where the environment does not say otherwise.
-void prepare_environment(const config::Settings& settings) {
+void prepare_environment(const config::Settings& settings, bool on_gpu) {
   if (settings.transport != "auto") ::setenv("ZERO_TRANSPORT", settings.transport.c_str(), 0);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.17g", settings.timeout_s);
   ::setenv("ZERO_TIMEOUT_S", seconds, 0);
   ::unsetenv("ZERO_TRACE");  // in the plan, as --trace is
-  // The built-in model computes on CPUs, and a GPU would make the choice of a transport nccl.
+  // On the CPU a GPU would make the choice of a transport nccl.
   const char* asked = std::getenv("ZERO_TRANSPORT");
-  if (!asked || std::string(asked) != "nccl") ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  if (!on_gpu && (!asked || std::string(asked) != "nccl")) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
 }
 
 // The level that --log-level, -q, -v and ZERO_LOG_LEVEL leave open is the configuration's.
@@ -102,10 +102,26 @@ const char* name(config::Precision precision) {
   return precision == config::Precision::Bf16 ? "bf16" : precision == config::Precision::Fp16 ? "fp16" : "fp32";
 }
 
-void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine) {
+c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
+  if (!plan.on_gpu) return c10::kCPU;
+  if (const auto why = why_no_gpu(comm); !why.empty())
+    throw ConfigError("[--device] got cuda, but " + why + ". Hint: leave --device out, or see `zero doctor`.");
+  return default_device(comm);
+}
+
+// On the CPU never more than a shard and a unit in memory; on a GPU built in host memory, and moved.
+models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
+  if (device.is_cpu()) return zero::build(plan.options, [&] { return models::Gpt(plan.model); });
+  models::Gpt model(plan.model);
+  model->to(device);
+  return model;
+}
+
+void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine,
+               c10::Device device) {
   const config::Settings& s = plan.options.settings();
   report.note(LogLevel::Info, "stage " + std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " +
-                                  std::to_string(s.seed) + ", on CPUs");
+                                  std::to_string(s.seed) + (device.is_cpu() ? ", on CPUs" : ", on GPUs"));
   report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) +
                                   " parameters: " + std::to_string(plan.model.layers) + " layers, hidden " +
                                   std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
@@ -154,7 +170,7 @@ int zero_train(int argc, char** argv) {
     plan.command.assign(argv, argv + argc);
     const config::Settings& settings = plan.options.settings();
     take_log_level(global, settings);
-    prepare_environment(settings);
+    prepare_environment(settings, plan.on_gpu);
     try {
       corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, settings.seed);
     } catch (const std::exception& error) {
@@ -177,14 +193,15 @@ int zero_train(int argc, char** argv) {
   int code = 0;
   failure = failure_of([&] {
     torch::manual_seed(plan.options.settings().seed);
-    models::Gpt model = zero::build(plan.options, [&] { return models::Gpt(plan.model); });
+    const c10::Device device = device_of(plan, *comm);
+    models::Gpt model = build_model(plan, device);
     Engine engine(model, plan.options, comm);
     TrainReport report(global, plan, comm->rank());
     for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);
     for (const std::string& notice : plan.options.notices()) report.note(LogLevel::Warning, notice);
     if (plan.options.settings().dump_state)
       report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
-    introduce(report, plan, *corpus, engine);
+    introduce(report, plan, *corpus, engine, device);
     code = TrainRun(plan, *corpus, model, engine, report).run();
   });
   if (failure.code == ExitCode::kOk) return code;

@@ -23,13 +23,14 @@ struct TrainArguments {
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, sample = 200,
                local_rank = 0;
   double lr = 0, weight_decay = 0;
-  std::string optimizer, dtype, text, checkpoint_dir, resume, out, trace, trace_steps;
+  std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, out, trace, trace_steps;
 };
 
 // A run with every source of settings joined.
 struct TrainPlan {
   Options options;
   models::GptConfig model;
+  bool on_gpu = false;          // the rank's GPU; else the CPU
   std::int64_t steps = 0;       // optimizer steps of the whole run, resumed ones included
   std::int64_t save_every = 0;  // steps; 0: only at the end
   std::int64_t sample = 0;      // bytes of text that the trained model writes

@@ -118,6 +118,7 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
            kMost);
   c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
+  c.choice("--device", a.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
   c.config(a.config, a.set, a.strict);
   c.section("Values that win over the file and fill its \"auto\"");
   c.option("--warmup-steps", a.warmup_steps, "K", "warm-up of the schedule", 1, kMost);
@@ -161,6 +162,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
         "[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide "
         "boundaries");
   plan.model = model_of(s.model);
+  plan.on_gpu = a.device == "cuda";
   plan.text = a.text.empty() ? s.data.text : a.text;
   if (plan.text.empty()) plan.text = any_text();
   plan.holdout = s.data.holdout;

@@ -57,6 +57,7 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
     : plan_(plan),
       corpus_(corpus),
       model_(std::move(model)),
+      device_(model_->parameters().front().device()),
       engine_(engine),
       report_(report),
       comm_(engine.communicator()),
@@ -67,7 +68,13 @@ at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) cons
   at::Tensor tokens = torch::empty({static_cast<std::int64_t>(samples.size()), length}, torch::kLong);
   std::int64_t* out = tokens.mutable_data_ptr<std::int64_t>();
   for (const std::uint8_t* sample : samples) out = std::copy(sample, sample + length, out);
-  return tokens;
+  return tokens.to(device_);
+}
+
+// On a GPU the allocator's word, which includes activations.
+std::uint64_t TrainRun::peak_bytes() const {
+  const MemoryReport memory = engine_.memory();
+  return memory.allocator ? memory.allocator->allocated_peak : memory.peak(Tier::Device);
 }
 
 void TrainRun::resume() {
@@ -98,7 +105,7 @@ double TrainRun::step(StepResult& result) {
   const bool measured = engine_.global_step() == measured_step_;
   const auto note = [&](Phase phase) {
     if (!measured) return;
-    summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
+    summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
     summary_.memory.note_and_reset(phase, engine_);
   };
   double sum = 0;
@@ -178,7 +185,7 @@ void TrainRun::write_sample() {
   const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
   const at::Tensor prompt = batch({text}).narrow(1, 0, length);
   // On every rank alike: the same weights and the same generator choose the same bytes.
-  const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1});
+  const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1}).cpu();
   summary_.sample_prompt.assign(text, text + length);
   const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
   for (std::int64_t i = length; i < said.numel(); ++i)
@@ -215,7 +222,7 @@ int TrainRun::run() {
     row.lr = result.lr;
     row.loss_scale = result.loss_scale;
     row.skipped = engine_.skipped_steps();
-    row.memory_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
+    row.memory_bytes = std::max(summary_.peak_bytes, peak_bytes());
     row.step_seconds = seconds;
     row.tokens_per_s = tokens_per_step / seconds;
     if (result.global_step < plan_.steps)
@@ -231,7 +238,7 @@ int TrainRun::run() {
       summary_.final_loss += losses[i] / static_cast<double>(tail);
     summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
   }
-  summary_.peak_bytes = std::max(summary_.peak_bytes, engine_.memory().peak(Tier::Device));
+  summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
   save();
   end_trace();
   if (summary_.stopped_by == 0) {

@@ -23,7 +23,9 @@ class TrainRun {
   void resume();
   // One optimizer step: this rank's mean loss over its micro-batches.
   double step(StepResult& result);
-  at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;  // int64 [samples, sequence + 1]
+  // int64 [samples, sequence + 1], where the model is.
+  at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
+  std::uint64_t peak_bytes() const;
   void save();
   void end_trace();
   void evaluate();
@@ -32,6 +34,7 @@ class TrainRun {
   const TrainPlan& plan_;
   const data::Corpus& corpus_;
   models::Gpt model_;
+  c10::Device device_;
   Engine& engine_;
   TrainReport& report_;
   Communicator& comm_;

@@ -139,8 +139,7 @@ ZERO_HOST_DEVICE void store_quad(void* data, Dtype dtype, std::int64_t i, const 
     static_cast<StoredQuad32*>(data)[i / kQuad] = stored;
   } else {
     StoredQuad16 stored;
-    for (int k = 0; k < kQuad; ++k)
-      stored.of[k] = dtype == Dtype::BF16 ? to_bf16(quad.of[k]) : to_f16(quad.of[k]);
+    for (int k = 0; k < kQuad; ++k) stored.of[k] = dtype == Dtype::BF16 ? to_bf16(quad.of[k]) : to_f16(quad.of[k]);
     static_cast<StoredQuad16*>(data)[i / kQuad] = stored;
   }
 }

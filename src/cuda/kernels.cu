@@ -5,6 +5,7 @@
 
 #include "cuda/elements.h"
 #include "cuda/interface.h"
+#include "cuda/rules.h"
 
 namespace zero::cuda {
 namespace {
@@ -83,8 +84,8 @@ __global__ void __launch_bounds__(kSquareLanes)
 }
 
 // The pieces in order, by one thread; its warp reads ahead.
-__global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const double* pieces, std::int64_t count,
-                                                                  double* result) {
+__global__ void __launch_bounds__(kSquareLanes)
+    add_pieces_kernel(const double* pieces, std::int64_t count, double* result) {
   const int lane = static_cast<int>(threadIdx.x);
   double total = 0;
   for (std::int64_t begin = 0; begin < count; begin += kSquareLanes) {
@@ -173,7 +174,7 @@ int update(Place place, const optim::UpdateConstants* constants, const optim::Up
   });
 }
 
-constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,     &sum_parts,       &convert,
+constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,   &sum_parts,        &convert,
                                &accumulate,       &scale,      &sum_of_squares, &first_non_finite, &update};
 
 }  // namespace

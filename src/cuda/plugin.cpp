@@ -29,17 +29,10 @@ std::string error_of_dlopen() {
 }
 
 Door open() {
-  int gpus = comm::visible_gpus();  // the driver's answer: asking torch would fix it before its library is here
+  // The driver's answer, then the runtime's: asking torch would fix its own before its library is here.
+  int gpus = comm::visible_gpus();
   if (gpus == 0)
     return {nullptr, "no GPU, or no CUDA driver (libcuda.so.1), on this machine", "leave the model on the CPU."};
-  // Never closed: its kernels register themselves for the life of the process.
-  const auto torch_cuda = directory_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
-  if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
-    return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),
-            "run script/setup --cuda: libtorch's CUDA libraries must lie beside it (nvidia/...)."};
-  if (!at::detail::getCUDAHooks().hasCUDA())
-    return {nullptr, "a libtorch that says it has no CUDA although its library is open and the driver shows a GPU",
-            "ask zero::default_device first: something in this process asked libtorch about CUDA before."};
   const auto path = directory_of(reinterpret_cast<const void*>(&door)) / kPlugin;
   std::error_code ignored;
   if (!fs::exists(path, ignored))
@@ -54,6 +47,14 @@ Door open() {
   if (const int status = interface->device_count(&gpus); status != 0 || gpus == 0)
     return {nullptr, base::join("'", interface->error_text(status), "' from the CUDA runtime, ", gpus, " devices"),
             "the driver must be as new as the CUDA 13 runtime needs (580 or newer)."};
+  // Never closed: its kernels register themselves for the life of the process.
+  const auto torch_cuda = directory_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
+  if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
+    return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),
+            "run script/setup --cuda: libtorch's CUDA libraries must lie beside it (nvidia/...)."};
+  if (!at::detail::getCUDAHooks().hasCUDA())
+    return {nullptr, "a libtorch that says it has no CUDA although its library is open and the driver shows a GPU",
+            "ask zero::default_device first: something in this process asked libtorch about CUDA before."};
   return {interface, "", ""};
 }
 
@@ -66,15 +67,16 @@ const Door& door() {
 
 const Interface& interface(const char* where) {
   if (door().interface == nullptr)
-    throw ConfigError(base::join(where, " got ", door().reason, ", expected a GPU that libzero can use. Hint: ",
-                                 door().hint));
+    throw ConfigError(
+        base::join(where, " got ", door().reason, ", expected a GPU that libzero can use. Hint: ", door().hint));
   return *door().interface;
 }
 
 void check(int status, const char* what) {
   const auto* interface = door().interface;
   ZERO_CHECK(status == 0, "[cuda::", what, "] got '",
-             interface == nullptr ? base::join("status ", status) : interface->error_text(status), "', expected success");
+             interface == nullptr ? base::join("status ", status) : interface->error_text(status),
+             "', expected success");
 }
 
 }  // namespace zero::cuda

@@ -54,7 +54,7 @@ optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device) {
   const auto* kernels = kernels_for(device);
   if (kernels == nullptr) return nullptr;
   return [device, kernels](const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
-                  std::int64_t numel) {
+                           std::int64_t numel) {
     cuda::check(kernels->update(place_on(device), &constants, &range, factor, numel), "update");
   };
 }
@@ -70,10 +70,10 @@ void DeviceSums::add(int index, const Stretch& values) {
   if (!sums_.defined()) sums_ = at::zeros({count_}, options);
   // Freed at the return; the caching allocator gives it to later work of the same stream only.
   auto pieces = at::empty({cuda::square_pieces(values.numel)}, options);
-  cuda::check(kernels_for(device_)->sum_of_squares(
-                  place_on(device_), values.data, values.dtype, values.numel, pieces.mutable_data_ptr<double>(),
-                  sums_.mutable_data_ptr<double>() + index),
-              "sum_of_squares");
+  cuda::check(
+      kernels_for(device_)->sum_of_squares(place_on(device_), values.data, values.dtype, values.numel,
+                                           pieces.mutable_data_ptr<double>(), sums_.mutable_data_ptr<double>() + index),
+      "sum_of_squares");
 }
 
 void DeviceSums::fetch() {

@@ -45,6 +45,12 @@ struct Walk {
   }
 };
 
+// Of two contiguous tensors in one storage: no element in common.
+bool apart(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_contiguous() && b.is_contiguous() && a.scalar_type() == b.scalar_type() &&
+         (a.storage_offset() + a.numel() <= b.storage_offset() || b.storage_offset() + b.numel() <= a.storage_offset());
+}
+
 }  // namespace
 
 std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings) {
@@ -54,7 +60,7 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   for (const auto& name : settings.units)
     if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
       faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
-  std::unordered_map<c10::StorageImpl*, const ModelParameter*> storages;
+  std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;
   for (const auto& parameter : walk.found) {
     const auto& tensor = parameter.tensor;
     const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
@@ -71,8 +77,15 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
     else if (!tensor.is_leaf())
       reject("is not a leaf of the autograd graph");
     else if (tensor.numel() > 0) {
-      const auto [it, fresh] = storages.try_emplace(tensor.storage().unsafeGetStorageImpl(), &parameter);
-      if (!fresh) reject("shares its storage with " + it->second->name + " without being the same parameter; register one tensor twice to tie them");
+      auto* const storage = tensor.storage().unsafeGetStorageImpl();
+      const auto [first, last] = storages.equal_range(storage);
+      for (auto it = first; it != last; ++it) {
+        // On a GPU a recurrent module lays its weights side by side in one storage; here each gets its own place.
+        if (tensor.is_cuda() && apart(tensor, it->second->tensor)) continue;
+        reject("shares its storage with " + it->second->name + " without being the same parameter; register one tensor twice to tie them");
+        break;
+      }
+      storages.emplace(storage, &parameter);
     }
   }
   if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);

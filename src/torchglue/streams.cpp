@@ -14,7 +14,8 @@ c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardIm
 }  // namespace
 
 void* native_stream(at::Device device) {
-  return device.is_cpu() ? nullptr : c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
+  return device.is_cpu() ? nullptr
+                         : c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
 }
 
 void Mark::set(at::Device device) {

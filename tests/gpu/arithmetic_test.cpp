@@ -1,0 +1,71 @@
+// The arithmetic of the GPU's threads, compiled for the CPU: the bits of the SIMD kernels, everywhere. The last
+// test makes sure that the checks see a difference.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/elements.h"
+#include "gpu/host_kernels.h"
+#include "gpu/kernel_checks.h"
+
+namespace zero::test {
+namespace {
+
+class OnHost : public Kernels {
+ public:
+  void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
+                 std::int64_t numel) override {
+    EXPECT_EQ(table().sum_parts({}, out, out_dtype, parts, num_parts, in_dtype, numel), 0);
+  }
+  void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
+    EXPECT_EQ(table().convert({}, out, out_dtype, in, in_dtype, numel), 0);
+  }
+  void accumulate(void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
+    EXPECT_EQ(table().accumulate({}, to, to_dtype, in, in_dtype, numel), 0);
+  }
+  void scale(void* data, Dtype dtype, float factor, std::int64_t numel) override {
+    EXPECT_EQ(table().scale({}, data, dtype, factor, numel), 0);
+  }
+  double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) override {
+    std::vector<double> pieces(static_cast<std::size_t>(cuda::square_pieces(numel)));
+    double result = -1;
+    EXPECT_EQ(table().sum_of_squares({}, in, dtype, numel, pieces.data(), &result), 0);
+    return result;
+  }
+  std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
+    std::int64_t result = -2;
+    EXPECT_EQ(table().first_non_finite({}, in, dtype, numel, &result), 0);
+    return result;
+  }
+  void update(const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
+              std::int64_t numel) override {
+    EXPECT_EQ(table().update({}, &constants, &range, factor, numel), 0);
+  }
+
+ private:
+  static const cuda::Interface& table() { return host_kernels(); }
+};
+
+OnHost kernels;
+
+}  // namespace
+
+TEST(GpuArithmetic, ConvertsAsTheCpuDoes) { check_conversions(kernels); }
+TEST(GpuArithmetic, AddsAsTheCpuDoes) { check_sums(kernels); }
+TEST(GpuArithmetic, ScalesAsTheCpuDoes) { check_scaling(kernels); }
+TEST(GpuArithmetic, SquareSumsHaveTheCpusOrder) { check_square_sums(kernels); }
+TEST(GpuArithmetic, FindsTheFirstNonFiniteValue) { check_non_finite(kernels); }
+TEST(GpuArithmetic, EveryUpdateRuleHasTheCpusBits) { check_updates(kernels); }
+
+// A multiply-add that is not fused differs in its last bit somewhere.
+TEST(GpuArithmetic, AFusedMultiplyAddRoundsOnce) {
+  int different = 0;
+  for (int i = 1; i < 1000; ++i) {
+    const float a = 1.0f + static_cast<float>(i) * 0x1p-12f, c = -1.0f;
+    different += cuda::fused_multiply_add(a, a, c) != cuda::add(cuda::multiply(a, a), c);
+  }
+  EXPECT_GT(different, 100);
+}
+
+}  // namespace zero::test

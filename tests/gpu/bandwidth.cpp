@@ -1,0 +1,112 @@
+// How fast the plug-in's kernels move memory on this GPU, beside a plain copy and libtorch's fused AdamW: one JSON on
+// standard output, bytes counted by what a kernel must read and write. script/gpu-check runs it. No correctness here.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <vector>
+
+#include "cuda/plugin.h"
+#include "torchglue/streams.h"
+
+namespace {
+
+using zero::base::Dtype;
+namespace cuda = zero::cuda;
+namespace optim = zero::optim;
+
+const at::Device kGpu(at::kCUDA, 0);
+
+// Median seconds of one call, of 15 after 3.
+double seconds_of(const std::function<void()>& call) {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  std::vector<double> all;
+  for (int k = 0; k < 18; ++k) {
+    c10::Event begin(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT), end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+    begin.record(guard.getStream(kGpu));
+    call();
+    end.record(guard.getStream(kGpu));
+    end.synchronize();
+    if (k >= 3) all.push_back(begin.elapsedTime(end) * 1e-3);
+  }
+  std::nth_element(all.begin(), all.begin() + 7, all.end());
+  return all[7];
+}
+
+bool first_line = true;
+void report(const char* what, std::int64_t numel, double bytes_per_element, const std::function<void()>& call) {
+  const double seconds = seconds_of(call), bytes = bytes_per_element * static_cast<double>(numel);
+  std::printf("%s\n    {\"what\": \"%s\", \"elements\": %lld, \"seconds\": %.9g, \"gb_per_s\": %.1f}",
+              first_line ? "" : ",", what, static_cast<long long>(numel), seconds, bytes / seconds * 1e-9);
+  first_line = false;
+}
+
+}  // namespace
+
+int main() {
+  const auto& door = cuda::door();
+  if (door.interface == nullptr) {
+    std::printf("{\"skipped\": \"%s\"}\n", door.reason.c_str());
+    return 0;
+  }
+  const auto& kernels = *door.interface;
+  at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(kGpu);
+  std::printf("{\"kernels\": [");
+  for (const std::int64_t numel : {std::int64_t{1} << 20, std::int64_t{1} << 24, std::int64_t{1} << 28}) {
+    auto p = at::randn({numel}, options), m = at::zeros({numel}, options), v = at::ones({numel}, options),
+         g = at::randn({numel}, options), half = g.to(at::kBFloat16), copy = at::empty_like(half);
+    const cuda::Place place{0, zero::torchglue::native_stream(kGpu)};
+    optim::UpdateConstants c{};
+    c.rule = optim::Rule::AdamDecoupled;
+    c.keep = 0.999f;
+    c.beta1 = 0.9f;
+    c.beta2 = 0.999f;
+    c.new1 = 0.1f;
+    c.new2 = 0.001f;
+    c.root2 = 0.5f;
+    c.eps = 1e-8f;
+    c.negative_step = -1e-3f;
+    const auto update = [&](const at::Tensor& gradient, Dtype dtype, void* parameter) {
+      const optim::UpdateRange range{p.data_ptr<float>(), {m.data_ptr<float>(), v.data_ptr<float>()},
+                                     gradient.data_ptr(), dtype,
+                                     parameter,           Dtype::BF16};
+      cuda::check(kernels.update(place, &c, &range, 0.5f, numel), "update");
+    };
+    report("copy_fp32", numel, 8, [&] { m.copy_(g); });
+    m.zero_();
+    report("adamw_fp32", numel, 28, [&] { update(g, Dtype::F32, nullptr); });
+    report("adamw_bf16_master", numel, 28, [&] { update(half, Dtype::BF16, copy.data_ptr()); });
+    auto count = at::ones({}, options);
+    report("torch_fused_adamw_fp32", numel, 28,
+           [&] { at::_fused_adamw_({p}, {g}, {m}, {v}, {}, {count}, 1e-3, 0.9, 0.999, 0.01, 1e-8, false, false); });
+    report("convert_fp32_to_bf16", numel, 6, [&] {
+      cuda::check(kernels.convert(place, copy.data_ptr(), Dtype::BF16, g.data_ptr(), Dtype::F32, numel), "convert");
+    });
+    report("accumulate_bf16_into_fp32", numel, 10, [&] {
+      cuda::check(kernels.accumulate(place, m.data_ptr(), Dtype::F32, half.data_ptr(), Dtype::BF16, numel), "add");
+    });
+    report("scale_fp32", numel, 8,
+           [&] { cuda::check(kernels.scale(place, v.data_ptr(), Dtype::F32, 1.0000001f, numel), "scale"); });
+    auto pieces = at::empty({cuda::square_pieces(numel) + 1}, options.dtype(at::kDouble));
+    for (const auto& [name, values, dtype] :
+         {std::tuple{"sum_of_squares_fp32", g, Dtype::F32}, {"sum_of_squares_bf16", half, Dtype::BF16}}) {
+      report(name, numel, static_cast<double>(zero::base::size_of(dtype)),
+             [&, dtype = dtype, data = values.data_ptr()] {
+               cuda::check(kernels.sum_of_squares(place, data, dtype, numel, pieces.data_ptr<double>() + 1,
+                                                  pieces.data_ptr<double>()),
+                           "sum_of_squares");
+             });
+    }
+    report("torch_norm_fp32", numel, 4, [&] { at::norm(g); });
+  }
+  std::printf("\n]}\n");
+  return 0;
+}

@@ -1,0 +1,9 @@
+// For tests that need a GPU: the reason why there is none, asked once, in the order that libtorch needs.
+#pragma once
+#include <gtest/gtest.h>
+
+#include "cuda/plugin.h"
+
+#define ZERO_NEEDS_GPU()                       \
+  if (zero::cuda::door().interface == nullptr) \
+  GTEST_SKIP() << "needs a GPU: got " << zero::cuda::door().reason << ". Hint: " << zero::cuda::door().hint

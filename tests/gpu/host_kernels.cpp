@@ -1,0 +1,109 @@
+// Compiled without contraction, as the arithmetic wants it.
+#include "gpu/host_kernels.h"
+
+#include <atomic>
+#include <cstdint>
+
+#include "cuda/elements.h"
+#include "cuda/rules.h"
+
+namespace zero::test {
+namespace {
+
+using base::Dtype;
+using cuda::Place;
+
+std::atomic<int> calls{0};
+
+// As kernels.cu cuts a range: quads where all pointers are aligned for them, and single elements.
+template <class Body>
+int run(const Body& body, std::int64_t numel, bool aligned) {
+  std::int64_t i = 0;
+  if (aligned)
+    for (; i + cuda::kQuad <= numel; i += cuda::kQuad) body.quad(i);
+  for (; i < numel; ++i) body.element(i);
+  return 0;
+}
+
+bool aligned(const void* data, Dtype dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % (dtype == Dtype::F32 ? 16 : 8) == 0;
+}
+
+const char* error_text(int) { return "an error of the host's kernels"; }
+int device_count(int* count) {
+  *count = 1;
+  return 0;
+}
+
+int sum_parts(Place, void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
+              std::int64_t numel) {
+  if (num_parts < 1 || num_parts > cuda::kMaxParts) return 1;
+  cuda::SumParts body{out, out_dtype, in_dtype, {}};
+  body.parts.count = num_parts;
+  bool all = aligned(out, out_dtype);
+  for (int p = 0; p < num_parts; ++p) {
+    body.parts.of[p] = parts[p];
+    all = all && aligned(parts[p], in_dtype);
+  }
+  return run(body, numel, all);
+}
+
+int convert(Place place, void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
+  return sum_parts(place, out, out_dtype, &in, 1, in_dtype, numel);
+}
+
+int accumulate(Place, void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
+  return run(cuda::Accumulate{to, to_dtype, in, in_dtype}, numel, aligned(to, to_dtype) && aligned(in, in_dtype));
+}
+
+int scale(Place, void* data, Dtype dtype, float factor, std::int64_t numel) {
+  return run(cuda::Scale{data, dtype, factor}, numel, aligned(data, dtype));
+}
+
+int sum_of_squares(Place, const void* in, Dtype dtype, std::int64_t numel, double* pieces, double* result) {
+  ++calls;
+  const auto count = cuda::square_pieces(numel);
+  for (std::int64_t piece = 0; piece < count; ++piece) {
+    double sums[cuda::kSquareLanes];
+    for (int lane = 0; lane < cuda::kSquareLanes; ++lane)
+      sums[lane] = cuda::lane_sum_of_squares(in, dtype, numel, piece * cuda::kSquarePiece, lane);
+    for (int width = cuda::kSquareLanes / 2; width > 0; width /= 2)  // what the shuffles of a warp do
+      for (int lane = 0; lane < width; ++lane) sums[lane] = cuda::add(sums[lane], sums[lane + width]);
+    pieces[piece] = sums[0];
+  }
+  double total = 0;
+  for (std::int64_t piece = 0; piece < count; ++piece) total = cuda::add(total, pieces[piece]);
+  *result = total;
+  return 0;
+}
+
+int first_non_finite(Place, const void* in, Dtype dtype, std::int64_t numel, std::int64_t* result) {
+  *result = -1;
+  for (std::int64_t i = numel; i-- > 0;)
+    if (cuda::non_finite(in, dtype, i)) *result = i;
+  return 0;
+}
+
+int update(Place, const optim::UpdateConstants* constants, const optim::UpdateRange* range, float factor,
+           std::int64_t numel) {
+  ++calls;
+  return cuda::with_rule(*constants, *range, factor, [&](const auto& body) {
+    bool all = aligned(range->master, Dtype::F32) && aligned(range->gradient, range->gradient_dtype) &&
+               (range->parameter == nullptr || aligned(range->parameter, range->parameter_dtype));
+    for (const auto* slot : range->slots) all = all && aligned(slot, Dtype::F32);
+    return run(body, numel, all);
+  });
+}
+
+}  // namespace
+
+const cuda::Interface& host_kernels() {
+  static constexpr cuda::Interface kTable{
+      cuda::kInterfaceVersion, &error_text,       &device_count, &sum_parts, &convert, &accumulate, &scale,
+      &sum_of_squares,         &first_non_finite, &update};
+  return kTable;
+}
+
+int host_kernel_calls() { return calls; }
+
+}  // namespace zero::test

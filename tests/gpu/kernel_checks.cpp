@@ -1,0 +1,274 @@
+#include "gpu/kernel_checks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace zero::test {
+namespace {
+
+using base::Dtype;
+using optim::Rule;
+
+constexpr Dtype kDtypes[] = {Dtype::F32, Dtype::BF16, Dtype::F16};
+// Shorter and longer than a quad, a warp, a launch's group; one and several pieces of a square sum.
+constexpr std::int64_t kNumels[] = {0, 1, 3, 4, 7, 32, 255, 1027, 4096, 65536, 65537, 200003};
+
+// A typed array that begins `shift` elements behind an address that divides by 64.
+class Array {
+ public:
+  Array(Dtype dtype, std::int64_t numel, int shift = 0)
+      : dtype_(dtype), numel_(numel), bytes_(static_cast<std::size_t>(numel + shift) * base::size_of(dtype) + 64) {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    offset_ = (64 - address % 64) % 64 + static_cast<std::size_t>(shift) * base::size_of(dtype);
+  }
+  Array(const Array& other) : Array(other.dtype_, other.numel_) { std::memcpy(data(), other.data(), size()); }
+  Array& operator=(const Array&) = delete;
+  void* data() { return bytes_.data() + offset_; }
+  const void* data() const { return bytes_.data() + offset_; }
+  float* floats() { return static_cast<float*>(data()); }
+  Dtype dtype() const { return dtype_; }
+  std::size_t size() const { return static_cast<std::size_t>(numel_) * base::size_of(dtype_); }
+  std::int64_t numel() const { return numel_; }
+  std::uint32_t bits(std::int64_t i) const {
+    std::uint32_t result = 0;
+    std::memcpy(&result, static_cast<const char*>(data()) + i * static_cast<std::int64_t>(base::size_of(dtype_)),
+                base::size_of(dtype_));
+    return result;
+  }
+  void set_bits(std::int64_t i, std::uint32_t bits) {
+    std::memcpy(static_cast<char*>(data()) + i * static_cast<std::int64_t>(base::size_of(dtype_)), &bits,
+                base::size_of(dtype_));
+  }
+
+ private:
+  Dtype dtype_;
+  std::int64_t numel_;
+  std::vector<char> bytes_;
+  std::size_t offset_;
+};
+
+bool is_nan(std::uint32_t bits, Dtype dtype) {
+  if (dtype == Dtype::F32) return (bits & 0x7fffffffu) > 0x7f800000u;
+  return (bits & 0x7fffu) > (dtype == Dtype::BF16 ? 0x7f80u : 0x7c00u);
+}
+
+void expect_same(const Array& got, const Array& expected, const std::string& what) {
+  for (std::int64_t i = 0; i < expected.numel(); ++i) {
+    const auto a = got.bits(i), b = expected.bits(i);
+    if (a == b || (is_nan(a, got.dtype()) && is_nan(b, got.dtype()))) continue;
+    ADD_FAILURE() << what << ", element " << i << " of " << expected.numel() << ": got bits 0x" << std::hex << a
+                  << ", expected 0x" << b;
+    return;
+  }
+}
+
+// Every pattern of bits is a value: zeros, subnormals, Inf and NaN come up.
+void fill_any(Array& array, unsigned seed) {
+  std::mt19937 random(seed);
+  for (std::int64_t i = 0; i < array.numel(); ++i) array.set_bits(i, static_cast<std::uint32_t>(random()));
+}
+
+// Ordinary values around `size`, with a zero now and then.
+void fill_near(Array& array, unsigned seed, float size) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, size);
+  Array exact(Dtype::F32, array.numel());
+  for (std::int64_t i = 0; i < array.numel(); ++i) exact.floats()[i] = i % 97 == 5 ? 0.0f : normal(random);
+  base::convert(array.data(), array.dtype(), exact.data(), Dtype::F32, array.numel());
+}
+
+std::string text_of(Dtype a, Dtype b, std::int64_t numel, int shift) {
+  return std::string(base::dtype_name(a)) + " to " + base::dtype_name(b) + ", " + std::to_string(numel) +
+         " elements, shifted by " + std::to_string(shift);
+}
+
+}  // namespace
+
+void check_conversions(Kernels& kernels) {
+  // All 16-bit values.
+  for (const auto in_dtype : {Dtype::BF16, Dtype::F16}) {
+    Array in(in_dtype, 65536);
+    for (std::int64_t i = 0; i < 65536; ++i) in.set_bits(i, static_cast<std::uint32_t>(i));
+    for (const auto out_dtype : kDtypes) {
+      Array got(out_dtype, 65536), expected(out_dtype, 65536);
+      kernels.convert(got.data(), out_dtype, in.data(), in_dtype, 65536);
+      base::convert(expected.data(), out_dtype, in.data(), in_dtype, 65536);
+      expect_same(got, expected, "every " + text_of(in_dtype, out_dtype, 65536, 0));
+    }
+  }
+  // Of fp32: any, and those on the border between two 16-bit values and one beside it.
+  constexpr std::int64_t kNumel = 1 << 19;
+  Array in(Dtype::F32, kNumel);
+  fill_any(in, 1);
+  for (std::int64_t i = 0; i < kNumel; i += 2) {
+    const auto bits = in.bits(i);
+    const int places = i % 4 == 0 ? 16 : 13;
+    in.set_bits(i, (bits & ~((1u << places) - 1u)) + (1u << (places - 1)) + static_cast<std::uint32_t>(i / 4 % 3) - 1u);
+  }
+  for (std::int64_t i = 0; i < 32768; ++i)  // fp16's subnormals and its overflow
+    in.set_bits(i, (i % 2 == 0 ? 0x33000000u : 0x477f0000u) + static_cast<std::uint32_t>(i / 2) * 0x801u % 0x5800000u);
+  for (const auto out_dtype : {Dtype::BF16, Dtype::F16}) {
+    Array got(out_dtype, kNumel), expected(out_dtype, kNumel);
+    kernels.convert(got.data(), out_dtype, in.data(), Dtype::F32, kNumel);
+    base::convert(expected.data(), out_dtype, in.data(), Dtype::F32, kNumel);
+    expect_same(got, expected, text_of(Dtype::F32, out_dtype, kNumel, 0));
+  }
+}
+
+void check_sums(Kernels& kernels) {
+  unsigned seed = 0;
+  for (const auto in_dtype : kDtypes) {
+    for (const auto out_dtype : kDtypes) {
+      for (const auto numel : kNumels) {
+        for (const int shift : {0, 1, 4}) {
+          const auto what = text_of(in_dtype, out_dtype, numel, shift);
+          for (const int num_parts : {1, 2, 3, 9}) {
+            std::vector<Array> parts;
+            std::vector<const void*> pointers;
+            parts.reserve(static_cast<std::size_t>(num_parts));
+            for (int p = 0; p < num_parts; ++p) {
+              parts.emplace_back(in_dtype, numel, p == 0 ? shift : 0);
+              p == 1 ? fill_any(parts.back(), ++seed) : fill_near(parts.back(), ++seed, 100.0f);
+              pointers.push_back(parts.back().data());
+            }
+            Array got(out_dtype, numel, shift), expected(out_dtype, numel);
+            kernels.sum_parts(got.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel);
+            base::sum_parts(expected.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel);
+            expect_same(got, expected, std::to_string(num_parts) + " parts, " + what);
+          }
+          Array in(in_dtype, numel, shift), got(out_dtype, numel, shift);
+          fill_near(in, ++seed, 3.0f);
+          fill_near(got, ++seed, 100.0f);
+          Array expected(got);
+          kernels.accumulate(got.data(), out_dtype, in.data(), in_dtype, numel);
+          base::accumulate(expected.data(), out_dtype, in.data(), in_dtype, numel);
+          expect_same(got, expected, "accumulated, " + what);
+        }
+      }
+    }
+  }
+}
+
+void check_scaling(Kernels& kernels) {
+  unsigned seed = 100;
+  for (const auto dtype : kDtypes) {
+    for (const auto numel : kNumels) {
+      for (const int shift : {0, 3}) {
+        for (const float factor : {1.0f, 0.25f, 1.0f / 3, -3e38f}) {
+          Array got(dtype, numel, shift);
+          fill_any(got, ++seed);
+          Array expected(got);
+          kernels.scale(got.data(), dtype, factor, numel);
+          base::scale(expected.data(), dtype, factor, numel);
+          expect_same(got, expected, "scaled, " + text_of(dtype, dtype, numel, shift));
+        }
+      }
+    }
+  }
+}
+
+void check_square_sums(Kernels& kernels) {
+  unsigned seed = 200;
+  for (const auto dtype : kDtypes) {
+    for (const auto numel : kNumels) {
+      for (const int shift : {0, 1}) {
+        Array in(dtype, numel, shift);
+        fill_near(in, ++seed, 10.0f);
+        EXPECT_EQ(kernels.sum_of_squares(in.data(), dtype, numel), base::sum_of_squares(in.data(), dtype, numel))
+            << text_of(dtype, dtype, numel, shift);
+      }
+    }
+    Array in(dtype, 200003);
+    fill_near(in, ++seed, 10.0f);
+    in.set_bits(131080, dtype == Dtype::F32 ? 0x7f800000u : dtype == Dtype::BF16 ? 0x7f80u : 0x7c00u);
+    EXPECT_TRUE(std::isinf(kernels.sum_of_squares(in.data(), dtype, 200003)));
+    in.set_bits(70000, dtype == Dtype::F32 ? 0x7fc00000u : 0x7fc0u | (dtype == Dtype::F16 ? 0x7e00u : 0u));
+    EXPECT_TRUE(std::isnan(kernels.sum_of_squares(in.data(), dtype, 200003)));
+  }
+}
+
+void check_non_finite(Kernels& kernels) {
+  for (const auto dtype : kDtypes) {
+    const std::uint32_t infinite = dtype == Dtype::F32 ? 0xff800000u : dtype == Dtype::BF16 ? 0xff80u : 0xfc00u;
+    for (const auto numel : kNumels) {
+      Array in(dtype, numel);
+      fill_near(in, 300, 1.0f);
+      EXPECT_EQ(kernels.first_non_finite(in.data(), dtype, numel), -1);
+      if (numel == 0) continue;
+      in.set_bits(numel - 1, infinite);
+      EXPECT_EQ(kernels.first_non_finite(in.data(), dtype, numel), numel - 1);
+      in.set_bits(numel / 3, infinite | 1u);
+      EXPECT_EQ(kernels.first_non_finite(in.data(), dtype, numel), numel / 3) << "of two, the first";
+    }
+  }
+}
+
+void check_updates(Kernels& kernels) {
+  unsigned seed = 400;
+  for (const auto rule : {Rule::AdamDecoupled, Rule::AdamL2, Rule::Sgd, Rule::SgdMomentum, Rule::Adagrad, Rule::Lion}) {
+    for (int variant = 0; variant < 4; ++variant) {
+      optim::UpdateConstants c{};
+      c.rule = rule;
+      c.has_weight_decay = variant % 2 == 1;
+      c.first = variant == 2;
+      c.nesterov = variant == 3;
+      c.weight_decay = 0.013f;
+      c.keep = 1 - 3e-3f * 0.013f;
+      c.beta1 = variant == 3 ? 0.3f : 0.9f;  // both ways of torch's lerp
+      c.beta2 = 0.999f;
+      c.new1 = 1 - c.beta1;
+      c.new2 = 1 - c.beta2;
+      c.root2 = 0.1235f;
+      c.eps = 1e-8f;
+      c.negative_step = -3e-3f;
+      c.momentum = 0.9f;
+      c.undamped = 0.95f;
+      for (const auto gradient_dtype : kDtypes) {
+        for (int copy = -1; copy < 3; ++copy) {
+          for (const auto& [numel, shift] : {std::pair{1, 0}, {1027, 0}, {1026, 1}, {66000, 0}}) {
+            const auto parameter_dtype = copy < 0 ? Dtype::F32 : kDtypes[copy];
+            Array gradient(gradient_dtype, numel, shift), master(Dtype::F32, numel, shift), m(Dtype::F32, numel, shift),
+                v(Dtype::F32, numel, shift), parameter(parameter_dtype, numel, shift);
+            fill_near(gradient, ++seed, 30.0f);
+            if (variant == 1) fill_any(gradient, ++seed);
+            fill_near(master, ++seed, 0.02f);
+            fill_near(m, ++seed, 1e-3f);
+            fill_near(v, ++seed, 1e-3f);
+            for (std::int64_t i = 0; i < numel; ++i) v.floats()[i] = std::fabs(v.floats()[i]);
+            Array master2(master), m2(m), v2(v), parameter2(parameter);
+            const float factor = 1.0f / 1024 * 0.731f;
+            const optim::UpdateRange got{master.floats(),
+                                         {m.floats(), v.floats()},
+                                         gradient.data(),
+                                         gradient_dtype,
+                                         copy < 0 ? nullptr : parameter.data(),
+                                         parameter_dtype};
+            const optim::UpdateRange expected{master2.floats(),
+                                              {m2.floats(), v2.floats()},
+                                              gradient.data(),
+                                              gradient_dtype,
+                                              copy < 0 ? nullptr : parameter2.data(),
+                                              parameter_dtype};
+            kernels.update(c, got, factor, numel);
+            optim::update_range(c, expected, factor, 0, numel);
+            const auto what = "rule " + std::to_string(static_cast<int>(rule)) + ", variant " +
+                              std::to_string(variant) + ", " + text_of(gradient_dtype, parameter_dtype, numel, shift);
+            expect_same(master, master2, "master, " + what);
+            expect_same(m, m2, "first slot, " + what);
+            expect_same(v, v2, "second slot, " + what);
+            expect_same(parameter, parameter2, "copy, " + what);
+            if (testing::Test::HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace zero::test

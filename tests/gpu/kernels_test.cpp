@@ -1,0 +1,202 @@
+// The plug-in's door on any machine, and its kernels on a GPU: the CPU's bits.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <zero/communicator.h>
+#include <zero/device.h>
+#include <zero/errors.h>
+
+#include "comm/transport_choice.h"
+#include "cuda/interface.h"
+#include "cuda/plugin.h"
+#include "gpu/device.h"
+#include "gpu/kernel_checks.h"
+
+namespace zero::test {
+namespace {
+
+// Host memory brought to the GPU at the same offset from an address that divides by 16, and back.
+class Copy {
+ public:
+  Copy(const void* host, std::int64_t bytes) : host_(const_cast<void*>(host)), bytes_(bytes) {
+    if (host == nullptr) return;
+    offset_ = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(host) % 16);
+    // The bytes behind must stay as they are.
+    memory_ = at::full({offset_ + bytes + 64}, 0x5a, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    if (bytes > 0) part().copy_(at::from_blob(host_, {bytes}, at::kByte));
+  }
+  void* data() const { return memory_.defined() ? static_cast<char*>(memory_.data_ptr()) + offset_ : nullptr; }
+  void bring_back() const {
+    if (!memory_.defined()) return;
+    if (bytes_ > 0) at::from_blob(host_, {bytes_}, at::kByte).copy_(part());
+    EXPECT_TRUE(memory_.narrow(0, offset_ + bytes_, 64).eq(0x5a).all().item<bool>()) << "wrote behind the range";
+    EXPECT_TRUE(memory_.narrow(0, 0, offset_).eq(0x5a).all().item<bool>()) << "wrote before the range";
+  }
+
+ private:
+  at::Tensor part() const { return memory_.narrow(0, offset_, bytes_); }
+  void* host_;
+  std::int64_t bytes_, offset_ = 0;
+  at::Tensor memory_;
+};
+
+class OnDevice : public Kernels {
+ public:
+  void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
+                 std::int64_t numel) override {
+    Copy to(out, bytes(out_dtype, numel));
+    std::vector<Copy> from;
+    std::vector<const void*> pointers;
+    for (int p = 0; p < num_parts; ++p) {
+      from.emplace_back(parts[p], bytes(in_dtype, numel));
+      pointers.push_back(from.back().data());
+    }
+    cuda::check(kernels().sum_parts(kPlace, to.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel), "sum");
+    to.bring_back();
+  }
+  void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
+    Copy to(out, bytes(out_dtype, numel)), from(in, bytes(in_dtype, numel));
+    cuda::check(kernels().convert(kPlace, to.data(), out_dtype, from.data(), in_dtype, numel), "convert");
+    to.bring_back();
+  }
+  void accumulate(void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
+    Copy sum(to, bytes(to_dtype, numel)), from(in, bytes(in_dtype, numel));
+    cuda::check(kernels().accumulate(kPlace, sum.data(), to_dtype, from.data(), in_dtype, numel), "accumulate");
+    sum.bring_back();
+  }
+  void scale(void* data, Dtype dtype, float factor, std::int64_t numel) override {
+    Copy values(data, bytes(dtype, numel));
+    cuda::check(kernels().scale(kPlace, values.data(), dtype, factor, numel), "scale");
+    values.bring_back();
+  }
+  double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) override {
+    Copy from(in, bytes(dtype, numel));
+    const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
+    auto pieces = at::empty({cuda::square_pieces(numel) + 1}, options), result = at::full({1}, -1.0, options);
+    cuda::check(kernels().sum_of_squares(kPlace, from.data(), dtype, numel, pieces.mutable_data_ptr<double>(),
+                                         result.mutable_data_ptr<double>()),
+                "sum_of_squares");
+    return result.item<double>();
+  }
+  std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
+    Copy from(in, bytes(dtype, numel));
+    auto result = at::full({1}, 7, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
+    cuda::check(kernels().first_non_finite(kPlace, from.data(), dtype, numel, result.mutable_data_ptr<std::int64_t>()),
+                "first_non_finite");
+    return result.item<std::int64_t>();
+  }
+  void update(const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
+              std::int64_t numel) override {
+    Copy master(range.master, numel * 4), m(range.slots[0], numel * 4), v(range.slots[1], numel * 4),
+        gradient(range.gradient, bytes(range.gradient_dtype, numel)),
+        parameter(range.parameter, bytes(range.parameter_dtype, numel));
+    const optim::UpdateRange there{static_cast<float*>(master.data()),
+                                   {static_cast<float*>(m.data()), static_cast<float*>(v.data())},
+                                   gradient.data(),
+                                   range.gradient_dtype,
+                                   parameter.data(),
+                                   range.parameter_dtype};
+    cuda::check(kernels().update(kPlace, &constants, &there, factor, numel), "update");
+    for (const auto* copy : {&master, &m, &v, &gradient, &parameter}) copy->bring_back();
+  }
+
+ private:
+  static constexpr cuda::Place kPlace{0, nullptr};  // torch's default stream, on which the copies are
+  static const cuda::Interface& kernels() { return *cuda::door().interface; }
+  static std::int64_t bytes(Dtype dtype, std::int64_t numel) {
+    return numel * static_cast<std::int64_t>(base::size_of(dtype));
+  }
+};
+
+OnDevice kernels;
+
+}  // namespace
+
+TEST(Door, WithoutAGpuTheReasonSaysWhatIsMissingAndWhatToDo) {
+  if (comm::visible_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_EQ(cuda::door().interface, nullptr);
+  try {
+    cuda::interface("[Engine]");
+    FAIL() << "kernels without a GPU";
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("[Engine] got no GPU, or no CUDA driver (libcuda.so.1)"), std::string::npos) << text;
+    EXPECT_NE(text.find("Hint: leave the model on the CPU"), std::string::npos) << text;
+  }
+}
+
+TEST(Door, WithoutAGpuTheDefaultIsTheCpuForAReason) {
+  const auto comm = Communicator::local();
+  const auto device = default_device(*comm);
+  EXPECT_EQ(device.is_cpu(), !why_no_gpu(*comm).empty());
+  EXPECT_EQ(device.is_cpu(), cuda::door().interface == nullptr);
+  run_ranks(2, [](std::shared_ptr<Communicator> ranks) {
+    EXPECT_TRUE(default_device(*ranks).is_cpu());
+    EXPECT_EQ(why_no_gpu(*ranks), "transport thread joins the ranks, and only nccl moves GPU memory");
+  });
+}
+
+TEST(Door, WhereTheDriverShowsAGpuItOpens) {
+  if (comm::visible_gpus() == 0) GTEST_SKIP() << "no GPU, or no CUDA driver (libcuda.so.1), on this machine";
+  EXPECT_NE(cuda::door().interface, nullptr) << cuda::door().reason;
+  EXPECT_TRUE(torch::cuda::is_available());
+}
+
+// The library itself loads without a driver, since it needs the CUDA runtime alone, and refuses in words.
+TEST(PlugIn, LoadsAnywhereAndItsTableIsWhole) {
+  const auto path = std::filesystem::path(ZERO_BINARY_DIR) / "lib" / cuda::kPlugin;
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "this build has no " << path << " (no nvcc, or ZERO_CUDA=OFF)";
+  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(plugin, nullptr) << dlerror();
+  const auto entry = reinterpret_cast<cuda::Entry>(dlsym(plugin, cuda::kEntry));
+  ASSERT_NE(entry, nullptr);
+  const auto& table = *entry();
+  EXPECT_EQ(table.version, cuda::kInterfaceVersion);
+  EXPECT_TRUE(table.sum_parts && table.convert && table.accumulate && table.scale && table.sum_of_squares &&
+              table.first_non_finite && table.update);
+  int count = -1;
+  const int status = table.device_count(&count);
+  if (comm::visible_gpus() > 0) {
+    EXPECT_EQ(status, 0) << table.error_text(status);
+    EXPECT_GT(count, 0);
+  } else {
+    EXPECT_NE(status, 0);
+    EXPECT_GT(std::strlen(table.error_text(status)), 10u);
+    float value = 3;
+    EXPECT_NE(table.scale({0, nullptr}, &value, base::Dtype::F32, 2.0f, 1), 0) << "a kernel without a GPU";
+    EXPECT_EQ(value, 3);
+  }
+}
+
+TEST(GpuKernels, ConvertAsTheCpuDoes) {
+  ZERO_NEEDS_GPU();
+  check_conversions(kernels);
+}
+TEST(GpuKernels, AddAsTheCpuDoes) {
+  ZERO_NEEDS_GPU();
+  check_sums(kernels);
+}
+TEST(GpuKernels, ScaleAsTheCpuDoes) {
+  ZERO_NEEDS_GPU();
+  check_scaling(kernels);
+}
+TEST(GpuKernels, SquareSumsHaveTheCpusBits) {
+  ZERO_NEEDS_GPU();
+  check_square_sums(kernels);
+}
+TEST(GpuKernels, FindTheFirstNonFiniteValue) {
+  ZERO_NEEDS_GPU();
+  check_non_finite(kernels);
+}
+TEST(GpuKernels, EveryUpdateRuleHasTheCpusBits) {
+  ZERO_NEEDS_GPU();
+  check_updates(kernels);
+}
+
+}  // namespace zero::test

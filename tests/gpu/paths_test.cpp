@@ -1,0 +1,96 @@
+// The engine's way through the plug-in's table and back (sums left on the device and read at the norm, updates by the
+// table, conversions of accumulated gradients) on a machine without a GPU: the host's loops serve the table, and every
+// bit must be that of the ordinary way.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/arithmetic.h"
+#include "gpu/host_kernels.h"
+#include "parity/training.h"
+
+namespace zero::test {
+namespace {
+
+struct ByTable {
+  ByTable() { engine::serve_host_memory_by(&host_kernels()); }
+  ~ByTable() { engine::serve_host_memory_by(nullptr); }
+};
+
+void expect_same_by_table(const Training& setup) {
+  const auto name = setup.problem + " " + setup.recipe + ", world " + std::to_string(setup.world) + ", stage " +
+                    std::to_string(setup.stage) + ", accumulation " + std::to_string(setup.accumulation);
+  const auto plain = train_threads(setup);
+  const int before = host_kernel_calls();
+  const ByTable by_table;
+  const auto run = train_threads(setup);
+  EXPECT_GT(host_kernel_calls() - before, 3 * setup.steps) << name << ": the table was not used";
+  EXPECT_EQ(run.hash, plain.hash) << name;
+  EXPECT_EQ(run.norms, plain.norms) << name;
+  ASSERT_EQ(run.losses.size(), plain.losses.size()) << name;
+  for (std::size_t i = 0; i < run.losses.size(); ++i)
+    EXPECT_TRUE(run.losses[i] == plain.losses[i] || (std::isnan(run.losses[i]) && std::isnan(plain.losses[i])))
+        << name << " step " << i << ": got " << run.losses[i] << ", expected " << plain.losses[i];
+  EXPECT_EQ(run.overflows, plain.overflows) << name;
+}
+
+TEST(ByTheTable, EveryStageAndRecipeHasTheSameBits) {
+  for (const char* recipe : {"fp32", "bf16", "fp16"})
+    for (const int world : {1, 2})
+      for (int stage = 0; stage <= 3; ++stage)
+        for (const int accumulation : {1, 2}) {
+          Training setup;
+          setup.recipe = recipe;
+          setup.world = world;
+          setup.stage = stage;
+          setup.accumulation = accumulation;
+          setup.steps = 3;
+          setup.clip = 0.5;
+          expect_same_by_table(setup);
+        }
+}
+
+TEST(ByTheTable, EveryOptimizer) {
+  for (const char* optimizer :
+       {R"({"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "weight_decay": 0.05}})",
+        R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
+        R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Adagrad", "params": {"lr": 0.01}})",
+        R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.1}})"}) {
+    Training setup;
+    setup.optimizer = optimizer;
+    setup.recipe = "bf16";
+    setup.steps = 4;
+    expect_same_by_table(setup);
+  }
+}
+
+TEST(ByTheTable, UnusedFrozenAndTinyParameters) {
+  for (const char* name : {"branches", "frozen", "tiny"})
+    for (const int world : {1, 2})
+      for (const int stage : {0, 1, 3}) {
+        Training setup;
+        setup.problem = name;
+        setup.world = world;
+        setup.stage = stage;
+        setup.steps = 3;
+        expect_same_by_table(setup);
+      }
+}
+
+// A step so long that gradients overflow: the verdict comes from sums that lie on the device.
+TEST(ByTheTable, OverflowsAreSeen) {
+  for (const int world : {1, 2}) {
+    Training setup;
+    setup.recipe = "fp16";
+    setup.world = world;
+    setup.steps = 4;
+    setup.stage = 2;
+    setup.optimizer = R"({"type": "SGD", "params": {"lr": 1e8}})";
+    const auto run = train_threads(setup);
+    ASSERT_GT(run.overflows, 0);
+    expect_same_by_table(setup);
+  }
+}
+
+}  // namespace
+}  // namespace zero::test
