@@ -2,7 +2,7 @@
 
 Started by script/bench-network (root). Measures the link with a plain TCP stream first, then runs `zero bench step` on two ranks of
 each host, over shared memory inside a host and TCP between them, and all over TCP; prints a table and writes JSON. For every stage:
-the step, the bytes that the busier host sends over the link, the time the link needs for them at the measured rate, the compute alone,
+the step, the bytes that a host sends over the link, the time the link needs for them at the measured rate, the compute alone,
 and step / (link + compute).
 """
 
@@ -29,8 +29,10 @@ def run(*words, check=True):
 class Network:
     """Hosts `a` and `b`; gone at the end."""
 
-    def __init__(self, mbit):
+    def __init__(self):
         self.names = {host: f"zb{os.getpid()}{host}" for host in "ab"}
+
+    def join(self, mbit):
         link = f"zl{os.getpid()}"
         for name in self.names.values():
             run("ip", "netns", "add", name)
@@ -163,8 +165,9 @@ def main():
         return stream_client(options.stream_client, 3)
     if os.geteuid() != 0:
         sys.exit("bench-network: error: got user %d, expected root, who may make network namespaces" % os.geteuid())
-    network = Network(options.mbit)
+    network = Network()
     try:
+        network.join(options.mbit)
         rate = link_bytes_per_second(network)
         print(f"link of {options.mbit} Mbit/s: one TCP stream carries {rate * 8 / 1e6:.0f} Mbit/s of payload", flush=True)
         rows, machine = [], None

@@ -37,7 +37,7 @@ struct CommStats {
   struct Row {
     std::uint64_t calls = 0, bytes_sent = 0;
   };
-  std::map<std::string, Row> by_op;  // "all_gather" "reduce_scatter" "all_reduce" "broadcast" "all_to_all"
+  std::map<std::string, Row> by_op;  // "all_gather" "reduce_scatter" "reduce_scatter_quantized" ...
   Row control;                       // hashes, norms, flags, barriers: not payload
   // Of the payload, what this rank itself has sent to other hosts. On several hosts an all-gather of S bytes sends each
   // shard to every other host once: (H-1)/N*S for H hosts. A reduce-scatter sends (H-1)/H*S: every rank's part goes to
@@ -78,6 +78,9 @@ class Communicator {
   std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
   void barrier();
 
+  // The run has ended elsewhere, by the failure of `rank`: the same for the waits of this communicator, on all ranks.
+  void stop(const std::string& reason, int rank) noexcept;
+
   // Small control messages, one per rank, of any length; counted as control. Blocking.
   std::vector<std::string> exchange(std::string_view mine);
 
@@ -95,8 +98,10 @@ class Communicator {
   void gather(comm::SharedVector& vector);
 
   // The ranks of this host, `count` of them that are numbered one after the other and this one among them, as a world of
-  // their own. All ranks call it together; count divides local_size().
+  // their own, whose errors name ranks of this one. All ranks call it together. ConfigError unless has_neighbours(count):
+  // processes, numbered host by host, and count divides the ranks of every host.
   std::shared_ptr<Communicator> neighbours(int count);
+  bool has_neighbours(int count) const;
 
   // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s qgZ,
   // arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would be saved, and it

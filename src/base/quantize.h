@@ -1,5 +1,5 @@
 // Blockwise integers for slow links, as in ZeRO++ (Wang et al., arXiv:2306.10209): 256 elements share one fp32 scale,
-// the block's largest magnitude over 127 (8 bits) or 7 (4 bits). Lossy: an element is off by at most half a scale. The
+// the block's largest magnitude over 127 (8 bits) or 7 (4 bits). Lossy: an element is off by at most half a scale, and is 0 where the scale would be below 2^-126. The
 // bits of the result depend neither on threads nor on the cut at whole blocks. No torch and no communication here.
 #pragma once
 #include <cstdint>

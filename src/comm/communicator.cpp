@@ -124,6 +124,7 @@ class PublishedWork final : public Work {
 
 struct Communicator::State {
   CommStats stats;
+  bool tells = true;  // the launcher of its collectives, which are numbered through the run; not neighbours
   std::uint64_t across_before = 0;  // the transport's count at the last reset
   std::uint64_t sequence = 0;       // of this rank's collectives, exchange included
 
@@ -132,7 +133,7 @@ struct Communicator::State {
   std::shared_ptr<Work> publish(const char* op, const at::Tensor& whole, Start start) {
     auto& page = base::status_page();
     const std::uint64_t mine = sequence++;
-    if (!page.active()) return start();
+    if (!page.active() || !tells) return start();
     page.set_collective(mine, op, comm::dtype_text(whole.scalar_type()), whole.numel(), base::CollectiveState::Inside);
     try {
       return std::make_shared<comm::PublishedWork>(start(), mine, op, whole);
@@ -238,9 +239,9 @@ std::vector<std::string> Communicator::exchange(std::string_view mine) {
   const std::uint64_t sequence = state_->sequence++;
   std::vector<std::string> messages;
   try {
-    page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::Inside);
+    if (state_->tells) page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::Inside);
     messages = transport_->exchange(mine);
-    page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::After);
+    if (state_->tells) page.set_collective(sequence, "exchange", "byte", 0, base::CollectiveState::After);
   } catch (const CommError& error) {
     page.set_error(error.what(), ExitCode::kPeer);
     throw;
@@ -263,11 +264,17 @@ bool Communicator::quantizes() const { return transport_->quantizes(); }
 
 std::shared_ptr<Communicator> Communicator::neighbours(int count) {
   const comm::Arguments check("neighbours", *transport_);
-  check.require(count >= 1 && local_size() % count == 0, count, " neighbours, expected a divisor of the ", local_size(),
-                " ranks of this host");
-  check.require(transport_->name() != "thread", "ranks as threads, expected processes");
-  return count == 1 ? local() : std::make_shared<Communicator>(transport_->neighbours(count));
+  check.require(has_neighbours(count), count, " neighbours over ", transport_->name(),
+                ", expected processes numbered host by host, and a divisor of the ", local_size(), " ranks of this host");
+  if (count == 1) return local();
+  auto some = std::make_shared<Communicator>(transport_->neighbours(count));
+  some->state_->tells = false;
+  return some;
 }
+
+bool Communicator::has_neighbours(int count) const { return transport_->has_neighbours(count); }
+
+void Communicator::stop(const std::string& reason, int rank) noexcept { transport_->stop(reason, rank); }
 
 bool Communicator::reads_in_place() const { return transport_->reads_in_place(); }
 bool Communicator::holds(const at::Tensor& tensor) const { return transport_->holds(tensor); }

@@ -14,11 +14,11 @@ namespace {
 using comm::Identity;
 
 std::unique_ptr<comm::Transport> open_transport(const std::string& name, const Identity& identity,
-                                                std::chrono::milliseconds timeout) {
+                                                std::chrono::milliseconds timeout, bool asked) {
   if (name == "local") return comm::make_local();
   if (name == "shm") return comm::make_shm(identity, timeout);
   if (name == "gloo") return comm::make_gloo(identity, timeout);
-  if (name == "shm+gloo") return comm::make_hierarchical(identity, timeout);
+  if (name == "shm+gloo") return comm::make_hierarchical(identity, timeout, asked);
   ZERO_CHECK(name == "nccl", "transport ", name);
   return comm::make_nccl(identity, timeout);
 }
@@ -26,15 +26,15 @@ std::unique_ptr<comm::Transport> open_transport(const std::string& name, const I
 std::unique_ptr<comm::Transport> meet(const Identity& identity, const comm::Environment& environment,
                                       std::chrono::milliseconds timeout) {
   const auto choice = comm::choose_transport(identity, environment, comm::visible_gpus);
-  if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout);
+  if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout, choice.asked);
   try {
-    return open_transport(choice.name, identity, timeout);
+    return open_transport(choice.name, identity, timeout, false);
   } catch (const ConfigError& error) {
     // The plug-in cannot be opened here, so on no rank: nobody has met yet.
     const auto other = comm::transport_without_gpus(identity);
     if (identity.rank == 0)
       base::log(LogLevel::Info, base::join("transport ", other, " although there are GPUs: ", error.what()));
-    return open_transport(other, identity, timeout);
+    return open_transport(other, identity, timeout, false);
   }
 }
 

@@ -130,6 +130,14 @@ class Gloo : public Transport {
     if (messenger_) messenger_->abort(rank(), reason);
   }
 
+  void stop(const std::string& reason, int failed) noexcept override {
+    if (messenger_) messenger_->abort(failed, reason);
+  }
+  bool has_neighbours(int count) const override {
+    return messenger_ && !identity().one_host() ? messenger_->hosts().divisible_by(count)
+                                                : Transport::has_neighbours(count);
+  }
+
   std::uint64_t bytes_across_hosts() const override { return messenger_ ? messenger_->bytes_across_hosts() : 0; }
 
  private:

@@ -8,6 +8,8 @@
 // [Note: one thread for all] A thread of this rank carries the collectives out one after the other, in the order of
 // their calls, which is the same on all ranks: no rank waits for a peer that has not come that far, and the program
 // computes meanwhile. Messages that need nothing from the host's ranks are on their way from the call on.
+#include <omp.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -51,7 +53,11 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
 // Runs jobs one after the other on a thread of its own.
 class Worker {
  public:
-  Worker() : thread_([this] { run(); }) {}
+  Worker()
+      : thread_([this] {
+          omp_set_num_threads(1);  // the program's threads compute
+          run();
+        }) {}
   ~Worker() {
     {
       std::lock_guard lock(mutex_);
@@ -89,7 +95,7 @@ class Worker {
       busy_ = true;
       lock.unlock();
       job();
-      job = {};  // its tensors, before anybody hears of it
+      job = {};  // with its tensors
       lock.lock();
       busy_ = false;
       news_.notify_all();
@@ -122,7 +128,9 @@ class Hierarchical final : public Transport {
         hosts_(messenger_->hosts().count()),
         place_(identity.local_rank),
         ranks_(identity.local_size),
-        inside_(make_shm(identity.of_neighbours(identity.local_size), timeout + kLonger)) {
+        inside_(make_shm(identity.of_neighbours(identity.local_size), timeout + kLonger, [this] {
+          if (const auto cause = messenger_->watch().failure()) throw CommError(cause->reason, cause->rank);
+        })) {
     timeout_ = timeout;
     for (int host = 0; host < hosts_; ++host) column_.push_back(host * ranks_ + place_);
     messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
@@ -149,6 +157,8 @@ class Hierarchical final : public Transport {
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override { return inside_->allocate(numel, dtype); }
   std::uint64_t bytes_across_hosts() const override { return messenger_->bytes_across_hosts(); }
   void abort(const std::string& reason) noexcept override { messenger_->abort(rank(), reason); }
+  void stop(const std::string& reason, int failed) noexcept override { messenger_->abort(failed, reason); }
+  bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
     copy_data(out.narrow(0, in.numel() * rank(), in.numel()), in);
@@ -243,6 +253,9 @@ class Hierarchical final : public Transport {
           cause = PeerFailure{error.rank(), error.what()};
         }
         throw CommError(cause->reason, cause->rank);
+      } catch (const std::exception& error) {
+        messenger_->abort(rank(), error.what());
+        throw;
       }
     }));
   }
@@ -357,11 +370,16 @@ class Hierarchical final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_hierarchical(const Identity& identity, milliseconds timeout) {
+std::unique_ptr<Transport> make_hierarchical(const Identity& identity, milliseconds timeout, bool asked) {
   auto messenger = std::make_unique<Messenger>(identity, timeout);
   const Hosts& hosts = messenger->hosts();
   if (hosts.even() && hosts.count() > 1 && identity.local_size > 1)
     return std::make_unique<Hierarchical>(identity, timeout, std::move(messenger));
+  if (asked)
+    throw ConfigError(
+        base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo, expected several ranks, equally many, on "
+                   "each of several hosts, numbered host by host (",
+                   identity.place(), "). Hint: ZERO_TRANSPORT=auto"));
   if (identity.rank == 0 && hosts.count() != identity.size)
     base::log(LogLevel::Info,
               "all ranks over TCP: hosts have different numbers of ranks, or ranks are not numbered host by host");

@@ -25,6 +25,12 @@ int Hosts::ranks(int host) const {
   return end - first(host);
 }
 
+bool Hosts::divisible_by(int count) const {
+  for (int host = 0; host < this->count(); ++host)
+    if (count < 1 || ranks(host) % count != 0) return false;
+  return !empty();
+}
+
 bool Hosts::even() const {
   for (int host = 1; host < count(); ++host)
     if (ranks(host) != ranks(0)) return false;

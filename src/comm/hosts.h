@@ -17,6 +17,8 @@ class Hosts {
   // The host's ranks are first(host) to first(host) + ranks(host) - 1.
   int first(int host) const { return first_[static_cast<std::size_t>(host)]; }
   int ranks(int host) const;
+  // Known, and `count` divides the ranks of every host.
+  bool divisible_by(int count) const;
   // Every host has as many ranks as every other.
   bool even() const;
 

@@ -77,13 +77,13 @@ struct Slice {
 // Everything of a rank but the Transport's face; a Work that outlives the transport finds it gone.
 class Rank {
  public:
-  Rank(const Identity& identity, std::chrono::milliseconds timeout)
+  Rank(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look)
       : identity_(identity),
         me_(identity.rank),
         size_(identity.size),
         pid_(::getpid()),
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page))),
-        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout))),
+        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout, look))),
         staging_(arena_) {
     arena_->close_fd();
   }
@@ -112,7 +112,7 @@ class Rank {
   shm::VectorPlace place() {
     return {arena_, group_, &identity_, [this](std::string_view message) { return exchange(message); }};
   }
-  std::chrono::milliseconds timeout{std::chrono::minutes(30)};
+  std::atomic<std::chrono::milliseconds> timeout{std::chrono::minutes(30)};
 
  private:
   using Ready = std::function<bool(int)>;
@@ -512,8 +512,8 @@ class ShmWork final : public Work {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const Identity& identity, std::chrono::milliseconds timeout)
-      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout)) {
+  ShmTransport(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look)
+      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, look)) {
     set_timeout(timeout);
   }
 
@@ -572,8 +572,9 @@ class ShmTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout) {
-  return std::make_unique<ShmTransport>(identity, timeout);
+std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout,
+                                    const std::function<void()>& look) {
+  return std::make_unique<ShmTransport>(identity, timeout, look);
 }
 
 }  // namespace zero::comm

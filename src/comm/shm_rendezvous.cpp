@@ -100,10 +100,12 @@ bool receive_message(int socket, Message& message, Member& member) {
   return got == static_cast<ssize_t>(sizeof message) && message.magic == kMagic;
 }
 
-bool readable(int fd, Clock::time_point deadline) {
+// Of a poll, so that the one who waits can look around.
+constexpr auto kSlice = 100ms;
+
+int slice_ms(Clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  pollfd entry{fd, POLLIN, 0};
-  return ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 30))) > 0;
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kSlice.count()));
 }
 
 Descriptor open_process() {
@@ -116,8 +118,9 @@ Descriptor open_process() {
 
 class Meeting {
  public:
-  Meeting(const Identity& identity, int memory, std::chrono::milliseconds timeout)
+  Meeting(const Identity& identity, int memory, std::chrono::milliseconds timeout, const std::function<void()>& look)
       : identity_(identity),
+        look_(look),
         address_(local_name("shm", identity.run_id)),
         timeout_(timeout),
         deadline_(Clock::now() + timeout) {
@@ -134,6 +137,7 @@ class Meeting {
       return members;
     }
     for (;;) {
+      look();
       if (identity_.rank == 0) {
         if (const Descriptor listener = listen()) return gather(listener.get());
         // Somebody else keeps the name: a second rank 0, which our hello brings to light, or the end of an earlier run.
@@ -149,6 +153,19 @@ class Meeting {
   }
 
  private:
+  void look() const {
+    if (look_) look_();
+  }
+
+  bool readable(int fd, Clock::time_point deadline) const {
+    for (;;) {
+      look();
+      pollfd entry{fd, POLLIN, 0};
+      if (::poll(&entry, 1, slice_ms(deadline)) > 0) return true;
+      if (Clock::now() >= deadline) return false;
+    }
+  }
+
   struct Visitor {
     Descriptor socket;
     int rank = -1;
@@ -191,7 +208,8 @@ class Meeting {
     members.resize(identity_.size);
     for (int got = 0; got < identity_.size; ++got) {
       if (!readable(socket.get(), until)) {
-        fail(base::join(identity_.name_of(0), " (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)), 0);
+        fail(base::join(identity_.name_of(0), " (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)),
+             0);
       }
       Message message;
       Member member;
@@ -217,9 +235,9 @@ class Meeting {
     while (missing > 0) {
       std::vector<pollfd> entries{{listener, POLLIN, 0}};
       for (const Visitor& visitor : visitors_) entries.push_back({visitor.socket.get(), POLLIN, 0});
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
-      if (left.count() <= 0) refuse_absent(members);
-      ::poll(entries.data(), entries.size(), static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
+      look();
+      if (Clock::now() >= deadline_) refuse_absent(members);
+      ::poll(entries.data(), entries.size(), slice_ms(deadline_));
       for (std::size_t i = 0; i < visitors_.size(); ++i) {
         Visitor& visitor = visitors_[i];
         if (entries[i + 1].revents == 0) continue;
@@ -262,7 +280,8 @@ class Meeting {
     if (hello.rank < 0 || hello.rank >= identity_.size) refuse(base::join(who, " is out of range"), hello.rank);
     Member& place = members[hello.rank];
     if (place.memory) {
-      refuse(base::join("two processes claim ", identity_.name_of(hello.rank), ": pid ", place.pid, " and pid ", pid), hello.rank);
+      refuse(base::join("two processes claim ", identity_.name_of(hello.rank), ": pid ", place.pid, " and pid ", pid),
+             hello.rank);
     }
     visitor.rank = hello.rank;
     visitor.pid = pid;
@@ -286,10 +305,12 @@ class Meeting {
     for (int rank = 1; rank < identity_.size; ++rank) {
       if (!members[rank].memory) absent.push_back(identity_.rank_in_run(rank));
     }
-    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), absent.front() - identity_.first_rank);
+    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)),
+           absent.front() - identity_.first_rank);
   }
 
   const Identity& identity_;
+  const std::function<void()>& look_;
   LocalAddress address_;
   std::chrono::milliseconds timeout_;
   Clock::time_point deadline_;
@@ -299,8 +320,9 @@ class Meeting {
 
 }  // namespace
 
-std::vector<Member> meet(const Identity& identity, int memory, std::chrono::milliseconds timeout) {
-  return Meeting(identity, memory, timeout).run();
+std::vector<Member> meet(const Identity& identity, int memory, std::chrono::milliseconds timeout,
+                         const std::function<void()>& look) {
+  return Meeting(identity, memory, timeout, look).run();
 }
 
 }  // namespace zero::comm::shm

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Member {
 // Blocks until all ranks of `identity.run_id` have come. Returns one Member per rank (this rank's
 // own included). CommError: names the ranks that did not come in `timeout`, a rank that two processes claim,
 // a rank that died meanwhile, a rank of a world of another size.
-std::vector<Member> meet(const Identity& identity, int memory, std::chrono::milliseconds timeout);
+// `look`, if there is one, is called every 100 ms or so and may throw.
+std::vector<Member> meet(const Identity& identity, int memory, std::chrono::milliseconds timeout,
+                         const std::function<void()>& look = nullptr);
 
 }  // namespace zero::comm::shm

@@ -216,6 +216,7 @@ class ThreadTransport final : public Transport {
   }
 
   std::string name() const override { return "thread"; }
+  bool has_neighbours(int) const override { return false; }
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
     const Call call{"all_gather", out.scalar_type(), out.numel()};

@@ -5,6 +5,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -59,14 +60,19 @@ class Transport {
   // Whether reduce_scatter_quantized() sends integers to some peer.
   virtual bool quantizes() const { return false; }
 
-  // What ended the run elsewhere: waits here throw CommError(reason, rank) soon. From any thread.
+  // What ended the run elsewhere: waits here and of the peers throw CommError(reason, rank) soon. From any thread.
   virtual void stop(const std::string& reason, int rank) noexcept {
     (void)rank;
     abort(reason);
   }
 
-  // The `count` ranks of this host among which this one is, as a run of their own; all ranks call it together. count
-  // divides the ranks of the host. Shared memory; blocks until they have come.
+  // Whether neighbours(count) is possible, as all ranks answer alike.
+  virtual bool has_neighbours(int count) const {
+    return identity_.one_host() && count > 0 && identity_.local_size % count == 0;
+  }
+
+  // The `count` ranks of this host among which this one is, as a run of their own; all ranks call it together. Shared
+  // memory; blocks until they have come.
   virtual std::unique_ptr<Transport> neighbours(int count);
 
   // Payload that this rank has sent to other hosts so far, exchanges left out; complete when all its Works are done.
@@ -98,12 +104,15 @@ class Transport {
 // One constructor per transport; each is the only thing its file shows.
 std::unique_ptr<Transport> make_local();
 // Processes of one host; blocks until all have come or `timeout` is over (CommError naming who is missing).
-std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout);
+// `look` is called now and then meanwhile, and may throw.
+std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout,
+                                    const std::function<void()>& look = nullptr);
 // c10d over TCP, any hosts.
 std::unique_ptr<Transport> make_gloo(const Identity& identity, std::chrono::milliseconds timeout);
 // Shared memory inside each host and c10d between them. Where hosts have different numbers of ranks, or ranks are not
-// numbered host by host, all of it over TCP as make_gloo.
-std::unique_ptr<Transport> make_hierarchical(const Identity& identity, std::chrono::milliseconds timeout);
+// numbered host by host, all of it over TCP as make_gloo; a ConfigError on every rank if it was asked for.
+std::unique_ptr<Transport> make_hierarchical(const Identity& identity, std::chrono::milliseconds timeout,
+                                             bool asked = false);
 // GPUs; opens the plug-in library libzero_nccl.so, ConfigError with the reason where that is not possible.
 std::unique_ptr<Transport> make_nccl(const Identity& identity, std::chrono::milliseconds timeout);
 

@@ -26,19 +26,23 @@ std::string transport_without_gpus(const Identity& identity) {
 
 TransportChoice choose_transport(const Identity& identity, const Environment& environment,
                                  const std::function<int()>& gpus) {
-  const std::vector<std::string> names{"auto", "nccl", "gloo", "shm"};
+  const std::vector<std::string> names{"auto", "nccl", "gloo", "shm", "shm+gloo"};
   const auto asked = environment("ZERO_TRANSPORT").value_or("auto");
   if (std::find(names.begin(), names.end(), asked) == names.end()) {
     const auto nearest = nearest_name(asked, names);
     throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT='", asked,
-                                 "', expected auto, nccl, gloo or shm", place_of(identity),
+                                 "', expected auto, nccl, gloo, shm or shm+gloo", place_of(identity),
                                  nearest.empty() ? "" : base::join(". Hint: did you mean '", nearest, "'?")));
   }
   if (identity.size == 1) return {"local"};
   if (asked == "shm" && !identity.one_host())
     throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm for ", identity.size,
                                  " ranks of which ", identity.local_size, " are on this host, expected all on one host",
-                                 place_of(identity), ". Hint: ZERO_TRANSPORT=gloo or auto"));
+                                 place_of(identity), ". Hint: ZERO_TRANSPORT=auto, which is shm+gloo here"));
+  if (asked == "shm+gloo" && identity.one_host())
+    throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo for ", identity.size,
+                                 " ranks of one host, expected several hosts", place_of(identity),
+                                 ". Hint: ZERO_TRANSPORT=auto, which is shm here"));
   if (asked != "auto") return {asked, true};
   if (gpus() >= identity.local_size) return {"nccl"};
   return {transport_without_gpus(identity)};

@@ -89,7 +89,7 @@ const Key kRows[] = {
     {.path = "communication_data_type", .type = Type::Enum, .fallback = "null", .text = "type on the wire of gradients; null: the model's", .choices = "fp32 fp16 bf16", .nullable = true},
 
     {.path = "seed", .type = Type::Int, .fallback = "1234", .text = "initial weights: the seed; dropout: seed and rank; data order: seed and epoch", .low = 0},
-    {.path = "libzero.transport", .type = Type::Enum, .fallback = "\"auto\"", .text = "how ranks talk (ZERO_TRANSPORT)", .choices = "auto nccl gloo shm"},
+    {.path = "libzero.transport", .type = Type::Enum, .fallback = "\"auto\"", .text = "how ranks talk (ZERO_TRANSPORT)", .choices = "auto nccl gloo shm shm+gloo"},
     {.path = "libzero.timeout_s", .type = Type::Num, .fallback = "1800", .text = "longest wait in one collective (ZERO_TIMEOUT_S)", .low = 0, .above_low = true, .unit = "s"},
     {.path = "libzero.deterministic", .type = Type::Bool, .fallback = "false", .text = "deterministic device kernels, fixed order of sums", .effect = Effect::NoEffect, .reason = "on CPUs sums already have a fixed order"},
     {.path = "libzero.max_skipped_steps", .type = Type::Int, .fallback = "10", .text = "skipped steps at the scale's floor before the run stops (exit 7)", .low = 1},

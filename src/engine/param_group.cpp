@@ -187,14 +187,14 @@ void ParamGroup::read_in_place() {
   gather_trace_.end(name_, gathered_bytes());
 }
 
-void ParamGroup::begin_gather() {
+void ParamGroup::begin_gather(bool exact) {
   ZERO_CHECK(residency_ == Residency::Sharded, "group ", name_, " gathered twice");
   gather_trace_.begin(*context_.trace, base::TraceKind::Gather);
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
   {
     // After what the current stream holds: the buffer's last use is among it.
     const torchglue::SideStream::Scope side(*context_.gather_stream);
-    gather_work_ = from_shards_->begin(gathered_, parameters_);
+    gather_work_ = from_shards_->begin(gathered_, parameters_, exact);
     gathered_mark_.set(context_.device);
   }
   residency_ = Residency::Gathering;
@@ -215,6 +215,10 @@ void ParamGroup::finish_gather() {
 }
 
 void ParamGroup::gather_copy() {
+  if (from_shards_ && from_shards_->lossy()) {  // what is read or written here are the values, not what others compute with
+    release();
+    begin_gather(/*exact=*/true);
+  }
   if (!shared_ || gathered_.defined()) return finish_gather();
   read_in_place();
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);

@@ -84,7 +84,7 @@ class ParamGroup {
   // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
   bool gathers_in_place() const { return shared_ != nullptr; }
   std::int64_t gathered_bytes() const;  // of the whole flat vector
-  void begin_gather();
+  void begin_gather(bool exact = false);
   void finish_gather();  // from Sharded or Gathering
   void gather_copy();    // the same, into memory of this rank that the program may write
   void release();        // drops the gathered copy; finishes a gather in flight first

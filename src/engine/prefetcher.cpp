@@ -79,10 +79,12 @@ bool Prefetcher::used_soon(int group) const {
 void Prefetcher::release_others(const int* groups, int count, int next) {
   std::int64_t live = 0;  // what stays and what comes
   for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
+  if (next >= 0) live += numel_of(next);
   std::vector<int> others;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
-    if (g == next || (groups_[static_cast<std::size_t>(g)]->root() && count > 0))
+    if (g == next) continue;
+    if (groups_[static_cast<std::size_t>(g)]->root() && count > 0)
       live += numel_of(g);
     else
       others.push_back(g);

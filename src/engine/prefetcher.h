@@ -31,7 +31,7 @@ class Prefetcher {
   // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
   // ends in a backward, so its order is worth learning.
   void use(const int* groups, int count, bool training);
-  // Forward is over: everything is released.
+  // Forward is over: everything is released that is not used again within the reuse distance.
   void begin_backward();
   // Backward is over: everything is released, and the orders just seen are those to expect.
   void end_pass();

@@ -35,7 +35,8 @@ at::Tensor ShardGather::second_part(const at::Tensor& whole) const {
   return whole.narrow(0, ways_.neighbours->rank() * second_.numel(), second_.numel());
 }
 
-std::shared_ptr<Work> ShardGather::begin(const at::Tensor& whole, const at::Tensor& shard) {
+std::shared_ptr<Work> ShardGather::begin(const at::Tensor& whole, const at::Tensor& shard, bool exact) {
+  if (exact && lossy()) return ways_.comm->all_gather(whole, shard);
   if (kept_) return ways_.neighbours->all_gather(whole, second_);
   const auto keep = [this, whole] {
     if (!second_.defined()) return;

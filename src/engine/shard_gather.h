@@ -23,8 +23,10 @@ class ShardGather {
   // `numel` elements of the whole. The second shard is allocated here: second_bytes().
   ShardGather(const Ways& ways, std::int64_t numel, at::ScalarType dtype);
 
-  // Fills `whole` from this rank's `shard` and the others'. The two must not outlive this object's group.
-  std::shared_ptr<Work> begin(const at::Tensor& whole, const at::Tensor& shard);
+  // Fills `whole` from this rank's `shard` and the others'; both stay as they are until the Work is done, and so does
+  // this object. exact: never by way of integers.
+  std::shared_ptr<Work> begin(const at::Tensor& whole, const at::Tensor& shard, bool exact = false);
+  bool lossy() const { return ways_.bits != 0; }
   // The shards have new values: the second ones are void. All ranks call it equally often.
   void forget() { kept_ = false; }
 

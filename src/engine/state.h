@@ -120,7 +120,6 @@ class State final : public torchglue::UseListener {
 
   // update
   double norm_and_overflow(bool* overflow);
-  void publish();
   void fail_numerically(std::int64_t in_a_row);
   std::string where(const char* what) const;
 
@@ -175,8 +174,12 @@ template <class Fn>
 auto State::telling_peers(Fn&& fn) {
   try {
     return fn();
-  } catch (const CommError&) {
-    throw;  // the peers know, or cannot be told
+  } catch (const CommError& e) {
+    if (neighbours_) {  // the peers of one world know, those of the other may not
+      comm_->stop(e.what(), e.rank());
+      neighbours_->stop(e.what(), e.rank());
+    }
+    throw;
   } catch (const std::exception& e) {
     comm_->abort(e.what());
     if (neighbours_) neighbours_->abort(e.what());

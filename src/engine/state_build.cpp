@@ -167,15 +167,16 @@ void State::take_device(const std::vector<ModelParameter>& parameters) {
   optimizer_->set_range_update(range_update_on(device_));
 }
 
-// What every rank finds alike, before any of them waits for another.
+// Every rank finds it alike, before any of them waits for another.
 void State::check_second_shards() const {
   const auto ranks = settings_.zero.hpz_ranks;
   if (stage_ != 3 || ranks <= 1 || comm_->size() == 1 || comm_->reads_in_place()) return;
-  if (comm_->transport() == "thread" || comm_->transport() == "nccl" || comm_->local_size() % ranks != 0)
+  if (!comm_->has_neighbours(ranks) || comm_->transport() == "nccl")
     throw ConfigError(where("Engine") +
                       base::join("zero_optimization.zero_hpz_partition_size: got ", ranks,
                                  ", expected a divisor of the ", comm_->local_size(),
-                                 " ranks of a host, which are processes on CPUs. Hint: 1 turns it off."));
+                                 " ranks of a host, and of every other's; ranks are processes on CPUs, numbered host "
+                                 "by host. Hint: 1 turns it off."));
 }
 
 // ZeRO++: fewer bytes over networks, at stage 3.

@@ -100,7 +100,7 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
   std::int64_t persistent_sum = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto numel = parameters[i].tensor.numel();
-    if (numel <= rules.persistent_numel && persistent_sum + numel <= rules.persistent_total) {
+    if (rules.persistent_numel > 0 && numel <= rules.persistent_numel && persistent_sum + numel <= rules.persistent_total) {
       persistent.push_back(i);
       persistent_sum += numel;
       continue;

@@ -67,7 +67,7 @@ TEST(TransportChoice, Asked) {
 TEST(TransportChoice, UnknownNamesAndTheNearest) {
   for (const int size : {1, 2}) {
     const auto text = error_of([&] { chosen(ranks(size, size), asking("glo"), 0); });
-    EXPECT_NE(text.find("ZERO_TRANSPORT='glo', expected auto, nccl, gloo or shm"), std::string::npos) << text;
+    EXPECT_NE(text.find("ZERO_TRANSPORT='glo', expected auto, nccl, gloo, shm or shm+gloo"), std::string::npos) << text;
     EXPECT_NE(text.find("did you mean 'gloo'?"), std::string::npos) << text;
   }
   const auto text = error_of([&] { chosen(ranks(2, 2), asking("infiniband"), 0); });

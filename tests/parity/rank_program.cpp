@@ -3,7 +3,8 @@
 //   rank_program key=value ...
 //   problem world recipe stage steps accumulation clip prefetch zero   as in Training
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
-//   kinds=1       every kind of module at every stage: evaluation and a modifying scope between the steps; prints
+//   scope=1       after the last step a scope of all parameters that could write and does not
+//   kinds=1       every kind of module at every stage (from first=S on): evaluation and a modifying scope between the steps; prints
 //                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
@@ -78,6 +79,11 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
   std::printf("sent %llu numel %lld groups %zu across %llu\n", static_cast<unsigned long long>(stats.bytes_sent()),
               static_cast<long long>(numel), engine.groups().size(),
               static_cast<unsigned long long>(stats.bytes_across_hosts));
+  if (!flag("scope", "").empty()) {
+    const auto before = engine.state_hash();
+    { auto scope = engine.gathered_parameters(true); }
+    std::printf("scope %s\n", engine.state_hash() == before ? "kept" : "CHANGED");
+  }
   std::printf("hash %s\n", engine.state_hash().c_str());
   std::printf("loss %.17g\n", last_loss);
   return 0;
@@ -86,9 +92,10 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
 int train_kinds(const std::shared_ptr<Communicator>& comm) {
   for (const auto& task : problems()) {
     for (const int accumulation : {1, 2}) {
-      for (int stage = 0; stage <= 3; ++stage) {
+      for (int stage = number("first", 0); stage <= 3; ++stage) {
         Training training;
         training.stage = stage;
+        if (stage == 3) training.zero = flag("zero", "");
         training.accumulation = accumulation;
         training.clip = 0.05;
         auto module = make_module(task);
