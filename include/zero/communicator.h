@@ -91,21 +91,21 @@ class Communicator {
   // Memory for communication, uninitialised; what the transport can move with the fewest copies.
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
 
-  // A flat vector of size() shards that every rank reads where they rest; null where the transport has no such memory or
-  // the shard is too small for it. All ranks call it together.
+  // A flat vector of size() shards that every rank reads where they rest; null where the transport has no such memory
+  // or the shard is too small for it. All ranks call it together.
   std::shared_ptr<comm::SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype);
   // Waits until all of it may be read. Counts as the all_gather that it stands for.
   void gather(comm::SharedVector& vector);
 
-  // The ranks of this host, `count` of them that are numbered one after the other and this one among them, as a world of
-  // their own, whose errors name ranks of this one. All ranks call it together. ConfigError unless has_neighbours(count):
-  // processes, numbered host by host, and count divides the ranks of every host.
+  // The ranks of this host, `count` of them that are numbered one after the other and this one among them, as a world
+  // of their own, whose errors name ranks of this one. All ranks call it together. ConfigError unless
+  // has_neighbours(count): processes, numbered host by host, and count divides the ranks of every host.
   std::shared_ptr<Communicator> neighbours(int count);
   bool has_neighbours(int count) const;
 
-  // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s qgZ,
-  // arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would be saved, and it
-  // is reduce_scatter.
+  // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s
+  // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would
+  // be saved, and it is reduce_scatter.
   std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits);
   bool quantizes() const;
 

@@ -22,7 +22,9 @@ namespace comm {
 
 at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
 
-std::unique_ptr<Transport> Transport::neighbours(int count) { return make_shm(identity_.of_neighbours(count), timeout_); }
+std::unique_ptr<Transport> Transport::neighbours(int count) {
+  return make_shm(identity_.of_neighbours(count), timeout_);
+}
 
 namespace {
 
@@ -199,7 +201,8 @@ std::shared_ptr<Work> Communicator::reduce_scatter_quantized(at::Tensor out, con
   check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
                 out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
   check.apart_or_own(in, out, true);
-  auto work = state_->publish("reduce_scatter", in, [&] { return transport_->reduce_scatter_quantized(out, in, bits); });
+  auto work =
+      state_->publish("reduce_scatter", in, [&] { return transport_->reduce_scatter_quantized(out, in, bits); });
   const auto bytes = static_cast<std::uint64_t>(base::quantized_bytes(out.numel(), bits));
   state_->count("reduce_scatter_quantized", bytes * static_cast<std::uint64_t>(size()), size());
   return work;
@@ -265,7 +268,8 @@ bool Communicator::quantizes() const { return transport_->quantizes(); }
 std::shared_ptr<Communicator> Communicator::neighbours(int count) {
   const comm::Arguments check("neighbours", *transport_);
   check.require(has_neighbours(count), count, " neighbours over ", transport_->name(),
-                ", expected processes numbered host by host, and a divisor of the ", local_size(), " ranks of this host");
+                ", expected processes numbered host by host, and a divisor of the ", local_size(),
+                " ranks of this host");
   if (count == 1) return local();
   auto some = std::make_shared<Communicator>(transport_->neighbours(count));
   some->state_->tells = false;
@@ -286,11 +290,14 @@ std::shared_ptr<Work> Communicator::reduce_scattered(comm::ScatteredSum sum) {
   for (const auto& stretch : sum.vector) {
     check.flat("vector", stretch.data);
     check.sums(stretch.data);
-    check.require(stretch.begin >= end, "a stretch at element ", stretch.begin, " behind one up to ", end, ", expected ascending ones");
+    check.require(stretch.begin >= end, "a stretch at element ", stretch.begin, " behind one up to ", end,
+                  ", expected ascending ones");
     end = stretch.begin + stretch.data.numel();
   }
-  check.require(end <= sum.shard_numel * size(), "stretches up to element ", end, ", expected at most ", sum.shard_numel * size());
-  check.require(!sum.out.defined() || (sum.out.numel() == sum.shard_numel && !sum.to_all), "`out` for a sum of every rank");
+  check.require(end <= sum.shard_numel * size(), "stretches up to element ", end, ", expected at most ",
+                sum.shard_numel * size());
+  check.require(!sum.out.defined() || (sum.out.numel() == sum.shard_numel && !sum.to_all),
+                "`out` for a sum of every rank");
   const auto bytes = static_cast<std::uint64_t>(sum.shard_numel * size()) * sum.vector[0].data.element_size();
   const bool to_all = sum.to_all;
   const auto like = sum.vector[0].data;

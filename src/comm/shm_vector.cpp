@@ -125,7 +125,8 @@ class Vector final : public SharedVector {
     }
     for (int peer = 0; peer < identity_.size; ++peer)
       if (epochs_[peer]->load(std::memory_order_acquire) == kGone)
-        group_->fail_and_throw(announcement_, base::join(identity_.name_of(peer), " has given up its shard, expected it to stay"),
+        group_->fail_and_throw(announcement_,
+                               base::join(identity_.name_of(peer), " has given up its shard, expected it to stay"),
                                "every rank keeps its Engine while another one reads parameters", peer);
   }
 

@@ -86,9 +86,12 @@ class Transport {
   // Whether the data lie in memory from allocate().
   virtual bool holds(const at::Tensor&) const { return false; }
   // The vector must not be touched before the Work is done.
-  virtual std::shared_ptr<Work> reduce_scattered(ScatteredSum) { ZERO_CHECK(false, "transport ", name(), " reads nothing in place"); }
+  virtual std::shared_ptr<Work> reduce_scattered(ScatteredSum) {
+    ZERO_CHECK(false, "transport ", name(), " reads nothing in place");
+  }
 
-  // Memory of a vector that every rank reads in place, all ranks together; null: this transport cannot, or it would not pay.
+  // Memory of a vector that every rank reads in place, all ranks together; null: this transport cannot, or it would not
+  // pay.
   virtual std::shared_ptr<SharedVector> share(std::int64_t, c10::ScalarType) { return nullptr; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }

@@ -166,7 +166,8 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.zero.model_persistence_threshold = v.whole("zero_optimization.stage3_model_persistence_threshold");
   s.zero.max_live_parameters = v.whole("zero_optimization.stage3_max_live_parameters");
   s.zero.max_reuse_distance = v.whole("zero_optimization.stage3_max_reuse_distance");
-  s.zero.hpz_ranks = static_cast<int>(std::clamp<std::int64_t>(v.whole("zero_optimization.zero_hpz_partition_size"), 1, 1 << 20));
+  s.zero.hpz_ranks =
+      static_cast<int>(std::clamp<std::int64_t>(v.whole("zero_optimization.zero_hpz_partition_size"), 1, 1 << 20));
   s.zero.quantized_weights = v.flag("zero_optimization.zero_quantized_weights");
   s.zero.quantized_nontrainable_weights = v.flag("zero_optimization.zero_quantized_nontrainable_weights");
   s.zero.quantized_gradients = v.flag("zero_optimization.zero_quantized_gradients");

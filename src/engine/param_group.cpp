@@ -33,8 +33,9 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
       sharded_(context.stage == 3 && context.comm->size() > 1 && !unit.persistent),
       members_(std::move(members)),
       // 64 bytes: what the widest vector instructions and every kernel of libtorch like; 256 on a GPU.
-      layout_(numels_of(members_), context.comm->size(),
-              (context.device.is_cpu() ? 64 : 256) / static_cast<std::int64_t>(at::elementSize(context.recipe.parameter))),
+      layout_(
+          numels_of(members_), context.comm->size(),
+          (context.device.is_cpu() ? 64 : 256) / static_cast<std::int64_t>(at::elementSize(context.recipe.parameter))),
       shard_begin_(context.comm->rank() * layout_.shard_numel()),
       taken_(members_.size()),
       direct_bytes_(members_.size()),
@@ -46,8 +47,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   torchglue::AllocationObserver::Pause pause;
   const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
   if (sharded_ && context_.device.is_cpu()) shared_ = context_.comm->share(resting, context_.recipe.parameter);
-  parameters_ = book(shared_ ? shared_->shard() : allocate(resting, context_.recipe.parameter),
-                     memory::Purpose::Parameters);
+  parameters_ =
+      book(shared_ ? shared_->shard() : allocate(resting, context_.recipe.parameter), memory::Purpose::Parameters);
   parameters_.zero_();
   if (sharded_ && !shared_) {
     from_shards_.emplace(ShardGather::Ways{.comm = context_.comm,
@@ -215,7 +216,8 @@ void ParamGroup::finish_gather() {
 }
 
 void ParamGroup::gather_copy() {
-  if (from_shards_ && from_shards_->lossy()) {  // what is read or written here are the values, not what others compute with
+  if (from_shards_ &&
+      from_shards_->lossy()) {  // what is read or written here are the values, not what others compute with
     release();
     begin_gather(/*exact=*/true);
   }

@@ -266,7 +266,8 @@ void State::fail_numerically(std::int64_t in_a_row) {
   const auto names = comm_->exchange(mine);
   for (std::size_t r = 0; r < names.size(); ++r)
     if (!names[r].empty())
-      culprits += base::join(culprits.empty() ? "" : ", ", settings_.zero.quantized_gradients ? "or beside " : "", names[r], " (in the shard of rank ", r, ")");
+      culprits += base::join(culprits.empty() ? "" : ", ", settings_.zero.quantized_gradients ? "or beside " : "",
+                             names[r], " (in the shard of rank ", r, ")");
   throw InternalError(
       where("step") + base::join(in_a_row, " steps in a row had non-finite gradients, first in ", culprits,
                                  ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "

@@ -24,8 +24,8 @@ namespace zero::engine {
 
 // A run of elements of one named tensor, flat, as it rests on this rank.
 struct StatePiece {
-  std::string kind;  // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
-  std::string name;  // the parameter's or buffer's name
+  std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
+  std::string name;                 // the parameter's or buffer's name
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t begin;               // first element within the whole tensor
   at::Tensor data;                  // 1-d; a view of the live state
@@ -145,7 +145,8 @@ class State final : public torchglue::UseListener {
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<memory::MemoryLedger> ledger_ = std::make_shared<memory::MemoryLedger>();
   std::unique_ptr<memory::BufferPool> gather_pool_, reduce_pool_;
-  std::shared_ptr<memory::BlockPool> blocks_;  // where ranks read each other's gradients in place; shared with late blocks
+  std::shared_ptr<memory::BlockPool>
+      blocks_;                        // where ranks read each other's gradients in place; shared with late blocks
   std::unique_ptr<DeviceSums> sums_;  // null where square sums are taken at once
   std::unique_ptr<torchglue::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
@@ -159,9 +160,9 @@ class State final : public torchglue::UseListener {
   base::Trace::Setup trace_setup_;
 
   std::vector<ParamGroup*> reduce_order_;
-  std::size_t reduce_next_ = 0;             // in reduce_order_: the next group to begin
-  std::vector<ParamGroup*> in_flight_;      // begun and not finished, oldest first
-  std::int64_t micro_step_ = 0;             // backward passes since the last update
+  std::size_t reduce_next_ = 0;         // in reduce_order_: the next group to begin
+  std::vector<ParamGroup*> in_flight_;  // begun and not finished, oldest first
+  std::int64_t micro_step_ = 0;         // backward passes since the last update
   bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
   int gathered_scopes_ = 0;
   int shown_unit_ = -1;  // group named on the status page

@@ -12,7 +12,9 @@
 namespace zero::engine {
 namespace {
 
-std::string child_path(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+std::string child_path(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
 
 struct Walk {
   const std::vector<std::string>& named;
@@ -82,14 +84,16 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       for (auto it = first; it != last; ++it) {
         // On a GPU a recurrent module lays its weights side by side in one storage; here each gets its own place.
         if (tensor.is_cuda() && apart(tensor, it->second->tensor)) continue;
-        reject("shares its storage with " + it->second->name + " without being the same parameter; register one tensor twice to tie them");
+        reject("shares its storage with " + it->second->name +
+               " without being the same parameter; register one tensor twice to tie them");
         break;
       }
       storages.emplace(storage, &parameter);
     }
   }
   if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);
-  if (walk.found.empty()) throw ConfigError("[Engine] the model has no parameters. Hint: register modules with register_module.");
+  if (walk.found.empty())
+    throw ConfigError("[Engine] the model has no parameters. Hint: register modules with register_module.");
   return std::move(walk.found);
 }
 
@@ -100,7 +104,8 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
   std::int64_t persistent_sum = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto numel = parameters[i].tensor.numel();
-    if (rules.persistent_numel > 0 && numel <= rules.persistent_numel && persistent_sum + numel <= rules.persistent_total) {
+    if (rules.persistent_numel > 0 && numel <= rules.persistent_numel &&
+        persistent_sum + numel <= rules.persistent_total) {
       persistent.push_back(i);
       persistent_sum += numel;
       continue;
