@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -165,6 +166,7 @@ def main():
         return stream_client(options.stream_client, 3)
     if os.geteuid() != 0:
         sys.exit("bench-network: error: got user %d, expected root, who may make network namespaces" % os.geteuid())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench-network: ended by a signal"))
     network = Network()
     try:
         network.join(options.mbit)
