@@ -49,6 +49,8 @@ class Network:
         return ["ip", "netns", "exec", self.names[host], *words]
 
     def close(self):
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second one must not leave a host behind
+            signal.signal(number, signal.SIG_IGN)
         for name in self.names.values():
             pids = run("ip", "netns", "pids", name, check=False).split()
             if pids:
@@ -166,7 +168,11 @@ def main():
         return stream_client(options.stream_client, 3)
     if os.geteuid() != 0:
         sys.exit("bench-network: error: got user %d, expected root, who may make network namespaces" % os.geteuid())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench-network: ended by a signal"))
+    def end(number, _):
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit("bench-network: ended by a signal")
+
+    signal.signal(signal.SIGTERM, end)
     network = Network()
     try:
         network.join(options.mbit)
