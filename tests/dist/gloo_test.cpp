@@ -184,34 +184,10 @@ TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
   expect_all_well(statuses, 1);
 }
 
-// In the middle of large messages, with several operations in flight.
 TEST(Gloo, NamesARankKilledAtAnyTime) {
-  for (int trial = 0; trial < 8; ++trial) {
-    const auto id = zero::test::fresh_run_id();
-    const int victim = trial % 3;
-    const auto statuses = run_processes(3, [&](int rank) {
-      auto comm = open(identity(rank, 3, id));
-      comm->barrier();
-      if (rank == victim) {
-        std::thread([trial] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(5 + 23 * trial));
-          kill(getpid(), SIGKILL);
-        }).detach();
-      }
-      auto sum = torch::zeros({1'000'001}), out = torch::zeros({3'000'000}), in = torch::ones({1'000'000});
-      const auto forever = [&] {
-        for (;;) {
-          auto first = comm->all_reduce(sum), second = comm->all_gather(out, in);
-          first->wait();
-          second->wait();
-        }
-      };
-      require_named(victim, "rank " + std::to_string(victim), 10s, forever);
-      comm.reset();
-    });
-    EXPECT_EQ(statuses[victim], kKilled) << "trial " << trial;
-    expect_all_well(statuses, victim);
-  }
+  const auto id = zero::test::fresh_run_id();
+  zero::test::expect_killed_ranks_named(
+      3, [&](int rank, int trial) { return open(identity(rank, 3, id + std::to_string(trial))); });
 }
 
 TEST(Gloo, NamesAnAbsentRank) {

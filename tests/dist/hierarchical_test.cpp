@@ -15,7 +15,6 @@ using zero::comm::Hosts;
 using zero::comm::Identity;
 using zero::test::expect_all_well;
 using zero::test::free_port;
-using zero::test::kKilled;
 using zero::test::require;
 using zero::test::require_named;
 using zero::test::run_processes;
@@ -127,32 +126,9 @@ TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
 
 // A rank of the same host and one of the other, in the same column as the one that dies and in another.
 TEST(Hierarchical, NamesARankKilledAtAnyTime) {
-  for (int trial = 0; trial < 8; ++trial) {
-    const int victim = trial % 4, port = free_port();
-    const auto statuses = run_processes(4, [&](int rank) {
-      auto comm = open(rank, 4, 2, port);
-      comm->barrier();
-      if (rank == victim) {
-        std::thread([trial] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(5 + 23 * trial));
-          kill(getpid(), SIGKILL);
-        }).detach();
-      }
-      auto sum = torch::zeros({1'000'001}), out = torch::zeros({4'000'000}), in = torch::ones({1'000'000});
-      const auto forever = [&] {
-        for (;;) {
-          auto first = comm->all_reduce(sum), second = comm->all_gather(out, in);
-          first->wait();
-          second->wait();
-        }
-      };
-      require_named(victim, "rank " + std::to_string(victim), 10s, forever);
-      require_named(victim, "rank " + std::to_string(victim), 1s, [&] { comm->barrier(); });
-      comm.reset();  // must not wait for the dead
-    });
-    EXPECT_EQ(statuses[victim], kKilled) << "trial " << trial;
-    expect_all_well(statuses, victim);
-  }
+  std::vector<int> ports;
+  for (int trial = 0; trial < 8; ++trial) ports.push_back(free_port());
+  zero::test::expect_killed_ranks_named(4, [&](int rank, int trial) { return open(rank, 4, 2, ports[trial]); });
 }
 
 TEST(Hierarchical, NamesALateRank) {

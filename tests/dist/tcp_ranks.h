@@ -1,15 +1,21 @@
 // What tests of transports over TCP share: ranks as processes, ports, and errors that must name a rank.
 #pragma once
+#include <unistd.h>
+
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <zero/communicator.h>
 #include <zero/errors.h>
 
 #include "comm/socket.h"
@@ -65,6 +71,40 @@ inline void require_named(int rank, const std::string& words, std::chrono::milli
     return;
   }
   throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
+}
+
+// In the middle of large messages, with several operations in flight, after another time in every trial: all others
+// name the rank that was killed, then and later, and do not wait for it when they end. open(rank, trial) connects a
+// rank.
+inline void expect_killed_ranks_named(int size,
+                                      const std::function<std::shared_ptr<Communicator>(int rank, int trial)>& open) {
+  using namespace std::chrono_literals;
+  for (int trial = 0; trial < 8; ++trial) {
+    const int victim = trial % size;
+    const auto statuses = run_processes(size, [&](int rank) {
+      auto comm = open(rank, trial);
+      comm->barrier();
+      if (rank == victim) {
+        std::thread([trial] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5 + 23 * trial));
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      auto sum = torch::zeros({1'000'001}), out = torch::zeros({size * 1'000'000}), in = torch::ones({1'000'000});
+      const auto forever = [&] {
+        for (;;) {
+          auto first = comm->all_reduce(sum), second = comm->all_gather(out, in);
+          first->wait();
+          second->wait();
+        }
+      };
+      require_named(victim, "rank " + std::to_string(victim), 10s, forever);
+      require_named(victim, "rank " + std::to_string(victim), 1s, [&] { comm->barrier(); });
+      comm.reset();
+    });
+    EXPECT_EQ(statuses[victim], kKilled) << "trial " << trial;
+    expect_all_well(statuses, victim);
+  }
 }
 
 }  // namespace zero::test
