@@ -76,10 +76,10 @@ def load(folder):
 
         if document["schema"] == "zero.bench.step/1":
             about["machine"] = document["machine"]
-            about["models"][size] = dict(document["model"], micro_batch_size=document["micro_batch_size"])
-            if size != "fixed":
-                about.update({key: document[key] for key in ("world", "steps", "warmup")})
-            about["rounds"] = max(round_number, about.get("rounds", 0))
+            rounds = max(round_number, about["models"].get(size, {}).get("rounds", 0))
+            about["models"][size] = dict(document["model"], micro_batch_size=document["micro_batch_size"], rounds=rounds,
+                                         steps=document["steps"], warmup=document["warmup"])
+            about["world"] = document["world"]
             prefix = "zero" if document["transport"] == "shm" else "tcp"
             for run in document["runs"]:
                 entry(run["recipe"], f"{prefix}{run['stage']}").add(round_number, run["samples"], run)
@@ -302,7 +302,9 @@ written by `script/compare`; the numbers, with every round's median, are in [per
 
 """
     for size, recipes in sizes.items():
-        text += f"## {shape(about['models'][size])}\n\n"
+        model = about["models"][size]
+        text += f"## {shape(model)}\n\n"
+        text += f"{model['rounds']} round{'s' if model['rounds'] > 1 else ''}, each of {model['warmup']} steps to warm up and {model['steps']} measured ones.\n\n"
         found = {recipe: dict(claims(entries)) for recipe, entries in recipes.items()}
         rows = [["ratio, below 1: libzero is faster or smaller"] + list(found)]
         for name in claims({}):
@@ -322,8 +324,8 @@ written by `script/compare`; the numbers, with every round's median, are in [per
   (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused everywhere), no clipping, no dropout, tied output layer. Initial
   values are drawn from the same distributions but are not the same numbers, so losses agree in size, not in digits. Within libzero
   the losses of all stages are equal, or the run fails.
-- Rounds: {about['rounds']}. In each, every configuration runs in new processes: {about['warmup']} steps to warm up, then {about['steps']} measured ones. Every second
-  round goes the other way round. Medians are over all measured steps, in brackets the smallest and largest ratio of a round.
+- In a round every configuration runs in new processes. Every second round goes the other way round. Medians are over all measured
+  steps of all rounds, in brackets the smallest and largest ratio of a round.
 - A step is forward, backward and update; the loss is read after the clock. Times are rank 0's.
 - Ranks of libzero talk through shared memory, the peers through gloo on the loopback interface, which is what each takes on one host
   without GPUs. "Over TCP" is libzero over gloo on that interface, too, with its sums in rank order.
