@@ -1,0 +1,89 @@
+// See shard_store.h.
+#include "offload/shard_store.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace zero::offload {
+namespace {
+
+// Of transfers that are waited for: large enough for the disk, small beside a shard.
+constexpr std::int64_t kBounceBytes = std::int64_t{8} << 20;
+
+std::int64_t down(std::int64_t bytes) { return bytes / ShardFile::kAlignment * ShardFile::kAlignment; }
+std::int64_t up(std::int64_t bytes) { return down(bytes + ShardFile::kAlignment - 1); }
+
+}  // namespace
+
+std::int64_t ShardFile::reserve(std::int64_t bytes) {
+  ZERO_CHECK(file_ == nullptr, "[ShardFile::reserve] the file is made already");
+  const auto begin = bytes_;
+  bytes_ += up(bytes);
+  return begin;
+}
+
+void ShardFile::make() { file_ = SwapFile::create(folder_, std::max(bytes_, kAlignment), settings_, who_); }
+
+ShardStore::ShardStore(memory::Tier tier, at::Tensor vector)
+    : tier_(tier), vector_(std::move(vector)), numel_(vector_.numel()), dtype_(vector_.scalar_type()) {}
+
+ShardStore::ShardStore(ShardFile* file, std::int64_t numel, at::ScalarType dtype)
+    : tier_(memory::Tier::File), file_(file), numel_(numel), dtype_(dtype) {
+  offset_ = file_->reserve(numel_ * width());
+}
+
+std::int64_t ShardStore::bytes() const { return in_file() ? up(numel_ * width()) : numel_ * width(); }
+
+std::int64_t ShardStore::transfer_bytes(std::int64_t numel) const { return up(numel * width()); }
+
+std::shared_ptr<Work> ShardStore::begin_read(std::int64_t begin, std::int64_t numel, void* to) const {
+  return file_->file().begin_read(offset_ + begin * width(), to, transfer_bytes(numel));
+}
+
+std::shared_ptr<Work> ShardStore::begin_write(std::int64_t begin, std::int64_t numel, const void* from) {
+  return file_->file().begin_write(offset_ + begin * width(), from, transfer_bytes(numel));
+}
+
+at::Tensor ShardStore::read(std::int64_t begin, std::int64_t numel) const {
+  if (!in_file()) return vector_.narrow(0, begin, numel);
+  auto values = at::empty({numel}, at::TensorOptions().dtype(dtype_));
+  if (numel == 0) return values;
+  auto& file = file_->file();
+  auto* const to = static_cast<char*>(values.mutable_data_ptr());
+  const auto first = begin * width(), last = first + numel * width();
+  const auto bounce = file.buffer(std::min(kBounceBytes, up(last) - down(first)));
+  for (auto at = down(first); at < last; at += bounce.bytes()) {
+    const auto bytes = std::min(bounce.bytes(), up(last) - at);
+    file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
+    const auto from = std::max(at, first), until = std::min(at + bytes, last);
+    std::memcpy(to + (from - first), static_cast<const char*>(bounce.data()) + (from - at), static_cast<std::size_t>(until - from));
+  }
+  return values;
+}
+
+void ShardStore::write(std::int64_t begin, const at::Tensor& values) {
+  if (!in_file()) {
+    vector_.narrow(0, begin, values.numel()).copy_(values);
+    return;
+  }
+  if (values.numel() == 0) return;
+  const auto here = values.to(at::kCPU, dtype_).contiguous();
+  auto& file = file_->file();
+  const auto* const from = static_cast<const char*>(here.const_data_ptr());
+  const auto first = begin * width(), last = first + here.numel() * width();
+  const auto bounce = file.buffer(std::min(kBounceBytes, up(last) - down(first)));
+  for (auto at = down(first); at < last; at += bounce.bytes()) {
+    const auto bytes = std::min(bounce.bytes(), up(last) - at);
+    const auto put = std::max(at, first), until = std::min(at + bytes, last);
+    // The neighbours' elements in the first and the last block stay.
+    if (put != at || until != at + bytes) file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
+    std::memcpy(static_cast<char*>(bounce.data()) + (put - at), from + (put - first), static_cast<std::size_t>(until - put));
+    file.begin_write(offset_ + at, bounce.data(), bytes)->wait();
+  }
+}
+
+}  // namespace zero::offload
