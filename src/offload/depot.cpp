@@ -52,20 +52,24 @@ class HostDepot::Held final : public Parcel {
   void begin_return() override {
     if (coming_.defined() || (departure_ && departure_->bytes.defined())) return;
     const auto& side = depot_.departures_.side();
+    if (!side.device().is_cpu()) copy_back(side);  // a CPU would do it now, and hold it for longer
+  }
+  at::Tensor returned() override {
+    if (departure_ && departure_->bytes.defined()) return departure_->bytes;  // it has not gone yet
+    if (!coming_.defined()) copy_back(depot_.departures_.side());
+    arrived_.hold();
+    return std::exchange(coming_, at::Tensor());
+  }
+
+ private:
+  void copy_back(const torchglue::SideStream& side) {
     at::NoGradGuard no_grad;
     coming_ = at::empty({host_.numel()}, at::TensorOptions(at::kByte).device(side.device()));
     torchglue::SideStream::Scope scope(side);
     coming_.copy_(host_, /*non_blocking=*/true);
     arrived_.set(side.device());
   }
-  at::Tensor returned() override {
-    if (departure_ && departure_->bytes.defined()) return departure_->bytes;  // it has not gone yet
-    begin_return();
-    arrived_.hold();
-    return std::exchange(coming_, at::Tensor());
-  }
 
- private:
   HostDepot& depot_;
   at::Tensor host_, coming_;
   std::shared_ptr<Departures::One> departure_;
@@ -119,7 +123,6 @@ class FileDepot::Held final : public Parcel {
     try {
       take_staging();
       departure_ = depot_.departures_.begin(bytes, at_hand_.narrow(0, 0, bytes_));
-      copied_.set(depot_.device_);
     } catch (...) {
       drop_staging();
       depot_.give(range_);
@@ -149,7 +152,8 @@ class FileDepot::Held final : public Parcel {
       writing_ = true;
     }
     if (!wait && work_ && !work_->done()) return false;
-    if (work_) std::exchange(work_, nullptr)->wait();
+    if (work_) work_->wait();  // an error stays, and is thrown again
+    work_.reset();
     drop_staging();
     return true;
   }
@@ -164,7 +168,10 @@ class FileDepot::Held final : public Parcel {
     begin_return();
     if (departure_) departure_->copied.wait();
     const bool outgoing = std::find(depot_.outgoing_.begin(), depot_.outgoing_.end(), this) != depot_.outgoing_.end();
-    if (work_ && !outgoing) std::exchange(work_, nullptr)->wait();
+    if (work_ && !outgoing) {
+      work_->wait();
+      work_.reset();
+    }
     at::NoGradGuard no_grad;
     auto result = at::empty({bytes_}, at::TensorOptions(at::kByte).device(depot_.device_));
     result.copy_(at_hand_.narrow(0, 0, bytes_));
@@ -189,7 +196,6 @@ class FileDepot::Held final : public Parcel {
   const Range range_;
   at::Tensor staging_, at_hand_;  // a block, and the aligned part of it that transfers use
   std::shared_ptr<Departures::One> departure_;
-  torchglue::Mark copied_;
   std::shared_ptr<Work> work_;
   bool writing_ = false;
 };
@@ -217,8 +223,9 @@ void FileDepot::add_extent(std::int64_t bytes) {
 }
 
 FileDepot::Range FileDepot::take(std::int64_t bytes) {
-  // Files of one folder have one alignment; the smallest that is usual serves until there is one.
-  const auto whole = round_up(bytes, extents_.empty() ? 4096 : extents_.front().file->alignment());
+  if (extents_.empty()) add_extent(std::max(kFirstBytes, round_up(bytes, kFirstBytes)));
+  // Files of one folder have one alignment.
+  const auto whole = round_up(bytes, extents_.front().file->alignment());
   const auto from = [&](Extent& extent) -> Range {
     auto& idle = extent.idle[whole];
     std::int64_t offset = extent.end;
@@ -233,27 +240,20 @@ FileDepot::Range FileDepot::take(std::int64_t bytes) {
     ++in_use_;
     return {extent.file.get(), offset, whole};
   };
-  for (auto& extent : extents_)
-    if (const auto range = from(extent); range.file != nullptr) return range;
   std::int64_t total = 0;
-  for (const auto& extent : extents_) total += extent.file->bytes();
-  add_extent(std::max({kFirstBytes, total, whole}));
+  for (auto& extent : extents_) {
+    if (const auto range = from(extent); range.file != nullptr) return range;
+    total += extent.file->bytes();
+  }
+  add_extent(std::max(total, round_up(whole, kFirstBytes)));
   return from(extents_.back());
 }
 
 void FileDepot::give(const Range& range) {
   --in_use_;
   for (auto& extent : extents_) {
-    if (extent.file.get() != range.file) continue;
-    if (in_use_ == 0) {
-      extent.end = 0;
-      extent.idle.clear();
-    } else {
-      extent.idle[range.bytes].push_back(range.offset);
-    }
-  }
-  if (in_use_ != 0) return;
-  for (auto& extent : extents_) {
+    if (extent.file.get() == range.file) extent.idle[range.bytes].push_back(range.offset);
+    if (in_use_ > 0) continue;
     extent.end = 0;
     extent.idle.clear();
   }

@@ -10,9 +10,10 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "memory/ledger.h"
 #include "offload/byte_source.h"

@@ -17,8 +17,7 @@ class FaultSource {
   virtual ~FaultSource() = default;
   // One request that is about to be sent (again), from any I/O thread. Offsets are those in the file.
   virtual Fault request(bool /*write*/, std::int64_t /*offset*/, std::int64_t /*bytes*/) { return {}; }
-  // errno with which a submission to the ring fails, 0: it is made. A negative number -n: only n
-  // requests are taken.
+  // errno with which a submission to the ring fails, 0: it is made, -1: it takes nothing and says so.
   virtual int submission() { return 0; }
   // errno of setting up a ring, of registering memory, of opening a file without a name, of
   // unlinking a file after it was opened, of fallocate. 0: the call is made.

@@ -55,7 +55,7 @@ testing::AssertionResult holds(const void* data, std::int64_t bytes, std::int64_
 }
 
 class EachPath : public testing::TestWithParam<Path> {};
-INSTANTIATE_TEST_SUITE_P(SwapFile, EachPath, testing::Values(Path::Threads),
+INSTANTIATE_TEST_SUITE_P(SwapFile, EachPath, testing::Values(Path::Ring, Path::Threads),
                          [](const auto& info) { return info.param == Path::Ring ? "Ring" : "Threads"; });
 
 TEST_P(EachPath, GivesBackWhatWasWrittenAtEveryOffsetAndSize) {
