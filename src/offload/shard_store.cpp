@@ -44,7 +44,7 @@ std::shared_ptr<Work> ShardStore::begin_read(std::int64_t begin, std::int64_t nu
   return file_->file().begin_read(offset_ + begin * width(), to, transfer_bytes(numel));
 }
 
-std::shared_ptr<Work> ShardStore::begin_write(std::int64_t begin, std::int64_t numel, const void* from) {
+std::shared_ptr<Work> ShardStore::begin_write(std::int64_t begin, std::int64_t numel, const void* from) const {
   return file_->file().begin_write(offset_ + begin * width(), from, transfer_bytes(numel));
 }
 

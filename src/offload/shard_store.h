@@ -67,7 +67,7 @@ class ShardStore {
   std::int64_t transfer_bytes(std::int64_t numel) const;
   std::shared_ptr<Work> begin_read(std::int64_t begin, std::int64_t numel, void* to) const;
   // Bytes of `from` between the elements and the end of the last block are written, too.
-  std::shared_ptr<Work> begin_write(std::int64_t begin, std::int64_t numel, const void* from);
+  std::shared_ptr<Work> begin_write(std::int64_t begin, std::int64_t numel, const void* from) const;
   ShardFile& shard_file() const { return *file_; }
 
  private:

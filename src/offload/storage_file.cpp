@@ -204,6 +204,9 @@ void StorageFile::stop_direct() {
 }
 
 void StorageFile::reserve(std::int64_t bytes) {
+  // Asking for more than there is would fill the disk for a while before it fails.
+  const auto free = free_bytes_of(folder_);
+  if (free >= 0 && free < bytes - reserved_) fail("reserve", ENOSPC, bytes - reserved_);
   const SizeSignalOff guard;
   int error = faults_ ? faults_->reserve() : 0;
   if (error == 0) {
@@ -212,12 +215,11 @@ void StorageFile::reserve(std::int64_t bytes) {
     } while (error == EINTR);
   }
   if (error == EOPNOTSUPP || error == ENOSYS) {
-    // No reservation on this file system: at least it must have the room now.
-    const auto free = free_bytes_of(folder_);
-    if (free >= 0 && free < bytes) fail("reserve", ENOSPC, bytes);
+    // No reservation on this file system: there is room now, and that has to do.
     error = ftruncate(fd_, bytes) == 0 ? 0 : errno;
   }
-  if (error != 0) fail("reserve", error, bytes);
+  if (error != 0) fail("reserve", error, bytes - reserved_);
+  reserved_ = bytes;
 }
 
 void StorageFile::fail(const char* action, int error, std::int64_t needed) const {

@@ -52,7 +52,7 @@ class StorageFile {
   int fd_ = -1, lock_ = -1;
   bool named_ = false;
   std::atomic<bool> direct_{false};
-  std::int64_t alignment_ = 4096;
+  std::int64_t alignment_ = 4096, reserved_ = 0;
 };
 
 }  // namespace zero::offload
