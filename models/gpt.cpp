@@ -120,13 +120,29 @@ GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
   }
 }
 
+void GptImpl::run_layers_by(std::int64_t count, Runner runner) {
+  if (count < 1) throw std::invalid_argument("[Gpt::run_layers_by] got count " + std::to_string(count) + ", expected at least 1");
+  parts_ = std::min(count, config_.layers);
+  runner_ = std::move(runner);
+}
+
+at::Tensor GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
+  for (std::int64_t layer = begin; layer < end; ++layer)
+    x = blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>()->forward(x);
+  return x;
+}
+
 at::Tensor GptImpl::features(const at::Tensor& tokens) {
   TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1 && tokens.size(1) <= config_.sequence,
               "[Gpt::forward] got tokens ", tokens.sizes(), ", expected [batch, time] with time from 1 to ",
               config_.sequence);
   at::Tensor x = token_(tokens) + position_->weight.narrow(0, 0, tokens.size(1));
   x = torch::dropout(x, config_.dropout, is_training());
-  for (const auto& block : *blocks_) x = block->as<GptBlockImpl>()->forward(x);
+  if (!runner_) return norm_(layers(0, config_.layers, x));
+  for (std::int64_t part = 0; part < parts_; ++part) {
+    const std::int64_t begin = part * config_.layers / parts_, end = (part + 1) * config_.layers / parts_;
+    x = runner_([this, begin, end](const at::Tensor& y) { return layers(begin, end, y); }, x);
+  }
   return norm_(x);
 }
 

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,12 +64,22 @@ struct GptImpl : torch::nn::Module {
   // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
   at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
 
+  // From now on forward() hands each of `count` runs of layers, as equal as can be and at most one a layer, to
+  // `runner`, which returns part(x) and may call `part` again in backward: the place for activation checkpointing.
+  // x and the result: [batch, time, hidden]. count >= 1.
+  using Part = std::function<at::Tensor(const at::Tensor& x)>;
+  using Runner = std::function<at::Tensor(const Part& part, const at::Tensor& x)>;
+  void run_layers_by(std::int64_t count, Runner runner);
+
   const GptConfig& config() const { return config_; }
 
  private:
   at::Tensor features(const at::Tensor& tokens);
   at::Tensor logits(const at::Tensor& features);
+  at::Tensor layers(std::int64_t begin, std::int64_t end, at::Tensor x);
   GptConfig config_;
+  std::int64_t parts_ = 1;
+  Runner runner_;  // null: the layers run as they are
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};

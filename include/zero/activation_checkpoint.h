@@ -19,6 +19,8 @@ class CheckpointScope {
   using Again = std::function<void(const std::vector<at::Tensor>& inputs)>;
   CheckpointScope(std::vector<at::Tensor> inputs, Again again, bool may_stop);
   ~CheckpointScope();
+  // The first run has ended well.
+  void end();
   CheckpointScope(const CheckpointScope&) = delete;
   CheckpointScope& operator=(const CheckpointScope&) = delete;
 
@@ -63,7 +65,14 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
   // An exception cannot pass a noexcept function (the second form: copying an argument may throw).
   constexpr bool kPasses = !std::is_nothrow_invocable_v<Fn&, Inputs&...> && !std::is_nothrow_invocable_v<Fn&, std::decay_t<Inputs>...>;
   detail::CheckpointScope scope(std::move(tensors), std::move(again), kPasses);
-  return fn(inputs...);
+  if constexpr (std::is_void_v<decltype(fn(inputs...))>) {
+    fn(inputs...);
+    scope.end();
+  } else {
+    auto result = fn(inputs...);
+    scope.end();
+    return result;
+  }
 }
 
 }  // namespace zero

@@ -218,6 +218,8 @@ class Checker {
       conflict("zero_optimization.zero_hpz_partition_size", "got " + value("zero_optimization.zero_hpz_partition_size") + " at stage " + value("zero_optimization.stage") + ", expected stage 3", "set 1, or stage 3", {"zero_optimization.stage"});
     if (on("activation_checkpointing.contiguous_memory_optimization") && value("activation_checkpointing.number_checkpoints") == "null")
       conflict("activation_checkpointing.contiguous_memory_optimization", "got true without number_checkpoints", "say how many checkpoints the buffer holds");
+    if (value("libzero.activation_offload.device") == "\"nvme\"" && value("libzero.activation_offload.nvme_path") == "null")
+      conflict("libzero.activation_offload.device", "got \"nvme\" without nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
     if (on("libzero.delayed_param_update.enabled") && !offloads(optimizer))
       conflict("libzero.delayed_param_update.enabled", "got true without offload_optimizer", "the delayed update runs on the host while the device computes", {"zero_optimization.offload_optimizer.device"});
   }
@@ -263,7 +265,12 @@ std::string unmet_need(const Document& document, std::string_view need) {
   if (need == "par" && device("param") == "\"none\"") return "offload_param.device is none";
   if (need == "param nvme" && device("param") != "\"nvme\"") return "offload_param.device is not nvme";
   if (need == "optimizer nvme" && device("optimizer") != "\"nvme\"") return "offload_optimizer.device is not nvme";
-  if (need == "nvme" && device("param") != "\"nvme\"" && device("optimizer") != "\"nvme\"") return "no device is nvme";
+  const auto activations = value("libzero.activation_offload.device");
+  if (need == "activations" && activations == "\"none\"") return "activation_offload.device is none";
+  if (need == "activation nvme" && activations != "\"nvme\"") return "activation_offload.device is not nvme";
+  if (need == "nvme" && device("param") != "\"nvme\"" && device("optimizer") != "\"nvme\"" && activations != "\"nvme\"" &&
+      value("libzero.activation_file_path") == "null")
+    return "no device is nvme";
   if ((need == "fp16" || need == "dynamic") && value("fp16.enabled") != "true") return "fp16 is not enabled";
   if (need == "dynamic" && value("fp16.loss_scale") != "0") return "the loss scale is fixed";
   if (need == "bf16" && value("bf16.enabled") != "true") return "bf16 is not enabled";

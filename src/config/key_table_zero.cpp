@@ -7,7 +7,6 @@ namespace {
 constexpr std::string_view kDefault = "the default";
 constexpr std::string_view kWhole = "this version gathers and reduces whole groups";
 constexpr std::string_view kNoOffload = "offload is not available in this version; device none works";
-constexpr std::string_view kCheckpointing = "call zero::activation_checkpoint in the model";
 constexpr std::string_view kLarge = "9223372036854775807";
 
 const Key kRows[] = {
@@ -78,12 +77,16 @@ const Key kRows[] = {
     {.path = "aio.overlap_events", .type = Type::Bool, .fallback = "true", .text = "keep the queue full", .needs = "nvme", .effect = Effect::NoEffect, .reason = "no state rests in a file"},
     {.path = "aio.use_gds", .type = Type::Bool, .fallback = "false", .text = "GPU direct storage", .effect = Effect::Refused, .reason = "no direct path from GPU to disk is built"},
 
-    {.path = "activation_checkpointing.number_checkpoints", .type = Type::Int, .fallback = "null", .text = "segments the layers are split into", .low = 1, .nullable = true, .effect = Effect::NotBuilt, .reason = kCheckpointing},
-    {.path = "activation_checkpointing.cpu_checkpointing", .type = Type::Bool, .fallback = "false", .text = "keep saved inputs in host memory", .effect = Effect::NotBuilt, .reason = kCheckpointing},
-    {.path = "activation_checkpointing.contiguous_memory_optimization", .type = Type::Bool, .fallback = "false", .text = "saved inputs in one pre-allocated buffer; needs number_checkpoints", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.number_checkpoints", .type = Type::Int, .fallback = "null", .text = "segments that `zero train` splits its layers into (null: one a layer); slots of the contiguous buffer", .low = 1, .high = 1000000, .nullable = true},
+    {.path = "activation_checkpointing.cpu_checkpointing", .type = Type::Bool, .fallback = "false", .text = "segments' inputs wait in host memory"},
+    {.path = "activation_checkpointing.contiguous_memory_optimization", .type = Type::Bool, .fallback = "false", .text = "segments' inputs in one buffer made at the first forward; needs number_checkpoints"},
     {.path = "activation_checkpointing.partition_activations", .type = Type::Bool, .fallback = "false", .text = "split saved inputs over the model-parallel ranks", .effect = Effect::NoEffect, .reason = "the model-parallel group has one rank"},
-    {.path = "activation_checkpointing.synchronize_checkpoint_boundary", .type = Type::Bool, .fallback = "false", .text = "synchronize the device at segment borders", .effect = Effect::NotBuilt, .reason = kCheckpointing},
-    {.path = "activation_checkpointing.profile", .type = Type::Bool, .fallback = "false", .text = "log the time per segment", .effect = Effect::NotBuilt, .reason = kCheckpointing},
+    {.path = "activation_checkpointing.synchronize_checkpoint_boundary", .type = Type::Bool, .fallback = "false", .text = "the host waits for the device at segment borders (on CPUs there is nothing to wait for)"},
+    {.path = "activation_checkpointing.profile", .type = Type::Bool, .fallback = "false", .text = "log the time of each segment's two runs after each backward; waits at borders as the key before"},
+    {.path = "libzero.activation_file_path", .type = Type::Text, .fallback = "null", .text = "directory: segments' inputs wait in a file there", .nullable = true},
+    {.path = "libzero.activation_offload.device", .type = Type::Enum, .fallback = "\"none\"", .text = "where tensors saved for backward wait, without checkpointing", .choices = "none cpu nvme"},
+    {.path = "libzero.activation_offload.nvme_path", .type = Type::Text, .fallback = "null", .text = "directory for device nvme", .nullable = true, .needs = "activation nvme"},
+    {.path = "libzero.activation_offload.min_bytes", .type = Type::Int, .fallback = "65536", .text = "smaller ones stay", .low = 1, .needs = "activations", .unit = "bytes"},
 };
 
 }  // namespace

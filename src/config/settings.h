@@ -64,6 +64,16 @@ struct ScalerSettings {  // fp16 only
   std::int64_t min_scale = 1;
 };
 
+// Where states rest: on the device that computes, in host memory, in a file.
+enum class OffloadDevice { None, Cpu, Nvme };
+
+// DeepSpeed's `aio`: how files of offloaded state are read and written.
+struct AioSettings {
+  std::int64_t block_size = 1048576;  // bytes
+  int queue_depth = 8, threads = 1;
+  bool single_submit = false, overlap_events = true;
+};
+
 struct ZeroSettings {
   int stage = 0;
   std::optional<bool> overlap_comm;  // unset: true at stage 3, else false
@@ -74,6 +84,20 @@ struct ZeroSettings {
   int hpz_ranks = 1;  // that keep second shards together
   bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
   bool log_trace_cache_warnings = false;
+};
+
+// How activations wait between forward and backward.
+struct ActivationSettings {
+  // Segments: into how many `zero train` splits its layers (0: one a layer), and whether it does.
+  std::int64_t num_checkpoints = 0;
+  bool checkpointing = false;  // a key that says how checkpoints are kept differs from its default
+  bool to_host = false, contiguous = false, synchronize = false, profile = false;
+  std::string file_path;  // folder of the file that segments' inputs go to; empty: none
+  struct Offload {        // any saved tensor of at least min_bytes
+    OffloadDevice device = OffloadDevice::None;
+    std::string path;
+    std::int64_t min_bytes = 65536;
+  } offload;
 };
 
 // The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); each number that is
@@ -108,6 +132,7 @@ struct Settings {
   bool prescale_gradients = false;
   double predivide_factor = 1;
   ZeroSettings zero;
+  AioSettings aio;
   std::optional<std::int64_t> steps_per_print = 10;
   bool dump_state = false;
   std::optional<std::string> log_level;
@@ -116,6 +141,7 @@ struct Settings {
   std::string transport = "auto";
   double timeout_s = 1800;
   std::int64_t max_skipped_steps = 10;
+  ActivationSettings activations;
   ModelSettings model;
   DataSettings data;
 };

@@ -136,6 +136,24 @@ ScalerSettings scaler_of(Values& v) {
   return s;
 }
 
+OffloadDevice device_of(const std::string& word) {
+  return word == "cpu" ? OffloadDevice::Cpu : word == "nvme" ? OffloadDevice::Nvme : OffloadDevice::None;
+}
+
+void read_activations(Values& v, ActivationSettings& a) {
+  const auto segments = v.maybe_whole("activation_checkpointing.number_checkpoints");
+  a.num_checkpoints = segments.value_or(0);
+  a.to_host = v.flag("activation_checkpointing.cpu_checkpointing");
+  a.contiguous = v.flag("activation_checkpointing.contiguous_memory_optimization");
+  a.synchronize = v.flag("activation_checkpointing.synchronize_checkpoint_boundary");
+  a.profile = v.flag("activation_checkpointing.profile");
+  a.file_path = v.word("libzero.activation_file_path");
+  a.checkpointing = segments || a.to_host || a.contiguous || a.synchronize || a.profile || !a.file_path.empty();
+  a.offload.device = device_of(v.word("libzero.activation_offload.device"));
+  a.offload.path = v.word("libzero.activation_offload.nvme_path");
+  a.offload.min_bytes = v.whole("libzero.activation_offload.min_bytes");
+}
+
 Settings read_settings(const Document& document, std::set<std::string>* asked) {
   Values v(document, asked);
   Settings s;
@@ -189,6 +207,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
     if (const Value* decay = item.find("weight_decay")) group.weight_decay = finite_number(decay->text);
     s.parameter_groups.push_back(std::move(group));
   }
+  read_activations(v, s.activations);
   s.model.size = v.word("libzero.model.size");
   s.model.layers = v.whole("libzero.model.layers");
   s.model.hidden = v.whole("libzero.model.hidden");

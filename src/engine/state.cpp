@@ -31,8 +31,14 @@ void State::begin_forward() {
   base::status_page().set_phase(base::StatusPhase::Forward);
 }
 
+// In a thread with several engines the one whose parameter was used last says how activations are kept.
+void State::end_activations() const {
+  if (activations_ && torchglue::keeping() == activations_) torchglue::set_keeping(nullptr);
+}
+
 void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
+  if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
     shown_unit_ = unit;
     const auto& name = groups_[static_cast<std::size_t>(unit)]->name();
@@ -94,6 +100,7 @@ void State::backward(const at::Tensor& loss) {
                         " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
     auto& page = base::status_page();
     in_forward_ = false;
+    end_activations();
     trace_.begin_phase(base::TraceKind::Backward);
     shown_unit_ = -1;
     page.set_phase(base::StatusPhase::Backward);
@@ -118,6 +125,7 @@ void State::backward(const at::Tensor& loss) {
       throw;
     }
     close();
+    if (activations_) activations_->end_backward();
     page.set_phase(base::StatusPhase::Reduce);
     std::vector<std::string> unused;
     for (auto* group : reduce_order_)
@@ -213,6 +221,7 @@ StepResult State::step() {
     result.global_step = global_steps_;
     result.grad_norm = last_norm_;
     backward_since_step_ = false;
+    end_activations();
     const bool act = settings_.managed_gradient_accumulation ? micro_step_ == accumulation_ : micro_step_ > 0;
     if (!act) return result;
     auto& page = base::status_page();

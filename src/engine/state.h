@@ -16,6 +16,7 @@
 #include "engine/param_group.h"
 #include "engine/prefetcher.h"
 #include "engine/step_trace.h"
+#include "offload/activation_store.h"
 #include "optim/loss_scaler.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/interception.h"
@@ -106,9 +107,11 @@ class State final : public torchglue::UseListener {
   void adopt_values();
   void adopt_buffers();
   void attach();
+  void keep_activations();
 
   // interception
   void begin_forward();
+  void end_activations() const;
   void before_use(const int* tags, int count, const char* op) override;
   void before_write(int tag, const char* op) override;
 
@@ -155,6 +158,7 @@ class State final : public torchglue::UseListener {
   std::vector<Member> members_;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<torchglue::AllocationObserver> observer_;
+  std::shared_ptr<offload::ActivationStore> activations_;  // null: autograd keeps what it keeps
   base::Heartbeat heartbeat_;
   StepTrace trace_;
   base::Trace::Setup trace_setup_;

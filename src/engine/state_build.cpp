@@ -141,6 +141,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 
 State::~State() {
   end_trace();
+  end_activations();
   for (const auto& member : members_) {
     const auto& group = *groups_[static_cast<std::size_t>(member.group)];
     const auto& tensor = group.members()[member.index].tensor;
@@ -325,6 +326,25 @@ void State::attach() {
         ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes);
       },
       std::move(source));
+  keep_activations();
+}
+
+void State::keep_activations() {
+  offload::ActivationStore::Setup setup;
+  setup.settings = settings_.activations;
+  const auto& aio = settings_.aio;
+  setup.io = {.block_size = aio.block_size,
+              .queue_depth = aio.queue_depth,
+              .threads = aio.threads,
+              .single_submit = aio.single_submit,
+              .overlap_events = aio.overlap_events};
+  setup.device = device_;
+  setup.ledger = ledger_;
+  setup.who = base::join("rank ", comm_->rank(), "/", comm_->size());
+  for (const auto& buffer : model_->buffers())
+    if (buffer.defined() && buffer.has_storage()) setup.resident.push_back(buffer.storage().unsafeGetStorageImpl());
+  if (comm_->rank() == 0) setup.profile = [](const std::string& line) { base::log(LogLevel::Info, line); };
+  activations_ = offload::ActivationStore::create(std::move(setup));
 }
 
 }  // namespace zero::engine

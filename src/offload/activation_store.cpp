@@ -68,21 +68,34 @@ class ActivationStore::Away {
   void begin_return() {
     if (source_.expired() && returned_.expired()) parcel_->begin_return();
   }
+  // Hooks that will ask, each with a number of its own to remember when it did.
+  void add_user() { ++users_; }
+  void remove_user(std::uint64_t asked) {
+    --users_;
+    if (asked != pass_) one_less();
+  }
   // A storage that has the stretch at the byte returned second.
-  std::pair<c10::Storage, std::int64_t> on_device() {
+  std::pair<c10::Storage, std::int64_t> on_device(std::uint64_t& asked) {
     if (auto there = source_.lock()) {
       ++store_->counts_.still_there;
       return {c10::Storage(std::move(there)), begin()};
     }
-    if (auto there = returned_.lock()) return {c10::Storage(std::move(there)), returned_begin_};
-    const at::Tensor bytes = parcel_->returned();
-    returned_ = bytes.storage().getWeakStorageImpl();
-    returned_begin_ = bytes.storage_offset();
-    ++store_->counts_.returned;
-    store_->counts_.bytes_returned += bytes.numel();
-    store_->fetch_before(*this);
-    return {bytes.storage(), returned_begin_};
+    auto there = returned_.lock();
+    if (!there) {
+      held_ = parcel_->returned();
+      returned_ = held_.storage().getWeakStorageImpl();
+      there = returned_.lock();
+      returned_begin_ = held_.storage_offset();
+      ++pass_;
+      awaited_ = users_;
+      ++store_->counts_.returned;
+      store_->counts_.bytes_returned += held_.numel();
+      store_->fetch_before(*this);
+    }
+    if (std::exchange(asked, pass_) != pass_) one_less();
+    return {c10::Storage(std::move(there)), returned_begin_};
   }
+  void let_go() { held_.reset(); }
 
  private:
   const std::shared_ptr<ActivationStore> store_;
@@ -93,6 +106,13 @@ class ActivationStore::Away {
   c10::weak_intrusive_ptr<c10::StorageImpl> returned_{c10::intrusive_ptr<c10::StorageImpl>()};
   std::int64_t returned_begin_ = 0;
   std::unique_ptr<Parcel> parcel_;
+  // What came back stays until every hook has asked for it, as the tensor itself would have stayed.
+  void one_less() {
+    if (--awaited_ <= 0) held_.reset();
+  }
+  at::Tensor held_;
+  std::int64_t users_ = 0, awaited_ = 0;
+  std::uint64_t pass_ = 0;
 };
 
 struct ActivationStore::View {
@@ -105,8 +125,8 @@ struct ActivationStore::View {
         strides(tensor.strides().vec()),
         offset(tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) - begin),
         dtype(tensor.scalar_type()) {}
-  at::Tensor in(Away& stretch) const {
-    const auto [storage, begin] = stretch.on_device();
+  at::Tensor in(Away& stretch, std::uint64_t& asked) const {
+    const auto [storage, begin] = stretch.on_device(asked);
     return over(storage, begin + offset, sizes, strides, dtype);
   }
 };
@@ -152,12 +172,18 @@ class ActivationStore::Hooks final : public torchglue::SavedTensorHooks {
   // Of an input of `segment`, or null; leaves to `depot` from at_least bytes on.
   Hooks(std::shared_ptr<ActivationStore> store, Depot& depot, std::int64_t at_least, Stored* segment)
       : store_(std::move(store)), depot_(depot), at_least_(at_least), segment_(segment) {}
+  ~Hooks() override {
+    if (!stretch_) return;
+    const std::lock_guard lock(store_->mutex_);
+    stretch_->remove_user(asked_);
+  }
 
   void call_pack_hook(const at::Tensor& tensor) override {
     version_ = torchglue::SavedVersion(tensor);
     if (store_->eligible(tensor)) {
       const std::lock_guard lock(store_->mutex_);
       stretch_ = store_->away(tensor, at_least_, depot_);
+      if (stretch_) stretch_->add_user();
     }
     if (stretch_) {
       view_.emplace(tensor, stretch_->begin());
@@ -179,7 +205,7 @@ class ActivationStore::Hooks final : public torchglue::SavedTensorHooks {
     }
     if (!stretch_) return kept_;
     const std::lock_guard lock(store_->mutex_);
-    return view_->in(*stretch_);
+    return view_->in(*stretch_, asked_);
   }
 
  private:
@@ -189,6 +215,7 @@ class ActivationStore::Hooks final : public torchglue::SavedTensorHooks {
   Stored* const segment_;  // only asked whether there is one once the tensor is packed
   torchglue::SavedVersion version_;
   std::shared_ptr<Away> stretch_;
+  std::uint64_t asked_ = 0;
   std::optional<View> view_;
   at::Tensor kept_;
 };
@@ -332,6 +359,7 @@ std::shared_ptr<torchglue::KeptSegment> ActivationStore::end_segment() {
 
 void ActivationStore::end_backward() {
   const std::lock_guard lock(mutex_);
+  for (const auto& [number, stretch] : order_) stretch->let_go();  // of hooks that this pass did not reach
   if (saved_depot_) saved_depot_->settle();
   for (const auto& depot : input_depots_) depot->settle();
   for (const auto& blocks : blocks_) blocks->trim();

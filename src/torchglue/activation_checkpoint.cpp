@@ -14,9 +14,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <algorithm>
 #include <mutex>
@@ -24,54 +22,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "torchglue/interception.h"
+#include "torchglue/saved_tensors.h"
 
 namespace zero {
 namespace {
 
-using Hooks = torch::autograd::SavedVariableHooks;
-
-// Who answers when autograd saves a tensor in this thread.
-class Recorder {
- public:
-  virtual ~Recorder() = default;
-  virtual std::unique_ptr<Hooks> hooks() = 0;
-};
-thread_local Recorder* recorder = nullptr;
-
-class Recording {
- public:
-  explicit Recording(Recorder* now) : before_(std::exchange(recorder, now)) {}
-  ~Recording() { recorder = before_; }
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
-
- private:
-  Recorder* before_;
-};
-
-// Autograd asks the engine for hooks whenever a node saves a tensor; the public way, a stack of
-// default hooks, takes Python objects only.
-struct RecordingEngine final : torch::autograd::Engine {
-  ~RecordingEngine() override { stop(); }
-  std::unique_ptr<Hooks> get_default_saved_variable_hooks() override { return recorder ? recorder->hooks() : nullptr; }
-};
-
-torch::autograd::Engine& recording_engine() {
-  static auto* engine = new RecordingEngine;  // never destroyed: its threads may outlive main
-  return *engine;
-}
-
-void install_engine() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    using torch::autograd::Engine;
-    if (&Engine::get_default_engine() != &Engine::get_base_engine())
-      throw ConfigError("[activation_checkpoint] got an autograd engine installed by someone else (an embedded Python with torch?), "
-                        "expected libtorch's own. Hint: do without checkpointing in this process.");
-    torch::autograd::set_default_engine_stub(&recording_engine);
-  });
-}
+using Hooks = torchglue::SavedTensorHooks;
+using torchglue::Recorder;
+using torchglue::Recording;
 
 // The generators a segment may draw from: the CPU's and those of its inputs' devices.
 std::vector<at::Generator> generators_for(const std::vector<at::Tensor>& inputs) {
@@ -117,29 +75,44 @@ class GeneratorScope {
 // segment's own handlers let it pass.
 struct Enough {};
 
-// A parameter, or a view of one: it is there in backward anyway.
-bool is_parameter(const at::Tensor& tensor) {
-  if (torchglue::is_intercepted(tensor)) return true;
-  const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
-  return owner.is_leaf() && owner.requires_grad();
-}
-
 class Segment final : public std::enable_shared_from_this<Segment> {
  public:
   Segment(std::vector<at::Tensor> inputs, detail::CheckpointScope::Again again, bool may_stop)
       : again_(std::move(again)), may_stop_(may_stop), generators_(generators_for(inputs)), before_(states_of(generators_)) {
-    for (const auto& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
+    std::optional<Recording> by_nobody;  // until the first run has ended, see keep_inputs()
+    nested_ = Recording::active();
+    if (!nested_) by_nobody.emplace(nullptr);
+    for (const auto& input : inputs) {
+      inputs_.emplace_back(input, /*is_output=*/false);
+      versions_.push_back(input.defined() ? torchglue::SavedVersion(input) : torchglue::SavedVersion());
+    }
   }
 
   // --- forward ---
   std::size_t add_slot(const at::Tensor& tensor) {
-    slots_.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.device(), at::Tensor(), true});
+    slots_.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.device(), torchglue::SavedVersion(tensor),
+                      at::Tensor(), torchglue::SavedVersion(), true});
     return slots_.size() - 1;
   }
   void end_forward() {
     open_ = false;
     after_ = states_of(generators_);
     if (equal(before_, after_)) generators_.clear(), before_.clear(), after_.clear();
+  }
+  void begin_keeping() const {
+    if (!nested_ && torchglue::keeping()) torchglue::keeping()->begin_segment();
+  }
+  // Now, since a model may use its first parameter inside the segment, and that tells whose keeping it is.
+  void keep_inputs() {
+    if (nested_ || !torchglue::keeping()) return;
+    kept_ = torchglue::keeping()->end_segment();
+    if (!kept_) return;
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      const auto tensor = inputs_[i].get_raw_data();
+      // One written in place stays, so that backward complains as it always does.
+      if (!tensor || !tensor->defined() || torchglue::is_parameter(*tensor) || !versions_[i].unchanged()) continue;
+      if (auto hooks = kept_->input(*tensor)) inputs_[i].register_hooks(std::move(hooks));
+    }
   }
 
   // --- backward ---
@@ -148,8 +121,11 @@ class Segment final : public std::enable_shared_from_this<Segment> {
     if (open_)
       throw ConfigError("[activation_checkpoint] got a backward pass through a segment that is still running, expected it after the "
                         "segment. Hint: call autograd outside of the checkpointed function.");
-    if (!slots_[index].value.defined()) recompute();
-    return std::move(slots_[index].value);
+    auto& slot = slots_[index];
+    if (!slot.version.unchanged()) fail_for_write();
+    if (!slot.value.defined()) recompute();
+    if (!slot.value_version.unchanged()) fail_for_write();
+    return std::move(slot.value);
   }
   void end_slot(std::size_t index) {
     std::lock_guard<std::recursive_mutex> lock(mutex_);
@@ -168,7 +144,10 @@ class Segment final : public std::enable_shared_from_this<Segment> {
       throw ConfigError(base::join("[activation_checkpoint] got ", c10::toString(tensor.scalar_type()), " ", tensor.sizes(), " on ",
                                    tensor.device(), " as saved tensor ", next_, " of the second run, expected ",
                                    c10::toString(slot.dtype), " ", c10::IntArrayRef(slot.sizes), " on ", slot.device, kHint));
-    if (slot.alive) slot.value = tensor.detach();
+    if (slot.alive) {
+      slot.value = tensor.detach();
+      slot.value_version = torchglue::SavedVersion(slot.value);
+    }
     ++next_;
     if (next_ == enough_) throw Enough{};
   }
@@ -181,16 +160,25 @@ class Segment final : public std::enable_shared_from_this<Segment> {
     std::vector<std::int64_t> sizes;
     at::ScalarType dtype;
     at::Device device;
+    torchglue::SavedVersion version;  // in the first run
     at::Tensor value;
+    torchglue::SavedVersion value_version;
     bool alive;
   };
 
   void recompute();
+  [[noreturn]] static void fail_for_write() {
+    throw ConfigError(
+        "[activation_checkpoint] got a tensor that was written in place after an operation in the segment had saved it "
+        "for backward, expected it unchanged. Hint: leave out the underscore: x = x.add(y) instead of x.add_(y).");
+  }
 
   std::recursive_mutex mutex_;
   detail::CheckpointScope::Again again_;
-  bool may_stop_, open_ = true, running_ = false;
+  bool may_stop_, open_ = true, running_ = false, nested_ = false;
   std::vector<torch::autograd::SavedVariable> inputs_;
+  std::vector<torchglue::SavedVersion> versions_;  // of the inputs
+  std::shared_ptr<torchglue::KeptSegment> kept_;   // null: the inputs are where they were
   at::ThreadLocalState modes_;  // grad mode, autocast and the like
   std::vector<at::Generator> generators_;
   std::vector<at::Tensor> before_, after_;  // their states around the first run; empty when it drew nothing
@@ -206,10 +194,10 @@ class SlotHooks final : public Hooks {
     if (has_slot_) segment_->end_slot(slot_);
   }
   void call_pack_hook(const at::Tensor& tensor) override {
-    if (is_parameter(tensor)) {
+    if (torchglue::is_parameter(tensor)) {
       // detach(): an output that its own node keeps would be a cycle.
       parameter_ = tensor.detach();
-      version_ = parameter_._version();
+      version_ = torchglue::SavedVersion(parameter_);
       segment_.reset();
       return;
     }
@@ -218,7 +206,7 @@ class SlotHooks final : public Hooks {
   }
   at::Tensor call_unpack_hook() override {
     if (has_slot_) return segment_->take(slot_);
-    if (static_cast<std::uint32_t>(parameter_._version()) != version_)
+    if (!version_.unchanged())
       throw ConfigError("[activation_checkpoint] got a parameter that was written in place between forward and backward, expected it "
                         "unchanged. Hint: step after backward.");
     return parameter_;
@@ -229,7 +217,7 @@ class SlotHooks final : public Hooks {
   std::size_t slot_ = 0;
   bool has_slot_ = false;
   at::Tensor parameter_;
-  std::uint32_t version_ = 0;
+  torchglue::SavedVersion version_;
 };
 
 // A tensor saved by the second run, whose graph is thrown away.
@@ -237,7 +225,7 @@ class RefillHooks final : public Hooks {
  public:
   explicit RefillHooks(Segment* segment) : segment_(segment) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    if (!is_parameter(tensor)) segment_->refill(tensor);
+    if (!torchglue::is_parameter(tensor)) segment_->refill(tensor);
   }
   at::Tensor call_unpack_hook() override {
     throw ConfigError("[activation_checkpoint] got a backward pass inside the second run of a segment, expected none");
@@ -255,11 +243,21 @@ struct RefillRecorder final : Recorder {
 
 void Segment::recompute() {
   ZERO_CHECK(!running_, "a checkpointed segment needs itself to be recomputed");
+  struct Again {
+    torchglue::KeptSegment* kept;
+    explicit Again(torchglue::KeptSegment* k) : kept(k) {
+      if (kept != nullptr) kept->begin_again();
+    }
+    void end() {
+      if (auto* now = std::exchange(kept, nullptr)) now->end_again();
+    }
+  } again(kept_.get());
   std::vector<at::Tensor> inputs;
   try {
     for (const auto& input : inputs_) inputs.push_back(input.unpack());
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
+    if (text.find("inplace") == std::string::npos) throw;
     throw ConfigError("[activation_checkpoint] got an input that was written in place after the segment ran, expected it unchanged (" +
                       text.substr(0, text.find('\n')) + ")");
   }
@@ -284,10 +282,12 @@ void Segment::recompute() {
     try {
       again_(inputs);
     } catch (const Enough&) {
+      again.end();
       return;
     }
     if (drew) end = states_of(generators_);
   }
+  again.end();
   if (next_ != slots_.size())
     throw ConfigError(base::join("[activation_checkpoint] got ", next_ > slots_.size() ? "more" : std::to_string(next_),
                                  " saved tensors from the second run, expected ", slots_.size(), " as from the first", kHint));
@@ -309,10 +309,19 @@ struct CheckpointScope::State final : Recorder {
 
 CheckpointScope::CheckpointScope(std::vector<at::Tensor> inputs, Again again, bool may_stop) {
   if (!at::GradMode::is_enabled()) return;
-  install_engine();
+  torchglue::install_engine();
   state_ = std::make_unique<State>();
   state_->segment = std::make_shared<Segment>(std::move(inputs), std::move(again), may_stop);
+  state_->segment->begin_keeping();
   state_->recording.emplace(state_.get());
+}
+
+void CheckpointScope::end() {
+  if (!state_) return;
+  const auto state = std::move(state_);
+  state->recording.reset();
+  state->segment->end_forward();
+  state->segment->keep_inputs();
 }
 
 CheckpointScope::~CheckpointScope() {

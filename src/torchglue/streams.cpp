@@ -18,6 +18,10 @@ void* native_stream(at::Device device) {
                          : c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
 }
 
+void synchronize(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 void Mark::set(at::Device device) {
   if (device.is_cpu()) return;
   if (!event_ || device != device_) {

@@ -18,6 +18,9 @@ namespace zero::torchglue {
 // The current stream of a GPU as CUDA knows it (a cudaStream_t), for kernels of our own.
 void* native_stream(at::Device device);
 
+// The host waits for all that the device was given. On the CPU there is nothing to wait for.
+void synchronize(at::Device device);
+
 // A point in what a stream has been given to do. Not copied; moves with its owner.
 class Mark {
  public:

@@ -287,6 +287,63 @@ TEST(Checkpointing, WritesBetweenForwardAndBackwardAreErrors) {
   EXPECT_NE(fault_of([&] { y.sum().backward(); }).find("parameter that was written in place"), std::string::npos);
 }
 
+// As without checkpointing: what an operation has saved must not change.
+TEST(Checkpointing, WritesToWhatTheSegmentSavedAreErrors) {
+  Weights weights;
+  auto leaf = random_tensor({8, 16}, 4).requires_grad_();
+  const auto fault = [&](const std::function<at::Tensor(at::Tensor)>& segment, bool outside) {
+    return fault_of([&] {
+      auto y = activation_checkpoint(segment, leaf * 2);
+      if (outside) y.mul_(2);
+      y.sum().backward();
+    });
+  };
+  const auto written = "written in place after an operation in the segment had saved it";
+  // Inside: before the last operation that saves, and behind it, where the second run stops.
+  const auto before = [](at::Tensor x) { return x.tanh().mul_(2).exp(); };
+  const auto behind = [](at::Tensor x) { return x.tanh().mul_(2); };
+  EXPECT_NE(fault(before, false).find(written), std::string::npos) << fault(before, false);
+  EXPECT_NE(fault(behind, false).find(written), std::string::npos) << fault(behind, false);
+  // The output, saved by the segment's last operation.
+  const auto output = [](at::Tensor x) { return x.tanh(); };
+  EXPECT_EQ(fault(output, false), "");
+  EXPECT_NE(fault(output, true).find(written), std::string::npos) << fault(output, true);
+  // The input, by the segment itself.
+  const auto input = [](at::Tensor x) { return x.mul_(2).tanh(); };
+  EXPECT_NE(fault(input, false).find("input that was written in place"), std::string::npos) << fault(input, false);
+}
+
+TEST(Checkpointing, WritesToWhatNobodySavedAreFine) {
+  Weights weights;
+  auto leaf = random_tensor({8, 16}, 4).requires_grad_();
+  const auto segment = [&](at::Tensor x) { return weights(x.add(1).add_(2).relu_()).mul_(3); };
+  std::vector<std::vector<at::Tensor>> results;
+  for (const bool checkpointed : {false, true}) {
+    auto y = checkpointed ? activation_checkpoint(segment, leaf) : segment(leaf);
+    y.add_(1);
+    y.sum().backward();
+    auto leaves = weights.all();
+    leaves.push_back(leaf);
+    results.push_back(gradients_of(leaves));
+  }
+  expect_equal(results[1], results[0]);
+}
+
+TEST(Checkpointing, FunctionsWithoutAResult) {
+  auto leaf = random_tensor({8, 16}, 4).requires_grad_();
+  at::Tensor out;
+  int runs = 0;
+  activation_checkpoint(
+      [&](at::Tensor x) {
+        if (++runs == 1) out = x.tanh().exp();
+        else (void)x.tanh().exp();
+      },
+      leaf);
+  out.sum().backward();
+  EXPECT_EQ(runs, 2);
+  EXPECT_TRUE(leaf.grad().equal(torch::autograd::grad({leaf.tanh().exp().sum()}, {leaf})[0]));
+}
+
 TEST(Checkpointing, BackwardInsideASegmentIsAnError) {
   auto input = random_tensor({8, 16}, 4).requires_grad_();
   const auto fault = fault_of([&] {
