@@ -152,6 +152,7 @@ void TrainRun::end_trace() {
 }
 
 void TrainRun::evaluate() {
+  engine_.flush();
   const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = comm_.size();
   if (held == 0) return;
   const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;

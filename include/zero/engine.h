@@ -70,6 +70,10 @@ class Engine {
   // Acts at an accumulation boundary: unscales, clips, updates, publishes; otherwise updated == false.
   StepResult step();
   bool is_gradient_accumulation_boundary() const;
+  // With zero_optimization.delayed_update: finishes the update that is on its way, so that the parameters are those of
+  // all steps so far. Before an evaluation; checkpoints, digests and gathered scopes do it themselves. Collective,
+  // between steps; else nothing.
+  void flush();
 
   // Bytes of this rank by purpose and tier.
   MemoryReport memory() const;

@@ -22,7 +22,7 @@ struct TraceSummary {
   std::int64_t steps = 0;
   double step_s = 0;           // from the first use of a parameter to the end of Engine::step()
   double compute_s = 0;        // forward and backward, less the waits within them
-  double gather_wait_s = 0;    // this thread stood still for a gather, or for the publication of updated parameters
+  double gather_wait_s = 0;    // this thread stood still for a gather, a file, or the publication of new parameters
   double reduce_wait_s = 0;    // for a reduction; sums that the waiting thread takes itself are in it
   double optimizer_s = 0;      // updates of the groups
   double communication_s = 0;  // gathers, publications and reductions from begin to end; those at once count each

@@ -26,8 +26,8 @@ constexpr std::size_t kBufferRecords = 4096;
 constexpr std::size_t kWriteBytes = 1 << 16;
 constexpr int kLanesOfATrack = 1000;  // numbers of a track's lanes; more at once are left out
 
-enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTracks };
-constexpr const char* kTrackNames[kTracks] = {"compute", "waits", "optimizer", "gathers", "reductions", "files"};
+enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTiers, kTracks };
+constexpr const char* kTrackNames[kTracks] = {"compute", "waits", "optimizer", "gathers", "reductions", "files", "tiers"};
 
 struct Shown {
   Track track;
@@ -53,6 +53,11 @@ constexpr Shown kShown[kTraceKinds] = {
     {kReductions, "reduce", "", "bytes"},
     {kFiles, "io", "", "bytes"},
     {kFiles, "io", "", "bytes"},
+    {kWaits, "wait", "fetch ", "bytes"},
+    {kWaits, "wait", "store ", "bytes"},
+    {kWaits, "wait", "update ", "bytes"},
+    {kTiers, "fetch", "fetch ", "bytes"},
+    {kTiers, "store", "store ", "bytes"},
 };
 const Shown& shown(TraceKind kind) { return kShown[static_cast<std::size_t>(kind)]; }
 

@@ -24,9 +24,11 @@ enum class TraceKind : std::uint8_t {
   Gather, GatherInPlace, Publish,                           // gathers
   Reduce,                                                   // reductions
   Save, Load,                                               // files
+  FetchWait, StoreWait, UpdateWait,                         // waits
+  Fetch, Store,                                             // tiers: from and to files
 };
 // clang-format on
-inline constexpr std::size_t kTraceKinds = 17;
+inline constexpr std::size_t kTraceKinds = 22;
 
 // CLOCK_MONOTONIC in ns: one clock for all processes of a host.
 std::int64_t trace_now();

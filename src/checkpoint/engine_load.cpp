@@ -35,6 +35,7 @@ bool fits(const std::string& stored, const std::string& wanted) {
          (wanted == "F64" && stored == "F32");
 }
 
+// Of dtypes that may stand for another.
 at::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "BF16" ? at::kBFloat16 : dtype == "F16" ? at::kHalf : dtype == "F32" ? at::kFloat : at::kDouble;
 }
@@ -151,14 +152,10 @@ class Loader {
   void fill() {
     visit([](const engine::StatePiece& piece, const Tensor& tensor, std::int64_t at, std::int64_t numel,
              const char* from) {
-      auto to = piece.data.narrow(0, at, numel);
-      if (to.is_cpu() && file_dtype(piece.data.scalar_type(), piece.name) == tensor.dtype) {
-        std::memcpy(to.mutable_data_ptr(), from, to.nbytes());
-      } else {
-        auto stored = at::empty({numel}, scalar_type_of(tensor.dtype));
-        std::memcpy(stored.mutable_data_ptr(), from, stored.nbytes());
-        to.copy_(stored);
-      }
+      const bool same = file_dtype(piece.dtype, piece.name) == tensor.dtype;
+      auto stored = at::empty({numel}, same ? piece.dtype : scalar_type_of(tensor.dtype));
+      std::memcpy(stored.mutable_data_ptr(), from, stored.nbytes());
+      piece.write(at, stored);
     });
     reader_.finish();
     auto generator = at::detail::getDefaultCPUGenerator();
@@ -177,12 +174,11 @@ class Loader {
   void visit(Take&& take) {
     const auto stored = stored_for(manifest_, state_.comm().rank());
     for (const auto& piece : pieces_) {
-      ZERO_CHECK(piece.data.is_contiguous(), "the layout of ", piece.kind, " of ", piece.name);
       const auto found = stored.find({piece.kind, piece.name});
       ZERO_CHECK(found != stored.end(), "no tensor ", piece.kind, " of ", piece.name);
       const auto& tensor = *found->second;
       const auto width = bits_of(tensor.dtype) / 8;
-      const auto begin = piece.begin, end = piece.begin + piece.data.numel();
+      const auto begin = piece.begin, end = piece.begin + piece.numel;
       for (const auto& part : tensor.parts) {
         const auto first = std::max(begin, part.start), last = std::min(end, part.start + part.numel);
         if (first >= last) continue;
@@ -250,7 +246,10 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
   });
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: a failure now leaves no rank usable.
-  state.telling_peers([&] { loader->fill(); });
+  state.telling_peers([&] {
+    state.begin_replacing();
+    loader->fill();
+  });
   (void)agree(comm, kWhere, [] { return ""; });
   state.adopt_loaded();
   return chosen;

@@ -70,20 +70,24 @@ Intent intent_in(const std::string& text) {
 }
 
 std::string contents_hash(const engine::StatePiece& piece) {
-  return hash_of(piece.data.const_data_ptr(), piece.data.nbytes());
+  const auto data = piece.read(0, piece.numel);
+  return hash_of(data.const_data_ptr(), data.nbytes());
 }
 
+// The piece outlives the source.
 Source source_of(const engine::StatePiece& piece) {
-  ZERO_CHECK(piece.data.is_contiguous() && piece.data.is_cpu(), "the layout of ", piece.kind, " of ", piece.name);
   Source source;
   source.kind = piece.kind;
   source.name = piece.name;
-  source.dtype = file_dtype(piece.data.scalar_type(), piece.name);
+  source.dtype = file_dtype(piece.dtype, piece.name);
   source.shape = piece.shape;
   source.requires_grad = piece.requires_grad;
   source.start = piece.begin;
-  source.numel = piece.data.numel();
-  source.data = piece.data.const_data_ptr();
+  source.numel = piece.numel;
+  source.read = [&piece](std::int64_t at, std::int64_t numel) {
+    const auto data = std::make_shared<at::Tensor>(piece.read(at, numel));
+    return std::shared_ptr<const void>(data, data->const_data_ptr());
+  };
   source.must_be_finite = piece.kind == "master" || piece.kind.starts_with("opt.");
   return source;
 }
@@ -212,6 +216,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto& comm = state.comm();
+  state.flush();
   std::vector<engine::StatePiece> pieces;
 
   // Step 0: all ranks mean the same save, and it is a moment at which one can be.
@@ -281,7 +286,10 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator_state = generator.get_state();
     }
-    own.push_back(source_of({kPrivate, kGenerator, {generator_state.numel()}, 0, generator_state, false}));
+    const engine::StatePiece generator_piece{
+        kPrivate, kGenerator, {generator_state.numel()}, 0, generator_state.numel(), at::kByte, false,
+        [&](std::int64_t at, std::int64_t numel) { return generator_state.narrow(0, at, numel); }, nullptr};
+    own.push_back(source_of(generator_piece));
     const auto num_shared = shared.size();
     shared.insert(shared.end(), own.begin(), own.end());
     const auto folder = Folder::open(fs, root).folder(folders[0]);

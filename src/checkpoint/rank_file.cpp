@@ -83,10 +83,10 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     const auto& source = sources[item.source];
     auto& part = result.tensors[item.source].parts[item.part];
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
-    const auto* data =
-        static_cast<const char*>(source.data) + static_cast<std::uint64_t>(part.start - source.start) * width;
     const auto bytes = item.entry.end - item.entry.begin;
     base::status_page().set_unit(part.key);  // progress, for whoever watches this rank
+    const auto memory = source.read(part.start - source.start, static_cast<std::int64_t>(bytes / width));
+    const auto* const data = static_cast<const char*>(memory.get());
     Hasher own;
     for (std::uint64_t done = 0; done < bytes;) {
       const auto slice = std::min<std::uint64_t>(kSlice, bytes - done);

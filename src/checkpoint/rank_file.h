@@ -14,13 +14,14 @@
 
 namespace zero::checkpoint {
 
-// A run of elements of one tensor, in memory.
+// A run of elements of one tensor.
 struct Source {
   std::string kind, name, dtype;
   std::vector<std::int64_t> shape;  // of the whole tensor
   bool requires_grad = false;
   std::int64_t start = 0, numel = 0;  // of the run
-  const void* data = nullptr;         // numel elements
+  // Elements [at, at + numel) of the run, for as long as the pointer lives. Called once for each part of the file.
+  std::function<std::shared_ptr<const void>(std::int64_t at, std::int64_t numel)> read;
   // fp32 state whose Inf or NaN must not reach a disk: an InternalError (kNumerical).
   bool must_be_finite = false;
 };

@@ -220,8 +220,9 @@ class Checker {
       conflict("activation_checkpointing.contiguous_memory_optimization", "got true without number_checkpoints", "say how many checkpoints the buffer holds");
     if (value("libzero.activation_offload.device") == "\"nvme\"" && value("libzero.activation_offload.nvme_path") == "null")
       conflict("libzero.activation_offload.device", "got \"nvme\" without nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
-    if (on("libzero.delayed_param_update.enabled") && !offloads(optimizer))
-      conflict("libzero.delayed_param_update.enabled", "got true without offload_optimizer", "the delayed update runs on the host while the device computes", {"zero_optimization.offload_optimizer.device"});
+    for (const char* delayed : {"zero_optimization.delayed_update.enabled", "libzero.delayed_param_update.enabled"})
+      if (on(delayed) && !offloads(optimizer))
+        conflict(delayed, "got true without offload_optimizer", "the delayed update runs on the host while the device computes", {"zero_optimization.offload_optimizer.device"});
   }
 
   // What no number of ranks can make right; the rest is resolve_batch().

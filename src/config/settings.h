@@ -67,7 +67,23 @@ struct ScalerSettings {  // fp16 only
 // Where states rest: on the device that computes, in host memory, in a file.
 enum class OffloadDevice { None, Cpu, Nvme };
 
-// DeepSpeed's `aio`: how files of offloaded state are read and written.
+struct OffloadOptimizerSettings {
+  OffloadDevice device = OffloadDevice::None;
+  std::string path;       // of the folder, for Nvme
+  bool pin_memory = true;
+  std::optional<std::int64_t> buffer_count, buffer_size;  // buffers of elements; unset: as many as a pipeline needs
+  bool pipeline_read = true, pipeline_write = true;
+  double ratio = 1;       // of the elements; the rest stays on the device
+};
+
+struct OffloadParamSettings {
+  OffloadDevice device = OffloadDevice::None;
+  std::string path;
+  bool pin_memory = true;
+  std::optional<std::int64_t> buffer_count, buffer_size;
+  std::int64_t max_in_cpu = 1000000000;  // elements that stay in host memory though the device is Nvme
+};
+
 struct AioSettings {
   std::int64_t block_size = 1048576;  // bytes
   int queue_depth = 8, threads = 1;
@@ -76,8 +92,15 @@ struct AioSettings {
 
 struct ZeroSettings {
   int stage = 0;
+  OffloadOptimizerSettings offload_optimizer;
+  OffloadParamSettings offload_param;
+  std::int64_t sub_group_size = 1000000000;  // elements of an optimizer tile at most
+  bool delayed_update = false;
+  std::int64_t delayed_start_step = 40;  // first step, counted from 0, whose gradients are applied one step late
   std::optional<bool> overlap_comm;  // unset: true at stage 3, else false
   bool ignore_unused_parameters = true;
+  // Elements: of a group with several parameters at most; of the all-gathers under way after an update at most.
+  std::int64_t reduce_bucket_size = 500000000, allgather_bucket_size = 500000000;
   std::int64_t prefetch_bucket_size = 50000000;  // elements gathered ahead; 0 = none
   std::int64_t persistence_threshold = 0, model_persistence_threshold = 0;  // elements of a parameter, of all of them
   std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;     // elements

@@ -140,6 +140,36 @@ OffloadDevice device_of(const std::string& word) {
   return word == "cpu" ? OffloadDevice::Cpu : word == "nvme" ? OffloadDevice::Nvme : OffloadDevice::None;
 }
 
+void read_offload(Values& v, Settings& s) {
+  auto& optimizer = s.zero.offload_optimizer;
+  optimizer.device = device_of(v.word("zero_optimization.offload_optimizer.device"));
+  optimizer.path = v.word("zero_optimization.offload_optimizer.nvme_path");
+  optimizer.pin_memory = v.flag("zero_optimization.offload_optimizer.pin_memory");
+  optimizer.buffer_count = v.maybe_whole("zero_optimization.offload_optimizer.buffer_count");
+  optimizer.buffer_size = v.maybe_whole("zero_optimization.offload_optimizer.buffer_size");
+  optimizer.pipeline_read = v.flag("zero_optimization.offload_optimizer.pipeline_read");
+  optimizer.pipeline_write = v.flag("zero_optimization.offload_optimizer.pipeline_write");
+  optimizer.ratio = v.number("zero_optimization.offload_optimizer.ratio");
+  auto& param = s.zero.offload_param;
+  param.device = device_of(v.word("zero_optimization.offload_param.device"));
+  param.path = v.word("zero_optimization.offload_param.nvme_path");
+  param.pin_memory = v.flag("zero_optimization.offload_param.pin_memory");
+  param.buffer_count = v.maybe_whole("zero_optimization.offload_param.buffer_count");
+  param.buffer_size = v.maybe_whole("zero_optimization.offload_param.buffer_size");
+  param.max_in_cpu = v.whole("zero_optimization.offload_param.max_in_cpu");
+  s.zero.sub_group_size = v.whole("zero_optimization.sub_group_size");
+  const bool second_name = v.flag("libzero.delayed_param_update.enabled");
+  s.zero.delayed_update = v.flag("zero_optimization.delayed_update.enabled") || second_name;
+  const auto first_start = v.whole("zero_optimization.delayed_update.start_step"),
+             second_start = v.whole("libzero.delayed_param_update.start_step");
+  s.zero.delayed_start_step = second_name ? second_start : first_start;
+  s.aio.block_size = v.whole("aio.block_size");
+  s.aio.queue_depth = static_cast<int>(v.whole("aio.queue_depth"));
+  s.aio.threads = static_cast<int>(v.whole("aio.intra_op_parallelism"));
+  s.aio.single_submit = v.flag("aio.single_submit");
+  s.aio.overlap_events = v.flag("aio.overlap_events");
+}
+
 void read_activations(Values& v, ActivationSettings& a) {
   const auto segments = v.maybe_whole("activation_checkpointing.number_checkpoints");
   a.num_checkpoints = segments.value_or(0);
@@ -177,8 +207,11 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.prescale_gradients = v.flag("prescale_gradients");
   s.predivide_factor = v.number("gradient_predivide_factor");
   s.zero.stage = static_cast<int>(v.whole("zero_optimization.stage"));
+  read_offload(v, s);
   s.zero.overlap_comm = v.maybe_flag("zero_optimization.overlap_comm");
   s.zero.ignore_unused_parameters = v.flag("zero_optimization.ignore_unused_parameters");
+  s.zero.reduce_bucket_size = v.whole("zero_optimization.reduce_bucket_size");
+  s.zero.allgather_bucket_size = v.whole("zero_optimization.allgather_bucket_size");
   s.zero.prefetch_bucket_size = v.whole("zero_optimization.stage3_prefetch_bucket_size");
   s.zero.persistence_threshold = v.whole("zero_optimization.stage3_param_persistence_threshold");
   s.zero.model_persistence_threshold = v.whole("zero_optimization.stage3_model_persistence_threshold");

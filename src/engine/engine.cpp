@@ -15,6 +15,7 @@ Engine::Engine(Engine&&) noexcept = default;
 
 void Engine::backward(const at::Tensor& loss) { state_->backward(loss); }
 StepResult Engine::step() { return state_->step(); }
+void Engine::flush() { state_->flush(); }
 bool Engine::is_gradient_accumulation_boundary() const { return state_->at_boundary(); }
 MemoryReport Engine::memory() const { return state_->memory(); }
 void Engine::reset_peak_memory() { state_->reset_peak_memory(); }

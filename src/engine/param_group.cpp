@@ -30,7 +30,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
       name_(unit.name),
       root_(unit.root),
       trainable_(unit.trainable),
-      sharded_(context.stage == 3 && context.comm->size() > 1 && !unit.persistent),
+      sharded_(context.stage == 3 && !unit.persistent &&
+               (context.comm->size() > 1 || context.parameter_tier != memory::Tier::Device)),
       members_(std::move(members)),
       // 64 bytes: what the widest vector instructions and every kernel of libtorch like; 256 on a GPU.
       layout_(
@@ -45,36 +46,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   const bool own_all = context_.stage == 0;
   owned_ = own_all ? Owned{0, layout_.padded_numel()} : Owned{shard_begin_, layout_.shard_numel()};
   torchglue::AllocationObserver::Pause pause;
-  const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
-  if (sharded_ && context_.device.is_cpu()) shared_ = context_.comm->share(resting, context_.recipe.parameter);
-  parameters_ =
-      book(shared_ ? shared_->shard() : allocate(resting, context_.recipe.parameter), memory::Purpose::Parameters);
-  parameters_.zero_();
-  if (sharded_ && !shared_) {
-    from_shards_.emplace(ShardGather::Ways{.comm = context_.comm,
-                                           .neighbours = context_.neighbours,
-                                           .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0)
-                                                              : (context_.quantize_frozen ? 8 : 0),
-                                           .pool = context_.gather_pool},
-                         layout_.padded_numel(), context_.recipe.parameter);
-    book_bytes(from_shards_->second_bytes(), memory::Purpose::Parameters);
-  }
-  const auto floats = at::TensorOptions().dtype(at::kFloat).device(context_.device);
-  if (trainable_) {
-    if (context_.sums != nullptr)
-      first_sum_ = context_.sums->reserve(context_.direct_gradients ? static_cast<int>(members_.size()) : 1);
-    if (context_.recipe.separate_master())
-      master_ = book(at::zeros({owned_.numel}, floats), memory::Purpose::MasterParameters);
-    else
-      master_ = sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel);
-    for (int i = 0; i < context_.num_slots; ++i)
-      slots_[i] = book(at::full({owned_.numel}, context_.slot_initial_value, floats), memory::Purpose::OptimizerStates);
-    if (!context_.direct_gradients) {
-      const auto kept = context_.stage >= 2 ? layout_.shard_numel() : layout_.padded_numel();
-      gradients_ = book(allocate(kept, context_.recipe.gradient), memory::Purpose::Gradients);
-      gradients_.zero_();
-    }
-  }
+  make_parameters();
+  if (trainable_) make_states();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
       if (piece.parameter != i) continue;
@@ -87,9 +60,101 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   }
 }
 
+void ParamGroup::make_parameters() {
+  const auto resting = sharded_ ? layout_.shard_numel() : layout_.padded_numel();
+  const auto dtype = context_.recipe.parameter;
+  const auto tier = sharded_ ? context_.parameter_tier : memory::Tier::Device;
+  if (tier == memory::Tier::File) {
+    parameters_ = {context_.parameter_file, resting, dtype};
+  } else {
+    if (sharded_ && context_.device.is_cpu() && context_.comm->size() > 1)
+      shared_ = context_.comm->share(resting, dtype);
+    at::Tensor vector;
+    if (shared_)
+      vector = shared_->shard();
+    else if (tier == memory::Tier::Host && !context_.device.is_cpu())
+      vector = at::empty({resting}, at::TensorOptions().dtype(dtype).pinned_memory(true));
+    else
+      vector = allocate(resting, dtype);
+    parameters_ = {tier, vector.zero_()};
+  }
+  book_bytes(parameters_.bytes(), tier, memory::Purpose::Parameters);
+  if (!sharded_ || shared_) return;
+  from_shards_.emplace(
+      ShardGather::Ways{
+          .comm = context_.comm,
+          .neighbours = context_.neighbours,
+          .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
+          .pool = context_.gather_pool},
+      layout_.padded_numel(), dtype);
+  book_bytes(from_shards_->second_bytes(), memory::Tier::Device, memory::Purpose::Parameters);
+}
+
+void ParamGroup::make_states() {
+  if (context_.sums != nullptr)
+    first_sum_ = context_.sums->reserve(context_.direct_gradients ? static_cast<int>(members_.size()) : 1);
+  at::Tensor alias;
+  if (!context_.recipe.separate_master() && parameters_.tier() == memory::Tier::Device && !context_.delayed)
+    alias = parameters_.vector().narrow(0, parameters_begin(), owned_.numel);
+  states_ = {context_.places, context_.device, owned_.numel, context_.num_slots, alias};
+  for (const auto tier : {memory::Tier::Device, memory::Tier::Host, memory::Tier::File})
+    for (const auto purpose : {memory::Purpose::MasterParameters, memory::Purpose::OptimizerStates})
+      book_bytes(states_.bytes(tier, purpose), tier, purpose);
+  const bool offloaded = context_.places.offloads();
+  if (!context_.direct_gradients) {
+    // A reduced shard goes straight to where the update reads it, if that is in reach of the reduction.
+    const bool on_host = offloaded && context_.stage >= 2 && context_.device.is_cpu();
+    const auto kept = context_.stage >= 2 ? layout_.shard_numel() : layout_.padded_numel();
+    gradients_ = book(allocate(kept, context_.recipe.gradient), on_host ? memory::Tier::Host : memory::Tier::Device,
+                      memory::Purpose::Gradients);
+    gradients_.zero_();
+    if (on_host) {
+      if (context_.delayed)
+        pending_gradients_ = book(allocate(kept, context_.recipe.gradient), memory::Tier::Host, memory::Purpose::Gradients);
+      return make_next();
+    }
+  }
+  if (!offloaded) return;
+  const auto on_host = at::TensorOptions().dtype(context_.recipe.gradient).pinned_memory(!context_.device.is_cpu());
+  for (auto* gradients : {&offloaded_gradients_, &pending_gradients_})
+    if (gradients == &offloaded_gradients_ || context_.delayed)
+      *gradients = book(at::zeros({layout_.shard_numel()}, on_host), memory::Tier::Host, memory::Purpose::Gradients);
+  make_next();
+}
+
+void ParamGroup::make_next() {
+  if (!context_.delayed) return;
+  const auto on_host = at::TensorOptions().dtype(parameters_.dtype()).pinned_memory(!context_.device.is_cpu());
+  next_parameters_ = book(at::zeros({owned_.numel}, on_host), memory::Tier::Host, memory::Purpose::Parameters);
+}
+
+void ParamGroup::hand_over_gradients() {
+  if (pending_gradients_.defined())
+    std::swap(pending_gradients_, offloaded_gradients_.defined() ? offloaded_gradients_ : gradients_);
+}
+
+void* ParamGroup::next_parameters(std::int64_t begin) const {
+  return static_cast<char*>(next_parameters_.data_ptr()) +
+         begin * static_cast<std::int64_t>(next_parameters_.element_size());
+}
+
+void ParamGroup::adopt_next() {
+  if (!next_parameters_.defined()) return;
+  at::NoGradGuard no_grad;
+  parameters_.write(parameters_begin(), next_parameters_);
+  tell_changed();
+}
+
 ParamGroup::~ParamGroup() {
-  for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
-    if (booked_[p] != 0) context_.ledger->book(memory::Tier::Device, static_cast<memory::Purpose>(p), -booked_[p]);
+  try {
+    cancel_fetch();
+  } catch (const std::exception&) {
+    // Its file failed: whoever needed the shard was told.
+  }
+  for (std::size_t t = 0; t < MemoryReport::kTiers; ++t)
+    for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
+      if (booked_[t][p] != 0)
+        context_.ledger->book(static_cast<memory::Tier>(t), static_cast<memory::Purpose>(p), -booked_[t][p]);
 }
 
 at::Tensor ParamGroup::allocate(std::int64_t numel, at::ScalarType dtype) const {
@@ -97,13 +162,13 @@ at::Tensor ParamGroup::allocate(std::int64_t numel, at::ScalarType dtype) const 
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(context_.device));
 }
 
-void ParamGroup::book_bytes(std::int64_t bytes, memory::Purpose purpose) {
-  context_.ledger->book(memory::Tier::Device, purpose, bytes);
-  booked_[MemoryReport::index(purpose)] += bytes;
+void ParamGroup::book_bytes(std::int64_t bytes, memory::Tier tier, memory::Purpose purpose) {
+  context_.ledger->book(tier, purpose, bytes);
+  booked_[MemoryReport::index(tier)][MemoryReport::index(purpose)] += bytes;
 }
 
-at::Tensor ParamGroup::book(at::Tensor tensor, memory::Purpose purpose) {
-  book_bytes(bytes_of(tensor), purpose);
+at::Tensor ParamGroup::book(at::Tensor tensor, memory::Tier tier, memory::Purpose purpose) {
+  book_bytes(bytes_of(tensor), tier, purpose);
   return tensor;
 }
 
@@ -132,18 +197,21 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
         .copy_(members_[i].tensor.detach().reshape({-1}));
   if (broadcast && context_.comm->size() > 1 && values.numel() > 0) context_.comm->broadcast(values, 0)->wait();
   const auto hash = XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(bytes_of(values)));
-  if (trainable_ && context_.recipe.separate_master()) master_.copy_(values.narrow(0, owned_.begin, owned_.numel));
-  parameters_.copy_(sharded_ ? own_part(values) : values);
+  parameters_.write(0, sharded_ ? own_part(values) : values);
+  if (trainable_) {
+    states_.write(GroupStates::kMaster, 0, values.narrow(0, owned_.begin, owned_.numel));
+    states_.fill_slots(context_.slot_initial_value);
+  }
   tell_changed();
   values = at::Tensor();
-  const auto size = static_cast<std::int64_t>(parameters_.element_size());
+  const auto size = static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& tensor = members_[i].tensor;
     const auto sizes = tensor.sizes().vec();
     // The parameter's TensorImpl stays; its dtype and storage change once, here.
     tensor.set_data(
-        sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, parameters_.device())
-                 : torchglue::alias(parameters_, layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
+        sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, context_.device)
+                 : torchglue::alias(parameters_.vector(), layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
   }
   for (const auto& member : members_) storages_.push_back(member.tensor.storage());
   if (sharded_) {
@@ -166,7 +234,44 @@ void ParamGroup::abandon() {
 }
 
 std::int64_t ParamGroup::gathered_bytes() const {
-  return layout_.padded_numel() * static_cast<std::int64_t>(parameters_.element_size());
+  return layout_.padded_numel() * static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
+}
+
+void ParamGroup::begin_fetch() {
+  if (!parameters_.in_file() || residency_ != Residency::Sharded || fetch_work_ || parameters_.numel() == 0) return;
+  fetch_trace_.begin(*context_.trace, base::TraceKind::Fetch);
+  fetched_ = context_.parameter_file->file().buffer(parameters_.transfer_bytes(parameters_.numel()));
+  context_.ledger->book(memory::Tier::Host, memory::Purpose::GatherBuffers, fetched_.bytes());
+  fetch_work_ = parameters_.begin_read(0, parameters_.numel(), fetched_.data());
+}
+
+void ParamGroup::cancel_fetch() {
+  if (!fetch_work_) return;
+  fetch_work_->wait();
+  fetch_work_.reset();
+  fetch_trace_.end(name_, parameters_.bytes());
+  drop_fetched();
+}
+
+void ParamGroup::drop_fetched() {
+  if (fetched_.data() == nullptr) return;
+  context_.ledger->book(memory::Tier::Host, memory::Purpose::GatherBuffers, -fetched_.bytes());
+  fetched_ = offload::IoBuffer();
+}
+
+// Where the device's collectives can read it.
+at::Tensor ParamGroup::shard_to_gather() {
+  if (!parameters_.in_file()) return parameters_.vector().to(context_.device, /*non_blocking=*/true);
+  begin_fetch();
+  const auto options = at::TensorOptions().dtype(parameters_.dtype());
+  if (!fetch_work_) return at::empty({0}, options);
+  {
+    base::TraceSpan wait(*context_.trace, base::TraceKind::FetchWait, name_);
+    fetch_work_->wait();
+  }
+  fetch_work_.reset();
+  fetch_trace_.end(name_, parameters_.bytes());
+  return at::from_blob(fetched_.data(), {parameters_.numel()}, options).to(context_.device);
 }
 
 void ParamGroup::wait_for_gather() {
@@ -176,6 +281,7 @@ void ParamGroup::wait_for_gather() {
   }
   gathered_mark_.hold();
   gather_work_.reset();
+  drop_fetched();
   gather_trace_.end(name_, gathered_bytes());
 }
 
@@ -190,12 +296,13 @@ void ParamGroup::read_in_place() {
 
 void ParamGroup::begin_gather(bool exact) {
   ZERO_CHECK(residency_ == Residency::Sharded, "group ", name_, " gathered twice");
+  const auto shard = shard_to_gather();
   gather_trace_.begin(*context_.trace, base::TraceKind::Gather);
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
   {
     // After what the current stream holds: the buffer's last use is among it.
     const torchglue::SideStream::Scope side(*context_.gather_stream);
-    gather_work_ = from_shards_->begin(gathered_, parameters_, exact);
+    gather_work_ = from_shards_->begin(gathered_, shard, exact);
     gathered_mark_.set(context_.device);
   }
   residency_ = Residency::Gathering;
@@ -243,7 +350,7 @@ void ParamGroup::release() {
 
 at::Tensor ParamGroup::whole() const {
   ZERO_CHECK(residency_ == Residency::Gathered, "group ", name_, " is not gathered");
-  return gathered_.defined() ? gathered_ : shared_ ? shared_->whole() : parameters_;
+  return gathered_.defined() ? gathered_ : shared_ ? shared_->whole() : parameters_.vector();
 }
 
 void ParamGroup::write_back() {
@@ -251,19 +358,23 @@ void ParamGroup::write_back() {
   auto flat = whole();
   if (flat.numel() == 0) return;
   if (context_.comm->size() > 1) context_.comm->broadcast(flat, 0)->wait();
-  if (sharded_) parameters_.copy_(own_part(flat));
+  if (sharded_) parameters_.write(0, own_part(flat));
   tell_changed();
-  if (!trainable_ || !context_.recipe.separate_master()) return;
+  if (!trainable_) return;
   // Untouched elements keep the bits of their master that the compute dtype does not show.
-  const auto mine = flat.narrow(0, owned_.begin, owned_.numel);
-  const auto changed = mine.ne(master_.to(context_.recipe.parameter));
-  master_.copy_(at::where(changed, mine.to(at::kFloat), master_));
+  for (const auto& segment : states_.segments()) {
+    if (segment.aliases_master) continue;
+    const auto master = states_.read(GroupStates::kMaster, segment.begin, segment.numel);
+    const auto mine = flat.narrow(0, owned_.begin + segment.begin, segment.numel).to(master.device());
+    const auto changed = mine.ne(master.to(mine.scalar_type()));
+    states_.write(GroupStates::kMaster, segment.begin, at::where(changed, mine.to(at::kFloat), master));
+  }
 }
 
 void ParamGroup::begin_publish() {
   if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0) return;
   publish_trace_.begin(*context_.trace, base::TraceKind::Publish);
-  publish_work_ = context_.comm->all_gather(parameters_, own_part(parameters_));
+  publish_work_ = context_.comm->all_gather(parameters_.vector(), own_part(parameters_.vector()));
 }
 
 void ParamGroup::finish_publish() {
@@ -278,63 +389,74 @@ void ParamGroup::finish_publish() {
 
 void ParamGroup::refresh_parameters() {
   at::NoGradGuard no_grad;
-  if (trainable_ && context_.recipe.separate_master())
-    (sharded_ ? parameters_ : parameters_.narrow(0, owned_.begin, owned_.numel)).copy_(master_);
+  if (trainable_)
+    for (const auto& segment : states_.segments())
+      if (!segment.aliases_master)
+        parameters_.write(parameters_begin() + segment.begin,
+                          states_.read(GroupStates::kMaster, segment.begin, segment.numel));
   tell_changed();
 }
 
-void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor) {
-  if (!trainable_) return;
+void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, const GroupStates::Segment& segment,
+                        bool to_next) {
   base::TraceSpan update(*context_.trace, base::TraceKind::Update, name_);
-  const auto size = parameters_.element_size();
-  auto* const parameter_base =
-      static_cast<char*>(parameters_.data_ptr()) + (sharded_ ? 0 : owned_.begin * static_cast<std::int64_t>(size));
-  const auto span_at = [&](std::int64_t begin, std::int64_t numel, int parameter_group) {
+  UpdatePlace place{};
+  place.master = segment.stores[GroupStates::kMaster].vector().data_ptr<float>();
+  for (int k = 0; k < context_.num_slots; ++k) place.slots[k] = segment.stores[1 + k].vector().data_ptr<float>();
+  if (to_next)
+    place.parameter = next_parameters(segment.begin);
+  else if (!segment.aliases_master)
+    place.parameter = static_cast<char*>(parameters_.vector().data_ptr()) +
+                      (parameters_begin() + segment.begin) * static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
+  this->update(optimizer, factor, segment.begin, segment.numel, place);
+}
+
+void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::int64_t begin, std::int64_t numel,
+                        const UpdatePlace& place) {
+  const auto end = begin + numel;
+  const auto width = static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
+  const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, const void* gradient) {
     optim::Span span{};
-    span.master = master_.data_ptr<float>() + begin;
-    for (int k = 0; k < context_.num_slots; ++k) span.slots[k] = slots_[k].data_ptr<float>() + begin;
-    span.parameter =
-        context_.recipe.separate_master() ? parameter_base + begin * static_cast<std::int64_t>(size) : nullptr;
+    span.master = place.master + (at - begin);
+    for (int k = 0; k < context_.num_slots; ++k) span.slots[k] = place.slots[k] + (at - begin);
+    if (place.parameter != nullptr) span.parameter = static_cast<char*>(place.parameter) + (at - begin) * width;
     span.parameter_dtype = compute_dtype();
-    span.numel = numel;
+    span.numel = count;
     span.parameter_group = parameter_group;
-    return span;
+    span.gradient = gradient;
+    span.gradient_dtype = dtype_of(context_.recipe.gradient);
+    optimizer.update(span, factor);
   };
-  if (context_.direct_gradients) {
+  if (context_.direct_gradients && !offloaded_gradients_.defined()) {
     const auto grads = at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device);
-    for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
+    for (const auto& piece : layout_.pieces(owned_.begin + begin, numel)) {
       const auto& grad = members_[piece.parameter].tensor.grad();
-      auto span = span_at(piece.range_begin, piece.numel, parameter_groups_[piece.parameter]);
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
-      if (!grad.defined()) zeros = at::zeros({span.numel}, grads);
-      span.gradient = grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
-                                           piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
-                                     : zeros.const_data_ptr();
-      span.gradient_dtype = dtype_of(context_.recipe.gradient);
-      optimizer.update(span, factor);
+      if (!grad.defined()) zeros = at::zeros({piece.numel}, grads);
+      update(begin + piece.range_begin, piece.numel, parameter_groups_[piece.parameter],
+             grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
+                                  piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
+                            : zeros.const_data_ptr());
     }
     return;
   }
-  // Stage 1 keeps whole gradients of which only the own part is reduced.
-  const auto shift = gradients_.numel() == owned_.numel ? 0 : owned_.begin;
-  const auto* gradient_base = static_cast<const char*>(gradients_.const_data_ptr());
+  // At stage 0 the whole gradient is owned; stage 1 keeps whole gradients of which only the own part is reduced.
+  const auto& kept = pending_gradients_.defined()     ? pending_gradients_
+                     : offloaded_gradients_.defined() ? offloaded_gradients_
+                                                      : gradients_;
+  const auto shift = kept.numel() == owned_.numel ? 0 : owned_.begin;
   for (const auto& run : runs_) {
-    auto span = span_at(run.begin, run.numel, run.parameter_group);
-    span.gradient = gradient_base + (shift + run.begin) * static_cast<std::int64_t>(gradients_.element_size());
-    span.gradient_dtype = dtype_of(context_.recipe.gradient);
-    optimizer.update(span, factor);
+    const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);
+    if (first < last)
+      update(first, last - first, run.parameter_group,
+             static_cast<const char*>(kept.const_data_ptr()) +
+                 (shift + first) * static_cast<std::int64_t>(kept.element_size()));
   }
-  tell_changed();
 }
 
-at::Tensor ParamGroup::master_shard() const {
-  return owned_.numel == layout_.shard_numel() ? master_ : own_part(master_);
-}
-
-at::Tensor ParamGroup::slot_shard(int slot) const {
-  const auto& whole = slots_[slot];
-  return owned_.numel == layout_.shard_numel() ? whole : own_part(whole);
+at::Tensor ParamGroup::state_shard(int state) const {
+  return states_.read(state, owned_.numel == layout_.shard_numel() ? 0 : shard_begin_, layout_.shard_numel());
 }
 
 }  // namespace zero::engine

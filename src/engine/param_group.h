@@ -3,7 +3,8 @@
 // shard; nothing else differs between stages.
 //
 //   state        holds beside what rests
-//   Sharded      nothing                          (stage 3 in a world of several ranks)
+//   Sharded      nothing                          (stage 3 in a world of several ranks, or with offloaded parameters)
+//   Fetching     the shard on its way from a file (within Sharded)
 //   Gathering    a gather buffer being filled
 //   Gathered     a gather buffer that the parameters alias; below stage 3 the resting vector; where the
 //                ranks share memory nothing: the parameters alias the shards of all ranks
@@ -21,37 +22,43 @@
 #include "base/trace.h"
 #include "comm/shared_vector.h"
 #include "engine/arithmetic.h"
+#include "engine/group_states.h"
 #include "engine/recipe.h"
 #include "engine/shard_gather.h"
 #include "engine/units.h"
 #include "memory/block_pool.h"
 #include "memory/buffer_pool.h"
 #include "memory/shard_layout.h"
+#include "offload/shard_store.h"
 #include "optim/sharded_optimizer.h"
 
 namespace zero::engine {
 
 // What all groups of an Engine share.
 struct GroupContext {
-  int stage;
-  Recipe recipe;
-  at::Device device;  // of all that rests, and of the parameters
-  Communicator* comm;
-  memory::MemoryLedger* ledger;
-  memory::BufferPool *gather_pool, *reduce_pool;
-  Communicator* neighbours;   // who keep second shards (hpZ); null: nobody
-  bool quantize_trainable, quantize_frozen;  // parameters are gathered as integers
-  int gradient_bits;          // of reductions over networks; 0: exact
-  memory::BlockPool* blocks;  // of gradients that the ranks read where backward left them; null: they are copied
-  int num_slots;
-  float slot_initial_value;
+  int stage = 0;
+  Recipe recipe{};
+  at::Device device = at::kCPU;  // of the parameters in use, and of what is not offloaded
+  Communicator* comm = nullptr;
+  memory::MemoryLedger* ledger = nullptr;
+  memory::BufferPool *gather_pool = nullptr, *reduce_pool = nullptr;
+  Communicator* neighbours = nullptr;  // who keep second shards (hpZ); null: nobody
+  bool quantize_trainable = false, quantize_frozen = false;  // parameters are gathered as integers
+  int gradient_bits = 0;                // of reductions over networks; 0: exact
+  memory::BlockPool* blocks = nullptr;  // of gradients that ranks read where backward left them; null: they are copied
+  StatePlaces places{};                 // of masters and moments
+  memory::Tier parameter_tier = memory::Tier::Device;  // of resting shards (stage 3)
+  offload::ShardFile* parameter_file = nullptr;
+  bool delayed = false;  // updates may run beside training
+  int num_slots = 0;
+  float slot_initial_value = 0;
   // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept
   // gradient.
-  bool direct_gradients;
-  DeviceSums* sums;  // of the groups' gradients, where kernels leave them on a device; null: they are taken at once
-  const torchglue::SideStream *gather_stream, *reduce_stream;
-  float predivide;  // gradients are multiplied by this before the reduction
-  base::Trace* trace;
+  bool direct_gradients = false;
+  DeviceSums* sums = nullptr;  // of the groups' gradients, where kernels leave them on a device; null: taken at once
+  const torchglue::SideStream *gather_stream = nullptr, *reduce_stream = nullptr;
+  float predivide = 1;  // gradients are multiplied by this before the reduction
+  base::Trace* trace = nullptr;
 };
 
 class ParamGroup {
@@ -81,6 +88,10 @@ class ParamGroup {
   // --- parameters ---
   bool rests_sharded() const { return sharded_; }
   Residency residency() const { return residency_; }
+  // Reads the shard from its file, if it rests in one, so that begin_gather() need not wait. Not a collective.
+  void begin_fetch();
+  // Ends a fetch that no gather took: before the file is written.
+  void cancel_fetch();
   // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
   bool gathers_in_place() const { return shared_ != nullptr; }
   std::int64_t gathered_bytes() const;  // of the whole flat vector
@@ -112,30 +123,54 @@ class ParamGroup {
   void drop_gradients();
 
   // --- optimizer ---
-  void update(optim::ShardedOptimizer& optimizer, float factor);
+  // Where a range of the states lies while it is updated. parameter: of the compute copy; null: the master is it.
+  struct UpdatePlace {
+    float* master;
+    float* slots[2];
+    void* parameter;
+  };
+  // Updates elements [begin, begin + numel) of the owned range.
+  void update(optim::ShardedOptimizer& optimizer, float factor, std::int64_t begin, std::int64_t numel,
+              const UpdatePlace& place);
+  // The same for a segment whose states, and the compute copy, are in the memory that the update runs on.
+  void update(optim::ShardedOptimizer& optimizer, float factor, const GroupStates::Segment& segment, bool to_next);
+  // What was reduced is what the next update reads, and may be read while the next gradients are made.
+  void hand_over_gradients();
+  // For updates beside training: the compute copy of the owned range, from an element on, that is not in use yet.
+  void* next_parameters(std::int64_t begin) const;
+  // It comes into use.
+  void adopt_next();
+  // All of the owned range was updated, and written where it rests.
+  void tell_changed();
   void begin_publish();
   void finish_publish();
   void refresh_parameters();              // compute copy = round(master) over the owned range; told to the ranks
 
-  // This rank's shard of a state, fp32, shard_numel elements (of the group's own part at stage 0).
-  at::Tensor master_shard() const;
-  at::Tensor slot_shard(int slot) const;
+  // This rank's shard of a state (GroupStates), fp32, shard_numel elements.
+  at::Tensor state_shard(int state) const;
   // What rests here: the shard, or everything at stage 0. begin is its place in the flat vector.
   struct Owned {
     std::int64_t begin, numel;
   };
   Owned owned() const { return owned_; }
-  const at::Tensor& master() const { return master_; }
-  const at::Tensor& slot(int i) const { return slots_[static_cast<std::size_t>(i)]; }
+  GroupStates& states() { return states_; }
+  const GroupStates& states() const { return states_; }
   // The resting compute-dtype vector: whole below stage 3, the shard at stage 3.
-  const at::Tensor& resting_parameters() const { return parameters_; }
+  offload::ShardStore& parameters() { return parameters_; }
+  const offload::ShardStore& parameters() const { return parameters_; }
+  // First element of the owned range in that vector.
+  std::int64_t parameters_begin() const { return sharded_ ? 0 : owned_.begin; }
 
  private:
   at::Tensor allocate(std::int64_t numel, at::ScalarType dtype) const;
-  at::Tensor book(at::Tensor tensor, memory::Purpose purpose);
-  void book_bytes(std::int64_t bytes, memory::Purpose purpose);
+  at::Tensor book(at::Tensor tensor, memory::Tier tier, memory::Purpose purpose);
+  void book_bytes(std::int64_t bytes, memory::Tier tier, memory::Purpose purpose);
+  void make_parameters();
+  void make_states();
+  void make_next();
   at::Tensor own_part(const at::Tensor& whole) const;
-  void tell_changed();
+  at::Tensor shard_to_gather();
+  void drop_fetched();
   void point_members_into(const at::Tensor& flat);
   at::Tensor readable(const at::Tensor& grad) const;
   void begin_reduce_scattered();
@@ -144,6 +179,8 @@ class ParamGroup {
   void read_in_place();
   std::int64_t reduced_bytes() const;
   void take_squares();
+  void offload_gradients();
+  at::Tensor own_shard(const at::Tensor& kept) const;
   void add_squares(std::int64_t begin, std::int64_t end);
   [[noreturn]] void fail_for_cleared_gradient(std::size_t i) const;
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
@@ -159,16 +196,21 @@ class ParamGroup {
   Owned owned_{};
   std::int64_t shard_begin_;  // of this rank's shard in the flat vector
 
-  at::Tensor parameters_, master_, slots_[2], gradients_;
-  std::int64_t booked_[MemoryReport::kPurposes] = {};
+  offload::ShardStore parameters_;
+  GroupStates states_;
+  at::Tensor gradients_;
+  at::Tensor offloaded_gradients_;  // the reduced shard in host memory, where gradients are kept elsewhere before
+  at::Tensor pending_gradients_, next_parameters_;  // of delayed updates, in host memory
+  std::int64_t booked_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
 
   Residency residency_ = Residency::Gathered;
   std::shared_ptr<comm::SharedVector> shared_;  // of which parameters_ is the shard
   std::optional<ShardGather> from_shards_;      // where they are not read in place
   at::Tensor gathered_;
-  std::shared_ptr<Work> gather_work_, publish_work_;
+  offload::IoBuffer fetched_;  // the shard, from its file
+  std::shared_ptr<Work> fetch_work_, gather_work_, publish_work_;
   torchglue::Mark gathered_mark_, reduced_mark_;  // of the side streams
-  base::TraceOperation gather_trace_, publish_trace_, reduce_trace_;
+  base::TraceOperation fetch_trace_, gather_trace_, publish_trace_, reduce_trace_;
 
   bool first_ = true, boundary_ = true;
   std::vector<char> taken_;

@@ -285,14 +285,40 @@ void ParamGroup::finish_reduce() {
     reduce_input_ = reduce_output_ = at::Tensor();
     reduce_work_.reset();
   }
-  if (!boundary_ || std::exchange(squared_, false)) return;
-  take_squares();
+  if (!boundary_) return;
+  if (!std::exchange(squared_, false)) take_squares();
+  offload_gradients();
+}
+
+// The reduced shard goes to host memory, and the device has room again.
+void ParamGroup::offload_gradients() {
+  if (!offloaded_gradients_.defined()) return;
+  if (!context_.direct_gradients) {
+    offloaded_gradients_.copy_(own_shard(gradients_));
+    return;
+  }
+  for (const auto& gap : layout_.gaps()) {
+    const auto begin = std::max(gap.begin, shard_begin_),
+               end = std::min(gap.begin + gap.numel, shard_begin_ + layout_.shard_numel());
+    if (begin < end) offloaded_gradients_.narrow(0, begin - shard_begin_, end - begin).zero_();
+  }
+  for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
+    auto to = offloaded_gradients_.narrow(0, piece.range_begin, piece.numel);
+    const auto& grad = members_[piece.parameter].tensor.grad();
+    if (grad.defined())
+      to.copy_(grad.view({-1}).narrow(0, piece.parameter_begin, piece.numel));
+    else
+      to.zero_();
+  }
+  drop_gradients();
+}
+
+// Of a flat gradient kept whole, or kept as the shard alone.
+at::Tensor ParamGroup::own_shard(const at::Tensor& kept) const {
+  return kept.numel() == layout_.shard_numel() ? kept : own_part(kept);
 }
 
 void ParamGroup::take_squares() {
-  const auto reduced = [&] {
-    return gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
-  };
   sum_of_squares_ = 0;
   num_sums_ = 0;
   if (context_.sums != nullptr) {
@@ -301,7 +327,7 @@ void ParamGroup::take_squares() {
       for (const auto& member : members_)
         if (member.tensor.grad().defined()) add(member.tensor.grad());
     } else if (gradients_.numel() > 0) {
-      add(reduced());
+      add(own_shard(gradients_));
     }
     return;
   }
@@ -311,7 +337,7 @@ void ParamGroup::take_squares() {
       if (grad.defined()) sum_of_squares_ += direct_squares_[i] < 0 ? squares_of(grad) : direct_squares_[i];
     }
   } else if (gradients_.numel() > 0) {
-    sum_of_squares_ = squares_of(reduced());
+    sum_of_squares_ = squares_of(own_shard(gradients_));
   }
 }
 
@@ -330,7 +356,7 @@ void ParamGroup::close_accumulation() {
 
 std::string ParamGroup::find_non_finite() const {
   if (!trainable_ || std::isfinite(sum_of_squares())) return "";
-  if (context_.direct_gradients) {
+  if (context_.direct_gradients && !offloaded_gradients_.defined()) {
     for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
       const auto& member = members_[piece.parameter];
       if (!member.tensor.grad().defined()) continue;
@@ -341,7 +367,7 @@ std::string ParamGroup::find_non_finite() const {
     }
     return "";
   }
-  const auto part = gradients_.numel() == layout_.shard_numel() ? gradients_ : own_part(gradients_);
+  const auto part = offloaded_gradients_.defined() ? offloaded_gradients_ : own_shard(gradients_);
   for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel()))
     if (!at::isfinite(part.narrow(0, piece.range_begin, piece.numel)).all().item<bool>())
       return members_[piece.parameter].name;

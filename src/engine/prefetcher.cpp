@@ -111,11 +111,29 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == ParamGroup::Residency::Sharded &&
       live_numel() + numel_of(next) <= policy_.max_live)
     groups_[static_cast<std::size_t>(next)]->begin_gather();
+  if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
+}
+
+// The next shards in the phase's order that rest in files and are not here yet.
+void Prefetcher::fetch_from(std::size_t position) {
+  const auto& order = order_[phase_];
+  int count = 0;
+  for (auto k = position; k < order.size() && count < policy_.fetch_ahead; ++k) {
+    auto* group = groups_[static_cast<std::size_t>(order[k])];
+    if (!group->parameters().in_file() || group->residency() != ParamGroup::Residency::Sharded) continue;
+    group->begin_fetch();
+    ++count;
+  }
+}
+
+void Prefetcher::fetch_first() {
+  if (policy_.fetch_ahead > 0 && !pinned_) fetch_from(0);
 }
 
 void Prefetcher::release_all() {
   if (!pinned_)
     for (auto* group : groups_) group->release();
+  for (auto* group : groups_) group->cancel_fetch();
   at_start_ = true;
   last_ = -1;
 }
@@ -128,6 +146,7 @@ void Prefetcher::begin_backward() {
   for (auto* group : groups_)
     if (group->gathers_in_place()) group->release();
   release_others(nullptr, 0, -1);
+  fetch_first();
 }
 
 void Prefetcher::end_pass() {

@@ -25,6 +25,7 @@ class Prefetcher {
     std::int64_t ahead;      // the largest group gathered ahead; 0: none
     std::int64_t max_live;   // gathered at once; nothing is gathered ahead or kept beyond it
     std::int64_t max_reuse;  // used in between, for a group to be kept; 0: none is
+    int fetch_ahead = 0;     // groups, behind the one gathered ahead, whose shards are fetched from files
   };
   Prefetcher(std::vector<ParamGroup*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
 
@@ -35,6 +36,8 @@ class Prefetcher {
   void begin_backward();
   // Backward is over: everything is released, and the orders just seen are those to expect.
   void end_pass();
+  // The shards that forward needs first come from their files: after an update.
+  void fetch_first();
   // Gathers copies of everything and keeps them until unpin_all().
   void pin_all();
   void unpin_all();
@@ -47,6 +50,7 @@ class Prefetcher {
   void note_use(int group, bool training);
   int expected_next() const;
   void release_all();
+  void fetch_from(std::size_t position);
   void release_others(const int* groups, int count, int next);
   bool releasable(int group) const;
   std::int64_t numel_of(int group) const;

@@ -237,23 +237,20 @@ StepResult State::step() {
     result.overflow = overflow;
     const double scale = scaler_->scale();
     const bool give_up = scaler_->update(overflow);
+    const bool late = delays();
     ++global_steps_;
     micro_step_ = 0;
+    result.updated = finish_update();
     if (overflow) {
       ++skipped_steps_;
       if (give_up) fail_numerically(scaler_->state().floor);
     } else {
       const float factor = optim::gradient_factor(scale, result.grad_norm, settings_.gradient_clipping, postmultiply_);
-      optimizer_->begin_step();
-      for (const auto& group : groups_) {
-        group->update(*optimizer_, factor);
-        group->begin_publish();
-      }
-      for (const auto& group : groups_) group->finish_publish();
-      optimizer_->end_step();
-      result.updated = true;
+      apply(factor, late);
+      result.updated |= !late;
     }
     for (const auto& group : groups_) group->drop_gradients();
+    prefetcher_->fetch_first();
     result.loss_scale = scaler_->scale();
     result.global_step = global_steps_;
     page.set_step(global_steps_);

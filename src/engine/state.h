@@ -2,6 +2,8 @@
 // optimizer. Engine (include/zero/engine.h) is the public face of exactly one State; checkpoints
 // read and fill it through StatePiece. Files on disk are not known here.
 #pragma once
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,8 +15,10 @@
 
 #include "base/status_page.h"
 #include "config/settings.h"
+#include "engine/background.h"
 #include "engine/param_group.h"
 #include "engine/prefetcher.h"
+#include "engine/staged_update.h"
 #include "engine/step_trace.h"
 #include "offload/activation_store.h"
 #include "optim/loss_scaler.h"
@@ -28,9 +32,14 @@ struct StatePiece {
   std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
   std::string name;                 // the parameter's or buffer's name
   std::vector<std::int64_t> shape;  // of the whole tensor
-  std::int64_t begin;               // first element within the whole tensor
-  at::Tensor data;                  // 1-d; a view of the live state
+  std::int64_t begin, numel;        // of the run, within the whole tensor
+  at::ScalarType dtype;
   bool requires_grad;
+  // Elements [at, at + numel) of the run, 1-d and contiguous in host memory: a view of the live state or a copy, by
+  // the tier it rests on.
+  std::function<at::Tensor(std::int64_t at, std::int64_t numel)> read;
+  // Fills the live state from `at` on; 1-d, any dtype.
+  std::function<void(std::int64_t at, const at::Tensor& values)> write;
 };
 
 class State final : public torchglue::UseListener {
@@ -40,6 +49,8 @@ class State final : public torchglue::UseListener {
 
   void backward(const at::Tensor& loss);
   StepResult step();
+  // An update that is still on its way is finished. Collective, between steps.
+  void flush();
   bool at_boundary() const;
   MemoryReport memory() const;
   void reset_peak_memory();
@@ -56,11 +67,13 @@ class State final : public torchglue::UseListener {
 
   // --- for checkpoints ---
   // What this rank writes: over all ranks every element of every state exactly once, but for
-  // buffers, which every rank hands over whole. In host memory: of a GPU's states these are copies.
+  // buffers, which every rank hands over whole.
   std::vector<StatePiece> pieces_to_save();
   // What this rank must fill to go on: its shards, or everything at stage 0. All ranks must have met between their last
   // forward and the first write, since a shard may be read in place.
   std::vector<StatePiece> pieces_to_load();
+  // Before the pieces are filled: an update on its way is dropped, nothing is read ahead.
+  void begin_replacing();
   // After the pieces were filled: compute copies from masters, published over ranks.
   void adopt_loaded();
   // Names tied to another: alias -> owner.
@@ -103,6 +116,13 @@ class State final : public torchglue::UseListener {
   void check_second_shards() const;
   void use_slow_links(GroupContext& context);
   void take_device(const std::vector<ModelParameter>& parameters);
+  // tiers (state_offload.cpp)
+  void choose_places(GroupContext& context);
+  memory::Tier parameter_tier_for(std::int64_t numel, std::int64_t* in_host) const;
+  void make_files();
+  void check_buffers() const;
+  void make_update();
+  int fetch_ahead() const;
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values();
   void adopt_buffers();
@@ -124,6 +144,12 @@ class State final : public torchglue::UseListener {
   // update
   double norm_and_overflow(bool* overflow);
   void fail_numerically(std::int64_t in_a_row);
+  // state_delayed.cpp
+  bool delays() const;
+  void apply(float factor, bool late);
+  bool finish_update();
+  void publish(ParamGroup& group);
+  void publish_within(std::int64_t numel);
   std::string where(const char* what) const;
 
   // trace
@@ -154,7 +180,11 @@ class State final : public torchglue::UseListener {
   std::unique_ptr<torchglue::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
+  std::unique_ptr<offload::ShardFile> optimizer_file_, parameter_file_;  // null: nothing rests in a file
   std::vector<std::unique_ptr<ParamGroup>> groups_;
+  std::unique_ptr<StagedUpdate> update_;
+  bool pending_ = false;  // an update is running in the background, or waits to be seen
+  Background background_;  // after what its job uses
   std::vector<Member> members_;
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<torchglue::AllocationObserver> observer_;
@@ -166,6 +196,7 @@ class State final : public torchglue::UseListener {
   std::vector<ParamGroup*> reduce_order_;
   std::size_t reduce_next_ = 0;         // in reduce_order_: the next group to begin
   std::vector<ParamGroup*> in_flight_;  // begun and not finished, oldest first
+  std::deque<ParamGroup*> publishing_;  // begun and not finished, oldest first
   std::int64_t micro_step_ = 0;         // backward passes since the last update
   bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
   int gathered_scopes_ = 0;

@@ -90,6 +90,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     auto parameters = find_parameters(*model_, settings_);
     const auto units = find_units(
         parameters, {.min_numel = settings_.unit_min_numel,
+                     .max_numel = settings_.zero.reduce_bucket_size,
                      .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
                      .persistent_total = settings_.zero.model_persistence_threshold});
     take_device(parameters);
@@ -103,6 +104,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.num_slots = optimizer_->num_slots();
     context.slot_initial_value = optimizer_->slot_initial_value();
     use_slow_links(context);
+    choose_places(context);
+    if (!context.places.offloads()) optimizer_->set_range_update(range_update_on(device_));
     const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
     if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
       blocks_ = std::make_shared<memory::BlockPool>(
@@ -120,16 +123,23 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.reduce_stream = reduce_stream_.get();
     context.predivide = predivide_;
     context.trace = &trace_.trace();
+    std::int64_t in_host = 0;
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
       std::vector<int> parameter_groups;
+      std::int64_t numel = 0;
       for (const auto i : unit.parameters) {
         members.push_back(parameters[i]);
+        numel += parameters[i].tensor.numel();
         parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name));
       }
+      context.parameter_tier = parameter_tier_for(numel, &in_host);
       groups_.push_back(std::make_unique<ParamGroup>(context, unit, std::move(members), parameter_groups));
     }
     parameters.clear();
+    check_buffers();
+    make_files();
+    make_update();
     adopt_values();
     adopt_buffers();
     attach();
@@ -140,6 +150,11 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 }
 
 State::~State() {
+  try {
+    background_.wait();
+  } catch (const std::exception&) {
+    // Nobody is left who would compute with what it made.
+  }
   end_trace();
   end_activations();
   for (const auto& member : members_) {
@@ -165,7 +180,6 @@ void State::take_device(const std::vector<ModelParameter>& parameters) {
   if (kernels_for(device_) != nullptr) sums_ = std::make_unique<DeviceSums>(device_);
   gather_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
   reduce_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
-  optimizer_->set_range_update(range_update_on(device_));
 }
 
 // Every rank finds it alike, before any of them waits for another.
@@ -313,7 +327,8 @@ void State::attach() {
       std::move(all),
       Prefetcher::Policy{.ahead = settings_.zero.prefetch_bucket_size,
                          .max_live = settings_.zero.max_live_parameters,
-                         .max_reuse = settings_.zero.max_reuse_distance},
+                         .max_reuse = settings_.zero.max_reuse_distance,
+                         .fetch_ahead = fetch_ahead()},
       [tell](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });

@@ -14,6 +14,7 @@ namespace zero::engine {
 void State::begin_gathered(bool modify) {
   telling_peers([&] {
     if (modify && micro_step_ != 0) require_boundary("gathered_parameters");
+    flush();
     prefetcher_->pin_all();
     ++gathered_scopes_;
     modifying_ |= modify;
@@ -33,6 +34,7 @@ void State::end_gathered(bool modify) {
 
 std::map<std::string, at::Tensor> State::full_state_dict() {
   return telling_peers([&] {
+    flush();
     at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
     for (const auto& group : groups_) {
@@ -40,9 +42,10 @@ std::map<std::string, at::Tensor> State::full_state_dict() {
       const bool frozen = !group->trainable();
       at::Tensor whole;
       if (frozen ? !group->rests_sharded() : stage_ == 0) {
-        whole = (frozen ? group->resting_parameters() : group->master()).to(at::kFloat);
+        whole = (frozen ? group->parameters().read() : group->states().read(GroupStates::kMaster, 0, group->owned().numel)).to(at::kFloat);
       } else if (group->layout().padded_numel() > 0) {
-        const auto part = frozen ? group->resting_parameters().to(at::kFloat) : group->master_shard();
+        const auto part =
+            (frozen ? group->parameters().read() : group->state_shard(GroupStates::kMaster)).to(device_, at::kFloat);
         whole = at::empty({group->layout().padded_numel()}, part.options());
         comm_->all_gather(whole, part.contiguous())->wait();
       } else {
@@ -63,6 +66,7 @@ std::map<std::string, at::Tensor> State::full_state_dict() {
 
 std::string State::state_hash() {
   return telling_peers([&] {
+    flush();
     auto* hash = XXH3_createState();
     XXH3_128bits_reset(hash);
     const auto add = [&](const at::Tensor& shard) {
@@ -71,8 +75,7 @@ std::string State::state_hash() {
     };
     for (const auto& group : groups_) {
       if (!group->trainable()) continue;
-      add(group->master_shard());
-      for (int k = 0; k < optimizer_->num_slots(); ++k) add(group->slot_shard(k));
+      for (int state = 0; state < group->states().num_states(); ++state) add(group->state_shard(state));
     }
     auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
@@ -91,34 +94,43 @@ std::vector<StatePiece> State::pieces(bool to_save) {
   for (const auto& group : groups_) {
     const auto& layout = group->layout();
     const auto shard_begin = rank * layout.shard_numel();
-    const auto add = [&](const std::string& kind, const at::Tensor& vector, std::int64_t begin, std::int64_t numel,
-                         std::int64_t vector_begin) {
+    // Of a vector that holds the flat vector's elements from vector_begin on.
+    const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
+                         std::int64_t vector_begin, const auto& read, const auto& write) {
       for (const auto& piece : layout.pieces(begin, numel)) {
         const auto& member = group->members()[piece.parameter];
         const auto at = begin + piece.range_begin - vector_begin;
-        const auto data = vector.narrow(0, at, piece.numel);
-        result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin,
-                          to_save ? data.cpu() : data, group->trainable()});
+        result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin, piece.numel, dtype,
+                          group->trainable(), [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
+                          [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
       }
     };
     const auto owned = group->owned();
     const auto begin = to_save ? shard_begin : owned.begin, numel = to_save ? layout.shard_numel() : owned.numel;
     if (group->trainable()) {
-      add("master", group->master(), begin, numel, owned.begin);
-      for (int k = 0; k < optimizer_->num_slots(); ++k)
-        add(std::string("opt.") + optimizer_->slot_name(k), group->slot(k), begin, numel, owned.begin);
-    } else if (group->rests_sharded()) {
-      add("param", group->resting_parameters(), shard_begin, layout.shard_numel(), shard_begin);
-    } else {
-      const auto whole = group->resting_parameters();
-      add("param", whole, to_save ? shard_begin : 0, to_save ? layout.shard_numel() : layout.padded_numel(), 0);
+      for (int state = 0; state < group->states().num_states(); ++state)
+        add(state == GroupStates::kMaster ? "master" : std::string("opt.") + optimizer_->slot_name(state - 1),
+            at::kFloat, begin, numel, owned.begin,
+            [&states = group->states(), state](std::int64_t at, std::int64_t count) { return states.read(state, at, count); },
+            [&states = group->states(), state](std::int64_t at, const at::Tensor& values) { states.write(state, at, values); });
+      continue;
     }
+    auto& parameters = group->parameters();
+    const bool whole = !group->rests_sharded() && !to_save;
+    add("param", parameters.dtype(), whole ? 0 : shard_begin, whole ? layout.padded_numel() : layout.shard_numel(),
+        group->rests_sharded() ? shard_begin : 0,
+        [&parameters](std::int64_t at, std::int64_t count) { return parameters.read(at, count); },
+        [&parameters](std::int64_t at, const at::Tensor& values) { parameters.write(at, values); });
   }
-  for (const auto& item : model_->named_buffers())
-    if (item.value().defined()) {
-      const auto data = item.value().detach().view({-1});
-      result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, to_save ? data.cpu() : data, false});
-    }
+  for (const auto& item : model_->named_buffers()) {
+    if (!item.value().defined()) continue;
+    const auto data = item.value().detach().view({-1});
+    result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
+                      [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },
+                      [data](std::int64_t at, const at::Tensor& values) {
+                        data.narrow(0, at, values.numel()).copy_(values);
+                      }});
+  }
   return result;
 }
 
@@ -127,7 +139,6 @@ std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
 
 void State::adopt_loaded() {
   telling_peers([&] {
-    prefetcher_->end_pass();
     for (const auto& group : groups_) {
       group->refresh_parameters();
       group->begin_publish();

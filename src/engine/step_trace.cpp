@@ -120,7 +120,7 @@ void StepTrace::enter_on(const std::string& unit) {
 }
 
 std::int64_t StepTrace::waited() const {
-  return trace_.total(TraceKind::GatherWait) + trace_.total(TraceKind::ReduceWait);
+  return trace_.total(TraceKind::GatherWait) + trace_.total(TraceKind::FetchWait) + trace_.total(TraceKind::ReduceWait);
 }
 
 StepTrace::Row StepTrace::sums() const {
@@ -128,7 +128,7 @@ StepTrace::Row StepTrace::sums() const {
   Row row;
   row.step = of(TraceKind::Step);
   row.compute = of(TraceKind::Forward) + of(TraceKind::Backward) - waited_in_passes_;
-  row.gather_wait = of(TraceKind::GatherWait) + of(TraceKind::PublishWait);
+  row.gather_wait = of(TraceKind::GatherWait) + of(TraceKind::PublishWait) + of(TraceKind::FetchWait) + of(TraceKind::StoreWait);
   row.reduce_wait = of(TraceKind::ReduceWait);
   row.optimizer = of(TraceKind::Update);
   row.communication =

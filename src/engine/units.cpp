@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <utility>
 #include <unordered_map>
 
 #include "base/check.h"
@@ -134,13 +135,26 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
   std::vector<Unit> units;
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& members) {
     for (const bool trainable : {true, false}) {
-      Unit unit;
-      unit.name = name + (trainable ? "" : " (frozen)");
-      unit.root = root;
-      unit.trainable = trainable;
-      for (const auto i : members)
-        if (parameters[i].tensor.requires_grad() == trainable) unit.parameters.push_back(i);
-      if (!unit.parameters.empty()) units.push_back(std::move(unit));
+      Unit unit{.root = root, .trainable = trainable};
+      int parts = 0;
+      const auto close = [&] {
+        if (unit.parameters.empty()) return;
+        ++parts;
+        unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + (trainable ? "" : " (frozen)");
+        units.push_back(std::exchange(unit, {.root = root, .trainable = trainable}));
+      };
+      std::int64_t sum = 0;
+      for (const auto i : members) {
+        if (parameters[i].tensor.requires_grad() != trainable) continue;
+        const auto numel = parameters[i].tensor.numel();
+        if (sum > rules.max_numel - std::min(numel, rules.max_numel)) {
+          close();
+          sum = 0;
+        }
+        sum += numel;
+        unit.parameters.push_back(i);
+      }
+      close();
     }
   };
   for (const auto& [path, members] : by_path) add(path.empty() ? "root" : path, path.empty(), members);

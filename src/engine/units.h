@@ -4,6 +4,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,10 +37,12 @@ struct Unit {
 
 // Units in order of registration, the root first; the frozen parameters of a unit are a unit of
 // their own, since they have neither gradients nor optimizer states. Neighbours of fewer than
-// min_numel elements are merged. Parameters of at most `persistent_numel` elements, in order of registration until
-// their sum would exceed `persistent_total`, are the last unit, "persistent".
+// min_numel elements are merged; what then has more than max_numel is cut between parameters ("name", "name/2", ...), a
+// larger parameter being one by itself. Parameters of at most `persistent_numel` elements, in order of registration
+// until their sum would exceed `persistent_total`, are the last unit, "persistent".
 struct UnitRules {
-  std::int64_t min_numel = 0, persistent_numel = 0, persistent_total = 0;
+  std::int64_t min_numel = 0, max_numel = std::numeric_limits<std::int64_t>::max();
+  std::int64_t persistent_numel = 0, persistent_total = 0;
 };
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules);
 

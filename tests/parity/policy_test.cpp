@@ -13,11 +13,14 @@ struct Seen {
   std::string hash;  // of the states, unit by unit
   std::map<std::string, at::Tensor> masters;
   std::uint64_t gathered = 0, reduced = 0;  // bytes sent by rank 0 in its last step
-  std::int64_t numel = 0, persistent = 0, peak = 0;
+  std::int64_t numel = 0, persistent = 0, peak = 0, largest_group = 0;
+  std::uint64_t reduce_peak = 0;
+  std::size_t groups = 0;
 };
 
-Seen train(const std::string& zero, int accumulation = 1) {
+Seen train(const std::string& zero, int accumulation = 1, int stage = 3) {
   Training setup;
+  setup.stage = stage;
   setup.problem = "padded_free_gpt";
   setup.accumulation = accumulation;
   setup.clip = 0.1;
@@ -52,13 +55,18 @@ Seen train(const std::string& zero, int accumulation = 1) {
     seen.gathered = stats.by_op["all_gather"].bytes_sent;
     seen.reduced = stats.by_op["reduce_scatter"].bytes_sent;
     seen.peak = static_cast<std::int64_t>(peak);
+    seen.reduce_peak = engine.memory().peak(MemoryReport::Tier::Device, MemoryReport::Purpose::ReduceBuffers);
     for (const auto& [name, numel] : engine.groups()) {
+      ++seen.groups;
+      seen.largest_group = std::max(seen.largest_group, static_cast<std::int64_t>(numel));
       seen.numel += numel;
       if (name == "persistent") seen.persistent = numel;
     }
   });
   return seen;
 }
+
+std::string bucket_of(std::int64_t limit) { return ", \"reduce_bucket_size\": " + std::to_string(limit); }
 
 std::uint64_t half(std::int64_t elements) { return static_cast<std::uint64_t>(elements) * 4 / 2; }
 
@@ -113,6 +121,33 @@ TEST(Policy, LiveParametersAreLimited) {
   EXPECT_EQ(tight.hash, plain.hash);
   EXPECT_EQ(tight.gathered, plain.gathered);
   EXPECT_LT(tight.peak, plain.peak) << "a second unit was gathered ahead";
+}
+
+TEST(Policy, AReductionHasAtMostABucketOfElements) {
+  const auto plain = train("");
+  const auto one_each = train(R"(, "reduce_bucket_size": 0)");
+  EXPECT_TRUE(equal_bits(one_each.masters, plain.masters));
+  EXPECT_EQ(one_each.groups, one_each.masters.size());
+  const auto limit = plain.largest_group / 4;
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto whole = train("", 1, stage), cut = train(bucket_of(limit), 1, stage);
+    EXPECT_TRUE(equal_bits(cut.masters, plain.masters)) << "stage " << stage;
+    EXPECT_GT(cut.groups, whole.groups);
+    EXPECT_LT(cut.groups, one_each.groups);
+    if (stage >= 2) EXPECT_LT(cut.reduce_peak, whole.reduce_peak) << "stage " << stage;
+    std::size_t over = 0;  // a parameter larger than the limit goes alone
+    for (const auto& [name, value] : cut.masters) over += value.numel() > limit ? 1 : 0;
+    EXPECT_GT(over, 0U);
+    EXPECT_GE(cut.largest_group, limit);
+  }
+}
+
+TEST(Policy, PublishingWithinALimitChangesNoBits) {
+  for (const int stage : {1, 2}) {
+    const auto plain = train("", 1, stage), one = train(R"(, "allgather_bucket_size": 1)", 1, stage);
+    EXPECT_EQ(one.hash, plain.hash);
+    EXPECT_EQ(one.gathered, plain.gathered);
+  }
 }
 
 }  // namespace

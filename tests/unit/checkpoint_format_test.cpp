@@ -172,8 +172,8 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<float>(i);
   const std::vector<unsigned char> small{1, 0, 1};
   const auto file = write_rank_file(root, "f",
-                                    {{"buffer", "b", "BOOL", {3}, false, 0, 3, small.data(), false},
-                                     {"master", "w", "F32", {30000000}, true, 5000000, 20000000, large.data(), true}});
+                                    {{"buffer", "b", "BOOL", {3}, false, 0, 3, from(small), false},
+                                     {"master", "w", "F32", {30000000}, true, 5000000, 20000000, from(large), true}});
   ASSERT_EQ(file.tensors.size(), 2u);
   ASSERT_EQ(file.tensors[1].parts.size(), 2u);
   EXPECT_EQ(file.tensors[1].parts[0].numel * 4, kMostPartBytes);
@@ -205,7 +205,7 @@ TEST(CheckpointRankFile, InfAndNanInFp32StateAreRefused) {
   values[8] = 1e-45f;
   const auto write = [&](const char* name) {
     return code_of([&] {
-      write_rank_file(root, name, {{"master", "w", "F32", {400000}, true, 0, 400000, values.data(), true}});
+      write_rank_file(root, name, {{"master", "w", "F32", {400000}, true, 0, 400000, from(values), true}});
     });
   };
   EXPECT_EQ(write("finite"), 0);
@@ -224,7 +224,7 @@ TEST(CheckpointRankFile, BoolsAreZeroOrOne) {
   TempFolder folder;
   const auto root = Folder::open(system_files(), folder.text());
   const std::vector<unsigned char> values{0, 1, 2};
-  const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {3}, false, 0, 3, values.data(), false}});
+  const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {3}, false, 0, 3, from(values), false}});
   Manifest manifest;
   manifest.files = {file.file};
   PartReader reader(root, manifest);

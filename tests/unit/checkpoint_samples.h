@@ -74,10 +74,18 @@ inline checkpoint::Manifest sample_manifest(int value, const checkpoint::RankFil
   return m;
 }
 
+// Reads a vector that outlives the source.
+template <class Values>
+auto from(const Values& values) {
+  return [data = values.data()](std::int64_t at, std::int64_t) {
+    return std::shared_ptr<const void>(std::shared_ptr<const void>(), data + at);
+  };
+}
+
 inline std::vector<checkpoint::Source> sources_of(const Sample& sample) {
-  return {{"master", "layer.weight", "F32", {30, 10}, true, 0, 300, sample.weights.data(), true},
-          {"buffer", "mask", "BOOL", {70}, false, 0, 70, sample.mask.data(), false},
-          {"rank", "own", "U8", {33}, false, 0, 33, sample.own.data(), false}};
+  return {{"master", "layer.weight", "F32", {30, 10}, true, 0, 300, from(sample.weights), true},
+          {"buffer", "mask", "BOOL", {70}, false, 0, 70, from(sample.mask), false},
+          {"rank", "own", "U8", {33}, false, 0, 33, from(sample.own), false}};
 }
 
 // What one rank alone does to save.

@@ -226,24 +226,20 @@ TEST(Options, EveryFileOfTheSeedsParses) {
   for (const auto& entry : std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/seeds")) {
     SCOPED_TRACE(entry.path().string());
     const auto options = Options::from_file(entry.path());
-    const bool more = entry.path().string().find("offload") != std::string::npos || entry.path().string().find("infinity") != std::string::npos ||
-                      entry.path().string().find("zero-r") != std::string::npos;
-    EXPECT_EQ(options.document().not_built.empty(), !more);
-    if (more) EXPECT_THROW(config::require_built(options), ConfigError);
-    else EXPECT_NO_THROW(config::require_built(options));
+    EXPECT_NO_THROW(config::require_built(options));
     ++files;
   }
   EXPECT_GE(files, 10);
 }
 
 TEST(Options, NotBuiltNamesEveryKey) {
-  const auto options = Options::from_json(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "tensorboard": {"enabled": true}})", "ds.json");
+  const auto options = Options::from_json(R"({"zero_optimization": {"stage": 3, "leaf_module": {"names": ["layers.0"]}}, "tensorboard": {"enabled": true}})", "ds.json");
   try {
     config::require_built(options);
     FAIL();
   } catch (const ConfigError& e) {
     const std::string text = e.what();
-    for (const char* part : {"/zero_optimization/offload_param/device", "/tensorboard/enabled", "not available in this version", "[not-built]", "ds.json:1:64"})
+    for (const char* part : {"/zero_optimization/leaf_module/names", "/tensorboard/enabled", "not available in this version", "[not-built]", "ds.json:1:61"})
       EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }
@@ -257,8 +253,9 @@ TEST(Options, OldNamesMeanTheNewOnesAndAreReported) {
   EXPECT_EQ(Options::from_json("{\"zero_optimization\": true}").settings().zero.stage, 1);
   EXPECT_EQ(Options::from_json("{\"zero_optimization\": false}").settings().zero.stage, 0);
   EXPECT_EQ(Options::from_json("{\"fp32_allreduce\": true}").settings().communication_dtype, config::Precision::Fp32);
-  EXPECT_TRUE(Options::from_json("{\"zero_optimization\": {\"cpu_offload\": false}}").document().not_built.empty());
-  EXPECT_FALSE(Options::from_json("{\"zero_optimization\": {\"stage\": 1, \"cpu_offload\": true}}").document().not_built.empty());
+  using config::OffloadDevice;
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": {\"cpu_offload\": false}}").settings().zero.offload_optimizer.device, OffloadDevice::None);
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": {\"stage\": 1, \"cpu_offload\": true}}").settings().zero.offload_optimizer.device, OffloadDevice::Cpu);
 }
 
 TEST(Options, LaterSourcesWinAndExplainSaysSo) {

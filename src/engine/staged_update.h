@@ -1,0 +1,55 @@
+// The update of all groups, of whatever tier: what is in memory where it lies; what rests in a file, or whose compute
+// copy must travel, tile by tile through host memory, so that tiles are read, updated and written at the same time
+// (ZeRO-Infinity, arXiv:2104.07857, section 5.2.2). Tiles cut no bits: the rules are element-wise.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/trace.h"
+#include "engine/param_group.h"
+#include "memory/ledger.h"
+#include "optim/sharded_optimizer.h"
+
+namespace zero::engine {
+
+class StagedUpdate {
+ public:
+  struct Policy {
+    std::int64_t tile_numel = 0;  // elements of a tile, a multiple of what GroupStates cuts by
+    int tiles = 3;                // in host memory at once: being read, updated, written
+    bool read_ahead = true, write_behind = true;
+  };
+  // The tile for a limit in elements (0: the smallest).
+  static std::int64_t tile_for(std::int64_t limit);
+
+  // `groups` live as long as this.
+  StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger, base::Trace& trace);
+  ~StagedUpdate();
+
+  // Updates everything once. `updated` is called for each group, in order, when its new parameters are where they rest
+  // (those of a file may still be on their way to it; they are there when this returns).
+  enum class To { Parameters, NextParameters };  // where the compute copy goes: ParamGroup::next_parameters()
+  void run(optim::ShardedOptimizer& optimizer, float factor, To to, const std::function<void(ParamGroup&)>& updated);
+
+ private:
+  struct Tile {
+    ParamGroup* group;
+    const GroupStates::Segment* segment;
+    std::int64_t begin, numel;  // within the segment
+  };
+  struct Slot;
+  void begin_fetch(Slot& slot, const Tile& tile);
+  void update(Slot& slot, const Tile& tile, optim::ShardedOptimizer& optimizer, float factor, To to);
+  void finish_store(Slot& slot);
+
+  std::vector<ParamGroup*> groups_;
+  const Policy policy_;
+  memory::MemoryLedger& ledger_;
+  base::Trace& trace_;
+  std::vector<Tile> tiles_;              // in the order of groups
+  std::vector<std::unique_ptr<Slot>> slots_;
+};
+
+}  // namespace zero::engine
