@@ -25,6 +25,9 @@ Usage: zero bench NAME [options]
                           TCP, beside a plain copy
   optimizer               time of one optimizer update over flat memory, beside
                           a triad
+  activations             the largest batch within a budget of memory, with
+                          activations kept, computed again, and away
+  io                      speed of the files of offloaded state, beside fio
 
   -h, --help              this text, or a measurement's
   --version               version of zero
@@ -42,6 +45,8 @@ constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step", zero::cli::bench_step},
                                          {"collectives", zero::cli::bench_collectives},
                                          {"optimizer", zero::cli::bench_optimizer},
+                                         {"activations", zero::cli::bench_activations},
+                                         {"io", zero::cli::bench_io},
                                          {"step-rank", zero::cli::bench_step_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false}};
 
@@ -56,7 +61,7 @@ std::string available() {
 
 int zero_bench(int argc, char** argv) {
   using zero::ConfigError;
-  static const std::vector<std::string> kNames = {"collectives", "optimizer", "io", "step", "stages"};
+  static const std::vector<std::string> kNames = {"activations", "collectives", "optimizer", "io", "step", "stages"};
   // The name is the first word that is no option; options before it belong to the measurement.
   std::vector<char*> words(argv + 1, argv + argc);
   std::size_t at = 0;

@@ -8,6 +8,8 @@ int bench_stages(int argc, char** argv);
 int bench_step(int argc, char** argv);
 int bench_collectives(int argc, char** argv);
 int bench_optimizer(int argc, char** argv);
+int bench_activations(int argc, char** argv);
+int bench_io(int argc, char** argv);
 
 // One rank of those, as they start it.
 int bench_step_rank(int argc, char** argv);

@@ -47,6 +47,7 @@ class Ring {
  public:
   Ring(RequestQueue& queue, const IoSettings& settings, std::int64_t alignment, FaultSource* faults)
       : queue_(queue), settings_(settings), alignment_(alignment), faults_(faults),
+        together_(settings.single_submit ? 1 : std::max(4, settings.queue_depth / 4)),
         slots_(static_cast<std::size_t>(settings.queue_depth)) {
     const auto entries = static_cast<unsigned>(settings.queue_depth) + 1;  // and the eventfd's
     int error = faults_ ? -faults_->ring_setup() : 0;
@@ -111,12 +112,23 @@ class Ring {
         asleep_ = true;
         take_requests();
       }
+      if (!over_.empty()) {
+        // The disk first: waking a thread takes longer than filling the ring.
+        if (io_uring_sq_ready(&ring_) > 0) submit(0);
+        finish_transfers();
+      }
       if (queue_.closed() && in_flight_ == 0 && !armed_) break;
       submit(1);
       asleep_ = false;
       reap();
     }
+    finish_transfers();
     if (broken_) go_on_plainly();
+  }
+
+  void finish_transfers() {
+    for (const auto& transfer : over_) transfer->finish();
+    over_.clear();
   }
 
   void take_requests() {
@@ -186,7 +198,7 @@ class Ring {
       request.write ? io_uring_prep_write(sqe, fd, data, bytes, at) : io_uring_prep_read(sqe, fd, data, bytes, at);
     }
     io_uring_sqe_set_data64(sqe, number);
-    if (settings_.single_submit) submit(0);
+    if (static_cast<int>(io_uring_sq_ready(&ring_)) >= together_) submit(0);
   }
 
   int piece_of(const char* data, std::int64_t bytes) {
@@ -239,7 +251,9 @@ class Ring {
   void complete(std::size_t number, std::int64_t result) {
     auto& slot = slots_[number];
     if (slot.shown != kNothing && (result == slot.sent || slot.shown < 0 || slot.sent == 0)) result = slot.shown;
-    const auto next = queue_.judge(slot.request, result, true);
+    std::shared_ptr<Transfer> over;
+    const auto next = queue_.judge(slot.request, result, &over);
+    if (over) over_.push_back(std::move(over));
     if (next == Next::Ended) {
       release(number);
     } else if (next == Next::Plainly || broken_) {
@@ -264,7 +278,7 @@ class Ring {
 
   void send_to_the_end(Request& request) {
     while (true) {
-      const auto next = queue_.judge(request, send_plainly(request, alignment_, faults_), false);
+      const auto next = queue_.judge(request, send_plainly(request, alignment_, faults_));
       if (next == Next::Ended) return;
       if (next == Next::Pause) RequestQueue::pause(request);
     }
@@ -279,6 +293,7 @@ class Ring {
       if (!idle[number] && slots_[number].prepared_as > taken) run_plainly(number);
     while (in_flight_ > 0) {
       reap();
+      finish_transfers();
       if (in_flight_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     Request request;
@@ -289,6 +304,9 @@ class Ring {
   const IoSettings settings_;
   const std::int64_t alignment_;
   FaultSource* const faults_;
+  // Entries that are submitted at once. The kernel joins neighbours of one submission to one request of the
+  // disk: with all in one, nothing would be under way between its end and the next submission.
+  const int together_;
   io_uring ring_{};
   int wake_ = -1;
   bool registers_ = false;
@@ -298,6 +316,7 @@ class Ring {
   // Of the thread.
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_;
+  std::vector<std::shared_ptr<Transfer>> over_;  // whose waiters are to be woken
   int in_flight_ = 0, refusals_ = 0;
   std::uint64_t prepared_ = 0, rung_ = 0;
   bool armed_ = false, broken_ = false;

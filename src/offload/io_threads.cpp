@@ -24,7 +24,7 @@ void IoThreads::run() {
   Request request;
   while (queue_.await(request)) {
     while (true) {
-      const auto next = queue_.judge(request, send_plainly(request, alignment_, faults_), false);
+      const auto next = queue_.judge(request, send_plainly(request, alignment_, faults_));
       if (next == RequestQueue::Next::Ended) break;
       if (next == RequestQueue::Next::Pause) RequestQueue::pause(request);
     }

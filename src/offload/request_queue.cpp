@@ -43,8 +43,10 @@ bool Transfer::done() {
 }
 
 void Transfer::finish() {
-  const std::lock_guard lock(mutex_);
-  done_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
   finished_.notify_all();
 }
 
@@ -98,9 +100,9 @@ bool RequestQueue::take_locked(Request& request) {
 }
 
 // Notes the request's end, and its transfer's if it was the last; `error` empty: it went well.
-void RequestQueue::end(Request& request, const std::string& error) {
+void RequestQueue::end(Request& request, const std::string& error, std::shared_ptr<Transfer>* over) {
   bool last = false, next_batch = false;
-  const auto transfer = std::move(request.transfer);
+  auto transfer = std::move(request.transfer);
   {
     const std::lock_guard lock(mutex_);
     if (error.empty()) {
@@ -122,18 +124,22 @@ void RequestQueue::end(Request& request, const std::string& error) {
       taken_of_batch_ = 0;
     }
   }
-  if (last) transfer->finish();
+  if (last && over) {
+    *over = std::move(transfer);
+  } else if (last) {
+    transfer->finish();
+  }
   if (next_batch) more_.notify_all();
 }
 
-RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, bool in_ring) {
+RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, std::shared_ptr<Transfer>* over) {
   const auto again = [&](Next how) {
     const std::lock_guard lock(mutex_);
     ++stats_.retries;
     return how;
   };
   const auto failed = [&](const std::string& got) {
-    end(request, message(request, got));
+    end(request, message(request, got), over);
     return Next::Ended;
   };
   if (result > 0) {
@@ -142,7 +148,7 @@ RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, bo
     if (result > request.left()) return failed(join(result, " bytes moved"));
     if (result == request.left()) {
       if (request.relocated) space_.settle(request.offset, request.place);
-      end(request, "");
+      end(request, "", over);
       return Next::Ended;
     }
     // The rest must begin at a multiple of the alignment again, for O_DIRECT.
@@ -157,7 +163,7 @@ RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, bo
   const int error = result == 0 ? ENOSPC : static_cast<int>(-result);
   if (error == EINTR || error == EAGAIN) {
     if (++request.tries < kTries) return again(error == EINTR && request.tries < 10 ? Next::Again : Next::Pause);
-    if (!in_ring) return failed(join(system_text(error), ", ", kTries, " times"));
+    if (!over) return failed(join(system_text(error), ", ", kTries, " times"));
     request.tries = 0;
     return again(Next::Plainly);
   }

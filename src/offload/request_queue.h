@@ -24,10 +24,11 @@ class Transfer final : public Work {
   Transfer(bool write, std::int64_t offset, char* data, std::int64_t bytes);
   void wait() override;
   bool done() override;
+  // Nothing of it is under way any more.
+  void finish();
 
  private:
   friend class RequestQueue;
-  void finish();  // with error_, if any
   const bool write_;
   const std::int64_t offset_, bytes_;
   char* const data_;
@@ -74,8 +75,9 @@ class RequestQueue {
   // Ended: the request is over. Again: send what is left(). Pause: the same after pause(). Plainly:
   // the same, but not through the ring.
   enum class Next { Ended, Again, Pause, Plainly };
-  // `result`: bytes, or -errno. `in_ring`: a plain call is left as another way.
-  Next judge(Request& request, std::int64_t result, bool in_ring);
+  // `result`: bytes, or -errno. With `over` (the ring's) a plain call is left as another way, and a
+  // transfer that is over is handed back there: its finish(), which wakes who waits, is the caller's.
+  Next judge(Request& request, std::int64_t result, std::shared_ptr<Transfer>* over = nullptr);
   // Sleeps: longer, the more often the request was refused in a row.
   static void pause(const Request& request);
 
@@ -86,7 +88,7 @@ class RequestQueue {
  private:
   bool take_locked(Request& request);
   bool may_take() const;
-  void end(Request& request, const std::string& error);
+  void end(Request& request, const std::string& error, std::shared_ptr<Transfer>* over);
   bool relocate(Request& request, std::string& why_not);
   std::string message(const Request& request, const std::string& got) const;
   SwapSpace& space_;
