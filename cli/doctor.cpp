@@ -20,6 +20,9 @@
 #include "cli/options.h"
 #include "launch/host.h"
 #include "launch/machine.h"
+#include "offload/leftovers.h"
+#include "offload/storage_file.h"
+#include "offload/swap_file.h"
 #include "report/table.h"
 #include "report/terminal.h"
 #include "report/text.h"
@@ -205,6 +208,36 @@ void limit(std::vector<Item>& items, const char* name, int resource, bool bytes,
   items.push_back(std::move(item));
 }
 
+// The way that transfers of offloaded state would take in this folder, found as a run finds it.
+Item offloading(const std::string& folder) {
+  Item way{"offload to files", "", "", Verdict::Ok, {}};
+  const std::string kind = offload::file_system_of(folder), notice = offload::folder_notice(folder);
+  std::string path = "null", leftovers = "null";
+  try {
+    const auto file = offload::SwapFile::create(folder, static_cast<std::int64_t>(kMiB), {}, "zero doctor");
+    way.found = file->description() + ", on " + kind;
+    path = json_quote(file->description());
+    if (!notice.empty()) {
+      way.verdict = Verdict::Note;
+      way.hint = notice;
+    }
+    const auto left = offload::find_leftovers(folder, false);
+    const auto dead = std::count_if(left.begin(), left.end(), [](const auto& one) { return one.kept_because.empty(); });
+    leftovers = number(static_cast<std::uint64_t>(dead));
+    if (dead > 0) {
+      way.verdict = Verdict::Note;
+      way.hint += (way.hint.empty() ? "" : "; ") + leftovers + " folders of dead runs are left in " + folder + ": zero doctor --clean --path " + folder;
+    }
+  } catch (const Error& error) {
+    way.found = error.what();
+    way.verdict = Verdict::Note;
+    way.hint = "name the folder for offloaded files with --path DIR";
+  }
+  way.values = {{"path", path}, {"file_system", kind.empty() ? "null" : json_quote(kind)}, {"notice", notice.empty() ? "null" : json_quote(notice)},
+                {"leftovers", leftovers}};
+  return way;
+}
+
 void files(std::vector<Item>& items, const std::string& folder) {
   const int ring = launch::try_io_uring();
   Item io{"io_uring", ring ? std::strerror(ring) : "works", "", Verdict::Ok, {{"works", boolean(!ring)}, {"errno", std::to_string(ring)}}};
@@ -238,6 +271,8 @@ void files(std::vector<Item>& items, const std::string& folder) {
     disk.values.emplace_back("alignment_bytes", number(direct.alignment));
   }
   items.push_back(std::move(disk));
+
+  items.push_back(offloading(folder));
 
   const launch::SpaceFacts space = launch::space_of(folder);
   Item room{"free space", space.error ? std::strerror(space.error) : human_bytes(space.free_bytes) + " of " + human_bytes(space.total_bytes) + " in " + folder,
@@ -352,13 +387,38 @@ std::string table(const std::vector<Item>& items, const cli::Global& global) {
   return text;
 }
 
+// `zero doctor --clean`: the private folders of dead runs go.
+int clean(const std::string& folder, const cli::Global& global) {
+  const auto found = offload::find_leftovers(folder, true);
+  std::string text = "{\"schema\": \"zero.doctor.clean/1\", \"path\": " + json_quote(folder) + ", \"found\": [";
+  report::Table rows({{"folder", report::Align::Left, report::Column::Narrow::Wrap, 20}, {"size", report::Align::Right}, {"", report::Align::Left, report::Column::Narrow::Wrap, 20}});
+  for (const auto& one : found) {
+    const auto bytes = static_cast<std::uint64_t>(one.bytes);
+    text += (&one == &found.front() ? "" : ", ") + std::string("{\"folder\": ") + json_quote(one.path) + ", \"bytes\": " + number(bytes) +
+            ", \"removed\": " + boolean(one.removed) + ", \"kept_because\": " + (one.removed ? "null" : json_quote(one.kept_because)) + "}";
+    rows.row({one.path, human_bytes(bytes), one.removed ? "removed" : "kept: " + one.kept_because});
+  }
+  const report::Terminal terminal = report::describe_terminal(1, global.color);
+  if (global.json) {
+    cli::print_result(text + "]}\n");
+  } else if (found.empty()) {
+    cli::print_result("no folders of offloaded files in " + folder + "\n");
+  } else {
+    cli::print_result(rows.render(static_cast<std::size_t>(terminal.columns), terminal.utf8));
+  }
+  return 0;
+}
+
 }  // namespace
 
 int zero_doctor(int argc, char** argv) {
   std::string folder = ".";
   cli::Command c("doctor", "what this machine has, and what is missing", "[options]", "  zero doctor --path /mnt/nvme\n");
-  c.option("--path", folder, "DIR", "folder for offloaded files and checkpoints (the working directory)");
+  bool cleans = false;
+  c.option("--path,--nvme-path", folder, "DIR", "folder for offloaded files and checkpoints (the working directory)");
+  c.flag("--clean", cleans, "only remove what dead runs of this host left in the folder");
   if (!c.parse(argc, argv)) return 0;
+  if (cleans) return clean(folder, c.global());
   std::vector<Item> items;
   libraries(items);
   processors(items);

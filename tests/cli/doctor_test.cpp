@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -77,7 +78,7 @@ TEST(Doctor, DocumentHasTheFormItPromises) {
     missing |= verdict == "missing";
   }
   for (const char* name : {"zero", "libzero", "libtorch", "NCCL plug-in", "CPU", "CPU features", "cores", "OMP threads", "NUMA nodes", "memory",
-                           "/dev/shm", "memfd", "io_uring", "O_DIRECT", "free space", "temporary folder", "open files", "locked memory", "GPUs",
+                           "/dev/shm", "memfd", "io_uring", "O_DIRECT", "offload to files", "free space", "temporary folder", "open files", "locked memory", "GPUs",
                            "pidfd", "subreaper", "ports", "ssh"})
     EXPECT_TRUE(names.count(name)) << name;
   EXPECT_EQ(d.code, missing ? 1 : 0);
@@ -153,6 +154,59 @@ TEST(Doctor, ChecksTheFolderItIsGiven) {
   EXPECT_EQ(none.item("O_DIRECT")["verdict"], "note");
   EXPECT_NE(none.item("O_DIRECT")["found"].get<std::string>().find("No such file or directory"), std::string::npos);
   EXPECT_EQ(none.item("free space")["verdict"], "note");
+}
+
+TEST(Doctor, SaysHowStateWouldBeOffloadedToTheFolder) {
+  const std::string folder = temporary_folder();
+  const Doctor good({"--nvme-path", folder});
+  const auto path = good.value("offload to files", "path").get<std::string>();
+  if (good.value("io_uring", "works") == false) {
+    EXPECT_EQ(path.find("io_uring"), std::string::npos) << path;
+  }
+  EXPECT_TRUE(path.find("io_uring") == 0 || path.find("pread/pwrite") != std::string::npos) << path;
+  EXPECT_TRUE(path.find("O_DIRECT") != std::string::npos || path.find("page cache") != std::string::npos) << path;
+  EXPECT_TRUE(good.value("offload to files", "file_system").is_string());
+  EXPECT_EQ(good.value("offload to files", "leftovers"), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "nothing is left behind";
+  const Doctor none({"--path", folder + "/none"});
+  EXPECT_EQ(none.item("offload to files")["verdict"], "note");
+  EXPECT_TRUE(none.value("offload to files", "path").is_null());
+  struct statfs facts {};
+  if (statfs("/dev/shm", &facts) == 0 && facts.f_type == 0x01021994 && access("/dev/shm", W_OK) == 0) {
+    const Doctor memory({"--path", "/dev/shm"});
+    EXPECT_EQ(memory.value("offload to files", "file_system"), "tmpfs");
+    EXPECT_EQ(memory.item("offload to files")["verdict"], "note");
+    EXPECT_NE(memory.value("offload to files", "notice").get<std::string>().find("memory"), std::string::npos);
+  }
+}
+
+TEST(Doctor, CleansUpAfterDeadRunsOnly) {
+  const std::string folder = temporary_folder();
+  char host[256] = {};
+  ASSERT_EQ(gethostname(host, sizeof host - 1), 0);
+  const auto make = [&](const std::string& owner) {
+    const auto path = folder + "/zero-swap@" + owner + "@7";
+    std::filesystem::create_directory(path);
+    std::ofstream(path + "/state") << std::string(100000, 'x');
+    return path;
+  };
+  // Process 1 lives, but did not begin at tick 1 after the machine did.
+  const auto dead = make(std::string(host) + "@1@1@run"), other = make("another-host@1@1@run");
+  EXPECT_EQ(Doctor({"--path", folder}).value("offload to files", "leftovers"), 1);
+  EXPECT_TRUE(std::filesystem::exists(dead)) << "doctor alone removes nothing";
+  Process::Settings settings;
+  settings.arguments = {kZero, "doctor", "--clean", "--nvme-path", folder, "--json"};
+  Process p(settings);
+  ASSERT_EQ(p.wait(60), 0) << p.err;
+  const auto document = Json::parse(p.out);
+  EXPECT_EQ(document["schema"], "zero.doctor.clean/1");
+  ASSERT_EQ(document["found"].size(), 2u) << p.out;
+  for (const auto& one : document["found"]) EXPECT_EQ(one["removed"], one["folder"] == dead) << p.out;
+  EXPECT_FALSE(std::filesystem::exists(dead));
+  EXPECT_TRUE(std::filesystem::exists(other + "/state"));
+  settings.arguments = {kZero, "doctor", "--clean", "--path", folder + "/none"};
+  Process none(settings);
+  EXPECT_EQ(none.wait(60), 5) << none.err;
 }
 
 TEST(Doctor, AsksTheDriverAndSurvivesIt) {
