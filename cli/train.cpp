@@ -11,6 +11,7 @@
 
 #include "base/status_page.h"
 #include "cli/commands.h"
+#include "cli/segments.h"
 #include "cli/train.h"
 #include "cli/train_report.h"
 #include "cli/train_run.h"
@@ -131,6 +132,13 @@ void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& c
                   std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
                   " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
                   std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.communicator().size()));
+  if (plan.segments > 0)
+    report.note(LogLevel::Info,
+                "activation checkpointing: " + std::to_string(plan.segments) + " segments of " +
+                    std::to_string(plan.model.layers) + " layers run again in backward; their inputs wait in " +
+                    (!s.activations.file_path.empty() ? "a file in " + s.activations.file_path
+                     : s.activations.to_host          ? "host memory"
+                                                      : "the device's memory"));
   if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
   if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
     report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) +
@@ -195,6 +203,7 @@ int zero_train(int argc, char** argv) {
     torch::manual_seed(plan.options.settings().seed);
     const c10::Device device = device_of(plan, *comm);
     models::Gpt model = build_model(plan, device);
+    place_segments(model, plan.segments);
     Engine engine(model, plan.options, comm);
     TrainReport report(global, plan, comm->rank());
     for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);

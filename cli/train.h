@@ -30,6 +30,7 @@ struct TrainArguments {
 struct TrainPlan {
   Options options;
   models::GptConfig model;
+  std::int64_t segments = 0;    // runs of layers that are checkpointed; 0: none
   bool on_gpu = false;          // the rank's GPU; else the CPU
   std::int64_t steps = 0;       // optimizer steps of the whole run, resumed ones included
   std::int64_t save_every = 0;  // steps; 0: only at the end

@@ -7,6 +7,7 @@
 
 #include <zero/errors.h>
 
+#include "cli/segments.h"
 #include "cli/train.h"
 #include "config/settings.h"
 
@@ -162,6 +163,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
         "[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide "
         "boundaries");
   plan.model = model_of(s.model);
+  plan.segments = segments_of(plan.options, plan.model);
   plan.on_gpu = a.device == "cuda";
   plan.text = a.text.empty() ? s.data.text : a.text;
   if (plan.text.empty()) plan.text = any_text();

@@ -121,8 +121,9 @@ Trained train(const Way& way, int stage, int world, const std::string& recipe, i
     zero::Engine engine(net, zero::Options::from_json(json), comm);
     auto generator = at::detail::createCPUGenerator(100 + static_cast<std::uint64_t>(comm->rank()));
     std::vector<double> losses;
+    const auto ids = at::randint(0, 32, {2, kTime}, generator, at::kLong);
     for (int step = 0; step < 3 * accumulation; ++step) {
-      auto loss = net->loss(at::randint(0, 32, {2, kTime}, generator, at::kLong));
+      auto loss = net->loss(ids);
       engine.backward(loss);
       losses.push_back(loss.item<double>());
       engine.step();
