@@ -34,15 +34,15 @@ const std::vector<Class>& classes() {
   return all;
 }
 
-std::uint64_t bytes_of(const MemoryReport& report, const Class& one) {
+std::uint64_t bytes_of(const MemoryReport& report, const Class& one, Tier tier = Tier::Device) {
   std::uint64_t sum = 0;
-  for (const Purpose purpose : one.purposes) sum += report.current(Tier::Device, purpose);
+  for (const Purpose purpose : one.purposes) sum += report.current(tier, purpose);
   return sum;
 }
 
-std::uint64_t total_of(const MemoryReport& report) {
+std::uint64_t total_of(const MemoryReport& report, Tier tier = Tier::Device) {
   std::uint64_t sum = 0;
-  for (const Class& one : classes()) sum += bytes_of(report, one);
+  for (const Class& one : classes()) sum += bytes_of(report, one, tier);
   return sum;
 }
 
@@ -116,13 +116,23 @@ std::uint64_t MemoryPhases::peak() const {
   return highest;
 }
 
+// Beside the device's: shown as sums, and only where something rests there.
+bool MemoryPhases::uses(Tier tier) const {
+  return std::any_of(reports_.begin(), reports_.end(), [&](const auto& report) { return report && report->peak(tier) > 0; });
+}
+
 std::string MemoryPhases::table(std::size_t columns) const {
+  const bool host = uses(Tier::Host), file = uses(Tier::File);
   std::uint64_t largest = peak();
   for (const Phase phase : kAllPhases) largest = std::max(largest, total(phase));
+  for (const auto& report : reports_)
+    if (report) largest = std::max({largest, report->peak(Tier::Host), report->peak(Tier::File)});
   const Unit unit = unit_for(largest);
   Cells cells{{unit.name}};
   for (const Class& one : classes()) cells[0].push_back(one.name);
   cells[0].insert(cells[0].end(), {"total", "peak in phase"});
+  if (host) cells[0].insert(cells[0].end(), {"on the host", "host, peak"});
+  if (file) cells[0].push_back("in files");
   for (const Phase phase : kAllPhases) {
     const auto& report = reports_[MemoryReport::index(phase)];
     if (!report) continue;
@@ -130,6 +140,9 @@ std::string MemoryPhases::table(std::size_t columns) const {
     for (const Class& one : classes()) row.push_back(amount(bytes_of(*report, one), unit));
     row.push_back(amount(total_of(*report), unit));
     row.push_back(amount(report->peak(Tier::Device), unit));
+    if (host) row.push_back(amount(total_of(*report, Tier::Host), unit));
+    if (host) row.push_back(amount(report->peak(Tier::Host), unit));
+    if (file) row.push_back(amount(total_of(*report, Tier::File), unit));
     cells.push_back(std::move(row));
   }
   const std::string wide = laid_out(cells).render(1000);
@@ -146,7 +159,9 @@ std::string MemoryPhases::json() const {
     std::replace(key.begin(), key.end(), ' ', '_');
     out += (out.empty() ? "{\"" : ", \"") + key + "\": {";
     for (const Class& one : classes()) out += "\"" + std::string(one.key) + "\": " + std::to_string(bytes_of(*report, one)) + ", ";
-    out += "\"total_bytes\": " + std::to_string(total_of(*report)) + ", \"peak_bytes\": " + std::to_string(report->peak(Tier::Device)) + "}";
+    out += "\"total_bytes\": " + std::to_string(total_of(*report)) + ", \"peak_bytes\": " + std::to_string(report->peak(Tier::Device));
+    out += ", \"host_bytes\": " + std::to_string(total_of(*report, Tier::Host)) + ", \"host_peak_bytes\": " + std::to_string(report->peak(Tier::Host));
+    out += ", \"file_bytes\": " + std::to_string(total_of(*report, Tier::File)) + "}";
   }
   return out.empty() ? "{}" : out + "}";
 }

@@ -44,6 +44,7 @@ class MemoryPhases {
   std::string json() const;
 
  private:
+  bool uses(MemoryReport::Tier tier) const;
   std::array<std::optional<MemoryReport>, kPhases> reports_;
 };
 

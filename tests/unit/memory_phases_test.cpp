@@ -92,7 +92,26 @@ TEST(MemoryPhases, JsonIsExactAndLeavesOutWhatWasNotNoted) {
   EXPECT_EQ(phases.json(),
             "{\"after_forward\": {\"parameters_bytes\": 0, \"gathered_bytes\": 0, \"gradients_bytes\": 0, \"reduce_buffers_bytes\": 0, "
             "\"master_and_optimizer_states_bytes\": 1000000009, \"activations_bytes\": 5, \"other_bytes\": 0, \"total_bytes\": 1000000014, "
-            "\"peak_bytes\": 2000000000}}");
+            "\"peak_bytes\": 2000000000, \"host_bytes\": 0, \"host_peak_bytes\": 0, \"file_bytes\": 0}}");
+}
+
+TEST(MemoryPhases, OtherTiersAreShownWhereSomethingRests) {
+  MemoryPhases phases;
+  auto report = report_of({{Purpose::Parameters, 1024}}, 1024);
+  phases.note(Phase::AfterForward, report);
+  EXPECT_EQ(phases.table(200).find("host"), std::string::npos);
+  const auto rest = [&](MemoryReport::Tier tier, Purpose purpose, std::uint64_t bytes) {
+    const auto t = MemoryReport::index(tier);
+    report.current_[t][MemoryReport::index(purpose)] = report.peak_total_[t] = bytes;
+  };
+  rest(MemoryReport::Tier::Host, Purpose::OptimizerStates, 3 << 20);
+  rest(MemoryReport::Tier::File, Purpose::Parameters, 7 << 20);
+  phases.note(Phase::AfterStep, report);
+  const auto table = phases.table(200);
+  for (const char* part : {"on the host", "host, peak", "in files", "3.00", "7.00"})
+    EXPECT_NE(table.find(part), std::string::npos) << table;
+  EXPECT_NE(phases.json().find("\"host_bytes\": 3145728, \"host_peak_bytes\": 3145728, \"file_bytes\": 7340032}"), std::string::npos)
+      << phases.json();
 }
 
 TEST(MemoryPhases, PeaksAreResetAfterEachNote) {
