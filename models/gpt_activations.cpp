@@ -28,7 +28,8 @@ GptActivations activations_of(const GptConfig& config, std::int64_t batch, std::
   const std::int64_t logits = tokens * config.vocabulary * element;
   // A tied embedding's first gradient waits for its second.
   const std::int64_t waiting = config.tied_output ? embedding : 0;
-  const std::int64_t rows = std::min(tokens * config.vocabulary, kRowElements) * 4;
+  // Of 16-bit logits there is an fp32 copy of the rows beside their softmax.
+  const std::int64_t rows = std::min(tokens * config.vocabulary, kRowElements) * 4 * (element < 4 ? 2 : 1);
   const std::int64_t forward = segments == 0 ? of_layers : kept;
 
   GptActivations peaks;

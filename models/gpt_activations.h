@@ -18,7 +18,9 @@ struct GptActivations {
 };
 
 // `element`: bytes of an activation (4 for fp32, 2 for fp16 and bf16). segments: as in run_layers_by(); 0: no layer
-// runs again. Without dropout, on the CPU, whose attention keeps no scores.
+// runs again. Without dropout, on the CPU, whose attention keeps no scores. What libtorch's matrix product of 16-bit
+// numbers takes for itself on some CPUs is not in it; at the peak of `layers` it is that of [tokens, hidden] times
+// [hidden, 4 hidden].
 GptActivations activations_of(const GptConfig& config, std::int64_t batch, std::int64_t element, std::int64_t segments);
 
 }  // namespace models
