@@ -287,8 +287,15 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
       generator_state = generator.get_state();
     }
     const engine::StatePiece generator_piece{
-        kPrivate, kGenerator, {generator_state.numel()}, 0, generator_state.numel(), at::kByte, false,
-        [&](std::int64_t at, std::int64_t numel) { return generator_state.narrow(0, at, numel); }, nullptr};
+        kPrivate,
+        kGenerator,
+        {generator_state.numel()},
+        0,
+        generator_state.numel(),
+        at::kByte,
+        false,
+        [&](std::int64_t at, std::int64_t numel) { return generator_state.narrow(0, at, numel); },
+        nullptr};
     own.push_back(source_of(generator_piece));
     const auto num_shared = shared.size();
     shared.insert(shared.end(), own.begin(), own.end());

@@ -15,9 +15,9 @@ namespace zero::engine {
 // Where the states of an Engine rest.
 struct StatePlaces {
   memory::Tier optimizer = memory::Tier::Device;
-  double ratio = 1;                         // of the elements, on that tier
-  offload::ShardFile* optimizer_file = nullptr;   // for tier File
-  bool pinned = false;                      // host memory, for copies from and to a GPU
+  double ratio = 1;                              // of the elements, on that tier
+  offload::ShardFile* optimizer_file = nullptr;  // for tier File
+  bool pinned = false;                           // host memory, for copies from and to a GPU
   bool offloads() const { return optimizer != memory::Tier::Device && ratio > 0; }
 };
 

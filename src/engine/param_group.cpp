@@ -81,11 +81,10 @@ void ParamGroup::make_parameters() {
   book_bytes(parameters_.bytes(), tier, memory::Purpose::Parameters);
   if (!sharded_ || shared_) return;
   from_shards_.emplace(
-      ShardGather::Ways{
-          .comm = context_.comm,
-          .neighbours = context_.neighbours,
-          .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
-          .pool = context_.gather_pool},
+      ShardGather::Ways{.comm = context_.comm,
+                        .neighbours = context_.neighbours,
+                        .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
+                        .pool = context_.gather_pool},
       layout_.padded_numel(), dtype);
   book_bytes(from_shards_->second_bytes(), memory::Tier::Device, memory::Purpose::Parameters);
 }
@@ -110,7 +109,8 @@ void ParamGroup::make_states() {
     gradients_.zero_();
     if (on_host) {
       if (context_.delayed)
-        pending_gradients_ = book(allocate(kept, context_.recipe.gradient), memory::Tier::Host, memory::Purpose::Gradients);
+        pending_gradients_ =
+            book(allocate(kept, context_.recipe.gradient), memory::Tier::Host, memory::Purpose::Gradients);
       return make_next();
     }
   }
@@ -209,9 +209,9 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
     auto& tensor = members_[i].tensor;
     const auto sizes = tensor.sizes().vec();
     // The parameter's TensorImpl stays; its dtype and storage change once, here.
-    tensor.set_data(
-        sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, context_.device)
-                 : torchglue::alias(parameters_.vector(), layout_.parameter_offset(i) * size, sizes, context_.recipe.parameter));
+    tensor.set_data(sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, context_.device)
+                             : torchglue::alias(parameters_.vector(), layout_.parameter_offset(i) * size, sizes,
+                                                context_.recipe.parameter));
   }
   for (const auto& member : members_) storages_.push_back(member.tensor.storage());
   if (sharded_) {
@@ -406,8 +406,9 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, const 
   if (to_next)
     place.parameter = next_parameters(segment.begin);
   else if (!segment.aliases_master)
-    place.parameter = static_cast<char*>(parameters_.vector().data_ptr()) +
-                      (parameters_begin() + segment.begin) * static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
+    place.parameter =
+        static_cast<char*>(parameters_.vector().data_ptr()) +
+        (parameters_begin() + segment.begin) * static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
   this->update(optimizer, factor, segment.begin, segment.numel, place);
 }
 

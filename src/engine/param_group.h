@@ -17,49 +17,13 @@
 #include <string>
 #include <vector>
 
-#include <zero/communicator.h>
-
-#include "base/trace.h"
 #include "comm/shared_vector.h"
-#include "engine/arithmetic.h"
-#include "engine/group_states.h"
-#include "engine/recipe.h"
+#include "engine/group_context.h"
 #include "engine/shard_gather.h"
 #include "engine/units.h"
-#include "memory/block_pool.h"
-#include "memory/buffer_pool.h"
 #include "memory/shard_layout.h"
-#include "offload/shard_store.h"
-#include "optim/sharded_optimizer.h"
 
 namespace zero::engine {
-
-// What all groups of an Engine share.
-struct GroupContext {
-  int stage = 0;
-  Recipe recipe{};
-  at::Device device = at::kCPU;  // of the parameters in use, and of what is not offloaded
-  Communicator* comm = nullptr;
-  memory::MemoryLedger* ledger = nullptr;
-  memory::BufferPool *gather_pool = nullptr, *reduce_pool = nullptr;
-  Communicator* neighbours = nullptr;  // who keep second shards (hpZ); null: nobody
-  bool quantize_trainable = false, quantize_frozen = false;  // parameters are gathered as integers
-  int gradient_bits = 0;                // of reductions over networks; 0: exact
-  memory::BlockPool* blocks = nullptr;  // of gradients that ranks read where backward left them; null: they are copied
-  StatePlaces places{};                 // of masters and moments
-  memory::Tier parameter_tier = memory::Tier::Device;  // of resting shards (stage 3)
-  offload::ShardFile* parameter_file = nullptr;
-  bool delayed = false;  // updates may run beside training
-  int num_slots = 0;
-  float slot_initial_value = 0;
-  // One gradient dtype, whole gradients, and nobody who needs a copy of them: autograd's own .grad is the kept
-  // gradient.
-  bool direct_gradients = false;
-  DeviceSums* sums = nullptr;  // of the groups' gradients, where kernels leave them on a device; null: taken at once
-  const torchglue::SideStream *gather_stream = nullptr, *reduce_stream = nullptr;
-  float predivide = 1;  // gradients are multiplied by this before the reduction
-  base::Trace* trace = nullptr;
-};
 
 class ParamGroup {
  public:
@@ -144,7 +108,7 @@ class ParamGroup {
   void tell_changed();
   void begin_publish();
   void finish_publish();
-  void refresh_parameters();              // compute copy = round(master) over the owned range; told to the ranks
+  void refresh_parameters();  // compute copy = round(master) over the owned range; told to the ranks
 
   // This rank's shard of a state (GroupStates), fp32, shard_numel elements.
   at::Tensor state_shard(int state) const;

@@ -91,8 +91,14 @@ StagedUpdate::~StagedUpdate() {
   for (auto& slot : slots_) {
     // Nobody may write into memory that is gone: after an error transfers can be under way.
     for (auto& work : slot->fetches)
-      if (work) try { work->wait(); } catch (const std::exception&) {}
-    for (auto& work : slot->stores) try { work->wait(); } catch (const std::exception&) {}
+      if (work) try {
+          work->wait();
+        } catch (const std::exception&) {
+        }
+    for (auto& work : slot->stores) try {
+        work->wait();
+      } catch (const std::exception&) {
+      }
     ledger_.book(memory::Tier::Host, memory::Purpose::Other, -slot->bytes);
   }
 }
@@ -101,8 +107,7 @@ void StagedUpdate::begin_fetch(Slot& slot, const Tile& tile) {
   if (!tile.segment->in_file()) return;
   slot.fetch_trace.begin(trace_, base::TraceKind::Fetch);
   for (int state = 0; state < tile.group->states().num_states(); ++state)
-    slot.fetches[state] =
-        tile.segment->stores[state].begin_read(tile.begin, tile.numel, slot.states[state].data());
+    slot.fetches[state] = tile.segment->stores[state].begin_read(tile.begin, tile.numel, slot.states[state].data());
 }
 
 void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer& optimizer, float factor, To to) {

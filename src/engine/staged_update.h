@@ -48,7 +48,7 @@ class StagedUpdate {
   const Policy policy_;
   memory::MemoryLedger& ledger_;
   base::Trace& trace_;
-  std::vector<Tile> tiles_;              // in the order of groups
+  std::vector<Tile> tiles_;  // in the order of groups
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 

@@ -3,44 +3,25 @@
 // read and fill it through StatePiece. Files on disk are not known here.
 #pragma once
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/engine.h>
-#include <zero/errors.h>
-#include <zero/options.h>
 
 #include "base/status_page.h"
-#include "config/settings.h"
 #include "engine/background.h"
-#include "engine/param_group.h"
 #include "engine/prefetcher.h"
-#include "engine/staged_update.h"
+#include "engine/state_piece.h"
 #include "engine/step_trace.h"
+#include "engine/tier_plan.h"
 #include "offload/activation_store.h"
 #include "optim/loss_scaler.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/interception.h"
 
 namespace zero::engine {
-
-// A run of elements of one named tensor, flat, as it rests on this rank.
-struct StatePiece {
-  std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
-  std::string name;                 // the parameter's or buffer's name
-  std::vector<std::int64_t> shape;  // of the whole tensor
-  std::int64_t begin, numel;        // of the run, within the whole tensor
-  at::ScalarType dtype;
-  bool requires_grad;
-  // Elements [at, at + numel) of the run, 1-d and contiguous in host memory: a view of the live state or a copy, by
-  // the tier it rests on.
-  std::function<at::Tensor(std::int64_t at, std::int64_t numel)> read;
-  // Fills the live state from `at` on; 1-d, any dtype.
-  std::function<void(std::int64_t at, const at::Tensor& values)> write;
-};
 
 class State final : public torchglue::UseListener {
  public:
@@ -116,13 +97,6 @@ class State final : public torchglue::UseListener {
   void check_second_shards() const;
   void use_slow_links(GroupContext& context);
   void take_device(const std::vector<ModelParameter>& parameters);
-  // tiers (state_offload.cpp)
-  void choose_places(GroupContext& context);
-  memory::Tier parameter_tier_for(std::int64_t numel, std::int64_t* in_host) const;
-  void make_files();
-  void check_buffers() const;
-  void make_update();
-  int fetch_ahead() const;
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values();
   void adopt_buffers();
@@ -180,10 +154,10 @@ class State final : public torchglue::UseListener {
   std::unique_ptr<torchglue::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
-  std::unique_ptr<offload::ShardFile> optimizer_file_, parameter_file_;  // null: nothing rests in a file
+  std::unique_ptr<TierPlan> tiers_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::unique_ptr<StagedUpdate> update_;
-  bool pending_ = false;  // an update is running in the background, or waits to be seen
+  bool pending_ = false;   // an update is running in the background, or waits to be seen
   Background background_;  // after what its job uses
   std::vector<Member> members_;
   std::unique_ptr<Prefetcher> prefetcher_;

@@ -88,11 +88,11 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 
     check_second_shards();
     auto parameters = find_parameters(*model_, settings_);
-    const auto units = find_units(
-        parameters, {.min_numel = settings_.unit_min_numel,
-                     .max_numel = settings_.zero.reduce_bucket_size,
-                     .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
-                     .persistent_total = settings_.zero.model_persistence_threshold});
+    const auto units =
+        find_units(parameters, {.min_numel = settings_.unit_min_numel,
+                                .max_numel = settings_.zero.reduce_bucket_size,
+                                .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
+                                .persistent_total = settings_.zero.model_persistence_threshold});
     take_device(parameters);
     check_agreement(parameters, units);
 
@@ -104,7 +104,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.num_slots = optimizer_->num_slots();
     context.slot_initial_value = optimizer_->slot_initial_value();
     use_slow_links(context);
-    choose_places(context);
+    tiers_ = std::make_unique<TierPlan>(settings_, device_, *comm_);
+    tiers_->describe(context);
     if (!context.places.offloads()) optimizer_->set_range_update(range_update_on(device_));
     const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
     if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
@@ -123,7 +124,6 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.reduce_stream = reduce_stream_.get();
     context.predivide = predivide_;
     context.trace = &trace_.trace();
-    std::int64_t in_host = 0;
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
       std::vector<int> parameter_groups;
@@ -133,13 +133,15 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
         numel += parameters[i].tensor.numel();
         parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name));
       }
-      context.parameter_tier = parameter_tier_for(numel, &in_host);
+      context.parameter_tier = tiers_->next_parameter_tier(numel);
       groups_.push_back(std::make_unique<ParamGroup>(context, unit, std::move(members), parameter_groups));
     }
     parameters.clear();
-    check_buffers();
-    make_files();
-    make_update();
+    tiers_->make_files(groups_);
+    std::vector<ParamGroup*> all;
+    for (const auto& group : groups_) all.push_back(group.get());
+    update_ = std::make_unique<StagedUpdate>(std::move(all), tiers_->update_policy(optimizer_->num_slots()), *ledger_,
+                                             trace_.trace());
     adopt_values();
     adopt_buffers();
     attach();
@@ -328,7 +330,7 @@ void State::attach() {
       Prefetcher::Policy{.ahead = settings_.zero.prefetch_bucket_size,
                          .max_live = settings_.zero.max_live_parameters,
                          .max_reuse = settings_.zero.max_reuse_distance,
-                         .fetch_ahead = fetch_ahead()},
+                         .fetch_ahead = tiers_->fetch_ahead()},
       [tell](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });

@@ -23,9 +23,8 @@ void State::apply(float factor, bool late) {
     return;
   }
   pending_ = true;
-  background_.begin([this, factor] {
-    update_->run(*optimizer_, factor, StagedUpdate::To::NextParameters, [](ParamGroup&) {});
-  });
+  background_.begin(
+      [this, factor] { update_->run(*optimizer_, factor, StagedUpdate::To::NextParameters, [](ParamGroup&) {}); });
 }
 
 // What was applied in the background becomes what is computed with; true if there was something. All ranks call it

@@ -42,7 +42,9 @@ std::map<std::string, at::Tensor> State::full_state_dict() {
       const bool frozen = !group->trainable();
       at::Tensor whole;
       if (frozen ? !group->rests_sharded() : stage_ == 0) {
-        whole = (frozen ? group->parameters().read() : group->states().read(GroupStates::kMaster, 0, group->owned().numel)).to(at::kFloat);
+        whole =
+            (frozen ? group->parameters().read() : group->states().read(GroupStates::kMaster, 0, group->owned().numel))
+                .to(at::kFloat);
       } else if (group->layout().padded_numel() > 0) {
         const auto part =
             (frozen ? group->parameters().read() : group->state_shard(GroupStates::kMaster)).to(device_, at::kFloat);
@@ -101,7 +103,8 @@ std::vector<StatePiece> State::pieces(bool to_save) {
         const auto& member = group->members()[piece.parameter];
         const auto at = begin + piece.range_begin - vector_begin;
         result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin, piece.numel, dtype,
-                          group->trainable(), [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
+                          group->trainable(),
+                          [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
                           [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
       }
     };
@@ -109,15 +112,21 @@ std::vector<StatePiece> State::pieces(bool to_save) {
     const auto begin = to_save ? shard_begin : owned.begin, numel = to_save ? layout.shard_numel() : owned.numel;
     if (group->trainable()) {
       for (int state = 0; state < group->states().num_states(); ++state)
-        add(state == GroupStates::kMaster ? "master" : std::string("opt.") + optimizer_->slot_name(state - 1),
+        add(
+            state == GroupStates::kMaster ? "master" : std::string("opt.") + optimizer_->slot_name(state - 1),
             at::kFloat, begin, numel, owned.begin,
-            [&states = group->states(), state](std::int64_t at, std::int64_t count) { return states.read(state, at, count); },
-            [&states = group->states(), state](std::int64_t at, const at::Tensor& values) { states.write(state, at, values); });
+            [&states = group->states(), state](std::int64_t at, std::int64_t count) {
+              return states.read(state, at, count);
+            },
+            [&states = group->states(), state](std::int64_t at, const at::Tensor& values) {
+              states.write(state, at, values);
+            });
       continue;
     }
     auto& parameters = group->parameters();
     const bool whole = !group->rests_sharded() && !to_save;
-    add("param", parameters.dtype(), whole ? 0 : shard_begin, whole ? layout.padded_numel() : layout.shard_numel(),
+    add(
+        "param", parameters.dtype(), whole ? 0 : shard_begin, whole ? layout.padded_numel() : layout.shard_numel(),
         group->rests_sharded() ? shard_begin : 0,
         [&parameters](std::int64_t at, std::int64_t count) { return parameters.read(at, count); },
         [&parameters](std::int64_t at, const at::Tensor& values) { parameters.write(at, values); });
@@ -125,11 +134,10 @@ std::vector<StatePiece> State::pieces(bool to_save) {
   for (const auto& item : model_->named_buffers()) {
     if (!item.value().defined()) continue;
     const auto data = item.value().detach().view({-1});
-    result.push_back({"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
-                      [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },
-                      [data](std::int64_t at, const at::Tensor& values) {
-                        data.narrow(0, at, values.numel()).copy_(values);
-                      }});
+    result.push_back(
+        {"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
+         [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },
+         [data](std::int64_t at, const at::Tensor& values) { data.narrow(0, at, values.numel()).copy_(values); }});
   }
   return result;
 }

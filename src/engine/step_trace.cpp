@@ -128,7 +128,8 @@ StepTrace::Row StepTrace::sums() const {
   Row row;
   row.step = of(TraceKind::Step);
   row.compute = of(TraceKind::Forward) + of(TraceKind::Backward) - waited_in_passes_;
-  row.gather_wait = of(TraceKind::GatherWait) + of(TraceKind::PublishWait) + of(TraceKind::FetchWait) + of(TraceKind::StoreWait);
+  row.gather_wait =
+      of(TraceKind::GatherWait) + of(TraceKind::PublishWait) + of(TraceKind::FetchWait) + of(TraceKind::StoreWait);
   row.reduce_wait = of(TraceKind::ReduceWait);
   row.optimizer = of(TraceKind::Update);
   row.communication =

@@ -5,8 +5,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <utility>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 
@@ -135,13 +135,19 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
   std::vector<Unit> units;
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& members) {
     for (const bool trainable : {true, false}) {
-      Unit unit{.root = root, .trainable = trainable};
+      const auto empty = [root, trainable] {
+        Unit unit;
+        unit.root = root;
+        unit.trainable = trainable;
+        return unit;
+      };
+      Unit unit = empty();
       int parts = 0;
       const auto close = [&] {
         if (unit.parameters.empty()) return;
         ++parts;
         unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + (trainable ? "" : " (frozen)");
-        units.push_back(std::exchange(unit, {.root = root, .trainable = trainable}));
+        units.push_back(std::exchange(unit, empty()));
       };
       std::int64_t sum = 0;
       for (const auto i : members) {

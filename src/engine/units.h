@@ -31,7 +31,7 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
 struct Unit {
   std::string name;  // path, or "root"
   bool root = false, trainable = true;
-  bool persistent = false;  // never released
+  bool persistent = false;              // never released
   std::vector<std::size_t> parameters;  // indices into find_parameters' result
 };
 

@@ -60,7 +60,8 @@ at::Tensor ShardStore::read(std::int64_t begin, std::int64_t numel) const {
     const auto bytes = std::min(bounce.bytes(), up(last) - at);
     file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
     const auto from = std::max(at, first), until = std::min(at + bytes, last);
-    std::memcpy(to + (from - first), static_cast<const char*>(bounce.data()) + (from - at), static_cast<std::size_t>(until - from));
+    std::memcpy(to + (from - first), static_cast<const char*>(bounce.data()) + (from - at),
+                static_cast<std::size_t>(until - from));
   }
   return values;
 }
@@ -81,7 +82,8 @@ void ShardStore::write(std::int64_t begin, const at::Tensor& values) {
     const auto put = std::max(at, first), until = std::min(at + bytes, last);
     // The neighbours' elements in the first and the last block stay.
     if (put != at || until != at + bytes) file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
-    std::memcpy(static_cast<char*>(bounce.data()) + (put - at), from + (put - first), static_cast<std::size_t>(until - put));
+    std::memcpy(static_cast<char*>(bounce.data()) + (put - at), from + (put - first),
+                static_cast<std::size_t>(until - put));
     file.begin_write(offset_ + at, bounce.data(), bytes)->wait();
   }
 }

@@ -109,7 +109,8 @@ TEST(Delayed, AScalarFollowsTheTable) {
     Engine engine(module,
                   Options::from_json(R"({"train_batch_size": 1, "gradient_clipping": 0,
                      "optimizer": {"type": "SGD", "params": {"lr": 0.25}},
-                     "zero_optimization": {"stage": 1)" + offload("cpu", start) + "}}"),
+                     "zero_optimization": {"stage": 1)" +
+                                     offload("cpu", start) + "}}"),
                   Communicator::local());
     std::vector<float> seen;
     for (int i = 0; i < 12; ++i) {
@@ -204,7 +205,8 @@ TEST(Delayed, AQueueOfOneGradientGivesTheSameBits) {
     for (int i = 0; i < steps; ++i) {
       const auto parameters = applied->parameters();
       for (std::size_t k = 0; k < parameters.size(); ++k)
-        EXPECT_TRUE(at::equal(parameters[k], seen[static_cast<std::size_t>(i)][k])) << recipe << " step " << i << " parameter " << k;
+        EXPECT_TRUE(at::equal(parameters[k], seen[static_cast<std::size_t>(i)][k]))
+            << recipe << " step " << i << " parameter " << k;
       // Gradients of batch i with these parameters, by autograd alone.
       auto plain = make_module(task);
       {
@@ -216,7 +218,8 @@ TEST(Delayed, AQueueOfOneGradientGivesTheSameBits) {
       EXPECT_EQ(loss.item<double>(), losses[static_cast<std::size_t>(i)]) << recipe << " step " << i;
       loss.backward();
       std::vector<at::Tensor> gradients;
-      for (const auto& p : plain->parameters()) gradients.push_back(p.grad().defined() ? p.grad() : torch::zeros_like(p));
+      for (const auto& p : plain->parameters())
+        gradients.push_back(p.grad().defined() ? p.grad() : torch::zeros_like(p));
       if (i < start) {
         apply(gradients);
         continue;

@@ -58,7 +58,8 @@ std::vector<Case> cases() {
     for (const char* parameters : {"cpu", "nvme"})
       all.push_back({std::string("optimizer ") + optimizer + ", parameters " + parameters,
                      optimizer_on(optimizer) + parameters_on(parameters), 3});
-  all.push_back({"parameters in file, one buffer", parameters_on("nvme", R"(, "max_in_cpu": 0, "buffer_count": 1)"), 3});
+  all.push_back(
+      {"parameters in file, one buffer", parameters_on("nvme", R"(, "max_in_cpu": 0, "buffer_count": 1)"), 3});
   all.push_back({"some parameters in file", parameters_on("nvme", R"(, "max_in_cpu": 30000)"), 3});
   return all;
 }
@@ -224,8 +225,9 @@ TEST(OffloadScopes, ParametersInFilesCanBeWrittenAndReadWhole) {
       at::set_num_threads(1);
       const auto& task = problem("gpt");
       auto module = make_module(task);
-      Engine engine(module, Options::from_json(json_of(setup_of(
-                                3, 2, "bf16", offloaded ? optimizer_on("nvme") + parameters_on("nvme") : ""))),
+      Engine engine(module,
+                    Options::from_json(
+                        json_of(setup_of(3, 2, "bf16", offloaded ? optimizer_on("nvme") + parameters_on("nvme") : ""))),
                     comm);
       for (int step = 0; step < 2; ++step) {
         engine.backward(loss_of(task, *module, comm->rank(), step, at::kBFloat16));
