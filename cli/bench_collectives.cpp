@@ -1,5 +1,6 @@
 // `zero bench collectives`: the time of reduce-scatter, all-gather and all-reduce by size over each transport,
-// with ranks as processes, every result checked, and a plain copy of the same bytes beside it.
+// with ranks as processes, every result checked, and a plain copy of the same bytes beside it; and of the gloo
+// library's own algorithms, which libzero's gloo transport does without.
 // Transports take turns in rounds, so that a drift of the machine meets both alike.
 #include <torch/torch.h>
 #include <zero/zero.h>
@@ -7,9 +8,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "cli/bench.h"
+#include "cli/gloo_library.h"
 #include "cli/options.h"
 #include "cli/rank_processes.h"
 #include "report/table.h"
@@ -21,12 +25,13 @@ namespace {
 
 constexpr const char* kName = "bench collectives";
 constexpr const char* kCopy = "memcpy";
+constexpr const char* kLibrary = "gloo_library";
 constexpr std::int64_t kBytesPerRow = 256 << 20;  // about what a row of a round moves: decides its repetitions
 constexpr std::int64_t kFewest = 3, kMost = 100;
 
 struct Setup {
   std::int64_t world = 0, threads = 1, rounds = 3, least = 64 << 10, most = 256 << 20;
-  std::string operations = "reduce_scatter,all_gather,all_reduce", transports = "shm,gloo", dtype = "fp32";
+  std::string operations = "reduce_scatter,all_gather,all_reduce", transports = "shm,gloo,gloo_library", dtype = "fp32";
 };
 
 // One row of one transport: seconds of all its calls.
@@ -34,7 +39,29 @@ struct Row {
   std::string operation;
   std::int64_t bytes = 0;
   std::map<std::string, std::vector<double>> seconds;  // by transport; those of kCopy from all
+  std::map<std::string, std::vector<double>> round_medians;
 };
+
+// What is measured: each call waits for its result.
+struct Calls {
+  std::function<at::Tensor(std::int64_t, at::ScalarType)> allocate;
+  std::function<void(const at::Tensor&, const at::Tensor&)> all_gather, reduce_scatter;  // out, in
+  std::function<void(const at::Tensor&)> all_reduce;
+};
+
+Calls calls_of(Communicator& comm) {
+  return {[&](std::int64_t numel, at::ScalarType dtype) { return comm.allocate(numel, dtype); },
+          [&](const at::Tensor& out, const at::Tensor& in) { comm.all_gather(out, in)->wait(); },
+          [&](const at::Tensor& out, const at::Tensor& in) { comm.reduce_scatter(out, in)->wait(); },
+          [&](const at::Tensor& inout) { comm.all_reduce(inout)->wait(); }};
+}
+
+Calls calls_of(GlooLibrary& library) {
+  return {[](std::int64_t numel, at::ScalarType dtype) { return at::empty({numel}, dtype); },
+          [&](const at::Tensor& out, const at::Tensor& in) { library.all_gather(out, in); },
+          [&](const at::Tensor& out, const at::Tensor& in) { library.reduce_scatter(out, in); },
+          [&](const at::Tensor& inout) { library.all_reduce(inout); }};
+}
 
 using Clock = std::chrono::steady_clock;
 
@@ -42,7 +69,9 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 // Small whole numbers, other ones on every rank and element: sums of 64 ranks are exact in bf16, too.
 at::Tensor values_of(int rank, std::int64_t elements, at::ScalarType dtype) {
-  return at::arange(elements, at::kLong).mul_(7).add_(3 * rank).remainder_(5).to(dtype);
+  constexpr std::int64_t kPeriod = 5 * 65536;
+  const auto period = at::arange(std::min(elements, kPeriod), at::kLong).mul_(7).add_(3 * rank).remainder_(5).to(dtype);
+  return period.repeat({(elements + period.numel() - 1) / period.numel()}).narrow(0, 0, elements);
 }
 
 at::Tensor sum_of(int world, std::int64_t elements, at::ScalarType dtype) {
@@ -78,8 +107,8 @@ std::vector<double> time_calls(Communicator& comm, std::int64_t bytes, Prepare p
 }
 
 // `bytes` is the whole: what is gathered, scattered or summed; a rank's part is 1/world of it.
-std::vector<double> measure(const std::string& operation, std::int64_t bytes, at::ScalarType dtype,
-                            Communicator& comm) {
+std::vector<double> measure(const std::string& operation, std::int64_t bytes, at::ScalarType dtype, Communicator& comm,
+                            const Calls& calls) {
   const int rank = comm.rank(), world = comm.size();
   const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
   const std::int64_t part = std::max<std::int64_t>(1, bytes / width / world), elements = part * world;
@@ -91,13 +120,13 @@ std::vector<double> measure(const std::string& operation, std::int64_t bytes, at
         comm, bytes, nothing, [&] { std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes()); },
         [&] { check(to, from, operation, bytes); });
   }
-  const auto whole = comm.allocate(elements, dtype), mine = comm.allocate(part, dtype);
+  const auto whole = calls.allocate(elements, dtype), mine = calls.allocate(part, dtype);
   if (operation == "all_gather") {
     at::Tensor expected = at::empty({elements}, dtype);
     for (int r = 0; r < world; ++r) expected.narrow(0, r * part, part).copy_(values_of(r, part, dtype));
     mine.copy_(values_of(rank, part, dtype));
     return time_calls(
-        comm, bytes, nothing, [&] { comm.all_gather(whole, mine)->wait(); },
+        comm, bytes, nothing, [&] { calls.all_gather(whole, mine); },
         [&] { check(whole, expected, operation, bytes); });
   }
   const auto sum = sum_of(world, elements, dtype), own = values_of(rank, elements, dtype);
@@ -105,11 +134,11 @@ std::vector<double> measure(const std::string& operation, std::int64_t bytes, at
     whole.copy_(own);
     const auto expected = sum.narrow(0, rank * part, part);
     return time_calls(
-        comm, bytes, nothing, [&] { comm.reduce_scatter(mine, whole)->wait(); },
+        comm, bytes, nothing, [&] { calls.reduce_scatter(mine, whole); },
         [&] { check(mine, expected, operation, bytes); });
   }
   return time_calls(
-      comm, bytes, [&] { whole.copy_(own); }, [&] { comm.all_reduce(whole)->wait(); },
+      comm, bytes, [&] { whole.copy_(own); }, [&] { calls.all_reduce(whole); },
       [&] { check(whole, sum, operation, bytes); });
 }
 
@@ -117,19 +146,23 @@ std::vector<double> measure(const std::string& operation, std::int64_t bytes, at
 Json measure_rows(const Json& task, Communicator& comm) {
   at::set_num_threads(task.at("threads").get<int>());
   const auto dtype = task.at("dtype") == "bf16" ? at::kBFloat16 : at::kFloat;
+  std::optional<GlooLibrary> library;
+  if (task.at("library").get<bool>()) library.emplace(comm);
+  const auto calls = library ? calls_of(*library) : calls_of(comm);
   Json rows = Json::array();
   for (const auto& row : task.at("rows")) {
     const auto operation = row.at(0).get<std::string>();
     const auto bytes = row.at(1).get<std::int64_t>();
-    rows.push_back({{"operation", operation}, {"bytes", bytes}, {"seconds", measure(operation, bytes, dtype, comm)}});
+    rows.push_back({{"operation", operation}, {"bytes", bytes}, {"seconds", measure(operation, bytes, dtype, comm, calls)}});
   }
-  return {{"transport", comm.transport()}, {"rows", rows}};
+  return {{"transport", library ? std::string(kLibrary) : comm.transport()}, {"rows", rows}};
 }
 
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
   c.option("--operations", s.operations, "LIST", "with commas between (reduce_scatter,all_gather,all_reduce)");
-  c.option("--transports", s.transports, "LIST", "shm, gloo or both, with a comma between (shm,gloo)");
+  c.option("--transports", s.transports, "LIST",
+           "shm, gloo (libzero over TCP), gloo_library (as in torch.distributed), with commas between (all of them)");
   c.choice("--dtype", s.dtype, {"fp32", "bf16"}, "of the elements (fp32)");
   c.option("--smallest", s.least, "BYTES", "first size (65536); each next one is four times as large", 64,
            std::int64_t{1} << 36);
@@ -173,12 +206,13 @@ Json document_of(const Setup& setup, const std::vector<Row>& rows, const std::ve
                                   {"bytes", row.bytes},
                                   {"calls", seconds.size()},
                                   {"time_s", spread_of(seconds)},
+                                  {"round_medians_s", row.round_medians.at(transport)},
                                   {"bytes_per_s", rate(row, transport)}});
-    if (row.operation != kCopy && transports.size() == 2)
-      document["ratios"].push_back(
-          {{"operation", row.operation},
-           {"bytes", row.bytes},
-           {transports[0] + "_time_over_" + transports[1], rate(row, transports[1]) / rate(row, transports[0])}});
+    if (row.operation == kCopy || transports.size() < 2) continue;
+    Json ratios = {{"operation", row.operation}, {"bytes", row.bytes}};
+    for (std::size_t i = 1; i < transports.size(); ++i)
+      ratios[transports[0] + "_time_over_" + transports[i]] = rate(row, transports[i]) / rate(row, transports[0]);
+    document["ratios"].push_back(ratios);
   }
   return document;
 }
@@ -195,7 +229,8 @@ std::string text_of(const Setup& setup, const std::vector<Row>& rows, const std:
   for (const auto& transport : transports)
     for (const char* what : {" ms", "min", "p99", "GB/s"})
       names.push_back({*what == ' ' ? transport + what : std::string(what), Align::Right});
-  if (transports.size() == 2) names.push_back({transports[0] + "/" + transports[1], Align::Right});
+  for (std::size_t i = 1; i < transports.size(); ++i)
+    names.push_back({transports[0] + "/" + transports[i], Align::Right});
   names.push_back({"memcpy GB/s", Align::Right});
   const auto ms = [](double s) { return fixed(s * 1e3, 3); };
   std::map<std::int64_t, double> copies;
@@ -212,7 +247,8 @@ std::string text_of(const Setup& setup, const std::vector<Row>& rows, const std:
         for (const double q : {0.5, 0.0, 0.99}) cells.push_back(ms(quantile(seconds, q)));
         cells.push_back(fixed(rate(*row, transport) * 1e-9, 2));
       }
-      if (transports.size() == 2) cells.push_back(fixed(rate(*row, transports[1]) / rate(*row, transports[0]), 3));
+      for (std::size_t i = 1; i < transports.size(); ++i)
+        cells.push_back(fixed(rate(*row, transports[i]) / rate(*row, transports[0]), 3));
       cells.push_back(fixed(copies[row->bytes] * 1e-9, 2));
       table.row(cells);
     }
@@ -230,7 +266,7 @@ int bench_collectives(int argc, char** argv) {
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;
   const auto& global = command.global();
-  auto transports = list_of("--transports", setup.transports, {"shm", "gloo"});
+  auto transports = list_of("--transports", setup.transports, {"shm", "gloo", kLibrary});
   auto rows = rows_of(setup);
 
   const auto own = Communicator::from_env();
@@ -243,7 +279,7 @@ int bench_collectives(int argc, char** argv) {
   if (launched) transports = {own->transport()};
   const bool speaks = own->rank() == 0;
 
-  Json task = {{"dtype", setup.dtype}, {"threads", setup.threads}, {"rows", Json::array()}};
+  Json task = {{"dtype", setup.dtype}, {"threads", setup.threads}, {"library", false}, {"rows", Json::array()}};
   for (const auto& row : rows) task["rows"].push_back(Json::array({row.operation, row.bytes}));
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
     for (std::size_t i = 0; i < transports.size(); ++i) {
@@ -256,14 +292,21 @@ int bench_collectives(int argc, char** argv) {
         result = measure_rows(task, *own);
       } else {
         const RankProcesses ranks{
-            .command = kName, .world = setup.world, .threads = setup.threads, .transport = transport};
+            .command = kName,
+            .world = setup.world,
+            .threads = setup.threads,
+            .transport = transport == kLibrary ? "shm" : transport};  // by which its ranks meet
+        task["library"] = transport == kLibrary;
         auto outcome = run_rank_processes(ranks, task, global);
         if (outcome.exit_code != 0) return outcome.exit_code;
         result = std::move(outcome.result);
       }
       for (std::size_t r = 0; r < rows.size(); ++r) {
-        auto& all = rows[r].seconds[rows[r].operation == kCopy ? kCopy : transport];
-        for (const double s : result.at("rows").at(r).at("seconds")) all.push_back(s);
+        const std::string key = rows[r].operation == kCopy ? kCopy : transport;
+        const auto seconds = result.at("rows").at(r).at("seconds").get<std::vector<double>>();
+        auto& all = rows[r].seconds[key];
+        all.insert(all.end(), seconds.begin(), seconds.end());
+        rows[r].round_medians[key].push_back(quantile(seconds, 0.5));
       }
     }
   }

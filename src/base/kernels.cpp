@@ -80,12 +80,23 @@ void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, 
   });
 }
 
-void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
-               std::int64_t numel) {
+void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t numel,
+               Stores stores) {
   ZERO_CHECK(num_parts >= 1 && parts != nullptr, "[base::sum_parts] got ", num_parts, " parts, expected 1 or more");
   for (int p = 0; p < num_parts; ++p) check_range("sum_parts", out, parts[p], numel);
   parallel_ranges(numel, [&](std::int64_t begin, std::int64_t end) {
-    simd::sum_parts(out, out_dtype, parts, num_parts, in_dtype, begin, end - begin);
+    simd::sum_parts(out, out_dtype, parts, num_parts, in_dtype, begin, end - begin, stores);
+  });
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, Stores stores) {
+  check_range("copy", to, from, bytes);
+  if (to == from) return;
+  parallel_ranges(bytes, [&](std::int64_t begin, std::int64_t end) {
+    auto* const target = static_cast<char*>(to) + begin;
+    const auto* const source = static_cast<const char*>(from) + begin;
+    if (stores == Stores::Streaming) return simd::copy_streaming(target, source, end - begin);
+    std::memcpy(target, source, static_cast<std::size_t>(end - begin));
   });
 }
 

@@ -17,6 +17,10 @@ namespace zero::base {
 
 enum class Dtype { F32, BF16, F16 };
 
+// How a result is written. Streaming: past the caches, which spares reading what is overwritten; for results that would
+// have left the caches anyway before anybody reads them. The bits are the same.
+enum class Stores { Cached, Streaming };
+
 // Bytes of one element.
 constexpr std::size_t size_of(Dtype dtype) { return dtype == Dtype::F32 ? 4 : 2; }
 // "fp32", "bf16", "fp16": the words of the configuration file.
@@ -25,7 +29,11 @@ const char* dtype_name(Dtype dtype);
 // out[i] = round(parts[0][i] + parts[1][i] + ...): fp32 sums in the order of `parts`, one rounding
 // to out_dtype at the end. One part: a conversion. `out` may be one of the parts if the dtypes have
 // equal size, and may not overlap them in any other way. num_parts >= 1.
-void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t numel);
+void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t numel,
+               Stores stores = Stores::Cached);
+
+// memcpy on OpenMP's threads, as parallel_ranges() shares bytes out.
+void copy(void* to, const void* from, std::int64_t bytes, Stores stores = Stores::Cached);
 
 // out[i] = round(in[i]). In place if the dtypes have equal size.
 void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel);

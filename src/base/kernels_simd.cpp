@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "base/kernels_simd.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -22,47 +23,83 @@ HWY_INLINE const Stored<kIn>* part_at(const void* part, std::int64_t offset) {
 
 // to[i] = round(from[i] + add[i]), or round(from[i]) without `add`, for whole vectors; returns how many
 // elements that were. In place is fine.
-template <Dtype kOut, Dtype kFrom, Dtype kAdd>
+template <Dtype kOut, Dtype kFrom, Dtype kAdd, bool kStream = false>
 HWY_INLINE std::int64_t add_vectors(Stored<kOut>* to, const Stored<kFrom>* from, const Stored<kAdd>* add,
                                     std::int64_t numel) {
   const Floats d;
   constexpr std::int64_t kLanes = lanes(Floats());
   std::int64_t i = 0;
   if (add == nullptr) {
-    for (; i + kLanes <= numel; i += kLanes) store<kOut>(d, load<kFrom>(d, from + i), to + i);
+    for (; i + kLanes <= numel; i += kLanes) store<kOut, kStream>(d, load<kFrom>(d, from + i), to + i);
   } else {
     for (; i + kLanes <= numel; i += kLanes)
-      store<kOut>(d, hn::Add(load<kFrom>(d, from + i), load<kAdd>(d, add + i)), to + i);
+      store<kOut, kStream>(d, hn::Add(load<kFrom>(d, from + i), load<kAdd>(d, add + i)), to + i);
   }
   return i;
 }
 
-template <Dtype kOut, Dtype kIn>
+// Elements of `width` bytes before the first one that begins a cache line, at most `numel`.
+HWY_INLINE std::int64_t before_line(const void* to, std::int64_t width, std::int64_t numel) {
+  constexpr std::int64_t kLine = 64;
+  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % kLine);
+  return HWY_MIN(numel, (kLine - past) % kLine / width);
+}
+
+template <Dtype kOut, Dtype kIn, bool kStream>
 void sum_parts_of(void* out, const void* const* parts, int num_parts, std::int64_t offset, std::int64_t numel) {
   const Floats d;
   constexpr std::int64_t kLanes = lanes(Floats()), kTile = 2048;
   alignas(64) float tile[kTile];
   auto* to = static_cast<Stored<kOut>*>(out) + offset;
+  const auto sum_some = [&](std::int64_t first, std::int64_t count) {
+    auto sum = load_some<kIn>(d, part_at<kIn>(parts[0], offset + first), count);
+    for (int p = 1; p < num_parts; ++p)
+      sum = hn::Add(sum, load_some<kIn>(d, part_at<kIn>(parts[p], offset + first), count));
+    store_some<kOut>(d, sum, to + first, count);
+  };
   std::int64_t i = 0;
+  if constexpr (kStream) {
+    const auto head = before_line(to, sizeof *to, numel);
+    for (; i < head; i += HWY_MIN(kLanes, head - i)) sum_some(i, HWY_MIN(kLanes, head - i));
+  }
   while (numel - i >= kLanes) {
     const auto count = HWY_MIN(kTile, numel - i);
     const auto at = [&](int p) { return part_at<kIn>(parts[p], offset + i); };
     if (num_parts == 1) {
-      i += add_vectors<kOut, kIn, kIn>(to + i, at(0), nullptr, count);
+      i += add_vectors<kOut, kIn, kIn, kStream>(to + i, at(0), nullptr, count);
     } else if (num_parts == 2) {
-      i += add_vectors<kOut, kIn, kIn>(to + i, at(0), at(1), count);
+      i += add_vectors<kOut, kIn, kIn, kStream>(to + i, at(0), at(1), count);
     } else {
       add_vectors<Dtype::F32, kIn, kIn>(tile, at(0), at(1), count);
       for (int p = 2; p + 1 < num_parts; ++p) add_vectors<Dtype::F32, Dtype::F32, kIn>(tile, tile, at(p), count);
-      i += add_vectors<kOut, Dtype::F32, kIn>(to + i, tile, at(num_parts - 1), count);
+      i += add_vectors<kOut, Dtype::F32, kIn, kStream>(to + i, tile, at(num_parts - 1), count);
     }
   }
-  if (const auto count = numel - i; count > 0) {
-    auto sum = load_some<kIn>(d, part_at<kIn>(parts[0], offset + i), count);
-    for (int p = 1; p < num_parts; ++p)
-      sum = hn::Add(sum, load_some<kIn>(d, part_at<kIn>(parts[p], offset + i), count));
-    store_some<kOut>(d, sum, to + i, count);
+  if (i < numel) sum_some(i, numel - i);
+  if constexpr (kStream) hwy::FlushStream();
+}
+
+void copy_streaming(void* to, const void* from, std::int64_t bytes) {
+  using Bytes = hn::ScalableTag<std::uint8_t>;
+  const Bytes d;
+  constexpr std::int64_t kLanes = lanes(Bytes());
+  auto* target = static_cast<std::uint8_t*>(to);
+  const auto* source = static_cast<const std::uint8_t*>(from);
+  const auto head = before_line(to, 1, bytes);
+  std::memcpy(target, source, static_cast<std::size_t>(head));
+  std::int64_t i = head;
+  if constexpr (kLanes > 1) {  // scalar code has no such stores
+    for (; i + 4 * kLanes <= bytes; i += 4 * kLanes) {
+      const auto a = hn::LoadU(d, source + i), b = hn::LoadU(d, source + i + kLanes),
+                 c = hn::LoadU(d, source + i + 2 * kLanes), e = hn::LoadU(d, source + i + 3 * kLanes);
+      hn::Stream(a, d, target + i);
+      hn::Stream(b, d, target + i + kLanes);
+      hn::Stream(c, d, target + i + 2 * kLanes);
+      hn::Stream(e, d, target + i + 3 * kLanes);
+    }
+    hwy::FlushStream();
   }
+  std::memcpy(target + i, source + i, static_cast<std::size_t>(bytes - i));
 }
 
 template <Dtype kAcc, Dtype kIn>
@@ -119,23 +156,30 @@ void sum_of_squares_of(const void* in, std::int64_t numel, double* sums) {
   for (int k = 0; k < kVectors; ++k) hn::StoreU(sum[k], d64, sums + k * kLanes);
 }
 
-template <Dtype kOut>
+template <Dtype kOut, bool kStream>
 void sum_parts_to(void* out, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
                   std::int64_t numel) {
   switch (in_dtype) {
-    case Dtype::F32: return sum_parts_of<kOut, Dtype::F32>(out, parts, num_parts, offset, numel);
-    case Dtype::BF16: return sum_parts_of<kOut, Dtype::BF16>(out, parts, num_parts, offset, numel);
-    case Dtype::F16: return sum_parts_of<kOut, Dtype::F16>(out, parts, num_parts, offset, numel);
+    case Dtype::F32: return sum_parts_of<kOut, Dtype::F32, kStream>(out, parts, num_parts, offset, numel);
+    case Dtype::BF16: return sum_parts_of<kOut, Dtype::BF16, kStream>(out, parts, num_parts, offset, numel);
+    case Dtype::F16: return sum_parts_of<kOut, Dtype::F16, kStream>(out, parts, num_parts, offset, numel);
+  }
+}
+
+template <bool kStream>
+void sum_parts_by(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
+                  std::int64_t offset, std::int64_t numel) {
+  switch (out_dtype) {
+    case Dtype::F32: return sum_parts_to<Dtype::F32, kStream>(out, parts, num_parts, in_dtype, offset, numel);
+    case Dtype::BF16: return sum_parts_to<Dtype::BF16, kStream>(out, parts, num_parts, in_dtype, offset, numel);
+    case Dtype::F16: return sum_parts_to<Dtype::F16, kStream>(out, parts, num_parts, in_dtype, offset, numel);
   }
 }
 
 void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
-               std::int64_t numel) {
-  switch (out_dtype) {
-    case Dtype::F32: return sum_parts_to<Dtype::F32>(out, parts, num_parts, in_dtype, offset, numel);
-    case Dtype::BF16: return sum_parts_to<Dtype::BF16>(out, parts, num_parts, in_dtype, offset, numel);
-    case Dtype::F16: return sum_parts_to<Dtype::F16>(out, parts, num_parts, in_dtype, offset, numel);
-  }
+               std::int64_t numel, Stores stores) {
+  const auto sum = stores == Stores::Streaming ? sum_parts_by<true> : sum_parts_by<false>;
+  sum(out, out_dtype, parts, num_parts, in_dtype, offset, numel);
 }
 
 template <Dtype kAcc>
@@ -180,6 +224,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zero::base {
 HWY_EXPORT(sum_parts);
+HWY_EXPORT(copy_streaming);
 HWY_EXPORT(accumulate);
 HWY_EXPORT(scale);
 HWY_EXPORT(sum_of_squares);
@@ -188,8 +233,11 @@ HWY_EXPORT(target);
 namespace simd {
 
 void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype, std::int64_t offset,
-               std::int64_t numel) {
-  HWY_DYNAMIC_DISPATCH(sum_parts)(out, out_dtype, parts, num_parts, in_dtype, offset, numel);
+               std::int64_t numel, Stores stores) {
+  HWY_DYNAMIC_DISPATCH(sum_parts)(out, out_dtype, parts, num_parts, in_dtype, offset, numel, stores);
+}
+void copy_streaming(void* to, const void* from, std::int64_t bytes) {
+  HWY_DYNAMIC_DISPATCH(copy_streaming)(to, from, bytes);
 }
 void accumulate(void* acc, Dtype acc_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
   HWY_DYNAMIC_DISPATCH(accumulate)(acc, acc_dtype, in, in_dtype, numel);

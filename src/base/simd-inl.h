@@ -84,11 +84,20 @@ HWY_INLINE hn::Vec<D> load(D d, const Stored<kDtype>* from) {
   }
 }
 
-// Rounds to nearest even; NaN stays a (quiet) NaN.
-template <Dtype kDtype, class D>
+template <bool kStream, class D>
+HWY_INLINE void write(hn::Vec<D> value, D d, hn::TFromD<D>* to) {
+  if constexpr (kStream) {
+    hn::Stream(value, d, to);
+  } else {
+    hn::StoreU(value, d, to);
+  }
+}
+
+// Rounds to nearest even; NaN stays a (quiet) NaN. kStream: past the caches, to the alignment of what is written.
+template <Dtype kDtype, bool kStream = false, class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, Stored<kDtype>* to) {
   if constexpr (kDtype == Dtype::F32) {
-    hn::StoreU(value, d, to);
+    write<kStream>(value, d, to);
   } else if constexpr (kDtype == Dtype::BF16) {
     const hn::Rebind<std::uint32_t, D> d32;
     const hn::Rebind<std::int32_t, D> di32;
@@ -99,14 +108,14 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Stored<kDtype>* to) {
     const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fffu))));
     const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
     const auto result = hn::IfThenElse(is_nan, hn::Or(top, hn::Set(d32, 0x40u)), rounded);
-    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, result)), d16, to);
+    write<kStream>(hn::DemoteTo(d16, hn::BitCast(di32, result)), d16, to);
   } else {
 #if HWY_TARGET == HWY_SCALAR
     *to = float_to_half(hn::GetLane(value));
 #else
     const hn::Rebind<hwy::float16_t, D> dh;
     const hn::Rebind<std::uint16_t, D> d16;
-    hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, value)), d16, to);
+    write<kStream>(hn::BitCast(d16, hn::DemoteTo(dh, value)), d16, to);
 #endif
   }
 }

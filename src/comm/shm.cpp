@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <deque>
 
 #include <ATen/ops/empty.h>
@@ -26,6 +25,7 @@
 #include "base/kernels.h"
 #include "comm/call.h"
 #include "comm/shm_arena.h"
+#include "comm/shm_gather.h"
 #include "comm/shm_group.h"
 #include "comm/shm_rendezvous.h"
 #include "comm/shm_scattered.h"
@@ -49,11 +49,8 @@ constexpr std::size_t kOnePhaseBytes = 16 << 10;
 // Slices of an all_reduce begin at multiples of so many elements, so that no two ranks write one cache line.
 constexpr std::int64_t kSliceNumel = 64;
 
-void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes == 0 || to == from) return;
-  base::parallel_ranges(static_cast<std::int64_t>(bytes), [=](std::int64_t begin, std::int64_t end) {
-    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-  });
+void copy(std::byte* to, const std::byte* from, std::size_t bytes, base::Stores stores = base::Stores::Cached) {
+  if (bytes > 0) base::copy(to, from, static_cast<std::int64_t>(bytes), stores);
 }
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
@@ -65,6 +62,7 @@ struct Operation {
   at::Tensor out, in;  // all_reduce, broadcast: the same
   ScatteredSum scattered;
   bool direct = false;
+  bool has_own_part = false;  // of an all_gather
   Phase phase = Phase::Announced;
   std::vector<std::string> messages;  // of an exchange
 };
@@ -127,6 +125,7 @@ class Rank {
   bool all(const Ready& ready, const Operation& operation, bool blocking);
   void check_agreement(const Operation& operation);
   void read(Operation& operation);
+  void gather(Operation& operation, bool own, bool others);
   void reduce_slice(Operation& operation);
   void finish_reading(Operation& operation);
   void recycle();
@@ -156,6 +155,10 @@ class Rank {
     const std::int64_t first = std::min(rank * per_rank, numel), last = std::min(first + per_rank, numel);
     const std::size_t element = tensor.element_size();
     return {first * element, (last - first) * element, last - first};
+  }
+  // See [Note: large results].
+  base::Stores stores(const Operation& operation) const {
+    return shm::stores_for(std::max(operation.in.nbytes(), operation.out.nbytes()), size_);
   }
   bool one_phase(const Operation& operation) const { return size_ == 1 || operation.in.nbytes() <= kOnePhaseBytes; }
 
@@ -328,6 +331,10 @@ bool Rank::advance(Operation& operation, bool blocking) {
         const bool gives = root < 0 || peer == root;
         return !gives || reached(&shm::Page::posted, peer, sequence);
       };
+      if (operation.announced.op == Op::AllGather && !operation.has_own_part) {
+        operation.has_own_part = stores(operation) == base::Stores::Cached;
+        if (operation.has_own_part) gather(operation, true, false);  // before the wait, which it shortens
+      }
       if (!all(posted, operation, blocking)) return false;
       check_agreement(operation);
       if (operation.announced.op == Op::Scattered) {
@@ -393,6 +400,14 @@ void Rank::check_agreement(const Operation& operation) {
   }
 }
 
+void Rank::gather(Operation& operation, bool own, bool others) {
+  std::vector<const std::byte*> parts(size_);
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == me_ ? own : others) parts[rank] = rank == me_ ? bytes_of(operation.in) : payload(operation, rank);
+  }
+  shm::gather_parts(bytes_of(operation.out), parts, operation.in.nbytes(), me_, stores(operation));
+}
+
 void Rank::read(Operation& operation) {
   const Announcement& mine = operation.announced;
   if (mine.op == Op::Exchange) {
@@ -407,20 +422,17 @@ void Rank::read(Operation& operation) {
   const std::size_t out_bytes = operation.out.nbytes();
   std::vector<const void*> parts(size_);
   switch (mine.op) {
-    case Op::AllGather: {
-      const std::size_t bytes = operation.in.nbytes();
-      for (int rank = 0; rank < size_; ++rank) {
-        copy(out + rank * bytes, rank == me_ ? bytes_of(operation.in) : payload(operation, rank), bytes);
-      }
+    case Op::AllGather:
+      gather(operation, !operation.has_own_part, true);
       break;
-    }
     case Op::AllToAll:
       for (int rank = 0; rank < size_; ++rank) {
-        copy(out + rank * (out_bytes / size_), part(operation, rank, me_, out_bytes / size_), out_bytes / size_);
+        copy(out + rank * (out_bytes / size_), part(operation, rank, me_, out_bytes / size_), out_bytes / size_,
+             stores(operation));
       }
       break;
     case Op::Broadcast:
-      if (mine.root != me_) copy(out, payload(operation, mine.root), out_bytes);
+      if (mine.root != me_) copy(out, payload(operation, mine.root), out_bytes, stores(operation));
       break;
     case Op::ReduceScatter:
     case Op::AllReduce: {
@@ -431,7 +443,7 @@ void Rank::read(Operation& operation) {
                                                    : payload(operation, rank);
       }
       const base::Dtype dtype = sum_dtype(operation.out.scalar_type());
-      base::sum_parts(out, dtype, parts.data(), size_, dtype, operation.out.numel());
+      base::sum_parts(out, dtype, parts.data(), size_, dtype, operation.out.numel(), stores(operation));
       break;
     }
     case Op::None:

@@ -230,7 +230,7 @@ TEST(BenchStep, UnderALauncherItUsesTheRanks) {
   EXPECT_EQ(document["runs"].size(), 2u);
 }
 
-TEST(BenchCollectives, AllRowsOfBothTransports) {
+TEST(BenchCollectives, AllRowsOfAllTransports) {
   const auto run = bench({"collectives", "--smallest", "65536", "--largest", "1048576", "--rounds", "1", "--dtype", "bf16", "--json"}, false);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto document = json::parse(run.out);
@@ -247,10 +247,12 @@ TEST(BenchCollectives, AllRowsOfBothTransports) {
     EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(), one["bytes"].get<double>() / time["median"].get<double>());
   }
   const std::map<std::string, int> expected{{"memcpy", 3},          {"reduce_scatter/shm", 3}, {"reduce_scatter/gloo", 3}, {"all_gather/shm", 3},
-                                            {"all_gather/gloo", 3}, {"all_reduce/shm", 3},     {"all_reduce/gloo", 3}};
+                                            {"all_gather/gloo", 3}, {"all_reduce/shm", 3},     {"all_reduce/gloo", 3},
+                                            {"reduce_scatter/gloo_library", 3}, {"all_gather/gloo_library", 3}, {"all_reduce/gloo_library", 3}};
   EXPECT_EQ(rows, expected);
   EXPECT_EQ(document["ratios"].size(), 9u);
   EXPECT_TRUE(document["ratios"][0].contains("shm_time_over_gloo"));
+  EXPECT_TRUE(document["ratios"][0].contains("shm_time_over_gloo_library"));
 }
 
 TEST(BenchCollectives, TableAndRefusals) {

@@ -185,6 +185,46 @@ TEST_P(Kernels, SumPartsAddsInOrderWithOneRounding) {
         }
 }
 
+TEST_P(Kernels, StreamedSumsHaveTheSameBitsAndTouchNothingElse) {
+  for (const auto in : kDtypes)
+    for (const auto out : kDtypes)
+      for (int num_parts = 1; num_parts <= 3; ++num_parts)
+        for (const std::int64_t numel : {0, 1, 31, 2047, 2048, 5001}) {
+          std::vector<Array> parts;
+          std::vector<const void*> pointers;
+          for (int p = 0; p < num_parts; ++p) parts.push_back(random_array(in, numel, 200 + p));
+          for (const auto& part : parts) pointers.push_back(part.at());
+          for (const std::int64_t first : {0, 1, 13}) {  // where cache lines do not begin
+            auto wanted = random_array(out, numel + 100, 7), got = wanted;
+            sum_parts(wanted.at(first), out, pointers.data(), num_parts, in, numel);
+            sum_parts(got.at(first), out, pointers.data(), num_parts, in, numel, Stores::Streaming);
+            ASSERT_EQ(got, wanted) << num_parts << " parts of " << numel << " from " << first;
+          }
+          if (size_of(in) != size_of(out) || num_parts < 2) continue;
+          Array wanted(out, numel);
+          sum_parts(wanted.at(), out, pointers.data(), num_parts, in, numel);
+          sum_parts(parts[1].at(), out, pointers.data(), num_parts, in, numel, Stores::Streaming);
+          ASSERT_EQ(parts[1].bytes, wanted.bytes) << "over a part";
+        }
+}
+
+TEST_P(Kernels, CopiesAreWholeAndTouchNothingElse) {
+  std::vector<unsigned char> from(3 << 20);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31 + i / 256);
+  for (const int threads : {1, 3}) {
+    omp_set_num_threads(threads);
+    for (const auto stores : {Stores::Cached, Stores::Streaming})
+      for (const std::size_t bytes : {0, 1, 63, 64, 65, 255, 256, 257, 511, 4096, 10007, (2 << 20) + 77})
+        for (const std::size_t first : {0, 1, 32, 63})
+          for (const std::size_t source : {0, 5}) {
+            std::vector<unsigned char> got(first + bytes + 64, 0xee), wanted = got;
+            std::memcpy(wanted.data() + first, from.data() + source, bytes);
+            copy(got.data() + first, from.data() + source, static_cast<std::int64_t>(bytes), stores);
+            ASSERT_EQ(got, wanted) << bytes << " bytes to " << first << " from " << source;
+          }
+  }
+}
+
 TEST_P(Kernels, MinusZeroAndSpecialsPass) {
   const float a[] = {-0.f, INFINITY, INFINITY, 3e38f, NAN}, b[] = {-0.f, 1, -INFINITY, 3e38f, 1};
   const void* parts[] = {a, b};
@@ -322,6 +362,7 @@ TEST(KernelArguments, ContractViolationsAreInternalErrors) {
   EXPECT_THROW(sum_parts(&x, Dtype::F32, parts, 0, Dtype::F32, 1), InternalError);
   EXPECT_THROW(convert(nullptr, Dtype::BF16, &x, Dtype::F32, 1), InternalError);
   EXPECT_THROW(scale(&x, Dtype::F32, 2, -1), InternalError);
+  EXPECT_THROW(copy(&x, nullptr, 4), InternalError);
   EXPECT_NO_THROW(accumulate(nullptr, Dtype::F32, nullptr, Dtype::BF16, 0));
 }
 
