@@ -13,7 +13,7 @@ import os
 import threading
 import time
 
-PEERS = ["compute", "ddp", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3"]
+PEERS = ["compute", "ddp", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme"]
 MEMORY_STEPS = 3
 SAMPLE_PERIOD_S = 0.002
 
@@ -21,6 +21,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("peer", choices=PEERS)
 parser.add_argument("recipe", choices=["fp32", "bf16"])
 parser.add_argument("--out", required=True)
+parser.add_argument("--nvme", help="folder of the files of ds3nvme")
 for name, value in dict(layers=8, hidden=512, heads=8, vocabulary=8192, sequence=128, batch=1, steps=20, warmup=5, threads=1).items():
     parser.add_argument("--" + name, type=int, default=value)
 o = parser.parse_args()
@@ -117,8 +118,21 @@ else:
     }
     if bf16:
         config["bf16"] = {"enabled": True}
-    model, optimizer, _, _ = deepspeed.initialize(
-        model=module, optimizer=torch.optim.AdamW(module.parameters(), fused=True, **adamw), config=config)
+    if len(o.peer) > 3:  # ZeRO-Offload and ZeRO-Infinity: everything on that tier, with DeepSpeed's own optimizer for hosts
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        tier = {"device": o.peer[3:], "nvme_path": o.nvme} if o.peer == "ds3nvme" else {"device": "cpu"}
+        config["zero_optimization"] |= {
+            "offload_optimizer": dict(tier, pipeline_read=True, pipeline_write=True, buffer_count=16) if o.peer == "ds3nvme" else tier,
+            "offload_param": dict(tier, max_in_cpu=0, buffer_size=max(p.numel() for p in module.parameters()) + 4096, buffer_count=8)
+            if o.peer == "ds3nvme" else tier,
+            "sub_group_size": 2**24,
+        }
+        config["aio"] = {"block_size": 2**20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False, "overlap_events": True}
+        adam = DeepSpeedCPUAdam(module.parameters(), adamw_mode=True, **adamw)
+    else:
+        adam = torch.optim.AdamW(module.parameters(), fused=True, **adamw)
+    model, optimizer, _, _ = deepspeed.initialize(model=module, optimizer=adam, config=config)
 
 times = {"step_s": [], "forward_s": [], "backward_s": [], "optimizer_s": []}
 losses = []

@@ -17,9 +17,11 @@ LABELS = {
     "fsdp1grad": "FSDP1, shard grad-op", "fsdp2": "FSDP2", "fsdp2noreshard": "FSDP2, no reshard", "ds0": "DeepSpeed stage 0",
     "ds1": "DeepSpeed stage 1", "ds2": "DeepSpeed stage 2", "ds3": "DeepSpeed stage 3", "floor": "compute + AdamW share, libtorch",
     **{f"zero{s}": f"**libzero stage {s}**" for s in range(4)}, **{f"tcp{s}": f"libzero stage {s} over TCP" for s in range(4)},
+    "host3": "**libzero stage 3, all states in host memory**", "file3": "**libzero stage 3, all states in files**",
+    "ds3cpu": "DeepSpeed stage 3, offload to CPU", "ds3nvme": "DeepSpeed stage 3, offload to NVMe",
 }
 ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "ddp", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2noreshard",
-         "ds0", "ds1", "ds2", "ds3"]
+         "ds0", "ds1", "ds2", "ds3", "host3", "ds3cpu", "file3", "ds3nvme"]
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
 COLOURS = {"forward_s": "#4477aa", "backward_s": "#ee9944", "optimizer_s": "#77aa66"}
 
@@ -81,7 +83,7 @@ def load(folder):
             about["models"][size] = dict(document["model"], micro_batch_size=document["micro_batch_size"], rounds=rounds,
                                          steps=document["steps"], warmup=document["warmup"])
             about["world"] = document["world"]
-            prefix = "zero" if document["transport"] == "shm" else "tcp"
+            prefix = {"shm": "zero", "gloo": "tcp", "cpu": "host", "nvme": "file"}[path.name.split("-")[1]]
             for run in document["runs"]:
                 entry(run["recipe"], f"{prefix}{run['stage']}").add(round_number, run["samples"], run)
             for run in document["compute"]:
@@ -133,11 +135,13 @@ def claims(entries):
     rows += [(f"stage {s} / DeepSpeed stage {s}", f"zero{s}", f"ds{s}", "step") for s in range(3)]
     rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
     rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
-    rows += [("stage 3 / stage 0", "zero3", "zero0", "step")]
+    rows += [("stage 3 / stage 0", "zero3", "zero0", "step"), ("all states in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu", "step"),
+             ("all states in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme", "step")]
     for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
         rows += [(f"peak memory{note}, {text}", a, b, of) for text, a, b in [
             ("stage 3 / FSDP2", "zero3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "zero3", "ds3"), ("stage 0 / DDP", "zero0", "ddp"),
-            ("stage 3 / stage 0", "zero3", "zero0")]]
+            ("stage 3 / stage 0", "zero3", "zero0"), ("in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu"),
+            ("in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme")]]
     return [(text, ratio(entries, a, b, of)) for text, a, b, of in rows]
 
 
@@ -374,7 +378,7 @@ def page(sizes, about, command, chart, extra):
     machine, versions = about["machine"], about["versions"]
     text = f"""# Performance
 How long a training step of libzero takes beside its peers, and what it holds, measured in one run on one machine. This page is
-written by `script/compare`; the numbers, with every round's median, are in [performance.json](performance.json).
+written by `script/compare`; the numbers, with every round's median, are in [performance.json](performance.json). What bounds them: [speed.md](speed.md).
 
 {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. libzero {machine['libzero']}, libtorch
 {machine['libtorch']}, {', '.join(f'{name} {version}' for name, version in sorted(versions.items())) or 'no peers'}. {about['world']} ranks, {machine['threads_per_rank']} thread{'s' if machine['threads_per_rank'] > 1 else ''} each. {datetime.date.today()}.
