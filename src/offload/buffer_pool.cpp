@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "offload/swap_file.h"
@@ -14,6 +15,20 @@ constexpr std::int64_t kPage = 4096, kHugePage = 2 << 20;
 std::int64_t whole(std::int64_t bytes) {
   const auto unit = bytes >= kHugePage ? kHugePage : kPage;
   return (bytes + unit - 1) / unit * unit;
+}
+
+// Large memory begins at a huge page: the disk then gets one segment where it would get hundreds.
+void* map(std::int64_t size) {
+  const bool large = size >= kHugePage;
+  const auto length = static_cast<std::size_t>(large ? size + kHugePage : size);
+  void* const got = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (got == MAP_FAILED || !large) return got == MAP_FAILED ? nullptr : got;
+  auto* const begin = static_cast<char*>(got);
+  const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(begin) % kHugePage);
+  const auto head = past == 0 ? 0 : kHugePage - past, tail = kHugePage - head;
+  if (head > 0) munmap(begin, static_cast<std::size_t>(head));
+  if (tail > 0) munmap(begin + head + size, static_cast<std::size_t>(tail));
+  return begin + head;
 }
 
 }  // namespace
@@ -35,8 +50,8 @@ void* BufferPool::take(std::int64_t bytes) {
     return best->data;
   }
   const auto length = static_cast<std::size_t>(size);
-  void* data = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return nullptr;
+  void* data = map(size);
+  if (!data) return nullptr;
   madvise(data, length, MADV_HUGEPAGE);
   madvise(data, length, MADV_DONTFORK);
 #ifdef MADV_POPULATE_WRITE
@@ -65,7 +80,9 @@ IoBuffer::IoBuffer(std::shared_ptr<BufferPool> pool, void* data, std::int64_t by
     : pool_(std::move(pool)), data_(data), bytes_(bytes) {}
 
 IoBuffer::IoBuffer(IoBuffer&& other) noexcept
-    : pool_(std::move(other.pool_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : pool_(std::move(other.pool_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
 
 IoBuffer& IoBuffer::operator=(IoBuffer&& other) noexcept {
   std::swap(pool_, other.pool_);

@@ -46,7 +46,10 @@ struct Piece {
 class Ring {
  public:
   Ring(RequestQueue& queue, const IoSettings& settings, std::int64_t alignment, FaultSource* faults)
-      : queue_(queue), settings_(settings), alignment_(alignment), faults_(faults),
+      : queue_(queue),
+        settings_(settings),
+        alignment_(alignment),
+        faults_(faults),
         together_(settings.single_submit ? 1 : std::max(4, settings.queue_depth / 4)),
         slots_(static_cast<std::size_t>(settings.queue_depth)) {
     const auto entries = static_cast<unsigned>(settings.queue_depth) + 1;  // and the eventfd's
@@ -58,10 +61,12 @@ class Ring {
       io_uring_queue_exit(&ring_);
     }
     if (error != 0)
-      throw IoError(join("[SwapFile] got ", system_text(-error), " from io_uring's set-up, expected a ring of ", entries,
-                         " entries. Hint: `zero doctor` says why; aio.queue_depth may be too large."));
+      throw IoError(join("[SwapFile] got ", system_text(-error), " from io_uring's set-up, expected a ring of ",
+                         entries, " entries. Hint: `zero doctor` says why; aio.queue_depth may be too large."));
     io_uring_ring_dontfork(&ring_);
-    registers_ = (faults_ && faults_->registration() != 0) || io_uring_register_buffers_sparse(&ring_, kPieces) != 0 ? false : true;
+    registers_ = (faults_ && faults_->registration() != 0) || io_uring_register_buffers_sparse(&ring_, kPieces) != 0
+                     ? false
+                     : true;
     for (std::size_t i = slots_.size(); i > 0; --i) free_.push_back(i - 1);
     thread_ = quiet_thread([this] { run(); });
   }
@@ -108,7 +113,8 @@ class Ring {
     while (!broken_) {
       take_requests();
       if (!free_.empty()) {
-        // Nothing to take now. A transfer that comes after this sees `asleep_`; one that came before is found by the second look.
+        // Nothing to take now. A transfer that comes after this sees `asleep_`; one that came before is found by the
+        // second look.
         asleep_ = true;
         take_requests();
       }
@@ -209,7 +215,8 @@ class Ring {
     return -1;
   }
 
-  // Hands the prepared entries over, and waits until `completions` are there. Whatever was not taken goes with the next call.
+  // Hands the prepared entries over, and waits until `completions` are there. Whatever was not taken goes with the next
+  // call.
   void submit(unsigned completions) {
     const int fault = faults_ ? faults_->submission() : 0;
     const unsigned prepared = io_uring_sq_ready(&ring_);
@@ -226,8 +233,9 @@ class Ring {
     const bool passing = taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -ENOMEM;
     if (!passing || ++refusals_ >= kRefusals) {
       broken_ = true;
-      base::log(LogLevel::Warning, join("io_uring takes no more requests (",
-                                        taken < 0 ? system_text(-taken) : std::string("0 taken"), "): plain calls go on"));
+      base::log(LogLevel::Warning,
+                join("io_uring takes no more requests (", taken < 0 ? system_text(-taken) : std::string("0 taken"),
+                     "): plain calls go on"));
       return;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(std::min(5000, 20 << std::min(refusals_, 8))));

@@ -64,7 +64,8 @@ struct Owner {
 };
 
 std::optional<std::uint64_t> number(const std::string& text) {
-  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
   return std::strtoull(text.c_str(), nullptr, 10);
 }
 

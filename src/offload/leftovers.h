@@ -21,8 +21,8 @@ struct Leftover {
   std::string kept_because;  // why it stays: its run lives, is of another host, an error
 };
 
-// The private folders in `folder`; those of dead runs of this host are removed if `remove`, and nothing else is touched.
-// Throws IoError if the folder cannot be read.
+// The private folders in `folder`; those of dead runs of this host are removed if `remove`, and nothing else is
+// touched. Throws IoError if the folder cannot be read.
 std::vector<Leftover> find_leftovers(const std::string& folder, bool remove);
 
 }  // namespace zero::offload

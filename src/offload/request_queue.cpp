@@ -20,9 +20,7 @@ using base::join;
 constexpr int kTries = 100;
 constexpr int kStalls = 2;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
 
@@ -171,8 +169,8 @@ RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, st
     request.undirected = true;
     if (request.place.file->direct()) {
       request.place.file->stop_direct();
-      base::log(LogLevel::Warning,
-                join("O_DIRECT does not work in ", request.place.file->folder(), ": transfers use the page cache's memory"));
+      base::log(LogLevel::Warning, join("O_DIRECT does not work in ", request.place.file->folder(),
+                                        ": transfers use the page cache's memory"));
     }
     return again(Next::Again);
   }

@@ -33,22 +33,14 @@ struct FileSystem {
   enum class Kind { Disk, Network, Memory, Layered } kind;
 };
 constexpr FileSystem kFileSystems[] = {
-    {EXT4_SUPER_MAGIC, "ext4", FileSystem::Kind::Disk},
-    {0x58465342, "xfs", FileSystem::Kind::Disk},
-    {BTRFS_SUPER_MAGIC, "btrfs", FileSystem::Kind::Disk},
-    {F2FS_SUPER_MAGIC, "f2fs", FileSystem::Kind::Disk},
-    {0x2fc12fc1, "zfs", FileSystem::Kind::Disk},
-    {TMPFS_MAGIC, "tmpfs", FileSystem::Kind::Memory},
-    {RAMFS_MAGIC, "ramfs", FileSystem::Kind::Memory},
-    {NFS_SUPER_MAGIC, "nfs", FileSystem::Kind::Network},
-    {0xff534d42, "cifs", FileSystem::Kind::Network},
-    {0xfe534d42, "smb2", FileSystem::Kind::Network},
-    {0x0bd00bd0, "lustre", FileSystem::Kind::Network},
-    {0x00c36400, "ceph", FileSystem::Kind::Network},
-    {0x47504653, "gpfs", FileSystem::Kind::Network},
-    {V9FS_MAGIC, "9p", FileSystem::Kind::Network},
-    {0x65735546, "fuse", FileSystem::Kind::Network},
-    {OVERLAYFS_SUPER_MAGIC, "overlay", FileSystem::Kind::Layered},
+    {EXT4_SUPER_MAGIC, "ext4", FileSystem::Kind::Disk},   {0x58465342, "xfs", FileSystem::Kind::Disk},
+    {BTRFS_SUPER_MAGIC, "btrfs", FileSystem::Kind::Disk}, {F2FS_SUPER_MAGIC, "f2fs", FileSystem::Kind::Disk},
+    {0x2fc12fc1, "zfs", FileSystem::Kind::Disk},          {TMPFS_MAGIC, "tmpfs", FileSystem::Kind::Memory},
+    {RAMFS_MAGIC, "ramfs", FileSystem::Kind::Memory},     {NFS_SUPER_MAGIC, "nfs", FileSystem::Kind::Network},
+    {0xff534d42, "cifs", FileSystem::Kind::Network},      {0xfe534d42, "smb2", FileSystem::Kind::Network},
+    {0x0bd00bd0, "lustre", FileSystem::Kind::Network},    {0x00c36400, "ceph", FileSystem::Kind::Network},
+    {0x47504653, "gpfs", FileSystem::Kind::Network},      {V9FS_MAGIC, "9p", FileSystem::Kind::Network},
+    {0x65735546, "fuse", FileSystem::Kind::Network},      {OVERLAYFS_SUPER_MAGIC, "overlay", FileSystem::Kind::Layered},
 };
 
 std::uint32_t type_of(const std::string& folder) {
