@@ -26,7 +26,8 @@ constexpr const char* kName = "bench io";
 constexpr std::int64_t kSector = 4096;
 
 struct Setup {
-  std::string folder = ".", size = "1G", sizes = "64K,1M", depths = "1,8,32", patterns = "read,write,mixed", path = "probe";
+  std::string folder = ".", size = "1G", sizes = "64K,1M", depths = "1,8,32", patterns = "read,write,mixed",
+              path = "probe";
   std::int64_t threads = 1, rounds = 5;
   double seconds = 1;
   bool fio = false;
@@ -75,8 +76,10 @@ std::vector<Cell> cells_of(const Setup& setup, std::int64_t bytes) {
       offload::IoSettings settings;
       settings.block_size = bytes_of("--block-sizes", size, 1 << 30);
       const auto [at, error] = std::from_chars(depth.data(), depth.data() + depth.size(), settings.queue_depth);
-      if (error != std::errc() || at != depth.data() + depth.size() || settings.queue_depth < 1 || settings.queue_depth > 4096)
-        throw ConfigError("[--depths] got \"" + depth.substr(0, 80) + "\", expected numbers from 1 to 4096 with commas between");
+      if (error != std::errc() || at != depth.data() + depth.size() || settings.queue_depth < 1 ||
+          settings.queue_depth > 4096)
+        throw ConfigError("[--depths] got \"" + depth.substr(0, 80) +
+                          "\", expected numbers from 1 to 4096 with commas between");
       settings.threads = static_cast<int>(setup.threads);
       settings.path = setup.path == "ring"      ? offload::IoSettings::Path::Ring
                       : setup.path == "threads" ? offload::IoSettings::Path::Threads
@@ -137,8 +140,9 @@ std::string text_of(const Setup& setup, const std::vector<Cell>& cells, const Ab
                      report::human_bytes(static_cast<std::uint64_t>(about.bytes)) + " a file, written once before; " +
                      std::to_string(setup.rounds) + " rounds of " + fixed(setup.seconds, 1) + " s; threads " +
                      std::to_string(setup.threads) + "; mixed is the sum of both directions\n\n";
-  std::vector<report::Column> names{{"pattern"},           {"block", Align::Right}, {"depth", Align::Right},
-                                    {"GB/s", Align::Right}, {"min", Align::Right},   {"max", Align::Right}};
+  std::vector<report::Column> names{
+      {"pattern"},           {"block", Align::Right}, {"depth", Align::Right}, {"GB/s", Align::Right},
+      {"min", Align::Right}, {"max", Align::Right}};
   if (!about.fio.empty())
     for (const char* name : {"fio GB/s", "min", "max", "zero/fio"}) names.push_back({name, Align::Right});
   report::Table table(names);
@@ -172,7 +176,8 @@ void declare(Command& c, Setup& s) {
   c.option("--depths", s.depths, "LIST", "requests in flight a thread (1,8,32)");
   c.option("--patterns", s.patterns, "LIST", "read, write, mixed (all)");
   c.option("--threads", s.threads, "N", "I/O threads (1)", 1, 64);
-  c.choice("--io", s.path, {"probe", "ring", "threads"}, "io_uring, pread and pwrite in threads, or what works (probe)");
+  c.choice("--io", s.path, {"probe", "ring", "threads"},
+           "io_uring, pread and pwrite in threads, or what works (probe)");
   c.option("--seconds", s.seconds, "S", "of one window (1)", 0.05, 3600.0);
   c.option("--rounds", s.rounds, "N", "windows of each (5)", 1, 1000);
   c.flag("--fio", s.fio, "the program fio beside it, in turns (apt install fio)");
@@ -213,10 +218,12 @@ int bench_io(int argc, char** argv) {
     IoMeasurement own(setup.folder, bytes, cell->settings);
     const auto& first = cell->settings;
     for (; cell != cells.end() && cell->settings.block_size == first.block_size &&
-           cell->settings.queue_depth == first.queue_depth; ++cell) {
+           cell->settings.queue_depth == first.queue_depth;
+         ++cell) {
       for (std::int64_t round = 0; round < setup.rounds; ++round) {
-        progress.update(done++, windows, cell->word + " " + std::to_string(cell->settings.block_size) + " x " +
-                                             std::to_string(cell->settings.queue_depth));
+        progress.update(done++, windows,
+                        cell->word + " " + std::to_string(cell->settings.block_size) + " x " +
+                            std::to_string(cell->settings.queue_depth));
         const auto measure_own = [&] {
           const auto result = own.run(cell->pattern, setup.seconds);
           cell->own.push_back(sum_of(result));
@@ -235,7 +242,8 @@ int bench_io(int argc, char** argv) {
   if (global.json) {
     print_result(document_of(setup, cells, about).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   } else {
-    print_result(text_of(setup, cells, about, static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
+    print_result(
+        text_of(setup, cells, about, static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
   }
   return 0;
 }

@@ -20,7 +20,8 @@ namespace {
 
 std::string output_of(const std::vector<std::string>& words) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw IoError(std::string("[zero bench io] got ") + std::strerror(errno) + " for a pipe");
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    throw IoError(std::string("[zero bench io] got ") + std::strerror(errno) + " for a pipe");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
@@ -61,8 +62,8 @@ Fio::Fio(const std::string& folder, std::int64_t bytes)
   version_ = output_of({"fio", "--version"});
   while (!version_.empty() && version_.back() == '\n') version_.pop_back();
   try {
-    output_of({"fio", "--name=layout", "--filename=" + path_, "--size=" + std::to_string(bytes), "--rw=write", "--bs=1M",
-               "--ioengine=psync", "--direct=1", "--output-format=json"});
+    output_of({"fio", "--name=layout", "--filename=" + path_, "--size=" + std::to_string(bytes), "--rw=write",
+               "--bs=1M", "--ioengine=psync", "--direct=1", "--output-format=json"});
   } catch (...) {
     unlink(path_.c_str());
     throw;
@@ -72,14 +73,14 @@ Fio::Fio(const std::string& folder, std::int64_t bytes)
 Fio::~Fio() { unlink(path_.c_str()); }
 
 IoMeasurement::Result Fio::run(IoPattern pattern, const offload::IoSettings& settings, double seconds) {
-  const auto text = output_of(
-      {"fio", "--name=measured", "--filename=" + path_, "--size=" + std::to_string(bytes_),
-       std::string("--rw=") + word_of(pattern), "--bs=" + std::to_string(settings.block_size),
-       "--iodepth=" + std::to_string(settings.queue_depth), "--numjobs=" + std::to_string(settings.threads), "--group_reporting",
-       "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--time_based",
-       "--runtime=" + std::to_string(std::llround(seconds * 1e3)) + "ms", "--output-format=json"});
-  const auto document = nlohmann::json::parse(text.begin() + static_cast<std::ptrdiff_t>(std::min(text.find('{'), text.size())),
-                                              text.end(), nullptr, false);
+  const auto text =
+      output_of({"fio", "--name=measured", "--filename=" + path_, "--size=" + std::to_string(bytes_),
+                 std::string("--rw=") + word_of(pattern), "--bs=" + std::to_string(settings.block_size),
+                 "--iodepth=" + std::to_string(settings.queue_depth), "--numjobs=" + std::to_string(settings.threads),
+                 "--group_reporting", "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--time_based",
+                 "--runtime=" + std::to_string(std::llround(seconds * 1e3)) + "ms", "--output-format=json"});
+  const auto document = nlohmann::json::parse(
+      text.begin() + static_cast<std::ptrdiff_t>(std::min(text.find('{'), text.size())), text.end(), nullptr, false);
   if (document.is_discarded() || !document.contains("jobs") || document["jobs"].size() != 1)
     throw IoError("[zero bench io] got no result from fio: " + text.substr(0, 400));
   const auto& job = document["jobs"][0];

@@ -86,7 +86,8 @@ IoMeasurement::Tile IoMeasurement::begin(Stream& stream, std::size_t buffer, std
 void IoMeasurement::end(Stream& stream, const Tile& tile) {
   tile.work->wait();
   stream.done_bytes += tile.bytes;
-  if (!stream.write) check_stamps(static_cast<const char*>(stream.buffers[tile.buffer].data()), tile.offset, tile.bytes);
+  if (!stream.write)
+    check_stamps(static_cast<const char*>(stream.buffers[tile.buffer].data()), tile.offset, tile.bytes);
 }
 
 void IoMeasurement::stamp(char* data, std::int64_t offset, std::int64_t bytes) {
@@ -158,7 +159,8 @@ void IoMeasurement::check_all() {
     const auto* data = static_cast<const char*>(all.buffers[0].data());
     for (std::int64_t at = 0; at < tile.bytes; at += kSector)
       if (std::memcmp(data + at + 8, common_part() + 8, kSector - 8) != 0)
-        throw InternalError("[zero bench io] got other bytes than were written at offset " + std::to_string(offset + at));
+        throw InternalError("[zero bench io] got other bytes than were written at offset " +
+                            std::to_string(offset + at));
   }
 }
 
