@@ -180,7 +180,7 @@ std::vector<Row> rows_of(const Setup& setup) {
   operations.insert(operations.begin(), kCopy);
   std::vector<Row> rows;
   for (const auto& operation : operations)
-    for (auto bytes = setup.least; bytes <= setup.most; bytes *= 4) rows.push_back({operation, bytes, {}});
+    for (auto bytes = setup.least; bytes <= setup.most; bytes *= 4) rows.push_back({operation, bytes, {}, {}});
   return rows;
 }
 

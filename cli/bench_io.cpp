@@ -55,24 +55,12 @@ std::int64_t bytes_of(const std::string& option, const std::string& text, std::i
   return number << shift;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
-  std::vector<std::string> words{""};
-  for (const char c : text) {
-    if (c == ',') {
-      words.emplace_back();
-    } else {
-      words.back() += c;
-    }
-  }
-  return words;
-}
-
 std::vector<Cell> cells_of(const Setup& setup, std::int64_t bytes) {
   const std::vector<std::string> known{"read", "write", "mixed"};
   const auto patterns = list_of("--patterns", setup.patterns, known);
   std::vector<Cell> cells;
-  for (const auto& size : words_of(setup.sizes)) {
-    for (const auto& depth : words_of(setup.depths)) {
+  for (const auto& size : parts_of(setup.sizes)) {
+    for (const auto& depth : parts_of(setup.depths)) {
       offload::IoSettings settings;
       settings.block_size = bytes_of("--block-sizes", size, 1 << 30);
       const auto [at, error] = std::from_chars(depth.data(), depth.data() + depth.size(), settings.queue_depth);

@@ -15,6 +15,13 @@
 namespace zero::cli {
 namespace {
 
+std::string system_name() {
+  utsname name{};
+  return uname(&name) == 0 ? std::string(name.sysname) + " " + name.release : "unknown system";
+}
+
+}  // namespace
+
 std::vector<std::string> parts_of(const std::string& text) {
   std::vector<std::string> parts{""};
   for (const char c : text) {
@@ -26,13 +33,6 @@ std::vector<std::string> parts_of(const std::string& text) {
   }
   return parts;
 }
-
-std::string system_name() {
-  utsname name{};
-  return uname(&name) == 0 ? std::string(name.sysname) + " " + name.release : "unknown system";
-}
-
-}  // namespace
 
 std::vector<std::string> list_of(const std::string& option, const std::string& text,
                                  const std::vector<std::string>& allowed) {

@@ -14,6 +14,9 @@ using Json = nlohmann::ordered_json;
 std::vector<std::string> list_of(const std::string& option, const std::string& text,
                                  const std::vector<std::string>& allowed);
 
+// What stands between commas; one empty part of an empty text.
+std::vector<std::string> parts_of(const std::string& text);
+
 // Linear between the two nearest; q from 0 to 1, at least one value.
 double quantile(std::vector<double> values, double q);
 

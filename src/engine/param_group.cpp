@@ -108,9 +108,11 @@ void ParamGroup::make_states() {
                       memory::Purpose::Gradients);
     gradients_.zero_();
     if (on_host) {
-      if (context_.delayed)
+      if (context_.delayed) {
         pending_gradients_ =
             book(allocate(kept, context_.recipe.gradient), memory::Tier::Host, memory::Purpose::Gradients);
+        pending_gradients_.zero_();  // sums in place leave the padding alone
+      }
       return make_next();
     }
   }

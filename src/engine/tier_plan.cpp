@@ -46,7 +46,14 @@ TierPlan::TierPlan(const config::Settings& settings, at::Device device, const Co
                                    " with parameters on a GPU, expected 1 or 0 (rank ", rank_, "/", world_,
                                    "). Hint: a part of the states can stay behind on CPUs only."));
   }
-  if (settings_.zero.stage == 3 && param.device == OffloadDevice::Nvme) parameter_file_ = file_in(param.path);
+  if (settings_.zero.stage != 3 || param.device != OffloadDevice::Nvme) return;
+  // A GPU's kernels cannot write to where a file reads from.
+  if (!device.is_cpu() && !places_.offloads())
+    throw ConfigError(
+        base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "
+                   "on a GPU, expected offload_optimizer.device cpu or nvme beside it (rank ",
+                   rank_, "/", world_, ")."));
+  parameter_file_ = file_in(param.path);
 }
 
 void TierPlan::describe(GroupContext& context) const {

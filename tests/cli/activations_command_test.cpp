@@ -19,11 +19,6 @@ using Words = std::vector<std::string>;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 struct Trained {
   int code;
   std::vector<double> losses;

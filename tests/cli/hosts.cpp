@@ -40,11 +40,6 @@ pid_t parent_of(pid_t pid) {
 
 }  // namespace
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 Words fake_ssh_environment(const std::string& mark) {
   const char* path = std::getenv("PATH");
   return {std::string("PATH=" ZERO_SOURCE_DIR "/tests/cli/fake_ssh:") + (path ? path : "/usr/bin:/bin"), "FAKE_SSH_MARK=" + mark};

@@ -164,4 +164,9 @@ std::string temporary_folder() {
   return pattern;
 }
 
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
 }  // namespace zero::test

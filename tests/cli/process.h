@@ -8,6 +8,9 @@
 
 namespace zero::test {
 
+using Words = std::vector<std::string>;
+Words operator+(Words a, const Words& b);
+
 class Process {
  public:
   struct Settings {

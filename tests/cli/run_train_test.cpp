@@ -20,11 +20,6 @@ using Words = std::vector<std::string>;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 std::string text_file(const std::string& folder) {
   std::ofstream out(folder + "/text.txt");
   for (unsigned i = 0, state = 7; i < 12000; ++i) {

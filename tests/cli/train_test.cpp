@@ -29,11 +29,6 @@ const Words kSmall = {"--set", "libzero.model.layers=2",     "--set", "libzero.m
                       "--set", "libzero.model.heads=3",      "--set", "libzero.model.seq_length=32",
                       "--set", "libzero.data.eval_batches=2"};
 
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 // A folder with a text of some structure, so that a loss can fall.
 struct Place {
   Place() : folder(temporary_folder()), text(folder + "/text.txt") {

@@ -2,6 +2,7 @@
 // as threads; the same program under torchrun's variables only.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <sstream>
 
 #include "parity/problems.h"
@@ -33,8 +34,8 @@ TEST(Transports, SameBitsAsThreads) {
     int world;
     const char* recipe;
     const char* clip;
-  } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"},   {2, "fp16", "0.1"},
-               {3, "fp32", "0"},   {3, "bf16", "0.1"}, {4, "fp16", "0"}, {4, "bf16", "0.1"}};
+  } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"}, {2, "fp16", "0.1"}, {3, "fp32", "0"},
+               {3, "bf16", "0.1"}, {4, "fp16", "0"}, {4, "bf16", "0.1"}};
   for (const auto& c : cases) {
     Training training;
     training.world = c.world;
@@ -111,6 +112,53 @@ TEST(Transports, AccumulationFamilies) {
 }
 
 // Bytes on TCP: 2 S and 2 S, (k+1) S, 3 k S a step, times (N-1)/N, where S are the parameters' bytes.
+// Where ranks read each other's gradients in place and sums land in host memory; with updates at once and one step
+// late.
+TEST(Transports, OffloadedStatesHaveTheBitsOfThreads) {
+  const auto folder = std::filesystem::temp_directory_path().string();
+  const auto on = [&](const std::string& block, const std::string& device) {
+    return ", \"" + block + "\": {\"device\": \"" + device + "\", \"nvme_path\": \"" + folder + "\"" +
+           (block == "offload_param" ? ", \"max_in_cpu\": 0" : "") + "}";
+  };
+  const std::string late = R"(, "delayed_update": {"enabled": true, "start_step": 2})";
+  const struct {
+    std::string zero;
+    int least_stage;
+  } cases[] = {{on("offload_optimizer", "cpu"), 1},
+               {on("offload_optimizer", "cpu") + late, 1},
+               {on("offload_optimizer", "nvme") + late, 1},
+               {on("offload_optimizer", "cpu") + on("offload_param", "cpu") + late, 3},
+               {on("offload_optimizer", "nvme") + on("offload_param", "nvme"), 3},
+               {on("offload_optimizer", "nvme") + on("offload_param", "nvme") + late, 3}};
+  for (const auto& [world, recipe] : {std::pair{2, "bf16"}, std::pair{3, "fp32"}}) {
+    for (const auto& c : cases) {
+      Training training;
+      training.world = world;
+      training.recipe = recipe;
+      training.clip = 0.1;
+      training.zero = c.zero;
+      training.stage = c.least_stage;
+      training.steps = 8;
+      const auto expected = train_threads(training).hash;
+      for (const char* transport : {"shm", "gloo"}) {
+        for (int stage = c.least_stage; stage <= 3; ++stage) {
+          SpawnOptions options;
+          options.world = world;
+          connect(options, transport);
+          const auto results = spawn_ranks(options, kProgram,
+                                           {"stage=" + std::to_string(stage), std::string("recipe=") + recipe,
+                                            "clip=0.1", "steps=8", "zero=" + c.zero});
+          for (const auto& result : results) {
+            EXPECT_EQ(result.exit_code, 0) << transport << " stage " << stage << ": " << result.err;
+            EXPECT_EQ(hash_in(result), expected)
+                << transport << " stage " << stage << " world " << world << " " << recipe << c.zero;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Transports, BytesSentOverGlooFollowTheFormulas) {
   for (const int world : {2, 3, 4}) {
     for (const int k : {1, 3}) {
