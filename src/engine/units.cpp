@@ -99,75 +99,10 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
 }
 
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {
-  // In order of first appearance, the root (empty path) first.
-  std::vector<std::pair<std::string, std::vector<std::size_t>>> by_path{{"", {}}};
-  std::vector<std::size_t> persistent;
-  std::int64_t persistent_sum = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const auto numel = parameters[i].tensor.numel();
-    if (rules.persistent_numel > 0 && numel <= rules.persistent_numel &&
-        persistent_sum + numel <= rules.persistent_total) {
-      persistent.push_back(i);
-      persistent_sum += numel;
-      continue;
-    }
-    const auto& path = parameters[i].unit;
-    auto it = std::find_if(by_path.begin(), by_path.end(), [&](const auto& entry) { return entry.first == path; });
-    if (it == by_path.end()) it = by_path.insert(by_path.end(), {path, {}});
-    it->second.push_back(i);
-  }
-  // Merge small neighbours, the root excepted: it stays gathered for a whole pass.
-  const auto numel_of = [&](const std::vector<std::size_t>& members) {
-    std::int64_t sum = 0;
-    for (const auto i : members) sum += parameters[i].tensor.numel();
-    return sum;
-  };
-  for (std::size_t k = 2; k < by_path.size();) {
-    auto& before = by_path[k - 1];
-    if (numel_of(before.second) >= rules.min_numel) {
-      ++k;
-      continue;
-    }
-    before.first += "+" + by_path[k].first;
-    before.second.insert(before.second.end(), by_path[k].second.begin(), by_path[k].second.end());
-    by_path.erase(by_path.begin() + static_cast<std::ptrdiff_t>(k));
-  }
-  std::vector<Unit> units;
-  const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& members) {
-    for (const bool trainable : {true, false}) {
-      const auto empty = [root, trainable] {
-        Unit unit;
-        unit.root = root;
-        unit.trainable = trainable;
-        return unit;
-      };
-      Unit unit = empty();
-      int parts = 0;
-      const auto close = [&] {
-        if (unit.parameters.empty()) return;
-        ++parts;
-        unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + (trainable ? "" : " (frozen)");
-        units.push_back(std::exchange(unit, empty()));
-      };
-      std::int64_t sum = 0;
-      for (const auto i : members) {
-        if (parameters[i].tensor.requires_grad() != trainable) continue;
-        const auto numel = parameters[i].tensor.numel();
-        if (sum > rules.max_numel - std::min(numel, rules.max_numel)) {
-          close();
-          sum = 0;
-        }
-        sum += numel;
-        unit.parameters.push_back(i);
-      }
-      close();
-    }
-  };
-  for (const auto& [path, members] : by_path) add(path.empty() ? "root" : path, path.empty(), members);
-  const auto first = units.size();
-  add("persistent", /*root=*/true, persistent);
-  for (auto k = first; k < units.size(); ++k) units[k].persistent = true;
-  return units;
+  std::vector<memory::UnitMember> members;
+  for (const auto& parameter : parameters)
+    members.push_back({parameter.tensor.numel(), parameter.unit, parameter.tensor.requires_grad()});
+  return memory::cut_units(members, rules);
 }
 
 }  // namespace zero::engine

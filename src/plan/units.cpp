@@ -1,0 +1,82 @@
+// See units.h.
+#include "plan/units.h"
+
+#include <algorithm>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+
+namespace zero::planning {
+namespace {
+
+// The deepest of the named modules that has the parameter.
+std::string named_unit_of(const std::string& parameter, const std::vector<std::string>& named) {
+  std::string unit;
+  for (const auto& path : named)
+    if (path.size() > unit.size() && parameter.compare(0, path.size() + 1, path + ".") == 0) unit = path;
+  return unit;
+}
+
+}  // namespace
+
+memory::UnitRules unit_rules(const config::Settings& settings) {
+  return {.min_numel = settings.unit_min_numel,
+          .max_numel = settings.zero.reduce_bucket_size,
+          .persistent_numel = settings.zero.stage == 3 ? settings.zero.persistence_threshold : 0,
+          .persistent_total = settings.zero.model_persistence_threshold};
+}
+
+std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
+                                 std::int64_t alignment) {
+  if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
+  std::vector<memory::UnitMember> members;
+  for (const auto& parameter : parameters)
+    members.push_back({parameter.numel,
+                       settings.units.empty() ? parameter.unit : named_unit_of(parameter.name, settings.units),
+                       parameter.trainable});
+  for (const auto& path : settings.units)
+    if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
+      throw ConfigError(
+          base::join("[plan] got libzero.units \"", path, "\", expected modules of the model that have parameters"));
+  std::vector<Unit> units;
+  for (auto& cut : memory::cut_units(members, unit_rules(settings))) {
+    std::vector<std::int64_t> numels;
+    for (const auto i : cut.parameters) numels.push_back(parameters[i].numel);
+    units.push_back({.name = std::move(cut.name),
+                     .root = cut.root,
+                     .trainable = cut.trainable,
+                     .persistent = cut.persistent,
+                     .parameters = std::move(cut.parameters),
+                     .layout = memory::ShardLayout(std::move(numels), world, alignment)});
+  }
+  return units;
+}
+
+std::vector<std::size_t> forward_order(const std::vector<Unit>& units) {
+  std::vector<std::size_t> roots, order;
+  for (std::size_t i = 0; i < units.size(); ++i)
+    if (units[i].root) roots.push_back(i);
+  order = roots;
+  for (std::size_t i = 0; i < units.size(); ++i)
+    if (!units[i].root) order.push_back(i);
+  if (order.size() > roots.size()) order.insert(order.end(), roots.begin(), roots.end());
+  return order;
+}
+
+std::vector<std::size_t> backward_order(const std::vector<Unit>& units) {
+  auto order = forward_order(units);
+  std::reverse(order.begin(), order.end());
+  return order;
+}
+
+std::vector<std::size_t> reduce_order(const std::vector<Unit>& units) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = units.size(); i-- > 0;)
+    if (units[i].trainable && !units[i].root) order.push_back(i);
+  for (std::size_t i = 0; i < units.size(); ++i)
+    if (units[i].trainable && units[i].root) order.push_back(i);
+  return order;
+}
+
+}  // namespace zero::planning
