@@ -102,6 +102,9 @@ class Engine {
   // Ends it; the parts become one FILE where all ranks see one folder. Collective. Nothing without a trace.
   TraceSummary stop_trace();
 
+  // What this rank's steps were made of so far; zeros unless wall_clock_breakdown is true. Not while one runs.
+  StepTimes times() const;
+
   std::int64_t global_step() const;      // attempted steps
   std::int64_t skipped_steps() const;    // steps skipped for overflow
   std::int64_t accumulation_steps() const;

@@ -17,6 +17,12 @@ struct TraceSteps {
   static TraceSteps parse(const std::string& text, const std::string& source);
 };
 
+// Seconds of this rank since its Engine began; what each number means is said below. Engine::times() fills it when the
+// configuration's wall_clock_breakdown is true; take differences.
+struct StepTimes {
+  double compute_s = 0, gather_wait_s = 0, reduce_wait_s = 0, optimizer_s = 0;
+};
+
 // Medians over the traced steps of this rank (the first 1,024 of them), in seconds.
 struct TraceSummary {
   std::int64_t steps = 0;

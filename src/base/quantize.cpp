@@ -80,10 +80,6 @@ void for_blocks(const void* in, int bits, std::int64_t numel, const Body& body) 
 
 }  // namespace
 
-std::int64_t quantized_bytes(std::int64_t numel, int bits) {
-  return 4 * blocks_of(numel) + ((numel * bits + 7) / 8 + 3) / 4 * 4;
-}
-
 void quantize(void* out, int bits, const void* in, Dtype in_dtype, std::int64_t numel) {
   check("quantize", out, in, bits, numel);
   const Parts parts(out, numel);

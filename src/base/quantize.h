@@ -11,7 +11,9 @@ namespace zero::base {
 constexpr std::int64_t kQuantizedBlock = 256;
 
 // Bytes of `numel` elements: a scale for every begun block, then the integers; a multiple of 4.
-std::int64_t quantized_bytes(std::int64_t numel, int bits);
+constexpr std::int64_t quantized_bytes(std::int64_t numel, int bits) {
+  return 4 * ((numel + kQuantizedBlock - 1) / kQuantizedBlock) + ((numel * bits + 7) / 8 + 3) / 4 * 4;
+}
 
 // bits: 8 or 4. out: quantized_bytes(numel, bits), 4-byte aligned. A block that holds an Inf or a NaN becomes all NaN.
 void quantize(void* out, int bits, const void* in, Dtype in_dtype, std::int64_t numel);

@@ -57,7 +57,10 @@ constexpr Shown kShown[kTraceKinds] = {
     {kWaits, "wait", "store ", "bytes"},
     {kWaits, "wait", "update ", "bytes"},
     {kTiers, "fetch", "fetch ", "bytes"},
+    {kTiers, "fetch,states", "fetch ", "bytes"},
     {kTiers, "store", "store ", "bytes"},
+    {kTiers, "store,states", "store ", "bytes"},
+    {kTiers, "copy", "copy ", "bytes"},
 };
 const Shown& shown(TraceKind kind) { return kShown[static_cast<std::size_t>(kind)]; }
 
@@ -155,7 +158,7 @@ std::string Trace::part_name(const std::string& file, int rank) {
   return file + ".rank-" + std::to_string(rank) + ".json";
 }
 
-Trace::Trace() : id_(next_id.fetch_add(1)) {}
+Trace::Trace() : id_(next_id.fetch_add(1)), lanes_(kTracks) {}
 
 Trace::~Trace() { stop(); }
 
@@ -198,14 +201,23 @@ void Trace::start(Setup setup) {
     throw IoError(join("[trace] got \"", std::strerror(error), "\" for ", part, ", expected to write it (rank ",
                        setup_.rank, "/", setup_.ranks, "). Hint: the folder must exist and have room."));
   }
-  for (auto& total : totals_) total.store(0);
   started_ns_.store(trace_now());
   started_.store(true);
 }
 
 void Trace::record(bool on) {
   std::lock_guard lock(file_mutex_);
-  on_.store(on && fd_ >= 0 && !failed_);
+  choose(on && fd_ >= 0 && !failed_);
+}
+
+void Trace::count_always() {
+  counting_.store(true);
+  on_.store(true);
+}
+
+void Trace::choose(bool recording) {
+  recording_.store(recording);
+  on_.store(recording || counting_.load());
 }
 
 Trace::Buffer& Trace::buffer_of_this_thread() {
@@ -235,11 +247,11 @@ void Trace::slice(TraceKind kind, std::string_view name, std::int64_t begin_ns, 
                   std::int64_t value) {
   if (!on() || begin_ns < started_ns_.load(std::memory_order_relaxed)) return;
   totals_[static_cast<std::size_t>(kind)].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
-  add({name.data(), static_cast<std::uint32_t>(name.size()), kind, false, -1, begin_ns, end_ns, value});
+  if (recording()) add({name.data(), static_cast<std::uint32_t>(name.size()), kind, false, -1, begin_ns, end_ns, value});
 }
 
 void Trace::counter(std::string_view name, std::int64_t value) {
-  if (!on()) return;
+  if (!recording()) return;
   const auto now = trace_now();
   add({name.data(), static_cast<std::uint32_t>(name.size()), TraceKind::Step, true, 0, now, now, value});
 }
@@ -273,7 +285,8 @@ void TraceOperation::end_on(std::string_view name, std::int64_t bytes) {
   if (trace_->on()) {
     const auto end = trace_now();
     trace_->totals_[static_cast<std::size_t>(kind_)].fetch_add(end - begin, std::memory_order_relaxed);
-    trace_->add({name.data(), static_cast<std::uint32_t>(name.size()), kind_, false, lane_, begin, end, bytes});
+    if (trace_->recording())
+      trace_->add({name.data(), static_cast<std::uint32_t>(name.size()), kind_, false, lane_, begin, end, bytes});
   }
   trace_->give_lane(kind_, lane_);
 }
@@ -336,7 +349,7 @@ void Trace::append(const std::string& lines) {
 
 void Trace::fail(const std::string& what, int error) {
   failed_ = true;
-  on_.store(false);
+  choose(false);
   log(LogLevel::Warning, "[trace] got \"" + std::string(std::strerror(error)) + "\" for " +
                              part_name(setup_.file, setup_.rank) + ", expected to write " + what +
                              "; the trace ends here, the run goes on");
@@ -353,7 +366,7 @@ void Trace::flush() {
 
 bool Trace::stop() {
   if (!started()) return false;
-  on_.store(false);
+  choose(false);
   flush();
   std::lock_guard lock(file_mutex_);
   if (!failed_ && !write_all(fd_, "\n]\n", 3)) fail("the end of the array", errno);

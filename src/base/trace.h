@@ -25,10 +25,11 @@ enum class TraceKind : std::uint8_t {
   Reduce,                                                   // reductions
   Save, Load,                                               // files
   FetchWait, StoreWait, UpdateWait,                         // waits
-  Fetch, Store,                                             // tiers: from and to files
+  Fetch, FetchStates, Store, StoreStates,                   // tiers: from and to files; parameters, or optimizer states
+  Copy,                                                     // tiers: from one memory to another
 };
 // clang-format on
-inline constexpr std::size_t kTraceKinds = 22;
+inline constexpr std::size_t kTraceKinds = 25;
 
 // CLOCK_MONOTONIC in ns: one clock for all processes of a host.
 std::int64_t trace_now();
@@ -54,6 +55,10 @@ class Trace {
   void start(Setup setup);
   bool started() const { return started_.load(std::memory_order_relaxed); }
   void record(bool on);
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+  // From now on total() counts whether or not anything is recorded.
+  void count_always();
+  // Recording or counting.
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
   // What was recorded goes to the file. A file that cannot be written ends the recording with a warning in the log.
@@ -68,7 +73,7 @@ class Trace {
   // Bytes of what `name` says (kept as above), from now on.
   void counter(std::string_view name, std::int64_t value);
 
-  // Nanoseconds of all slices of a kind since start().
+  // Nanoseconds of all slices of a kind that were recorded or counted.
   std::int64_t total(TraceKind kind) const {
     return totals_[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
   }
@@ -88,7 +93,9 @@ class Trace {
   void name_track(std::string& lines, int track, int lane);
   void fail(const std::string& what, int error);
 
-  std::atomic<bool> on_{false}, started_{false};
+  void choose(bool recording);
+  std::atomic<bool> on_{false}, recording_{false}, started_{false};
+  std::atomic<bool> counting_{false};
   std::array<std::atomic<std::int64_t>, kTraceKinds> totals_{};
   const std::uint64_t id_;
   Setup setup_;

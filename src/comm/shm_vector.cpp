@@ -18,6 +18,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "config/stage_rules.h"
 
 namespace zero::comm::shm {
 namespace {
@@ -151,7 +152,7 @@ class Vector final : public SharedVector {
 
 std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype,
                                     std::chrono::milliseconds timeout) {
-  if (static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype) < kLeastSharedBytes) return nullptr;
+  if (static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype) < config::kLeastMappedBytes) return nullptr;
   return std::make_shared<Vector>(place, shard_numel, dtype, timeout);
 }
 

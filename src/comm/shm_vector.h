@@ -11,9 +11,6 @@
 
 namespace zero::comm::shm {
 
-// Smaller shards are cheaper to copy: less than a page of them would be mapped.
-constexpr std::size_t kLeastSharedBytes = 4 << 10;
-
 struct VectorPlace {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<Group> group;  // keeps the peers' arenas mapped

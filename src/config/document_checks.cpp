@@ -220,6 +220,10 @@ class Checker {
       conflict("activation_checkpointing.contiguous_memory_optimization", "got true without number_checkpoints", "say how many checkpoints the buffer holds");
     if (value("libzero.activation_offload.device") == "\"nvme\"" && value("libzero.activation_offload.nvme_path") == "null")
       conflict("libzero.activation_offload.device", "got \"nvme\" without nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
+    if (number("memory.file") > 0 && value("memory.nvme_path") == "null" && value(std::string(param) + ".nvme_path") == "null" && value(std::string(optimizer) + ".nvme_path") == "null")
+      conflict("memory.file", "got " + value("memory.file") + " bytes without memory.nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
+    if (document_.is_set("memory.activations") && document_.is_set("memory.device") && number("memory.activations") >= number("memory.device"))
+      conflict("memory.activations", "got " + value("memory.activations") + " bytes, expected less than memory.device = " + value("memory.device"), "they are a part of the device's budget", {"memory.device"});
     for (const char* delayed : {"zero_optimization.delayed_update.enabled", "libzero.delayed_param_update.enabled"})
       if (on(delayed) && !offloads(optimizer))
         conflict(delayed, "got true without offload_optimizer", "the delayed update runs on the host while the device computes", {"zero_optimization.offload_optimizer.device"});
@@ -270,11 +274,12 @@ std::string unmet_need(const Document& document, std::string_view need) {
   if (need == "activations" && activations == "\"none\"") return "activation_offload.device is none";
   if (need == "activation nvme" && activations != "\"nvme\"") return "activation_offload.device is not nvme";
   if (need == "nvme" && device("param") != "\"nvme\"" && device("optimizer") != "\"nvme\"" && activations != "\"nvme\"" &&
-      value("libzero.activation_file_path") == "null")
+      value("libzero.activation_file_path") == "null" && value("memory.file") == "null")
     return "no device is nvme";
   if ((need == "fp16" || need == "dynamic") && value("fp16.enabled") != "true") return "fp16 is not enabled";
   if (need == "dynamic" && value("fp16.loss_scale") != "0") return "the loss scale is fixed";
   if (need == "bf16" && value("bf16.enabled") != "true") return "bf16 is not enabled";
+  if ((need == "tensorboard" || need == "csv_monitor") && value(std::string(need) + ".enabled") != "true") return std::string(need) + " is off";
   if (need == "postscale" && value("prescale_gradients") == "true") return "prescale_gradients is true";
   if (need == "postscale" && value("gradient_allreduce_op") == "\"sum\"") return "gradient_allreduce_op is sum";
   return {};

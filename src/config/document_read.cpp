@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "config/byte_count.h"
 #include "config/document.h"
 #include "config/json_reader.h"
 
@@ -265,6 +266,7 @@ class Walker {
         }
         return in_range(value, spelled, key);
       }
+      case Type::Bytes: return checked_bytes(key, value, spelled, out);
       case Type::Num: return is_number(value, spelled, "a number") && in_range(value, spelled, key);
       case Type::Enum: return checked_word(key, value, spelled, out);
       case Type::Text:
@@ -307,6 +309,7 @@ class Walker {
     switch (key.type) {
       case Type::Bool: return "true or false";
       case Type::Int: return "a whole number";
+      case Type::Bytes: return "a number of bytes, or a string such as \"2GB\" or \"512MiB\"";
       case Type::Num: return "a number";
       case Type::Enum: return "one of " + list_of(words(key.choices));
       case Type::Text: return "a string";
@@ -316,6 +319,19 @@ class Walker {
       case Type::Groups: return "a list of objects";
       default: return "an object";
     }
+  }
+
+  bool checked_bytes(const Key& key, const Value& value, const std::string& spelled, Value& out) {
+    const auto bytes = value.is(Value::Kind::String) || value.is(Value::Kind::Number) ? byte_count(value.text) : std::nullopt;
+    if (!bytes) {
+      wrong_type(value, spelled, expected_type(key));
+      return false;
+    }
+    out = Value{};
+    out.kind = Value::Kind::Number;
+    out.place = value.place;
+    out.text = std::to_string(*bytes);
+    return in_range(out, spelled, key);
   }
 
   bool checked_numbers(const Key& key, const Value& value, const std::string& spelled) {

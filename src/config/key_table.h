@@ -11,6 +11,7 @@ namespace zero::config {
 
 enum class Type {
   Bool, Int, Num, Enum, Text,
+  Bytes,       // a whole number, or a string with a unit: "2GB" (10^9), "2GiB" (2^30)
   TextList,   // a string or a list of strings
   NumPair,    // [number, number]
   NumOrList,  // a number or one per parameter group

@@ -93,6 +93,7 @@ const Key kRows[] = {
     {.path = "libzero.timeout_s", .type = Type::Num, .fallback = "1800", .text = "longest wait in one collective (ZERO_TIMEOUT_S)", .low = 0, .above_low = true, .unit = "s"},
     {.path = "libzero.deterministic", .type = Type::Bool, .fallback = "false", .text = "deterministic device kernels, fixed order of sums", .effect = Effect::NoEffect, .reason = "on CPUs sums already have a fixed order"},
     {.path = "libzero.max_skipped_steps", .type = Type::Int, .fallback = "10", .text = "skipped steps at the scale's floor before the run stops (exit 7)", .low = 1},
+    {.path = "libzero.tier_checksums", .type = Type::Bool, .fallback = "true", .text = "compare what is read from files of offloaded states with what was written, block by block", .needs = "nvme"},
     {.path = "libzero.delayed_param_update.enabled", .type = Type::Bool, .fallback = "false", .text = "the same as zero_optimization.delayed_update.enabled"},
     {.path = "libzero.delayed_param_update.start_step", .type = Type::Int, .fallback = "40", .text = "the same as zero_optimization.delayed_update.start_step, for the key before", .low = 1},
     {.path = "libzero.parameter_groups", .type = Type::Groups, .fallback = "[]", .text = "[{pattern, lr, weight_decay}]: overrides for parameters whose name matches (* and ?); first match wins"},

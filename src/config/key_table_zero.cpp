@@ -78,6 +78,12 @@ const Key kRows[] = {
     {.path = "aio.overlap_events", .type = Type::Bool, .fallback = "true", .text = "keep the queue full", .needs = "nvme"},
     {.path = "aio.use_gds", .type = Type::Bool, .fallback = "false", .text = "GPU direct storage", .effect = Effect::Refused, .reason = "no direct path from GPU to disk is built"},
 
+    {.path = "memory.device", .type = Type::Bytes, .fallback = "null", .text = "budget of each rank: bytes on the device that computes; states that no other key places move on when they would not fit", .low = 1, .nullable = true, .unit = "bytes"},
+    {.path = "memory.host", .type = Type::Bytes, .fallback = "null", .text = "budget of each rank: bytes of offloaded states in host memory", .low = 0, .nullable = true, .unit = "bytes"},
+    {.path = "memory.file", .type = Type::Bytes, .fallback = "null", .text = "budget of each rank: bytes of files; null: nothing moves to a file", .low = 0, .nullable = true, .unit = "bytes"},
+    {.path = "memory.nvme_path", .type = Type::Text, .fallback = "null", .text = "directory for what memory.file lets move (else an nvme_path of the offload blocks)", .nullable = true},
+    {.path = "memory.activations", .type = Type::Bytes, .fallback = "null", .text = "part of memory.device that states leave free for activations (null: none; `zero train` computes its model's)", .low = 0, .nullable = true, .unit = "bytes"},
+
     {.path = "activation_checkpointing.number_checkpoints", .type = Type::Int, .fallback = "null", .text = "segments that `zero train` splits its layers into (null: one a layer); slots of the contiguous buffer", .low = 1, .high = 1000000, .nullable = true},
     {.path = "activation_checkpointing.cpu_checkpointing", .type = Type::Bool, .fallback = "false", .text = "segments' inputs wait in host memory"},
     {.path = "activation_checkpointing.contiguous_memory_optimization", .type = Type::Bool, .fallback = "false", .text = "segments' inputs in one buffer made at the first forward; needs number_checkpoints"},

@@ -43,6 +43,7 @@ std::string type_json(const Key& key) {
   switch (key.type) {
     case Type::Bool: main = "{\"type\": \"boolean\"}"; break;
     case Type::Int: main = "{\"type\": \"integer\"" + limits_json(key) + "}"; break;
+    case Type::Bytes: main = "{\"type\": \"integer\"" + limits_json(key) + "}, {\"type\": \"string\", \"pattern\": \"^ *[0-9]+([.][0-9]+)? *([kKMGTP]i?)?B? *$\"}"; break;
     case Type::Num: main = number; break;
     case Type::Enum: return "\"enum\": [" + choices_json(key) + "]";
     case Type::Text: main = "{\"type\": \"string\"}"; break;
@@ -130,6 +131,7 @@ std::string type_word(const Key& key) {
   switch (key.type) {
     case Type::Bool: return "bool";
     case Type::Int: return "int";
+    case Type::Bytes: return "bytes";
     case Type::Num: return "num";
     case Type::Enum: {
       std::string out(key.choices);

@@ -88,6 +88,7 @@ struct AioSettings {
   std::int64_t block_size = 1048576;  // bytes
   int queue_depth = 8, threads = 1;
   bool single_submit = false, overlap_events = true;
+  bool checksums = true;  // libzero.tier_checksums
 };
 
 struct ZeroSettings {
@@ -123,6 +124,12 @@ struct ActivationSettings {
   } offload;
 };
 
+// What one rank may hold, in bytes by tier; unset: no limit (file: nothing moves there).
+struct MemoryBudget {
+  std::optional<std::int64_t> device, host, file, activations;
+  std::string path;  // of the folder for what moves to a file
+};
+
 // The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); each number that is
 // not 0 replaces the preset's.
 struct ModelSettings {
@@ -130,6 +137,12 @@ struct ModelSettings {
   std::int64_t layers = 0, hidden = 0, heads = 0, seq_length = 0, vocabulary = 0;
   double dropout = 0;
   bool tied = true;  // output layer = token embedding
+};
+
+// Files of metrics in output_path/job_name.
+struct MonitorSettings {
+  bool enabled = false;
+  std::string output_path, job_name = "DeepSpeedJobName";
 };
 
 struct DataSettings {
@@ -156,8 +169,11 @@ struct Settings {
   double predivide_factor = 1;
   ZeroSettings zero;
   AioSettings aio;
+  MemoryBudget memory;
   std::optional<std::int64_t> steps_per_print = 10;
+  bool wall_clock_breakdown = false, memory_breakdown = false;
   bool dump_state = false;
+  MonitorSettings tensorboard, csv_monitor;
   std::optional<std::string> log_level;
   std::string checkpoint_tag_validation = "Warn";
   std::uint64_t seed = 1234;

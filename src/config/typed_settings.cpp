@@ -168,6 +168,18 @@ void read_offload(Values& v, Settings& s) {
   s.aio.threads = static_cast<int>(v.whole("aio.intra_op_parallelism"));
   s.aio.single_submit = v.flag("aio.single_submit");
   s.aio.overlap_events = v.flag("aio.overlap_events");
+  s.aio.checksums = v.flag("libzero.tier_checksums");
+}
+
+void read_memory(Values& v, Settings& s) {
+  auto& m = s.memory;
+  m.device = v.maybe_whole("memory.device");
+  m.host = v.maybe_whole("memory.host");
+  m.file = v.maybe_whole("memory.file");
+  m.activations = v.maybe_whole("memory.activations");
+  m.path = v.word("memory.nvme_path");
+  for (const auto& other : {s.zero.offload_optimizer.path, s.zero.offload_param.path})
+    if (m.path.empty()) m.path = other;
 }
 
 void read_activations(Values& v, ActivationSettings& a) {
@@ -182,6 +194,10 @@ void read_activations(Values& v, ActivationSettings& a) {
   a.offload.device = device_of(v.word("libzero.activation_offload.device"));
   a.offload.path = v.word("libzero.activation_offload.nvme_path");
   a.offload.min_bytes = v.whole("libzero.activation_offload.min_bytes");
+}
+
+MonitorSettings monitor_of(Values& v, const std::string& block) {
+  return {v.flag(block + "enabled"), v.word(block + "output_path"), v.word(block + "job_name")};
 }
 
 Settings read_settings(const Document& document, std::set<std::string>* asked) {
@@ -224,7 +240,11 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.zero.quantized_gradients = v.flag("zero_optimization.zero_quantized_gradients");
   s.zero.log_trace_cache_warnings = v.flag("zero_optimization.log_trace_cache_warnings");
   s.steps_per_print = v.maybe_whole("steps_per_print");
+  s.wall_clock_breakdown = v.flag("wall_clock_breakdown");
+  s.memory_breakdown = v.flag("memory_breakdown");
   s.dump_state = v.flag("dump_state");
+  s.tensorboard = monitor_of(v, "tensorboard.");
+  s.csv_monitor = monitor_of(v, "csv_monitor.");
   if (const auto level = v.word("log_level"); !level.empty()) s.log_level = level;
   s.checkpoint_tag_validation = v.word("checkpoint.tag_validation");
   s.seed = static_cast<std::uint64_t>(v.whole("seed"));
@@ -240,6 +260,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
     if (const Value* decay = item.find("weight_decay")) group.weight_decay = finite_number(decay->text);
     s.parameter_groups.push_back(std::move(group));
   }
+  read_memory(v, s);
   read_activations(v, s.activations);
   s.model.size = v.word("libzero.model.size");
   s.model.layers = v.whole("libzero.model.layers");

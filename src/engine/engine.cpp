@@ -28,6 +28,7 @@ void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
 TraceSummary Engine::stop_trace() { return state_->stop_trace(); }
 void Engine::set_user_state(std::string json) { state_->user_state = std::move(json); }
 std::string Engine::user_state() const { return state_->user_state; }
+StepTimes Engine::times() const { return state_->step_times(); }
 std::int64_t Engine::global_step() const { return state_->global_steps(); }
 std::int64_t Engine::skipped_steps() const { return state_->skipped_steps(); }
 std::int64_t Engine::accumulation_steps() const { return state_->accumulation_steps(); }

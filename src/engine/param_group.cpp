@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "base/check.h"
+#include "config/stage_rules.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/storage_access.h"
 
@@ -30,21 +31,20 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
       name_(unit.name),
       root_(unit.root),
       trainable_(unit.trainable),
-      sharded_(context.stage == 3 && !unit.persistent &&
-               (context.comm->size() > 1 || context.parameter_tier != memory::Tier::Device)),
+      sharded_(config::shards_parameters(context.stage, unit.persistent, context.comm->size(),
+                                         context.parameter_tier != memory::Tier::Device)),
       members_(std::move(members)),
-      // 64 bytes: what the widest vector instructions and every kernel of libtorch like; 256 on a GPU.
-      layout_(
-          numels_of(members_), context.comm->size(),
-          (context.device.is_cpu() ? 64 : 256) / static_cast<std::int64_t>(at::elementSize(context.recipe.parameter))),
+      layout_(numels_of(members_), context.comm->size(),
+              memory::flat_alignment(static_cast<std::int64_t>(at::elementSize(context.recipe.parameter)),
+                                     context.device.is_cpu())),
       shard_begin_(context.comm->rank() * layout_.shard_numel()),
       taken_(members_.size()),
       direct_bytes_(members_.size()),
       direct_squares_(members_.size(), -1.0),
       direct_data_(members_.size()),
       parameter_groups_(parameter_groups) {
-  const bool own_all = context_.stage == 0;
-  owned_ = own_all ? Owned{0, layout_.padded_numel()} : Owned{shard_begin_, layout_.shard_numel()};
+  owned_ = config::shards_optimizer(context_.stage) ? Owned{shard_begin_, layout_.shard_numel()}
+                                                    : Owned{0, layout_.padded_numel()};
   torchglue::AllocationObserver::Pause pause;
   make_parameters();
   if (trainable_) make_states();
@@ -103,7 +103,7 @@ void ParamGroup::make_states() {
   if (!context_.direct_gradients) {
     // A reduced shard goes straight to where the update reads it, if that is in reach of the reduction.
     const bool on_host = offloaded && context_.stage >= 2 && context_.device.is_cpu();
-    const auto kept = context_.stage >= 2 ? layout_.shard_numel() : layout_.padded_numel();
+    const auto kept = config::shards_gradients(context_.stage) ? layout_.shard_numel() : layout_.padded_numel();
     gradients_ = book(allocate(kept, context_.recipe.gradient), on_host ? memory::Tier::Host : memory::Tier::Device,
                       memory::Purpose::Gradients);
     gradients_.zero_();
@@ -143,6 +143,8 @@ void* ParamGroup::next_parameters(std::int64_t begin) const {
 void ParamGroup::adopt_next() {
   if (!next_parameters_.defined()) return;
   at::NoGradGuard no_grad;
+  base::TraceSpan copy(*context_.trace, parameters_.in_file() ? base::TraceKind::Store : base::TraceKind::Copy, name_,
+                       bytes_of(next_parameters_));
   parameters_.write(parameters_begin(), next_parameters_);
   tell_changed();
 }
@@ -263,7 +265,12 @@ void ParamGroup::drop_fetched() {
 
 // Where the device's collectives can read it.
 at::Tensor ParamGroup::shard_to_gather() {
-  if (!parameters_.in_file()) return parameters_.vector().to(context_.device, /*non_blocking=*/true);
+  const auto to_device = [&](const at::Tensor& shard, bool non_blocking) {
+    if (shard.device() == context_.device) return shard;
+    base::TraceSpan copy(*context_.trace, base::TraceKind::Copy, name_, bytes_of(shard));
+    return shard.to(context_.device, non_blocking);
+  };
+  if (!parameters_.in_file()) return to_device(parameters_.vector(), /*non_blocking=*/true);
   begin_fetch();
   const auto options = at::TensorOptions().dtype(parameters_.dtype());
   if (!fetch_work_) return at::empty({0}, options);
@@ -273,7 +280,7 @@ at::Tensor ParamGroup::shard_to_gather() {
   }
   fetch_work_.reset();
   fetch_trace_.end(name_, parameters_.bytes());
-  return at::from_blob(fetched_.data(), {parameters_.numel()}, options).to(context_.device);
+  return to_device(at::from_blob(fetched_.data(), {parameters_.numel()}, options), /*non_blocking=*/false);
 }
 
 void ParamGroup::wait_for_gather() {
@@ -374,7 +381,9 @@ void ParamGroup::write_back() {
 }
 
 void ParamGroup::begin_publish() {
-  if (!trainable_ || context_.comm->size() == 1 || sharded_ || context_.stage == 0 || parameters_.numel() == 0) return;
+  if (!trainable_ || !config::publishes_parameters(context_.stage, sharded_, context_.comm->size()) ||
+      parameters_.numel() == 0)
+    return;
   publish_trace_.begin(*context_.trace, base::TraceKind::Publish);
   publish_work_ = context_.comm->all_gather(parameters_.vector(), own_part(parameters_.vector()));
 }
@@ -401,7 +410,8 @@ void ParamGroup::refresh_parameters() {
 
 void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, const GroupStates::Segment& segment,
                         bool to_next) {
-  base::TraceSpan update(*context_.trace, base::TraceKind::Update, name_);
+  base::TraceSpan update(*context_.trace, base::TraceKind::Update, name_,
+                         segment.numel * states_.num_states() * static_cast<std::int64_t>(sizeof(float)));
   UpdatePlace place{};
   place.master = segment.stores[GroupStates::kMaster].vector().data_ptr<float>();
   for (int k = 0; k < context_.num_slots; ++k) place.slots[k] = segment.stores[1 + k].vector().data_ptr<float>();

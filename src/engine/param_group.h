@@ -21,18 +21,17 @@
 #include "engine/group_context.h"
 #include "engine/shard_gather.h"
 #include "engine/units.h"
+#include "memory/prefetcher.h"
 #include "memory/shard_layout.h"
 
 namespace zero::engine {
 
-class ParamGroup {
+class ParamGroup final : public memory::GatherUnit {
  public:
-  enum class Residency { Sharded, Gathering, Gathered };
-
   // Allocates what rests. `members` keep their tensors; adopt() moves their values in.
   ParamGroup(const GroupContext& context, const Unit& unit, std::vector<ModelParameter> members,
              const std::vector<int>& parameter_groups);
-  ~ParamGroup();
+  ~ParamGroup() override;
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
@@ -42,27 +41,26 @@ class ParamGroup {
   // Leaves the members usable (below stage 3) or guarded with a text after the Engine is gone.
   void abandon();
 
-  const std::string& name() const { return name_; }
-  bool root() const { return root_; }
+  const std::string& name() const override { return name_; }
+  bool root() const override { return root_; }
   bool trainable() const { return trainable_; }
   const memory::ShardLayout& layout() const { return layout_; }
   const std::vector<ModelParameter>& members() const { return members_; }
   const c10::Storage& storage(std::size_t i) const { return storages_[i]; }
 
   // --- parameters ---
-  bool rests_sharded() const { return sharded_; }
-  Residency residency() const { return residency_; }
-  // Reads the shard from its file, if it rests in one, so that begin_gather() need not wait. Not a collective.
-  void begin_fetch();
-  // Ends a fetch that no gather took: before the file is written.
-  void cancel_fetch();
-  // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
-  bool gathers_in_place() const { return shared_ != nullptr; }
+  std::int64_t padded_numel() const override { return layout_.padded_numel(); }
+  bool rests_sharded() const override { return sharded_; }
+  bool rests_in_file() const override { return parameters_.in_file(); }
+  bool gathers_in_place() const override { return shared_ != nullptr; }
+  Residency residency() const override { return residency_; }
+  void begin_fetch() override;
+  void cancel_fetch() override;
   std::int64_t gathered_bytes() const;  // of the whole flat vector
-  void begin_gather(bool exact = false);
-  void finish_gather();  // from Sharded or Gathering
-  void gather_copy();    // the same, into memory of this rank that the program may write
-  void release();        // drops the gathered copy; finishes a gather in flight first
+  void begin_gather() override { begin_gather(/*exact=*/false); }
+  void finish_gather() override;
+  void gather_copy() override;
+  void release() override;
   // The whole flat vector; gathered only.
   at::Tensor whole() const;
   // Rank 0's values of the (gathered, modified) parameters become everybody's.
@@ -133,6 +131,7 @@ class ParamGroup {
   void make_states();
   void make_next();
   at::Tensor own_part(const at::Tensor& whole) const;
+  void begin_gather(bool exact);
   at::Tensor shard_to_gather();
   void drop_fetched();
   void point_members_into(const at::Tensor& flat);

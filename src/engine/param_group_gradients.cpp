@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/kernels.h"
 #include "comm/scattered.h"
+#include "config/stage_rules.h"
 #include "engine/param_group.h"
 
 namespace zero::engine {
@@ -227,15 +228,15 @@ void ParamGroup::begin_reduce_scattered() {
 
 void ParamGroup::begin_reduce() {
   if (!trainable_ || layout_.padded_numel() == 0) return;
-  if (context_.blocks != nullptr && (context_.direct_gradients ? boundary_ : context_.stage >= 2))
+  if (context_.blocks != nullptr &&
+      (context_.direct_gradients ? boundary_ : config::shards_gradients(context_.stage)))
     return begin_reduce_scattered();
-  if (context_.direct_gradients) return;
+  if (context_.direct_gradients || !config::reduces_now(context_.stage, boundary_)) return;
   const auto wire = context_.recipe.wire;
   if (context_.stage >= 2) {
     const bool straight = first_ && context_.recipe.gradient == wire;
     reduce_output_ = straight ? gradients_ : context_.reduce_pool->take(layout_.shard_numel(), wire);
   } else {
-    if (!boundary_) return;
     reduce_input_ = gradients_;
     if (context_.recipe.gradient != wire) {
       reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), wire);
@@ -293,6 +294,8 @@ void ParamGroup::finish_reduce() {
 // The reduced shard goes to host memory, and the device has room again.
 void ParamGroup::offload_gradients() {
   if (!offloaded_gradients_.defined()) return;
+  base::TraceSpan copy(*context_.trace, base::TraceKind::Copy, name_,
+                       static_cast<std::int64_t>(offloaded_gradients_.nbytes()));
   if (!context_.direct_gradients) {
     offloaded_gradients_.copy_(own_shard(gradients_));
     return;
@@ -350,7 +353,7 @@ double ParamGroup::sum_of_squares() const {
 
 void ParamGroup::close_accumulation() {
   boundary_ = true;
-  if (context_.stage <= 1) begin_reduce();
+  if (!config::shards_gradients(context_.stage)) begin_reduce();
   finish_reduce();
 }
 

@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "config/stage_rules.h"
 #include "torchglue/allocation_observer.h"
 
 namespace zero::engine {
 namespace {
-
-// Of a tile unless the configuration asks for less: long enough for the disk and for all cores.
-constexpr std::int64_t kTileNumel = std::int64_t{1} << 20;
-constexpr std::int64_t kLeastTileNumel = std::int64_t{1} << 13;
 
 // The compute copy that the update writes is not where it rests.
 bool parameters_travel(const ParamGroup& group, const GroupStates::Segment& segment) {
@@ -31,13 +28,13 @@ struct StagedUpdate::Slot {
   std::shared_ptr<Work> fetches[GroupStates::kMostStates];
   std::vector<std::shared_ptr<Work>> stores;
   torchglue::Mark copied;
-  base::TraceOperation fetch_trace, store_trace;
+  base::TraceOperation fetch_trace, states_trace, parameters_trace;
   const Tile* storing = nullptr;
   std::int64_t bytes = 0;  // booked
 };
 
 std::int64_t StagedUpdate::tile_for(std::int64_t limit) {
-  return std::max(std::min(limit, kTileNumel) / kLeastTileNumel * kLeastTileNumel, kLeastTileNumel);
+  return config::tile_numel(limit);
 }
 
 StagedUpdate::StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger,
@@ -105,7 +102,7 @@ StagedUpdate::~StagedUpdate() {
 
 void StagedUpdate::begin_fetch(Slot& slot, const Tile& tile) {
   if (!tile.segment->in_file()) return;
-  slot.fetch_trace.begin(trace_, base::TraceKind::Fetch);
+  slot.fetch_trace.begin(trace_, base::TraceKind::FetchStates);
   for (int state = 0; state < tile.group->states().num_states(); ++state)
     slot.fetches[state] = tile.segment->stores[state].begin_read(tile.begin, tile.numel, slot.states[state].data());
 }
@@ -146,19 +143,22 @@ void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer&
     base::TraceSpan span(trace_, base::TraceKind::Update, group.name(), bytes);
     group.update(optimizer, factor, owned_begin, tile.numel, place);
   }
-  if (tile.segment->in_file() || (travels && group.parameters().in_file())) {
-    slot.store_trace.begin(trace_, base::TraceKind::Store);
+  if (tile.segment->in_file()) {
     slot.storing = &tile;
-  }
-  if (tile.segment->in_file())
+    slot.states_trace.begin(trace_, base::TraceKind::StoreStates);
     for (int state = 0; state < num_states; ++state)
       slot.stores.push_back(tile.segment->stores[state].begin_write(tile.begin, tile.numel, vectors[state]));
+  }
   if (!travels) return;
   if (group.parameters().in_file()) {
+    slot.storing = &tile;
+    slot.parameters_trace.begin(trace_, base::TraceKind::Store);
     slot.stores.push_back(group.parameters().begin_write(copy_begin, tile.numel, place.parameter));
     return;
   }
   const auto& resting = group.parameters().vector();
+  base::TraceSpan copy(trace_, base::TraceKind::Copy, group.name(),
+                       tile.numel * static_cast<std::int64_t>(resting.element_size()));
   resting.narrow(0, copy_begin, tile.numel)
       .copy_(slot.pinned_copy.narrow(0, 0, tile.numel * static_cast<std::int64_t>(resting.element_size()))
                  .view(resting.scalar_type()),
@@ -169,14 +169,17 @@ void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer&
 void StagedUpdate::finish_store(Slot& slot) {
   slot.copied.wait();
   if (slot.storing == nullptr) return;
-  const auto& name = slot.storing->group->name();
+  const auto& tile = *slot.storing;
+  const auto& name = tile.group->name();
   {
     base::TraceSpan wait(trace_, base::TraceKind::StoreWait, name);
     for (auto& work : slot.stores) work->wait();
   }
   slot.stores.clear();
-  slot.store_trace.end(name, slot.storing->numel * slot.storing->group->states().num_states() *
-                                 static_cast<std::int64_t>(sizeof(float)));
+  slot.states_trace.end(name, tile.numel * tile.group->states().num_states() *
+                                  static_cast<std::int64_t>(sizeof(float)));
+  slot.parameters_trace.end(
+      name, tile.numel * static_cast<std::int64_t>(at::elementSize(tile.group->parameters().dtype())));
   slot.storing = nullptr;
 }
 

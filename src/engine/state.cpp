@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/idle_memory.h"
 #include "base/status_page.h"
+#include "config/stage_rules.h"
 #include "optim/clipping.h"
 
 namespace zero::engine {
@@ -162,7 +163,7 @@ void State::reduce_ready_groups() {
   while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->all_taken()) {
     auto* group = reduce_order_[reduce_next_++];
     // What is reduced where it lies costs no memory while it waits.
-    finish_reductions(blocks_ != nullptr && stage_ <= 1 ? in_flight_.size() : overlap ? 1 : 0);
+    finish_reductions(config::reductions_beside(stage_, blocks_ != nullptr, overlap, in_flight_.size()));
     group->begin_reduce();
     in_flight_.push_back(group);
   }

@@ -12,10 +12,10 @@
 
 #include "base/status_page.h"
 #include "engine/background.h"
-#include "engine/prefetcher.h"
 #include "engine/state_piece.h"
 #include "engine/step_trace.h"
 #include "engine/tier_plan.h"
+#include "memory/prefetcher.h"
 #include "offload/activation_store.h"
 #include "optim/loss_scaler.h"
 #include "torchglue/allocation_observer.h"
@@ -44,6 +44,7 @@ class State final : public torchglue::UseListener {
   // Collective, between steps (state_trace.cpp).
   void start_trace(const std::string& file, TraceSteps steps);
   TraceSummary stop_trace();
+  StepTimes step_times() const { return trace_.times(); }
   base::Trace& trace() { return trace_.trace(); }
 
   // --- for checkpoints ---
@@ -96,6 +97,8 @@ class State final : public torchglue::UseListener {
   // construction (state_build.cpp)
   void check_second_shards() const;
   void use_slow_links(GroupContext& context);
+  void arrange_tiers(const GroupContext& context, const std::vector<ModelParameter>& parameters,
+                     const std::vector<Unit>& units);
   void take_device(const std::vector<ModelParameter>& parameters);
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values();
@@ -125,13 +128,12 @@ class State final : public torchglue::UseListener {
   void publish(ParamGroup& group);
   void publish_within(std::int64_t numel);
   std::string where(const char* what) const;
-
   // trace
   void begin_trace(const std::string& file, TraceSteps steps);
   void start_trace_of_environment();
   void end_trace() noexcept;
   void count_bytes() {
-    if (trace_.on()) count_bytes_on();
+    if (trace_.recording()) count_bytes_on();
   }
   void count_bytes_on();
 
@@ -160,7 +162,7 @@ class State final : public torchglue::UseListener {
   bool pending_ = false;   // an update is running in the background, or waits to be seen
   Background background_;  // after what its job uses
   std::vector<Member> members_;
-  std::unique_ptr<Prefetcher> prefetcher_;
+  std::unique_ptr<memory::Prefetcher> prefetcher_;
   std::unique_ptr<torchglue::AllocationObserver> observer_;
   std::shared_ptr<offload::ActivationStore> activations_;  // null: autograd keeps what it keeps
   base::Heartbeat heartbeat_;

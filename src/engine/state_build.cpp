@@ -104,9 +104,6 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.num_slots = optimizer_->num_slots();
     context.slot_initial_value = optimizer_->slot_initial_value();
     use_slow_links(context);
-    tiers_ = std::make_unique<TierPlan>(settings_, device_, *comm_);
-    tiers_->describe(context);
-    if (!context.places.offloads()) optimizer_->set_range_update(range_update_on(device_));
     const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
     if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
       blocks_ = std::make_shared<memory::BlockPool>(
@@ -123,21 +120,22 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     context.gather_stream = gather_stream_.get();
     context.reduce_stream = reduce_stream_.get();
     context.predivide = predivide_;
+    if (settings_.wall_clock_breakdown) trace_.trace().count_always();
     context.trace = &trace_.trace();
+    arrange_tiers(context, parameters, units);
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
       std::vector<int> parameter_groups;
-      std::int64_t numel = 0;
       for (const auto i : unit.parameters) {
         members.push_back(parameters[i]);
-        numel += parameters[i].tensor.numel();
         parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name));
       }
-      context.parameter_tier = tiers_->next_parameter_tier(numel);
+      tiers_->describe(context, groups_.size());
       groups_.push_back(std::make_unique<ParamGroup>(context, unit, std::move(members), parameter_groups));
     }
     parameters.clear();
     tiers_->make_files(groups_);
+    tiers_->enforce(*ledger_);
     std::vector<ParamGroup*> all;
     for (const auto& group : groups_) all.push_back(group.get());
     update_ = std::make_unique<StagedUpdate>(std::move(all), tiers_->update_policy(optimizer_->num_slots()), *ledger_,
@@ -182,6 +180,42 @@ void State::take_device(const std::vector<ModelParameter>& parameters) {
   if (kernels_for(device_) != nullptr) sums_ = std::make_unique<DeviceSums>(device_);
   gather_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
   reduce_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
+}
+
+void State::arrange_tiers(const GroupContext& context, const std::vector<ModelParameter>& parameters,
+                          const std::vector<Unit>& units) {
+  const auto width = [](at::ScalarType dtype) { return static_cast<int>(at::elementSize(dtype)); };
+  std::vector<memory::GroupSize> sizes;
+  std::vector<std::string> names;
+  for (const auto& unit : units) {
+    std::vector<std::int64_t> numels;
+    for (const auto i : unit.parameters) numels.push_back(parameters[i].tensor.numel());
+    const memory::ShardLayout layout(std::move(numels), comm_->size(),
+                                     memory::flat_alignment(width(recipe_.parameter), device_.is_cpu()));
+    sizes.push_back({.numel = layout.numel(),
+                     .padded = layout.padded_numel(),
+                     .shard = layout.shard_numel(),
+                     .members = static_cast<std::int64_t>(layout.num_parameters()),
+                     .trainable = unit.trainable,
+                     .root = unit.root,
+                     .persistent = unit.persistent});
+    names.push_back(unit.name);
+  }
+  const bool in_place = device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1;
+  tiers_ = std::make_unique<TierPlan>(options_, device_, *comm_);
+  tiers_->arrange({.stage = stage_,
+                   .world = comm_->size(),
+                   .parameter_width = width(recipe_.parameter),
+                   .gradient_width = width(recipe_.gradient),
+                   .wire_width = width(recipe_.wire),
+                   .num_slots = context.num_slots,
+                   .on_cpu = device_.is_cpu(),
+                   .maps_shards = in_place,
+                   .second_shards = context.neighbours == nullptr ? 0 : context.neighbours->size(),
+                   .reads_gradients = blocks_ != nullptr,
+                   .direct_gradients = context.direct_gradients},
+                  sizes, names);
+  if (!tiers_->offloads()) optimizer_->set_range_update(range_update_on(device_));
 }
 
 // Every rank finds it alike, before any of them waits for another.
@@ -322,15 +356,15 @@ void State::attach() {
     if ((*it)->trainable() && !(*it)->root()) reduce_order_.push_back(it->get());
   for (const auto& group : groups_)
     if (group->trainable() && group->root()) reduce_order_.push_back(group.get());
-  std::vector<ParamGroup*> all;
+  std::vector<memory::GatherUnit*> all;
   for (const auto& group : groups_) all.push_back(group.get());
   const bool tell = settings_.zero.log_trace_cache_warnings;
-  prefetcher_ = std::make_unique<Prefetcher>(
+  prefetcher_ = std::make_unique<memory::Prefetcher>(
       std::move(all),
-      Prefetcher::Policy{.ahead = settings_.zero.prefetch_bucket_size,
-                         .max_live = settings_.zero.max_live_parameters,
-                         .max_reuse = settings_.zero.max_reuse_distance,
-                         .fetch_ahead = tiers_->fetch_ahead()},
+      memory::Prefetcher::Policy{.ahead = settings_.zero.prefetch_bucket_size,
+                                 .max_live = settings_.zero.max_live_parameters,
+                                 .max_reuse = settings_.zero.max_reuse_distance,
+                                 .fetch_ahead = tiers_->fetch_ahead()},
       [tell](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });

@@ -50,9 +50,9 @@ void StepTrace::start(base::Trace::Setup setup, TraceSteps steps) {
   done_ = 0;
   in_phase_ = false;
   unit_ = nullptr;
-  step_begin_ = waited_in_passes_ = 0;
+  step_begin_ = 0;
   std::fill(std::begin(counted_), std::end(counted_), -1);
-  before_ = {};
+  before_ = sums();
   rows_.clear();
   choose_recording();
 }
@@ -137,10 +137,18 @@ StepTrace::Row StepTrace::sums() const {
   return row;
 }
 
+StepTimes StepTrace::times() const {
+  const auto now = sums();
+  const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) * 1e-9; };
+  return {seconds(now.compute), seconds(now.gather_wait), seconds(now.reduce_wait), seconds(now.optimizer)};
+}
+
 void StepTrace::end_step_started(std::int64_t number) {
   end_phase();
   const auto begin = std::exchange(step_begin_, 0);
-  if (on() && begin != 0) {
+  if (!trace_.recording()) {
+    before_ = sums();
+  } else if (begin != 0) {
     trace_.slice(TraceKind::Step, "step", begin, base::trace_now(), number);
     const auto now = sums();
     if (rows_.size() < kMostRows)

@@ -23,6 +23,9 @@ class StepTrace {
 
   base::Trace& trace() { return trace_; }
   bool on() const { return trace_.on(); }
+  bool recording() const { return trace_.recording(); }
+  // Seconds since the Engine began, all 0 before base::Trace::count_always().
+  StepTimes times() const;
 
   // --- the compute thread; names live until stop() ---
   void begin_phase(base::TraceKind phase) {

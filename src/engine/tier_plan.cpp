@@ -5,11 +5,14 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "config/document.h"
+#include "offload/storage_file.h"
 
 namespace zero::engine {
 namespace {
 
 using config::OffloadDevice;
+using memory::Tier;
 
 // Buffers of a pipeline: a tile or shard in use, one arriving, one leaving.
 constexpr std::int64_t kPipeline = 3;
@@ -24,51 +27,115 @@ offload::IoSettings io_settings(const config::AioSettings& aio) {
 
 }  // namespace
 
-TierPlan::TierPlan(const config::Settings& settings, at::Device device, const Communicator& comm)
-    : settings_(settings), rank_(comm.rank()), world_(comm.size()) {
+TierPlan::TierPlan(const Options& options, at::Device device, const Communicator& comm)
+    : options_(options), settings_(options_.settings()), device_(device), rank_(comm.rank()), world_(comm.size()) {
+  check_device();
+}
+
+void TierPlan::check_device() const {
+  if (device_.is_cpu()) return;
   const auto& optimizer = settings_.zero.offload_optimizer;
-  const auto& param = settings_.zero.offload_param;
-  const auto file_in = [&](const std::string& folder) {
-    return std::make_unique<offload::ShardFile>(folder, io_settings(settings_.aio),
-                                                base::join("rank ", rank_, "/", world_));
-  };
-  if (settings_.zero.stage >= 1 && optimizer.device != OffloadDevice::None) {
-    places_.ratio = optimizer.ratio;
-    places_.pinned = !device.is_cpu() && optimizer.pin_memory;
-    places_.optimizer = memory::Tier::Host;
-    if (optimizer.device == OffloadDevice::Nvme && optimizer.ratio > 0) {
-      optimizer_file_ = file_in(optimizer.path);
-      places_.optimizer = memory::Tier::File;
-      places_.optimizer_file = optimizer_file_.get();
-    }
-    if (!device.is_cpu() && optimizer.ratio < 1 && places_.offloads())
-      throw ConfigError(base::join("[Engine] zero_optimization.offload_optimizer.ratio: got ", optimizer.ratio,
-                                   " with parameters on a GPU, expected 1 or 0 (rank ", rank_, "/", world_,
-                                   "). Hint: a part of the states can stay behind on CPUs only."));
-  }
-  if (settings_.zero.stage != 3 || param.device != OffloadDevice::Nvme) return;
+  const bool offloads = settings_.zero.stage >= 1 && optimizer.device != OffloadDevice::None && optimizer.ratio > 0;
+  if (offloads && optimizer.ratio < 1)
+    throw ConfigError(base::join("[Engine] zero_optimization.offload_optimizer.ratio: got ", optimizer.ratio,
+                                 " with parameters on a GPU, expected 1 or 0 (rank ", rank_, "/", world_,
+                                 "). Hint: a part of the states can stay behind on CPUs only."));
   // A GPU's kernels cannot write to where a file reads from.
-  if (!device.is_cpu() && !places_.offloads())
+  if (settings_.zero.stage == 3 && settings_.zero.offload_param.device == OffloadDevice::Nvme && !offloads)
     throw ConfigError(
         base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "
                    "on a GPU, expected offload_optimizer.device cpu or nvme beside it (rank ",
                    rank_, "/", world_, ")."));
-  parameter_file_ = file_in(param.path);
 }
 
-void TierPlan::describe(GroupContext& context) const {
-  context.places = places_;
-  context.parameter_file = parameter_file_.get();
-  context.delayed = settings_.zero.delayed_update && places_.offloads();
+memory::Budgets TierPlan::budgets() const {
+  const auto& m = settings_.memory;
+  return {.device = m.device, .host = m.host, .file = m.file, .activations = m.activations.value_or(0)};
 }
 
-memory::Tier TierPlan::next_parameter_tier(std::int64_t numel) {
+// By offload_param: a shard rests in host memory as long as the elements allowed there last (max_in_cpu), then in the
+// file.
+Tier TierPlan::parameter_tier(std::int64_t shard) {
   const auto& param = settings_.zero.offload_param;
-  if (settings_.zero.stage != 3 || param.device == OffloadDevice::None) return memory::Tier::Device;
-  const auto shard = (numel + world_ - 1) / world_;
-  if (param.device == OffloadDevice::Nvme && in_host_ + shard > param.max_in_cpu) return memory::Tier::File;
+  if (settings_.zero.stage != 3 || param.device == OffloadDevice::None) return Tier::Device;
+  if (param.device == OffloadDevice::Nvme && in_host_ + shard > param.max_in_cpu) return Tier::File;
   in_host_ += shard;
-  return memory::Tier::Host;
+  return Tier::Host;
+}
+
+void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::GroupSize>& groups,
+                       const std::vector<std::string>& names) {
+  const auto& zero = settings_.zero;
+  const auto optimizer_tier = zero.stage == 0 || zero.offload_optimizer.device == OffloadDevice::None ? Tier::Device
+                              : zero.offload_optimizer.device == OffloadDevice::Cpu                   ? Tier::Host
+                                                                                                      : Tier::File;
+  for (const auto& group : groups)
+    places_.push_back({.parameters = group.persistent ? Tier::Device : parameter_tier((group.numel + world_ - 1) / world_),
+                       .optimizer = optimizer_tier});
+  rules.ratio = zero.offload_optimizer.ratio;
+  rules.delayed = zero.delayed_update && offloads();
+  const auto policy = update_policy(rules.num_slots);
+  rules.tile_numel = policy.tile_numel;
+  rules.tiles = policy.tiles;
+  const auto limits = budgets();
+  rules.fetch_ahead = static_cast<int>(zero.offload_param.buffer_count.value_or(kPipeline) - 1);
+  if (limits.device || limits.host || limits.file) {
+    const auto& document = options_.document();
+    const memory::Movable movable{
+        .optimizer = zero.stage >= 1 && !document.is_set("zero_optimization.offload_optimizer.device"),
+        .parameters = zero.stage == 3 && !document.is_set("zero_optimization.offload_param.device"),
+        .together = !device_.is_cpu()};
+    auto placement = memory::place(rules, groups, std::move(places_), movable, limits);
+    if (!placement.fits) refuse(placement, limits);
+    if (rank_ == 0) base::log(LogLevel::Info, memory::describe(placement, limits, groups, names));
+    places_ = std::move(placement.places);
+  }
+  const auto rests_in_file = [&](Tier memory::GroupPlace::*what) {
+    return std::any_of(places_.begin(), places_.end(), [&](const auto& place) { return place.*what == Tier::File; });
+  };
+  const auto file_in = [&](const std::string& configured) {
+    return std::make_unique<offload::ShardFile>(configured.empty() ? settings_.memory.path : configured,
+                                                io_settings(settings_.aio), base::join("rank ", rank_, "/", world_),
+                                                settings_.aio.checksums);
+  };
+  if (rests_in_file(&memory::GroupPlace::optimizer) && rules.ratio > 0) optimizer_file_ = file_in(zero.offload_optimizer.path);
+  if (zero.stage == 3 && rests_in_file(&memory::GroupPlace::parameters)) parameter_file_ = file_in(zero.offload_param.path);
+}
+
+void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets& limits) const {
+  std::string over, helps;
+  for (const auto tier : {Tier::Device, Tier::Host, Tier::File}) {
+    const auto& limit = limits.of(tier);
+    const auto name = base::join("memory.", MemoryReport::name(tier));
+    const auto need = placement.need.total(tier) + (tier == Tier::Device ? limits.activations : 0);
+    if (limit && need > *limit)
+      over += base::join(over.empty() ? "" : "; ", name, ": got ", *limit, " bytes, expected at least ", need,
+                         " with everything moved off it that may move");
+    if (const auto& smallest = placement.smallest[MemoryReport::index(tier)])
+      helps += base::join(helps.empty() ? "" : ", or ", name, " = ", *smallest);
+  }
+  if (!limits.file && settings_.zero.stage >= 1)
+    helps += base::join(helps.empty() ? "" : ", or ", "memory.file with memory.nvme_path, so that states can move to a file");
+  if (settings_.zero.stage < 3) helps += base::join(helps.empty() ? "" : ", or ", "a higher stage");
+  throw ConfigError(base::join("[Engine] ", over, " (rank ", rank_, "/", world_,
+                               "). Hint: the smallest budget that works is ",
+                               helps.empty() ? "larger in more than one tier" : helps, "."),
+                    ExitCode::kOutOfMemory);
+}
+
+bool TierPlan::offloads() const {
+  return settings_.zero.offload_optimizer.ratio > 0 &&
+         std::any_of(places_.begin(), places_.end(), [](const auto& place) { return place.optimizer != Tier::Device; });
+}
+
+void TierPlan::describe(GroupContext& context, std::size_t group) const {
+  context.places = {.optimizer = places_[group].optimizer,
+                    .ratio = settings_.zero.offload_optimizer.ratio,
+                    .optimizer_file = optimizer_file_.get(),
+                    .pinned = !device_.is_cpu() && settings_.zero.offload_optimizer.pin_memory};
+  context.parameter_tier = places_[group].parameters;
+  context.parameter_file = parameter_file_.get();
+  context.delayed = settings_.zero.delayed_update && offloads();
 }
 
 void TierPlan::make_files(const std::vector<std::unique_ptr<ParamGroup>>& groups) {
@@ -82,12 +149,21 @@ void TierPlan::make_files(const std::vector<std::unique_ptr<ParamGroup>>& groups
   const auto make = [&](offload::ShardFile* file, const char* what) {
     if (file == nullptr) return;
     file->make();
-    if (rank_ == 0)
-      base::log(LogLevel::Info, base::join(what, " rest in ", file->file().path(), ": ", file->bytes(),
-                                           " bytes a rank, by ", file->file().description()));
+    if (rank_ != 0) return;
+    base::log(LogLevel::Info, base::join(what, " rest in ", file->file().path(), ": ", file->bytes(),
+                                         " bytes a rank, by ", file->file().description()));
+    if (const auto notice = offload::folder_notice(file->folder()); !notice.empty())
+      base::log(LogLevel::Warning, notice);
   };
   make(optimizer_file_.get(), "optimizer states");
   make(parameter_file_.get(), "parameters");
+}
+
+void TierPlan::enforce(memory::MemoryLedger& ledger) const {
+  const auto limits = budgets();
+  for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
+    if (const auto& limit = limits.of(tier))
+      ledger.limit(tier, *limit, base::join("memory.", MemoryReport::name(tier)), base::join("rank ", rank_, "/", world_));
 }
 
 StagedUpdate::Policy TierPlan::update_policy(int num_slots) const {

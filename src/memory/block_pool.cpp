@@ -43,8 +43,8 @@ void* BlockPool::take_any(std::int64_t bytes) {
   }
   auto tensor = allocate_(bytes);
   void* const block = tensor.data_ptr();
-  owned_[block] = {std::move(tensor), true};
   ledger_->book(Tier::Device, purpose_, bytes);
+  owned_[block] = {std::move(tensor), true};
   return block;
 }
 

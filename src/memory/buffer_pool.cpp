@@ -28,8 +28,9 @@ at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
       owned_.erase(it);
       break;
     }
-    owned_.push_back({allocate_(bytes, at::kByte), false});
+    auto fresh = allocate_(bytes, at::kByte);
     ledger_.book(Tier::Device, purpose_, bytes);
+    owned_.push_back({std::move(fresh), false});
     best = &owned_.back();
   }
   best->in_use = true;

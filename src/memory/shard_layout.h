@@ -8,6 +8,10 @@
 
 namespace zero::memory {
 
+// Elements of `width` bytes that parameters and shards are aligned to: 64 bytes are what the widest vector instructions
+// and every kernel of libtorch like; 256 on a GPU.
+constexpr std::int64_t flat_alignment(std::int64_t width, bool on_cpu) { return (on_cpu ? 64 : 256) / width; }
+
 class ShardLayout {
  public:
   // numels: elements of each parameter, in order (0 allowed). alignment: elements, >= 1.

@@ -3,6 +3,7 @@
 // source it costs one comparison with null.
 #pragma once
 #include <cstdint>
+#include <memory>
 
 namespace zero::offload {
 
@@ -27,5 +28,8 @@ class FaultSource {
   virtual int unlink() { return 0; }
   virtual int reserve() { return 0; }
 };
+
+// Asked by every SwapFile that is made from now on and was given no source; null: none. For tests of what lies above.
+void set_faults_of_new_files(std::shared_ptr<FaultSource> faults);
 
 }  // namespace zero::offload

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <zero/errors.h>
+
 #include "base/check.h"
 
 namespace zero::offload {
@@ -16,6 +18,35 @@ constexpr std::int64_t kBounceBytes = std::int64_t{8} << 20;
 
 std::int64_t down(std::int64_t bytes) { return bytes / ShardFile::kAlignment * ShardFile::kAlignment; }
 std::int64_t up(std::int64_t bytes) { return down(bytes + ShardFile::kAlignment - 1); }
+
+// A read that is complete when its blocks have been compared with what was written.
+class CheckedRead final : public Work {
+ public:
+  CheckedRead(std::shared_ptr<Work> read, std::shared_ptr<Checksums> checksums, const ShardFile& file,
+              std::int64_t region, std::int64_t at, const void* data, std::int64_t bytes)
+      : read_(std::move(read)), checksums_(std::move(checksums)), file_(file), region_(region), at_(at), data_(data), bytes_(bytes) {}
+  void wait() override {
+    read_->wait();
+    if (!compared_) different_ = checksums_->first_difference(at_, data_, bytes_);
+    compared_ = true;
+    if (different_ < 0) return;
+    throw IoError(base::join("[ShardStore::read] got other bytes in the ", Checksums::kBlock, " at offset ", region_ + different_,
+                             " of ", file_.file().path(), " than were written there, expected them back (", file_.who(),
+                             "). Hint: the disk or its driver loses or mixes up writes; move nvme_path elsewhere and go "
+                             "on from the last checkpoint. libzero.tier_checksums turns the comparison off."));
+  }
+  bool done() override { return read_->done(); }
+
+ private:
+  const std::shared_ptr<Work> read_;
+  const std::shared_ptr<Checksums> checksums_;
+  const ShardFile& file_;
+  const std::int64_t region_, at_;
+  const void* const data_;
+  const std::int64_t bytes_;
+  std::int64_t different_ = -1;
+  bool compared_ = false;
+};
 
 }  // namespace
 
@@ -34,6 +65,7 @@ ShardStore::ShardStore(memory::Tier tier, at::Tensor vector)
 ShardStore::ShardStore(ShardFile* file, std::int64_t numel, at::ScalarType dtype)
     : tier_(memory::Tier::File), file_(file), numel_(numel), dtype_(dtype) {
   offset_ = file_->reserve(numel_ * width());
+  if (file_->checked()) checksums_ = std::make_shared<Checksums>(bytes());
 }
 
 std::int64_t ShardStore::bytes() const { return in_file() ? up(numel_ * width()) : numel_ * width(); }
@@ -41,11 +73,22 @@ std::int64_t ShardStore::bytes() const { return in_file() ? up(numel_ * width())
 std::int64_t ShardStore::transfer_bytes(std::int64_t numel) const { return up(numel * width()); }
 
 std::shared_ptr<Work> ShardStore::begin_read(std::int64_t begin, std::int64_t numel, void* to) const {
-  return file_->file().begin_read(offset_ + begin * width(), to, transfer_bytes(numel));
+  return begin_read_bytes(begin * width(), to, transfer_bytes(numel));
 }
 
 std::shared_ptr<Work> ShardStore::begin_write(std::int64_t begin, std::int64_t numel, const void* from) const {
-  return file_->file().begin_write(offset_ + begin * width(), from, transfer_bytes(numel));
+  return begin_write_bytes(begin * width(), from, transfer_bytes(numel));
+}
+
+std::shared_ptr<Work> ShardStore::begin_read_bytes(std::int64_t at, void* to, std::int64_t bytes) const {
+  auto read = file_->file().begin_read(offset_ + at, to, bytes);
+  if (!checksums_) return read;
+  return std::make_shared<CheckedRead>(std::move(read), checksums_, *file_, offset_, at, to, bytes);
+}
+
+std::shared_ptr<Work> ShardStore::begin_write_bytes(std::int64_t at, const void* from, std::int64_t bytes) const {
+  if (checksums_) checksums_->set(at, from, bytes);
+  return file_->file().begin_write(offset_ + at, from, bytes);
 }
 
 at::Tensor ShardStore::read(std::int64_t begin, std::int64_t numel) const {
@@ -58,7 +101,7 @@ at::Tensor ShardStore::read(std::int64_t begin, std::int64_t numel) const {
   const auto bounce = file.buffer(std::min(kBounceBytes, up(last) - down(first)));
   for (auto at = down(first); at < last; at += bounce.bytes()) {
     const auto bytes = std::min(bounce.bytes(), up(last) - at);
-    file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
+    begin_read_bytes(at, bounce.data(), bytes)->wait();
     const auto from = std::max(at, first), until = std::min(at + bytes, last);
     std::memcpy(to + (from - first), static_cast<const char*>(bounce.data()) + (from - at),
                 static_cast<std::size_t>(until - from));
@@ -81,10 +124,10 @@ void ShardStore::write(std::int64_t begin, const at::Tensor& values) {
     const auto bytes = std::min(bounce.bytes(), up(last) - at);
     const auto put = std::max(at, first), until = std::min(at + bytes, last);
     // The neighbours' elements in the first and the last block stay.
-    if (put != at || until != at + bytes) file.begin_read(offset_ + at, bounce.data(), bytes)->wait();
+    if (put != at || until != at + bytes) begin_read_bytes(at, bounce.data(), bytes)->wait();
     std::memcpy(static_cast<char*>(bounce.data()) + (put - at), from + (put - first),
                 static_cast<std::size_t>(until - put));
-    file.begin_write(offset_ + at, bounce.data(), bytes)->wait();
+    begin_write_bytes(at, bounce.data(), bytes)->wait();
   }
 }
 

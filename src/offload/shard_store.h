@@ -10,6 +10,7 @@
 #include <zero/work.h>
 
 #include "memory/ledger.h"
+#include "offload/checksums.h"
 #include "offload/swap_file.h"
 
 namespace zero::offload {
@@ -20,8 +21,9 @@ class ShardFile {
   // Every region begins at a multiple of this many bytes and may be transferred in multiples of it.
   static constexpr std::int64_t kAlignment = 4096;
 
-  ShardFile(std::string folder, const IoSettings& settings, std::string who)
-      : folder_(std::move(folder)), settings_(settings), who_(std::move(who)) {}
+  // checked: what is read is compared with what was written, block by block.
+  ShardFile(std::string folder, const IoSettings& settings, std::string who, bool checked)
+      : folder_(std::move(folder)), settings_(settings), who_(std::move(who)), checked_(checked) {}
 
   // Where a region of `bytes` begins.
   std::int64_t reserve(std::int64_t bytes);
@@ -29,11 +31,15 @@ class ShardFile {
   void make();
   SwapFile& file() const { return *file_; }
   std::int64_t bytes() const { return bytes_; }
+  const std::string& folder() const { return folder_; }
+  bool checked() const { return checked_; }
+  const std::string& who() const { return who_; }
 
  private:
   const std::string folder_;
   const IoSettings settings_;
   const std::string who_;
+  const bool checked_;
   std::int64_t bytes_ = 0;
   std::unique_ptr<SwapFile> file_;
 };
@@ -65,6 +71,7 @@ class ShardStore {
   // --- in a file ---
   // Memory that a transfer of `numel` elements takes: whole blocks. `begin` lies at a block's border.
   std::int64_t transfer_bytes(std::int64_t numel) const;
+  // The Work's wait() throws IoError, too, when a block is not what was written last.
   std::shared_ptr<Work> begin_read(std::int64_t begin, std::int64_t numel, void* to) const;
   // Bytes of `from` between the elements and the end of the last block are written, too.
   std::shared_ptr<Work> begin_write(std::int64_t begin, std::int64_t numel, const void* from) const;
@@ -72,10 +79,14 @@ class ShardStore {
 
  private:
   std::int64_t width() const { return static_cast<std::int64_t>(at::elementSize(dtype_)); }
+  // Whole blocks from byte `at` of the region on.
+  std::shared_ptr<Work> begin_read_bytes(std::int64_t at, void* to, std::int64_t bytes) const;
+  std::shared_ptr<Work> begin_write_bytes(std::int64_t at, const void* from, std::int64_t bytes) const;
 
   memory::Tier tier_ = memory::Tier::Device;
   at::Tensor vector_;
   ShardFile* file_ = nullptr;
+  std::shared_ptr<Checksums> checksums_;  // of the region; null: not checked
   std::int64_t offset_ = 0, numel_ = 0;
   at::ScalarType dtype_ = at::kFloat;
 };

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "offload/buffer_pool.h"
+#include "offload/fault_source.h"
 #include "offload/io_ring.h"
 #include "offload/io_threads.h"
 #include "offload/request_queue.h"
@@ -24,6 +25,8 @@ void check(const std::string& name, std::int64_t got, std::int64_t least, std::i
   if (got < least || got > most)
     throw ConfigError(join("[SwapFile] got aio.", name, " ", got, ", expected ", least, " to ", most));
 }
+
+std::shared_ptr<FaultSource> of_new_files;
 
 }  // namespace
 
@@ -97,6 +100,8 @@ struct SwapFile::State {
   std::unique_ptr<IoPath> path;
 };
 
+void set_faults_of_new_files(std::shared_ptr<FaultSource> faults) { of_new_files = std::move(faults); }
+
 std::unique_ptr<SwapFile> SwapFile::create(const std::string& folder, std::int64_t bytes, const IoSettings& settings,
                                            const std::string& who, std::shared_ptr<FaultSource> faults) {
   check("block_size", settings.block_size, kPage, 1 << 30);
@@ -105,6 +110,7 @@ std::unique_ptr<SwapFile> SwapFile::create(const std::string& folder, std::int64
   if (settings.block_size % kPage != 0)
     throw ConfigError(join("[SwapFile] got aio.block_size ", settings.block_size, ", expected a multiple of ", kPage));
   if (bytes < 0) throw ConfigError(join("[SwapFile] got ", bytes, " bytes, expected none or more"));
+  if (!faults) faults = of_new_files;
   const auto size = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
   auto state = std::make_unique<State>(folder, size, settings, who, std::move(faults));
   auto* const source = state->faults.get();

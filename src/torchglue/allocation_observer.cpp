@@ -36,12 +36,19 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
     void* sourced = current != nullptr && current->source.take ? current->source.take(bytes + kHeader) : nullptr;
-    auto* raw = static_cast<char*>(sourced != nullptr ? sourced : c10::alloc_cpu(bytes + kHeader));
     const Header header{bytes, current, sourced != nullptr};
-    if (header.account != nullptr) {
-      header.account->references.fetch_add(1, std::memory_order_relaxed);
-      if (!header.from_source) header.account->report(static_cast<std::int64_t>(bytes));
+    auto* raw = static_cast<char*>(sourced);
+    if (raw == nullptr) {
+      // Counted first: a budget may refuse it.
+      if (header.account != nullptr) header.account->report(static_cast<std::int64_t>(bytes));
+      try {
+        raw = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
+      } catch (...) {
+        if (header.account != nullptr) header.account->report(-static_cast<std::int64_t>(bytes));
+        throw;
+      }
     }
+    if (header.account != nullptr) header.account->references.fetch_add(1, std::memory_order_relaxed);
     std::memcpy(raw, &header, sizeof header);
     return {raw + kHeader, raw + kHeader, &free_block, c10::Device(c10::kCPU)};
   }

@@ -103,7 +103,9 @@ struct Trained {
 
 std::mutex building;
 
-Trained train(const Way& way, int stage, int world, const std::string& recipe, int accumulation = 1) {
+// `zero`: further keys of zero_optimization, with a leading comma.
+Trained train(const Way& way, int stage, int world, const std::string& recipe, int accumulation = 1,
+              const std::string& zero = "") {
   Trained first;
   zero::run_ranks(world, [&](std::shared_ptr<zero::Communicator> comm) {
     at::set_num_threads(1);
@@ -116,7 +118,7 @@ Trained train(const Way& way, int stage, int world, const std::string& recipe, i
     const std::string json =
         R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
             "gradient_accumulation_steps": )" +
-        std::to_string(accumulation) + R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + "}" +
+        std::to_string(accumulation) + R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + zero + "}" +
         (recipe == "fp32" ? "" : ", \"" + recipe + "\": {\"enabled\": true}") + way.keys + "}";
     zero::Engine engine(net, zero::Options::from_json(json), comm);
     auto generator = at::detail::createCPUGenerator(100 + static_cast<std::uint64_t>(comm->rank()));
@@ -156,6 +158,32 @@ TEST_P(Worlds, TheStateIsTheSameHoweverActivationsAreKept) {
       EXPECT_EQ(run.hash, plain.hash);
       EXPECT_EQ(run.losses, plain.losses);
       EXPECT_GT(run.away, 0u);
+    }
+  }
+}
+
+TEST_P(Worlds, TheStateIsTheSameWhereverEverythingRests) {
+  const auto& [world, recipe] = GetParam();
+  const std::string folder = std::filesystem::temp_directory_path().string();
+  const auto rests = [&](const char* block, const char* device, const char* more) {
+    return std::string(", \"") + block + R"(": {"device": ")" + device + R"(", "nvme_path": ")" + folder + "\"" + more + "}";
+  };
+  const auto all = ways();
+  const Way kept{"kept", false, ""};
+  for (int stage = 1; stage <= 3; ++stage) {
+    const auto plain = train(kept, stage, world, recipe);
+    for (const char* optimizer : {"none", "cpu", "nvme"}) {
+      for (const char* parameters : {"none", "cpu", "nvme"}) {
+        if (stage < 3 && std::string(parameters) != "none") continue;  // whole on every rank
+        const auto zero = rests("offload_optimizer", optimizer, "") + rests("offload_param", parameters, ", \"max_in_cpu\": 0");
+        for (const auto* way : {&kept, &all[0], &all[5], &all[6]}) {
+          SCOPED_TRACE(std::string(way->name) + ", optimizer " + optimizer + ", parameters " + parameters + ", stage " +
+                       std::to_string(stage));
+          const auto run = train(*way, stage, world, recipe, 1, zero);
+          EXPECT_EQ(run.hash, plain.hash);
+          EXPECT_EQ(run.losses, plain.losses);
+        }
+      }
     }
   }
 }

@@ -233,13 +233,13 @@ TEST(Options, EveryFileOfTheSeedsParses) {
 }
 
 TEST(Options, NotBuiltNamesEveryKey) {
-  const auto options = Options::from_json(R"({"zero_optimization": {"stage": 3, "leaf_module": {"names": ["layers.0"]}}, "tensorboard": {"enabled": true}})", "ds.json");
+  const auto options = Options::from_json(R"({"zero_optimization": {"stage": 3, "leaf_module": {"names": ["layers.0"]}}, "comms_logger": {"enabled": true}})", "ds.json");
   try {
     config::require_built(options);
     FAIL();
   } catch (const ConfigError& e) {
     const std::string text = e.what();
-    for (const char* part : {"/zero_optimization/leaf_module/names", "/tensorboard/enabled", "not available in this version", "[not-built]", "ds.json:1:61"})
+    for (const char* part : {"/zero_optimization/leaf_module/names", "/comms_logger/enabled", "not available in this version", "[not-built]", "ds.json:1:61"})
       EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 }

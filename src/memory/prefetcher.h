@@ -7,16 +7,39 @@
 // gathered at once (the one in use and the next), beside the root, which stays from its first use to the end of the
 // phase. Forward and backward are two phases with an order each; everything is released between them (ZeRO's volume:
 // two gathers and a reduction). A reuse distance keeps more: groups that the expected order uses again soon, up to a
-// limit of elements.
+// limit of elements. Nothing here knows tensors: an Engine and a forecast of one go by the same decisions.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-namespace zero::engine {
+namespace zero::memory {
 
-class ParamGroup;
+// What is gathered and released together: an engine's group, or one that only writes down what would happen to it.
+class GatherUnit {
+ public:
+  enum class Residency { Sharded, Gathering, Gathered };
+
+  virtual ~GatherUnit() = default;
+  virtual const std::string& name() const = 0;
+  virtual bool root() const = 0;
+  virtual std::int64_t padded_numel() const = 0;
+  virtual bool rests_sharded() const = 0;
+  virtual bool rests_in_file() const = 0;
+  // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
+  virtual bool gathers_in_place() const = 0;
+  virtual Residency residency() const = 0;
+
+  // Reads the shard from its file, if it rests in one, so that begin_gather() need not wait. Not a collective.
+  virtual void begin_fetch() = 0;
+  // Ends a fetch that no gather took: before the file is written.
+  virtual void cancel_fetch() = 0;
+  virtual void begin_gather() = 0;
+  virtual void finish_gather() = 0;  // from Sharded or Gathering
+  virtual void gather_copy() = 0;    // the same, into memory of this rank that the program may write
+  virtual void release() = 0;        // drops the gathered copy; finishes a gather in flight first
+};
 
 class Prefetcher {
  public:
@@ -27,7 +50,7 @@ class Prefetcher {
     std::int64_t max_reuse;  // used in between, for a group to be kept; 0: none is
     int fetch_ahead = 0;     // groups, behind the one gathered ahead, whose shards are fetched from files
   };
-  Prefetcher(std::vector<ParamGroup*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
+  Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
 
   // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
   // ends in a backward, so its order is worth learning.
@@ -57,7 +80,7 @@ class Prefetcher {
   std::int64_t live_numel() const;
   bool used_soon(int group) const;
 
-  std::vector<ParamGroup*> groups_;
+  std::vector<GatherUnit*> groups_;
   const Policy policy_;
   std::function<void(const std::string&)> on_divergence_;
   enum Phase { kForward, kBackward };
@@ -69,4 +92,4 @@ class Prefetcher {
   std::int64_t divergences_ = 0;
 };
 
-}  // namespace zero::engine
+}  // namespace zero::memory

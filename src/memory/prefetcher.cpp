@@ -1,12 +1,11 @@
-#include "engine/prefetcher.h"
+// See prefetcher.h.
+#include "memory/prefetcher.h"
 
 #include <algorithm>
 
-#include "engine/param_group.h"
+namespace zero::memory {
 
-namespace zero::engine {
-
-Prefetcher::Prefetcher(std::vector<ParamGroup*> groups, const Policy& policy,
+Prefetcher::Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy,
                        std::function<void(const std::string&)> diverged)
     : groups_(std::move(groups)), policy_(policy), on_divergence_(std::move(diverged)) {}
 
@@ -41,7 +40,7 @@ int Prefetcher::expected_next() const {
   for (std::size_t k = position_ + 1; k < order.size(); ++k) {
     const auto* group = groups_[static_cast<std::size_t>(order[k])];
     if (order[k] == last_ || group->root() || !group->rests_sharded() || group->gathers_in_place()) continue;
-    return group->layout().padded_numel() <= policy_.ahead ? order[k] : -1;
+    return group->padded_numel() <= policy_.ahead ? order[k] : -1;
   }
   return -1;
 }
@@ -49,11 +48,11 @@ int Prefetcher::expected_next() const {
 // Costs memory while it is gathered.
 bool Prefetcher::releasable(int group) const {
   const auto* g = groups_[static_cast<std::size_t>(group)];
-  return g->rests_sharded() && !g->gathers_in_place() && g->residency() != ParamGroup::Residency::Sharded;
+  return g->rests_sharded() && !g->gathers_in_place() && g->residency() != GatherUnit::Residency::Sharded;
 }
 
 std::int64_t Prefetcher::numel_of(int group) const {
-  return groups_[static_cast<std::size_t>(group)]->layout().padded_numel();
+  return groups_[static_cast<std::size_t>(group)]->padded_numel();
 }
 
 std::int64_t Prefetcher::live_numel() const {
@@ -101,14 +100,14 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   bool all_there = true;
   for (int i = 0; i < count; ++i) {
     const auto* group = groups_[static_cast<std::size_t>(groups[i])];
-    all_there &= group->residency() == ParamGroup::Residency::Gathered;
+    all_there &= group->residency() == GatherUnit::Residency::Gathered;
   }
   if (pinned_ || (all_there && count == 1 && groups[0] == last_)) return;
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
   const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
   if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
   for (int i = 0; i < count; ++i) groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
-  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == ParamGroup::Residency::Sharded &&
+  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == GatherUnit::Residency::Sharded &&
       live_numel() + numel_of(next) <= policy_.max_live)
     groups_[static_cast<std::size_t>(next)]->begin_gather();
   if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
@@ -120,7 +119,7 @@ void Prefetcher::fetch_from(std::size_t position) {
   int count = 0;
   for (auto k = position; k < order.size() && count < policy_.fetch_ahead; ++k) {
     auto* group = groups_[static_cast<std::size_t>(order[k])];
-    if (!group->parameters().in_file() || group->residency() != ParamGroup::Residency::Sharded) continue;
+    if (!group->rests_in_file() || group->residency() != GatherUnit::Residency::Sharded) continue;
     group->begin_fetch();
     ++count;
   }
@@ -169,4 +168,4 @@ void Prefetcher::unpin_all() {
   release_all();
 }
 
-}  // namespace zero::engine
+}  // namespace zero::memory

@@ -1,0 +1,276 @@
+// Disks that fail under training: a request that is short, interrupted or refused for now changes no bit; one that
+// fails for good ends every rank with an error that says where, and the last checkpoint is whole. And bytes that come
+// back other than they were written are noticed.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "offload/fault_source.h"
+#include "offload/shard_store.h"
+#include "parity/training.h"
+
+namespace zero::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  std::string path;
+  Folder() : path((fs::temp_directory_path() / "zero-tier-fault-XXXXXX").string()) {
+    if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp");
+  }
+  ~Folder() { fs::remove_all(path); }
+};
+
+// The n-th request (of the kind) after it is armed, or every n-th.
+class Nth final : public offload::FaultSource {
+ public:
+  enum class Kind { Read, Write, Any };
+  Nth(Kind kind, std::int64_t n, bool every, offload::Fault fault) : kind_(kind), n_(n), every_(every), fault_(fault) {}
+  void arm() { armed_ = true; }
+  bool fired() const { return fired_; }
+  offload::Fault request(bool write, std::int64_t, std::int64_t) override {
+    if (!armed_ || (kind_ != Kind::Any && write != (kind_ == Kind::Write))) return {};
+    const auto k = ++count_;
+    if (every_ ? k % n_ != 0 : k != n_) return {};
+    fired_ = true;
+    return fault_;
+  }
+
+ private:
+  const Kind kind_;
+  const std::int64_t n_;
+  const bool every_;
+  const offload::Fault fault_;
+  std::atomic<bool> armed_{false}, fired_{false};
+  std::atomic<std::int64_t> count_{0};
+};
+
+class Installed {
+ public:
+  explicit Installed(std::shared_ptr<offload::FaultSource> faults) { offload::set_faults_of_new_files(std::move(faults)); }
+  ~Installed() { offload::set_faults_of_new_files(nullptr); }
+};
+
+Training setup_in(const std::string& folder, int stage = 3) {
+  Training setup;
+  setup.world = 2;
+  setup.stage = stage;
+  setup.recipe = "bf16";
+  setup.steps = 3;
+  setup.zero = R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder + "\"}";
+  if (stage == 3)
+    setup.zero += R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" + folder + "\"}";
+  return setup;
+}
+
+struct Ended {
+  std::string error[2];
+  ExitCode code[2] = {ExitCode::kOk, ExitCode::kOk};
+  std::string hash, saved;  // after the last step; when the checkpoint was written
+};
+
+// Trains; saves a checkpoint before the first step and arms the faults behind it.
+Ended train(const Training& setup, const std::string& checkpoint, Nth* faults) {
+  Ended ended;
+  try {
+    run_ranks(setup.world, [&](std::shared_ptr<Communicator> comm) {
+      at::set_num_threads(1);
+      const auto rank = static_cast<std::size_t>(comm->rank());
+      const auto& task = problem(setup.problem);
+      auto module = make_module(task);
+      try {
+        Engine engine(module, Options::from_json(json_of(setup)), comm);
+        if (!checkpoint.empty()) engine.save_checkpoint(checkpoint, "before");
+        const auto saved = engine.state_hash();
+        if (rank == 0) ended.saved = saved;
+        comm->barrier();
+        if (faults != nullptr) faults->arm();
+        for (int k = 0; k < setup.steps; ++k) {
+          engine.backward(loss_of(task, *module, comm->rank(), k, dtype_of(setup)));
+          engine.step();
+        }
+        const auto hash = engine.state_hash();
+        if (rank == 0) ended.hash = hash;
+      } catch (const Error& e) {
+        ended.error[rank] = e.what();
+        ended.code[rank] = e.code();
+        throw;
+      }
+    });
+  } catch (const Error&) {
+  }
+  return ended;
+}
+
+TEST(TierFault, WhatPassesByItselfChangesNoBit) {
+  const Folder folder;
+  for (const int stage : {1, 3}) {
+    const auto setup = setup_in(folder.path, stage);
+    const auto plain = train(setup, "", nullptr);
+    ASSERT_EQ(plain.error[0] + plain.error[1], "");
+    for (const offload::Fault fault : {offload::Fault{EINTR, -1}, offload::Fault{EAGAIN, -1}, offload::Fault{0, 4096}}) {
+      for (const std::int64_t n : {2, 3, 7}) {
+        auto faults = std::make_shared<Nth>(Nth::Kind::Any, n, /*every=*/true, fault);
+        const Installed installed(faults);
+        const auto run = train(setup, "", faults.get());
+        EXPECT_EQ(run.error[0] + run.error[1], "") << fault.error << " at every " << n;
+        EXPECT_EQ(run.hash, plain.hash) << fault.error << " at every " << n;
+        EXPECT_TRUE(faults->fired());
+      }
+    }
+  }
+}
+
+// The n-th request of a run fails for good, for n from the first to beyond the last.
+void expect_an_end(Nth::Kind kind, int error, const char* text) {
+  const Folder folder, checkpoints;
+  const auto setup = setup_in(folder.path);
+  const auto plain = train(setup, "", nullptr);
+  int ended_early = 0, ran_through = 0;
+  for (std::int64_t n = 1; n <= 100; n += n < 10 ? 1 : 9) {
+    SCOPED_TRACE(n);
+    auto faults = std::make_shared<Nth>(kind, n, /*every=*/false, offload::Fault{error, -1});
+    Ended run;
+    {
+      const Installed installed(faults);
+      run = train(setup, checkpoints.path, faults.get());
+    }
+    if (!faults->fired()) {
+      EXPECT_EQ(run.hash, plain.hash);
+      ++ran_through;
+      continue;
+    }
+    ++ended_early;
+    const int failed = run.code[0] == ExitCode::kIo ? 0 : 1;
+    EXPECT_EQ(run.code[failed], ExitCode::kIo) << run.error[0] << "\n" << run.error[1];
+    for (const auto& part : std::vector<std::string>{text, folder.path, "offset", "rank " + std::to_string(failed) + "/2"})
+      EXPECT_NE(run.error[failed].find(part), std::string::npos) << part << " in " << run.error[failed];
+    const auto& other = run.error[1 - failed];
+    EXPECT_NE(other.find("rank " + std::to_string(failed)), std::string::npos) << "the other rank said: " << other;
+    EXPECT_TRUE(fs::is_empty(folder.path));
+    // The checkpoint from before is whole.
+    run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+      auto module = make_module(problem(setup.problem));
+      Engine engine(module, Options::from_json(json_of(setup)), comm);
+      engine.load_checkpoint(checkpoints.path);
+      const auto hash = engine.state_hash();
+      if (comm->rank() == 0) EXPECT_EQ(hash, run.saved);
+    });
+  }
+  EXPECT_GT(ended_early, 5);
+  EXPECT_GE(ended_early + ran_through, 19);
+}
+
+TEST(TierFault, AReadThatFailsEndsEveryRank) { expect_an_end(Nth::Kind::Read, EIO, std::strerror(EIO)); }
+TEST(TierFault, AFullDiskEndsEveryRank) { expect_an_end(Nth::Kind::Write, ENOSPC, "free"); }
+
+// A write that fails goes elsewhere (file_io_test), and training does not notice.
+TEST(TierFault, OneFailedWriteIsMovedAndChangesNoBit) {
+  const Folder folder;
+  const auto setup = setup_in(folder.path);
+  const auto plain = train(setup, "", nullptr);
+  for (const std::int64_t n : {1, 2, 5, 11}) {
+    auto faults = std::make_shared<Nth>(Nth::Kind::Write, n, /*every=*/false, offload::Fault{EIO, -1});
+    const Installed installed(faults);
+    const auto run = train(setup, "", faults.get());
+    EXPECT_EQ(run.error[0] + run.error[1], "");
+    EXPECT_EQ(run.hash, plain.hash) << n;
+  }
+}
+
+// --- what comes back -----------------------------------------------------------------------------
+
+// Another way into the file that this process has open in the folder.
+int open_again(const std::string& folder) {
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const auto target = fs::read_symlink(entry.path(), error).string();
+    if (!error && target.starts_with(folder + "/")) return ::open(entry.path().c_str(), O_RDWR);
+  }
+  return -1;
+}
+
+TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
+  const Folder folder;
+  offload::ShardFile file(folder.path, {}, "rank 2/4", /*checked=*/true);
+  offload::ShardStore before(&file, 5000, at::kFloat), store(&file, 10000, at::kFloat);
+  file.make();
+  EXPECT_TRUE(at::equal(store.read(), at::zeros({10000}))) << "a new region is zero, and known to be";
+  const auto values = at::arange(10000, at::kFloat);
+  store.write(0, values);
+  store.write(3000, values.narrow(0, 0, 50));  // within a block
+  auto expected = values.clone();
+  expected.narrow(0, 3000, 50).copy_(values.narrow(0, 0, 50));
+  EXPECT_TRUE(at::equal(store.read(), expected));
+
+  const int fd = open_again(folder.path);
+  ASSERT_GE(fd, 0);
+  const auto offset = before.bytes() + 2 * 4096 + 17;
+  const char flipped = 0x40;
+  ASSERT_EQ(pwrite(fd, &flipped, 1, offset), 1);
+  ASSERT_EQ(fsync(fd), 0);
+  EXPECT_TRUE(at::equal(store.read(0, 1024), expected.narrow(0, 0, 1024))) << "other blocks are not concerned";
+  EXPECT_TRUE(at::equal(before.read(), at::zeros({5000})));
+  try {
+    store.read();
+    FAIL() << "nothing was noticed";
+  } catch (const IoError& e) {
+    const std::string text = e.what();
+    EXPECT_NE(text.find("offset " + std::to_string(before.bytes() + 2 * 4096)), std::string::npos) << text;
+    EXPECT_NE(text.find("rank 2/4"), std::string::npos) << text;
+    EXPECT_NE(text.find(folder.path), std::string::npos) << text;
+  }
+  // Written again it is right again.
+  store.write(0, values);
+  EXPECT_TRUE(at::equal(store.read(), values));
+  close(fd);
+}
+
+TEST(Checksums, CanBeTurnedOff) {
+  const Folder folder;
+  offload::ShardFile file(folder.path, {}, "rank 0/1", /*checked=*/false);
+  offload::ShardStore store(&file, 2000, at::kFloat);
+  file.make();
+  store.write(0, at::ones({2000}));
+  const int fd = open_again(folder.path);
+  ASSERT_GE(fd, 0);
+  const float other = 5;
+  ASSERT_EQ(pwrite(fd, &other, sizeof other, 0), static_cast<ssize_t>(sizeof other));
+  ASSERT_EQ(fsync(fd), 0);
+  EXPECT_EQ(store.read()[0].item<float>(), 5);
+  close(fd);
+}
+
+// Training whose file is changed behind its back does not go on with it.
+TEST(Checksums, TrainingStopsAtBytesThatChanged) {
+  const Folder folder;
+  auto setup = setup_in(folder.path, 1);
+  setup.world = 1;
+  const auto& task = problem(setup.problem);
+  auto module = make_module(task);
+  Engine engine(module, Options::from_json(json_of(setup)), Communicator::local());
+  const auto step = [&](int k) {
+    engine.backward(loss_of(task, *module, 0, k, dtype_of(setup)));
+    engine.step();
+  };
+  step(0);
+  const int fd = open_again(folder.path);
+  ASSERT_GE(fd, 0);
+  char byte = 0;
+  ASSERT_EQ(pread(fd, &byte, 1, 100), 1);
+  byte = static_cast<char>(byte ^ 1);
+  ASSERT_EQ(pwrite(fd, &byte, 1, 100), 1);
+  ASSERT_EQ(fsync(fd), 0);
+  close(fd);
+  EXPECT_THROW(step(1), IoError);
+}
+
+}  // namespace
+}  // namespace zero::test
