@@ -4,7 +4,9 @@
 
 #include <zero/activation_checkpoint.h>
 
+#include "config/batch.h"
 #include "config/settings.h"
+#include "models/gpt_activations.h"
 
 namespace zero::cli {
 
@@ -21,6 +23,16 @@ void place_segments(models::Gpt& model, std::int64_t segments) {
   model->run_layers_by(segments, [](const models::GptImpl::Part& part, const at::Tensor& x) {
     return activation_checkpoint(part, x);
   });
+}
+
+Options with_room_for_activations(const Options& options, const models::GptConfig& model, std::int64_t segments,
+                                  int world) {
+  const auto& settings = options.settings();
+  if (!settings.memory.device || settings.memory.activations) return options;
+  const std::int64_t element = settings.precision == config::Precision::Fp32 ? 4 : 2;
+  const auto bytes =
+      models::activations_of(model, config::resolve_batch(options, world).micro, element, segments).peak();
+  return options.with("memory.activations", std::to_string(bytes), "rule: what the model keeps for backward");
 }
 
 }  // namespace zero::cli

@@ -200,6 +200,7 @@ int zero_train(int argc, char** argv) {
   }
   int code = 0;
   failure = failure_of([&] {
+    plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
     torch::manual_seed(plan.options.settings().seed);
     const c10::Device device = device_of(plan, *comm);
     models::Gpt model = build_model(plan, device);

@@ -124,7 +124,9 @@ else:
         tier = {"device": o.peer[3:], "nvme_path": o.nvme} if o.peer == "ds3nvme" else {"device": "cpu"}
         config["zero_optimization"] |= {
             "offload_optimizer": dict(tier, pipeline_read=True, pipeline_write=True, buffer_count=16) if o.peer == "ds3nvme" else tier,
-            "offload_param": dict(tier, max_in_cpu=0, buffer_size=max(p.numel() for p in module.parameters()) + 4096, buffer_count=8)
+            # A buffer a parameter: its prefetcher asks for more of them at once than the default of 5, and stops at an assertion.
+            "offload_param": dict(tier, max_in_cpu=0, buffer_size=max(p.numel() for p in module.parameters()) + 4096,
+                                  buffer_count=len(list(module.parameters())) + 8)
             if o.peer == "ds3nvme" else tier,
             "sub_group_size": 2**24,
         }
