@@ -6,6 +6,7 @@
 int zero_run(int argc, char** argv);
 int zero_config(int argc, char** argv);
 int zero_doctor(int argc, char** argv);
+int zero_report(int argc, char** argv);
 
 // With torch, in `zero-torch`. Weak: a program without one of them refuses the name.
 [[gnu::weak]] int zero_train(int argc, char** argv);

@@ -25,6 +25,7 @@ Usage: zero SUBCOMMAND [options]
   train CONFIG.json       train a built-in model on your data
   run PROGRAM [ARGS...]   start ranks of any program and look after them
   plan                    bytes per rank and communication, before a start
+  report RUN...           a page about finished runs: curves, memory, traffic
   bench                   measure collectives, optimizer, I/O, steps, stages
   doctor                  what this machine has and what is missing
   checkpoint              read, verify and export checkpoints
@@ -58,7 +59,7 @@ Example
 }
 
 int dispatch(const std::vector<std::string>& words) {
-  static const std::vector<std::string> kNames = {"train", "run", "plan", "bench", "doctor", "checkpoint", "config"};
+  static const std::vector<std::string> kNames = {"train", "run", "plan", "report", "bench", "doctor", "checkpoint", "config"};
   const std::string& word = words[0];
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
@@ -67,6 +68,7 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "run") return zero_run(argc, argv.data());
   if (word == "config") return zero_config(argc, argv.data());
   if (word == "doctor") return zero_doctor(argc, argv.data());
+  if (word == "report") return zero_report(argc, argv.data());
   if (word == "train" || word == "bench" || word == "checkpoint" || word == "plan") continue_with_torch(words);
   const std::string near = zero::nearest_name(word, kNames);
   std::string all;

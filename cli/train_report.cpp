@@ -59,6 +59,24 @@ std::vector<std::pair<std::int64_t, double>> thinned(const std::vector<std::pair
   return points;
 }
 
+// What DeepSpeed's monitors are given, and by which names.
+std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& row) {
+  std::vector<std::pair<std::string, double>> values{{monitor_tag::kTrainLoss, row.loss}};
+  const auto add = [&](const char* tag, const std::optional<double>& value, double factor = 1) {
+    if (value) values.emplace_back(tag, *value * factor);
+  };
+  add(monitor_tag::kLr, row.lr);
+  add(monitor_tag::kLossScale, row.loss_scale);
+  add(monitor_tag::kGradNorm, row.grad_norm);
+  add(monitor_tag::kForwardMs, row.forward_seconds, 1e3);
+  add(monitor_tag::kBackwardMs, row.backward_seconds, 1e3);
+  if (row.backward_seconds && row.reduce_seconds)
+    values.emplace_back(monitor_tag::kBackwardInnerMs, 1e3 * (*row.backward_seconds - *row.reduce_seconds));
+  add(monitor_tag::kBackwardAllreduceMs, row.reduce_seconds, 1e3);
+  add(monitor_tag::kStepMs, row.update_seconds, 1e3);
+  return values;
+}
+
 // What a model wrote may hold any byte, escape codes for a terminal included.
 std::string printable(const std::string& text) {
   std::string out;
@@ -74,17 +92,21 @@ TrainReport::TrainReport(const Global& global, const TrainPlan& plan, int rank)
       least_(log_threshold(global)),
       out_(report::describe_terminal(1, global.color)),
       print_every_(plan.options.settings().steps_per_print.value_or(0)),
-      total_(plan.steps) {
+      total_(plan.steps),
+      monitor_(plan.options, rank) {
   if (!active_) return;
   const report::Terminal err = report::describe_terminal(2, global.color);
   draws_ = report::progress_wanted(err, rank, global.progress, global.json, global.quiet);
-  // On one terminal the progress line shows what the step lines would.
-  lines_ = !json_ && !(draws_ && out_.tty);
+  // On one terminal the progress line shows what the step lines would, but for breakdowns.
+  const auto& settings_of_run = plan.options.settings();
+  const bool breakdown = settings_of_run.wall_clock_breakdown || settings_of_run.memory_breakdown;
+  lines_ = !json_ && (breakdown || !(draws_ && out_.tty));
   report::ProgressLine::Settings settings;
   settings.enabled = draws_;
   settings.dumb = err.dumb;
   settings.columns = err.columns;
   settings.utf8 = err.utf8;
+  settings.unit = "step";
   progress_ = std::make_unique<report::ProgressLine>(settings);
   open_folder(plan);
 }
@@ -132,7 +154,7 @@ void TrainReport::note(LogLevel level, const std::string& text) {
   progress_->print(line + text + "\n");
 }
 
-void TrainReport::step(const report::StepRow& row) {
+void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
   if (!active_) return;
   curve_.emplace_back(row.step, row.loss);
   const std::string object = report::step_json(row) + "\n";
@@ -141,11 +163,17 @@ void TrainReport::step(const report::StepRow& row) {
     throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ +
                   "/log.jsonl, expected to write it");
   if (json_) print_result(object);
-  if (lines_ && print_every_ > 0 && (row.step % print_every_ == 0 || row.step == total_))
+  monitor_.write(metrics_of(row), samples);
+  if (lines_ && prints(row.step)) {
+    if (draws_ && out_.tty) progress_->finish();  // until the next update
     print_result(report::step_line(row) + "\n");
-  if (draws_)
-    progress_->update(row.step, total_,
-                      "loss " + format("%.4f", row.loss) + format("  %.0f tok/s", row.tokens_per_s.value_or(0)));
+  }
+  if (!draws_) return;
+  const double now = row.tokens_per_s.value_or(0);
+  shown_tokens_per_s_ = shown_tokens_per_s_ > 0 ? 0.9 * shown_tokens_per_s_ + 0.1 * now : now;
+  progress_->update(row.step, total_,
+                    "loss " + format("%.4f", row.loss) + format("  %.0f tok/s", shown_tokens_per_s_) + "  mem " +
+                        report::human_bytes(row.memory_bytes.value_or(0)));
 }
 
 std::string TrainReport::result_json(const TrainSummary& s) const {

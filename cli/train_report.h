@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <zero/monitor.h>
+
 #include "cli/console.h"
 #include "cli/memory_phases.h"
 #include "cli/train.h"
@@ -42,7 +44,10 @@ class TrainReport {
 
   // Lines for people on stderr, from `level` on.
   void note(LogLevel level, const std::string& text);
-  void step(const report::StepRow& row);
+  // Whether a plain line is due after that step; the same on every rank.
+  bool prints(std::int64_t step) const { return print_every_ > 0 && (step % print_every_ == 0 || step == total_); }
+  // `samples`: all ranks' so far.
+  void step(const report::StepRow& row, std::int64_t samples);
   // Tables, curve and sample on stdout (nothing with --json), sample.txt, result.json.
   void finish(const TrainSummary& summary);
   // For a signal handler: whether a progress line may have to be wiped.
@@ -61,6 +66,8 @@ class TrainReport {
   std::string folder_;
   std::ofstream log_;
   std::unique_ptr<report::ProgressLine> progress_;
+  double shown_tokens_per_s_ = 0;
+  Monitor monitor_;
   std::vector<std::pair<std::int64_t, double>> curve_;
 };
 

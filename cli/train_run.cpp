@@ -18,7 +18,18 @@ namespace {
 
 using Tier = MemoryReport::Tier;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double clock_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// On a GPU "device" is what its allocator counts, activations included.
+report::MemoryPoint memory_point(Phase phase, const MemoryReport& memory) {
+  const char* after = phase == Phase::AfterForward ? "forward" : phase == Phase::AfterBackward ? "backward" : "step";
+  report::MemoryPoint point{after, memory.current(Tier::Device), memory.peak(Tier::Device), memory.current(Tier::Host),
+                            memory.peak(Tier::Host)};
+  if (memory.allocator) point.device_bytes = memory.allocator->allocated, point.device_peak = memory.allocator->allocated_peak;
+  return point;
+}
 
 // What ranks tell each other after a step.
 struct Message {
@@ -61,7 +72,8 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
       engine_(engine),
       report_(report),
       comm_(engine.communicator()),
-      reader_(corpus, comm_.rank(), comm_.size()) {}
+      reader_(corpus, comm_.rank(), comm_.size()),
+      recorder_(plan, engine, device_, report.folder()) {}
 
 at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
   const std::int64_t length = corpus_.sequence() + 1;
@@ -69,6 +81,11 @@ at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) cons
   std::int64_t* out = tokens.mutable_data_ptr<std::int64_t>();
   for (const std::uint8_t* sample : samples) out = std::copy(sample, sample + length, out);
   return tokens.to(device_);
+}
+
+double TrainRun::now() const {
+  if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
+  return clock_now();
 }
 
 // On a GPU the allocator's word, which includes activations.
@@ -100,13 +117,26 @@ void TrainRun::resume() {
                                    std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
 }
 
-double TrainRun::step(StepResult& result) {
+double TrainRun::step(StepResult& result, report::StepRow& row) {
+  const config::Settings& settings = plan_.options.settings();
   const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
-  const bool measured = engine_.global_step() == measured_step_;
+  const bool measured = engine_.global_step() == recorder_.step();
+  const bool breakdown = settings.memory_breakdown && report_.prints(engine_.global_step() + 1);
   const auto note = [&](Phase phase) {
-    if (!measured) return;
+    if (!measured && !breakdown) return;
     summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
-    summary_.memory.note_and_reset(phase, engine_);
+    const MemoryReport memory = engine_.memory();
+    engine_.reset_peak_memory();
+    if (measured) summary_.memory.note(phase, memory), recorder_.note(phase, memory);
+    if (breakdown && phase != Phase::BeforeForward) row.memory.push_back(memory_point(phase, memory));
+  };
+  // Parts of the step, when wall_clock_breakdown asks for them.
+  double at = 0, reduce_before = 0;
+  const auto begin_part = [&] {
+    if (settings.wall_clock_breakdown) at = now();
+  };
+  const auto end_part = [&](std::optional<double>& part) {
+    if (settings.wall_clock_breakdown) part = part.value_or(0) + now() - at;
   };
   double sum = 0;
   for (std::int64_t i = 0; i < accumulation; ++i) {
@@ -118,13 +148,22 @@ double TrainRun::step(StepResult& result) {
                          static_cast<std::uint64_t>(comm_.rank()));
     const at::Tensor data = batch(reader_.next(micro));
     if (last) note(Phase::BeforeForward);
+    begin_part();
     at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    end_part(row.forward_seconds);
     if (last) note(Phase::AfterForward);
+    reduce_before = engine_.times().reduce_wait_s;
+    begin_part();
     engine_.backward(loss);
+    end_part(row.backward_seconds);
+    if (settings.wall_clock_breakdown)
+      row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
     sum += loss.item<double>();
     loss.reset();
     if (last) note(Phase::AfterBackward);
+    begin_part();
     result = engine_.step();
+    end_part(row.update_seconds);
     if (last) note(Phase::AfterStep);
   }
   return sum / static_cast<double>(accumulation);
@@ -134,18 +173,19 @@ void TrainRun::save() {
   if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
   const std::string tag = "global_step" + std::to_string(engine_.global_step());
   engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
-  const double begin = now();
+  const double begin = clock_now();
   engine_.save_checkpoint(plan_.checkpoint_dir, tag);
   saved_step_ = engine_.global_step();
   summary_.checkpoint = plan_.checkpoint_dir + "/" + tag;
   char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.2f s", now() - begin);
+  std::snprintf(seconds, sizeof seconds, "%.2f s", clock_now() - begin);
   report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
 }
 
 void TrainRun::end_trace() {
   if (plan_.trace.empty()) return;
   summary_.trace = engine_.stop_trace();
+  if (summary_.trace->steps > 0) recorder_.take_trace(summary_.trace->file);
   if (summary_.trace->steps == 0)
     report_.note(LogLevel::Warning, "the trace is empty: the run ended before step " +
                                         std::to_string(plan_.trace_steps.first) + " of it. Hint: --trace-steps 1:");
@@ -198,24 +238,26 @@ int TrainRun::run() {
   if (!plan_.trace.empty()) engine_.start_trace(plan_.trace, plan_.trace_steps);
   resume();
   const std::int64_t first = engine_.global_step();
-  // Not the first step: it also makes what later ones keep.
-  measured_step_ = std::min(first + 2, plan_.steps - 1);
-  const double tokens_per_step = static_cast<double>(engine_.micro_batch_size() * engine_.accumulation_steps() *
-                                                     comm_.size() * corpus_.sequence());
+  recorder_.begin(first);
+  const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
+  const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
   std::vector<double> losses;
   model_->train();
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
-    const double begin = now();
+    const double begin = clock_now();
+    const std::uint64_t sent_before = comm_.stats().bytes_sent();
+    const bool recorded = engine_.global_step() == recorder_.step();
+    if (recorded) recorder_.begin_step();
+    report::StepRow row;
     StepResult result;
-    const double loss = step(result);
+    const double loss = step(result, row);
     const Message all = agree(comm_, {loss, 1, StopSignals::requested()});
     summary_.stopped_by = all.stop_signal;
-    const double seconds = now() - begin;
+    const double seconds = clock_now() - begin;
     summary_.seconds += seconds;
     losses.push_back(all.loss);
     const auto done = static_cast<double>(losses.size());
 
-    report::StepRow row;
     row.step = result.global_step;
     row.steps = plan_.steps;
     row.loss = all.loss;
@@ -226,9 +268,11 @@ int TrainRun::run() {
     row.memory_bytes = std::max(summary_.peak_bytes, peak_bytes());
     row.step_seconds = seconds;
     row.tokens_per_s = tokens_per_step / seconds;
+    row.bytes_sent = comm_.stats().bytes_sent() - sent_before;
     if (result.global_step < plan_.steps)
       row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
-    report_.step(row);
+    report_.step(row, result.global_step * samples_per_step);
+    if (recorded) recorder_.end_step();
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
   }
   summary_.steps = engine_.global_step();

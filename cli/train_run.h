@@ -5,6 +5,7 @@
 
 #include <zero/zero.h>
 
+#include "cli/run_recorder.h"
 #include "cli/train.h"
 #include "cli/train_report.h"
 #include "data/corpus.h"
@@ -22,7 +23,9 @@ class TrainRun {
  private:
   void resume();
   // One optimizer step: this rank's mean loss over its micro-batches.
-  double step(StepResult& result);
+  double step(StepResult& result, report::StepRow& row);
+  // Seconds, when the device has done what it was asked to.
+  double now() const;
   // int64 [samples, sequence + 1], where the model is.
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
@@ -41,7 +44,7 @@ class TrainRun {
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
-  std::int64_t measured_step_ = 0;  // the step whose memory is shown
+  RunRecorder recorder_;
 };
 
 }  // namespace zero::cli

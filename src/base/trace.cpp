@@ -26,8 +26,8 @@ constexpr std::size_t kBufferRecords = 4096;
 constexpr std::size_t kWriteBytes = 1 << 16;
 constexpr int kLanesOfATrack = 1000;  // numbers of a track's lanes; more at once are left out
 
-enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTiers, kTracks };
-constexpr const char* kTrackNames[kTracks] = {"compute", "waits", "optimizer", "gathers", "reductions", "files", "tiers"};
+enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTiers, kWhole, kTracks };
+constexpr const char* kTrackNames[kTracks] = {"compute", "waits", "optimizer", "gathers", "reductions", "files", "tiers", "whole"};
 
 struct Shown {
   Track track;
@@ -61,6 +61,7 @@ constexpr Shown kShown[kTraceKinds] = {
     {kTiers, "store", "store ", "bytes"},
     {kTiers, "store,states", "store ", "bytes"},
     {kTiers, "copy", "copy ", "bytes"},
+    {kWhole, "whole", "", "bytes"},
 };
 const Shown& shown(TraceKind kind) { return kShown[static_cast<std::size_t>(kind)]; }
 

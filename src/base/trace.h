@@ -27,9 +27,10 @@ enum class TraceKind : std::uint8_t {
   FetchWait, StoreWait, UpdateWait,                         // waits
   Fetch, FetchStates, Store, StoreStates,                   // tiers: from and to files; parameters, or optimizer states
   Copy,                                                     // tiers: from one memory to another
+  Whole,                                                    // whole groups
 };
 // clang-format on
-inline constexpr std::size_t kTraceKinds = 25;
+inline constexpr std::size_t kTraceKinds = 26;
 
 // CLOCK_MONOTONIC in ns: one clock for all processes of a host.
 std::int64_t trace_now();

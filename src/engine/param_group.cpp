@@ -322,13 +322,19 @@ void ParamGroup::finish_gather() {
   if (shared_) {
     read_in_place();
     point_members_into(shared_->whole());
-    residency_ = Residency::Gathered;
+    become_whole();
     return;
   }
   if (residency_ == Residency::Sharded) begin_gather();
   wait_for_gather();
   point_members_into(gathered_);
+  become_whole();
+}
+
+void ParamGroup::become_whole() {
+  if (residency_ == Residency::Gathered) return;
   residency_ = Residency::Gathered;
+  whole_trace_.begin(*context_.trace, base::TraceKind::Whole);
 }
 
 void ParamGroup::gather_copy() {
@@ -342,7 +348,7 @@ void ParamGroup::gather_copy() {
   gathered_ = context_.gather_pool->take(layout_.padded_numel(), context_.recipe.parameter);
   gathered_.copy_(shared_->whole());
   point_members_into(gathered_);
-  residency_ = Residency::Gathered;
+  become_whole();
 }
 
 void ParamGroup::release() {
@@ -355,6 +361,7 @@ void ParamGroup::release() {
   if (gathered_.defined()) context_.gather_pool->put(std::move(gathered_));
   gathered_ = at::Tensor();
   residency_ = Residency::Sharded;
+  whole_trace_.end(name_, gathered_bytes());
 }
 
 at::Tensor ParamGroup::whole() const {

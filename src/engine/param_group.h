@@ -140,6 +140,7 @@ class ParamGroup final : public memory::GatherUnit {
   void wait_for_gather();
   void wait_for_reduction();
   void read_in_place();
+  void become_whole();
   std::int64_t reduced_bytes() const;
   void take_squares();
   void offload_gradients();
@@ -173,7 +174,7 @@ class ParamGroup final : public memory::GatherUnit {
   offload::IoBuffer fetched_;  // the shard, from its file
   std::shared_ptr<Work> fetch_work_, gather_work_, publish_work_;
   torchglue::Mark gathered_mark_, reduced_mark_;  // of the side streams
-  base::TraceOperation fetch_trace_, gather_trace_, publish_trace_, reduce_trace_;
+  base::TraceOperation fetch_trace_, gather_trace_, whole_trace_, publish_trace_, reduce_trace_;
 
   bool first_ = true, boundary_ = true;
   std::vector<char> taken_;

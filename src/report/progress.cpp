@@ -81,15 +81,20 @@ std::string ProgressLine::line() const {
       text += "[" + std::string(static_cast<std::size_t>(filled), '#') +
               std::string(static_cast<std::size_t>(kBar - filled), '.') + "] ";
     }
+    if (!settings_.unit.empty()) text += settings_.unit + " ";
     text += std::to_string(done_) + "/" + std::to_string(total_) + " " + std::to_string(static_cast<int>(part * 100)) + "%";
   } else {
     text += std::to_string(done_);
   }
-  if (rate_ > 0) {
+  if (!settings_.unit.empty()) {
+    if (!detail_.empty()) text += "  " + detail_;
+    if (rate_ > 0 && total_ > done_)
+      text += "  eta " + human_duration(static_cast<double>(total_ - done_) / rate_);
+  } else if (rate_ > 0) {
     text += " " + (rate_ >= 1 ? human_count(rate_) + "/s" : human_duration(1 / rate_) + " each");
     if (total_ > done_) text += " eta " + human_duration(static_cast<double>(total_ - done_) / rate_);
   }
-  if (!detail_.empty()) text += " " + detail_;
+  if (settings_.unit.empty() && !detail_.empty()) text += " " + detail_;
   const std::size_t most = static_cast<std::size_t>(std::max(settings_.columns - 1, 1));
   return display_width(text) > most ? fit(text, most, Align::Left, settings_.utf8) : text;
 }

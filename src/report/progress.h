@@ -17,6 +17,7 @@ class ProgressLine {
     bool dumb = false;    // wipe with spaces, not with an escape code
     int columns = 80;     // the line never reaches the last column
     bool utf8 = false;    // a finer bar
+    std::string unit;     // "step": "step 20/40 50%  detail  eta 10s", without a rate of its own
     // Where bytes go (one call a write) and the clock in seconds; by default file descriptor 2
     // and the steady clock.
     std::function<void(std::string_view)> write;

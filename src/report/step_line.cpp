@@ -32,7 +32,16 @@ std::string step_line(const StepRow& r) {
   if (r.tokens_per_s) s += print(" %.0f tok/s", *r.tokens_per_s);
   if (r.comm_part) s += print(" comm %.0f%%", 100 * *r.comm_part);
   if (r.io_part) s += print(" io %.0f%%", 100 * *r.io_part);
+  if (r.forward_seconds) s += print(" forward %.1fms", 1e3 * *r.forward_seconds);
+  if (r.backward_seconds) s += print(" backward %.1fms", 1e3 * *r.backward_seconds);
+  if (r.reduce_seconds) s += print(" reduce %.1fms", 1e3 * *r.reduce_seconds);
+  if (r.update_seconds) s += print(" update %.1fms", 1e3 * *r.update_seconds);
   if (r.eta_seconds) s += " eta " + human_duration(*r.eta_seconds);
+  if (!r.memory.empty()) s += "\n  memory";
+  for (const MemoryPoint& point : r.memory) {
+    s += "  after " + point.after + " " + human_bytes(point.device_bytes) + " peak " + human_bytes(point.device_peak);
+    if (point.host_peak > 0) s += " host " + human_bytes(point.host_bytes) + " peak " + human_bytes(point.host_peak);
+  }
   return s;
 }
 
@@ -50,7 +59,21 @@ std::string step_json(const StepRow& r) {
   if (r.memory_bytes) s += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
   add("comm_part", r.comm_part);
   add("io_part", r.io_part);
-  return s + "}";
+  if (r.bytes_sent) s += ", \"bytes_sent\": " + std::to_string(*r.bytes_sent);
+  add("forward_ms", r.forward_seconds, 1000);
+  add("backward_ms", r.backward_seconds, 1000);
+  add("reduce_ms", r.reduce_seconds, 1000);
+  add("update_ms", r.update_seconds, 1000);
+  if (r.memory.empty()) return s + "}";
+  s += ", \"memory\": {";
+  for (std::size_t i = 0; i < r.memory.size(); ++i) {
+    const MemoryPoint& point = r.memory[i];
+    s += (i > 0 ? ", " : "") + json_quote("after_" + point.after) +
+         ": {\"bytes\": " + std::to_string(point.device_bytes) + ", \"peak_bytes\": " + std::to_string(point.device_peak) +
+         ", \"host_bytes\": " + std::to_string(point.host_bytes) +
+         ", \"host_peak_bytes\": " + std::to_string(point.host_peak) + "}";
+  }
+  return s + "}}";
 }
 
 }  // namespace zero::report

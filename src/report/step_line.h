@@ -3,8 +3,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace zero::report {
+
+// Bytes at the end of a part of the step, and the highest within it.
+struct MemoryPoint {
+  std::string after;  // "forward"
+  std::uint64_t device_bytes = 0, device_peak = 0, host_bytes = 0, host_peak = 0;
+};
 
 // What is not known is left out of the line and of the object.
 struct StepRow {
@@ -16,9 +23,14 @@ struct StepRow {
   std::optional<double> step_seconds, tokens_per_s;
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
   std::optional<double> eta_seconds;
+  std::optional<std::uint64_t> bytes_sent;  // in this step, by this rank
+  // Parts of the step; reduce: within backward, stood still for reductions.
+  std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
+  std::vector<MemoryPoint> memory;
 };
 
 // step 14/300 loss 3.24405 grad_norm 0.8319 lr 3.0e-05 scale 65536 skipped 0 mem 9.46GiB (65%) 7282 tok/s ...
+//   with the parts at its end, and the memory points, if there are any, as a second line.
 std::string step_line(const StepRow& row);
 // {"step": 14, "loss": ..., "grad_norm": ..., "lr": ..., "loss_scale": ..., "step_ms": ..., ...}, one line
 // without its newline. Numbers that are not finite are null.

@@ -158,4 +158,30 @@ std::string json_quote(std::string_view text) {
   return out += '"';
 }
 
+std::string html_text(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const Character c = first_character(text);
+    switch (c.code) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      case '\t':
+      case '\n': out += text[0]; break;
+      default:
+        if (c.code < 0) {
+          out += "\ufffd";
+        } else if (c.code < 0x20 || c.code == 0x7f) {
+          out += '?';
+        } else {
+          out.append(text.substr(0, c.bytes));
+        }
+    }
+    text.remove_prefix(c.bytes);
+  }
+  return out;
+}
+
 }  // namespace zero::report

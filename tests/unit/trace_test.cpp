@@ -335,7 +335,7 @@ TEST(Trace, TwoRanksThatEndTogetherJoinOnce) {
       });
     for (auto& rank : ranks) rank.join();
     EXPECT_TRUE(joined[0] || joined[1]);
-    EXPECT_EQ(read_trace(folder.file()).size(), 2u * (3 + 2 * 7));  // a rank, and two names for each of its tracks
+    EXPECT_EQ(read_trace(folder.file()).size(), 2u * (3 + 2 * 8));  // a rank, and two names for each of its tracks
     EXPECT_FALSE(fs::exists(Trace::part_name(folder.file(), 0)));
     EXPECT_FALSE(fs::exists(Trace::part_name(folder.file(), 1)));
   }
