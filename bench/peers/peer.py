@@ -128,7 +128,7 @@ else:
             "offload_param": dict(tier, max_in_cpu=0, buffer_size=max(p.numel() for p in module.parameters()) + 4096,
                                   buffer_count=len(list(module.parameters())) + 8)
             if o.peer == "ds3nvme" else tier,
-            "sub_group_size": 2**24,
+            "sub_group_size": 2**24, "stage3_prefetch_bucket_size": 2**22,
         }
         config["aio"] = {"block_size": 2**20, "queue_depth": 32, "intra_op_parallelism": 1, "single_submit": False, "overlap_events": True}
         adam = DeepSpeedCPUAdam(module.parameters(), adamw_mode=True, **adamw)
