@@ -6,10 +6,10 @@
 int zero_run(int argc, char** argv);
 int zero_config(int argc, char** argv);
 int zero_doctor(int argc, char** argv);
+int zero_plan(int argc, char** argv);
 int zero_report(int argc, char** argv);
 
 // With torch, in `zero-torch`. Weak: a program without one of them refuses the name.
 [[gnu::weak]] int zero_train(int argc, char** argv);
 [[gnu::weak]] int zero_bench(int argc, char** argv);
 [[gnu::weak]] int zero_checkpoint(int argc, char** argv);
-[[gnu::weak]] int zero_plan(int argc, char** argv);

@@ -68,8 +68,9 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "run") return zero_run(argc, argv.data());
   if (word == "config") return zero_config(argc, argv.data());
   if (word == "doctor") return zero_doctor(argc, argv.data());
+  if (word == "plan") return zero_plan(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
-  if (word == "train" || word == "bench" || word == "checkpoint" || word == "plan") continue_with_torch(words);
+  if (word == "train" || word == "bench" || word == "checkpoint") continue_with_torch(words);
   const std::string near = zero::nearest_name(word, kNames);
   std::string all;
   for (const std::string& name : kNames) all += (all.empty() ? "" : ", ") + name;

@@ -68,6 +68,7 @@ struct PlanMachine {
   std::uint64_t device_bytes = 0;  // of a rank
   std::uint64_t host_bytes = 0;    // of a host, for all of its ranks
   std::uint64_t file_bytes = 0;    // of a host
+  std::uint64_t reserved_bytes = 0;  // of device_bytes, on a GPU: its context, libraries' workspaces, fragments
   // Shards that ranks of a host read in place (shared memory) instead of gathering copies: CPUs, one host.
   bool shared_memory = false;
   PlanProfile profile;
@@ -99,7 +100,7 @@ struct Plan {
   bool fits = true;
   std::string misses;  // the first tier that is too small: "device", "host", "file"
   std::int64_t largest_micro_batch = 0;     // of this model; 0: none fits
-  std::int64_t largest_model = 0;           // parameters, shapes scaled, of this micro-batch; -1: no limit was given
+  std::int64_t largest_model = 0;           // parameters, shapes scaled, of this micro-batch; -1: no limit was given (either)
   PlanTraffic traffic;
   PlanTime time;
 };

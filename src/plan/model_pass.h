@@ -1,0 +1,26 @@
+// Forward and backward of a model as what they do to memory: which operator reads which parameters, what it allocates,
+// what is saved for backward and when autograd lets go of it. For the built-in GPT operator by operator (models/gpt.cpp
+// beside libtorch's CPU kernels); for other models by rule, layer by layer. Nothing is computed here.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include <zero/plan.h>
+
+#include "plan/rank_memory.h"
+
+namespace zero::planning {
+
+// Segments that run again in backward, as `zero train` reads them from the configuration: 0 none.
+std::int64_t segments_of(const Options& options, std::int64_t layers);
+
+struct MicroBatch {
+  std::int64_t samples = 1;
+  std::int64_t segments = 0;
+  int element = 4;  // bytes of an activation
+};
+// One forward and backward through memory.begin_backward() and memory.end_backward(). `parameters` as parameters_of().
+void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
+                     RankMemory& memory);
+
+}  // namespace zero::planning

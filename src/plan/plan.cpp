@@ -1,0 +1,337 @@
+// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held is rank_memory.h,
+// which move is schedule.h, how long it takes step_time.h; here they are asked, compared and put in order.
+#include <zero/plan.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <tuple>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "config/batch.h"
+#include "plan/model.h"
+#include "plan/model_pass.h"
+#include "plan/rank_memory.h"
+#include "plan/step_time.h"
+
+namespace zero {
+namespace {
+
+using namespace planning;
+using config::OffloadDevice;
+using Tier = MemoryReport::Tier;
+
+// One thing to compute, as the numbers it depends on.
+struct Candidate {
+  PlanModel model;
+  config::Settings settings;
+  std::int64_t micro = 1, accumulation = 1, segments = 0;
+};
+
+// The order of use is learned in the first step; buffers have their sizes after the second.
+constexpr int kSteps = 3, kSearchSteps = 2;
+
+struct Run {
+  MemoryReport memory;
+  Moved moved;  // in one step
+  std::int64_t updated = 0, updated_on_host = 0, padded = 0;
+};
+
+// A model and its units, which candidates that differ in their batch alone share.
+struct Cut {
+  std::vector<Parameter> parameters;
+  std::vector<Unit> units;
+};
+
+Cut cut(const Candidate& c, const PlanMachine& machine) {
+  auto parameters = parameters_of(c.model);
+  auto units = cut_into_units(parameters, c.settings, machine.world(),
+                              unit_alignment(Holder::width(c.settings.precision), machine.gpu));
+  return {std::move(parameters), std::move(units)};
+}
+
+Run run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
+  // Of many micro-batches all but the last are alike.
+  const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
+  const Holder holder{.settings = c.settings,
+                      .world = machine.world(),
+                      .gpu = machine.gpu,
+                      .in_place = machine.shared_memory,
+                      .accumulation = micro_steps};
+  RankMemory memory(holder, cut.units);
+  const MicroBatch batch{.samples = c.micro, .segments = c.segments, .element = holder.parameter_width()};
+  Run result;
+  for (int step = 0; step < steps; ++step) {
+    result.moved = {};
+    const auto add = [&](std::int64_t times) {
+      const auto moved = memory.take_moved();
+      for (const auto field : {&Moved::gathered, &Moved::reduced, &Moved::collectives, &Moved::to_host, &Moved::from_host,
+                               &Moved::read, &Moved::written})
+        result.moved.*field += times * moved.*field;
+    };
+    for (std::int64_t k = 0; k < micro_steps; ++k) {
+      run_micro_batch(c.model, cut.parameters, batch, memory);
+      add(k + 1 < micro_steps ? c.accumulation - 1 : 1);
+    }
+    memory.step();
+    add(1);
+  }
+  result.memory = memory.report();
+  for (const auto& unit : cut.units) {
+    result.padded += unit.padded_numel();
+    if (unit.trainable) result.updated += c.settings.zero.stage >= 1 ? unit.shard_numel() : unit.padded_numel();
+  }
+  if (c.settings.zero.stage >= 1 && c.settings.zero.offload_optimizer.device != OffloadDevice::None)
+    result.updated_on_host =
+        static_cast<std::int64_t>(static_cast<double>(result.updated) * c.settings.zero.offload_optimizer.ratio);
+  return result;
+}
+
+std::uint64_t least_limit(std::uint64_t a, std::uint64_t b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
+
+// Of one rank; 0: no limit.
+std::uint64_t limit_of(const PlanMachine& machine, Tier tier) {
+  const auto ranks = static_cast<std::uint64_t>(machine.ranks_per_host);
+  switch (tier) {
+    case Tier::Device:
+      if (machine.device_bytes == 0) return machine.gpu ? 0 : machine.host_bytes / ranks;
+      return machine.gpu ? std::max<std::uint64_t>(machine.device_bytes, machine.reserved_bytes + 1) - machine.reserved_bytes
+                         : least_limit(machine.device_bytes, machine.host_bytes / ranks);
+    case Tier::Host: return machine.gpu ? machine.host_bytes / ranks : 0;
+    case Tier::File: break;
+  }
+  return machine.file_bytes / ranks;
+}
+
+// What the tier has to hold at most: on CPUs the device's and the host's are the same memory.
+std::uint64_t need_of(const MemoryReport& memory, const PlanMachine& machine, Tier tier) {
+  if (tier == Tier::Device && !machine.gpu) return memory.peak(Tier::Device) + memory.peak(Tier::Host);
+  return memory.peak(tier);
+}
+
+std::string misses(const MemoryReport& memory, const PlanMachine& machine) {
+  for (const auto tier : {Tier::Device, Tier::Host, Tier::File}) {
+    const auto limit = limit_of(machine, tier);
+    if (limit > 0 && need_of(memory, machine, tier) > limit) return MemoryReport::name(tier);
+  }
+  return "";
+}
+
+using Needs = std::array<double, MemoryReport::kTiers>;  // bytes
+
+Needs needs_of(const MemoryReport& memory, const PlanMachine& machine) {
+  Needs needs{};
+  for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
+    needs[MemoryReport::index(tier)] = static_cast<double>(need_of(memory, machine, tier));
+  return needs;
+}
+
+// The same model with fewer layers.
+Candidate shortened(const Candidate& c, std::int64_t layers) {
+  auto other = c;
+  if (c.model.kind == PlanModel::Kind::Count)
+    other.model.count -= (c.model.layers - layers) * parameters_of(c.model).back().numel;
+  other.model.layers = layers;
+  other.segments = c.segments == 0 ? 0 : layers;
+  return other;
+}
+
+// Layers are alike, so that the bytes of deep models are read off two shallow ones. Not where some of the parameters
+// rest elsewhere than others, nor where segments have several layers.
+Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
+  constexpr std::int64_t kShort = 8, kLong = 16;
+  const auto needs = [&](const Candidate& other) {
+    return needs_of(run(other, cut(other, machine), machine, kSearchSteps).memory, machine);
+  };
+  const auto& param = c.settings.zero.offload_param;
+  const bool alike = param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
+                     c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0;
+  if (c.model.layers <= 2 * kLong || !alike || (c.segments != 0 && c.segments != c.model.layers)) return needs(c);
+  const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
+  Needs all{};
+  for (std::size_t t = 0; t < all.size(); ++t)
+    all[t] = more[t] + (more[t] - few[t]) / (kLong - kShort) * static_cast<double>(c.model.layers - kLong);
+  return all;
+}
+
+// The share of its limit that the fullest tier needs; above 1 it does not fit.
+double pressure(const Needs& needs, const PlanMachine& machine) {
+  double most = 0;
+  for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
+    if (const auto limit = limit_of(machine, tier); limit > 0)
+      most = std::max(most, needs[MemoryReport::index(tier)] / static_cast<double>(limit));
+  return most;
+}
+
+// The largest whole number from 1 to `most` whose pressure, which grows nearly as a line, is at most 1, to `slack` of
+// itself below; 0: none.
+std::int64_t largest(std::int64_t most, double slack, const std::function<double(std::int64_t)>& pressure_of) {
+  std::int64_t good = 1, bad = 0;  // bad 0: not known
+  double low = pressure_of(1), high = 0;
+  if (low > 1) return 0;
+  bool halve = false;
+  while (good < most && (bad == 0 || bad - good > std::max<std::int64_t>(1, static_cast<std::int64_t>(slack * static_cast<double>(good))))) {
+    const double span = static_cast<double>(bad - good);
+    std::int64_t next = 0;
+    if (bad == 0)
+      next = good + std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(good) * std::min(1.02 / std::max(low, 1e-9), 64.0)) - good);
+    else if (halve)
+      next = good + (bad - good) / 2;
+    else
+      next = good + static_cast<std::int64_t>(std::ceil(span * (1 - low) / (high - low)));
+    next = std::clamp<std::int64_t>(next, good + 1, bad == 0 ? most : bad - 1);
+    const double p = pressure_of(next);
+    const auto before = bad - good;
+    if (p <= 1)
+      good = next, low = p;
+    else
+      bad = next, high = p;
+    halve = !halve && before > 0 && bad - good > before / 2;
+  }
+  return good;
+}
+
+Plan evaluate(const Candidate& c, const PlanMachine& machine) {
+  Plan plan;
+  const auto& zero = c.settings.zero;
+  plan.stage = zero.stage;
+  const auto offload = zero.stage == 0 ? OffloadDevice::None
+                       : zero.offload_optimizer.device != OffloadDevice::None || zero.stage < 3
+                           ? zero.offload_optimizer.device
+                           : zero.offload_param.device;
+  plan.offload = offload == OffloadDevice::None ? "none" : offload == OffloadDevice::Cpu ? "cpu" : "nvme";
+  plan.checkpointing = c.segments > 0;
+  plan.micro_batch = c.micro;
+  plan.accumulation = c.accumulation;
+  const auto ran = run(c, cut(c, machine), machine, kSteps);
+  plan.memory = ran.memory;
+  plan.misses = misses(plan.memory, machine);
+  plan.fits = plan.misses.empty();
+  const auto bytes = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
+  auto& traffic = plan.traffic;
+  traffic.gathered = bytes(ran.moved.gathered);
+  traffic.reduced = bytes(ran.moved.reduced);
+  traffic.to_host = bytes(ran.moved.to_host);
+  traffic.from_host = bytes(ran.moved.from_host);
+  traffic.read = bytes(ran.moved.read);
+  traffic.written = bytes(ran.moved.written);
+  const auto world = static_cast<double>(machine.world()), hosts = static_cast<double>(machine.hosts);
+  if (machine.world() > 1) {
+    const double whole = static_cast<double>(ran.padded) * Holder::width(c.settings.precision);
+    traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
+    // Each shard goes to every other host once (docs/memory.md); a reduction sends (H-1)/H of its bytes.
+    const double sent_of_whole = (world - 1) / world;
+    traffic.across_hosts = static_cast<std::uint64_t>(
+        static_cast<double>(traffic.gathered) / sent_of_whole * (hosts - 1) / world +
+        static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
+  }
+  plan.time = time_of({.model = c.model,
+                       .settings = c.settings,
+                       .micro = c.micro,
+                       .accumulation = c.accumulation,
+                       .segments = c.segments,
+                       .machine = machine,
+                       .traffic = traffic,
+                       .collectives = ran.moved.collectives,
+                       .updated = ran.updated - ran.updated_on_host,
+                       .updated_on_host = ran.updated_on_host});
+  return plan;
+}
+
+bool limited(const PlanMachine& machine) {
+  return limit_of(machine, Tier::Device) > 0 || limit_of(machine, Tier::Host) > 0 || limit_of(machine, Tier::File) > 0;
+}
+
+void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
+  plan.largest_model = plan.largest_micro_batch = -1;
+  if (!limited(machine)) return;
+  const auto pressure_of = [&](const Candidate& other) { return pressure(needs_in_search(other, machine), machine); };
+  plan.largest_micro_batch = largest(std::int64_t{1} << 20, 0, [&](std::int64_t micro) {
+    auto other = c;
+    other.micro = micro;
+    return pressure_of(other);
+  });
+  // What was looked at whole has the last word.
+  plan.largest_micro_batch = plan.fits ? std::max(plan.largest_micro_batch, c.micro) : std::min(plan.largest_micro_batch, c.micro - 1);
+  constexpr std::int64_t kMillion = 1000000;
+  plan.largest_model = kMillion * largest(std::int64_t{100} << 20, 0.01, [&](std::int64_t millions) {
+    auto other = c;
+    other.model = PlanModel::of_count(static_cast<double>(millions * kMillion));
+    other.model.sequence = c.model.sequence;
+    if (c.segments > 0) other.segments = other.model.layers;
+    return pressure_of(other);
+  });
+}
+
+Candidate candidate_of(const PlanModel& model, const Options& options, const PlanMachine& machine) {
+  if (machine.hosts < 1 || machine.ranks_per_host < 1)
+    throw ConfigError(base::join("[plan] got ", machine.hosts, " hosts of ", machine.ranks_per_host,
+                                 " ranks, expected at least one of each"));
+  model.validate();
+  const auto batch = config::resolve_batch(options, machine.world());
+  return {model, options.settings(), batch.micro, batch.accumulation, segments_of(options, model.layers)};
+}
+
+}  // namespace
+
+Plan plan(const PlanModel& model, const Options& options, const PlanMachine& machine) {
+  const auto candidate = candidate_of(model, options, machine);
+  auto result = evaluate(candidate, machine);
+  find_largest(candidate, machine, result);
+  return result;
+}
+
+std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const PlanMachine& machine,
+                           const PlanChoices& choices) {
+  const auto base = candidate_of(model, options, machine);
+  const auto stages = choices.stages.empty() ? std::vector<int>{0, 1, 2, 3} : choices.stages;
+  const auto offloads = choices.offloads.empty() ? std::vector<std::string>{"none", "cpu", "nvme"} : choices.offloads;
+  const auto checkpointing = choices.checkpointing.empty() ? std::vector<bool>{false, true} : choices.checkpointing;
+  std::vector<Plan> all;
+  for (const int stage : stages) {
+    for (const auto& offload : offloads) {
+      if (stage == 0 && offload != "none") continue;
+      for (const bool again : checkpointing) {
+        auto c = base;
+        c.settings.zero.stage = stage;
+        const auto device = offload == "cpu"    ? OffloadDevice::Cpu
+                            : offload == "nvme" ? OffloadDevice::Nvme
+                                                : OffloadDevice::None;
+        c.settings.zero.offload_optimizer.device = device;
+        c.settings.zero.offload_param.device = stage == 3 ? device : OffloadDevice::None;
+        c.segments = !again ? 0 : base.segments > 0 ? base.segments : model.layers;
+        all.push_back(evaluate(c, machine));
+        find_largest(c, machine, all.back());
+      }
+    }
+  }
+  return all;
+}
+
+int cheapest(const std::vector<Plan>& plans) {
+  const auto rank = [](const std::string& offload) { return offload == "none" ? 0 : offload == "cpu" ? 1 : 2; };
+  int best = -1;
+  for (int i = 0; i < static_cast<int>(plans.size()); ++i) {
+    const auto& mine = plans[static_cast<std::size_t>(i)];
+    if (!mine.fits) continue;
+    if (best < 0) {
+      best = i;
+      continue;
+    }
+    const auto& other = plans[static_cast<std::size_t>(best)];
+    const bool timed = mine.time.step > 0 && other.time.step > 0;
+    // A percent is less than a prediction knows.
+    if (timed && std::abs(mine.time.step / other.time.step - 1) > 0.01) {
+      if (mine.time.step < other.time.step) best = i;
+      continue;
+    }
+    const auto order = [&](const Plan& p) { return std::make_tuple(rank(p.offload), p.checkpointing, p.traffic.sent(), p.stage); };
+    if (order(mine) < order(other)) best = i;
+  }
+  return best;
+}
+
+}  // namespace zero

@@ -1,0 +1,128 @@
+// The memory of one rank through steps of training, without tensors: what an Engine would hold, book and give back, in
+// the order in which it would, so that peaks come out and not only sums. The decisions about gathering are the engine's
+// own code (memory/prefetcher.h); the pools and the bookings follow BufferPool, BlockPool, ParamGroup and StagedUpdate,
+// and tests/parity/plan_agreement_test.cpp compares every byte with Engine::memory(). What a model allocates and which
+// parameters it reads is told by a pass over it (model_pass.h). What moves meanwhile is counted; times are not known here.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <zero/memory_report.h>
+
+#include "config/settings.h"
+#include "plan/units.h"
+
+namespace zero::planning {
+
+// What decides how a rank holds its states.
+struct Holder {
+  const config::Settings& settings;
+  int world = 1;
+  bool gpu = false;
+  bool in_place = false;  // ranks read each other's memory (processes of one host)
+  std::int64_t accumulation = 1;
+
+  int parameter_width() const { return width(settings.precision); }
+  int gradient_width() const;
+  int wire_width() const { return width(settings.communication_dtype.value_or(settings.precision)); }
+  int num_slots() const;  // moments
+  bool one_dtype() const;
+  bool reads_gradients() const;   // ranks sum gradients where backward left them
+  bool direct_gradients() const;  // autograd's own are the kept ones
+  bool delayed() const;
+  static int width(config::Precision precision) { return precision == config::Precision::Fp32 ? 4 : 2; }
+};
+
+class RankMemory;
+
+// Bytes that are booked from its making to its end.
+class Block {
+ public:
+  Block(RankMemory& memory, std::int64_t bytes, bool pooled) : memory_(memory), bytes_(bytes), pooled_(pooled) {}
+  ~Block();
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  std::int64_t bytes() const { return bytes_; }
+  bool pooled() const { return pooled_; }  // in memory that other ranks read
+
+ private:
+  friend class RankMemory;
+  RankMemory& memory_;
+  std::int64_t bytes_;
+  bool pooled_;
+};
+using Tensor = std::shared_ptr<Block>;
+
+// Bytes that moved: sent to other ranks; over a GPU's host link; of files.
+struct Moved {
+  std::int64_t gathered = 0, reduced = 0, collectives = 0, to_host = 0, from_host = 0, read = 0, written = 0;
+};
+
+class RankMemory {
+ public:
+  // `units` outlive this. buffer_bytes: of the model's buffers. Everything that rests is booked.
+  RankMemory(const Holder& holder, const std::vector<Unit>& units, std::int64_t buffer_bytes = 0);
+  ~RankMemory();
+
+  // --- what a pass over the model does ---
+  Tensor make(std::int64_t bytes);
+  // An operator reads these parameters (indices into what the units were cut from).
+  void use(std::initializer_list<std::size_t> parameters);
+  void begin_backward();
+  // Autograd hands over a gradient, which is in no other hands.
+  void gradient(std::size_t parameter, Tensor gradient);
+  void end_backward();
+  // After accumulation micro-batches.
+  void step();
+  // Idle buffers are freed and peaks begin anew, as Engine::reset_peak_memory().
+  void reset_peak();
+
+  MemoryReport report() const;
+  // Since the last call.
+  Moved take_moved() { return std::exchange(moved_, {}); }
+  bool on_gpu() const { return holder_.gpu; }
+
+ private:
+  friend class Block;
+  struct Group;
+  struct Pool;    // BufferPool
+  struct Blocks;  // BlockPool
+  using Tier = MemoryReport::Tier;
+  using Purpose = MemoryReport::Purpose;
+
+  void book(Tier tier, Purpose purpose, std::int64_t bytes);
+  void rebook(Purpose from, Purpose to, std::int64_t bytes);  // on the device
+  void free(Block& block);
+  void book_resting(Group& group);
+  void book_update_tiles();
+  void reduce_ready_groups();
+  void finish_reductions(std::size_t most_in_flight);
+  Tensor readable(const Tensor& gradient, std::int64_t numel);
+  void begin_reduce(Group& group);
+  void finish_reduce(Group& group);
+  void count_update(const Group& group);
+  std::int64_t share(std::int64_t bytes) const { return (holder_.world - 1) * bytes / holder_.world; }
+  void drop_gradients(Group& group);
+  void drop_gradients();
+
+  const Holder holder_;
+  Moved moved_;
+  std::int64_t now_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
+  std::int64_t peak_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
+  std::int64_t peak_total_[MemoryReport::kTiers] = {};
+  std::unique_ptr<Pool> gathers_, reductions_;
+  std::unique_ptr<Blocks> blocks_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<std::pair<std::size_t, std::size_t>> member_of_;  // of a parameter: group, index in it
+  class Gathering;  // memory/prefetcher.h with its groups
+  std::unique_ptr<Gathering> gathering_;
+  std::vector<Group*> reduce_order_, in_flight_;
+  std::size_t reduce_next_ = 0;
+  std::int64_t micro_step_ = 0;
+  bool first_ = true, boundary_ = true, in_backward_ = false;
+};
+
+}  // namespace zero::planning
