@@ -48,7 +48,8 @@ constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"activations", zero::cli::bench_activations},
                                          {"io", zero::cli::bench_io},
                                          {"step-rank", zero::cli::bench_step_rank, false},
-                                         {"collectives-rank", zero::cli::bench_collectives_rank, false}};
+                                         {"collectives-rank", zero::cli::bench_collectives_rank, false},
+                                         {"explain-rank", zero::cli::explain_rank, false}};
 
 std::string available() {
   std::string names;

@@ -14,5 +14,6 @@ int bench_io(int argc, char** argv);
 // One rank of those, as they start it.
 int bench_step_rank(int argc, char** argv);
 int bench_collectives_rank(int argc, char** argv);
+int explain_rank(int argc, char** argv);  // of `zero explain --live`
 
 }  // namespace zero::cli

@@ -8,6 +8,7 @@ int zero_config(int argc, char** argv);
 int zero_doctor(int argc, char** argv);
 int zero_plan(int argc, char** argv);
 int zero_report(int argc, char** argv);
+int zero_explain(int argc, char** argv);  // with --live in `zero-torch`
 
 // With torch, in `zero-torch`. Weak: a program without one of them refuses the name.
 [[gnu::weak]] int zero_train(int argc, char** argv);

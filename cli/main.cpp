@@ -3,6 +3,7 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -25,6 +26,7 @@ Usage: zero SUBCOMMAND [options]
   train CONFIG.json       train a built-in model on your data
   run PROGRAM [ARGS...]   start ranks of any program and look after them
   plan                    bytes per rank and communication, before a start
+  explain stage 0-3       who holds and sends what, phase by phase
   report RUN...           a page about finished runs: curves, memory, traffic
   bench                   measure collectives, optimizer, I/O, steps, stages
   doctor                  what this machine has and what is missing
@@ -59,7 +61,7 @@ Example
 }
 
 int dispatch(const std::vector<std::string>& words) {
-  static const std::vector<std::string> kNames = {"train", "run", "plan", "report", "bench", "doctor", "checkpoint", "config"};
+  static const std::vector<std::string> kNames = {"train", "run", "plan", "explain", "report", "bench", "doctor", "checkpoint", "config"};
   const std::string& word = words[0];
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
@@ -70,6 +72,9 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "doctor") return zero_doctor(argc, argv.data());
   if (word == "plan") return zero_plan(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
+  // What is only said needs no libtorch; what is run does.
+  if (word == "explain" && std::find(words.begin(), words.end(), "--live") == words.end()) return zero_explain(argc, argv.data());
+  if (word == "explain") continue_with_torch(words);
   if (word == "train" || word == "bench" || word == "checkpoint") continue_with_torch(words);
   const std::string near = zero::nearest_name(word, kNames);
   std::string all;

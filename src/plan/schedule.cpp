@@ -143,6 +143,7 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
     if (unit.trainable) result.padded_trainable_numel += unit.padded_numel();
     if (unit.persistent) result.persistent_numel += unit.padded_numel();
   }
+  facts.movable = input.movable;
   Run run(facts, result.units, input.pass);
   run.build();
   for (int k = 0; k < num_steps; ++k)

@@ -13,6 +13,7 @@
 #include <zero/memory_report.h>
 
 #include "config/settings.h"
+#include "memory/placement.h"
 #include "plan/units.h"
 
 namespace zero::planning {
@@ -61,6 +62,7 @@ struct ScheduleInput {
   std::vector<Parameter> parameters;
   Pass pass;
   Surroundings around;
+  memory::Movable movable;  // what the budgets `memory` of the configuration may move: no other key places it
 };
 
 // One state on one tier of one rank.
@@ -89,7 +91,7 @@ struct Schedule {
 
 // Steps first_step .. first_step + num_steps - 1 of a run; the order of use is learned in the first two of them.
 // overflowed: of these steps, those whose gradients were not finite; missing ones were. Throws ConfigError for what an
-// Engine would refuse.
+// Engine would refuse: budgets that cannot be kept have the code kOutOfMemory.
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed = {});
 

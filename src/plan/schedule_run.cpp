@@ -6,6 +6,8 @@
 #include <map>
 #include <tuple>
 
+#include <zero/errors.h>
+
 #include "base/quantize.h"
 #include "config/stage_rules.h"
 
@@ -152,8 +154,17 @@ void Run::place() {
       group->parameters = param.device == OffloadDevice::Nvme && in_host + shard > param.max_in_cpu ? Tier::File : Tier::Host;
       if (group->parameters == Tier::Host) in_host += shard;
     }
-    group->sharded =
-        config::shards_parameters(zero_.stage, unit.persistent, world, group->parameters != Tier::Device);
+    offloads |= group->offloads();
+  }
+  delayed_ = zero_.delayed_update && offloads;
+  auto limit = zero_.sub_group_size;
+  if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
+  tile_numel_ = config::tile_numel(limit);
+  keep_budgets();
+  offloads = false;
+  for (const auto& group : groups_) {
+    const auto& unit = group->unit;
+    group->sharded = config::shards_parameters(zero_.stage, unit.persistent, world, group->parameters != Tier::Device);
     if (!group->sharded) group->parameters = Tier::Device;
     const auto shard_bytes = static_cast<std::size_t>(unit.shard_numel() * facts_.parameter_width);
     group->mapped = group->sharded && facts_.in_place && group->parameters != Tier::File &&
@@ -162,9 +173,54 @@ void Run::place() {
     offloads |= group->offloads();
   }
   delayed_ = zero_.delayed_update && offloads;
-  auto limit = zero_.sub_group_size;
-  if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
-  tile_numel_ = config::tile_numel(limit);
+}
+
+void Run::keep_budgets() {
+  const auto& limits = facts_.settings.memory;
+  if (!limits.device && !limits.host && !limits.file) return;
+  const auto& optimizer = zero_.offload_optimizer;
+  std::vector<memory::GroupSize> sizes;
+  std::vector<memory::GroupPlace> places;
+  for (const auto& group : groups_) {
+    const auto& unit = group->unit;
+    sizes.push_back({.numel = unit.numel(),
+                     .padded = unit.padded_numel(),
+                     .shard = unit.shard_numel(),
+                     .members = static_cast<std::int64_t>(unit.parameters.size()),
+                     .trainable = unit.trainable,
+                     .root = unit.root,
+                     .persistent = unit.persistent});
+    places.push_back({group->parameters, group->optimizer});
+  }
+  const std::int64_t vectors = facts_.num_slots + 2;
+  const memory::FootprintRules rules{
+      .stage = zero_.stage,
+      .world = facts_.around.world,
+      .parameter_width = facts_.parameter_width,
+      .gradient_width = facts_.gradient_width,
+      .wire_width = facts_.wire_width,
+      .num_slots = facts_.num_slots,
+      .ratio = optimizer.ratio,
+      .on_cpu = !facts_.around.gpu,
+      .maps_shards = facts_.in_place,
+      .second_shards = facts_.neighbours,
+      .reads_gradients = facts_.reads_gradients,
+      .direct_gradients = facts_.direct_gradients,
+      .delayed = delayed_,
+      .tile_numel = tile_numel_,
+      .tiles = std::clamp<std::int64_t>(optimizer.buffer_count ? *optimizer.buffer_count / vectors : kPipeline, 1, 64),
+      .fetch_ahead = static_cast<int>(zero_.offload_param.buffer_count.value_or(kPipeline) - 1)};
+  const auto placement = memory::place(
+      rules, sizes, std::move(places), facts_.movable,
+      {.device = limits.device, .host = limits.host, .file = limits.file, .activations = limits.activations.value_or(0)});
+  if (!placement.fits)
+    throw ConfigError("[plan] got budgets `memory` that these states do not fit, expected larger ones. Hint: a higher stage, or "
+                      "memory.file, so that states can move to a file.",
+                      ExitCode::kOutOfMemory);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    groups_[g]->parameters = placement.places[g].parameters;
+    groups_[g]->optimizer = placement.places[g].optimizer;
+  }
 }
 
 std::vector<Run::Segment> Run::segments(const Group& group) const {

@@ -21,6 +21,7 @@ struct Facts {
   bool overlap = false;           // a reduction goes on while backward does
   int trainable_bits = 0, frozen_bits = 0, gradient_bits = 0;  // of integers on their way; 0: as they are
   int neighbours = 0;             // ranks that keep second shards together; 0: none
+  memory::Movable movable = {};
 };
 
 class Run {
@@ -41,6 +42,7 @@ class Run {
     bool aliases_master;
   };
   void place();
+  void keep_budgets();
   std::vector<Segment> segments(const Group& group) const;
   bool delays(std::int64_t step) const;
   void micro_step(bool boundary);

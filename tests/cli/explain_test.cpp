@@ -1,0 +1,200 @@
+// `zero explain` as a user sees it: tables that fit, one JSON document, mistakes that are named, and --live, which runs
+// what was said and fails where it is not so.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+using nlohmann::json;
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome explain(const Words& words, const std::vector<std::string>& environment = {}, double seconds = 30) {
+  std::vector<std::string> variables{"OMP_NUM_THREADS=1", "NO_COLOR=1"};
+  variables.insert(variables.end(), environment.begin(), environment.end());
+  if (environment.empty()) variables.emplace_back("COLUMNS=80");
+  Process process(Process::Settings{Words{ZERO_BINARY_DIR "/bin/zero", "explain"} + words, variables, "", -1});
+  const int code = process.wait(seconds);
+  return {code, process.out, process.err};
+}
+
+json document(const Words& words, double seconds = 30) {
+  const auto outcome = explain(words + Words{"--json"}, {}, seconds);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  auto parsed = json::parse(outcome.out, nullptr, false);
+  EXPECT_FALSE(parsed.is_discarded()) << outcome.out.substr(0, 500);
+  return parsed;
+}
+
+bool is_collective(const json& event) {
+  static const std::set<std::string> kAll{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "mapped in place"};
+  return kAll.count(event["how"]) != 0;
+}
+
+TEST(Explain, HelpEndsWithAnExampleAndFits) {
+  const auto help = explain({"--help"});
+  EXPECT_EQ(help.code, 0);
+  const auto all = lines(help.out);
+  ASSERT_FALSE(all.empty());
+  EXPECT_NE(all.back().find("zero explain"), std::string::npos);
+  for (const auto& line : all) EXPECT_LE(line.size(), 80u) << line;
+}
+
+TEST(Explain, MistakesAreNamed) {
+  const std::vector<std::pair<Words, std::string>> cases{
+      {{"ofload"}, "did you mean \"offload\""},
+      {{"infinty"}, "did you mean \"infinity\""},
+      {{"stge", "3"}, "did you mean \"stage\""},
+      {{"stage"}, "stage without a number"},
+      {{"stage", "4"}, "stage 4"},
+      {{"stage", "1", "stage", "2"}, "two stages"},
+      {{"stage", "0", "offload"}, "offload at stage 0"},
+      {{"stage", "2", "infinity"}, "infinity at stage 2"},
+      {{"stage", "3", "--wrold", "2"}, "--world"},
+      {{"stage", "3", "--transport", "nccl"}, "--transport"},
+      {{"stage", "3", "--dtype", "fp23"}, "--dtype"},
+      {{"stage", "3", "--hidden", "63"}, "hidden"},
+      {{"stage", "3", "--model", "gpt22"}, "gpt2"},
+      {{"--config", "/does/not/exist.json"}, "/does/not/exist.json"},
+      {{"stage", "3", "--set", "zero_optimization.stagee=2"}, "stage"},
+      {{"stage", "3", "--live", "--device", "cuda"}, "--live"},
+      {{"stage", "3", "--live", "--model", "gpt2-xl"}, "--live"},
+  };
+  for (const auto& [words, expected] : cases) {
+    const auto outcome = explain(words);
+    std::string text;
+    for (const auto& word : words) text += word + " ";
+    EXPECT_TRUE(outcome.code == 2 || outcome.code == 5) << text << outcome.code;
+    EXPECT_EQ(outcome.out, "") << text;
+    EXPECT_NE(outcome.err.find(expected), std::string::npos) << text << outcome.err;
+  }
+}
+
+TEST(Explain, TablesFit) {
+  for (const int columns : {60, 80, 100, 132})
+    for (const Words& words : {Words{"stage", "0"}, Words{"stage", "1", "offload"}, Words{"stage", "3", "--world", "8", "--accumulation", "4"},
+                               Words{"infinity", "--layers", "12"}, Words{"stage", "3", "--device", "cuda", "--model", "gpt2"}}) {
+      const auto outcome = explain(words, {"COLUMNS=" + std::to_string(columns)});
+      EXPECT_EQ(outcome.code, 0) << outcome.err;
+      EXPECT_GT(lines(outcome.out).size(), 15u);
+      for (const auto& line : lines(outcome.out)) {
+        EXPECT_LE(line.size(), static_cast<std::size_t>(columns)) << line;
+        EXPECT_EQ(line.find_last_not_of(' ') + 1, line.size()) << "trailing spaces: " << line;
+      }
+    }
+}
+
+// The homework's question about each stage, as facts of the document.
+TEST(Explain, WhoHoldsAndWhoSendsWhat) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto d = document({"stage", std::to_string(stage), "--world", "4", "--transport", "gloo", "--layers", "4", "--hidden", "128"});
+    EXPECT_EQ(d["schema"], "zero.explain/1");
+    EXPECT_EQ(d["stage"], stage);
+    std::map<std::string, bool> sharded;
+    for (const auto& holding : d["holdings"]) sharded[holding["state"]] = holding["sharded"];
+    EXPECT_EQ(sharded["optimizer states"], stage >= 1) << stage;
+    EXPECT_EQ(sharded["master parameters"], stage >= 1) << stage;
+    EXPECT_EQ(sharded["gradients"], stage >= 2) << stage;
+    EXPECT_EQ(sharded["parameters"], stage == 3) << stage;
+    std::map<std::string, std::set<std::string>> moved;  // "forward parameters" -> how
+    for (const auto& event : d["events"])
+      if (is_collective(event)) moved[event["phase"].get<std::string>() + " " + event["what"].get<std::string>()].insert(event["how"]);
+    for (const auto& [key, ways] : moved) EXPECT_EQ(key.find("optimizer states"), std::string::npos) << "never sent, at any stage";
+    using Ways = std::set<std::string>;
+    EXPECT_EQ(moved["forward parameters"], stage == 3 ? Ways{"all-gather"} : Ways{}) << stage;
+    EXPECT_EQ(moved["backward parameters"], stage == 3 ? Ways{"all-gather"} : Ways{}) << stage;
+    EXPECT_EQ(moved["backward gradients"], stage == 0 ? (Ways{"reduce-scatter", "all-gather"}) : Ways{"reduce-scatter"}) << stage;
+    EXPECT_EQ(moved["step parameters"], stage == 1 || stage == 2 ? Ways{"all-gather"} : Ways{}) << stage;
+    EXPECT_EQ(moved["step gradients"], Ways{}) << stage;
+    EXPECT_NEAR(d["volume"]["times_parameters"].get<double>(), stage == 3 ? 3 : 2, 0.01) << stage;
+    EXPECT_DOUBLE_EQ(d["volume"]["padded_bytes"].get<double>(), d["volume"]["sent_bytes"].get<double>()) << stage;
+  }
+}
+
+TEST(Explain, OffloadAndInfinityArePlaces) {
+  const auto offload = document({"offload"});
+  EXPECT_EQ(offload["stage"], 2);
+  for (const auto& holding : offload["holdings"]) EXPECT_EQ(holding["tier"], holding["state"] == "parameters" ? "device" : "host") << holding.dump();
+  const auto infinity = document({"infinity"});
+  EXPECT_EQ(infinity["stage"], 3);
+  for (const auto& holding : infinity["holdings"]) EXPECT_EQ(holding["tier"], holding["state"] == "gradients" ? "host" : "file") << holding.dump();
+  EXPECT_GT(infinity["totals"]["step"]["read_bytes"].get<std::int64_t>(), 0);
+  EXPECT_EQ(document({"stage", "1", "offload"})["stage"], 1);
+  // On a GPU what is offloaded crosses to the host and back.
+  const auto gpu = document({"offload", "--device", "cuda"});
+  std::set<std::string> ways;
+  for (const auto& event : gpu["events"])
+    if (event["how"] == "copy") ways.insert(event["what"].get<std::string>() + " " + event["from"].get<std::string>() + " " + event["to"].get<std::string>());
+  EXPECT_EQ(ways, (std::set<std::string>{"gradients device host", "parameters host device"}));
+}
+
+TEST(Explain, AConfigurationAsItIs) {
+  const auto d = document({"--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json"});
+  EXPECT_EQ(d["stage"], 3);
+  EXPECT_EQ(d["recipe"], "bf16");
+  EXPECT_EQ(document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
+  // Those of the seed, with models and worlds of their own.
+  int read = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/seeds")) {
+    if (entry.path().extension() != ".json") continue;
+    const auto outcome = explain({"--config", entry.path().string(), "--world", "1", "--transport", "shm", "--set", "train_batch_size=auto",
+                                  "--set", "train_micro_batch_size_per_gpu=1", "--set", "gradient_accumulation_steps=1"});
+    EXPECT_EQ(outcome.code, 0) << entry.path() << outcome.err;
+    ++read;
+  }
+  EXPECT_GE(read, 10);
+}
+
+TEST(Explain, LiveAgrees) {
+  const std::vector<Words> cases{{"stage", "0"},
+                                 {"stage", "1", "--accumulation", "2"},
+                                 {"stage", "2", "--dtype", "fp32"},
+                                 {"stage", "3"},
+                                 {"stage", "3", "--world", "3", "--dtype", "fp16"},
+                                 {"stage", "3", "--world", "1"},
+                                 {"stage", "3", "--transport", "gloo", "--set", "zero_optimization.zero_quantized_weights=true"},
+                                 {"stage", "2", "--transport", "gloo", "--accumulation", "2"},
+                                 {"stage", "0", "--transport", "gloo"},
+                                 {"offload"},
+                                 {"offload", "--transport", "thread", "--set", "zero_optimization.delayed_update.enabled=true", "--set",
+                                  "zero_optimization.delayed_update.start_step=1"},
+                                 {"infinity"},
+                                 {"infinity", "--transport", "thread", "--accumulation", "2"}};
+  for (const auto& words : cases) {
+    std::string text;
+    for (const auto& word : words) text += word + " ";
+    const auto d = document(words + Words{"--live"}, 120);
+    ASSERT_TRUE(d.contains("live")) << text;
+    EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
+    EXPECT_EQ(d["live"]["steps"], 3) << text;
+    const bool one = d["world"] == 1;
+    EXPECT_EQ(d["live"]["ranks"].size(), d["world"].get<std::size_t>()) << text;
+    for (const auto& rank : d["live"]["ranks"]) {
+      EXPECT_GT(rank["events"].size(), one ? 0u : 15u) << text;
+      EXPECT_EQ(rank["sent"].empty(), one) << text;
+    }
+  }
+}
+
+TEST(Explain, LiveInWords) {
+  const auto outcome = explain({"stage", "3", "--live"}, {}, 60);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("The schedule is what happened"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("all_gather"), std::string::npos) << outcome.out;
+  for (const auto& line : lines(outcome.out)) EXPECT_LE(line.size(), 80u) << line;
+}
+
+}  // namespace
+}  // namespace zero::test
