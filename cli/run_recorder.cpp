@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include <zero/config_tools.h>
+#include <zero/plan.h>
 
 #include "base/check.h"
 #include "config/settings.h"
@@ -102,6 +103,23 @@ std::vector<report::TrafficRow> traffic_between(const CommStats& before, const C
   return rows;
 }
 
+// What `zero plan` would say of this run. A model or a machine that cannot be planned is no reason to stop.
+void add_plan(report::RunRecord& r, const Options& options, const Communicator& comm, bool gpu) {
+  PlanMachine machine;
+  machine.ranks_per_host = comm.local_size();
+  machine.hosts = comm.size() / comm.local_size();
+  machine.gpu = gpu;
+  machine.shared_memory = comm.transport() == "shm";
+  try {
+    const Plan foreseen = plan(PlanModel::of_options(options), options, machine);
+    report::PhaseMemory memory = phase_memory(Phase::BeforeForward, foreseen.memory);
+    r.planned = std::move(memory.tiers);
+    r.planned_sent = foreseen.traffic.sent();
+  } catch (const Error&) {
+    r.planned.clear();
+  }
+}
+
 // The whole file or the one before it, whatever happens.
 void write_atomically(const fs::path& path, const std::string& text) {
   const fs::path partial = path.string() + ".partial";
@@ -139,6 +157,7 @@ RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device devi
              {"sequence", std::to_string(plan.model.sequence)}, {"vocabulary", std::to_string(plan.model.vocabulary)}};
   r.environment = environment_of(comm_, device);
   r.configuration = configuration_of(plan.options, comm_.size());
+  add_plan(r, plan.options, comm_, !device.is_cpu());
   write();
 }
 

@@ -27,7 +27,8 @@ report::MemoryPoint memory_point(Phase phase, const MemoryReport& memory) {
   const char* after = phase == Phase::AfterForward ? "forward" : phase == Phase::AfterBackward ? "backward" : "step";
   report::MemoryPoint point{after, memory.current(Tier::Device), memory.peak(Tier::Device), memory.current(Tier::Host),
                             memory.peak(Tier::Host)};
-  if (memory.allocator) point.device_bytes = memory.allocator->allocated, point.device_peak = memory.allocator->allocated_peak;
+  if (memory.allocator)
+    point.device_bytes = memory.allocator->allocated, point.device_peak = memory.allocator->allocated_peak;
   return point;
 }
 

@@ -27,7 +27,8 @@ constexpr std::size_t kWriteBytes = 1 << 16;
 constexpr int kLanesOfATrack = 1000;  // numbers of a track's lanes; more at once are left out
 
 enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTiers, kWhole, kTracks };
-constexpr const char* kTrackNames[kTracks] = {"compute", "waits", "optimizer", "gathers", "reductions", "files", "tiers", "whole"};
+constexpr const char* kTrackNames[kTracks] = {"compute",    "waits", "optimizer", "gathers",
+                                              "reductions", "files", "tiers",     "whole"};
 
 struct Shown {
   Track track;
@@ -248,7 +249,8 @@ void Trace::slice(TraceKind kind, std::string_view name, std::int64_t begin_ns, 
                   std::int64_t value) {
   if (!on() || begin_ns < started_ns_.load(std::memory_order_relaxed)) return;
   totals_[static_cast<std::size_t>(kind)].fetch_add(end_ns - begin_ns, std::memory_order_relaxed);
-  if (recording()) add({name.data(), static_cast<std::uint32_t>(name.size()), kind, false, -1, begin_ns, end_ns, value});
+  if (recording())
+    add({name.data(), static_cast<std::uint32_t>(name.size()), kind, false, -1, begin_ns, end_ns, value});
 }
 
 void Trace::counter(std::string_view name, std::int64_t value) {

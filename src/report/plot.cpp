@@ -71,7 +71,8 @@ class Field {
         out += ' ';
         continue;
       }
-      if (color) out += "\033[" + std::to_string(kColors[static_cast<std::size_t>(cell.series) % std::size(kColors)]) + "m";
+      if (color)
+        out += "\033[" + std::to_string(kColors[static_cast<std::size_t>(cell.series) % std::size(kColors)]) + "m";
       if (fine_) {  // U+2800 + bits
         out += '\xe2';
         out += static_cast<char>(0xa0 + (cell.bits >> 6));

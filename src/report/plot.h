@@ -13,8 +13,8 @@ struct Series {
 };
 
 struct PlotSettings {
-  int columns = 80;   // of the whole plot, labels included
-  int height = 12;    // lines of the plot's field
+  int columns = 80;  // of the whole plot, labels included
+  int height = 12;   // lines of the plot's field
   bool utf8 = false;
   bool color = false;
   bool log_y = false;  // values <= 0 are left out

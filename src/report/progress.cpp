@@ -71,7 +71,8 @@ std::string ProgressLine::line() const {
     const double part = std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0);
     constexpr int kBar = 20;
     if (settings_.utf8) {
-      static constexpr const char* kEighths[] = {"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
+      static constexpr const char* kEighths[] = {"",       "\u258f", "\u258e", "\u258d",
+                                                 "\u258c", "\u258b", "\u258a", "\u2589"};
       const int eighths = static_cast<int>(part * kBar * 8);
       std::string bar;
       for (int i = 0; i < eighths / 8; ++i) bar += "\u2588";
@@ -82,14 +83,14 @@ std::string ProgressLine::line() const {
               std::string(static_cast<std::size_t>(kBar - filled), '.') + "] ";
     }
     if (!settings_.unit.empty()) text += settings_.unit + " ";
-    text += std::to_string(done_) + "/" + std::to_string(total_) + " " + std::to_string(static_cast<int>(part * 100)) + "%";
+    text +=
+        std::to_string(done_) + "/" + std::to_string(total_) + " " + std::to_string(static_cast<int>(part * 100)) + "%";
   } else {
     text += std::to_string(done_);
   }
   if (!settings_.unit.empty()) {
     if (!detail_.empty()) text += "  " + detail_;
-    if (rate_ > 0 && total_ > done_)
-      text += "  eta " + human_duration(static_cast<double>(total_ - done_) / rate_);
+    if (rate_ > 0 && total_ > done_) text += "  eta " + human_duration(static_cast<double>(total_ - done_) / rate_);
   } else if (rate_ > 0) {
     text += " " + (rate_ >= 1 ? human_count(rate_) + "/s" : human_duration(1 / rate_) + " each");
     if (total_ > done_) text += " eta " + human_duration(static_cast<double>(total_ - done_) / rate_);

@@ -14,10 +14,10 @@ class ProgressLine {
  public:
   struct Settings {
     bool enabled = false;
-    bool dumb = false;    // wipe with spaces, not with an escape code
-    int columns = 80;     // the line never reaches the last column
-    bool utf8 = false;    // a finer bar
-    std::string unit;     // "step": "step 20/40 50%  detail  eta 10s", without a rate of its own
+    bool dumb = false;  // wipe with spaces, not with an escape code
+    int columns = 80;   // the line never reaches the last column
+    bool utf8 = false;  // a finer bar
+    std::string unit;   // "step": "step 20/40 50%  detail  eta 10s", without a rate of its own
     // Where bytes go (one call a write) and the clock in seconds; by default file descriptor 2
     // and the steady clock.
     std::function<void(std::string_view)> write;
@@ -45,9 +45,9 @@ class ProgressLine {
   std::string detail_;
   std::size_t drawn_width_ = 0;
   double drawn_at_ = -1e9;
-  double rate_at_ = -1;   // when rate_ was last taken
+  double rate_at_ = -1;  // when rate_ was last taken
   std::int64_t rate_done_ = 0;
-  double rate_ = 0;       // units a second; 0: not known
+  double rate_ = 0;  // units a second; 0: not known
 };
 
 }  // namespace zero::report

@@ -27,7 +27,8 @@ std::string step_line(const StepRow& r) {
   if (r.memory_bytes) {
     s += " mem " + human_bytes(*r.memory_bytes);
     if (r.memory_limit_bytes && *r.memory_limit_bytes > 0)
-      s += print(" (%.0f%%)", 100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
+      s +=
+          print(" (%.0f%%)", 100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
   }
   if (r.tokens_per_s) s += print(" %.0f tok/s", *r.tokens_per_s);
   if (r.comm_part) s += print(" comm %.0f%%", 100 * *r.comm_part);
@@ -69,7 +70,8 @@ std::string step_json(const StepRow& r) {
   for (std::size_t i = 0; i < r.memory.size(); ++i) {
     const MemoryPoint& point = r.memory[i];
     s += (i > 0 ? ", " : "") + json_quote("after_" + point.after) +
-         ": {\"bytes\": " + std::to_string(point.device_bytes) + ", \"peak_bytes\": " + std::to_string(point.device_peak) +
+         ": {\"bytes\": " + std::to_string(point.device_bytes) +
+         ", \"peak_bytes\": " + std::to_string(point.device_peak) +
          ", \"host_bytes\": " + std::to_string(point.host_bytes) +
          ", \"host_peak_bytes\": " + std::to_string(point.host_peak) + "}";
   }

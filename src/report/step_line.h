@@ -18,7 +18,7 @@ struct StepRow {
   std::int64_t step = 0, steps = 0;  // steps 0: unknown
   double loss = 0;
   std::optional<double> grad_norm, lr, loss_scale;
-  std::optional<std::int64_t> skipped;       // steps skipped so far
+  std::optional<std::int64_t> skipped;  // steps skipped so far
   std::optional<std::uint64_t> memory_bytes, memory_limit_bytes;
   std::optional<double> step_seconds, tokens_per_s;
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1

@@ -46,12 +46,34 @@ Character first_character(std::string_view s) {
 struct Range {
   std::int32_t first, last;
 };
-constexpr std::array<Range, 15> kZeroWidth{{{0x300, 0x36f}, {0x483, 0x489}, {0x591, 0x5bd}, {0x610, 0x61a},
-    {0x64b, 0x65f}, {0x900, 0x902}, {0x93c, 0x93c}, {0xe34, 0xe3a}, {0x1160, 0x11ff}, {0x1ab0, 0x1aff},
-    {0x1dc0, 0x1dff}, {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}}};
-constexpr std::array<Range, 13> kWide{{{0x1100, 0x115f}, {0x2e80, 0x303e}, {0x3041, 0x33ff}, {0x3400, 0x4dbf},
-    {0x4e00, 0x9fff}, {0xa000, 0xa4cf}, {0xac00, 0xd7a3}, {0xf900, 0xfaff}, {0xfe30, 0xfe6f}, {0xff00, 0xff60},
-    {0xffe0, 0xffe6}, {0x1f300, 0x1faff}, {0x20000, 0x3fffd}}};
+constexpr std::array<Range, 15> kZeroWidth{{{0x300, 0x36f},
+                                            {0x483, 0x489},
+                                            {0x591, 0x5bd},
+                                            {0x610, 0x61a},
+                                            {0x64b, 0x65f},
+                                            {0x900, 0x902},
+                                            {0x93c, 0x93c},
+                                            {0xe34, 0xe3a},
+                                            {0x1160, 0x11ff},
+                                            {0x1ab0, 0x1aff},
+                                            {0x1dc0, 0x1dff},
+                                            {0x200b, 0x200f},
+                                            {0x20d0, 0x20ff},
+                                            {0xfe00, 0xfe0f},
+                                            {0xfe20, 0xfe2f}}};
+constexpr std::array<Range, 13> kWide{{{0x1100, 0x115f},
+                                       {0x2e80, 0x303e},
+                                       {0x3041, 0x33ff},
+                                       {0x3400, 0x4dbf},
+                                       {0x4e00, 0x9fff},
+                                       {0xa000, 0xa4cf},
+                                       {0xac00, 0xd7a3},
+                                       {0xf900, 0xfaff},
+                                       {0xfe30, 0xfe6f},
+                                       {0xff00, 0xff60},
+                                       {0xffe0, 0xffe6},
+                                       {0x1f300, 0x1faff},
+                                       {0x20000, 0x3fffd}}};
 
 template <std::size_t N>
 bool in(const std::array<Range, N>& ranges, std::int32_t code) {
@@ -163,13 +185,25 @@ std::string html_text(std::string_view text) {
   while (!text.empty()) {
     const Character c = first_character(text);
     switch (c.code) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
       case '\t':
-      case '\n': out += text[0]; break;
+      case '\n':
+        out += text[0];
+        break;
       default:
         if (c.code < 0) {
           out += "\ufffd";

@@ -29,8 +29,8 @@ std::string fit(std::string_view text, std::size_t width, Align align = Align::L
 // Quoted for a JSON document (quotes included): control characters escaped, bytes that are not
 // UTF-8 replaced by U+FFFD.
 std::string json_quote(std::string_view text);
-// As the content of an HTML element or of a quoted attribute; other control characters than tab and new line become '?',
-// bytes that are not UTF-8 U+FFFD.
+// As the content of an HTML element or of a quoted attribute; other control characters than tab and new line become
+// '?', bytes that are not UTF-8 U+FFFD.
 std::string html_text(std::string_view text);
 
 }  // namespace zero::report

@@ -275,13 +275,13 @@ dispatchEvent(new Event("resize"));
   ASSERT_NE(at, std::string::npos);
   const std::string told = shown.dom.substr(at, shown.dom.find("</pre>", at) - at);
   for (const char* box :
-       {"loss: step 8 | stage 0  ", "throughput: step 8 | ", "lr: step 8", "scale: step 8",
+       {"loss: step 8 | stage 0 ", "throughput: step 8 | ", "lr: step 8", "scale: step 8",
         "area-0: ", "area-1: ", "rest: stage 0: ", "rest: stage 3: ", "wire: stage 3: ", "groups-0: ", "groups-1: "})
     EXPECT_NE(told.find(box), std::string::npos) << box << "\n" << told;
   std::ostringstream loss;
   loss.precision(5);
   loss << log(3).back()["loss"].get<double>();
-  EXPECT_NE(told.find("stage 3  " + loss.str()), std::string::npos) << told;
+  EXPECT_NE(told.find("stage 3 " + loss.str()), std::string::npos) << told;
 }
 
 TEST_F(ReportPage, ABrokenScriptWouldBeSeen) {

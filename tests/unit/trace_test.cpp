@@ -89,6 +89,41 @@ TEST(Trace, NestedSpansOfOneThreadNestInTheFile) {
   EXPECT_EQ(counted, (std::vector<std::int64_t>{5, -7}));
 }
 
+TEST(Trace, CountsWithoutAFile) {
+  const Folder folder;
+  Trace trace;
+  trace.count_always();
+  EXPECT_TRUE(trace.on());
+  EXPECT_FALSE(trace.recording());
+  TraceOperation operation;
+  operation.begin(trace, TraceKind::Gather);
+  {
+    TraceSpan span(trace, TraceKind::ReduceWait, "group");
+    pause_us(50);
+  }
+  operation.end("group", 1);
+  trace.counter("activations", 5);
+  const auto waited = trace.total(TraceKind::ReduceWait), gathered = trace.total(TraceKind::Gather);
+  EXPECT_GE(waited, 50'000);
+  EXPECT_GE(gathered, 50'000);
+  EXPECT_FALSE(trace.stop()) << "nothing was started";
+  // A trace of some steps beside it: counted go all, written only those.
+  trace.start(setup_of(folder));
+  EXPECT_FALSE(trace.recording());
+  { TraceSpan unseen(trace, TraceKind::ReduceWait, "unseen"); }
+  trace.record(true);
+  { TraceSpan seen(trace, TraceKind::ReduceWait, "seen"); }
+  trace.record(false);
+  EXPECT_TRUE(trace.on());
+  { TraceSpan unseen(trace, TraceKind::ReduceWait, "unseen"); }
+  EXPECT_TRUE(trace.stop());
+  EXPECT_TRUE(trace.on());
+  EXPECT_GT(trace.total(TraceKind::ReduceWait), waited);
+  const auto written = slices(read_trace(Trace::part_name(folder.file(), 0)), "waits");
+  ASSERT_EQ(written.size(), 1u);
+  EXPECT_EQ(written[0].name, "reduce seen");
+}
+
 TEST(Trace, OffWritesNothing) {
   const Folder folder;
   Trace never, trace;
