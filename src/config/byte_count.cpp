@@ -21,7 +21,8 @@ std::optional<std::int64_t> byte_count(std::string_view text) {
   std::int64_t whole = 0;
   double number = 0;
   const char *end = text.data() + text.size(), *after = text.data();
-  if (const auto [stop, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed); error != std::errc())
+  if (const auto [stop, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+      error != std::errc())
     return {};
   else
     after = stop;

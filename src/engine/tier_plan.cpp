@@ -70,8 +70,9 @@ void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::G
                               : zero.offload_optimizer.device == OffloadDevice::Cpu                   ? Tier::Host
                                                                                                       : Tier::File;
   for (const auto& group : groups)
-    places_.push_back({.parameters = group.persistent ? Tier::Device : parameter_tier((group.numel + world_ - 1) / world_),
-                       .optimizer = optimizer_tier});
+    places_.push_back(
+        {.parameters = group.persistent ? Tier::Device : parameter_tier((group.numel + world_ - 1) / world_),
+         .optimizer = optimizer_tier});
   rules.ratio = zero.offload_optimizer.ratio;
   rules.delayed = zero.delayed_update && offloads();
   const auto policy = update_policy(rules.num_slots);
@@ -98,8 +99,10 @@ void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::G
                                                 io_settings(settings_.aio), base::join("rank ", rank_, "/", world_),
                                                 settings_.aio.checksums);
   };
-  if (rests_in_file(&memory::GroupPlace::optimizer) && rules.ratio > 0) optimizer_file_ = file_in(zero.offload_optimizer.path);
-  if (zero.stage == 3 && rests_in_file(&memory::GroupPlace::parameters)) parameter_file_ = file_in(zero.offload_param.path);
+  if (rests_in_file(&memory::GroupPlace::optimizer) && rules.ratio > 0)
+    optimizer_file_ = file_in(zero.offload_optimizer.path);
+  if (zero.stage == 3 && rests_in_file(&memory::GroupPlace::parameters))
+    parameter_file_ = file_in(zero.offload_param.path);
 }
 
 void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets& limits) const {
@@ -115,12 +118,13 @@ void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets&
       helps += base::join(helps.empty() ? "" : ", or ", name, " = ", *smallest);
   }
   if (!limits.file && settings_.zero.stage >= 1)
-    helps += base::join(helps.empty() ? "" : ", or ", "memory.file with memory.nvme_path, so that states can move to a file");
+    helps += base::join(helps.empty() ? "" : ", or ",
+                        "memory.file with memory.nvme_path, so that states can move to a file");
   if (settings_.zero.stage < 3) helps += base::join(helps.empty() ? "" : ", or ", "a higher stage");
-  throw ConfigError(base::join("[Engine] ", over, " (rank ", rank_, "/", world_,
-                               "). Hint: the smallest budget that works is ",
-                               helps.empty() ? "larger in more than one tier" : helps, "."),
-                    ExitCode::kOutOfMemory);
+  throw ConfigError(
+      base::join("[Engine] ", over, " (rank ", rank_, "/", world_, "). Hint: the smallest budget that works is ",
+                 helps.empty() ? "larger in more than one tier" : helps, "."),
+      ExitCode::kOutOfMemory);
 }
 
 bool TierPlan::offloads() const {
@@ -163,7 +167,8 @@ void TierPlan::enforce(memory::MemoryLedger& ledger) const {
   const auto limits = budgets();
   for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
     if (const auto& limit = limits.of(tier))
-      ledger.limit(tier, *limit, base::join("memory.", MemoryReport::name(tier)), base::join("rank ", rank_, "/", world_));
+      ledger.limit(tier, *limit, base::join("memory.", MemoryReport::name(tier)),
+                   base::join("rank ", rank_, "/", world_));
 }
 
 StagedUpdate::Policy TierPlan::update_policy(int num_slots) const {

@@ -7,9 +7,9 @@
 namespace zero::memory {
 namespace {
 
-constexpr std::int64_t kMasterWidth = 4;    // masters and moments are fp32
-constexpr std::int64_t kFileStep = 4096;    // regions of a file begin at multiples of it
-constexpr std::int64_t kRatioStep = 2048;   // elements: a group is cut between tiers at multiples of it
+constexpr std::int64_t kMasterWidth = 4;     // masters and moments are fp32
+constexpr std::int64_t kFileStep = 4096;     // regions of a file begin at multiples of it
+constexpr std::int64_t kRatioStep = 2048;    // elements: a group is cut between tiers at multiples of it
 constexpr std::int64_t kBlockOverhead = 64;  // bytes before a gradient that ranks read where it lies
 
 std::int64_t up(std::int64_t bytes) { return (bytes + kFileStep - 1) / kFileStep * kFileStep; }
@@ -44,8 +44,7 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& group = groups[g];
     const auto& place = places[g];
-    const bool sharded =
-        rules.stage == 3 && !group.persistent && (rules.world > 1 || place.parameters != Tier::Device);
+    const bool sharded = rules.stage == 3 && !group.persistent && (rules.world > 1 || place.parameters != Tier::Device);
     const auto resting = sharded ? group.shard : group.padded;
     const auto tier = sharded ? place.parameters : Tier::Device;
     f.rests(tier, Purpose::Parameters) += on(tier, resting * rules.parameter_width);
@@ -67,13 +66,14 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
     const auto owned = rules.stage == 0 ? group.padded : group.shard;
     const bool offloaded = place.optimizer != Tier::Device && rules.ratio > 0;
     const bool aliases = rules.parameter_width == kMasterWidth && tier == Tier::Device && !rules.delayed;
-    const auto moved = !offloaded ? 0
-                                  : std::min<std::int64_t>(owned, static_cast<std::int64_t>(
-                                        std::ceil(static_cast<double>(owned) * rules.ratio / kRatioStep) * kRatioStep));
+    const auto moved =
+        !offloaded ? 0
+                   : std::min<std::int64_t>(
+                         owned, static_cast<std::int64_t>(
+                                    std::ceil(static_cast<double>(owned) * rules.ratio / kRatioStep) * kRatioStep));
     const auto add_states = [&](Tier at, std::int64_t numel) {
       if (numel == 0) return;
-      if (at != Tier::Device || !aliases)
-        f.rests(at, Purpose::MasterParameters) += on(at, numel * kMasterWidth);
+      if (at != Tier::Device || !aliases) f.rests(at, Purpose::MasterParameters) += on(at, numel * kMasterWidth);
       f.rests(at, Purpose::OptimizerStates) += rules.num_slots * on(at, numel * kMasterWidth);
     };
     add_states(place.optimizer, moved);

@@ -30,16 +30,16 @@ struct GroupPlace {
 struct FootprintRules {
   int stage = 0, world = 1;
   int parameter_width = 4, gradient_width = 4, wire_width = 4;
-  int num_slots = 2;          // moments
-  double ratio = 1;           // of a group's optimizer states, on its tier; the rest stays on the device
-  bool on_cpu = true;         // the device shares the host's memory
-  bool maps_shards = false;   // ranks read each other's shards where they rest: nothing is gathered
-  int second_shards = 0;      // ranks that keep second shards together (hpZ); 0: nobody
-  bool reads_gradients = false;    // and their gradients
-  bool direct_gradients = false;   // autograd's own are the kept ones
-  bool delayed = false;       // updates run beside training
+  int num_slots = 2;                       // moments
+  double ratio = 1;                        // of a group's optimizer states, on its tier; the rest stays on the device
+  bool on_cpu = true;                      // the device shares the host's memory
+  bool maps_shards = false;                // ranks read each other's shards where they rest: nothing is gathered
+  int second_shards = 0;                   // ranks that keep second shards together (hpZ); 0: nobody
+  bool reads_gradients = false;            // and their gradients
+  bool direct_gradients = false;           // autograd's own are the kept ones
+  bool delayed = false;                    // updates run beside training
   std::int64_t tile_numel = 1, tiles = 3;  // of the update of what rests in files
-  int fetch_ahead = 0;        // shards on their way from a file
+  int fetch_ahead = 0;                     // shards on their way from a file
 };
 
 struct Footprint {

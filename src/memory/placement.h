@@ -34,7 +34,8 @@ struct Placement {
   std::optional<std::int64_t> smallest[MemoryReport::kTiers];
 };
 
-// For people, several lines: each tier's bytes by purpose beside its budget, and which groups moved. `names`: of groups.
+// For people, several lines: each tier's bytes by purpose beside its budget, and which groups moved. `names`: of
+// groups.
 std::string describe(const Placement& placement, const Budgets& budgets, const std::vector<GroupSize>& groups,
                      const std::vector<std::string>& names);
 

@@ -24,16 +24,23 @@ class CheckedRead final : public Work {
  public:
   CheckedRead(std::shared_ptr<Work> read, std::shared_ptr<Checksums> checksums, const ShardFile& file,
               std::int64_t region, std::int64_t at, const void* data, std::int64_t bytes)
-      : read_(std::move(read)), checksums_(std::move(checksums)), file_(file), region_(region), at_(at), data_(data), bytes_(bytes) {}
+      : read_(std::move(read)),
+        checksums_(std::move(checksums)),
+        file_(file),
+        region_(region),
+        at_(at),
+        data_(data),
+        bytes_(bytes) {}
   void wait() override {
     read_->wait();
     if (!compared_) different_ = checksums_->first_difference(at_, data_, bytes_);
     compared_ = true;
     if (different_ < 0) return;
-    throw IoError(base::join("[ShardStore::read] got other bytes in the ", Checksums::kBlock, " at offset ", region_ + different_,
-                             " of ", file_.file().path(), " than were written there, expected them back (", file_.who(),
-                             "). Hint: the disk or its driver loses or mixes up writes; move nvme_path elsewhere and go "
-                             "on from the last checkpoint. libzero.tier_checksums turns the comparison off."));
+    throw IoError(
+        base::join("[ShardStore::read] got other bytes in the ", Checksums::kBlock, " at offset ", region_ + different_,
+                   " of ", file_.file().path(), " than were written there, expected them back (", file_.who(),
+                   "). Hint: the disk or its driver loses or mixes up writes; move nvme_path elsewhere and go "
+                   "on from the last checkpoint. libzero.tier_checksums turns the comparison off."));
   }
   bool done() override { return read_->done(); }
 
@@ -124,9 +131,12 @@ void ShardStore::write(std::int64_t begin, const at::Tensor& values) {
     const auto bytes = std::min(bounce.bytes(), up(last) - at);
     const auto put = std::max(at, first), until = std::min(at + bytes, last);
     // The neighbours' elements in the first and the last block stay.
-    if (put != at || until != at + bytes) begin_read_bytes(at, bounce.data(), bytes)->wait();
-    std::memcpy(static_cast<char*>(bounce.data()) + (put - at), from + (put - first),
-                static_cast<std::size_t>(until - put));
+    constexpr auto kBlock = ShardFile::kAlignment;
+    auto* const held = static_cast<char*>(bounce.data());
+    if (put != at) begin_read_bytes(at, held, kBlock)->wait();
+    if (until != at + bytes && (put == at || bytes > kBlock))
+      begin_read_bytes(at + bytes - kBlock, held + bytes - kBlock, kBlock)->wait();
+    std::memcpy(held + (put - at), from + (put - first), static_cast<std::size_t>(until - put));
     begin_write_bytes(at, bounce.data(), bytes)->wait();
   }
 }

@@ -88,6 +88,9 @@ struct SwapFile::State {
     if (std::memcmp(out.data(), in.data(), bytes) != 0)
       throw IoError(join("[SwapFile::create] got other bytes than were written to ", space.file().path(), " by ",
                          path->name(), " (", space.who(), ")"));
+    // A new file holds zeros, at its beginning, too.
+    std::memset(out.data(), 0, bytes);
+    begin(true, 0, static_cast<char*>(out.data()), size)->wait();
   }
 
   const pid_t owner = getpid();

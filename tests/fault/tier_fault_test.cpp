@@ -54,7 +54,9 @@ class Nth final : public offload::FaultSource {
 
 class Installed {
  public:
-  explicit Installed(std::shared_ptr<offload::FaultSource> faults) { offload::set_faults_of_new_files(std::move(faults)); }
+  explicit Installed(std::shared_ptr<offload::FaultSource> faults) {
+    offload::set_faults_of_new_files(std::move(faults));
+  }
   ~Installed() { offload::set_faults_of_new_files(nullptr); }
 };
 
@@ -115,7 +117,8 @@ TEST(TierFault, WhatPassesByItselfChangesNoBit) {
     const auto setup = setup_in(folder.path, stage);
     const auto plain = train(setup, "", nullptr);
     ASSERT_EQ(plain.error[0] + plain.error[1], "");
-    for (const offload::Fault fault : {offload::Fault{EINTR, -1}, offload::Fault{EAGAIN, -1}, offload::Fault{0, 4096}}) {
+    for (const offload::Fault fault :
+         {offload::Fault{EINTR, -1}, offload::Fault{EAGAIN, -1}, offload::Fault{0, 4096}}) {
       for (const std::int64_t n : {2, 3, 7}) {
         auto faults = std::make_shared<Nth>(Nth::Kind::Any, n, /*every=*/true, fault);
         const Installed installed(faults);
@@ -150,7 +153,8 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
     ++ended_early;
     const int failed = run.code[0] == ExitCode::kIo ? 0 : 1;
     EXPECT_EQ(run.code[failed], ExitCode::kIo) << run.error[0] << "\n" << run.error[1];
-    for (const auto& part : std::vector<std::string>{text, folder.path, "offset", "rank " + std::to_string(failed) + "/2"})
+    for (const auto& part :
+         std::vector<std::string>{text, folder.path, "offset", "rank " + std::to_string(failed) + "/2"})
       EXPECT_NE(run.error[failed].find(part), std::string::npos) << part << " in " << run.error[failed];
     const auto& other = run.error[1 - failed];
     EXPECT_NE(other.find("rank " + std::to_string(failed)), std::string::npos) << "the other rank said: " << other;
@@ -213,7 +217,9 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
   const int fd = open_again(folder.path);
   ASSERT_GE(fd, 0);
   const auto offset = before.bytes() + 2 * 4096 + 17;
-  const char flipped = 0x40;
+  char flipped = 0;
+  ASSERT_EQ(pread(fd, &flipped, 1, offset), 1);
+  flipped = static_cast<char>(flipped ^ 0x40);
   ASSERT_EQ(pwrite(fd, &flipped, 1, offset), 1);
   ASSERT_EQ(fsync(fd), 0);
   EXPECT_TRUE(at::equal(store.read(0, 1024), expected.narrow(0, 0, 1024))) << "other blocks are not concerned";

@@ -85,7 +85,8 @@ TEST_P(Budgets, ShrinkUntilRefusedAndTheBitsStay) {
   EXPECT_NE(refusal(s), "");
   std::uint64_t most_on_host = 0;
   const auto whole = static_cast<std::int64_t>(free_run.memory.peak(Tier::Device));
-  for (const auto budget : {smallest, smallest + (std::max(whole, smallest) - smallest) / 2, std::max(whole, smallest) * 2}) {
+  for (const auto budget :
+       {smallest, smallest + (std::max(whole, smallest) - smallest) / 2, std::max(whole, smallest) * 2}) {
     s.extra = keys(budget);
     const auto run = train(s);
     EXPECT_EQ(run.hash, free_run.hash) << budget;
@@ -101,7 +102,8 @@ TEST_P(Budgets, ShrinkUntilRefusedAndTheBitsStay) {
   // The same device, and less of the host than that took: the rest goes to a file.
   const auto with_file = [&](std::int64_t host) {
     return memory_keys("\"device\": " + std::to_string(smallest) + ", \"activations\": " + std::to_string(activations) +
-                       ", \"host\": " + std::to_string(host) + ", \"file\": \"1GB\", \"nvme_path\": \"" + folder_ + "\"");
+                       ", \"host\": " + std::to_string(host) + ", \"file\": \"1GB\", \"nvme_path\": \"" + folder_ +
+                       "\"");
   };
   s.extra = with_file(1);
   const auto host_text = refusal(s);

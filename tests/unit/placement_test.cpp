@@ -111,8 +111,9 @@ TEST(Placement, WhatIsFixedStays) {
 TEST(Placement, OnADeviceWithKernelsOfItsOwnOptimizerStatesMoveTogether) {
   auto with_device = rules();
   with_device.on_cpu = false;
-  const auto placement = place(with_device, sizes(), on_device(), {.optimizer = true, .parameters = true, .together = true},
-                               budgets_of(kShards * 16 + kPassing - 1));
+  const auto placement =
+      place(with_device, sizes(), on_device(), {.optimizer = true, .parameters = true, .together = true},
+            budgets_of(kShards * 16 + kPassing - 1));
   ASSERT_TRUE(placement.fits);
   for (const auto& place : placement.places) EXPECT_EQ(place.optimizer, Tier::Host);
 }
