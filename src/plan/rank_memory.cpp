@@ -530,7 +530,7 @@ void RankMemory::begin_reduce(Group& group) {
 void RankMemory::finish_reduce(Group& group) {
   if (group.output != 0) reductions_->put(std::exchange(group.output, 0));
   if (group.input != 0) reductions_->put(std::exchange(group.input, 0));
-  if (config::shards_gradients(holder_.settings.zero.stage))
+  if (!holder_.direct_gradients())
     for (auto& gradient : group.kept) gradient.reset();
   if (boundary_ && group.offloads() && holder_.gpu) moved_.to_host += group.unit.shard_numel() * holder_.gradient_width();
   // Copied to host memory, and gone.
