@@ -135,25 +135,36 @@ void complete(LiveTask& task, const Request& request, const Asked& asked, const 
     }
   }
   if (asked.stage >= 0) add("zero_optimization.stage", std::to_string(asked.stage), "command line");
-  for (const auto& [key, value] : request.set) add(key.c_str(), value, "--set");
-  const auto given = task.options();
-  const auto& zero = given.settings().zero;
-  if (given.settings().optimizer.type == config::OptimizerType::None) add("optimizer.type", "AdamW", "zero explain");
-  const auto stage = asked.infinity ? 3 : asked.offload && zero.stage == 0 ? 2 : zero.stage;
-  if (stage != zero.stage) add("zero_optimization.stage", std::to_string(stage), "command line");
-  if (asked.infinity) {
-    for (const char* block : {"zero_optimization.offload_optimizer", "zero_optimization.offload_param"}) {
-      const bool optimizer = std::string(block).ends_with("optimizer");
-      if ((optimizer ? zero.offload_optimizer.device : zero.offload_param.device) != OffloadDevice::Nvme)
-        add(base::join(block, ".device").c_str(), "nvme", "command line");
-      if ((optimizer ? zero.offload_optimizer.path : zero.offload_param.path).empty())
-        add(base::join(block, ".nvme_path").c_str(), folder, "command line");
+  const auto with_sets = [&](LiveTask some) {
+    for (const auto& [key, value] : request.set) some.settings.push_back({key, value, "--set", false});
+    return some;
+  };
+  // What --set sets may need what the words mean, and the other way round: whatever can be read on its own.
+  const auto given = [&] {
+    try {
+      return with_sets(task).options();
+    } catch (const ConfigError&) {
+      return task.options();
     }
-    if (!given.document().is_set("zero_optimization.offload_param.max_in_cpu"))
-      add("zero_optimization.offload_param.max_in_cpu", "0", "command line");
-  } else if (asked.offload && zero.offload_optimizer.device == OffloadDevice::None) {
+  }();
+  const auto sets = [&](const std::string& key) {
+    return std::any_of(request.set.begin(), request.set.end(), [&](const auto& one) { return one.first == key; });
+  };
+  const auto says = [&](const std::string& key) { return given.document().is_set(key) || sets(key); };
+  const auto& zero = given.settings().zero;
+  if (given.settings().optimizer.type == config::OptimizerType::None && !says("optimizer.type")) add("optimizer.type", "AdamW", "zero explain");
+  if (asked.infinity && zero.stage != 3) add("zero_optimization.stage", "3", "command line");
+  if (asked.offload && zero.stage == 0 && !asked.infinity) add("zero_optimization.stage", "2", "command line");
+  if (asked.infinity) {
+    for (const std::string block : {"zero_optimization.offload_optimizer.", "zero_optimization.offload_param."}) {
+      if (!sets(block + "device")) add((block + "device").c_str(), "nvme", "command line");
+      if (!says(block + "nvme_path")) add((block + "nvme_path").c_str(), folder, "command line");
+    }
+    if (!says("zero_optimization.offload_param.max_in_cpu")) add("zero_optimization.offload_param.max_in_cpu", "0", "command line");
+  } else if (asked.offload && !says("zero_optimization.offload_optimizer.device")) {
     add("zero_optimization.offload_optimizer.device", "cpu", "command line");
   }
+  task = with_sets(std::move(task));
 }
 
 PlanModel model_of(const Request& r, const Options& options) {

@@ -142,9 +142,9 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
   if (holding.state == "gradients") {
     const auto sum = by(Phase::Backward, What::Gradients), late = by(Phase::Step, What::Gradients);
     return {"-", with(s.stage >= 2 && s.world > 1 ? "of a unit whole, then own part" : "made, whole", sum),
-            with("read by the update", late)};
+            what.delayed ? "handed over" : with("read by the update", late)};
   }
-  if (holding.state == "gradients handed over") return {"read by the update before", "read by the update before", "handed over"};
+  if (holding.state == "gradients handed over") return {"read by the update beside", "read by the update beside", "-"};
   if (holding.state == "parameters to come") return {"written by the update", "written by the update", "come into use"};
   if (holding.state == "second shards") return {"-", "read by neighbours", "void"};
   const auto moved = by(Phase::Step, What::OptimizerStates);
