@@ -1,0 +1,208 @@
+// `zero plan`: its answers as text and JSON, its exit codes, its mistakes, and the configuration it writes, which
+// `zero config check` and `zero train` take as it is.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
+
+struct Answer {
+  int code;
+  std::string out, err;
+};
+
+Answer ask(const Words& words, const std::string& columns = "80") {
+  Process process(Process::Settings{.arguments = Words{kZero, "plan"} + words, .environment = {"COLUMNS=" + columns}, .folder = "", .out = -1});
+  const int code = process.wait(60);
+  return {code, process.out, process.err};
+}
+
+json document(const Words& words) {
+  const auto answer = ask(words + Words{"--json"});
+  EXPECT_TRUE(answer.code == 0 || answer.code == 4) << answer.err;
+  return json::parse(answer.out);
+}
+
+TEST(PlanCommand, ComparesEveryStageOffloadAndCheckpointing) {
+  const auto plan = document({"--params", "7.5e9", "--world", "64", "--memory", "32GB"});
+  EXPECT_EQ(plan["schema"], "zero.plan/1");
+  EXPECT_EQ(plan["model"]["parameters"], 7500000000);
+  ASSERT_EQ(plan["plans"].size(), 20u);  // stage 0 has nothing to offload
+  const auto& plans = plan["plans"];
+  const auto find = [&](int stage, const std::string& offload, bool again) -> const json& {
+    for (const auto& each : plans)
+      if (each["stage"] == stage && each["offload"] == offload && each["activation_checkpointing"] == again) return each;
+    throw std::runtime_error("no such plan");
+  };
+  // ZeRO, Table 1: 31.4, 16.6 and 1.88 GB of states, padding apart.
+  const auto states = [&](int stage) {
+    const auto& device = find(stage, "none", false)["memory"]["device"];
+    double sum = 0;
+    for (const char* purpose : {"parameters", "gradients", "master_parameters", "optimizer_states"})
+      sum += device[purpose]["rest_bytes"].get<double>();
+    return sum / 1e9;
+  };
+  EXPECT_NEAR(states(1), 31.4, 0.1);
+  EXPECT_NEAR(states(2), 16.6, 0.1);
+  EXPECT_NEAR(states(3), 1.88, 0.01);
+  const double volumes[] = {2, 2, 2, 3};
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const bool again : {false, true}) {
+      const auto& each = find(stage, "none", again);
+      EXPECT_NEAR(each["traffic"]["volume"].get<double>(), volumes[stage], 1e-6) << stage;
+      EXPECT_LE(find(stage, "none", true)["memory"]["device"]["peak_bytes"], find(stage, "none", false)["memory"]["device"]["peak_bytes"]);
+    }
+  EXPECT_FALSE(find(0, "none", false)["fits"]);
+  EXPECT_EQ(find(0, "none", false)["misses"], "device");
+  EXPECT_TRUE(find(2, "none", false)["fits"]);
+  ASSERT_TRUE(plan["recommended"].is_number());
+  const auto& best = plans[plan["recommended"].get<std::size_t>()];
+  EXPECT_TRUE(best["fits"]);
+  EXPECT_EQ(best["offload"], "none");
+  EXPECT_EQ(best["stage"], 2);  // sends as little as stage 1, and fits without running layers twice
+  EXPECT_EQ(plan["config"]["zero_optimization"]["stage"], 2);
+  // What fits at most is consistent with what fits.
+  for (const auto& each : plans) {
+    EXPECT_EQ(each["largest_micro_batch_size"].get<int>() >= 1, each["fits"].get<bool>()) << each;
+    EXPECT_EQ(each["largest_model_parameters"].get<double>() >= 7.4e9, each["fits"].get<bool>()) << each;
+  }
+}
+
+TEST(PlanCommand, TheLargestMicroBatchIsTheLargest) {
+  const Words machine{"--model", "gpt2", "--world", "2", "--device", "cpu", "--memory", "4GiB", "--stage", "1", "--offload", "none", "--checkpointing", "off", "--dtype", "fp32"};
+  const auto first = document(machine)["plans"][0];
+  const auto most = first["largest_micro_batch_size"].get<int>();
+  ASSERT_GT(most, 1);
+  const auto with = [&](int batch) {
+    return document(machine + Words{"--micro-batch-size", std::to_string(batch)})["plans"][0]["fits"].get<bool>();
+  };
+  EXPECT_TRUE(with(most));
+  EXPECT_FALSE(with(most + 1));
+}
+
+TEST(PlanCommand, ExitsWithFourWhenNothingFits) {
+  const auto answer = ask({"--params", "1e12", "--memory", "16GB"});
+  EXPECT_EQ(answer.code, 4);
+  EXPECT_NE(answer.out.find("Nothing fits. Hint: more ranks"), std::string::npos) << answer.out;
+  EXPECT_NE(answer.err.find("nothing fits"), std::string::npos) << answer.err;
+  const auto plan = document({"--params", "1e12", "--memory", "16GB"});
+  EXPECT_TRUE(plan["recommended"].is_null());
+  EXPECT_FALSE(plan.contains("config"));
+}
+
+TEST(PlanCommand, TablesFitTheirColumns) {
+  for (const char* columns : {"80", "100", "160"})
+    for (const Words& words : {Words{"--model", "llama-3.1-405b", "-n", "1024", "--memory", "80GB", "--flops", "400T", "--network", "50GB/s"},
+                               Words{"--paper", "all"}}) {
+      const auto answer = ask(words, columns);
+      for (const auto& line : lines(answer.out)) {
+        if (line.starts_with("model") || line.starts_with("machine")) continue;  // sentences
+        EXPECT_LE(line.size(), std::stoul(columns)) << line;
+      }
+    }
+}
+
+TEST(PlanCommand, MistakesGetTheNearestNameAndAnExample) {
+  const struct {
+    Words words;
+    const char* expected;
+  } mistakes[] = {
+      {{"--parms", "7e9"}, "did you mean --params?"},
+      {{"--model", "gpt2-xxl"}, "did you mean \"gpt2-xl\"?"},
+      {{"--params", "many"}, "expected a number such as 7.5e9, 7.5B or 350M"},
+      {{"--params", "7e9", "--memory", "lots"}, "expected a size such as 32GB"},
+      {{"--params", "7e9", "--stage", "4"}, "expected all, or 0 to 3"},
+      {{"--params", "7e9", "--offload", "disk"}, "expected one of all, none, cpu, nvme"},
+      {{"--params", "7e9", "--world", "6", "--hosts", "4"}, "expected their product"},
+      {{"--params", "7e9", "--model", "gpt2"}, "expected one model"},
+      {{"--layers", "12"}, "--layers without --hidden, expected both"},
+      {{"--world", "4"}, "got no model, expected --params, --model"},
+      {{"--params", "7e9", "--stage", "0", "--offload", "cpu"}, "stage 0 keeps everything on the device"},
+      {{"--layers", "2", "--hidden", "100", "--heads", "3"}, "expected a divisor of hidden = 100"},
+  };
+  for (const auto& [words, expected] : mistakes) {
+    const auto answer = ask(words);
+    EXPECT_EQ(answer.code, 2) << expected;
+    EXPECT_NE(answer.err.find(expected), std::string::npos) << answer.err;
+    EXPECT_NE(answer.err.find("Example: zero plan --params 7.5e9 --world 64 --memory 32GB"), std::string::npos) << answer.err;
+    EXPECT_EQ(answer.out, "");
+  }
+  const auto paper = ask({"--paper", "tabel1"});
+  EXPECT_EQ(paper.code, 2);
+  EXPECT_NE(paper.err.find("did you mean \"table1\"?"), std::string::npos) << paper.err;
+}
+
+TEST(PlanCommand, PrintsThePapers) {
+  const auto table = json::parse(ask({"--paper", "table1", "--json"}).out)["tables"][0];
+  EXPECT_EQ(table["rows"].size(), 6u);
+  EXPECT_EQ(table["rows"][3], json({"64", "31.4*", "16.6", "1.88", "536", "284", "32*", "4187", "2218", "250"}));
+  EXPECT_NE(ask({"--paper", "table2"}).out.find("121.6B  230.4B        2T"), std::string::npos);
+}
+
+TEST(PlanCommand, NeedsNoLibtorch) {
+  const auto folder = temporary_folder();
+  fs::copy_file(kZero, folder + "/zero");  // alone: without zero-torch beside it
+  Process process(Words{folder + "/zero", "plan", "--model", "gpt2-xl", "--memory", "80GB"});
+  EXPECT_EQ(process.wait(20), 0) << process.err;
+  Process maps(Words{"/usr/bin/env", "ldd", folder + "/zero"});
+  ASSERT_EQ(maps.wait(20), 0) << maps.err;
+  EXPECT_EQ(maps.out.find("torch"), std::string::npos) << maps.out;
+}
+
+TEST(PlanCommand, WhatItWritesIsChecked) {
+  const auto folder = temporary_folder();
+  const Words places[] = {{"--offload", "none"}, {"--offload", "cpu", "--stage", "2"}, {"--offload", "nvme", "--stage", "3"}, {"--checkpointing", "on"}};
+  for (const char* model : {"gpt2-xl", "gpt3-175b", "bert-large", "t5-11b", "llama-3-8b"})
+    for (const auto& place : places) {
+      const auto file = folder + "/ds.json";
+      const auto answer = ask(Words{"--model", model, "--world", "64", "--nvme-path", folder, "--write", file} + place);
+      ASSERT_EQ(answer.code, 0) << answer.err;
+      Process check(Words{kZero, "config", "check", "--strict", "--world", "64", file});
+      EXPECT_EQ(check.wait(20), 0) << check.out << check.err;
+    }
+}
+
+TEST(PlanCommand, AFilesModelAndRecipeArePlanned) {
+  const auto file = temporary_folder() + "/ds.json";
+  std::ofstream(file) << R"({
+    // as for zero train
+    "train_batch_size": 16, "gradient_accumulation_steps": 2, "fp16": {"enabled": true},
+    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "libzero": {"model": {"size": "gpt-10m", "layers": 8}}})";
+  const auto plan = document({file, "--world", "4"});
+  EXPECT_EQ(plan["recipe"], "fp16");
+  EXPECT_EQ(plan["optimizer"], "SGD");
+  EXPECT_EQ(plan["model"]["layers"], 8);
+  EXPECT_EQ(plan["model"]["parameters"], 2 * 256 * 368 + 8 * (12 * 368 * 368 + 13 * 368) + 2 * 368);
+  EXPECT_EQ(plan["plans"][0]["micro_batch_size"], 2);
+  EXPECT_EQ(plan["plans"][0]["accumulation_steps"], 2);
+  EXPECT_FALSE(plan["plans"][0]["memory"]["device"].contains("optimizer_states"));  // SGD without momentum
+  EXPECT_EQ(plan["config"]["optimizer"]["type"], "SGD");
+}
+
+TEST(PlanCommand, WhatItWritesTrains) {
+  const auto folder = temporary_folder();
+  const auto file = folder + "/ds.json";
+  const Words small{"--layers", "2", "--hidden", "64", "--heads", "2", "--vocab", "256", "--seq", "32", "--device", "cpu", "--nvme-path", folder, "--write", file};
+  for (const Words& place : {Words{"--memory", "64MiB"}, Words{"--stage", "3", "--offload", "nvme", "--checkpointing", "on"}}) {
+    ASSERT_EQ(ask(small + place).code, 0);
+    Process train(Words{kZero, "train", file, "--steps", "1", "--sample", "0", "--out", folder + "/run", "--json"});
+    ASSERT_EQ(train.wait(120), 0) << train.err;
+    EXPECT_EQ(json::parse(lines(train.out).front())["step"], 1) << train.out;
+    fs::remove_all(folder + "/run");
+  }
+}
+
+}  // namespace
+}  // namespace zero::test
