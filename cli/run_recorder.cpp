@@ -14,6 +14,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include <zero/config_tools.h>
 #include <zero/plan.h>
@@ -183,14 +184,7 @@ void RunRecorder::begin(std::int64_t first) {
 }
 
 void RunRecorder::note(Phase phase, const MemoryReport& memory) {
-  if (comm_.rank() != 0) return;
-  record_.phases.push_back(phase_memory(phase, memory));
-  // The highest sum since then is of the steps before.
-  if (phase == Phase::BeforeForward)
-    for (report::TierMemory& tier : record_.phases.back().tiers) {
-      tier.peak = 0;
-      for (const auto& [purpose, bytes] : tier.by_purpose) tier.peak += bytes;
-    }
+  if (comm_.rank() == 0) record_.phases.push_back(phase_memory(phase, memory));
 }
 
 void RunRecorder::begin_step() { before_ = comm_.stats(); }
@@ -246,6 +240,7 @@ void RunRecorder::read_timeline(const std::string& file) {
   record_.timeline.clear();
   record_.samples.clear();
   std::vector<std::uint64_t> bytes(MemoryReport::kPurposes);
+  std::set<std::size_t> known;  // the first moment counts every purpose, one after the other
   for (const json& event : events) {
     const double at = time_of(event), until = at + event.value("dur", 0.0);
     if (at > end || until < begin) continue;
@@ -258,7 +253,11 @@ void RunRecorder::read_timeline(const std::string& file) {
       continue;
     }
     for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
-      if (name == "bytes of " + record_.purposes[p]) bytes[p] = event["args"]["bytes"];
+      if (name == "bytes of " + record_.purposes[p]) {
+        bytes[p] = event["args"]["bytes"];
+        known.insert(p);
+      }
+    if (known.size() < MemoryReport::kPurposes) continue;
     const double ms = (at - begin) / 1e3;
     // Counters of one moment are some hundred nanoseconds apart.
     if (!record_.samples.empty() && ms - record_.samples.back().ms < 0.002) record_.samples.pop_back();

@@ -22,6 +22,8 @@ class RunRecorder {
   void begin(std::int64_t first);
   // Counted from 0.
   std::int64_t step() const { return step_; }
+  // Memory of the recorded step; peaks are those since the step before began. Resetting them lets go of what an engine
+  // keeps for the next step, so the recorded one must not.
   void note(Phase phase, const MemoryReport& memory);
   // The recorded step begins, and is done. end_step() is collective.
   void begin_step();

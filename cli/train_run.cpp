@@ -121,14 +121,20 @@ void TrainRun::resume() {
 double TrainRun::step(StepResult& result, report::StepRow& row) {
   const config::Settings& settings = plan_.options.settings();
   const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
-  const bool measured = engine_.global_step() == recorder_.step();
+  const bool recorded = engine_.global_step() == recorder_.step(), measured = engine_.global_step() == measured_step_;
+  if (engine_.global_step() + 1 == recorder_.step()) {
+    summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
+    engine_.reset_peak_memory();
+  }
   const bool breakdown = settings.memory_breakdown && report_.prints(engine_.global_step() + 1);
   const auto note = [&](Phase phase) {
+    if (!recorded && !measured && !breakdown) return;
+    const MemoryReport memory = engine_.memory();
+    if (recorded) recorder_.note(phase, memory);
     if (!measured && !breakdown) return;
     summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
-    const MemoryReport memory = engine_.memory();
     engine_.reset_peak_memory();
-    if (measured) summary_.memory.note(phase, memory), recorder_.note(phase, memory);
+    if (measured) summary_.memory.note(phase, memory);
     if (breakdown && phase != Phase::BeforeForward) row.memory.push_back(memory_point(phase, memory));
   };
   // Parts of the step, when wall_clock_breakdown asks for them.
@@ -240,6 +246,7 @@ int TrainRun::run() {
   resume();
   const std::int64_t first = engine_.global_step();
   recorder_.begin(first);
+  measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
   std::vector<double> losses;

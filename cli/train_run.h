@@ -45,6 +45,7 @@ class TrainRun {
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
   RunRecorder recorder_;
+  std::int64_t measured_step_ = 0;  // the step whose memory is shown
 };
 
 }  // namespace zero::cli

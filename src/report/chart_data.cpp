@@ -251,7 +251,7 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
     const Curve loss = curve_of(run, &StepPoint::loss);
     const Curve speed = curve_of(run, &StepPoint::tokens_per_s);
     Json one{{"label", run.label}, {"steps", loss.steps}, {"loss", values_json(loss)}};
-    one["tokens_per_s"] = values_json(smoothed(speed, std::max<std::size_t>(1, speed.values.size() / 40) | 1));
+    one["tokens_per_s"] = values_json(smoothed(speed, std::max<std::size_t>(1, speed.values.size() / 10) | 1));
     one["lr"] = values_json(curve_of(run, &StepPoint::lr));
     one["grad_norm"] = values_json(curve_of(run, &StepPoint::grad_norm));
     one["loss_scale"] = values_json(curve_of(run, &StepPoint::loss_scale));

@@ -208,7 +208,7 @@ std::string memory_table(const Runs& runs) {
   const auto purposes = purposes_shown(runs);
   std::vector<std::string> header{"run, phase"};
   for (const auto& [color, name] : purposes) header.push_back(name);
-  header.insert(header.end(), {"total", "peak in the phase"});
+  header.emplace_back("total");
   HtmlTable table("memory", "Device bytes of rank 0 at four moments of one step", header);
   for (std::size_t i = 0; i < runs.size(); ++i)
     for (const PhaseMemory& phase : runs[i].phases) {
@@ -217,14 +217,17 @@ std::string memory_table(const Runs& runs) {
       std::vector<Cell> cells;
       for (const auto& [color, name] : purposes) cells.push_back(bytes(bytes_of(tier->by_purpose, name)));
       cells.push_back(bytes(sum_of(tier->by_purpose)));
-      cells.push_back(bytes(tier->peak));
       table.row(runs[i].label + ", " + phase.phase, cells, color_of_run(i));
+      if (&phase != &runs[i].phases.back()) continue;
+      cells.assign(purposes.size(), Cell{"", ""});
+      cells.push_back(bytes(peak_of(runs[i].phases)));
+      table.row(runs[i].label + ", peak", cells, color_of_run(i));
     }
   return table.done();
 }
 
 std::string lower_tiers_table(const Runs& runs) {
-  HtmlTable table("tiers", "Bytes of rank 0 in lower tiers", {"run, phase", "tier", "bytes", "peak in the phase"});
+  HtmlTable table("tiers", "Bytes of rank 0 in lower tiers", {"run, phase", "tier", "bytes", "peak"});
   bool any = false;
   for (std::size_t i = 0; i < runs.size(); ++i)
     for (const PhaseMemory& phase : runs[i].phases)

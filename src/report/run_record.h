@@ -24,7 +24,7 @@ using Bytes = std::vector<std::pair<std::string, std::uint64_t>>;  // by purpose
 struct TierMemory {
   std::string tier;
   Bytes by_purpose;        // zeros left out
-  std::uint64_t peak = 0;  // highest sum: since the phase before, or within a step
+  std::uint64_t peak = 0;  // highest sum since the step before began; of a plan, within a step
 };
 struct PhaseMemory {
   std::string phase;  // "before forward", "after forward", "after backward", "after step"
