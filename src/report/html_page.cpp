@@ -478,7 +478,7 @@ std::string html_page(const Runs& runs) {
     out += curve_card("scale", "Loss scale",
                       "The factor that keeps fp16 gradients above zero; it halves after an overflow.");
   out += "</div>\n";
-  out += memory_section(runs) + planned_section(runs) + wire_section(runs) + groups_section(runs) +
+  out += memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
          configuration_section(runs) + environment_section(runs);
   out +=
       "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "
