@@ -2,7 +2,6 @@
 #include "report/html_page.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <set>
 

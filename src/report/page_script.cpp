@@ -42,6 +42,7 @@ function commas(text) { return text.replace(/\B(?=(\d{3})+(?!\d))/g, ","); }
 function tickText(value, step) {
   const size = Math.abs(value), digits = d => Math.max(0, Math.min(8, -Math.floor(Math.log10(d) + 1e-9)));
   if (value === 0) return "0";
+  if (size >= 1e6) return commas((value / 1e6).toFixed(digits(step / 1e6))) + "M";
   if (size >= 1e5) return commas((value / 1e3).toFixed(digits(step / 1e3))) + "k";
   if (size >= 1e3) return commas(value.toFixed(0));
   if (step >= 1e-3) return value.toFixed(digits(step));
@@ -155,8 +156,8 @@ function sharedLines(key) {
   return lines;
 }
 
-function tellShared(id, lines) {
-  const note = document.getElementById(id + "-note"), shared = lines.filter(line => line.runs.length > 1);
+function tellShared(note, lines) {
+  const shared = lines.filter(line => line.runs.length > 1);
   if (!note || !shared.length) return;
   const names = line => line.runs.map(i => data.runs[i].label).join(", ");
   note.textContent = lines.length === 1 && shared[0].runs.length === data.runs.length
@@ -166,8 +167,12 @@ function tellShared(id, lines) {
 
 function curves(id, key, name, fromZero) {
   const lines = sharedLines(key);
-  if (!lines.length) return;
-  tellShared(id, lines);
+  const note = document.getElementById(id + "-note");
+  if (!lines.length) {
+    if (note) note.textContent = "No step has a value.";
+    return;
+  }
+  tellShared(note, lines);
   const known = lines.flatMap(line => line.values.filter(v => v !== null));
   const steps = [...new Set(lines.flatMap(line => line.steps))].sort((a, b) => a - b);
   const first = steps[0], last = Math.max(steps[steps.length - 1], first + 1);
