@@ -46,7 +46,6 @@ class State final : public torchglue::UseListener {
   TraceSummary stop_trace();
   StepTimes step_times() const { return trace_.times(); }
   base::Trace& trace() { return trace_.trace(); }
-
   // --- for checkpoints ---
   // What this rank writes: over all ranks every element of every state exactly once, but for
   // buffers, which every rank hands over whole.
@@ -68,7 +67,6 @@ class State final : public torchglue::UseListener {
   void set_counters(const Counters& counters);
   // Throws ConfigError between accumulation boundaries.
   void require_boundary(const char* where) const;
-
   const Options& options() const { return options_; }
   const config::Settings& settings() const { return settings_; }
   Communicator& comm() const { return *comm_; }
