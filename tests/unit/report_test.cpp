@@ -134,7 +134,10 @@ struct Screen {
     s.enabled = true;
     s.dumb = dumb;
     s.columns = 60;
-    s.write = [this](std::string_view b) { writes.emplace_back(b); bytes += b; };
+    s.write = [this](std::string_view b) {
+      writes.emplace_back(b);
+      bytes += b;
+    };
     s.clock = [this] { return now; };
     return s;
   }
@@ -152,8 +155,10 @@ struct Screen {
         lines.emplace_back();
         at = 0;
       } else {
-        if (at < lines.back().size()) lines.back()[at] = bytes[i];
-        else lines.back() += bytes[i];
+        if (at < lines.back().size())
+          lines.back()[at] = bytes[i];
+        else
+          lines.back() += bytes[i];
         ++at;
       }
     }
@@ -210,7 +215,9 @@ TEST(Progress, WipedBeforeLogLinesAndAtTheEnd) {
     std::vector<std::string> lines = screen.shown();
     for (std::string& line : lines) line.erase(line.find_last_not_of(' ') + 1);
     EXPECT_EQ(lines, (std::vector<std::string>{"a log line", "another", ""})) << dumb;
-    if (dumb) { EXPECT_EQ(screen.bytes.find('\033'), std::string::npos); }
+    if (dumb) {
+      EXPECT_EQ(screen.bytes.find('\033'), std::string::npos);
+    }
   }
 }
 
@@ -317,21 +324,24 @@ TEST(StepLine, TheDocumentedForm) {
   EXPECT_EQ(step_line(r),
             "step 14/300 loss 3.24405 grad_norm 0.8319 lr 3.0e-05 scale 65536 skipped 0 mem 9.46GiB (65%) 7282 tok/s "
             "comm 12% io 0% eta 3m10s");
-  EXPECT_EQ(step_json(r),
-            "{\"step\": 14, \"loss\": 3.24405, \"grad_norm\": 0.8319, \"lr\": 3e-05, \"loss_scale\": 65536, \"skipped\": 0, "
-            "\"step_ms\": 250, \"tokens_per_s\": 7282, \"memory_bytes\": 10157597000, \"comm_part\": 0.12, \"io_part\": 0}");
+  EXPECT_EQ(
+      step_json(r),
+      "{\"step\": 14, \"loss\": 3.24405, \"grad_norm\": 0.8319, \"lr\": 3e-05, \"loss_scale\": 65536, \"skipped\": 0, "
+      "\"step_ms\": 250, \"tokens_per_s\": 7282, \"memory_bytes\": 10157597000, \"comm_part\": 0.12, \"io_part\": 0}");
   StepRow parts;
   parts.loss = 1, parts.bytes_sent = 1024, parts.eta_seconds = 2;
-  parts.forward_seconds = 0.0031, parts.backward_seconds = 0.0062, parts.reduce_seconds = 0.0004, parts.update_seconds = 0.0015;
+  parts.forward_seconds = 0.0031, parts.backward_seconds = 0.0062, parts.reduce_seconds = 0.0004,
+  parts.update_seconds = 0.0015;
   parts.memory = {{"forward", 2048, 4096, 0, 0}, {"step", 1024, 2048, 512, 1024}};
   EXPECT_EQ(step_line(parts),
             "step 0 loss 1.00000 forward 3.1ms backward 6.2ms reduce 0.4ms update 1.5ms eta 2.0s\n"
             "  memory  after forward 2.00KiB peak 4.00KiB  after step 1.00KiB peak 2.00KiB host 512B peak 1.00KiB");
-  EXPECT_EQ(step_json(parts),
-            "{\"step\": 0, \"loss\": 1, \"bytes_sent\": 1024, \"forward_ms\": 3.1, \"backward_ms\": 6.2, \"reduce_ms\": 0.4, "
-            "\"update_ms\": 1.5, \"memory\": {\"after_forward\": {\"bytes\": 2048, \"peak_bytes\": 4096, \"host_bytes\": 0, "
-            "\"host_peak_bytes\": 0}, \"after_step\": {\"bytes\": 1024, \"peak_bytes\": 2048, \"host_bytes\": 512, "
-            "\"host_peak_bytes\": 1024}}}");
+  EXPECT_EQ(
+      step_json(parts),
+      "{\"step\": 0, \"loss\": 1, \"bytes_sent\": 1024, \"forward_ms\": 3.1, \"backward_ms\": 6.2, \"reduce_ms\": 0.4, "
+      "\"update_ms\": 1.5, \"memory\": {\"after_forward\": {\"bytes\": 2048, \"peak_bytes\": 4096, \"host_bytes\": 0, "
+      "\"host_peak_bytes\": 0}, \"after_step\": {\"bytes\": 1024, \"peak_bytes\": 2048, \"host_bytes\": 512, "
+      "\"host_peak_bytes\": 1024}}}");
   StepRow bare;
   bare.loss = NAN;
   EXPECT_EQ(step_line(bare), "step 0 loss nan");
