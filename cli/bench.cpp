@@ -28,6 +28,7 @@ Usage: zero bench NAME [options]
   activations             the largest batch within a budget of memory, with
                           activations kept, computed again, and away
   io                      speed of the files of offloaded state, beside fio
+  profile                 the speeds of this machine, for zero plan --profile
 
   -h, --help              this text, or a measurement's
   --version               version of zero
@@ -47,8 +48,10 @@ constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"optimizer", zero::cli::bench_optimizer},
                                          {"activations", zero::cli::bench_activations},
                                          {"io", zero::cli::bench_io},
+                                         {"profile", zero::cli::bench_profile},
                                          {"step-rank", zero::cli::bench_step_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false},
+                                         {"profile-rank", zero::cli::bench_profile_rank, false},
                                          {"explain-rank", zero::cli::explain_rank, false}};
 
 std::string available() {
@@ -62,7 +65,7 @@ std::string available() {
 
 int zero_bench(int argc, char** argv) {
   using zero::ConfigError;
-  static const std::vector<std::string> kNames = {"activations", "collectives", "optimizer", "io", "step", "stages"};
+  static const std::vector<std::string> kNames = {"activations", "collectives", "optimizer", "io", "profile", "step", "stages"};
   // The name is the first word that is no option; options before it belong to the measurement.
   std::vector<char*> words(argv + 1, argv + argc);
   std::size_t at = 0;

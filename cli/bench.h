@@ -10,10 +10,12 @@ int bench_collectives(int argc, char** argv);
 int bench_optimizer(int argc, char** argv);
 int bench_activations(int argc, char** argv);
 int bench_io(int argc, char** argv);
+int bench_profile(int argc, char** argv);
 
 // One rank of those, as they start it.
 int bench_step_rank(int argc, char** argv);
 int bench_collectives_rank(int argc, char** argv);
+int bench_profile_rank(int argc, char** argv);
 int explain_rank(int argc, char** argv);  // of `zero explain --live`
 
 }  // namespace zero::cli

@@ -129,7 +129,7 @@ PlanMachine machine_of(const Command& c, const PlanArguments& a) {
   if (!a.network.empty()) profile.network_bytes = rate_of("--network", a.network);
   if (!a.pcie.empty()) profile.host_link_bytes = rate_of("--pcie", a.pcie);
   if (!a.disk.empty()) profile.read_bytes = profile.write_bytes = rate_of("--disk", a.disk);
-  if (!a.flops.empty()) profile.fp32_flops = profile.bf16_flops = profile.fp16_flops = count_of(a.flops);
+  if (!a.flops.empty()) profile.fp32 = profile.bf16 = profile.fp16 = {.flops = count_of(a.flops)};
   return machine;
 }
 

@@ -42,19 +42,27 @@ struct PlanModel {
   void validate() const;
 };
 
-// How fast one rank is while all of them work; bytes, elements and FLOP a second. 0: unknown, counts as no time.
+// What a recipe's forward and backward cost one rank: work / speed, added up. 0: unknown, counts as no time.
+struct PlanSpeed {
+  double flops = 0;     // FLOP a second in products of matrices
+  double elements = 0;  // a second that norms, activations and loss handle
+  double heads = 0;     // attention heads of a token a second, beside their products
+  double layer_s = 0;   // of a layer's operators when there is next to nothing to compute
+};
+
+// How fast one rank is while all of a host's work; bytes and elements a second. 0: unknown, counts as no time.
 struct PlanProfile {
   std::string name = "no profile";
-  double fp32_flops = 0, bf16_flops = 0, fp16_flops = 0;  // of a GPT's forward and backward
-  double memory_bytes = 0;             // streamed, reading and writing together
+  int ranks = 0;  // of a host when it was measured; more of them share its speeds. 0: they do not
+  PlanSpeed fp32, bf16, fp16;
   double link_bytes = 0;               // between ranks of a host: payload that a rank sends in a collective
   double network_bytes = 0;            // the same between hosts
-  double collective_latency_s = 0;     // of one collective
+  double collective_s = 0;             // of one collective, beside its bytes
   double host_link_bytes = 0;          // PCIe of a GPU, one direction
   double device_update_elements = 0;   // the optimizer where the parameters are computed with
   double host_update_elements = 0;     // and in host memory
   double read_bytes = 0, write_bytes = 0;  // files of offloaded states, of a host
-  double step_overhead_s = 0;          // hooks, norms, bookkeeping
+  double step_s = 0;                   // of a step, beside all that: hooks, norms, bookkeeping
 
   // A profile as `zero bench profile` writes it (schema zero.profile/1; docs/planner.md). Throws ConfigError, IoError.
   static PlanProfile from_json(std::string_view text, std::string_view name = "<text>");
@@ -84,6 +92,13 @@ struct PlanTraffic {  // of one rank in one optimizer step; bytes
   std::uint64_t sent() const { return gathered + reduced; }
 };
 
+struct PlanWork {  // of one rank in one optimizer step
+  double flops = 0, elements = 0, heads = 0;  // of forward and backward (PlanSpeed)
+  std::int64_t layers = 0;         // that run, forward and backward together being one
+  std::int64_t collectives = 0;
+  std::int64_t updated = 0, updated_on_host = 0;  // parameters, those offloaded apart
+};
+
 struct PlanTime {  // seconds of one optimizer step; 0: the profile does not say
   double compute = 0, network = 0, host_link = 0, disk = 0, update = 0, other = 0;
   double step = 0;
@@ -102,6 +117,7 @@ struct Plan {
   std::int64_t largest_micro_batch = 0;     // of this model; 0: none fits
   std::int64_t largest_model = 0;           // parameters, shapes scaled, of this micro-batch; -1: no limit was given (either)
   PlanTraffic traffic;
+  PlanWork work;
   PlanTime time;
 };
 

@@ -228,16 +228,12 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
         static_cast<double>(traffic.gathered) / sent_of_whole * (hosts - 1) / world +
         static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
   }
-  plan.time = time_of({.model = c.model,
-                       .settings = c.settings,
-                       .micro = c.micro,
-                       .accumulation = c.accumulation,
-                       .segments = c.segments,
-                       .machine = machine,
-                       .traffic = traffic,
-                       .collectives = ran.moved.collectives,
-                       .updated = ran.updated - ran.updated_on_host,
-                       .updated_on_host = ran.updated_on_host});
+  plan.work.collectives = ran.moved.collectives;
+  plan.work.updated = ran.updated - ran.updated_on_host;
+  plan.work.updated_on_host = ran.updated_on_host;
+  count_passes({.model = c.model, .settings = c.settings, .micro = c.micro, .accumulation = c.accumulation, .segments = c.segments},
+               plan.work);
+  plan.time = time_of(c.settings, machine, traffic, plan.work);
   return plan;
 }
 

@@ -14,22 +14,30 @@ constexpr const char* kSchema = "zero.profile/1";
 
 struct Field {
   const char* name;
-  double PlanProfile::*value;
+  double& (*value)(PlanProfile&);
 };
 constexpr Field kFields[] = {
-    {"fp32_flops_per_s", &PlanProfile::fp32_flops},
-    {"bf16_flops_per_s", &PlanProfile::bf16_flops},
-    {"fp16_flops_per_s", &PlanProfile::fp16_flops},
-    {"memory_bytes_per_s", &PlanProfile::memory_bytes},
-    {"link_bytes_per_s", &PlanProfile::link_bytes},
-    {"network_bytes_per_s", &PlanProfile::network_bytes},
-    {"collective_latency_s", &PlanProfile::collective_latency_s},
-    {"host_link_bytes_per_s", &PlanProfile::host_link_bytes},
-    {"device_update_elements_per_s", &PlanProfile::device_update_elements},
-    {"host_update_elements_per_s", &PlanProfile::host_update_elements},
-    {"read_bytes_per_s", &PlanProfile::read_bytes},
-    {"write_bytes_per_s", &PlanProfile::write_bytes},
-    {"step_overhead_s", &PlanProfile::step_overhead_s},
+    {"fp32_flops_per_s", [](PlanProfile& p) -> double& { return p.fp32.flops; }},
+    {"fp32_elements_per_s", [](PlanProfile& p) -> double& { return p.fp32.elements; }},
+    {"fp32_heads_per_s", [](PlanProfile& p) -> double& { return p.fp32.heads; }},
+    {"fp32_layer_s", [](PlanProfile& p) -> double& { return p.fp32.layer_s; }},
+    {"bf16_flops_per_s", [](PlanProfile& p) -> double& { return p.bf16.flops; }},
+    {"bf16_elements_per_s", [](PlanProfile& p) -> double& { return p.bf16.elements; }},
+    {"bf16_heads_per_s", [](PlanProfile& p) -> double& { return p.bf16.heads; }},
+    {"bf16_layer_s", [](PlanProfile& p) -> double& { return p.bf16.layer_s; }},
+    {"fp16_flops_per_s", [](PlanProfile& p) -> double& { return p.fp16.flops; }},
+    {"fp16_elements_per_s", [](PlanProfile& p) -> double& { return p.fp16.elements; }},
+    {"fp16_heads_per_s", [](PlanProfile& p) -> double& { return p.fp16.heads; }},
+    {"fp16_layer_s", [](PlanProfile& p) -> double& { return p.fp16.layer_s; }},
+    {"link_bytes_per_s", [](PlanProfile& p) -> double& { return p.link_bytes; }},
+    {"network_bytes_per_s", [](PlanProfile& p) -> double& { return p.network_bytes; }},
+    {"collective_s", [](PlanProfile& p) -> double& { return p.collective_s; }},
+    {"host_link_bytes_per_s", [](PlanProfile& p) -> double& { return p.host_link_bytes; }},
+    {"device_update_elements_per_s", [](PlanProfile& p) -> double& { return p.device_update_elements; }},
+    {"host_update_elements_per_s", [](PlanProfile& p) -> double& { return p.host_update_elements; }},
+    {"read_bytes_per_s", [](PlanProfile& p) -> double& { return p.read_bytes; }},
+    {"write_bytes_per_s", [](PlanProfile& p) -> double& { return p.write_bytes; }},
+    {"step_s", [](PlanProfile& p) -> double& { return p.step_s; }},
 };
 
 }  // namespace
@@ -43,16 +51,20 @@ PlanProfile PlanProfile::from_json(std::string_view text, std::string_view name)
     throw fail(base::join("got no object with \"schema\": \"", kSchema, "\", expected a profile"));
   PlanProfile profile;
   profile.name = json.value("name", std::string(name));
-  std::vector<std::string> names{"schema", "name", "machine"};
+  std::vector<std::string> names{"schema", "name", "machine", "ranks"};
+  const auto ranks = json.value("ranks", nlohmann::json(0));
+  if (!ranks.is_number_integer() || ranks < 0 || ranks > 1 << 20)
+    throw fail(base::join("got ", ranks.dump().substr(0, 40), " for ranks, expected a whole number of at least 0"));
+  profile.ranks = ranks.get<int>();
   for (const auto& field : kFields) names.emplace_back(field.name);
   for (const auto& [key, value] : json.items()) {
-    bool known = key == "schema" || key == "name" || key == "machine";
+    bool known = key == "schema" || key == "name" || key == "machine" || key == "ranks";
     for (const auto& field : kFields) {
       if (key != field.name) continue;
       known = true;
       if (!value.is_number() || !(value.get<double>() >= 0))
         throw fail(base::join("got ", value.dump().substr(0, 40), " for ", key, ", expected a number of at least 0"));
-      profile.*field.value = value.get<double>();
+      field.value(profile) = value.get<double>();
     }
     const auto near = nearest_name(key, names);
     if (!known)
@@ -63,8 +75,9 @@ PlanProfile PlanProfile::from_json(std::string_view text, std::string_view name)
 }
 
 std::string PlanProfile::json() const {
-  nlohmann::ordered_json json = {{"schema", kSchema}, {"name", name}};
-  for (const auto& field : kFields) json[field.name] = this->*field.value;
+  nlohmann::ordered_json json = {{"schema", kSchema}, {"name", name}, {"ranks", ranks}};
+  auto copy = *this;
+  for (const auto& field : kFields) json[field.name] = field.value(copy);
   return json.dump(2) + "\n";
 }
 

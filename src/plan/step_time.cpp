@@ -11,17 +11,24 @@ namespace {
 
 double seconds(double amount, double per_second) { return per_second > 0 ? amount / per_second : 0; }
 
-double peak_of(const PlanProfile& profile, config::Precision precision) {
-  return precision == config::Precision::Fp32   ? profile.fp32_flops
-         : precision == config::Precision::Bf16 ? profile.bf16_flops
-                                                : profile.fp16_flops;
+const PlanSpeed& speed_of(const PlanProfile& profile, config::Precision precision) {
+  return precision == config::Precision::Fp32   ? profile.fp32
+         : precision == config::Precision::Bf16 ? profile.bf16
+                                                : profile.fp16;
 }
+
+// Widths of tokens * hidden that a layer's operators beside the products write: two norms, attention, two sums, and of
+// the MLP's inside, four times as wide, its activation.
+constexpr double kWidths = 2 + 1 + 2 + 4;
+// Logits are passed over in rows, forward and backward.
+constexpr double kLogits = 2;
 
 }  // namespace
 
-double flops_of(const StepInput& input) {
+void count_passes(const StepInput& input, PlanWork& work) {
   const auto& m = input.model;
   const double tokens = static_cast<double>(input.micro * m.sequence), hidden = static_cast<double>(m.hidden);
+  const double layers = static_cast<double>(m.layers), k = static_cast<double>(input.accumulation);
   double in_layers = 0, head = 0;
   if (m.kind == PlanModel::Kind::Count) {
     in_layers = static_cast<double>(m.count);
@@ -32,32 +39,42 @@ double flops_of(const StepInput& input) {
   }
   // Scores and their product with the values, of which a causal mask leaves half.
   const double causal = m.kind == PlanModel::Kind::Bert || m.kind == PlanModel::Kind::T5 ? 1 : 0.5;
-  const double attention = causal * 4 * static_cast<double>(m.layers) * tokens * static_cast<double>(m.sequence) * hidden;
-  const double layers = 2 * in_layers * tokens + attention;
-  const double again = input.segments > 0 ? 1 : 0;
-  return static_cast<double>(input.accumulation) * ((3 + again) * layers + 3 * 2 * head * tokens);
+  const double scores = causal * tokens * static_cast<double>(m.sequence);
+  const double forward = 2 * in_layers * tokens + 4 * layers * scores * hidden;
+  const double again = input.segments > 0 ? 4.0 / 3 : 1;
+  work.flops = k * (3 * again * forward + 3 * 2 * head * tokens);
+  work.elements = k * (again * layers * kWidths * tokens * hidden + kLogits * tokens * static_cast<double>(m.vocabulary));
+  work.heads = k * again * layers * tokens * static_cast<double>(m.heads);
+  work.layers = static_cast<std::int64_t>(k * again * layers + 0.5);
 }
 
-PlanTime time_of(const StepInput& input) {
-  const auto& machine = input.machine;
+PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, const PlanTraffic& traffic,
+                 const PlanWork& work) {
   const auto& profile = machine.profile;
-  const auto& traffic = input.traffic;
-  PlanTime time;
-  time.compute = seconds(flops_of(input), peak_of(profile, input.settings.precision));
-  const double across = static_cast<double>(traffic.across_hosts), inside = static_cast<double>(traffic.sent()) - across;
-  time.network = seconds(std::max(inside, 0.0), profile.link_bytes) + seconds(across, profile.network_bytes) +
-                 static_cast<double>(input.collectives) * (machine.world() > 1 ? profile.collective_latency_s : 0);
-  time.host_link = seconds(static_cast<double>(std::max(traffic.to_host, traffic.from_host)), profile.host_link_bytes);
+  const auto& speed = speed_of(profile, settings.precision);
   const double ranks = machine.ranks_per_host;
+  // More ranks than were measured share the same cores.
+  const double crowd = profile.ranks > 0 && !machine.gpu ? std::max(1.0, ranks / profile.ranks) : 1;
+  PlanTime time;
+  time.compute = crowd * (seconds(work.flops, speed.flops) + seconds(work.elements, speed.elements) + seconds(work.heads, speed.heads) +
+                          static_cast<double>(work.layers) * speed.layer_s);
+  const double across = static_cast<double>(traffic.across_hosts), inside = static_cast<double>(traffic.sent()) - across;
+  time.network = crowd * seconds(std::max(inside, 0.0), profile.link_bytes) + seconds(across, profile.network_bytes) +
+                 (machine.world() > 1 ? crowd * static_cast<double>(work.collectives) * profile.collective_s : 0);
+  time.host_link = seconds(static_cast<double>(std::max(traffic.to_host, traffic.from_host)), profile.host_link_bytes);
   time.disk = ranks * (seconds(static_cast<double>(traffic.read), profile.read_bytes) +
                        seconds(static_cast<double>(traffic.written), profile.write_bytes));
-  time.update = seconds(static_cast<double>(input.updated), profile.device_update_elements) +
-                seconds(static_cast<double>(input.updated_on_host), profile.host_update_elements);
-  time.other = profile.step_overhead_s;
+  // On CPUs the host's memory is the device's.
+  const double on_host = profile.host_update_elements > 0 || machine.gpu ? profile.host_update_elements
+                                                                         : profile.device_update_elements;
+  time.update = crowd * (seconds(static_cast<double>(work.updated), profile.device_update_elements) +
+                         seconds(static_cast<double>(work.updated_on_host), on_host));
+  time.other = crowd * profile.step_s;
   // A GPU computes while it communicates; CPU ranks do both with the same cores.
-  const bool beside = machine.gpu && input.settings.zero.overlap_comm.value_or(input.settings.zero.stage == 3);
+  const bool beside = machine.gpu && settings.zero.overlap_comm.value_or(settings.zero.stage == 3);
   const double moving = std::max(time.network, time.host_link);
   const double passes = beside ? std::max(time.compute, moving) : time.compute + time.network + time.host_link;
+  if (time.compute <= 0) return time;  // a sum without its largest part is no prediction
   // The update reads, computes and writes in a pipeline.
   time.step = passes + std::max(time.update, time.disk) + time.other;
   const std::pair<double, const char*> parts[] = {{time.compute, "compute"},
@@ -65,9 +82,9 @@ PlanTime time_of(const StepInput& input) {
                                                   {time.host_link, "PCIe"},
                                                   {time.disk, "disk"},
                                                   {time.update, "update"}};
-  const auto longest = std::max_element(std::begin(parts), std::end(parts));
-  if (longest->first > 0 && time.compute > 0) time.bound = longest->second;
-  if (time.compute <= 0) time.step = 0;
+  time.bound = std::max_element(std::begin(parts), std::end(parts), [](const auto& a, const auto& b) {
+                 return a.first < b.first;
+               })->second;
   return time;
 }
 

@@ -11,16 +11,13 @@ struct StepInput {
   const PlanModel& model;
   const config::Settings& settings;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
-  const PlanMachine& machine;
-  PlanTraffic traffic;
-  std::int64_t collectives = 0;      // calls of a step
-  std::int64_t updated = 0, updated_on_host = 0;  // elements that this rank updates, those offloaded apart
 };
 
-// FLOP of one rank's forward and backward in a step: 2 for each parameter of a matrix and token, twice that backward,
-// attention's scores beside, and one more forward with segments.
-double flops_of(const StepInput& input);
+// FLOP: 2 for each parameter of a matrix and token, twice that backward, attention's scores beside. Elements: what a
+// layer's operators beside the products write, and logits. With segments all layers run forward once more.
+void count_passes(const StepInput& input, PlanWork& work);
 
-PlanTime time_of(const StepInput& input);
+PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, const PlanTraffic& traffic,
+                 const PlanWork& work);
 
 }  // namespace zero::planning
