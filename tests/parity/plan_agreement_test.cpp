@@ -1,5 +1,5 @@
 // A plan against the engine it plans: for GPTs of many shapes, stages, recipes, worlds and places, what rests is equal to
-// the byte, and peaks are within 2 %. With ZERO_PLAN_TABLE=FILE the comparison is written there as a table
+// the byte, so are the bytes sent in a step, and peaks are within 2 %. With ZERO_PLAN_TABLE=FILE the comparison is written there as a table
 // (script/planner-table).
 #include <gtest/gtest.h>
 #include <zero/activation_checkpoint.h>
@@ -87,8 +87,13 @@ models::Gpt make_model(const Shape& shape) {
   return models::Gpt(config);
 }
 
-MemoryReport measured(const Case& c) {
-  MemoryReport result;
+struct Measured {
+  MemoryReport memory;
+  std::uint64_t sent = 0;  // in the last step
+};
+
+Measured measured(const Case& c) {
+  Measured result;
   std::mutex mutex;
   run_ranks(c.world, {}, [&](std::shared_ptr<Communicator> comm) {
     at::set_num_threads(1);
@@ -100,6 +105,7 @@ MemoryReport measured(const Case& c) {
     const auto tokens = at::arange(c.batch * c.shape.sequence).remainder(c.shape.vocabulary).view({c.batch, -1});
     Engine engine(model, options_of(c), comm);
     for (int step = 0; step < kSteps; ++step) {
+      comm->reset_stats();
       for (std::int64_t k = 0; k < c.accumulation; ++k) {
         auto loss = model->forward(tokens, tokens);
         engine.backward(loss);
@@ -107,10 +113,10 @@ MemoryReport measured(const Case& c) {
         engine.step();
       }
     }
-    const auto report = engine.memory();
+    const Measured run{engine.memory(), comm->stats().bytes_sent()};
     comm->barrier();
     std::lock_guard<std::mutex> lock(mutex);
-    if (comm->rank() == 0) result = report;
+    if (comm->rank() == 0) result = run;
   });
   return result;
 }
@@ -178,9 +184,12 @@ TEST(PlanAgreement, RestIsEqualAndPeaksAreNear) {
   ASSERT_GE(all.size(), 30u);
   for (const auto& c : all) {
     SCOPED_TRACE(c.name());
-    MemoryReport engine, forecast;
-    ASSERT_NO_THROW(engine = measured(c));
-    ASSERT_NO_THROW(forecast = planned(c).memory);
+    Measured run;
+    Plan forecast_plan;
+    ASSERT_NO_THROW(run = measured(c));
+    ASSERT_NO_THROW(forecast_plan = planned(c));
+    const auto &engine = run.memory, &forecast = forecast_plan.memory;
+    EXPECT_EQ(forecast_plan.traffic.sent(), run.sent) << "bytes sent in a step";
     std::uint64_t rest = 0;
     for (const auto tier : {Tier::Device, Tier::Host, Tier::File}) {
       for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
