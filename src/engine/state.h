@@ -154,6 +154,7 @@ class State final : public torchglue::UseListener {
   std::unique_ptr<torchglue::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
+  StepTrace trace_;  // before the groups, whose reads ahead may end with them
   std::unique_ptr<TierPlan> tiers_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::unique_ptr<StagedUpdate> update_;
@@ -164,7 +165,6 @@ class State final : public torchglue::UseListener {
   std::unique_ptr<torchglue::AllocationObserver> observer_;
   std::shared_ptr<offload::ActivationStore> activations_;  // null: autograd keeps what it keeps
   base::Heartbeat heartbeat_;
-  StepTrace trace_;
   base::Trace::Setup trace_setup_;
 
   std::vector<ParamGroup*> reduce_order_;
