@@ -190,7 +190,8 @@ int bench_stages(int argc, char** argv) {
   setup.gpt = setup.choice.chosen(command);
   const auto stages = list_of("--stages", setup.stages, {"0", "1", "2", "3"});
   const auto recipes = list_of("--recipes", setup.recipes, {"fp32", "bf16", "fp16"});
-  for (const auto& recipe : recipes) (void)options_for(setup, 0, recipe);  // faults before anything runs
+  for (const auto& recipe : recipes)  // faults before anything runs
+    for (const auto& stage : stages) (void)options_for(setup, std::stoi(stage), recipe);
 
   const auto own = Communicator::from_env();
   const bool launched = own->size() > 1;
