@@ -1,6 +1,7 @@
-// `zero bench profile`: the speeds of this machine as `zero plan --profile` reads them. GPTs of several shapes are trained
-// at every stage by as many ranks at once as the machine has room for; speeds are fitted to the times of their steps and
-// the amounts that a plan counts for them. One rank's steps are step_rank.h, files io_measurement.h, the fit fit.h.
+// `zero bench profile`: the speeds of this machine as `zero plan --profile` reads them. GPTs of several shapes are
+// trained at every stage by as many ranks at once as the machine has room for; speeds are fitted to the times of their
+// steps and the amounts that a plan counts for them. One rank's steps are step_rank.h, files io_measurement.h, the fit
+// fit.h.
 #include <torch/torch.h>
 #include <zero/plan.h>
 #include <zero/zero.h>
@@ -40,13 +41,14 @@ struct Shape {
   std::int64_t batch;
 };
 std::vector<Shape> shapes() {
-  const auto gpt = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t sequence, std::int64_t vocabulary) {
+  const auto gpt = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t sequence,
+                      std::int64_t vocabulary) {
     models::GptConfig config;
     config.layers = layers, config.hidden = hidden, config.heads = heads;
     config.sequence = sequence, config.vocabulary = vocabulary;
     return config;
   };
-  return {{gpt(2, 64, 2, 32, 256), 1},   {gpt(8, 64, 2, 64, 256), 2},   {gpt(4, 256, 4, 128, 512), 2},
+  return {{gpt(2, 64, 2, 32, 256), 1},    {gpt(8, 64, 2, 64, 256), 2},   {gpt(4, 256, 4, 128, 512), 2},
           {gpt(2, 384, 6, 128, 4096), 2}, {gpt(2, 128, 4, 256, 256), 4}, {gpt(6, 192, 12, 64, 1024), 4}};
 }
 
@@ -76,7 +78,8 @@ double speed(double seconds) { return seconds > 0 ? 1 / seconds : 0; }
 // The largest relative difference between the fit and the rows it was made from.
 double worst_of(const std::vector<double>& fit, const std::vector<FitRow>& rows) {
   double worst = 0;
-  for (const auto& row : rows) worst = std::max(worst, std::abs(predicted(fit, row.amounts) - row.seconds) * row.weight);
+  for (const auto& row : rows)
+    worst = std::max(worst, std::abs(predicted(fit, row.amounts) - row.seconds) * row.weight);
   return worst;
 }
 
@@ -100,8 +103,12 @@ Found fitted(const std::vector<StepTask>& tasks, const std::vector<double>& seco
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     const auto& task = tasks[i];
     const auto plan = plan_of(task, setup.world);
-    const std::vector<double> pass{plan.work.flops, plan.work.elements, plan.work.heads, static_cast<double>(plan.work.layers)};
-    Json row = {{"recipe", task.recipe}, {"model", task.json().at("gpt")}, {"micro_batch_size", task.batch}, {"step_s", seconds[i]}};
+    const std::vector<double> pass{plan.work.flops, plan.work.elements, plan.work.heads,
+                                   static_cast<double>(plan.work.layers)};
+    Json row = {{"recipe", task.recipe},
+                {"model", task.json().at("gpt")},
+                {"micro_batch_size", task.batch},
+                {"step_s", seconds[i]}};
     if (task.stage == StepTask::kCompute) {
       passes.push_back({pass, seconds[i], 1 / seconds[i]});
     } else {
@@ -146,15 +153,23 @@ void measure_files(PlanProfile& profile, const Setup& setup) {
 std::string text_of(const Found& found, const Setup& setup) {
   using report::Align;
   auto profile = found.profile;
-  report::Table passes({{"forward and backward"}, {"GFLOP/s", Align::Right}, {"M elements/s", Align::Right}, {"M heads/s", Align::Right}, {"us a layer", Align::Right}});
+  report::Table passes({{"forward and backward"},
+                        {"GFLOP/s", Align::Right},
+                        {"M elements/s", Align::Right},
+                        {"M heads/s", Align::Right},
+                        {"us a layer", Align::Right}});
   // A speed that takes no time within what can be measured.
-  const auto cell = [](double per_second, double unit, int digits) { return per_second > 0 ? fixed(per_second / unit, digits) : std::string("-"); };
+  const auto cell = [](double per_second, double unit, int digits) {
+    return per_second > 0 ? fixed(per_second / unit, digits) : std::string("-");
+  };
   for (const char* recipe : {"fp32", "bf16", "fp16"}) {
     const auto& speed = speed_of(profile, recipe);
     if (speed.flops > 0 || speed.elements > 0 || speed.heads > 0 || speed.layer_s > 0)
-      passes.row({recipe, cell(speed.flops, 1e9, 1), cell(speed.elements, 1e6, 0), cell(speed.heads, 1e6, 2), fixed(speed.layer_s * 1e6, 0)});
+      passes.row({recipe, cell(speed.flops, 1e9, 1), cell(speed.elements, 1e6, 0), cell(speed.heads, 1e6, 2),
+                  fixed(speed.layer_s * 1e6, 0)});
   }
-  std::string text = machine_line() + "\n" + std::to_string(setup.world) + " ranks at once, threads a rank " + std::to_string(setup.threads) + "\n\n" + passes.render(80) + "\n";
+  std::string text = machine_line() + "\n" + std::to_string(setup.world) + " ranks at once, threads a rank " +
+                     std::to_string(setup.threads) + "\n\n" + passes.render(80) + "\n";
   const auto line = [&](const char* what, double per_second, const char* unit) {
     if (per_second > 0) text += std::string(what) + report::human_count(per_second) + unit + "\n";
   };
@@ -173,8 +188,8 @@ std::string text_of(const Found& found, const Setup& setup) {
 
 int bench_profile(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; under two minutes",
-                  "[options]", "  zero bench profile --out this-machine.json\n");
+  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; under two minutes", "[options]",
+                  "  zero bench profile --out this-machine.json\n");
   command.section("What is measured");
   command.option("--world", setup.world, "N", "ranks at once, each a process (cores / threads)", 1, 64);
   command.option("--threads", setup.threads, "N", "threads a rank (1)", 1, 1024);
@@ -213,7 +228,8 @@ int bench_profile(int argc, char** argv) {
   std::size_t at = 1;
   for (int round = 0; round < kRounds; ++round)
     for (std::size_t i = 0; i < tasks.size(); ++i)
-      if (round == 0 || tasks[i].stage != StepTask::kCompute) seconds[i] = std::min(seconds[i], median_of(outcome.result[at++]));
+      if (round == 0 || tasks[i].stage != StepTask::kCompute)
+        seconds[i] = std::min(seconds[i], median_of(outcome.result[at++]));
   auto found = fitted(tasks, seconds, setup);
   if (!setup.no_files) measure_files(found.profile, setup);
   found.profile.name = machine().at("processor").get<std::string>() + ", " + std::to_string(setup.world) + " ranks";

@@ -55,12 +55,15 @@ std::vector<double> nonnegative_fit(const std::vector<FitRow>& rows) {
     for (const auto& row : rows) {
       for (std::size_t r = 0; r < columns.size(); ++r) {
         const double mine = row.amounts[columns[r]] * row.weight / scale[columns[r]];
-        for (std::size_t c = 0; c < columns.size(); ++c) a[r][c] += mine * row.amounts[columns[c]] * row.weight / scale[columns[c]];
+        for (std::size_t c = 0; c < columns.size(); ++c)
+          a[r][c] += mine * row.amounts[columns[c]] * row.weight / scale[columns[c]];
         b[r] += mine * row.seconds * row.weight;
       }
     }
     const auto solution = solve(std::move(a), std::move(b));
-    if (solution.size() != columns.size() || std::any_of(solution.begin(), solution.end(), [](double x) { return x < 0; })) continue;
+    if (solution.size() != columns.size() ||
+        std::any_of(solution.begin(), solution.end(), [](double x) { return x < 0; }))
+      continue;
     std::vector<double> fit(n, 0);
     for (std::size_t c = 0; c < columns.size(); ++c) fit[columns[c]] = solution[c] / scale[columns[c]];
     double error = 0;

@@ -1,5 +1,5 @@
-// `zero plan`: what each stage, offload and checkpointing would hold, send and take, before anything is started; and the
-// papers' tables. The answers are the library's (zero/plan.h); here they become tables and one JSON document.
+// `zero plan`: what each stage, offload and checkpointing would hold, send and take, before anything is started; and
+// the papers' tables. The answers are the library's (zero/plan.h); here they become tables and one JSON document.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -35,9 +35,12 @@ std::string short_bytes(std::uint64_t bytes) { return bytes == 0 ? "-" : human_b
 
 const char* recipe_of(const Options& options) {
   switch (options.settings().precision) {
-    case config::Precision::Bf16: return "bf16";
-    case config::Precision::Fp16: return "fp16";
-    case config::Precision::Fp32: break;
+    case config::Precision::Bf16:
+      return "bf16";
+    case config::Precision::Fp16:
+      return "fp16";
+    case config::Precision::Fp32:
+      break;
   }
   return "fp32";
 }
@@ -89,7 +92,9 @@ std::string by_tier(const std::vector<Plan>& plans, std::size_t columns) {
     for (const auto tier : kAllTiers) row.push_back(short_bytes(plan.memory.peak(tier)));
     row.push_back(plan.fits ? "yes" : "no: " + plan.misses);
     const auto count = [](std::int64_t value, bool model) {
-      return value < 0 ? std::string("-") : model ? report::human_count(static_cast<double>(value)) : std::to_string(value);
+      return value < 0 ? std::string("-")
+             : model   ? report::human_count(static_cast<double>(value))
+                       : std::to_string(value);
     };
     row.push_back(count(plan.largest_model, true));
     row.push_back(count(plan.largest_micro_batch, false));
@@ -116,8 +121,9 @@ std::string by_traffic(const std::vector<Plan>& plans, std::size_t columns) {
 }
 
 std::string machine_text(const PlanMachine& machine) {
-  std::string text = std::to_string(machine.world()) + (machine.world() == 1 ? " rank on " : " ranks on ") + std::to_string(machine.hosts) +
-                     (machine.hosts == 1 ? " host" : " hosts") + (machine.gpu ? ", a GPU each" : ", CPUs");
+  std::string text = std::to_string(machine.world()) + (machine.world() == 1 ? " rank on " : " ranks on ") +
+                     std::to_string(machine.hosts) + (machine.hosts == 1 ? " host" : " hosts") +
+                     (machine.gpu ? ", a GPU each" : ", CPUs");
   const auto add = [&](std::uint64_t bytes, const char* what) {
     if (bytes > 0) text += ", " + human_bytes(bytes) + what;
   };
@@ -129,18 +135,20 @@ std::string machine_text(const PlanMachine& machine) {
 }
 
 std::string what_it_is(const Plan& plan) {
-  return "stage " + std::to_string(plan.stage) + (plan.offload == "none" ? ", no offload" : ", offload " + plan.offload) +
+  return "stage " + std::to_string(plan.stage) +
+         (plan.offload == "none" ? ", no offload" : ", offload " + plan.offload) +
          (plan.checkpointing ? ", activation checkpointing" : "") + ", micro-batch " + std::to_string(plan.micro_batch);
 }
 
 std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans, int best, std::size_t columns) {
   const auto& model = question.model;
   std::string out = "model    " + (model.name.empty() ? std::string() : model.name + ": ") +
-                    report::human_count(static_cast<double>(model.num_parameters())) + " parameters, " + std::to_string(model.layers) +
-                    " layers, hidden " + std::to_string(model.hidden) + ", sequence " + std::to_string(model.sequence) + "\n";
-  out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) + ", micro-batch " +
-         std::to_string(plans.front().micro_batch) + " x " + std::to_string(plans.front().accumulation) + " x " +
-         std::to_string(question.machine.world()) + "\n";
+                    report::human_count(static_cast<double>(model.num_parameters())) + " parameters, " +
+                    std::to_string(model.layers) + " layers, hidden " + std::to_string(model.hidden) + ", sequence " +
+                    std::to_string(model.sequence) + "\n";
+  out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) +
+         ", micro-batch " + std::to_string(plans.front().micro_batch) + " x " +
+         std::to_string(plans.front().accumulation) + " x " + std::to_string(question.machine.world()) + "\n";
   out += "machine  " + machine_text(question.machine) + "\n";
   out += "\nPeak bytes of one rank's device, by purpose\n" + by_purpose(plans, columns);
   out += "\nPeak bytes by tier; the largest model and micro-batch that would fit\n" + by_tier(plans, columns);
@@ -149,7 +157,9 @@ std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans
     out += "\nrecommended: " + what_it_is(plans[static_cast<std::size_t>(best)]) + "\n" +
            plans[static_cast<std::size_t>(best)].memory.table();
   else
-    out += "\nNothing fits. Hint: more ranks, a smaller micro-batch, --host-memory or --nvme for offload, or a smaller model.\n";
+    out +=
+        "\nNothing fits. Hint: more ranks, a smaller micro-batch, --host-memory or --nvme for offload, or a smaller "
+        "model.\n";
   return out;
 }
 
@@ -187,9 +197,9 @@ Json json_of(const Plan& plan) {
                      {"read_bytes", plan.traffic.read},
                      {"written_bytes", plan.traffic.written}};
   if (plan.time.step > 0)
-    json["time"] = {{"step_s", plan.time.step},       {"compute_s", plan.time.compute}, {"network_s", plan.time.network},
-                    {"pcie_s", plan.time.host_link},  {"disk_s", plan.time.disk},       {"update_s", plan.time.update},
-                    {"other_s", plan.time.other},     {"bound", plan.time.bound}};
+    json["time"] = {{"step_s", plan.time.step},      {"compute_s", plan.time.compute}, {"network_s", plan.time.network},
+                    {"pcie_s", plan.time.host_link}, {"disk_s", plan.time.disk},       {"update_s", plan.time.update},
+                    {"other_s", plan.time.other},    {"bound", plan.time.bound}};
   return json;
 }
 
@@ -234,10 +244,15 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
       tables = paper_tables(each);
     } catch (const ConfigError& error) {
       const auto near = nearest_name(each, paper_names());
-      throw ConfigError("[--paper] " + std::string(error.what()) + ", or all" + (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
+      throw ConfigError("[--paper] " + std::string(error.what()) + ", or all" +
+                        (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
     }
     for (const auto& paper : tables) {
-      document["tables"].push_back({{"name", paper.name}, {"title", paper.title}, {"header", paper.header}, {"rows", paper.rows}, {"notes", paper.notes}});
+      document["tables"].push_back({{"name", paper.name},
+                                    {"title", paper.title},
+                                    {"header", paper.header},
+                                    {"rows", paper.rows},
+                                    {"notes", paper.notes}});
       // Names give way first, word by word: numbers stay whole.
       std::vector<report::Column> all;
       for (std::size_t c = 0; c < paper.header.size(); ++c) {
@@ -288,7 +303,8 @@ int zero_plan(int argc, char** argv) {
   const auto plans = plan_all(question.model, question.options, question.machine, question.choices);
   const int best = cheapest(plans);
   std::string config;
-  if (best >= 0) config = plan_config(question.model, question.options, plans[static_cast<std::size_t>(best)], arguments.nvme_path);
+  if (best >= 0)
+    config = plan_config(question.model, question.options, plans[static_cast<std::size_t>(best)], arguments.nvme_path);
   if (best >= 0 && !arguments.write.empty()) {
     std::ofstream file(arguments.write, std::ios::binary);
     file << config;
@@ -297,6 +313,9 @@ int zero_plan(int argc, char** argv) {
   }
   print_result(command.global().json ? document_of(question, plans, best, config).dump(2) + "\n"
                                      : text_of(question, plans, best, columns));
-  if (best < 0) print_note("plan", LogLevel::Warning, "nothing fits" + std::string(arguments.write.empty() ? "" : "; " + arguments.write + " was not written"));
+  if (best < 0)
+    print_note(
+        "plan", LogLevel::Warning,
+        "nothing fits" + std::string(arguments.write.empty() ? "" : "; " + arguments.write + " was not written"));
   return best < 0 ? static_cast<int>(ExitCode::kOutOfMemory) : 0;
 }

@@ -49,12 +49,12 @@ double count_of(const std::string& text) {
     used = 0;
   }
   const auto unit = text.substr(used);
-  const double factor = unit.empty()                   ? 1
-                        : unit == "K" || unit == "k"   ? 1e3
-                        : unit == "M" || unit == "m"   ? 1e6
-                        : unit == "B" || unit == "G"   ? 1e9
-                        : unit == "T"                  ? 1e12
-                                                       : 0;
+  const double factor = unit.empty()                 ? 1
+                        : unit == "K" || unit == "k" ? 1e3
+                        : unit == "M" || unit == "m" ? 1e6
+                        : unit == "B" || unit == "G" ? 1e9
+                        : unit == "T"                ? 1e12
+                                                     : 0;
   if (used == 0 || factor == 0 || !std::isfinite(value))
     throw ConfigError("[--params] got \"" + text.substr(0, 40) + "\", expected a number such as 7.5e9, 7.5B or 350M");
   return value * factor;
@@ -64,7 +64,8 @@ std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) throw IoError("[--profile] got no file " + path + ", expected a profile. Hint: zero bench profile --out FILE");
+  if (!in)
+    throw IoError("[--profile] got no file " + path + ", expected a profile. Hint: zero bench profile --out FILE");
   return text.str();
 }
 
@@ -72,7 +73,8 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
   const bool shape = c.given("--layers") || c.given("--hidden");
   const int ways = (a.params.empty() ? 0 : 1) + (a.model.empty() ? 0 : 1);
   if (ways > 1 || (!a.params.empty() && shape))
-    throw ConfigError("[zero plan] got more than one of --params, --model and --layers with --hidden, expected one model");
+    throw ConfigError(
+        "[zero plan] got more than one of --params, --model and --layers with --hidden, expected one model");
   PlanModel model;
   if (!a.params.empty()) {
     model = PlanModel::of_count(count_of(a.params));
@@ -80,13 +82,15 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
     model = PlanModel::named(a.model);
   } else if (shape) {
     if (!c.given("--layers") || !c.given("--hidden"))
-      throw ConfigError("[zero plan] got " + std::string(c.given("--layers") ? "--layers without --hidden" : "--hidden without --layers") +
+      throw ConfigError("[zero plan] got " +
+                        std::string(c.given("--layers") ? "--layers without --hidden" : "--hidden without --layers") +
                         ", expected both");
     model.heads = std::max<std::int64_t>(1, a.hidden / (a.hidden >= 4096 ? 128 : 64));
   } else if (from_file) {
     model = PlanModel::of_options(options);
   } else {
-    throw ConfigError("[zero plan] got no model, expected --params, --model, --layers with --hidden, or a configuration");
+    throw ConfigError(
+        "[zero plan] got no model, expected --params, --model, --layers with --hidden, or a configuration");
   }
   const auto replace = [&](const char* flag, std::int64_t& field, std::int64_t value) {
     if (c.given(flag)) field = value;
@@ -108,13 +112,15 @@ PlanMachine machine_of(const Command& c, const PlanArguments& a) {
     throw ConfigError("[--world] got " + std::to_string(a.world) + " with " + std::to_string(a.hosts) + " hosts of " +
                       std::to_string(a.devices) + " devices, expected their product");
   // Eight GPUs a host is what most machines have; ranks on CPUs share one host.
-  const std::int64_t world = a.world > 0 ? a.world : std::max<std::int64_t>(a.hosts, 1) * std::max<std::int64_t>(a.devices, 1);
+  const std::int64_t world =
+      a.world > 0 ? a.world : std::max<std::int64_t>(a.hosts, 1) * std::max<std::int64_t>(a.devices, 1);
   std::int64_t hosts = a.hosts, devices = a.devices;
   if (devices == 0) devices = hosts > 0 ? world / hosts : machine.gpu && world > 8 && world % 8 == 0 ? 8 : world;
   if (hosts == 0) hosts = world / std::max<std::int64_t>(devices, 1);
   if (hosts < 1 || hosts * devices != world)
-    throw ConfigError("[--world] got " + std::to_string(world) + " ranks on " + std::to_string(std::max<std::int64_t>(hosts, a.hosts)) +
-                      " hosts of " + std::to_string(devices) + " devices, expected their product");
+    throw ConfigError("[--world] got " + std::to_string(world) + " ranks on " +
+                      std::to_string(std::max<std::int64_t>(hosts, a.hosts)) + " hosts of " + std::to_string(devices) +
+                      " devices, expected their product");
   machine.hosts = static_cast<int>(hosts);
   machine.ranks_per_host = static_cast<int>(devices);
   machine.shared_memory = !machine.gpu && hosts == 1 && world > 1;
@@ -122,7 +128,8 @@ PlanMachine machine_of(const Command& c, const PlanArguments& a) {
   if (!a.host_memory.empty()) machine.host_bytes = bytes_of("--host-memory", a.host_memory);
   if (!a.nvme.empty()) machine.file_bytes = bytes_of("--nvme", a.nvme);
   if (machine.gpu && machine.device_bytes > 0)
-    machine.reserved_bytes = a.reserve.empty() ? std::min(kContext, machine.device_bytes / 4) : bytes_of("--reserve", a.reserve);
+    machine.reserved_bytes =
+        a.reserve.empty() ? std::min(kContext, machine.device_bytes / 4) : bytes_of("--reserve", a.reserve);
   if (!a.profile.empty()) machine.profile = PlanProfile::from_json(read_file(a.profile), a.profile);
   auto& profile = machine.profile;
   if (!a.link.empty()) profile.link_bytes = rate_of("--link", a.link);
@@ -189,16 +196,19 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.section("Results");
   c.option("--write", a.write, "FILE", "the recommended configuration, as `zero train` takes it");
   c.option("--nvme-path", a.nvme_path, "DIR", "folder of offloaded files in it (/tmp)");
-  c.option("--paper", a.paper, "NAME", "print a paper's tables instead: table1, table2, infinity, activations, volumes, seeds, estimator, all");
+  c.option("--paper", a.paper, "NAME",
+           "print a paper's tables instead: table1, table2, infinity, activations, volumes, seeds, estimator, all");
 }
 
 PlanQuestion question_of(const Command& c, const PlanArguments& a) {
   if (!a.config_positional.empty() && !a.config.empty())
-    throw ConfigError("[zero plan] got " + a.config_positional + " and --config " + a.config + ", expected one configuration");
+    throw ConfigError("[zero plan] got " + a.config_positional + " and --config " + a.config +
+                      ", expected one configuration");
   const auto& file = a.config_positional.empty() ? a.config : a.config_positional;
   PlanQuestion question;
   const auto settings = settings_of(c, a);
-  question.options = file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : Options::from_file(file, settings);
+  question.options =
+      file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : Options::from_file(file, settings);
   if (a.strict && !question.options.notices().empty())
     throw ConfigError("[--strict] got a notice, expected none: " + question.options.notices().front());
   question.model = model_of(c, a, question.options, !file.empty());
@@ -207,14 +217,16 @@ PlanQuestion question_of(const Command& c, const PlanArguments& a) {
     std::istringstream parts(a.stage);
     for (std::string part; std::getline(parts, part, ',');) {
       if (part.size() != 1 || part[0] < '0' || part[0] > '3')
-        throw ConfigError("[--stage] got \"" + a.stage.substr(0, 40) + "\", expected all, or 0 to 3 with commas between");
+        throw ConfigError("[--stage] got \"" + a.stage.substr(0, 40) +
+                          "\", expected all, or 0 to 3 with commas between");
       question.choices.stages.push_back(part[0] - '0');
     }
   }
   if (a.offload != "all") question.choices.offloads = {a.offload};
   if (a.checkpointing != "all") question.choices.checkpointing = {a.checkpointing == "on"};
   if (question.choices.stages == std::vector<int>{0} && a.offload != "all" && a.offload != "none")
-    throw ConfigError("[--offload] got " + a.offload + " with stage 0, expected stage 1, 2 or 3: stage 0 keeps everything on the device");
+    throw ConfigError("[--offload] got " + a.offload +
+                      " with stage 0, expected stage 1, 2 or 3: stage 0 keeps everything on the device");
   return question;
 }
 

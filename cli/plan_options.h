@@ -1,5 +1,5 @@
-// What the command line of `zero plan` asks for, as plain values: model, machine, configuration, what to compare. Reading
-// it is plan_options.cpp, answering and printing plan.cpp.
+// What the command line of `zero plan` asks for, as plain values: model, machine, configuration, what to compare.
+// Reading it is plan_options.cpp, answering and printing plan.cpp.
 #pragma once
 #include <string>
 #include <utility>

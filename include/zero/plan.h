@@ -1,6 +1,6 @@
 // What a configuration would hold, send and take, before anything is started: bytes of one rank by tier and purpose,
-// bytes sent in a step, the time of a step and what bounds it; which stage and offload fit. Nothing here needs libtorch,
-// a model in memory, or other ranks. See docs/planner.md.
+// bytes sent in a step, the time of a step and what bounds it; which stage and offload fit. Nothing here needs
+// libtorch, a model in memory, or other ranks. See docs/planner.md.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -21,11 +21,11 @@ struct PlanModel {
   Kind kind = Kind::Gpt;
   std::string name;  // empty: none
   std::int64_t layers = 0, hidden = 0, heads = 0, sequence = 1024, vocabulary = 50257;
-  bool tied = true;               // output layer = token embedding
-  std::int64_t kv_heads = 0;      // Llama: heads of keys and values
-  std::int64_t inner = 0;         // width of the MLP; 0: 4 * hidden
-  std::int64_t head_width = 0;    // T5: 0: hidden / heads
-  std::int64_t count = 0;         // Kind::Count: parameters
+  bool tied = true;             // output layer = token embedding
+  std::int64_t kv_heads = 0;    // Llama: heads of keys and values
+  std::int64_t inner = 0;       // width of the MLP; 0: 4 * hidden
+  std::int64_t head_width = 0;  // T5: 0: hidden / heads
+  std::int64_t count = 0;       // Kind::Count: parameters
 
   // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case and '_' do not matter.
   // Throws ConfigError with the nearest name.
@@ -33,7 +33,8 @@ struct PlanModel {
   static std::vector<std::string> names();
   // 1e6 to 1e15 parameters. Throws ConfigError.
   static PlanModel of_count(double parameters);
-  // The block `model` of a configuration as `zero train` reads it: its size, what is given, else gpt-1m. Throws ConfigError.
+  // The block `model` of a configuration as `zero train` reads it: its size, what is given, else gpt-1m. Throws
+  // ConfigError.
   static PlanModel of_options(const Options& options);
 
   std::int64_t num_parameters() const;
@@ -55,14 +56,14 @@ struct PlanProfile {
   std::string name = "no profile";
   int ranks = 0;  // of a host when it was measured; more of them share its speeds. 0: they do not
   PlanSpeed fp32, bf16, fp16;
-  double link_bytes = 0;               // between ranks of a host: payload that a rank sends in a collective
-  double network_bytes = 0;            // the same between hosts
-  double collective_s = 0;             // of one collective, beside its bytes
-  double host_link_bytes = 0;          // PCIe of a GPU, one direction
-  double device_update_elements = 0;   // the optimizer where the parameters are computed with
-  double host_update_elements = 0;     // and in host memory
+  double link_bytes = 0;                   // between ranks of a host: payload that a rank sends in a collective
+  double network_bytes = 0;                // the same between hosts
+  double collective_s = 0;                 // of one collective, beside its bytes
+  double host_link_bytes = 0;              // PCIe of a GPU, one direction
+  double device_update_elements = 0;       // the optimizer where the parameters are computed with
+  double host_update_elements = 0;         // and in host memory
   double read_bytes = 0, write_bytes = 0;  // files of offloaded states, of a host
-  double step_s = 0;                   // of a step, beside all that: hooks, norms, bookkeeping
+  double step_s = 0;                       // of a step, beside all that: hooks, norms, bookkeeping
 
   // A profile as `zero bench profile` writes it (schema zero.profile/1; docs/planner.md). Throws ConfigError, IoError.
   static PlanProfile from_json(std::string_view text, std::string_view name = "<text>");
@@ -73,9 +74,9 @@ struct PlanMachine {
   int hosts = 1, ranks_per_host = 1;
   bool gpu = true;  // false: ranks on CPUs, where device and host memory are one
   // Bytes; 0: no limit. On CPUs device_bytes limits what one rank holds in memory at all.
-  std::uint64_t device_bytes = 0;  // of a rank
-  std::uint64_t host_bytes = 0;    // of a host, for all of its ranks
-  std::uint64_t file_bytes = 0;    // of a host
+  std::uint64_t device_bytes = 0;    // of a rank
+  std::uint64_t host_bytes = 0;      // of a host, for all of its ranks
+  std::uint64_t file_bytes = 0;      // of a host
   std::uint64_t reserved_bytes = 0;  // of device_bytes, on a GPU: its context, libraries' workspaces, fragments
   // Shards that ranks of a host read in place (shared memory) instead of gathering copies: CPUs, one host.
   bool shared_memory = false;
@@ -83,18 +84,18 @@ struct PlanMachine {
   int world() const { return hosts * ranks_per_host; }
 };
 
-struct PlanTraffic {  // of one rank in one optimizer step; bytes
+struct PlanTraffic {                        // of one rank in one optimizer step; bytes
   std::uint64_t gathered = 0, reduced = 0;  // sent by gathers and publishing; by reductions
   std::uint64_t across_hosts = 0;           // of both
-  double volume = 0;                        // sent, in units of (N-1)/N times the compute copy: 2 or 3 (algorithms: 2x, 3x)
+  double volume = 0;  // sent, in units of (N-1)/N times the compute copy: 2 or 3 (algorithms: 2x, 3x)
   std::uint64_t to_host = 0, from_host = 0;  // over a GPU's host link
   std::uint64_t read = 0, written = 0;       // of files
   std::uint64_t sent() const { return gathered + reduced; }
 };
 
-struct PlanWork {  // of one rank in one optimizer step
+struct PlanWork {                             // of one rank in one optimizer step
   double flops = 0, elements = 0, heads = 0;  // of forward and backward (PlanSpeed)
-  std::int64_t layers = 0;         // that run, forward and backward together being one
+  std::int64_t layers = 0;                    // that run, forward and backward together being one
   std::int64_t collectives = 0;
   std::int64_t updated = 0, updated_on_host = 0;  // parameters, those offloaded apart
 };
@@ -113,9 +114,9 @@ struct Plan {
   std::int64_t micro_batch = 1, accumulation = 1;
   MemoryReport memory;  // current: at rest between steps; peak: within a step
   bool fits = true;
-  std::string misses;  // the first tier that is too small: "device", "host", "file"
-  std::int64_t largest_micro_batch = 0;     // of this model; 0: none fits
-  std::int64_t largest_model = 0;           // parameters, shapes scaled, of this micro-batch; -1: no limit was given (either)
+  std::string misses;                    // the first tier that is too small: "device", "host", "file"
+  std::int64_t largest_micro_batch = 0;  // of this model; 0: none fits
+  std::int64_t largest_model = 0;  // parameters, shapes scaled, of this micro-batch; -1: no limit was given (either)
   PlanTraffic traffic;
   PlanWork work;
   PlanTime time;
@@ -126,8 +127,8 @@ Plan plan(const PlanModel& model, const Options& options, const PlanMachine& mac
 
 // Which configurations plan_all compares; empty: all of them.
 struct PlanChoices {
-  std::vector<int> stages;                // 0..3
-  std::vector<std::string> offloads;      // none, cpu, nvme
+  std::vector<int> stages;            // 0..3
+  std::vector<std::string> offloads;  // none, cpu, nvme
   std::vector<bool> checkpointing;
 };
 // Stage, then offload, then checkpointing; offload only where it applies (from stage 1 on). Everything else is as in
@@ -137,8 +138,8 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
 // The one to take: of those that fit the fastest by the predicted step, and without a profile the first in an order of
 // cost: no offload before cpu before nvme, no checkpointing before checkpointing, low stages first. -1: none fits.
 int cheapest(const std::vector<Plan>& plans);
-// A configuration file for `zero train`: `options` with the plan's stage, offload and checkpointing, and the model where
-// it is a GPT. offload_folder: where files of nvme go.
+// A configuration file for `zero train`: `options` with the plan's stage, offload and checkpointing, and the model
+// where it is a GPT. offload_folder: where files of nvme go.
 std::string plan_config(const PlanModel& model, const Options& options, const Plan& plan,
                         const std::string& offload_folder);
 

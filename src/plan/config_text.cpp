@@ -64,7 +64,8 @@ std::string plan_config(const PlanModel& model, const Options& options, const Pl
   root.set("gradient_accumulation_steps", std::to_string(plan.accumulation));
   root.set("zero_optimization.stage", std::to_string(plan.stage));
   for (const char* which : {"zero_optimization.offload_optimizer", "zero_optimization.offload_param"}) {
-    const bool applies = plan.offload != "none" && (which[std::string_view(which).size() - 1] == 'r' || plan.stage == 3);
+    const bool applies =
+        plan.offload != "none" && (which[std::string_view(which).size() - 1] == 'r' || plan.stage == 3);
     if (!applies) {
       root.erase(which);
       continue;

@@ -23,19 +23,23 @@ double most_parameters(const StateWidths& widths, int stage, double bytes, doubl
 double activation_bytes_of_layer(const Transformer& m, Keeping keeping, double t) {
   const double sbh = m.sequence * m.batch * m.hidden, scores = 5 * m.heads * m.sequence / m.hidden;
   switch (keeping) {
-    case Keeping::All: return sbh * (34 + scores);
-    case Keeping::TensorParallel: return sbh * (10 + 24 / t + scores / t);
-    case Keeping::SequenceParallel: return sbh / t * (34 + scores);
-    case Keeping::Selective: return 34 * sbh / t;
-    case Keeping::LayerInput: return 2 * sbh;
-    case Keeping::SplitLayerInput: return 2 * sbh / t;
+    case Keeping::All:
+      return sbh * (34 + scores);
+    case Keeping::TensorParallel:
+      return sbh * (10 + 24 / t + scores / t);
+    case Keeping::SequenceParallel:
+      return sbh / t * (34 + scores);
+    case Keeping::Selective:
+      return 34 * sbh / t;
+    case Keeping::LayerInput:
+      return 2 * sbh;
+    case Keeping::SplitLayerInput:
+      return 2 * sbh / t;
   }
   return 0;
 }
 
-double activation_bytes_by_rule(const Transformer& m) {
-  return 2 * 12 * m.hidden * m.batch * m.sequence * m.layers;
-}
+double activation_bytes_by_rule(const Transformer& m) { return 2 * 12 * m.hidden * m.batch * m.sequence * m.layers; }
 
 double checkpoint_bytes(const Transformer& m, double layers_per_checkpoint) {
   return 2 * m.batch * m.sequence * m.hidden * m.layers / layers_per_checkpoint;
@@ -66,15 +70,23 @@ double bandwidth_for(double e, double intensity, double peak) { return peak / in
 double sent_bytes(Scheme scheme, const Volume& v) {
   const double f = sent_of(v.ranks), k = v.micro_steps, p = v.parameter_bytes, r = v.gradient_bytes;
   switch (scheme) {
-    case Scheme::Stage0: return 2 * f * r;
+    case Scheme::Stage0:
+      return 2 * f * r;
     case Scheme::Stage1:
-    case Scheme::Stage2Local: return f * r + f * p;
-    case Scheme::Stage1AllReduce: return 2 * f * r + f * p;
-    case Scheme::Stage2: return k * f * r + f * p;
-    case Scheme::Stage3: return 2 * k * f * (p - v.persistent_bytes) + f * v.persistent_bytes + k * f * r;
-    case Scheme::Stage3Kept: return k * f * p + k * f * r;
-    case Scheme::Stage3OncePerStep: return f * p + k * f * r;
-    case Scheme::Stage3LocalGradients: return 2 * k * f * p + f * r;
+    case Scheme::Stage2Local:
+      return f * r + f * p;
+    case Scheme::Stage1AllReduce:
+      return 2 * f * r + f * p;
+    case Scheme::Stage2:
+      return k * f * r + f * p;
+    case Scheme::Stage3:
+      return 2 * k * f * (p - v.persistent_bytes) + f * v.persistent_bytes + k * f * r;
+    case Scheme::Stage3Kept:
+      return k * f * p + k * f * r;
+    case Scheme::Stage3OncePerStep:
+      return f * p + k * f * r;
+    case Scheme::Stage3LocalGradients:
+      return 2 * k * f * p + f * r;
   }
   return 0;
 }
@@ -83,13 +95,10 @@ double hybrid_inside(const Volume& v, double shard) {
   return sent_of(shard) * v.micro_steps * (2 * v.parameter_bytes + v.gradient_bytes);
 }
 
-double hybrid_across(const Volume& v, double shard) {
-  return 2 * sent_of(v.ranks / shard) * v.gradient_bytes / shard;
-}
+double hybrid_across(const Volume& v, double shard) { return 2 * sent_of(v.ranks / shard) * v.gradient_bytes / shard; }
 
 Estimate deepspeed_estimate_zero2(double parameters, double gpus, double nodes, EstimateOffload offload) {
-  if (offload != EstimateOffload::None)
-    return {2 * parameters, parameters * std::max(4 * gpus, 16.0) * kHostFactor};
+  if (offload != EstimateOffload::None) return {2 * parameters, parameters * std::max(4 * gpus, 16.0) * kHostFactor};
   return {2 * parameters + 18 * parameters / (gpus * nodes), parameters * 4 * gpus * kHostFactor};
 }
 
@@ -101,10 +110,12 @@ Estimate deepspeed_estimate_zero3(double parameters, double largest_layer, doubl
                                   EstimateOffload offload) {
   const double live = 4 * largest_layer, n = gpus * nodes;
   switch (offload) {
-    case EstimateOffload::None: return {live + 18 * parameters / n, parameters * 4 * gpus * kHostFactor};
+    case EstimateOffload::None:
+      return {live + 18 * parameters / n, parameters * 4 * gpus * kHostFactor};
     case EstimateOffload::Optimizer:
       return {live + 2 * parameters / n, parameters * std::max(4 * gpus, 16 / nodes) * kHostFactor};
-    case EstimateOffload::All: break;
+    case EstimateOffload::All:
+      break;
   }
   return {live, 18 * parameters / nodes * kHostFactor};
 }

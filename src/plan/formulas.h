@@ -11,10 +11,11 @@ namespace zero::planning {
 struct StateWidths {
   double parameter = 2, gradient = 2, optimizer = 12;
 };
-inline constexpr StateWidths kMixedAdam{2, 2, 12}, kMixedAdamFp32Gradients{2, 4, 12}, kInfinity{2, 2, 16}, kFp32Adam{4, 4, 8};
+inline constexpr StateWidths kMixedAdam{2, 2, 12}, kMixedAdamFp32Gradients{2, 4, 12}, kInfinity{2, 2, 16},
+    kFp32Adam{4, 4, 8};
 
-// Bytes of model states on one device (ZeRO, section 5): stage s shards the optimizer's states from 1, gradients from 2,
-// parameters at 3.
+// Bytes of model states on one device (ZeRO, section 5): stage s shards the optimizer's states from 1, gradients from
+// 2, parameters at 3.
 double state_bytes(const StateWidths& widths, int stage, double parameters, double ranks);
 // Parameters that fit into `bytes` of one device.
 double most_parameters(const StateWidths& widths, int stage, double bytes, double ranks);

@@ -15,8 +15,8 @@ namespace {
 
 using Kind = PlanModel::Kind;
 
-PlanModel gpt(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t sequence = 1024,
-              std::int64_t vocabulary = 50257) {
+PlanModel gpt(const char* name, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
+              std::int64_t sequence = 1024, std::int64_t vocabulary = 50257) {
   PlanModel m;
   m.name = name, m.layers = layers, m.hidden = hidden, m.heads = heads;
   m.sequence = sequence, m.vocabulary = vocabulary;
@@ -144,8 +144,10 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
     const bool decoder = half[0] == 'd';
     for (std::int64_t i = 0; i < m.layers; ++i) {
       Collector layer{all, std::string(half) + "." + std::to_string(i)};
-      for (const char* attention : decoder ? std::vector<const char*>{"self", "cross"} : std::vector<const char*>{"self"}) {
-        for (const char* name : {".query", ".key", ".value"}) layer.linear(attention + std::string(name), h, width, false);
+      for (const char* attention :
+           decoder ? std::vector<const char*>{"self", "cross"} : std::vector<const char*>{"self"}) {
+        for (const char* name : {".query", ".key", ".value"})
+          layer.linear(attention + std::string(name), h, width, false);
         layer.linear(attention + std::string(".projection"), width, h, false);
         if (i == 0 && attention[0] == 's') layer.add("self.distance.weight", kDistances * m.heads);
         layer.norm(attention + std::string(".norm"), h, false);
@@ -195,11 +197,21 @@ namespace planning {
 std::vector<Parameter> parameters_of(const PlanModel& model) {
   std::vector<Parameter> all;
   switch (model.kind) {
-    case Kind::Gpt: gpt_parameters(model, all); break;
-    case Kind::Bert: bert_parameters(model, all); break;
-    case Kind::T5: t5_parameters(model, all); break;
-    case Kind::Llama: llama_parameters(model, all); break;
-    case Kind::Count: counted_parameters(model, all); break;
+    case Kind::Gpt:
+      gpt_parameters(model, all);
+      break;
+    case Kind::Bert:
+      bert_parameters(model, all);
+      break;
+    case Kind::T5:
+      t5_parameters(model, all);
+      break;
+    case Kind::Llama:
+      llama_parameters(model, all);
+      break;
+    case Kind::Count:
+      counted_parameters(model, all);
+      break;
   }
   return all;
 }
@@ -224,8 +236,8 @@ PlanModel PlanModel::named(std::string_view name) {
   std::string list;
   for (const auto& each : all) list += (list.empty() ? "" : ", ") + each;
   const auto near = nearest_name(plain(name), all);
-  throw ConfigError(base::join("[PlanModel::named] got \"", std::string(name.substr(0, 80)), "\", expected one of ", list,
-                               near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
+  throw ConfigError(base::join("[PlanModel::named] got \"", std::string(name.substr(0, 80)), "\", expected one of ",
+                               list, near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
 }
 
 std::vector<std::string> PlanModel::names() {

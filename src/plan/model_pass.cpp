@@ -14,12 +14,17 @@ constexpr std::int64_t kRowElements[] = {std::int64_t{1} << 18, std::int64_t{1} 
 class GptPass {
  public:
   GptPass(const PlanModel& model, const MicroBatch& batch, RankMemory& memory)
-      : m_(model), memory_(memory), segments_(std::min(batch.segments, model.layers)), samples_(batch.samples),
-        element_(batch.element), tokens_(batch.samples * model.sequence), wide_(tokens_ * model.hidden * batch.element) {}
+      : m_(model),
+        memory_(memory),
+        segments_(std::min(batch.segments, model.layers)),
+        samples_(batch.samples),
+        element_(batch.element),
+        tokens_(batch.samples * model.sequence),
+        wide_(tokens_ * model.hidden * batch.element) {}
 
   void run() {
     auto x = embed();
-    std::vector<Saved> layers;  // of layers that run once
+    std::vector<Saved> layers;   // of layers that run once
     std::vector<Tensor> inputs;  // of segments
     if (segments_ == 0) {
       for (std::int64_t i = 0; i < m_.layers; ++i) x = forward(i, x, &layers.emplace_back());
@@ -206,8 +211,13 @@ class LayeredPass {
  public:
   LayeredPass(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
               RankMemory& memory)
-      : m_(model), memory_(memory), parameters_(parameters), segments_(batch.segments), element_(batch.element),
-        tokens_(batch.samples * model.sequence), wide_(tokens_ * model.hidden * batch.element) {
+      : m_(model),
+        memory_(memory),
+        parameters_(parameters),
+        segments_(batch.segments),
+        element_(batch.element),
+        tokens_(batch.samples * model.sequence),
+        wide_(tokens_ * model.hidden * batch.element) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (parameters[i].unit.empty())
         root_.push_back(i);
@@ -276,7 +286,8 @@ class LayeredPass {
                                  : 1;
     const double rotated = llama ? 1 + kv : 0;
     const double widths = 3 + attention * (2 + 2 * kv) + rotated;
-    return memory_.make(static_cast<std::int64_t>(widths * static_cast<double>(wide_)) + (llama ? 4 : 2) * inner_wide());
+    return memory_.make(static_cast<std::int64_t>(widths * static_cast<double>(wide_)) +
+                        (llama ? 4 : 2) * inner_wide());
   }
   void use(const std::vector<std::size_t>& members) {
     for (const auto i : members) memory_.use({i});

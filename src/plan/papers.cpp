@@ -48,7 +48,8 @@ std::string table1_cell(double gigabytes, bool smallest_model) {
 }
 
 PaperTable table1() {
-  PaperTable table{"table1", "ZeRO (arXiv:1910.02054), Table 1: GB of model states a device; * fits 32 GB first", {"DP"}, {}, {}};
+  PaperTable table{
+      "table1", "ZeRO (arXiv:1910.02054), Table 1: GB of model states a device; * fits 32 GB first", {"DP"}, {}, {}};
   const struct {
     const char* name;
     double parameters;
@@ -106,12 +107,12 @@ PaperTable table2() {
 }
 
 PaperTable infinity() {
-  PaperTable table{"infinity",
-                   "ZeRO-Infinity (arXiv:2104.07857), section 3: memory of large models (binary units, 1K = 1024)",
-                   {"params (T)", "layers", "hidden", "heads", "states TB", "act TB/node", "ckpt TB/node", "MSWM GB",
-                    "AWM GB"},
-                   {},
-                   {}};
+  PaperTable table{
+      "infinity",
+      "ZeRO-Infinity (arXiv:2104.07857), section 3: memory of large models (binary units, 1K = 1024)",
+      {"params (T)", "layers", "hidden", "heads", "states TB", "act TB/node", "ckpt TB/node", "MSWM GB", "AWM GB"},
+      {},
+      {}};
   const double shapes[][3] = {{80, 10, 128}, {100, 20, 160}, {128, 25, 256}, {195, 64, 512}, {315, 160, 1024}};
   for (const auto& [layers, hidden, heads] : shapes) {
     Transformer m{layers, hidden * kK, heads, 1024, 1};
@@ -130,9 +131,10 @@ PaperTable infinity() {
     row.push_back(fixed(activation_working_memory(with_batch(4)) / kGiB, 2));
     table.rows.push_back(std::move(row));
   }
-  table.notes = {"params = 12*L*h^2; states 20 bytes a parameter; sequence 1024; batch 32 a node (ckpt), 64 a node "
-                 "(act), 4 a GPU (AWM).",
-                 "MSWM = 16*h^2, AWM = b*s*ci*(16*h + 2*a*s) with ci = 1. The first MSWM is the paper's slip."};
+  table.notes = {
+      "params = 12*L*h^2; states 20 bytes a parameter; sequence 1024; batch 32 a node (ckpt), 64 a node "
+      "(act), 4 a GPU (AWM).",
+      "MSWM = 16*h^2, AWM = b*s*ci*(16*h + 2*a*s) with ci = 1. The first MSWM is the paper's slip."};
   return table;
 }
 
@@ -172,8 +174,9 @@ PaperTable infinity_devices() {
   for (const double times : {1.0, 10.0, 100.0})
     table.rows.push_back(
         {short_fixed(0.07 * times, 2), whole(3 * times), short_fixed(together * times, 1), whole(70 * times)});
-  table.notes = {"One DGX-2 node: 0.5 TB of GPU, 1.5 TB of CPU memory, 28 TB NVMe; with all 16 GPUs reading, each has "
-                 "3.0 GB/s of CPU memory and 1.6 GB/s of NVMe."};
+  table.notes = {
+      "One DGX-2 node: 0.5 TB of GPU, 1.5 TB of CPU memory, 28 TB NVMe; with all 16 GPUs reading, each has "
+      "3.0 GB/s of CPU memory and 1.6 GB/s of NVMe."};
   return table;
 }
 
@@ -216,8 +219,9 @@ PaperTable activations_by_rule() {
                           fixed(activation_bytes_by_rule(m) / kGB, 1),
                           fixed(checkpoint_bytes(m) / kGB, checkpoint_bytes(m) < 10 * kGB ? 2 : 1),
                           fixed(checkpoint_bytes(m) / 16 / kGB, 2)});
-  table.notes = {"The paper says \"about 8 GB\" for 1.5B, with working memory, and 33 -> 2 GB for 100B: only the "
-                 "ratio 1/16 can be reproduced."};
+  table.notes = {
+      "The paper says \"about 8 GB\" for 1.5B, with working memory, and 33 -> 2 GB for 100B: only the "
+      "ratio 1/16 can be reproduced."};
   return table;
 }
 
@@ -248,8 +252,8 @@ PaperTable volumes() {
   }
   table.notes = {"f = (N-1)/N; S_p, S_r = p*P, r*P; k = micro-batches of a step.",
                  base::join("Gradients of 4 bytes on the wire, stage 2, k = 1: ",
-                            grouped(sent_bytes(Scheme::Stage2, {2e6, 4e6, 4, 1})), ". One rank: ",
-                            grouped(sent_bytes(Scheme::Stage2, {2e6, 2e6, 1, 1})), ".")};
+                            grouped(sent_bytes(Scheme::Stage2, {2e6, 4e6, 4, 1})),
+                            ". One rank: ", grouped(sent_bytes(Scheme::Stage2, {2e6, 2e6, 1, 1})), ".")};
   return table;
 }
 

@@ -68,8 +68,8 @@ Run run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int step
     result.moved = {};
     const auto add = [&](std::int64_t times) {
       const auto moved = memory.take_moved();
-      for (const auto field : {&Moved::gathered, &Moved::reduced, &Moved::collectives, &Moved::to_host, &Moved::from_host,
-                               &Moved::read, &Moved::written})
+      for (const auto field : {&Moved::gathered, &Moved::reduced, &Moved::collectives, &Moved::to_host,
+                               &Moved::from_host, &Moved::read, &Moved::written})
         result.moved.*field += times * moved.*field;
     };
     for (std::int64_t k = 0; k < micro_steps; ++k) {
@@ -98,10 +98,13 @@ std::uint64_t limit_of(const PlanMachine& machine, Tier tier) {
   switch (tier) {
     case Tier::Device:
       if (machine.device_bytes == 0) return machine.gpu ? 0 : machine.host_bytes / ranks;
-      return machine.gpu ? std::max<std::uint64_t>(machine.device_bytes, machine.reserved_bytes + 1) - machine.reserved_bytes
-                         : least_limit(machine.device_bytes, machine.host_bytes / ranks);
-    case Tier::Host: return machine.gpu ? machine.host_bytes / ranks : 0;
-    case Tier::File: break;
+      return machine.gpu
+                 ? std::max<std::uint64_t>(machine.device_bytes, machine.reserved_bytes + 1) - machine.reserved_bytes
+                 : least_limit(machine.device_bytes, machine.host_bytes / ranks);
+    case Tier::Host:
+      return machine.gpu ? machine.host_bytes / ranks : 0;
+    case Tier::File:
+      break;
   }
   return machine.file_bytes / ranks;
 }
@@ -173,11 +176,14 @@ std::int64_t largest(std::int64_t most, double slack, const std::function<double
   double low = pressure_of(1), high = 0;
   if (low > 1) return 0;
   bool halve = false;
-  while (good < most && (bad == 0 || bad - good > std::max<std::int64_t>(1, static_cast<std::int64_t>(slack * static_cast<double>(good))))) {
+  while (good < most && (bad == 0 || bad - good > std::max<std::int64_t>(1, static_cast<std::int64_t>(
+                                                                                slack * static_cast<double>(good))))) {
     const double span = static_cast<double>(bad - good);
     std::int64_t next = 0;
     if (bad == 0)
-      next = good + std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(good) * std::min(1.02 / std::max(low, 1e-9), 64.0)) - good);
+      next = good + std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(good) *
+                                                                        std::min(1.02 / std::max(low, 1e-9), 64.0)) -
+                                                  good);
     else if (halve)
       next = good + (bad - good) / 2;
     else
@@ -224,14 +230,18 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
     traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
     // Each shard goes to every other host once (docs/memory.md); a reduction sends (H-1)/H of its bytes.
     const double sent_of_whole = (world - 1) / world;
-    traffic.across_hosts = static_cast<std::uint64_t>(
-        static_cast<double>(traffic.gathered) / sent_of_whole * (hosts - 1) / world +
-        static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
+    traffic.across_hosts =
+        static_cast<std::uint64_t>(static_cast<double>(traffic.gathered) / sent_of_whole * (hosts - 1) / world +
+                                   static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
   }
   plan.work.collectives = ran.moved.collectives;
   plan.work.updated = ran.updated - ran.updated_on_host;
   plan.work.updated_on_host = ran.updated_on_host;
-  count_passes({.model = c.model, .settings = c.settings, .micro = c.micro, .accumulation = c.accumulation, .segments = c.segments},
+  count_passes({.model = c.model,
+                .settings = c.settings,
+                .micro = c.micro,
+                .accumulation = c.accumulation,
+                .segments = c.segments},
                plan.work);
   plan.time = time_of(c.settings, machine, traffic, plan.work);
   return plan;
@@ -251,15 +261,16 @@ void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
     return pressure_of(other);
   });
   // What was looked at whole has the last word.
-  plan.largest_micro_batch = plan.fits ? std::max(plan.largest_micro_batch, c.micro) : std::min(plan.largest_micro_batch, c.micro - 1);
+  plan.largest_micro_batch =
+      plan.fits ? std::max(plan.largest_micro_batch, c.micro) : std::min(plan.largest_micro_batch, c.micro - 1);
   constexpr std::int64_t kMillion = 1000000;
   plan.largest_model = kMillion * largest(std::int64_t{100} << 20, 0.01, [&](std::int64_t millions) {
-    auto other = c;
-    other.model = PlanModel::of_count(static_cast<double>(millions * kMillion));
-    other.model.sequence = c.model.sequence;
-    if (c.segments > 0) other.segments = other.model.layers;
-    return pressure_of(other);
-  });
+                         auto other = c;
+                         other.model = PlanModel::of_count(static_cast<double>(millions * kMillion));
+                         other.model.sequence = c.model.sequence;
+                         if (c.segments > 0) other.segments = other.model.layers;
+                         return pressure_of(other);
+                       });
 }
 
 Candidate candidate_of(const PlanModel& model, const Options& options, const PlanMachine& machine) {
@@ -324,7 +335,9 @@ int cheapest(const std::vector<Plan>& plans) {
       if (mine.time.step < other.time.step) best = i;
       continue;
     }
-    const auto order = [&](const Plan& p) { return std::make_tuple(rank(p.offload), p.checkpointing, p.traffic.sent(), p.stage); };
+    const auto order = [&](const Plan& p) {
+      return std::make_tuple(rank(p.offload), p.checkpointing, p.traffic.sent(), p.stage);
+    };
     if (order(mine) < order(other)) best = i;
   }
   return best;

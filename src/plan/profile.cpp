@@ -44,7 +44,8 @@ constexpr Field kFields[] = {
 
 PlanProfile PlanProfile::from_json(std::string_view text, std::string_view name) {
   const auto fail = [&](const std::string& what) -> ConfigError {
-    return ConfigError(base::join("[profile] ", std::string(name), ": ", what, ". Hint: `zero bench profile --out FILE` writes one."));
+    return ConfigError(
+        base::join("[profile] ", std::string(name), ": ", what, ". Hint: `zero bench profile --out FILE` writes one."));
   };
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false, /*ignore_comments=*/true);
   if (!json.is_object() || json.value("schema", "") != kSchema)

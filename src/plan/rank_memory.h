@@ -2,7 +2,8 @@
 // the order in which it would, so that peaks come out and not only sums. The decisions about gathering are the engine's
 // own code (memory/prefetcher.h); the pools and the bookings follow BufferPool, BlockPool, ParamGroup and StagedUpdate,
 // and tests/parity/plan_agreement_test.cpp compares every byte with Engine::memory(). What a model allocates and which
-// parameters it reads is told by a pass over it (model_pass.h). What moves meanwhile is counted; times are not known here.
+// parameters it reads is told by a pass over it (model_pass.h). What moves meanwhile is counted; times are not known
+// here.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -117,7 +118,7 @@ class RankMemory {
   std::unique_ptr<Blocks> blocks_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::pair<std::size_t, std::size_t>> member_of_;  // of a parameter: group, index in it
-  class Gathering;  // memory/prefetcher.h with its groups
+  class Gathering;                                              // memory/prefetcher.h with its groups
   std::unique_ptr<Gathering> gathering_;
   std::vector<Group*> reduce_order_, in_flight_;
   std::size_t reduce_next_ = 0;

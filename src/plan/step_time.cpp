@@ -43,7 +43,8 @@ void count_passes(const StepInput& input, PlanWork& work) {
   const double forward = 2 * in_layers * tokens + 4 * layers * scores * hidden;
   const double again = input.segments > 0 ? 4.0 / 3 : 1;
   work.flops = k * (3 * again * forward + 3 * 2 * head * tokens);
-  work.elements = k * (again * layers * kWidths * tokens * hidden + kLogits * tokens * static_cast<double>(m.vocabulary));
+  work.elements =
+      k * (again * layers * kWidths * tokens * hidden + kLogits * tokens * static_cast<double>(m.vocabulary));
   work.heads = k * again * layers * tokens * static_cast<double>(m.heads);
   work.layers = static_cast<std::int64_t>(k * again * layers + 0.5);
 }
@@ -56,17 +57,18 @@ PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, c
   // More ranks than were measured share the same cores.
   const double crowd = profile.ranks > 0 && !machine.gpu ? std::max(1.0, ranks / profile.ranks) : 1;
   PlanTime time;
-  time.compute = crowd * (seconds(work.flops, speed.flops) + seconds(work.elements, speed.elements) + seconds(work.heads, speed.heads) +
-                          static_cast<double>(work.layers) * speed.layer_s);
-  const double across = static_cast<double>(traffic.across_hosts), inside = static_cast<double>(traffic.sent()) - across;
+  time.compute = crowd * (seconds(work.flops, speed.flops) + seconds(work.elements, speed.elements) +
+                          seconds(work.heads, speed.heads) + static_cast<double>(work.layers) * speed.layer_s);
+  const double across = static_cast<double>(traffic.across_hosts),
+               inside = static_cast<double>(traffic.sent()) - across;
   time.network = crowd * seconds(std::max(inside, 0.0), profile.link_bytes) + seconds(across, profile.network_bytes) +
                  (machine.world() > 1 ? crowd * static_cast<double>(work.collectives) * profile.collective_s : 0);
   time.host_link = seconds(static_cast<double>(std::max(traffic.to_host, traffic.from_host)), profile.host_link_bytes);
   time.disk = ranks * (seconds(static_cast<double>(traffic.read), profile.read_bytes) +
                        seconds(static_cast<double>(traffic.written), profile.write_bytes));
   // On CPUs the host's memory is the device's.
-  const double on_host = profile.host_update_elements > 0 || machine.gpu ? profile.host_update_elements
-                                                                         : profile.device_update_elements;
+  const double on_host =
+      profile.host_update_elements > 0 || machine.gpu ? profile.host_update_elements : profile.device_update_elements;
   time.update = crowd * (seconds(static_cast<double>(work.updated), profile.device_update_elements) +
                          seconds(static_cast<double>(work.updated_on_host), on_host));
   time.other = crowd * profile.step_s;

@@ -23,7 +23,8 @@ struct Answer {
 };
 
 Answer ask(const Words& words, const std::string& columns = "80") {
-  Process process(Process::Settings{.arguments = Words{kZero, "plan"} + words, .environment = {"COLUMNS=" + columns}, .folder = "", .out = -1});
+  Process process(Process::Settings{
+      .arguments = Words{kZero, "plan"} + words, .environment = {"COLUMNS=" + columns}, .folder = "", .out = -1});
   const int code = process.wait(60);
   return {code, process.out, process.err};
 }
@@ -42,7 +43,8 @@ TEST(PlanCommand, ComparesEveryStageOffloadAndCheckpointing) {
   const auto& plans = plan["plans"];
   const auto find = [&](int stage, const std::string& offload, bool again) -> const json& {
     for (const auto& each : plans)
-      if (each["stage"] == stage && each["offload"] == offload && each["activation_checkpointing"] == again) return each;
+      if (each["stage"] == stage && each["offload"] == offload && each["activation_checkpointing"] == again)
+        return each;
     throw std::runtime_error("no such plan");
   };
   // ZeRO, Table 1: 31.4, 16.6 and 1.88 GB of states, padding apart.
@@ -61,7 +63,8 @@ TEST(PlanCommand, ComparesEveryStageOffloadAndCheckpointing) {
     for (const bool again : {false, true}) {
       const auto& each = find(stage, "none", again);
       EXPECT_NEAR(each["traffic"]["volume"].get<double>(), volumes[stage], 1e-6) << stage;
-      EXPECT_LE(find(stage, "none", true)["memory"]["device"]["peak_bytes"], find(stage, "none", false)["memory"]["device"]["peak_bytes"]);
+      EXPECT_LE(find(stage, "none", true)["memory"]["device"]["peak_bytes"],
+                find(stage, "none", false)["memory"]["device"]["peak_bytes"]);
     }
   EXPECT_FALSE(find(0, "none", false)["fits"]);
   EXPECT_EQ(find(0, "none", false)["misses"], "device");
@@ -80,7 +83,8 @@ TEST(PlanCommand, ComparesEveryStageOffloadAndCheckpointing) {
 }
 
 TEST(PlanCommand, TheLargestMicroBatchIsTheLargest) {
-  const Words machine{"--model", "gpt2", "--world", "2", "--device", "cpu", "--memory", "4GiB", "--stage", "1", "--offload", "none", "--checkpointing", "off", "--dtype", "fp32"};
+  const Words machine{"--model", "gpt2", "--world",   "2",    "--device",        "cpu", "--memory", "4GiB",
+                      "--stage", "1",    "--offload", "none", "--checkpointing", "off", "--dtype",  "fp32"};
   const auto first = document(machine)["plans"][0];
   const auto most = first["largest_micro_batch_size"].get<int>();
   ASSERT_GT(most, 1);
@@ -103,7 +107,8 @@ TEST(PlanCommand, ExitsWithFourWhenNothingFits) {
 
 TEST(PlanCommand, TablesFitTheirColumns) {
   for (const char* columns : {"80", "100", "160"})
-    for (const Words& words : {Words{"--model", "llama-3.1-405b", "-n", "1024", "--memory", "80GB", "--flops", "400T", "--network", "50GB/s"},
+    for (const Words& words : {Words{"--model", "llama-3.1-405b", "-n", "1024", "--memory", "80GB", "--flops", "400T",
+                                     "--network", "50GB/s"},
                                Words{"--paper", "all"}}) {
       const auto answer = ask(words, columns);
       for (const auto& line : lines(answer.out)) {
@@ -135,7 +140,8 @@ TEST(PlanCommand, MistakesGetTheNearestNameAndAnExample) {
     const auto answer = ask(words);
     EXPECT_EQ(answer.code, 2) << expected;
     EXPECT_NE(answer.err.find(expected), std::string::npos) << answer.err;
-    EXPECT_NE(answer.err.find("Example: zero plan --params 7.5e9 --world 64 --memory 32GB"), std::string::npos) << answer.err;
+    EXPECT_NE(answer.err.find("Example: zero plan --params 7.5e9 --world 64 --memory 32GB"), std::string::npos)
+        << answer.err;
     EXPECT_EQ(answer.out, "");
   }
   const auto paper = ask({"--paper", "tabel1"});
@@ -162,7 +168,10 @@ TEST(PlanCommand, NeedsNoLibtorch) {
 
 TEST(PlanCommand, WhatItWritesIsChecked) {
   const auto folder = temporary_folder();
-  const Words places[] = {{"--offload", "none"}, {"--offload", "cpu", "--stage", "2"}, {"--offload", "nvme", "--stage", "3"}, {"--checkpointing", "on"}};
+  const Words places[] = {{"--offload", "none"},
+                          {"--offload", "cpu", "--stage", "2"},
+                          {"--offload", "nvme", "--stage", "3"},
+                          {"--checkpointing", "on"}};
   for (const char* model : {"gpt2-xl", "gpt3-175b", "bert-large", "t5-11b", "llama-3-8b"})
     for (const auto& place : places) {
       const auto file = folder + "/ds.json";
@@ -194,8 +203,10 @@ TEST(PlanCommand, AFilesModelAndRecipeArePlanned) {
 TEST(PlanCommand, WhatItWritesTrains) {
   const auto folder = temporary_folder();
   const auto file = folder + "/ds.json";
-  const Words small{"--layers", "2", "--hidden", "64", "--heads", "2", "--vocab", "256", "--seq", "32", "--device", "cpu", "--nvme-path", folder, "--write", file};
-  for (const Words& place : {Words{"--memory", "64MiB"}, Words{"--stage", "3", "--offload", "nvme", "--checkpointing", "on"}}) {
+  const Words small{"--layers", "2",  "--hidden", "64",  "--heads",     "2",    "--vocab", "256",
+                    "--seq",    "32", "--device", "cpu", "--nvme-path", folder, "--write", file};
+  for (const Words& place :
+       {Words{"--memory", "64MiB"}, Words{"--stage", "3", "--offload", "nvme", "--checkpointing", "on"}}) {
     ASSERT_EQ(ask(small + place).code, 0);
     Process train(Words{kZero, "train", file, "--steps", "1", "--sample", "0", "--out", folder + "/run", "--json"});
     ASSERT_EQ(train.wait(120), 0) << train.err;

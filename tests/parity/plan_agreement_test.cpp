@@ -1,6 +1,6 @@
-// A plan against the engine it plans: for GPTs of many shapes, stages, recipes, worlds and places, what rests is equal to
-// the byte, so are the bytes sent in a step, and peaks are within 2 %. With ZERO_PLAN_TABLE=FILE the comparison is written there as a table
-// (script/planner-table).
+// A plan against the engine it plans: for GPTs of many shapes, stages, recipes, worlds and places, what rests is equal
+// to the byte, so are the bytes sent in a step, and peaks are within 2 %. With ZERO_PLAN_TABLE=FILE the comparison is
+// written there as a table (script/planner-table).
 #include <gtest/gtest.h>
 #include <zero/activation_checkpoint.h>
 #include <zero/plan.h>
@@ -63,7 +63,8 @@ Options options_of(const Case& c) {
   std::ostringstream out;
   const auto place = [&](const char* key, const std::string& device, const char* rest) {
     if (device != "none")
-      out << ", \"" << key << R"(": {"device": ")" << device << R"(", "nvme_path": ")" << folder() << "\"" << rest << "}";
+      out << ", \"" << key << R"(": {"device": ")" << device << R"(", "nvme_path": ")" << folder() << "\"" << rest
+          << "}";
   };
   out << R"({"train_micro_batch_size_per_gpu": )" << c.batch << R"(, "gradient_accumulation_steps": )" << c.accumulation
       << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": )" << c.stage;
@@ -132,7 +133,8 @@ Plan planned(const Case& c) {
 }
 
 std::vector<Case> cases() {
-  const Shape shapes[] = {{2, 128, 4, 64, 512}, {4, 96, 4, 128, 256}, {3, 160, 5, 64, 384, false}, {6, 128, 8, 64, 256}};
+  const Shape shapes[] = {
+      {2, 128, 4, 64, 512}, {4, 96, 4, 128, 256}, {3, 160, 5, 64, 384, false}, {6, 128, 8, 64, 256}};
   std::vector<Case> all;
   int k = 0;
   for (int stage = 0; stage <= 3; ++stage)
@@ -142,7 +144,8 @@ std::vector<Case> cases() {
         c.shape = shapes[(k + k / 4) % 4], c.stage = stage, c.world = world, c.recipe = recipe;
         if (stage >= 1 && k % 3 == 1) c.optimizer = k % 2 == 0 ? "cpu" : "nvme";
         if (stage == 3 && k % 4 >= 2) c.parameters = k % 2 == 0 ? "cpu" : "nvme";
-        // Where little is kept, libtorch's own scratch for a product of 16-bit matrices, up to 0.1 MB, must stay small beside.
+        // Where little is kept, libtorch's own scratch for a product of 16-bit matrices, up to 0.1 MB, must stay small
+        // beside.
         if (k % 5 == 3) c.segments = k % 2 == 0 ? c.shape.layers : 2, c.batch = 16;
         if (k % 7 == 4) c.accumulation = 2;
         ++k;
@@ -168,7 +171,8 @@ void write_table(const std::vector<std::string>& rows) {
   const char* path = std::getenv("ZERO_PLAN_TABLE");
   if (path == nullptr) return;
   std::ofstream out(path);
-  out << "| GPT | at rest, planned = measured | device peak, planned | measured | difference |\n|---|---|---|---|---|\n";
+  out << "| GPT | at rest, planned = measured | device peak, planned | measured | difference "
+         "|\n|---|---|---|---|---|\n";
   for (const auto& row : rows) out << row << "\n";
 }
 
@@ -206,8 +210,8 @@ TEST(PlanAgreement, RestIsEqualAndPeaksAreNear) {
           << MemoryReport::name(tier) << ": planned " << forecast.peak(tier) << ", measured " << engine.peak(tier);
     }
     std::ostringstream row;
-    row << "| " << c.name() << " | " << rest << " | " << forecast.peak(Tier::Device) << " | " << engine.peak(Tier::Device) << " | "
-        << std::showpos << std::fixed;
+    row << "| " << c.name() << " | " << rest << " | " << forecast.peak(Tier::Device) << " | "
+        << engine.peak(Tier::Device) << " | " << std::showpos << std::fixed;
     row.precision(2);
     row << 100 * difference(forecast.peak(Tier::Device), engine.peak(Tier::Device)) << " % |";
     rows.push_back(row.str());

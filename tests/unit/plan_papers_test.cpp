@@ -187,14 +187,10 @@ TEST(Papers, BytesOfEveryRecipeAndStage) {
     StateWidths widths;
     double at_4[4];  // bytes a parameter, N = 4
   } rows[] = {
-      {kMixedAdam, {16, 7, 5.5, 4}},
-      {kMixedAdamFp32Gradients, {18, 9, 6, 4.5}},
-      {kInfinity, {20, 8, 6.5, 5}},
-      {{2, 2, 4}, {8, 5, 3.5, 2}},
-      {{2, 2, 8}, {12, 6, 4.5, 3}},
-      {kFp32Adam, {16, 10, 7, 4}},
-      {{4, 4, 0}, {8, 8, 5, 2}},
-      {{4, 4, 4}, {12, 9, 6, 3}},
+      {kMixedAdam, {16, 7, 5.5, 4}}, {kMixedAdamFp32Gradients, {18, 9, 6, 4.5}},
+      {kInfinity, {20, 8, 6.5, 5}},  {{2, 2, 4}, {8, 5, 3.5, 2}},
+      {{2, 2, 8}, {12, 6, 4.5, 3}},  {kFp32Adam, {16, 10, 7, 4}},
+      {{4, 4, 0}, {8, 8, 5, 2}},     {{4, 4, 4}, {12, 9, 6, 3}},
   };
   for (const auto& [widths, expected] : rows)
     for (int stage = 0; stage <= 3; ++stage) EXPECT_DOUBLE_EQ(state_bytes(widths, stage, 1, 4), expected[stage]);
@@ -215,13 +211,26 @@ TEST(Papers, UnknownNamesAreRefused) {
 // As published with the weights (Hugging Face model cards; GPT-3: its formula with biases, table 2.1 says 175.0B).
 TEST(Models, HaveThePublishedNumbersOfParameters) {
   const std::map<std::string, std::int64_t> published = {
-      {"gpt2", 124439808},           {"gpt2-medium", 354823168},      {"gpt2-large", 774030080},
-      {"gpt2-xl", 1557611200},       {"gpt3-175b", 174604259328},     {"bert-base", 109482240},
-      {"bert-large", 335141888},     {"t5-small", 60506624},          {"t5-base", 222903552},
-      {"t5-large", 737668096},       {"t5-3b", 2851598336},           {"t5-11b", 11307321344},
-      {"llama-3.2-1b", 1235814400},  {"llama-3.2-3b", 3212749824},    {"llama-2-7b", 6738415616},
-      {"llama-3-8b", 8030261248},    {"llama-2-13b", 13015864320},    {"llama-2-70b", 68976648192},
-      {"llama-3-70b", 70553706496},  {"llama-3.1-405b", 405853388800},
+      {"gpt2", 124439808},
+      {"gpt2-medium", 354823168},
+      {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200},
+      {"gpt3-175b", 174604259328},
+      {"bert-base", 109482240},
+      {"bert-large", 335141888},
+      {"t5-small", 60506624},
+      {"t5-base", 222903552},
+      {"t5-large", 737668096},
+      {"t5-3b", 2851598336},
+      {"t5-11b", 11307321344},
+      {"llama-3.2-1b", 1235814400},
+      {"llama-3.2-3b", 3212749824},
+      {"llama-2-7b", 6738415616},
+      {"llama-3-8b", 8030261248},
+      {"llama-2-13b", 13015864320},
+      {"llama-2-70b", 68976648192},
+      {"llama-3-70b", 70553706496},
+      {"llama-3.1-405b", 405853388800},
       {"gpt-1m", 1 * 256 * 144 + 128 * 144 + 4 * (12 * 144 * 144 + 13 * 144) + 2 * 144},
       {"gpt-10m", 256 * 368 + 256 * 368 + 6 * (12 * 368 * 368 + 13 * 368) + 2 * 368},
   };

@@ -14,7 +14,8 @@ namespace {
 
 Options options_of(const std::string& more = "") {
   return Options::from_json(R"({"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 2)" + more + "}}");
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "zero_optimization": {"stage": 2)" +
+                            more + "}}");
 }
 
 TEST(PlanTime, IsTheSumOfWorkDividedBySpeeds) {
@@ -46,7 +47,8 @@ TEST(PlanTime, IsTheSumOfWorkDividedBySpeeds) {
   // A disk that is slower than all of the rest.
   machine.ranks_per_host = 2;
   profile.read_bytes = profile.write_bytes = 1e6;
-  const auto away = plan(model, options_of(R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"})"), machine);
+  const auto away =
+      plan(model, options_of(R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"})"), machine);
   EXPECT_EQ(away.time.bound, "disk");
   EXPECT_NEAR(away.time.disk, 2 * static_cast<double>(away.traffic.read + away.traffic.written) / 1e6, 1e-9);
   EXPECT_EQ(away.work.updated, 0);
@@ -57,7 +59,8 @@ TEST(PlanTime, CountsRecomputationAndMicroBatches) {
   PlanMachine machine;
   const auto model = PlanModel::named("gpt2");
   const auto plain = plan(model, options_of(), machine).work;
-  const auto again = plan(model, options_of(R"(}, "activation_checkpointing": {"number_checkpoints": 12)"), machine).work;
+  const auto again =
+      plan(model, options_of(R"(}, "activation_checkpointing": {"number_checkpoints": 12)"), machine).work;
   // One more forward of the layers, not of the head.
   const double tokens = 2 * 1024, head = 6.0 * 50257 * 768 * tokens;
   EXPECT_NEAR((again.flops - head) / (plain.flops - head), 4.0 / 3, 1e-9);
