@@ -149,7 +149,8 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
   if (holding.state == "second shards") return {"-", "read by neighbours", "void"};
   const auto moved = by(Phase::Step, What::OptimizerStates);
   if (what.delayed) return {with("updated beside", by(Phase::Beside, What::OptimizerStates)), "updated beside", "-"};
-  return {"-", "-", with("updated", moved)};
+  const auto early = by(Phase::Backward, What::OptimizerStates);
+  return {"-", early.empty() ? "-" : early, with("updated", moved)};
 }
 
 std::string wrapped(const std::string& text, std::size_t columns) {
