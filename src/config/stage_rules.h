@@ -37,4 +37,8 @@ constexpr std::int64_t tile_numel(std::int64_t limit) {
   return std::max(std::min(limit, kMost) / kLeast * kLeast, kLeast);
 }
 
+// Such tiles in host memory at once, unless buffer_count says otherwise: one being updated, one on its way back, and
+// what can be read while backward still runs.
+inline constexpr std::int64_t kUpdateTiles = 6;
+
 }  // namespace zero::config

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "config/stage_rules.h"
 #include "torchglue/allocation_observer.h"
@@ -26,16 +27,15 @@ struct StagedUpdate::Slot {
   offload::IoBuffer states[GroupStates::kMostStates], copy;  // of what rests in files
   at::Tensor pinned_copy;                                    // of what travels to a GPU
   std::shared_ptr<Work> fetches[GroupStates::kMostStates];
-  std::vector<std::shared_ptr<Work>> stores;
+  std::vector<std::shared_ptr<Work>> stores;  // of states
+  std::shared_ptr<Work> parameters_store;
   torchglue::Mark copied;
   base::TraceOperation fetch_trace, states_trace, parameters_trace;
-  const Tile* storing = nullptr;
+  const Tile *storing = nullptr, *storing_parameters = nullptr;
   std::int64_t bytes = 0;  // booked
 };
 
-std::int64_t StagedUpdate::tile_for(std::int64_t limit) {
-  return config::tile_numel(limit);
-}
+std::int64_t StagedUpdate::tile_for(std::int64_t limit) { return config::tile_numel(limit); }
 
 StagedUpdate::StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger,
                            base::Trace& trace)
@@ -92,10 +92,12 @@ StagedUpdate::~StagedUpdate() {
           work->wait();
         } catch (const std::exception&) {
         }
-    for (auto& work : slot->stores) try {
-        work->wait();
-      } catch (const std::exception&) {
-      }
+    slot->stores.push_back(slot->parameters_store);
+    for (auto& work : slot->stores)
+      if (work) try {
+          work->wait();
+        } catch (const std::exception&) {
+        }
     ledger_.book(memory::Tier::Host, memory::Purpose::Other, -slot->bytes);
   }
 }
@@ -151,9 +153,9 @@ void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer&
   }
   if (!travels) return;
   if (group.parameters().in_file()) {
-    slot.storing = &tile;
+    slot.storing_parameters = &tile;
     slot.parameters_trace.begin(trace_, base::TraceKind::Store);
-    slot.stores.push_back(group.parameters().begin_write(copy_begin, tile.numel, place.parameter));
+    slot.parameters_store = group.parameters().begin_write(copy_begin, tile.numel, place.parameter);
     return;
   }
   const auto& resting = group.parameters().vector();
@@ -166,8 +168,22 @@ void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer&
   slot.copied.set(resting.device());
 }
 
-void StagedUpdate::finish_store(Slot& slot) {
+void StagedUpdate::finish_parameters(Slot& slot) {
   slot.copied.wait();
+  if (slot.storing_parameters == nullptr) return;
+  const auto& tile = *slot.storing_parameters;
+  {
+    base::TraceSpan wait(trace_, base::TraceKind::StoreWait, tile.group->name());
+    slot.parameters_store->wait();
+  }
+  slot.parameters_store.reset();
+  slot.parameters_trace.end(tile.group->name(),
+                            tile.numel * static_cast<std::int64_t>(at::elementSize(tile.group->parameters().dtype())));
+  slot.storing_parameters = nullptr;
+}
+
+void StagedUpdate::finish_store(Slot& slot) {
+  finish_parameters(slot);
   if (slot.storing == nullptr) return;
   const auto& tile = *slot.storing;
   const auto& name = tile.group->name();
@@ -176,23 +192,34 @@ void StagedUpdate::finish_store(Slot& slot) {
     for (auto& work : slot.stores) work->wait();
   }
   slot.stores.clear();
-  slot.states_trace.end(name, tile.numel * tile.group->states().num_states() *
-                                  static_cast<std::int64_t>(sizeof(float)));
-  slot.parameters_trace.end(
-      name, tile.numel * static_cast<std::int64_t>(at::elementSize(tile.group->parameters().dtype())));
+  slot.states_trace.end(name,
+                        tile.numel * tile.group->states().num_states() * static_cast<std::int64_t>(sizeof(float)));
   slot.storing = nullptr;
+}
+
+void StagedUpdate::fetch_until(std::size_t end) {
+  for (; fetched_ < std::min(end, tiles_.size()); ++fetched_) {
+    finish_store(slot_of(fetched_));
+    begin_fetch(slot_of(fetched_), tiles_[fetched_]);
+  }
+}
+
+void StagedUpdate::begin() {
+  if (policy_.read_ahead) fetch_until(slots_.size());
+}
+
+void StagedUpdate::settle() {
+  for (auto& slot : slots_) {
+    finish_store(*slot);
+    for (auto& fetch : slot->fetches)
+      if (fetch) std::exchange(fetch, nullptr)->wait();
+  }
+  fetched_ = 0;
 }
 
 void StagedUpdate::run(optim::ShardedOptimizer& optimizer, float factor, To to,
                        const std::function<void(ParamGroup&)>& updated) {
-  const auto slot_of = [&](std::size_t tile) -> Slot& { return *slots_[tile % slots_.size()]; };
-  std::size_t fetched = 0, next = 0;  // tiles
-  const auto fetch_until = [&](std::size_t end) {
-    for (; fetched < std::min(end, tiles_.size()); ++fetched) {
-      finish_store(slot_of(fetched));
-      begin_fetch(slot_of(fetched), tiles_[fetched]);
-    }
-  };
+  std::size_t next = 0;  // of the tiles
   for (auto* group : groups_) {
     if (group->trainable()) {
       for (const auto& segment : group->states().segments()) {
@@ -212,7 +239,9 @@ void StagedUpdate::run(optim::ShardedOptimizer& optimizer, float factor, To to,
     }
     updated(*group);
   }
-  for (auto& slot : slots_) finish_store(*slot);
+  // Parameters are needed next; states not before the next run, which finds them at rest or waits.
+  for (auto& slot : slots_) finish_parameters(*slot);
+  fetched_ = 0;
 }
 
 }  // namespace zero::engine

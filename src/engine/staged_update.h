@@ -18,7 +18,7 @@ class StagedUpdate {
  public:
   struct Policy {
     std::int64_t tile_numel = 0;  // elements of a tile, a multiple of what GroupStates cuts by
-    int tiles = 3;                // in host memory at once: being read, updated, written
+    int tiles = 3;                // in host memory at once: read ahead, being updated, written
     bool read_ahead = true, write_behind = true;
   };
   // The tile for a limit in elements (0: the smallest).
@@ -28,8 +28,13 @@ class StagedUpdate {
   StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger, base::Trace& trace);
   ~StagedUpdate();
 
-  // Updates everything once. `updated` is called for each group, in order, when its new parameters are where they rest
-  // (those of a file may still be on their way to it; they are there when this returns).
+  // The states are at rest until run(): what it needs first may be read from files meanwhile.
+  void begin();
+  // Updates everything once. When this returns, states may still be on their way to their files: settle(). `updated` is
+  // called for each group, in order, when its new parameters are where they rest (those of a file may still be on their
+  // way to it; they are there when this returns). Nobody but run() may touch states before everything under way has
+  // come to rest: what was read ahead is dropped.
+  void settle();
   enum class To { Parameters, NextParameters };  // where the compute copy goes: ParamGroup::next_parameters()
   void run(optim::ShardedOptimizer& optimizer, float factor, To to, const std::function<void(ParamGroup&)>& updated);
 
@@ -43,6 +48,9 @@ class StagedUpdate {
   void begin_fetch(Slot& slot, const Tile& tile);
   void update(Slot& slot, const Tile& tile, optim::ShardedOptimizer& optimizer, float factor, To to);
   void finish_store(Slot& slot);
+  void finish_parameters(Slot& slot);
+  Slot& slot_of(std::size_t tile) { return *slots_[tile % slots_.size()]; }
+  void fetch_until(std::size_t end);
 
   std::vector<ParamGroup*> groups_;
   const Policy policy_;
@@ -50,6 +58,7 @@ class StagedUpdate {
   base::Trace& trace_;
   std::vector<Tile> tiles_;  // in the order of groups
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::size_t fetched_ = 0;  // tiles of the next or the present run whose fetch has begun
 };
 
 }  // namespace zero::engine

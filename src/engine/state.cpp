@@ -111,6 +111,7 @@ void State::backward(const at::Tensor& loss) {
     reduce_next_ = 0;
     in_flight_.clear();
     prefetcher_->begin_backward();
+    if (boundary && !delays() && !pending_) update_->begin();
     const double factor = scaler_->scale() / static_cast<double>(accumulation_);
     const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
     in_backward_ = true;

@@ -47,21 +47,24 @@ bool State::finish_update() {
 
 void State::flush() {
   telling_peers([&] {
-    if (!pending_) return;
+    if (!pending_) return update_->settle();
     if (micro_step_ != 0) require_boundary("flush");
     prefetcher_->end_pass();
     comm_->barrier();  // nobody reads a shard in place any more
     finish_update();
+    update_->settle();
     prefetcher_->fetch_first();
   });
 }
 
 void State::begin_replacing() {
   prefetcher_->end_pass();
-  if (!pending_) return;
-  pending_ = false;
-  background_.wait();
-  optimizer_->end_step();
+  if (pending_) {
+    pending_ = false;
+    background_.wait();
+    optimizer_->end_step();
+  }
+  update_->settle();
 }
 
 void State::publish(ParamGroup& group) {

@@ -142,8 +142,15 @@ std::vector<StatePiece> State::pieces(bool to_save) {
   return result;
 }
 
-std::vector<StatePiece> State::pieces_to_save() { return pieces(true); }
-std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
+std::vector<StatePiece> State::pieces_to_save() {
+  update_->settle();
+  return pieces(true);
+}
+
+std::vector<StatePiece> State::pieces_to_load() {
+  update_->settle();
+  return pieces(false);
+}
 
 void State::adopt_loaded() {
   telling_peers([&] {

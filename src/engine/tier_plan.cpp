@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "config/document.h"
+#include "config/stage_rules.h"
 #include "offload/storage_file.h"
 
 namespace zero::engine {
@@ -14,7 +15,7 @@ namespace {
 using config::OffloadDevice;
 using memory::Tier;
 
-// Buffers of a pipeline: a tile or shard in use, one arriving, one leaving.
+// Buffers of shards: one in use, two arriving.
 constexpr std::int64_t kPipeline = 3;
 
 offload::IoSettings io_settings(const config::AioSettings& aio) {
@@ -176,7 +177,7 @@ StagedUpdate::Policy TierPlan::update_policy(int num_slots) const {
   const std::int64_t vectors = num_slots + 2;  // of a tile, as DeepSpeed counts: with the gradient
   auto limit = settings_.zero.sub_group_size;
   if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
-  const auto tiles = optimizer.buffer_count ? *optimizer.buffer_count / vectors : kPipeline;
+  const auto tiles = optimizer.buffer_count ? *optimizer.buffer_count / vectors : config::kUpdateTiles;
   return {.tile_numel = StagedUpdate::tile_for(limit),
           .tiles = static_cast<int>(std::clamp<std::int64_t>(tiles, 1, 64)),
           .read_ahead = optimizer.pipeline_read,

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "config/stage_rules.h"
+
 namespace zero::memory {
 namespace {
 
@@ -48,7 +50,9 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
     const auto resting = sharded ? group.shard : group.padded;
     const auto tier = sharded ? place.parameters : Tier::Device;
     f.rests(tier, Purpose::Parameters) += on(tier, resting * rules.parameter_width);
-    if (sharded && !(rules.maps_shards && tier != Tier::File)) {
+    const bool mapped = rules.maps_shards && tier != Tier::File &&
+                        static_cast<std::size_t>(resting * rules.parameter_width) >= config::kLeastMappedBytes;
+    if (sharded && !mapped) {
       if (rules.second_shards > 0)
         f.rests(Tier::Device, Purpose::Parameters) += group.padded / rules.second_shards * rules.parameter_width;
       const auto whole = group.padded * rules.parameter_width;

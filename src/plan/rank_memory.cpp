@@ -351,7 +351,7 @@ void RankMemory::book_update_tiles() {
   if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
   const auto tile = config::tile_numel(limit);
   const auto most = std::clamp<std::int64_t>(
-      optimizer.buffer_count ? *optimizer.buffer_count / (holder_.num_slots() + 2) : kPipeline, 1, 64);
+      optimizer.buffer_count ? *optimizer.buffer_count / (holder_.num_slots() + 2) : config::kUpdateTiles, 1, 64);
   std::int64_t tiles = 0, numel = 0;
   bool states_in_file = false, copy_in_file = false, copy_travels = false;
   for (const auto& group : groups_) {

@@ -20,7 +20,7 @@ using Purpose = MemoryReport::Purpose;
 constexpr std::int64_t kMasterWidth = 4;   // masters and moments are fp32
 constexpr std::int64_t kFileStep = 4096;   // bytes: regions of a file, and transfers, are multiples of it
 constexpr std::int64_t kRatioStep = 2048;  // elements: a group is cut between tiers at multiples of it
-constexpr int kPipeline = 3;               // buffers: in use, arriving, leaving
+constexpr int kPipeline = 3;               // buffers of shards: one in use, two arriving
 
 std::int64_t up(std::int64_t bytes) { return (bytes + kFileStep - 1) / kFileStep * kFileStep; }
 
@@ -173,6 +173,7 @@ void Run::place() {
     offloads |= group->offloads();
   }
   delayed_ = zero_.delayed_update && offloads;
+  list_tiles();
 }
 
 void Run::keep_budgets() {
@@ -192,7 +193,6 @@ void Run::keep_budgets() {
                      .persistent = unit.persistent});
     places.push_back({group->parameters, group->optimizer});
   }
-  const std::int64_t vectors = facts_.num_slots + 2;
   const memory::FootprintRules rules{
       .stage = zero_.stage,
       .world = facts_.around.world,
@@ -208,7 +208,7 @@ void Run::keep_budgets() {
       .direct_gradients = facts_.direct_gradients,
       .delayed = delayed_,
       .tile_numel = tile_numel_,
-      .tiles = std::clamp<std::int64_t>(optimizer.buffer_count ? *optimizer.buffer_count / vectors : kPipeline, 1, 64),
+      .tiles = slots_of_update(),
       .fetch_ahead = static_cast<int>(zero_.offload_param.buffer_count.value_or(kPipeline) - 1)};
   const auto placement = memory::place(
       rules, sizes, std::move(places), facts_.movable,
@@ -309,11 +309,12 @@ void Run::finish_reduce(Group& group, bool boundary) {
     emit(group, What::Gradients, How::Copy, "leaves", Tier::Device, Tier::Host, group.unit.shard_numel() * facts_.gradient_width);
 }
 
-void Run::micro_step(bool boundary) {
+void Run::micro_step(bool boundary, bool reads_ahead) {
   phase_ = Phase::Forward;
   for (const auto& parameters : pass_.forward) use(parameters);
   phase_ = Phase::Backward;
   prefetcher_->begin_backward();
+  if (reads_ahead && zero_.offload_optimizer.pipeline_read) fetch_tiles(slots_);
   std::vector<Group*> under_way;
   std::size_t next = 0;
   const auto finish = [&](std::size_t most) {
@@ -343,7 +344,9 @@ void Run::step(std::int64_t number, bool overflow) {
   const bool managed = facts_.settings.managed_gradient_accumulation;
   for (std::int64_t micro = 0; micro < facts_.accumulation; ++micro) {
     micro_ = static_cast<int>(micro);
-    micro_step(managed && micro + 1 == facts_.accumulation);
+    const bool boundary = managed && micro + 1 == facts_.accumulation;
+    // States are at rest until the update.
+    micro_step(boundary, boundary && !delays(number) && !pending_);
   }
   micro_ = 0;
   phase_ = Phase::Step;
@@ -378,6 +381,7 @@ void Run::update(bool late) {
     pending_ = true;
     phase_ = Phase::Beside;
   }
+  next_tile_ = 0;
   for (const auto& group : groups_) {
     if (group->unit.trainable) {
       for (const auto& segment : segments(*group)) update_tiles(*group, segment, late);
@@ -385,22 +389,59 @@ void Run::update(bool late) {
     }
     if (!late) publish(*group);
   }
+  fetched_ = 0;
+}
+
+// The compute copy is not where the update writes.
+bool Run::travels(const Group& group, const Segment& segment) const {
+  return !segment.aliases_master &&
+         (group.rests_in_file() || (facts_.around.gpu && segment.tier != Tier::Device && group.parameters != Tier::Host));
+}
+
+void Run::list_tiles() {
+  for (const auto& group : groups_) {
+    if (!group->unit.trainable) continue;
+    for (const auto& segment : segments(*group)) {
+      const bool in_file = segment.tier == Tier::File;
+      if (!in_file && !travels(*group, segment)) continue;
+      for (std::int64_t begin = 0; begin < segment.numel; begin += tile_numel_)
+        tiles_.push_back({group.get(), std::min(tile_numel_, segment.numel - begin), in_file});
+    }
+  }
+  slots_ = std::min(tiles_.size(), static_cast<std::size_t>(slots_of_update()));
+}
+
+void Run::fetch_tiles(std::size_t end) {
+  for (; fetched_ < std::min(end, tiles_.size()); ++fetched_) {
+    const auto& tile = tiles_[fetched_];
+    if (tile.in_file)
+      emit(*tile.group, What::OptimizerStates, How::Read, "arrives", Tier::File, Tier::Host,
+           tile.numel * (1 + facts_.num_slots) * kMasterWidth);
+  }
+}
+
+// As engine/tier_plan.h.
+std::int64_t Run::slots_of_update() const {
+  const auto& count = zero_.offload_optimizer.buffer_count;
+  const std::int64_t vectors = facts_.num_slots + 2;  // of a tile, with the gradient
+  return std::clamp<std::int64_t>(count ? *count / vectors : config::kUpdateTiles, 1, 64);
 }
 
 void Run::update_tiles(Group& group, const Segment& segment, bool late) {
   const auto state_width = (1 + facts_.num_slots) * kMasterWidth;
-  const bool in_file = segment.tier == Tier::File;
-  // The compute copy is not where the update writes.
-  const bool travels = !segment.aliases_master && (group.rests_in_file() || (facts_.around.gpu && segment.tier != Tier::Device &&
-                                                                             group.parameters != Tier::Host));
-  const auto tile = in_file || travels ? tile_numel_ : segment.numel;
+  const bool in_file = segment.tier == Tier::File, copied = travels(group, segment);
+  const bool by_tiles = in_file || copied;
+  const auto tile = by_tiles ? tile_numel_ : segment.numel;
   const auto at = in_file ? Tier::Host : segment.tier;
   for (std::int64_t begin = 0; begin < segment.numel; begin += tile) {
     const auto numel = std::min(tile, segment.numel - begin);
-    if (in_file) emit(group, What::OptimizerStates, How::Read, "arrives", Tier::File, Tier::Host, numel * state_width);
+    if (by_tiles) {
+      const auto ahead = zero_.offload_optimizer.pipeline_read ? std::max<std::size_t>(slots_, 2) - 1 : 1;
+      fetch_tiles(next_tile_++ + ahead);
+    }
     emit(group, What::OptimizerStates, How::Update, "update", at, at, numel * state_width);
     if (in_file) emit(group, What::OptimizerStates, How::Write, "leaves", Tier::Host, Tier::File, numel * state_width);
-    if (travels && !late)
+    if (copied && !late)
       emit(group, What::Parameters, group.rests_in_file() ? How::Write : How::Copy, "new values", Tier::Host, group.parameters,
            numel * group.width());
   }

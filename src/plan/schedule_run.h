@@ -43,13 +43,17 @@ class Run {
   };
   void place();
   void keep_budgets();
+  std::int64_t slots_of_update() const;
   std::vector<Segment> segments(const Group& group) const;
   bool delays(std::int64_t step) const;
-  void micro_step(bool boundary);
+  void micro_step(bool boundary, bool reads_ahead);
   void use(const std::vector<std::size_t>& parameters);
   void begin_reduce(Group& group, bool boundary);
   void finish_reduce(Group& group, bool boundary);
   void update(bool late);
+  bool travels(const Group& group, const Segment& segment) const;
+  void list_tiles();
+  void fetch_tiles(std::size_t end);
   void update_tiles(Group& group, const Segment& segment, bool late);
   void adopt_late();
   void publish(Group& group);
@@ -71,6 +75,14 @@ class Run {
   int step_ = 0, micro_ = 0;
   Phase phase_ = Phase::Build;
   bool pending_ = false;
+  struct Tile {  // of an update through host memory
+    Group* group;
+    std::int64_t numel;
+    bool in_file;
+  };
+  std::vector<Tile> tiles_;       // in the order of groups
+  std::size_t slots_ = 0;         // of them at once
+  std::size_t fetched_ = 0, next_tile_ = 0;  // whose read has begun; that is updated next
 };
 
 }  // namespace zero::planning
