@@ -33,7 +33,7 @@ struct LiveRun {
 
 // Which steps of a traced run are late (delayed update), for slices of the background: by number of the step.
 struct TracedSteps {
-  int count = 0;           // of steps that are compared; the trace has one more
+  int count = 0;           // of steps that are compared; the trace has more
   int first_late = -1;     // of these, negative: none
 };
 

@@ -74,7 +74,7 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
   const auto file = task.folder + "/trace.json";
   engine.start_trace(file);
   before = comm->stats();
-  for (int step = 0; step <= task.steps; ++step) {
+  for (int step = 0; step < task.steps + 2; ++step) {
     if (step == task.steps - 1) {  // the order of use is known, and nothing is new any more
       engine.reset_peak_memory();  // gives back what is idle
       note_resting(engine.memory(), mine);

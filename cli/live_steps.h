@@ -23,7 +23,7 @@ struct LiveTask {
   std::string folder;             // for traces, and for what is offloaded to files without another place
   std::string transport = "shm";  // "thread": ranks are threads of this process
   int world = 2;
-  int steps = 3;  // that are recorded; one more is run, so that what the last of them began ends
+  int steps = 3;  // that are recorded; two more are run, so that what the last of them began ends
 
   Options options() const {
     return config.empty() ? Options::from_json(text, "<zero explain>", settings) : Options::from_file(config, settings);
