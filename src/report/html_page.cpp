@@ -95,8 +95,9 @@ std::string chart(const std::string& id, const std::string& title) {
   return "<div class=\"chart\" id=\"" + id + "\" data-title=\"" + html_text(title) + "\"></div>\n";
 }
 
-std::string curve_card(const std::string& id, const std::string& title, const std::string& says) {
-  return section(title, says, chart(id, title) + "<p class=\"note\" id=\"" + id + "-note\"></p>\n");
+std::string curve_card(const std::string& id, const std::string& title, const std::string& says,
+                       const std::string& table) {
+  return section(title, says, chart(id, title) + "<p class=\"note\" id=\"" + id + "-note\"></p>\n" + table);
 }
 
 std::string details(const std::string& summary, const std::string& body) {
@@ -158,10 +159,12 @@ std::string summary_table(const Runs& runs) {
   return table.done();
 }
 
-std::string loss_table(const Runs& runs) {
+// What a curve shows at some eleven steps of each run.
+std::string curve_table(const Runs& runs, const std::string& id, const std::string& title,
+                        std::optional<double> StepPoint::*value, const char* format) {
   std::vector<std::string> header{"step"};
   for (const RunRecord& run : runs) header.push_back(run.label);
-  HtmlTable table("loss", "Training loss, nats per byte", header);
+  HtmlTable table(id, title, header);
   std::set<std::int64_t> steps;
   for (const RunRecord& run : runs)
     for (std::size_t k = 0; k <= 10 && !run.log.empty(); ++k) steps.insert(run.log[k * (run.log.size() - 1) / 10].step);
@@ -170,11 +173,12 @@ std::string loss_table(const Runs& runs) {
     for (const RunRecord& run : runs) {
       const auto found = std::lower_bound(run.log.begin(), run.log.end(), step,
                                           [](const StepPoint& point, std::int64_t s) { return point.step < s; });
-      cells.push_back(found == run.log.end() || found->step != step ? Cell{"\u2013", ""} : fixed("%.5f", found->loss));
+      cells.push_back(found == run.log.end() || found->step != step ? Cell{"\u2013", ""}
+                                                                    : fixed(format, (*found).*value));
     }
     table.row(std::to_string(step), cells);
   }
-  return table.done();
+  return details("The same as a table", table.done());
 }
 
 // Drawn where fp16 moved it.
@@ -464,18 +468,24 @@ std::string html_page(const Runs& runs) {
   out += "<div class=\"two\">";
   out += section("Training loss", "Mean over all ranks of each step, in nats per byte." + thinned,
                  legend_of_runs(runs) + chart("loss", "Training loss over steps") +
-                     "<p class=\"note\" id=\"loss-note\"></p>\n" + details("The same as a table", loss_table(runs)));
-  out += section("Throughput", "Tokens of all ranks per second, as a running median.",
-                 legend_of_runs(runs) + chart("throughput", "Tokens per second over steps") +
-                     "<p class=\"note\" id=\"throughput-note\"></p>\n");
+                     "<p class=\"note\" id=\"loss-note\"></p>\n" +
+                     curve_table(runs, "loss", "Training loss, nats per byte", &StepPoint::loss, "%.5f"));
+  out +=
+      section("Throughput", "Tokens of all ranks per second, as a running median.",
+              legend_of_runs(runs) + chart("throughput", "Tokens per second over steps") +
+                  "<p class=\"note\" id=\"throughput-note\"></p>\n" +
+                  curve_table(runs, "throughput", "Tokens per second, of each step", &StepPoint::tokens_per_s, "%.0f"));
   out += "</div>\n<div class=\"two\">";
   const bool moves = scale_moves(runs);
   out += curve_card("lr", "Learning rate",
-                    std::string("What each step used.") + (moves ? "" : " The loss scale was 1 throughout."));
-  out += curve_card("norm", "Gradient norm", "Of all parameters, before clipping; a gap where it was not finite.");
+                    std::string("What each step used.") + (moves ? "" : " The loss scale was 1 throughout."),
+                    curve_table(runs, "lr", "Learning rate", &StepPoint::lr, "%.6g"));
+  out += curve_card("norm", "Gradient norm", "Of all parameters, before clipping; a gap where it was not finite.",
+                    curve_table(runs, "norm", "Gradient norm", &StepPoint::grad_norm, "%.5g"));
   if (moves)
     out += curve_card("scale", "Loss scale",
-                      "The factor that keeps fp16 gradients above zero; it halves after an overflow.");
+                      "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
+                      curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
   out += "</div>\n";
   out += memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
          configuration_section(runs) + environment_section(runs);
