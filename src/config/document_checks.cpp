@@ -222,8 +222,6 @@ class Checker {
       conflict("libzero.activation_offload.device", "got \"nvme\" without nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
     if (number("memory.file") > 0 && value("memory.nvme_path") == "null" && value(std::string(param) + ".nvme_path") == "null" && value(std::string(optimizer) + ".nvme_path") == "null")
       conflict("memory.file", "got " + value("memory.file") + " bytes without memory.nvme_path", "name a directory on the disk: \"nvme_path\": \"/local_nvme\"");
-    if (document_.is_set("memory.activations") && document_.is_set("memory.device") && number("memory.activations") >= number("memory.device"))
-      conflict("memory.activations", "got " + value("memory.activations") + " bytes, expected less than memory.device = " + value("memory.device"), "they are a part of the device's budget", {"memory.device"});
     for (const char* delayed : {"zero_optimization.delayed_update.enabled", "libzero.delayed_param_update.enabled"})
       if (on(delayed) && !offloads(optimizer))
         conflict(delayed, "got true without offload_optimizer", "the delayed update runs on the host while the device computes", {"zero_optimization.offload_optimizer.device"});

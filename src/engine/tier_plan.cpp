@@ -118,7 +118,7 @@ void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets&
     if (const auto& smallest = placement.smallest[MemoryReport::index(tier)])
       helps += base::join(helps.empty() ? "" : ", or ", name, " = ", *smallest);
   }
-  if (!limits.file && settings_.zero.stage >= 1)
+  if (limits.host && !limits.file && settings_.zero.stage >= 1)
     helps += base::join(helps.empty() ? "" : ", or ",
                         "memory.file with memory.nvme_path, so that states can move to a file");
   if (settings_.zero.stage < 3) helps += base::join(helps.empty() ? "" : ", or ", "a higher stage");
