@@ -122,6 +122,9 @@ void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets&
     helps += base::join(helps.empty() ? "" : ", or ",
                         "memory.file with memory.nvme_path, so that states can move to a file");
   if (settings_.zero.stage < 3) helps += base::join(helps.empty() ? "" : ", or ", "a higher stage");
+  if (2 * limits.activations > placement.need.total(Tier::Device))
+    helps += base::join(helps.empty() ? "" : ", or ", "fewer activations, ", limits.activations,
+                        " bytes of the device's (a smaller micro-batch, activation_checkpointing)");
   throw ConfigError(
       base::join("[Engine] ", over, " (rank ", rank_, "/", world_, "). Hint: the smallest budget that works is ",
                  helps.empty() ? "larger in more than one tier" : helps, "."),
