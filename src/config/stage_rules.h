@@ -30,15 +30,4 @@ constexpr std::size_t reductions_beside(int stage, bool in_place, bool overlap, 
 // A smaller shard is cheaper to copy than to map: bytes.
 inline constexpr std::size_t kLeastMappedBytes = 4 << 10;
 
-// Elements of a tile of an update through host memory, for a limit in elements (0: the smallest): long enough for the
-// disk and for all cores, whole blocks of a file in the narrowest dtype.
-constexpr std::int64_t tile_numel(std::int64_t limit) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 20, kLeast = std::int64_t{1} << 13;
-  return std::max(std::min(limit, kMost) / kLeast * kLeast, kLeast);
-}
-
-// Such tiles in host memory at once, unless buffer_count says otherwise: one being updated, one on its way back, and
-// what can be read while backward still runs.
-inline constexpr std::int64_t kUpdateTiles = 6;
-
 }  // namespace zero::config

@@ -4,22 +4,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
+
+#include "config/tier_rules.h"
 
 namespace zero::engine {
-namespace {
-
-// Segments and tiles begin at multiples of this, so that those in a file begin at its blocks: 4096 bytes of the
-// narrowest dtype.
-constexpr std::int64_t kStep = offload::ShardFile::kAlignment / 2;
-
-}  // namespace
 
 GroupStates::GroupStates(const StatePlaces& places, at::Device device, std::int64_t numel, int num_slots,
                          const at::Tensor& alias)
     : num_states_(1 + num_slots) {
-  const auto wanted = places.offloads() ? std::ceil(static_cast<double>(numel) * places.ratio / kStep) * kStep : 0.0;
-  const auto offloaded = std::min(numel, static_cast<std::int64_t>(wanted));
+  const auto offloaded = places.offloads() ? config::moved_numel(numel, places.ratio) : std::int64_t{0};
   const auto add = [&](memory::Tier tier, std::int64_t begin, std::int64_t count) {
     Segment segment{.tier = tier, .begin = begin, .numel = count, .aliases_master = false, .stores = {}};
     auto options = at::TensorOptions().dtype(at::kFloat).device(tier == memory::Tier::Host ? at::kCPU : device);

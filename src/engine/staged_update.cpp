@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "config/stage_rules.h"
+#include "config/tier_rules.h"
 #include "torchglue/allocation_observer.h"
 
 namespace zero::engine {

@@ -6,17 +6,18 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "config/document.h"
-#include "config/stage_rules.h"
+#include "config/tier_rules.h"
 #include "offload/storage_file.h"
 
 namespace zero::engine {
+
+// What counts ahead of the files counts by the same blocks.
+static_assert(offload::ShardFile::kAlignment == config::kFileBlock);
+
 namespace {
 
 using config::OffloadDevice;
 using memory::Tier;
-
-// Buffers of shards: one in use, two arriving.
-constexpr std::int64_t kPipeline = 3;
 
 offload::IoSettings io_settings(const config::AioSettings& aio) {
   return {.block_size = aio.block_size,
@@ -80,7 +81,7 @@ void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::G
   rules.tile_numel = policy.tile_numel;
   rules.tiles = policy.tiles;
   const auto limits = budgets();
-  rules.fetch_ahead = static_cast<int>(zero.offload_param.buffer_count.value_or(kPipeline) - 1);
+  rules.fetch_ahead = config::shards_fetched_ahead(zero.offload_param.buffer_count);
   if (limits.device || limits.host || limits.file) {
     const auto& document = options_.document();
     const memory::Movable movable{
@@ -177,20 +178,17 @@ void TierPlan::enforce(memory::MemoryLedger& ledger) const {
 
 StagedUpdate::Policy TierPlan::update_policy(int num_slots) const {
   const auto& optimizer = settings_.zero.offload_optimizer;
-  const std::int64_t vectors = num_slots + 2;  // of a tile, as DeepSpeed counts: with the gradient
   auto limit = settings_.zero.sub_group_size;
   if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
-  const auto tiles = optimizer.buffer_count ? *optimizer.buffer_count / vectors : config::kUpdateTiles;
   return {.tile_numel = StagedUpdate::tile_for(limit),
-          .tiles = static_cast<int>(std::clamp<std::int64_t>(tiles, 1, 64)),
+          .tiles = static_cast<int>(config::tiles_at_once(optimizer.buffer_count, num_slots)),
           .read_ahead = optimizer.pipeline_read,
           .write_behind = optimizer.pipeline_write};
 }
 
 int TierPlan::fetch_ahead() const {
   if (!parameter_file_) return 0;
-  return static_cast<int>(
-      std::clamp<std::int64_t>(settings_.zero.offload_param.buffer_count.value_or(kPipeline) - 1, 0, 64));
+  return config::shards_fetched_ahead(settings_.zero.offload_param.buffer_count);
 }
 
 }  // namespace zero::engine

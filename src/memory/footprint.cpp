@@ -2,20 +2,17 @@
 #include "memory/footprint.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "config/stage_rules.h"
+#include "config/tier_rules.h"
 
 namespace zero::memory {
 namespace {
 
-constexpr std::int64_t kMasterWidth = 4;     // masters and moments are fp32
-constexpr std::int64_t kFileStep = 4096;     // regions of a file begin at multiples of it
-constexpr std::int64_t kRatioStep = 2048;    // elements: a group is cut between tiers at multiples of it
-constexpr std::int64_t kBlockOverhead = 64;  // bytes before a gradient that ranks read where it lies
+using config::kMasterWidth;
+using config::whole_blocks;
 
-std::int64_t up(std::int64_t bytes) { return (bytes + kFileStep - 1) / kFileStep * kFileStep; }
-std::int64_t on(Tier tier, std::int64_t bytes) { return tier == Tier::File ? up(bytes) : bytes; }
+std::int64_t on(Tier tier, std::int64_t bytes) { return tier == Tier::File ? whole_blocks(bytes) : bytes; }
 
 // The largest two of a sequence, for a buffer in use and one being filled.
 struct Pair {
@@ -46,7 +43,8 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& group = groups[g];
     const auto& place = places[g];
-    const bool sharded = rules.stage == 3 && !group.persistent && (rules.world > 1 || place.parameters != Tier::Device);
+    const bool sharded =
+        config::shards_parameters(rules.stage, group.persistent, rules.world, place.parameters != Tier::Device);
     const auto resting = sharded ? group.shard : group.padded;
     const auto tier = sharded ? place.parameters : Tier::Device;
     f.rests(tier, Purpose::Parameters) += on(tier, resting * rules.parameter_width);
@@ -62,7 +60,7 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
         gathered.add(whole);
     }
     if (tier == Tier::File) {
-      largest_fetch = std::max(largest_fetch, up(resting * rules.parameter_width));
+      largest_fetch = std::max(largest_fetch, whole_blocks(resting * rules.parameter_width));
       ++in_files;
     }
     if (!group.trainable) continue;
@@ -70,11 +68,7 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
     const auto owned = rules.stage == 0 ? group.padded : group.shard;
     const bool offloaded = place.optimizer != Tier::Device && rules.ratio > 0;
     const bool aliases = rules.parameter_width == kMasterWidth && tier == Tier::Device && !rules.delayed;
-    const auto moved =
-        !offloaded ? 0
-                   : std::min<std::int64_t>(
-                         owned, static_cast<std::int64_t>(
-                                    std::ceil(static_cast<double>(owned) * rules.ratio / kRatioStep) * kRatioStep));
+    const auto moved = offloaded ? config::moved_numel(owned, rules.ratio) : std::int64_t{0};
     const auto add_states = [&](Tier at, std::int64_t numel) {
       if (numel == 0) return;
       if (at != Tier::Device || !aliases) f.rests(at, Purpose::MasterParameters) += on(at, numel * kMasterWidth);
@@ -93,7 +87,8 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
 
     const auto shard_gradient = group.shard * rules.gradient_width;
     if (rules.direct_gradients) {
-      f.passes(Tier::Device, Purpose::Gradients) += group.numel * rules.gradient_width + group.members * kBlockOverhead;
+      f.passes(Tier::Device, Purpose::Gradients) +=
+          group.numel * rules.gradient_width + group.members * config::kReadableOverhead;
     } else {
       const bool on_host = offloaded && rules.stage >= 2 && rules.on_cpu;
       f.rests(on_host ? Tier::Host : Tier::Device, Purpose::Gradients) +=
@@ -105,8 +100,9 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
     if (offloaded && rules.delayed) f.rests(Tier::Host, Purpose::Parameters) += owned * rules.parameter_width;
 
     if (rules.world > 1 || rules.stage >= 2) {
-      const auto wire = rules.reads_gradients ? group.numel * rules.wire_width + group.members * kBlockOverhead
-                                              : (group.padded + group.shard) * rules.wire_width;
+      const auto wire = rules.reads_gradients
+                            ? group.numel * rules.wire_width + group.members * config::kReadableOverhead
+                            : (group.padded + group.shard) * rules.wire_width;
       if (rules.stage < 2 && (rules.direct_gradients || rules.wire_width == rules.gradient_width)) continue;
       if (group.root)
         roots_reduced += wire;
@@ -121,8 +117,8 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
         largest_fetch * std::min<std::int64_t>(in_files, 1 + std::max(1, rules.fetch_ahead));
   const auto slots = std::min(tiles, rules.tiles);
   f.passes(Tier::Host, Purpose::Other) +=
-      slots * ((states_in_file ? (1 + rules.num_slots) * up(most_tile * kMasterWidth) : 0) +
-               (copy_width > 0 ? up(most_tile * copy_width) : 0));
+      slots * ((states_in_file ? (1 + rules.num_slots) * whole_blocks(most_tile * kMasterWidth) : 0) +
+               (copy_width > 0 ? whole_blocks(most_tile * copy_width) : 0));
   return f;
 }
 

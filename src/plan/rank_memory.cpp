@@ -2,10 +2,10 @@
 #include "plan/rank_memory.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "config/stage_rules.h"
+#include "config/tier_rules.h"
 #include "memory/prefetcher.h"
 
 namespace zero::planning {
@@ -14,13 +14,8 @@ namespace {
 using config::OffloadDevice;
 using Residency = memory::GatherUnit::Residency;
 
-constexpr std::int64_t kMasterWidth = 4;     // masters and moments are fp32
-constexpr std::int64_t kFileStep = 4096;     // regions of a file, and transfers, are multiples of it
-constexpr std::int64_t kRatioStep = 2048;    // elements: a group is cut between tiers at multiples of it
-constexpr std::int64_t kBlockOverhead = 64;  // in front of a gradient that ranks read where it lies
-constexpr int kPipeline = 3;                 // buffers: in use, arriving, leaving
-
-std::int64_t up(std::int64_t bytes) { return (bytes + kFileStep - 1) / kFileStep * kFileStep; }
+using config::kMasterWidth;
+using config::whole_blocks;
 
 }  // namespace
 
@@ -141,7 +136,7 @@ void RankMemory::free(Block& block) {
 }
 
 Tensor RankMemory::make(std::int64_t bytes) {
-  if (blocks_ && in_backward_ && blocks_->serves(bytes + kBlockOverhead)) return blocks_->take(bytes + kBlockOverhead);
+  if (blocks_ && in_backward_ && blocks_->serves(bytes + config::kReadableOverhead)) return blocks_->take(bytes + config::kReadableOverhead);
   book(Tier::Device, Purpose::Activations, bytes);
   return std::make_shared<Block>(*this, bytes, /*pooled=*/false);
 }
@@ -170,15 +165,12 @@ struct RankMemory::Group final : memory::GatherUnit {
   }
   // Of the owned elements, those whose states are offloaded.
   std::int64_t moved() const {
-    if (!offloads()) return 0;
-    const double ratio = memory.holder_.settings.zero.offload_optimizer.ratio;
-    return std::min(owned(), static_cast<std::int64_t>(std::ceil(static_cast<double>(owned()) * ratio / kRatioStep) *
-                                                       kRatioStep));
+    return offloads() ? config::moved_numel(owned(), memory.holder_.settings.zero.offload_optimizer.ratio) : 0;
   }
 
   void begin_fetch() override {
     if (!rests_in_file() || now != Residency::Sharded || fetched > 0 || unit.shard_numel() == 0) return;
-    fetched = up(resting_bytes());
+    fetched = whole_blocks(resting_bytes());
     memory.moved_.read += fetched;
     memory.book(Tier::Host, Purpose::GatherBuffers, fetched);
   }
@@ -237,13 +229,12 @@ class RankMemory::Gathering {
       all.push_back(group.get());
       in_files |= group->rests_in_file();
     }
-    const auto ahead = std::clamp<std::int64_t>(zero.offload_param.buffer_count.value_or(kPipeline) - 1, 0, 64);
     prefetcher_ = std::make_unique<memory::Prefetcher>(
         std::move(all),
         memory::Prefetcher::Policy{.ahead = zero.prefetch_bucket_size,
                                    .max_live = zero.max_live_parameters,
                                    .max_reuse = zero.max_reuse_distance,
-                                   .fetch_ahead = in_files ? static_cast<int>(ahead) : 0},
+                                   .fetch_ahead = in_files ? config::shards_fetched_ahead(zero.offload_param.buffer_count) : 0},
         [](const std::string&) {});
   }
   memory::Prefetcher* operator->() { return prefetcher_.get(); }
@@ -290,7 +281,7 @@ RankMemory::RankMemory(const Holder& holder, const std::vector<Unit>& units, std
     book_resting(*group);
     if (blocks_ && unit.trainable && holder_.wire_width() == holder_.parameter_width())
       for (std::size_t i = 0; i < unit.parameters.size(); ++i)
-        blocks_->sizes[unit.layout.parameter_numel(i) * holder_.parameter_width() + kBlockOverhead] = true;
+        blocks_->sizes[unit.layout.parameter_numel(i) * holder_.parameter_width() + config::kReadableOverhead] = true;
     groups_.push_back(std::move(group));
   }
   member_of_.resize(num_parameters);
@@ -306,7 +297,7 @@ RankMemory::~RankMemory() { drop_gradients(); }
 
 void RankMemory::book_resting(Group& group) {
   const auto& zero = holder_.settings.zero;
-  const auto on = [](Tier tier, std::int64_t bytes) { return tier == Tier::File ? up(bytes) : bytes; };
+  const auto on = [](Tier tier, std::int64_t bytes) { return tier == Tier::File ? whole_blocks(bytes) : bytes; };
   book(group.parameters, Purpose::Parameters, on(group.parameters, group.resting_bytes()));
   if (group.sharded && !group.mapped && zero.hpz_ranks > 1 && !holder_.in_place && !holder_.gpu && holder_.world > 1)
     book(Tier::Device, Purpose::Parameters,
@@ -350,8 +341,7 @@ void RankMemory::book_update_tiles() {
   auto limit = holder_.settings.zero.sub_group_size;
   if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
   const auto tile = config::tile_numel(limit);
-  const auto most = std::clamp<std::int64_t>(
-      optimizer.buffer_count ? *optimizer.buffer_count / (holder_.num_slots() + 2) : config::kUpdateTiles, 1, 64);
+  const auto most = config::tiles_at_once(optimizer.buffer_count, holder_.num_slots());
   std::int64_t tiles = 0, numel = 0;
   bool states_in_file = false, copy_in_file = false, copy_travels = false;
   for (const auto& group : groups_) {
@@ -374,8 +364,8 @@ void RankMemory::book_update_tiles() {
     segment(Tier::Device, group->owned() - moved);
   }
   std::int64_t bytes = 0;
-  if (states_in_file) bytes += (1 + holder_.num_slots()) * up(numel * kMasterWidth);
-  if (copy_travels) bytes += copy_in_file ? up(numel * holder_.parameter_width()) : numel * holder_.parameter_width();
+  if (states_in_file) bytes += (1 + holder_.num_slots()) * whole_blocks(numel * kMasterWidth);
+  if (copy_travels) bytes += copy_in_file ? whole_blocks(numel * holder_.parameter_width()) : numel * holder_.parameter_width();
   book(Tier::Host, Purpose::Other, std::min(tiles, most) * bytes);
 }
 

@@ -2,7 +2,6 @@
 #include "plan/schedule_run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <tuple>
 
@@ -10,6 +9,7 @@
 
 #include "base/quantize.h"
 #include "config/stage_rules.h"
+#include "config/tier_rules.h"
 
 namespace zero::planning {
 namespace {
@@ -17,12 +17,8 @@ namespace {
 using config::OffloadDevice;
 using Purpose = MemoryReport::Purpose;
 
-constexpr std::int64_t kMasterWidth = 4;   // masters and moments are fp32
-constexpr std::int64_t kFileStep = 4096;   // bytes: regions of a file, and transfers, are multiples of it
-constexpr std::int64_t kRatioStep = 2048;  // elements: a group is cut between tiers at multiples of it
-constexpr int kPipeline = 3;               // buffers of shards: one in use, two arriving
-
-std::int64_t up(std::int64_t bytes) { return (bytes + kFileStep - 1) / kFileStep * kFileStep; }
+using config::kMasterWidth;
+using config::whole_blocks;
 
 }  // namespace
 
@@ -55,7 +51,7 @@ struct Run::Group final : memory::GatherUnit {
   void begin_fetch() override {
     if (!rests_in_file() || now != Residency::Sharded || fetching || unit.shard_numel() == 0) return;
     fetching = true;
-    run.emit(*this, What::Parameters, How::Read, "arrives", Tier::File, Tier::Host, up(resting() * width()));
+    run.emit(*this, What::Parameters, How::Read, "arrives", Tier::File, Tier::Host, whole_blocks(resting() * width()));
   }
   void cancel_fetch() override { fetching = false; }
   void begin_gather() override {
@@ -126,13 +122,12 @@ Run::Run(const Facts& facts, const std::vector<Unit>& units, const Pass& pass)
     all.push_back(group.get());
     in_files |= group->rests_in_file();
   }
-  const auto fetch_ahead = std::clamp<std::int64_t>(zero_.offload_param.buffer_count.value_or(kPipeline) - 1, 0, 64);
   prefetcher_ = std::make_unique<memory::Prefetcher>(
       std::move(all),
       memory::Prefetcher::Policy{.ahead = zero_.prefetch_bucket_size,
                                  .max_live = zero_.max_live_parameters,
                                  .max_reuse = zero_.max_reuse_distance,
-                                 .fetch_ahead = in_files ? static_cast<int>(fetch_ahead) : 0},
+                                 .fetch_ahead = in_files ? config::shards_fetched_ahead(zero_.offload_param.buffer_count) : 0},
       [](const std::string&) {});
 }
 
@@ -209,7 +204,7 @@ void Run::keep_budgets() {
       .delayed = delayed_,
       .tile_numel = tile_numel_,
       .tiles = slots_of_update(),
-      .fetch_ahead = static_cast<int>(zero_.offload_param.buffer_count.value_or(kPipeline) - 1)};
+      .fetch_ahead = config::shards_fetched_ahead(zero_.offload_param.buffer_count)};
   const auto placement = memory::place(
       rules, sizes, std::move(places), facts_.movable,
       {.device = limits.device, .host = limits.host, .file = limits.file, .activations = limits.activations.value_or(0)});
@@ -225,9 +220,7 @@ void Run::keep_budgets() {
 
 std::vector<Run::Segment> Run::segments(const Group& group) const {
   const auto numel = group.owned();
-  const auto wanted = static_cast<std::int64_t>(
-      std::ceil(static_cast<double>(numel) * zero_.offload_optimizer.ratio / kRatioStep) * kRatioStep);
-  const auto moved = group.offloads() ? std::min(numel, wanted) : 0;
+  const auto moved = group.offloads() ? config::moved_numel(numel, zero_.offload_optimizer.ratio) : 0;
   const bool aliases = facts_.parameter_width == kMasterWidth && group.parameters == Tier::Device && !delayed_;
   std::vector<Segment> all;
   if (moved > 0) all.push_back({group.optimizer, moved, false});
@@ -422,9 +415,7 @@ void Run::fetch_tiles(std::size_t end) {
 
 // As engine/tier_plan.h.
 std::int64_t Run::slots_of_update() const {
-  const auto& count = zero_.offload_optimizer.buffer_count;
-  const std::int64_t vectors = facts_.num_slots + 2;  // of a tile, with the gradient
-  return std::clamp<std::int64_t>(count ? *count / vectors : config::kUpdateTiles, 1, 64);
+  return config::tiles_at_once(zero_.offload_optimizer.buffer_count, facts_.num_slots);
 }
 
 void Run::update_tiles(Group& group, const Segment& segment, bool late) {
@@ -470,7 +461,7 @@ std::vector<Holding> Run::holdings() const {
     holding.passing = passing;
     holding.tier = tier;
     if (holding.units.empty() || holding.units.back() != unit.name) holding.units.push_back(unit.name);
-    holding.bytes += vectors * (tier == Tier::File ? up(bytes) : bytes);
+    holding.bytes += vectors * (tier == Tier::File ? whole_blocks(bytes) : bytes);
   };
   const int world = facts_.around.world, stage = zero_.stage;
   for (const auto& group : groups_) {
