@@ -19,6 +19,7 @@
 #include "config/document.h"
 #include "config/settings.h"
 #include "plan/model.h"
+#include "plan/model_pass.h"
 #include "report/terminal.h"
 #include "report/text.h"
 
@@ -176,6 +177,7 @@ PlanModel model_of(const Request& r, const Options& options) {
     model = PlanModel::of_options(options);
   else
     model = {.kind = PlanModel::Kind::Gpt, .name = "", .layers = 2, .hidden = 64, .heads = 4, .sequence = 32, .vocabulary = 256};
+  const auto published = model.num_parameters();
   const bool other = r.layers > 0 || r.hidden > 0 || r.heads > 0 || r.sequence > 0 || r.vocabulary > 0;
   if (other && model.kind != PlanModel::Kind::Gpt)
     throw ConfigError("[zero explain] got a shape for --model " + r.model + ", expected one for a GPT");
@@ -184,17 +186,9 @@ PlanModel model_of(const Request& r, const Options& options) {
   if (r.heads > 0) model.heads = r.heads;
   if (r.sequence > 0) model.sequence = r.sequence;
   if (r.vocabulary > 0) model.vocabulary = r.vocabulary;
-  if (other) model.name.clear();
   model.validate();
+  if (model.num_parameters() != published) model.name.clear();
   return model;
-}
-
-// As cli/segments.h, which needs the model itself.
-std::int64_t segments_for(const Options& options, std::int64_t layers) {
-  const auto& activations = options.settings().activations;
-  const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
-  if (!activations.checkpointing && !split) return 0;
-  return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, layers) : layers;
 }
 
 // Unit by unit, for models whose operators are not known.
@@ -219,19 +213,6 @@ planning::Pass pass_by_units(const std::vector<planning::Parameter>& parameters)
   return pass;
 }
 
-std::string optimizer_name(config::OptimizerType type) {
-  using config::OptimizerType;
-  switch (type) {
-    case OptimizerType::Adam: return "Adam";
-    case OptimizerType::Sgd: return "SGD";
-    case OptimizerType::Adagrad: return "Adagrad";
-    case OptimizerType::Lion: return "Lion";
-    case OptimizerType::None:
-    case OptimizerType::AdamW: break;
-  }
-  return "AdamW";
-}
-
 std::string title_of(const config::ZeroSettings& zero) {
   const auto place = [](OffloadDevice device) { return device == OffloadDevice::Nvme ? "files" : "host memory"; };
   const bool optimizer = zero.stage >= 1 && zero.offload_optimizer.device != OffloadDevice::None;
@@ -244,7 +225,7 @@ std::string title_of(const config::ZeroSettings& zero) {
 }
 
 std::string model_text(const PlanModel& model) {
-  const auto count = report::human_count(static_cast<double>(model.num_parameters()));
+  const auto count = report::human_parameters(static_cast<double>(model.num_parameters()));
   if (model.kind != PlanModel::Kind::Gpt) return model.name + ", " + count + " parameters";
   return base::join(model.name.empty() ? "GPT" : model.name, " of ", count, " parameters, ", model.layers, " layers, hidden ", model.hidden);
 }
@@ -282,13 +263,11 @@ int explain(int argc, char** argv) {
 
   planning::ScheduleInput input;
   input.parameters = planning::parameters_of(model);
-  input.pass = model.kind == PlanModel::Kind::Gpt ? planning::gpt_pass(input.parameters, segments_for(options, model.layers))
+  input.pass = model.kind == PlanModel::Kind::Gpt ? planning::gpt_pass(input.parameters, planning::segments_of(options, model.layers))
                                                   : pass_by_units(input.parameters);
   input.around = {.world = world, .transport = transport, .gpu = gpu, .deferred = !gpu};
-  const auto& document = options.document();
-  input.movable = {.optimizer = settings.zero.stage >= 1 && !document.is_set("zero_optimization.offload_optimizer.device"),
-                   .parameters = settings.zero.stage == 3 && !document.is_set("zero_optimization.offload_param.device"),
-                   .together = gpu};
+  input.movable =
+      planning::movable_by(settings, gpu, [&](const char* key) { return options.document().is_set(key); });
   // The third step: the order of use is known. Late updates begin where the configuration says.
   const auto first = settings.zero.delayed_update ? settings.zero.delayed_start_step : 0;
   const auto schedule = planning::schedule(input, settings, batch.accumulation, first, 3);
@@ -296,7 +275,7 @@ int explain(int argc, char** argv) {
   Explained what;
   what.title = title_of(settings.zero);
   what.recipe = settings.precision == config::Precision::Bf16 ? "bf16" : settings.precision == config::Precision::Fp16 ? "fp16" : "fp32";
-  what.optimizer = optimizer_name(settings.optimizer.type);
+  what.optimizer = planning::name(settings.optimizer.type);
   what.model = model_text(model);
   what.transport = transport;
   what.parameters = model.num_parameters();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include <zero/config_tools.h>
 #include <zero/errors.h>
@@ -10,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/plan_options.h"
 #include "config/settings.h"
+#include "plan/rank_rules.h"
 #include "report/table.h"
 #include "report/terminal.h"
 #include "report/text.h"
@@ -46,11 +48,7 @@ const char* recipe_of(const Options& options) {
 }
 
 std::string optimizer_of(const Options& options) {
-  const auto all = options.effective();
-  const auto it = all.find("optimizer.type");
-  auto text = it == all.end() || it->second == "null" ? "AdamW" : it->second;
-  std::erase(text, '"');
-  return text;
+  return planning::name(options.settings().optimizer.type);
 }
 
 // --- tables -----------------------------------------------------------------------------------
@@ -63,6 +61,10 @@ report::Table table_of(const std::vector<std::string>& names, std::size_t texts)
 
 std::vector<std::string> start_of(const Plan& plan) {
   return {std::to_string(plan.stage), plan.offload, plan.checkpointing ? "yes" : "no"};
+}
+
+std::string fits_text(const Plan& plan) {
+  return plan.fits ? "yes" : "no: " + (plan.misses.empty() ? "budget" : plan.misses);
 }
 
 std::string by_purpose(const std::vector<Plan>& plans, std::size_t columns) {
@@ -90,10 +92,10 @@ std::string by_tier(const std::vector<Plan>& plans, std::size_t columns) {
   for (const auto& plan : plans) {
     auto row = start_of(plan);
     for (const auto tier : kAllTiers) row.push_back(short_bytes(plan.memory.peak(tier)));
-    row.push_back(plan.fits ? "yes" : "no: " + plan.misses);
+    row.push_back(fits_text(plan));
     const auto count = [](std::int64_t value, bool model) {
       return value < 0 ? std::string("-")
-             : model   ? report::human_count(static_cast<double>(value))
+             : model   ? report::human_parameters(static_cast<double>(value))
                        : std::to_string(value);
     };
     row.push_back(count(plan.largest_model, true));
@@ -134,22 +136,37 @@ std::string machine_text(const PlanMachine& machine) {
   return text;
 }
 
+// The configuration as it stands, beside what it is compared with.
+std::string configured_text(const Plan& plan) {
+  std::string text = "given    stage " + std::to_string(plan.stage) + ", device " +
+                     human_bytes(plan.memory.peak(Tier::Device));
+  for (const auto tier : {Tier::Host, Tier::File})
+    if (plan.memory.peak(tier) > 0)
+      text += std::string(", ") + MemoryReport::name(tier) + " " + human_bytes(plan.memory.peak(tier));
+  if (plan.checkpointing) text += ", activation checkpointing";
+  if (plan.time.step > 0) text += ", step " + report::human_duration(plan.time.step);
+  if (!plan.refusal.empty()) return text + "; refused: " + plan.refusal + "\n";
+  return text + (plan.fits ? "; fits\n" : "; does not fit: " + plan.misses + "\n");
+}
+
 std::string what_it_is(const Plan& plan) {
   return "stage " + std::to_string(plan.stage) +
          (plan.offload == "none" ? ", no offload" : ", offload " + plan.offload) +
          (plan.checkpointing ? ", activation checkpointing" : "") + ", micro-batch " + std::to_string(plan.micro_batch);
 }
 
-std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans, int best, std::size_t columns) {
+std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans, int best,
+                    const std::optional<Plan>& configured, std::size_t columns) {
   const auto& model = question.model;
   std::string out = "model    " + (model.name.empty() ? std::string() : model.name + ": ") +
-                    report::human_count(static_cast<double>(model.num_parameters())) + " parameters, " +
+                    report::human_parameters(static_cast<double>(model.num_parameters())) + " parameters, " +
                     std::to_string(model.layers) + " layers, hidden " + std::to_string(model.hidden) + ", sequence " +
                     std::to_string(model.sequence) + "\n";
   out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) +
          ", micro-batch " + std::to_string(plans.front().micro_batch) + " x " +
          std::to_string(plans.front().accumulation) + " x " + std::to_string(question.machine.world()) + "\n";
   out += "machine  " + machine_text(question.machine) + "\n";
+  if (configured) out += configured_text(*configured);
   out += "\nPeak bytes of one rank's device, by purpose\n" + by_purpose(plans, columns);
   out += "\nPeak bytes by tier; the largest model and micro-batch that would fit\n" + by_tier(plans, columns);
   out += "\nOne step: bytes a rank sends, over PCIe and of files; predicted time\n" + by_traffic(plans, columns);
@@ -172,7 +189,8 @@ Json json_of(const Plan& plan) {
                {"micro_batch_size", plan.micro_batch},
                {"accumulation_steps", plan.accumulation},
                {"fits", plan.fits}};
-  if (!plan.fits) json["misses"] = plan.misses;
+  if (!plan.fits) json["misses"] = plan.misses.empty() ? "budget" : plan.misses;
+  if (!plan.refusal.empty()) json["refusal"] = plan.refusal;
   for (const auto tier : kAllTiers) {
     auto& at = json["memory"][MemoryReport::name(tier)];
     at["rest_bytes"] = plan.memory.current(tier);
@@ -203,7 +221,8 @@ Json json_of(const Plan& plan) {
   return json;
 }
 
-Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, int best, const std::string& config) {
+Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, int best,
+                 const std::optional<Plan>& configured, const std::string& config) {
   const auto& model = question.model;
   const auto& machine = question.machine;
   Json json = {{"schema", "zero.plan/1"}};
@@ -225,6 +244,7 @@ Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, i
                      {"host_bytes", machine.host_bytes},
                      {"file_bytes", machine.file_bytes},
                      {"profile", machine.profile.name}};
+  if (configured) json["configured"] = json_of(*configured);
   json["plans"] = Json::array();
   for (const auto& plan : plans) json["plans"].push_back(json_of(plan));
   json["recommended"] = best < 0 ? Json(nullptr) : Json(best);
@@ -234,6 +254,17 @@ Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, i
 
 // --- papers -----------------------------------------------------------------------------------
 
+// Names of columns in one line do not fit.
+bool too_wide(const PaperTable& paper, std::size_t columns) {
+  std::size_t total = 0;
+  for (std::size_t c = 0; c < paper.header.size(); ++c) {
+    auto width = paper.header[c].size();
+    for (const auto& row : paper.rows) width = std::max(width, row[c].size());
+    total += width + 2;
+  }
+  return total > columns + 2;
+}
+
 int print_papers(const std::string& name, bool json, std::size_t columns) {
   const auto names = name == "all" ? paper_names() : std::vector<std::string>{name};
   std::string out;
@@ -242,10 +273,13 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
     std::vector<PaperTable> tables;
     try {
       tables = paper_tables(each);
-    } catch (const ConfigError& error) {
+    } catch (const ConfigError&) {
       const auto near = nearest_name(each, paper_names());
-      throw ConfigError("[--paper] " + std::string(error.what()) + ", or all" +
-                        (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
+      std::string all;
+      for (const auto& known : paper_names()) all += known + ", ";
+      throw ConfigError("[--paper] got \"" + each.substr(0, 40) + "\", expected one of " + all + "all" +
+                        (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?") +
+                        "\n  Example: zero plan --paper table1");
     }
     for (const auto& paper : tables) {
       document["tables"].push_back({{"name", paper.name},
@@ -257,7 +291,10 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
       std::vector<report::Column> all;
       for (std::size_t c = 0; c < paper.header.size(); ++c) {
         const bool number = !paper.rows.empty() && c > 0 && paper.rows[0][c].find_first_of("0123456789") == 0;
-        all.push_back({paper.header[c], number ? Align::Right : Align::Left, report::Column::Narrow::Wrap,
+        auto name = paper.header[c];
+        if (const auto space = name.find(' '); number && too_wide(paper, columns) && space != std::string::npos)
+          name[space] = '\n';
+        all.push_back({name, number ? Align::Right : Align::Left, report::Column::Narrow::Wrap,
                        number ? std::size_t{5} : std::size_t{10}});
       }
       report::Table table(std::move(all));
@@ -302,6 +339,8 @@ int zero_plan(int argc, char** argv) {
 
   const auto plans = plan_all(question.model, question.options, question.machine, question.choices);
   const int best = cheapest(plans);
+  std::optional<Plan> configured;
+  if (question.from_file) configured = plan(question.model, question.options, question.machine);
   std::string config;
   if (best >= 0)
     config = plan_config(question.model, question.options, plans[static_cast<std::size_t>(best)], arguments.nvme_path);
@@ -311,8 +350,8 @@ int zero_plan(int argc, char** argv) {
     file.close();
     if (!file) throw IoError("[--write] got no file " + arguments.write + ", expected one that can be written");
   }
-  print_result(command.global().json ? document_of(question, plans, best, config).dump(2) + "\n"
-                                     : text_of(question, plans, best, columns));
+  print_result(command.global().json ? document_of(question, plans, best, configured, config).dump(2) + "\n"
+                                     : text_of(question, plans, best, configured, columns));
   if (best < 0)
     print_note(
         "plan", LogLevel::Warning,

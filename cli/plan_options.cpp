@@ -8,6 +8,7 @@
 #include <zero/errors.h>
 
 #include "config/byte_count.h"
+#include "config/document.h"
 #include "config/settings.h"
 
 namespace zero::cli {
@@ -92,6 +93,7 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
     throw ConfigError(
         "[zero plan] got no model, expected --params, --model, --layers with --hidden, or a configuration");
   }
+  const auto published = shape ? 0 : model.num_parameters();
   const auto replace = [&](const char* flag, std::int64_t& field, std::int64_t value) {
     if (c.given(flag)) field = value;
   };
@@ -102,6 +104,7 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
   replace("--seq", model.sequence, a.sequence);
   if (a.untied) model.tied = false;
   model.validate();
+  if (model.num_parameters() != published) model.name.clear();
   return model;
 }
 
@@ -200,6 +203,20 @@ void declare_plan(Command& c, PlanArguments& a) {
            "print a paper's tables instead: table1, table2, infinity, activations, volumes, seeds, estimator, all");
 }
 
+namespace {
+
+// A file without batch sizes, as for DeepSpeed's scripts that give them, is planned for one sample a rank.
+Options read(const std::string& file, std::vector<Setting> settings) {
+  auto options = Options::from_file(file, settings);
+  const auto& document = options.document();
+  for (const char* key : {"train_batch_size", "train_micro_batch_size_per_gpu"})
+    if (document.is_set(key)) return options;
+  settings.push_back({"train_micro_batch_size_per_gpu", "1", "zero plan"});
+  return Options::from_file(file, settings);
+}
+
+}  // namespace
+
 PlanQuestion question_of(const Command& c, const PlanArguments& a) {
   if (!a.config_positional.empty() && !a.config.empty())
     throw ConfigError("[zero plan] got " + a.config_positional + " and --config " + a.config +
@@ -207,8 +224,8 @@ PlanQuestion question_of(const Command& c, const PlanArguments& a) {
   const auto& file = a.config_positional.empty() ? a.config : a.config_positional;
   PlanQuestion question;
   const auto settings = settings_of(c, a);
-  question.options =
-      file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : Options::from_file(file, settings);
+  question.from_file = !file.empty();
+  question.options = file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : read(file, settings);
   if (a.strict && !question.options.notices().empty())
     throw ConfigError("[--strict] got a notice, expected none: " + question.options.notices().front());
   question.model = model_of(c, a, question.options, !file.empty());

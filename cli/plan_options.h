@@ -28,6 +28,7 @@ struct PlanQuestion {
   Options options;
   PlanMachine machine;
   PlanChoices choices;
+  bool from_file = false;  // there is a configuration to be looked at as it is
 };
 
 void declare_plan(Command& command, PlanArguments& arguments);

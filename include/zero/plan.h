@@ -27,11 +27,11 @@ struct PlanModel {
   std::int64_t head_width = 0;  // T5: 0: hidden / heads
   std::int64_t count = 0;       // Kind::Count: parameters
 
-  // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case and '_' do not matter.
+  // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case, '_' and ' ' do not matter.
   // Throws ConfigError with the nearest name.
   static PlanModel named(std::string_view name);
   static std::vector<std::string> names();
-  // 1e6 to 1e15 parameters. Throws ConfigError.
+  // 1e5 to 1e15 parameters. Throws ConfigError.
   static PlanModel of_count(double parameters);
   // The block `model` of a configuration as `zero train` reads it: its size, what is given, else gpt-1m. Throws
   // ConfigError.
@@ -114,7 +114,8 @@ struct Plan {
   std::int64_t micro_batch = 1, accumulation = 1;
   MemoryReport memory;  // current: at rest between steps; peak: within a step
   bool fits = true;
-  std::string misses;                    // the first tier that is too small: "device", "host", "file"
+  std::string misses;                    // the first tier of the machine that is too small: "device", "host", "file"
+  std::string refusal;                   // with which an Engine refuses the budgets `memory`; empty: it does not
   std::int64_t largest_micro_batch = 0;  // of this model; 0: none fits
   std::int64_t largest_model = 0;  // parameters, shapes scaled, of this micro-batch; -1: no limit was given (either)
   PlanTraffic traffic;
@@ -132,7 +133,8 @@ struct PlanChoices {
   std::vector<bool> checkpointing;
 };
 // Stage, then offload, then checkpointing; offload only where it applies (from stage 1 on). Everything else is as in
-// `options`. With offload the optimizer's states, and at stage 3 the parameters, rest there.
+// `options`. With offload the optimizer's states, and at stage 3 the parameters, rest there; without, the budgets
+// `memory` of `options` may move them, as an Engine does.
 std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const PlanMachine& machine,
                            const PlanChoices& choices = {});
 // The one to take: of those that fit the fastest by the predicted step, and without a profile the first in an order of

@@ -48,7 +48,7 @@ int Prefetcher::expected_next() const {
 // Costs memory while it is gathered.
 bool Prefetcher::releasable(int group) const {
   const auto* g = groups_[static_cast<std::size_t>(group)];
-  return g->rests_sharded() && !g->gathers_in_place() && g->residency() != GatherUnit::Residency::Sharded;
+  return g->residency() != GatherUnit::Residency::Sharded && g->rests_sharded() && !g->gathers_in_place();
 }
 
 std::int64_t Prefetcher::numel_of(int group) const {
@@ -57,9 +57,14 @@ std::int64_t Prefetcher::numel_of(int group) const {
 
 std::int64_t Prefetcher::live_numel() const {
   std::int64_t live = 0;
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
+  for (const int g : held_)
     if (releasable(g)) live += numel_of(g);
   return live;
+}
+
+void Prefetcher::hold(int group) {
+  const auto at = std::lower_bound(held_.begin(), held_.end(), group);
+  if (at == held_.end() || *at != group) held_.insert(at, group);
 }
 
 // By the expected order, which goes from forward on to backward.
@@ -80,7 +85,7 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
   for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
   if (next >= 0) live += numel_of(next);
   std::vector<int> others;
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+  for (const int g : held_) {
     if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
     if (g == next) continue;
     if (groups_[static_cast<std::size_t>(g)]->root() && count > 0)
@@ -94,6 +99,9 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
     else
       groups_[static_cast<std::size_t>(g)]->release();
   }
+  std::erase_if(held_, [&](int g) {
+    return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
+  });
 }
 
 void Prefetcher::use(const int* groups, int count, bool training) {
@@ -106,10 +114,15 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
   const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
   if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
-  for (int i = 0; i < count; ++i) groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
+  for (int i = 0; i < count; ++i) {
+    groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
+    hold(groups[i]);
+  }
   if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == GatherUnit::Residency::Sharded &&
-      live_numel() + numel_of(next) <= policy_.max_live)
+      live_numel() + numel_of(next) <= policy_.max_live) {
     groups_[static_cast<std::size_t>(next)]->begin_gather();
+    hold(next);
+  }
   if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
 }
 
@@ -130,8 +143,10 @@ void Prefetcher::fetch_first() {
 }
 
 void Prefetcher::release_all() {
-  if (!pinned_)
+  if (!pinned_) {
     for (auto* group : groups_) group->release();
+    held_.clear();
+  }
   for (auto* group : groups_) group->cancel_fetch();
   at_start_ = true;
   last_ = -1;
@@ -159,7 +174,10 @@ void Prefetcher::end_pass() {
 }
 
 void Prefetcher::pin_all() {
-  for (auto* group : groups_) group->gather_copy();
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+    groups_[static_cast<std::size_t>(g)]->gather_copy();
+    hold(g);
+  }
   pinned_ = true;
 }
 

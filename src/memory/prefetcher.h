@@ -73,6 +73,7 @@ class Prefetcher {
   void note_use(int group, bool training);
   int expected_next() const;
   void release_all();
+  void hold(int group);
   void fetch_from(std::size_t position);
   void release_others(const int* groups, int count, int next);
   bool releasable(int group) const;
@@ -86,6 +87,7 @@ class Prefetcher {
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;
   std::vector<int> order_[2], seen_[2];
+  std::vector<int> held_;     // gathered or on their way, in order: few of many
   std::size_t position_ = 0;  // in the phase's order, of the group used last
   bool at_start_ = true, diverged_ = false, pinned_ = false;
   int last_ = -1;

@@ -75,7 +75,7 @@ const std::vector<PlanModel>& catalog() {
 
 std::string plain(std::string_view name) {
   std::string out;
-  for (const char c : name) out += c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const char c : name) out += c == '_' || c == ' ' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   if (out == "gpt2-small" || out == "gpt-2" || out == "gpt-2-small") return "gpt2";
   if (out.rfind("gpt-2-", 0) == 0) return "gpt2-" + out.substr(6);
   if (out == "gpt3" || out == "gpt-3" || out == "gpt-3-175b") return "gpt3-175b";
@@ -259,6 +259,7 @@ PlanModel PlanModel::of_count(double parameters) {
 PlanModel PlanModel::of_options(const Options& options) {
   const auto& given = options.settings().model;
   auto model = named(given.size.empty() ? "gpt-1m" : given.size);
+  const auto published = model.num_parameters();
   const auto replace = [](std::int64_t& field, std::int64_t value) {
     if (value != 0) field = value;
   };
@@ -269,6 +270,7 @@ PlanModel PlanModel::of_options(const Options& options) {
   replace(model.vocabulary, given.vocabulary);
   model.tied = given.tied;
   model.validate();
+  if (model.num_parameters() != published) model.name.clear();
   return model;
 }
 

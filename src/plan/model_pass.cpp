@@ -11,6 +11,39 @@ namespace {
 // The cross entropy's fp32 rows (models/cross_entropy.cpp).
 constexpr std::int64_t kRowElements[] = {std::int64_t{1} << 18, std::int64_t{1} << 26};  // CPU, GPU
 
+// Inputs of segments between their two runs: kept on the device, or away from the end of the first run to the
+// beginning of the second. A GPU brings them back one segment ahead.
+class Checkpoints {
+ public:
+  Checkpoints(RankMemory& memory, Tier tier, std::int64_t bytes) : memory_(memory), tier_(tier), bytes_(bytes) {}
+  void keep(const Tensor& input) { inputs_.push_back(input); }
+  void first_run_ended() {
+    if (tier_ == Tier::Device) return;
+    memory_.put_away(tier_, bytes_);
+    inputs_.back().reset();
+  }
+  // Of the last segment that is left.
+  Tensor take() {
+    bring_back(inputs_.size() - 1);
+    auto input = std::move(inputs_.back());
+    inputs_.pop_back();
+    if (memory_.on_gpu() && !inputs_.empty()) bring_back(inputs_.size() - 1);
+    return input;
+  }
+
+ private:
+  void bring_back(std::size_t segment) {
+    if (inputs_[segment]) return;
+    inputs_[segment] = memory_.make(bytes_);
+    memory_.bring_back(tier_, bytes_);
+  }
+
+  RankMemory& memory_;
+  const Tier tier_;
+  const std::int64_t bytes_;
+  std::vector<Tensor> inputs_;
+};
+
 class GptPass {
  public:
   GptPass(const PlanModel& model, const MicroBatch& batch, RankMemory& memory)
@@ -20,18 +53,19 @@ class GptPass {
         samples_(batch.samples),
         element_(batch.element),
         tokens_(batch.samples * model.sequence),
-        wide_(tokens_ * model.hidden * batch.element) {}
+        wide_(tokens_ * model.hidden * batch.element),
+        inputs_(memory, batch.inputs, wide_) {}
 
   void run() {
     auto x = embed();
-    std::vector<Saved> layers;   // of layers that run once
-    std::vector<Tensor> inputs;  // of segments
+    std::vector<Saved> layers;  // of layers that run once
     if (segments_ == 0) {
       for (std::int64_t i = 0; i < m_.layers; ++i) x = forward(i, x, &layers.emplace_back());
     } else {
       for (std::int64_t part = 0; part < segments_; ++part) {
-        inputs.push_back(x);
+        inputs_.keep(x);
         for (auto i = begin_of(part); i < begin_of(part + 1); ++i) x = forward(i, x, nullptr);
+        inputs_.first_run_ended();
       }
     }
     Saved head;
@@ -65,10 +99,9 @@ class GptPass {
     } else {
       for (auto part = segments_; part-- > 0;) {
         std::vector<Saved> again;
-        auto y = inputs.back();
+        auto y = inputs_.take();
         for (auto i = begin_of(part); i < begin_of(part + 1); ++i) y = forward(i, y, &again.emplace_back());
         y.reset();
-        inputs.pop_back();
         for (auto i = begin_of(part + 1); i-- > begin_of(part);) {
           dx = backward(i, std::move(dx), again.back());
           again.pop_back();
@@ -203,6 +236,7 @@ class GptPass {
   const PlanModel& m_;
   RankMemory& memory_;
   const std::int64_t segments_, samples_, element_, tokens_, wide_;
+  Checkpoints inputs_;
 };
 
 // Any model: its units one after the other, each keeping what its layer's operators save with fused attention and
@@ -214,10 +248,10 @@ class LayeredPass {
       : m_(model),
         memory_(memory),
         parameters_(parameters),
-        segments_(batch.segments),
         element_(batch.element),
         tokens_(batch.samples * model.sequence),
-        wide_(tokens_ * model.hidden * batch.element) {
+        wide_(tokens_ * model.hidden * batch.element),
+        checkpoints_(memory, batch.inputs, wide_) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (parameters[i].unit.empty())
         root_.push_back(i);
@@ -226,19 +260,23 @@ class LayeredPass {
       else
         layers_.back().push_back(i);
     }
+    // A segment a layer of the model is one a layer of the encoder and of the decoder.
+    const auto count = static_cast<std::int64_t>(layers_.size());
+    segments_ = batch.segments == model.layers ? count : std::min(batch.segments, count);
   }
 
   void run() {
     use(root_);
     auto x = memory_.make(wide_);
     const auto count = static_cast<std::int64_t>(layers_.size());
-    const auto parts = segments_ == 0 ? 0 : std::min(segments_, count);
-    std::vector<Tensor> kept, inputs;
+    std::vector<Tensor> kept, inputs;  // of layers that run once; with segments, of the one at work
     for (std::int64_t i = 0; i < count; ++i) {
-      if (parts > 0 && starts_segment(i, parts)) inputs.push_back(x);
-      auto inside = layer(static_cast<std::size_t>(i), x);
-      if (parts == 0) kept.push_back(std::move(inside)), inputs.push_back(x);
+      if (segments_ == 0) inputs.push_back(x);
+      if (starts_segment(i)) checkpoints_.keep(x);
+      auto inside = layer(i);
+      if (segments_ == 0) kept.push_back(std::move(inside));
       x = memory_.make(wide_);
+      if (segments_ > 0 && (i + 1 == count || starts_segment(i + 1))) checkpoints_.first_run_ended();
     }
     use(root_);
     auto norm = memory_.make(wide_), logits = memory_.make(tokens_ * m_.vocabulary * element_);
@@ -249,36 +287,39 @@ class LayeredPass {
     auto dx = memory_.make(wide_);
     slope.reset(), norm.reset(), x.reset();
     for (auto i = count; i-- > 0;) {
-      const auto at = static_cast<std::size_t>(i);
-      if (parts > 0 && kept.empty()) {
+      if (segments_ > 0 && kept.empty()) {
         auto begin = i;
-        while (!starts_segment(begin, parts)) --begin;
-        for (auto k = begin; k <= i; ++k) kept.push_back(layer(static_cast<std::size_t>(k), dx));
+        while (!starts_segment(begin)) --begin;
+        inputs.push_back(checkpoints_.take());
+        for (auto k = begin; k <= i; ++k) {
+          kept.push_back(layer(k));
+          if (k < i) inputs.push_back(memory_.make(wide_));
+        }
       } else {
-        use(layers_[at]);
+        use(layers_[static_cast<std::size_t>(i)]);
       }
       {
         auto inside = memory_.make(inner_wide()), of_result = memory_.make(wide_);
-        gradients(layers_[at]);
+        gradients(layers_[static_cast<std::size_t>(i)]);
       }
       kept.pop_back();
-      if (parts == 0 || starts_segment(i, parts)) inputs.pop_back();
+      inputs.pop_back();
     }
     gradients(root_);
     memory_.end_backward();
   }
 
  private:
-  bool starts_segment(std::int64_t layer, std::int64_t parts) const {
+  // The part-th of S segments of L layers begins at part * L / S, rounded down.
+  bool starts_segment(std::int64_t layer) const {
     const auto count = static_cast<std::int64_t>(layers_.size());
-    for (std::int64_t part = 0; part < parts; ++part)
-      if (part * count / parts == layer) return true;
-    return false;
+    const auto part = (layer * segments_ + count - 1) / count;
+    return part < segments_ && part * count / segments_ == layer;
   }
   std::int64_t inner_wide() const { return tokens_ * m_.mlp_width() * element_; }
   // norm, query, key, value, attention, middle, norm; the MLP's two, or four where it is gated.
-  Tensor layer(std::size_t at, const Tensor&) {
-    use(layers_[at]);
+  Tensor layer(std::int64_t i) {
+    use(layers_[static_cast<std::size_t>(i)]);
     const bool llama = m_.kind == PlanModel::Kind::Llama;
     const double kv = llama && m_.kv_heads > 0 ? static_cast<double>(m_.kv_heads) / static_cast<double>(m_.heads) : 1;
     const double attention = m_.kind == PlanModel::Kind::T5 && m_.head_width > 0
@@ -300,7 +341,9 @@ class LayeredPass {
   const PlanModel& m_;
   RankMemory& memory_;
   const std::vector<Parameter>& parameters_;
-  const std::int64_t segments_, element_, tokens_, wide_;
+  std::int64_t segments_ = 0;
+  const std::int64_t element_, tokens_, wide_;
+  Checkpoints checkpoints_;
   std::vector<std::size_t> root_;
   std::vector<std::vector<std::size_t>> layers_;
 };
@@ -312,6 +355,10 @@ std::int64_t segments_of(const Options& options, std::int64_t layers) {
   const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
   if (!activations.checkpointing && !split) return 0;
   return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, layers) : layers;
+}
+
+Tier checkpoint_tier(const config::ActivationSettings& activations) {
+  return !activations.file_path.empty() ? Tier::File : activations.to_host ? Tier::Host : Tier::Device;
 }
 
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,

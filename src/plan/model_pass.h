@@ -13,11 +13,14 @@ namespace zero::planning {
 
 // Segments that run again in backward, as `zero train` reads them from the configuration: 0 none.
 std::int64_t segments_of(const Options& options, std::int64_t layers);
+// Where their inputs wait.
+Tier checkpoint_tier(const config::ActivationSettings& activations);
 
 struct MicroBatch {
   std::int64_t samples = 1;
   std::int64_t segments = 0;
-  int element = 4;  // bytes of an activation
+  Tier inputs = Tier::Device;  // of segments, while they wait
+  int element = 4;             // bytes of an activation
 };
 // One forward and backward through memory.begin_backward() and memory.end_backward(). `parameters` as parameters_of().
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,

@@ -48,8 +48,7 @@ std::string table1_cell(double gigabytes, bool smallest_model) {
 }
 
 PaperTable table1() {
-  PaperTable table{
-      "table1", "ZeRO (arXiv:1910.02054), Table 1: GB of model states a device; * fits 32 GB first", {"DP"}, {}, {}};
+  PaperTable table{"table1", "ZeRO (arXiv:1910.02054), Table 1: GB of model states a device", {"DP"}, {}, {}};
   const struct {
     const char* name;
     double parameters;
@@ -74,7 +73,8 @@ PaperTable table1() {
     }
     table.rows.push_back(std::move(row));
   }
-  table.notes = {"16 bytes a parameter: 2 parameter, 2 gradient, 12 optimizer (fp32 master, momentum, variance).",
+  table.notes = {"*: the fewest devices of a column that fit 32 GB.",
+                 "16 bytes a parameter: 2 parameter, 2 gradient, 12 optimizer (fp32 master, momentum, variance).",
                  "7.5B: one decimal from 10 on, else two; 128B and 1T: whole numbers, cut, from 100 on, else one."};
   return table;
 }
@@ -126,7 +126,7 @@ PaperTable infinity() {
     row.push_back(fixed(infinity_activation_bytes(with_batch(64)) / kTiB, 2));
     row.push_back(fixed(checkpoint_bytes(with_batch(32)) / kTiB, 2));
     auto working = fixed(model_state_working_memory(m) / kGiB, 2);
-    if (table.rows.empty()) working += " (paper: 1.95)";
+    if (table.rows.empty()) working += "*";
     row.push_back(std::move(working));
     row.push_back(fixed(activation_working_memory(with_batch(4)) / kGiB, 2));
     table.rows.push_back(std::move(row));
@@ -134,7 +134,7 @@ PaperTable infinity() {
   table.notes = {
       "params = 12*L*h^2; states 20 bytes a parameter; sequence 1024; batch 32 a node (ckpt), 64 a node "
       "(act), 4 a GPU (AWM).",
-      "MSWM = 16*h^2, AWM = b*s*ci*(16*h + 2*a*s) with ci = 1. The first MSWM is the paper's slip."};
+      "MSWM = 16*h^2, AWM = b*s*ci*(16*h + 2*a*s) with ci = 1. *: the paper prints 1.95, which its formula does not give."};
   return table;
 }
 

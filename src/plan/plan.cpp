@@ -1,5 +1,5 @@
-// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held is rank_memory.h,
-// which move is schedule.h, how long it takes step_time.h; here they are asked, compared and put in order.
+// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held and which move is
+// rank_memory.h, how long it takes step_time.h; here they are asked, compared and put in order.
 #include <zero/plan.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "config/batch.h"
+#include "config/document.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
 #include "plan/rank_memory.h"
@@ -28,16 +29,18 @@ using Tier = MemoryReport::Tier;
 struct Candidate {
   PlanModel model;
   config::Settings settings;
+  memory::Movable movable;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
 };
 
 // The order of use is learned in the first step; buffers have their sizes after the second.
 constexpr int kSteps = 3, kSearchSteps = 2;
 
-struct Run {
+struct Outcome {
   MemoryReport memory;
-  Moved moved;  // in one step
-  std::int64_t updated = 0, updated_on_host = 0, padded = 0;
+  Moved moved;                // in one step
+  double most_of_budgets = 0;
+  std::string refusal;        // of the budgets `memory`
 };
 
 // A model and its units, which candidates that differ in their batch alone share.
@@ -49,44 +52,52 @@ struct Cut {
 Cut cut(const Candidate& c, const PlanMachine& machine) {
   auto parameters = parameters_of(c.model);
   auto units = cut_into_units(parameters, c.settings, machine.world(),
-                              unit_alignment(Holder::width(c.settings.precision), machine.gpu));
+                              unit_alignment(width_of(c.settings.precision), machine.gpu));
   return {std::move(parameters), std::move(units)};
 }
 
-Run run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
+Surroundings surroundings_of(const PlanMachine& machine, const config::Settings& settings) {
+  Surroundings around{.world = machine.world(), .transport = "local", .gpu = machine.gpu};
+  if (around.world > 1)
+    around.transport = machine.gpu                     ? "nccl"
+                       : settings.transport != "auto"  ? settings.transport
+                       : machine.hosts > 1             ? "shm+gloo"
+                       : machine.shared_memory         ? "shm"
+                                                       : "thread";
+  return around;
+}
+
+Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
+  if (c.settings.memory.device && !c.settings.memory.activations) {
+    // As `zero train`: what the model keeps for backward is left free by the states.
+    auto other = c;
+    other.settings.memory = {};
+    const auto kept = run(other, cut, machine, 1).memory.peak(Tier::Device, MemoryReport::Purpose::Activations);
+    other.settings.memory = c.settings.memory;
+    other.settings.memory.activations = static_cast<std::int64_t>(kept);
+    return run(other, cut, machine, steps);
+  }
   // Of many micro-batches all but the last are alike.
   const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
-  const Holder holder{.settings = c.settings,
-                      .world = machine.world(),
-                      .gpu = machine.gpu,
-                      .in_place = machine.shared_memory,
-                      .accumulation = micro_steps};
-  RankMemory memory(holder, cut.units);
-  const MicroBatch batch{.samples = c.micro, .segments = c.segments, .element = holder.parameter_width()};
-  Run result;
+  const auto rules = rank_rules(c.settings, surroundings_of(machine, c.settings), micro_steps, c.movable);
+  RankMemory memory(rules, cut.units);
+  const MicroBatch batch{.samples = c.micro,
+                         .segments = c.segments,
+                         .inputs = checkpoint_tier(c.settings.activations),
+                         .element = rules.parameter_width};
+  Outcome result;
   for (int step = 0; step < steps; ++step) {
     result.moved = {};
-    const auto add = [&](std::int64_t times) {
-      const auto moved = memory.take_moved();
-      for (const auto field : {&Moved::gathered, &Moved::reduced, &Moved::collectives, &Moved::to_host,
-                               &Moved::from_host, &Moved::read, &Moved::written})
-        result.moved.*field += times * moved.*field;
-    };
     for (std::int64_t k = 0; k < micro_steps; ++k) {
       run_micro_batch(c.model, cut.parameters, batch, memory);
-      add(k + 1 < micro_steps ? c.accumulation - 1 : 1);
+      result.moved.add(memory.take_moved(), k + 1 < micro_steps ? c.accumulation - 1 : 1);
     }
     memory.step();
-    add(1);
+    result.moved.add(memory.take_moved());
   }
   result.memory = memory.report();
-  for (const auto& unit : cut.units) {
-    result.padded += unit.padded_numel();
-    if (unit.trainable) result.updated += c.settings.zero.stage >= 1 ? unit.shard_numel() : unit.padded_numel();
-  }
-  if (c.settings.zero.stage >= 1 && c.settings.zero.offload_optimizer.device != OffloadDevice::None)
-    result.updated_on_host =
-        static_cast<std::int64_t>(static_cast<double>(result.updated) * c.settings.zero.offload_optimizer.ratio);
+  result.most_of_budgets = memory.most_of_budgets();
+  result.refusal = memory.refusal();
   return result;
 }
 
@@ -123,13 +134,21 @@ std::string misses(const MemoryReport& memory, const PlanMachine& machine) {
   return "";
 }
 
-using Needs = std::array<double, MemoryReport::kTiers>;  // bytes
+// What decides whether a candidate fits.
+struct Needs {
+  std::array<double, MemoryReport::kTiers> bytes{};
+  double most_of_budgets = 0;
+};
 
-Needs needs_of(const MemoryReport& memory, const PlanMachine& machine) {
-  Needs needs{};
+Needs needs_of(const Outcome& outcome, const PlanMachine& machine) {
+  Needs needs{.bytes = {}, .most_of_budgets = outcome.most_of_budgets};
   for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
-    needs[MemoryReport::index(tier)] = static_cast<double>(need_of(memory, machine, tier));
+    needs.bytes[MemoryReport::index(tier)] = static_cast<double>(need_of(outcome.memory, machine, tier));
   return needs;
+}
+
+bool has_budgets(const config::Settings& settings) {
+  return settings.memory.device || settings.memory.host || settings.memory.file;
 }
 
 // The same model with fewer layers.
@@ -142,30 +161,32 @@ Candidate shortened(const Candidate& c, std::int64_t layers) {
   return other;
 }
 
-// Layers are alike, so that the bytes of deep models are read off two shallow ones. Not where some of the parameters
-// rest elsewhere than others, nor where segments have several layers.
+// Layers are alike, so that the bytes of deep models are read off two shallow ones. Not where some of the states rest
+// elsewhere than others, nor where segments have several layers.
 Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   constexpr std::int64_t kShort = 8, kLong = 16;
   const auto needs = [&](const Candidate& other) {
-    return needs_of(run(other, cut(other, machine), machine, kSearchSteps).memory, machine);
+    return needs_of(run(other, cut(other, machine), machine, kSearchSteps), machine);
   };
   const auto& param = c.settings.zero.offload_param;
-  const bool alike = param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
-                     c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0;
+  const bool alike = !has_budgets(c.settings) &&
+                     (param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
+                      c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0);
   if (c.model.layers <= 2 * kLong || !alike || (c.segments != 0 && c.segments != c.model.layers)) return needs(c);
   const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
-  Needs all{};
-  for (std::size_t t = 0; t < all.size(); ++t)
-    all[t] = more[t] + (more[t] - few[t]) / (kLong - kShort) * static_cast<double>(c.model.layers - kLong);
+  Needs all;
+  for (std::size_t t = 0; t < all.bytes.size(); ++t)
+    all.bytes[t] = more.bytes[t] + (more.bytes[t] - few.bytes[t]) / (kLong - kShort) *
+                                       static_cast<double>(c.model.layers - kLong);
   return all;
 }
 
 // The share of its limit that the fullest tier needs; above 1 it does not fit.
 double pressure(const Needs& needs, const PlanMachine& machine) {
-  double most = 0;
+  double most = needs.most_of_budgets;
   for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
     if (const auto limit = limit_of(machine, tier); limit > 0)
-      most = std::max(most, needs[MemoryReport::index(tier)] / static_cast<double>(limit));
+      most = std::max(most, needs.bytes[MemoryReport::index(tier)] / static_cast<double>(limit));
   return most;
 }
 
@@ -212,10 +233,12 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   plan.checkpointing = c.segments > 0;
   plan.micro_batch = c.micro;
   plan.accumulation = c.accumulation;
-  const auto ran = run(c, cut(c, machine), machine, kSteps);
+  const auto units = cut(c, machine);
+  const auto ran = run(c, units, machine, kSteps);
   plan.memory = ran.memory;
   plan.misses = misses(plan.memory, machine);
-  plan.fits = plan.misses.empty();
+  plan.refusal = ran.refusal;
+  plan.fits = plan.misses.empty() && plan.refusal.empty();
   const auto bytes = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   auto& traffic = plan.traffic;
   traffic.gathered = bytes(ran.moved.gathered);
@@ -226,7 +249,9 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   traffic.written = bytes(ran.moved.written);
   const auto world = static_cast<double>(machine.world()), hosts = static_cast<double>(machine.hosts);
   if (machine.world() > 1) {
-    const double whole = static_cast<double>(ran.padded) * Holder::width(c.settings.precision);
+    std::int64_t padded = 0;
+    for (const auto& unit : units.units) padded += unit.padded_numel();
+    const double whole = static_cast<double>(padded) * width_of(c.settings.precision);
     traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
     // Each shard goes to every other host once (docs/memory.md); a reduction sends (H-1)/H of its bytes.
     const double sent_of_whole = (world - 1) / world;
@@ -235,8 +260,8 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
                                    static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
   }
   plan.work.collectives = ran.moved.collectives;
-  plan.work.updated = ran.updated - ran.updated_on_host;
-  plan.work.updated_on_host = ran.updated_on_host;
+  plan.work.updated = ran.moved.updated - ran.moved.updated_on_host;
+  plan.work.updated_on_host = ran.moved.updated_on_host;
   count_passes({.model = c.model,
                 .settings = c.settings,
                 .micro = c.micro,
@@ -247,13 +272,13 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   return plan;
 }
 
-bool limited(const PlanMachine& machine) {
-  return limit_of(machine, Tier::Device) > 0 || limit_of(machine, Tier::Host) > 0 || limit_of(machine, Tier::File) > 0;
+bool limited(const Candidate& c, const PlanMachine& machine) {
+  return has_budgets(c.settings) || limit_of(machine, Tier::Device) > 0 || limit_of(machine, Tier::Host) > 0 || limit_of(machine, Tier::File) > 0;
 }
 
 void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
   plan.largest_model = plan.largest_micro_batch = -1;
-  if (!limited(machine)) return;
+  if (!limited(c, machine)) return;
   const auto pressure_of = [&](const Candidate& other) { return pressure(needs_in_search(other, machine), machine); };
   plan.largest_micro_batch = largest(std::int64_t{1} << 20, 0, [&](std::int64_t micro) {
     auto other = c;
@@ -279,7 +304,14 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
                                  " ranks, expected at least one of each"));
   model.validate();
   const auto batch = config::resolve_batch(options, machine.world());
-  return {model, options.settings(), batch.micro, batch.accumulation, segments_of(options, model.layers)};
+  const auto& settings = options.settings();
+  return {.model = model,
+          .settings = settings,
+          .movable = movable_by(settings, machine.gpu,
+                                [&](const char* key) { return options.document().is_set(key); }),
+          .micro = batch.micro,
+          .accumulation = batch.accumulation,
+          .segments = segments_of(options, model.layers)};
 }
 
 }  // namespace
@@ -309,6 +341,8 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
                                                 : OffloadDevice::None;
         c.settings.zero.offload_optimizer.device = device;
         c.settings.zero.offload_param.device = stage == 3 ? device : OffloadDevice::None;
+        // As plan_config() writes it: without offload no key names a device, and budgets may move what they have to.
+        c.movable = movable_by(c.settings, machine.gpu, [&](const char*) { return device != OffloadDevice::None; });
         c.segments = !again ? 0 : base.segments > 0 ? base.segments : model.layers;
         all.push_back(evaluate(c, machine));
         find_largest(c, machine, all.back());

@@ -13,29 +13,10 @@
 
 #include <zero/memory_report.h>
 
-#include "config/settings.h"
+#include "plan/rank_rules.h"
 #include "plan/units.h"
 
 namespace zero::planning {
-
-// What decides how a rank holds its states.
-struct Holder {
-  const config::Settings& settings;
-  int world = 1;
-  bool gpu = false;
-  bool in_place = false;  // ranks read each other's memory (processes of one host)
-  std::int64_t accumulation = 1;
-
-  int parameter_width() const { return width(settings.precision); }
-  int gradient_width() const;
-  int wire_width() const { return width(settings.communication_dtype.value_or(settings.precision)); }
-  int num_slots() const;  // moments
-  bool one_dtype() const;
-  bool reads_gradients() const;   // ranks sum gradients where backward left them
-  bool direct_gradients() const;  // autograd's own are the kept ones
-  bool delayed() const;
-  static int width(config::Precision precision) { return precision == config::Precision::Fp32 ? 4 : 2; }
-};
 
 class RankMemory;
 
@@ -57,19 +38,30 @@ class Block {
 };
 using Tensor = std::shared_ptr<Block>;
 
-// Bytes that moved: sent to other ranks; over a GPU's host link; of files.
+// Bytes that moved: sent to other ranks; over a GPU's host link; of files. And elements that were updated, all of them
+// and those whose states rest elsewhere than on the device.
 struct Moved {
   std::int64_t gathered = 0, reduced = 0, collectives = 0, to_host = 0, from_host = 0, read = 0, written = 0;
+  std::int64_t updated = 0, updated_on_host = 0;
+  void add(const Moved& other, std::int64_t times = 1) {
+    for (const auto field : {&Moved::gathered, &Moved::reduced, &Moved::collectives, &Moved::to_host, &Moved::from_host,
+                             &Moved::read, &Moved::written, &Moved::updated, &Moved::updated_on_host})
+      this->*field += times * other.*field;
+  }
 };
 
 class RankMemory {
  public:
-  // `units` outlive this. buffer_bytes: of the model's buffers. Everything that rests is booked.
-  RankMemory(const Holder& holder, const std::vector<Unit>& units, std::int64_t buffer_bytes = 0);
+  // `units` and the settings of `rules` outlive this. buffer_bytes: of the model's buffers. Everything that rests is
+  // booked, where the budgets `memory` put it even if it does not fit there.
+  RankMemory(const RankRules& rules, const std::vector<Unit>& units, std::int64_t buffer_bytes = 0);
   ~RankMemory();
 
   // --- what a pass over the model does ---
   Tensor make(std::int64_t bytes);
+  // What waits for backward leaves the device, for host memory or a file, and comes back.
+  void put_away(Tier tier, std::int64_t bytes);
+  void bring_back(Tier tier, std::int64_t bytes);
   // An operator reads these parameters (indices into what the units were cut from).
   void use(std::initializer_list<std::size_t> parameters);
   void begin_backward();
@@ -84,14 +76,17 @@ class RankMemory {
   MemoryReport report() const;
   // Since the last call.
   Moved take_moved() { return std::exchange(moved_, {}); }
-  bool on_gpu() const { return holder_.gpu; }
+  // The highest need of a tier beside the budget of the configuration; at most 1 where the engine would start and go on.
+  double most_of_budgets() const;
+  // What it would say where it does not; empty: it goes on.
+  std::string refusal() const;
+  bool on_gpu() const { return rules_.around.gpu; }
 
  private:
   friend class Block;
   struct Group;
   struct Pool;    // BufferPool
   struct Blocks;  // BlockPool
-  using Tier = MemoryReport::Tier;
   using Purpose = MemoryReport::Purpose;
 
   void book(Tier tier, Purpose purpose, std::int64_t bytes);
@@ -105,11 +100,11 @@ class RankMemory {
   void begin_reduce(Group& group);
   void finish_reduce(Group& group);
   void count_update(const Group& group);
-  std::int64_t share(std::int64_t bytes) const { return (holder_.world - 1) * bytes / holder_.world; }
   void drop_gradients(Group& group);
   void drop_gradients();
 
-  const Holder holder_;
+  const RankRules rules_;
+  const Arrangement arrangement_;
   Moved moved_;
   std::int64_t now_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
   std::int64_t peak_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
@@ -118,11 +113,11 @@ class RankMemory {
   std::unique_ptr<Blocks> blocks_;
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<std::pair<std::size_t, std::size_t>> member_of_;  // of a parameter: group, index in it
-  class Gathering;                                              // memory/prefetcher.h with its groups
-  std::unique_ptr<Gathering> gathering_;
+  std::unique_ptr<memory::Prefetcher> gathering_;
   std::vector<Group*> reduce_order_, in_flight_;
   std::size_t reduce_next_ = 0;
   std::int64_t micro_step_ = 0;
+  int away_ = 0;  // checkpoints in a file
   bool first_ = true, boundary_ = true, in_backward_ = false;
 };
 

@@ -12,21 +12,6 @@
 namespace zero::planning {
 namespace {
 
-int width_of(config::Precision precision) { return precision == config::Precision::Fp32 ? 4 : 2; }
-
-int slots_of(const config::OptimizerSettings& optimizer) {
-  using config::OptimizerType;
-  switch (optimizer.type) {
-    case OptimizerType::None:
-    case OptimizerType::Adam:
-    case OptimizerType::AdamW: return 2;
-    case OptimizerType::Sgd: return optimizer.momentum != 0 ? 1 : 0;
-    case OptimizerType::Adagrad:
-    case OptimizerType::Lion: break;
-  }
-  return 1;
-}
-
 // Of "blocks.12.qkv.weight": 12; negative: of no block.
 std::int64_t block_of(const std::string& name) {
   constexpr std::string_view kPrefix = "blocks.";
@@ -100,51 +85,23 @@ Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments) {
 
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed) {
-  const auto& around = input.around;
-  const auto& zero = settings.zero;
-  Facts facts{.settings = settings, .around = around, .accumulation = accumulation};
-  const auto parameter = settings.precision,
-             gradient = settings.grad_accum_dtype.value_or(accumulation > 1 ? config::Precision::Fp32 : parameter),
-             wire = settings.communication_dtype.value_or(parameter);
-  facts.parameter_width = width_of(parameter);
-  facts.gradient_width = width_of(gradient);
-  facts.wire_width = width_of(wire);
-  facts.num_slots = slots_of(settings.optimizer);
-  const bool one_dtype = gradient == parameter && wire == parameter;
-  const int world = around.world;
-  // Between processes of one host; ranks as threads copy, as GPUs do.
-  facts.in_place = !around.gpu && world > 1 && around.transport == "shm";
-  facts.reads_gradients = facts.in_place && (zero.stage >= 2 || one_dtype);
-  const bool mean = settings.reduce_op == config::ReduceOp::Mean;
-  const double ahead = settings.prescale_gradients ? world : settings.predivide_factor;
-  const bool divides = mean && static_cast<float>(1.0 / ahead) != 1.0f;
-  facts.direct_gradients = one_dtype && (world == 1 ? !divides : facts.reads_gradients && zero.stage <= 1);
-  const bool over_network = zero.stage == 3 && world > 1 && !around.gpu &&
-                            (around.transport == "gloo" || around.transport == "shm+gloo");
-  if (over_network) {
-    facts.trainable_bits = zero.quantized_weights ? 8 : 0;
-    facts.frozen_bits = zero.quantized_weights || zero.quantized_nontrainable_weights ? 8 : 0;
-    facts.gradient_bits = zero.quantized_gradients ? 4 : 0;
-  }
-  if (zero.stage == 3 && world > 1 && !facts.in_place && zero.hpz_ranks > 1) facts.neighbours = zero.hpz_ranks;
-  facts.overlap = zero.overlap_comm.value_or(zero.stage == 3 || facts.reads_gradients);
-
+  const auto rules = rank_rules(settings, input.around, accumulation, input.movable);
   Schedule result;
-  result.stage = zero.stage;
-  result.world = world;
+  result.stage = settings.zero.stage;
+  result.world = input.around.world;
   result.accumulation = accumulation;
-  result.parameter_width = facts.parameter_width;
-  result.gradient_width = facts.gradient_width;
-  result.wire_width = facts.wire_width;
-  result.num_slots = facts.num_slots;
-  result.units = cut_into_units(input.parameters, settings, world, unit_alignment(facts.parameter_width, around.gpu));
+  result.parameter_width = rules.parameter_width;
+  result.gradient_width = rules.gradient_width;
+  result.wire_width = rules.wire_width;
+  result.num_slots = rules.num_slots;
+  result.units = cut_into_units(input.parameters, settings, input.around.world,
+                                unit_alignment(rules.parameter_width, input.around.gpu));
   for (const auto& unit : result.units) {
     result.padded_numel += unit.padded_numel();
     if (unit.trainable) result.padded_trainable_numel += unit.padded_numel();
     if (unit.persistent) result.persistent_numel += unit.padded_numel();
   }
-  facts.movable = input.movable;
-  Run run(facts, result.units, input.pass);
+  Run run(rules, result.units, input.pass);
   run.build();
   for (int k = 0; k < num_steps; ++k)
     run.step(first_step + k, static_cast<std::size_t>(k) < overflowed.size() && overflowed[static_cast<std::size_t>(k)]);

@@ -12,13 +12,9 @@
 
 #include <zero/memory_report.h>
 
-#include "config/settings.h"
-#include "memory/placement.h"
-#include "plan/units.h"
+#include "plan/rank_rules.h"
 
 namespace zero::planning {
-
-using Tier = MemoryReport::Tier;
 
 // Beside: in the background, while the next step runs forward and backward (delayed update).
 enum class Phase { Build, Forward, Backward, Step, Beside };
@@ -49,14 +45,6 @@ struct Pass {
 // Of the GPT of models/gpt.h, by the names of its parameters. segments: checkpointed runs of layers; 0: none.
 // Throws ConfigError for other names.
 Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments);
-
-// Where it runs.
-struct Surroundings {
-  int world = 1;
-  std::string transport = "shm";  // as Communicator::transport(): "local", "thread", "shm", "gloo", "shm+gloo", "nccl"
-  bool gpu = false;
-  bool deferred = true;  // built by zero::build: rank 0's values need not be sent
-};
 
 struct ScheduleInput {
   std::vector<Parameter> parameters;

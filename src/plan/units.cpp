@@ -18,14 +18,15 @@ std::string named_unit_of(const std::string& parameter, const std::vector<std::s
   return unit;
 }
 
-}  // namespace
-
+// The rules that a configuration sets, as the engine reads them.
 memory::UnitRules unit_rules(const config::Settings& settings) {
   return {.min_numel = settings.unit_min_numel,
           .max_numel = settings.zero.reduce_bucket_size,
           .persistent_numel = settings.zero.stage == 3 ? settings.zero.persistence_threshold : 0,
           .persistent_total = settings.zero.model_persistence_threshold};
 }
+
+}  // namespace
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t alignment) {
@@ -51,23 +52,6 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .layout = memory::ShardLayout(std::move(numels), world, alignment)});
   }
   return units;
-}
-
-std::vector<std::size_t> forward_order(const std::vector<Unit>& units) {
-  std::vector<std::size_t> roots, order;
-  for (std::size_t i = 0; i < units.size(); ++i)
-    if (units[i].root) roots.push_back(i);
-  order = roots;
-  for (std::size_t i = 0; i < units.size(); ++i)
-    if (!units[i].root) order.push_back(i);
-  if (order.size() > roots.size()) order.insert(order.end(), roots.begin(), roots.end());
-  return order;
-}
-
-std::vector<std::size_t> backward_order(const std::vector<Unit>& units) {
-  auto order = forward_order(units);
-  std::reverse(order.begin(), order.end());
-  return order;
 }
 
 std::vector<std::size_t> reduce_order(const std::vector<Unit>& units) {

@@ -1,6 +1,6 @@
 // A model in numbers, and the units an Engine would cut it into: names, elements, padding, shards. The cut is
 // memory/unit_cut.h and the padding memory/shard_layout.h, the same code that the engine runs; here is only what stands
-// for a walk over modules. Bytes are memory_model.h's and schedule.h's; nothing here knows a dtype but by its width.
+// for a walk over modules. Bytes are rank_memory.h's and schedule.h's; nothing here knows a dtype but by its width.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -31,9 +31,6 @@ struct Unit {
   std::int64_t shard_numel() const { return layout.shard_numel(); }
 };
 
-// The rules that a configuration sets, as the engine reads them.
-memory::UnitRules unit_rules(const config::Settings& settings);
-
 // Elements that a parameter is aligned to, by the width of the compute dtype: 64 bytes on a CPU, 256 on a GPU.
 constexpr std::int64_t unit_alignment(std::int64_t bytes_per_element, bool gpu) {
   return (gpu ? 256 : 64) / bytes_per_element;
@@ -44,10 +41,6 @@ constexpr std::int64_t unit_alignment(std::int64_t bytes_per_element, bool gpu) 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t alignment);
 
-// Orders of use within a micro-batch, as indices of units. A model runs its root's first parameters (embeddings), then
-// its units in order, then the root again (last norm, head); backward goes the other way.
-std::vector<std::size_t> forward_order(const std::vector<Unit>& units);
-std::vector<std::size_t> backward_order(const std::vector<Unit>& units);
 // In which gradients are reduced: trainable units from the last to the first, roots behind them.
 std::vector<std::size_t> reduce_order(const std::vector<Unit>& units);
 

@@ -129,7 +129,7 @@ std::string title_of(const Runs& runs) {
 std::string subtitle_of(const Runs& runs) {
   const RunRecord& r = runs[0];
   if (r.stage < 0) return "";
-  std::string text = human_count(static_cast<double>(r.parameters)) + " parameters, " + r.recipe + ", " +
+  std::string text = human_parameters(static_cast<double>(r.parameters)) + " parameters, " + r.recipe + ", " +
                      std::to_string(r.world) + (r.world == 1 ? " rank" : " ranks") + " on " +
                      (r.device == "cpu" ? "CPUs" : "GPUs") + " (" + r.transport + "), " +
                      grouped(static_cast<double>(r.tokens_per_step)) + " tokens a step; begun " + r.started;

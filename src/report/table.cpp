@@ -9,12 +9,26 @@ namespace zero::report {
 namespace {
 constexpr std::size_t kGap = 2;
 
+std::size_t widest_line(std::string_view text) {
+  std::size_t widest = 0;
+  for (auto end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
+    widest = std::max(widest, display_width(text.substr(0, end)));
+    text.remove_prefix(end + 1);
+  }
+  return std::max(widest, display_width(text));
+}
+
 void trim_end(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
 }  // namespace
 
 std::vector<std::string> wrap(std::string_view text, std::size_t width) {
   width = std::max<std::size_t>(width, 1);
   std::vector<std::string> lines;
+  if (const auto end = text.find('\n'); end != std::string_view::npos) {
+    lines = wrap(text.substr(0, end), width);
+    for (auto& line : wrap(text.substr(end + 1), width)) lines.push_back(std::move(line));
+    return lines;
+  }
   std::string line;
   while (!text.empty()) {
     const std::size_t space = text.find(' ');
@@ -52,7 +66,7 @@ void Table::rule() { rows_.emplace_back(); }
 std::vector<std::size_t> Table::widths(std::size_t columns, bool header, bool& fits) const {
   std::vector<std::size_t> width(columns_.size());
   for (std::size_t c = 0; c < columns_.size(); ++c) {
-    if (header) width[c] = display_width(columns_[c].name);
+    if (header) width[c] = widest_line(columns_[c].name);
     for (const auto& row : rows_)
       if (!row.empty()) width[c] = std::max(width[c], display_width(row[c]));
   }

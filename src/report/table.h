@@ -10,7 +10,7 @@
 namespace zero::report {
 
 struct Column {
-  std::string name;
+  std::string name;  // of Wrap: '\n' ends a line of it
   Align align = Align::Left;
   // What happens when the table is too wide. Keep: never narrower than its widest cell.
   enum class Narrow { Keep, Cut, Wrap } narrow = Narrow::Keep;
@@ -39,7 +39,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // an empty one is a rule
 };
 
-// The text broken at spaces into lines of at most `width` columns (a longer word is broken).
+// The text broken at new lines, and at spaces into lines of at most `width` columns (a longer word is broken).
 std::vector<std::string> wrap(std::string_view text, std::size_t width);
 
 }  // namespace zero::report

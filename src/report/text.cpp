@@ -111,6 +111,12 @@ std::string human_count(double count) {
   return three_digits(value, kUnits[unit]);
 }
 
+std::string human_parameters(double count) {
+  auto text = human_count(count);
+  if (text.back() == 'G') text.back() = 'B';
+  return text;
+}
+
 std::string human_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "?";
   if (seconds < 0.9995e-3) return print("%.0fus", seconds * 1e6);

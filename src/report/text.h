@@ -16,6 +16,8 @@ std::string human_bytes(std::uint64_t bytes);
 std::string human_duration(double seconds);
 // "999", "1.50k", "29.5M", "1.20G": powers of 1000.
 std::string human_count(double count);
+// The same of parameters: "355M", "7.50B", "1.00T".
+std::string human_parameters(double count);
 
 // Terminal columns that the UTF-8 text takes: 0 for combining marks and control characters, 2 for
 // wide East Asian characters and emoji; a byte that is not UTF-8 counts as 1.

@@ -61,7 +61,7 @@ TEST(Papers, InfinityMemoryAndBandwidth) {
   ASSERT_EQ(tables.size(), 3u);
   // The first MSWM is 1.56 by the formula where the paper prints 1.95.
   expect_rows(tables[0], {
-                             {"0.10", "80", "10K", "128", "1.83", "2.03", "0.05", "1.56 (paper: 1.95)", "1.63"},
+                             {"0.10", "80", "10K", "128", "1.83", "2.03", "0.05", "1.56*", "1.63"},
                              {"0.50", "100", "20K", "160", "9.16", "3.91", "0.12", "6.25", "2.50"},
                              {"1.01", "128", "25K", "256", "18.31", "7.13", "0.20", "9.77", "3.56"},
                              {"10.05", "195", "64K", "512", "182.81", "24.38", "0.76", "64.00", "8.00"},
@@ -288,8 +288,6 @@ TEST(Units, OfAShapeAreTheRootAndTheLayersPaddedToEqualShards) {
     EXPECT_LT(unit.padded_numel() - unit.numel(), 32 * static_cast<std::int64_t>(unit.parameters.size() + 3));
   }
   EXPECT_EQ(sum, model.num_parameters());
-  EXPECT_EQ(planning::forward_order(units), (std::vector<std::size_t>{0, 1, 2, 3, 4, 0}));
-  EXPECT_EQ(planning::backward_order(units), (std::vector<std::size_t>{0, 4, 3, 2, 1, 0}));
   EXPECT_EQ(planning::reduce_order(units), (std::vector<std::size_t>{4, 3, 2, 1, 0}));
 }
 
