@@ -230,7 +230,12 @@ class GptPass {
     }
     auto of_tokens = make(m_.vocabulary * m_.hidden * element_);
     dx.reset();
-    memory_.gradient(0, m_.tied ? std::move(waiting) : std::move(of_tokens));
+    if (m_.tied) {  // autograd adds the two into a third
+      auto sum = make(m_.vocabulary * m_.hidden * element_);
+      waiting.reset();
+      of_tokens = std::move(sum);
+    }
+    memory_.gradient(0, std::move(of_tokens));
   }
 
   const PlanModel& m_;

@@ -102,21 +102,27 @@ Tensor RankMemory::make(std::int64_t bytes) {
   return std::make_shared<Block>(*this, bytes, /*pooled=*/false);
 }
 
-// On their way to a file and back, two at a time are in host memory.
+// As offload/depot.h: a file begins with 16 MiB, doubles, and stays; on their way to it and back, two at a time are in
+// host memory.
 void RankMemory::put_away(Tier tier, std::int64_t bytes) {
-  book(tier, Purpose::Activations, bytes);
+  constexpr std::int64_t kFirstBytes = std::int64_t{16} << 20;
   if (rules_.around.gpu) moved_.to_host += bytes;
-  if (tier != Tier::File) return;
+  if (tier == Tier::Host) return book(Tier::Host, Purpose::Activations, bytes);
   moved_.written += bytes;
   if (++away_ <= 2) book(Tier::Host, Purpose::Activations, bytes);
+  away_bytes_ += whole_blocks(bytes);
+  if (away_bytes_ <= file_bytes_) return;
+  const auto more = std::max(file_bytes_, (whole_blocks(bytes) + kFirstBytes - 1) / kFirstBytes * kFirstBytes);
+  book(Tier::File, Purpose::Activations, more);
+  file_bytes_ += more;
 }
 
 void RankMemory::bring_back(Tier tier, std::int64_t bytes) {
-  book(tier, Purpose::Activations, -bytes);
   if (rules_.around.gpu) moved_.from_host += bytes;
-  if (tier != Tier::File) return;
+  if (tier == Tier::Host) return book(Tier::Host, Purpose::Activations, -bytes);
   moved_.read += bytes;
   if (--away_ < 2) book(Tier::Host, Purpose::Activations, -bytes);
+  away_bytes_ -= whole_blocks(bytes);
 }
 
 // --- a unit -----------------------------------------------------------------------------------

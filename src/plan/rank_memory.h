@@ -118,6 +118,7 @@ class RankMemory {
   std::size_t reduce_next_ = 0;
   std::int64_t micro_step_ = 0;
   int away_ = 0;  // checkpoints in a file
+  std::int64_t away_bytes_ = 0, file_bytes_ = 0;  // of them; of the file
   bool first_ = true, boundary_ = true, in_backward_ = false;
 };
 
