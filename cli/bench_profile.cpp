@@ -27,12 +27,11 @@ namespace {
 
 constexpr const char* kName = "bench profile";
 constexpr std::int64_t kFileBytes = std::int64_t{256} << 20;
-constexpr int kRounds = 2;
 
 struct Setup {
   std::int64_t world = 0, threads = 1, steps = 7;
   std::string recipes = "fp32,bf16,fp16", out, path = "/tmp";
-  bool no_files = false;
+  bool no_files = false, quick = false;
 };
 
 // Shapes in which different things take the time: next to nothing, matrices, attention, narrow heads, logits.
@@ -168,7 +167,7 @@ std::string text_of(const Found& found, const Setup& setup) {
       passes.row({recipe, cell(speed.flops, 1e9, 1), cell(speed.elements, 1e6, 0), cell(speed.heads, 1e6, 2),
                   fixed(speed.layer_s * 1e6, 0)});
   }
-  std::string text = machine_line() + "\n" + std::to_string(setup.world) + " ranks at once, threads a rank " +
+  std::string text = machine_line() + "\n" + std::to_string(setup.world) + (setup.world == 1 ? " rank" : " ranks") + " at once, threads a rank " +
                      std::to_string(setup.threads) + "\n\n" + passes.render(80) + "\n";
   const auto line = [&](const char* what, double per_second, const char* unit) {
     if (per_second > 0) text += std::string(what) + report::human_count(per_second) + unit + "\n";
@@ -197,6 +196,7 @@ int bench_profile(int argc, char** argv) {
   command.option("--steps", setup.steps, "N", "measured steps of each shape and stage (7)", 2, 1000);
   command.option("--path", setup.path, "DIR", "folder whose files are measured (/tmp)");
   command.flag("--no-files", setup.no_files, "leave files out");
+  command.flag("--quick", setup.quick, "one round instead of two: under a minute, half as sure");
   command.section("Results");
   command.option("--out", setup.out, "FILE", "the profile");
   if (!command.parse(argc, argv)) return 0;
@@ -217,7 +217,8 @@ int bench_profile(int argc, char** argv) {
       for (int stage = 0; stage <= 3; ++stage) tasks.push_back(task_of(shape, recipe, stage, setup));
     }
   Json list = {tasks.front().json()};  // once more than is looked at: the ranks have just begun
-  for (int round = 0; round < kRounds; ++round)
+  const int rounds = setup.quick ? 1 : 2;
+  for (int round = 0; round < rounds; ++round)
     for (const auto& task : tasks)
       if (round == 0 || task.stage != StepTask::kCompute) list.push_back(task.json());
   const RankProcesses ranks{.command = kName, .world = setup.world, .threads = setup.threads, .transport = "shm"};
@@ -226,13 +227,13 @@ int bench_profile(int argc, char** argv) {
   // Of the rounds the quieter one.
   std::vector<double> seconds(tasks.size(), std::numeric_limits<double>::infinity());
   std::size_t at = 1;
-  for (int round = 0; round < kRounds; ++round)
+  for (int round = 0; round < rounds; ++round)
     for (std::size_t i = 0; i < tasks.size(); ++i)
       if (round == 0 || tasks[i].stage != StepTask::kCompute)
         seconds[i] = std::min(seconds[i], median_of(outcome.result[at++]));
   auto found = fitted(tasks, seconds, setup);
   if (!setup.no_files) measure_files(found.profile, setup);
-  found.profile.name = machine().at("processor").get<std::string>() + ", " + std::to_string(setup.world) + " ranks";
+  found.profile.name = machine().at("processor").get<std::string>() + ", " + std::to_string(setup.world) + (setup.world == 1 ? " rank" : " ranks");
   auto document = Json::parse(found.profile.json());
   document["machine"] = machine();
   document["machine"]["worst_relative_error"] = found.fits;

@@ -52,7 +52,7 @@ struct Cut {
 Cut cut(const Candidate& c, const PlanMachine& machine) {
   auto parameters = parameters_of(c.model);
   auto units = cut_into_units(parameters, c.settings, machine.world(),
-                              unit_alignment(width_of(c.settings.precision), machine.gpu));
+                              width_of(c.settings.precision), machine.gpu);
   return {std::move(parameters), std::move(units)};
 }
 
@@ -221,6 +221,22 @@ std::int64_t largest(std::int64_t most, double slack, const std::function<double
   return good;
 }
 
+// Of what a rank sends, that part which leaves its host. On CPUs as docs/memory.md: a shard goes to every other host
+// once, every rank's part of a sum to its owner, but as integers only after the ranks of a host have summed. GPUs send
+// around rings, of which a host's ranks share the links to the next host.
+std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const PlanTraffic& traffic) {
+  if (machine.hosts == 1) return 0;
+  const double world = machine.world(), hosts = machine.hosts;
+  if (machine.gpu) return traffic.sent() / static_cast<std::uint64_t>(machine.ranks_per_host);
+  const double sent_of_whole = (world - 1) / world, once = (hosts - 1) / world, by_each = (hosts - 1) / hosts;
+  const double gathered = static_cast<double>(traffic.gathered) / sent_of_whole,
+               reduced = static_cast<double>(traffic.reduced) / sent_of_whole;
+  double part = by_each;
+  if (c.settings.zero.stage == 0) part = (by_each + once) / 2;  // the sum of parts, and their gathering
+  if (c.settings.zero.stage == 3 && c.settings.zero.quantized_gradients) part = once;
+  return static_cast<std::uint64_t>(gathered * once + reduced * part);
+}
+
 Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   Plan plan;
   const auto& zero = c.settings.zero;
@@ -247,17 +263,13 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   traffic.from_host = bytes(ran.moved.from_host);
   traffic.read = bytes(ran.moved.read);
   traffic.written = bytes(ran.moved.written);
-  const auto world = static_cast<double>(machine.world()), hosts = static_cast<double>(machine.hosts);
+  const auto world = static_cast<double>(machine.world());
   if (machine.world() > 1) {
     std::int64_t padded = 0;
     for (const auto& unit : units.units) padded += unit.padded_numel();
     const double whole = static_cast<double>(padded) * width_of(c.settings.precision);
     traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
-    // Each shard goes to every other host once (docs/memory.md); a reduction sends (H-1)/H of its bytes.
-    const double sent_of_whole = (world - 1) / world;
-    traffic.across_hosts =
-        static_cast<std::uint64_t>(static_cast<double>(traffic.gathered) / sent_of_whole * (hosts - 1) / world +
-                                   static_cast<double>(traffic.reduced) / sent_of_whole * (hosts - 1) / hosts);
+    traffic.across_hosts = across_hosts(c, machine, traffic);
   }
   plan.work.collectives = ran.moved.collectives;
   plan.work.updated = ran.moved.updated - ran.moved.updated_on_host;

@@ -95,7 +95,7 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
   result.wire_width = rules.wire_width;
   result.num_slots = rules.num_slots;
   result.units = cut_into_units(input.parameters, settings, input.around.world,
-                                unit_alignment(rules.parameter_width, input.around.gpu));
+                                rules.parameter_width, input.around.gpu);
   for (const auto& unit : result.units) {
     result.padded_numel += unit.padded_numel();
     if (unit.trainable) result.padded_trainable_numel += unit.padded_numel();

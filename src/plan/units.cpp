@@ -29,7 +29,7 @@ memory::UnitRules unit_rules(const config::Settings& settings) {
 }  // namespace
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
-                                 std::int64_t alignment) {
+                                 std::int64_t width, bool gpu) {
   if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
   std::vector<memory::UnitMember> members;
   for (const auto& parameter : parameters)
@@ -49,7 +49,7 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .trainable = cut.trainable,
                      .persistent = cut.persistent,
                      .parameters = std::move(cut.parameters),
-                     .layout = memory::ShardLayout(std::move(numels), world, alignment)});
+                     .layout = memory::ShardLayout(std::move(numels), world, memory::flat_alignment(width, !gpu))});
   }
   return units;
 }

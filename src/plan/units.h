@@ -31,15 +31,10 @@ struct Unit {
   std::int64_t shard_numel() const { return layout.shard_numel(); }
 };
 
-// Elements that a parameter is aligned to, by the width of the compute dtype: 64 bytes on a CPU, 256 on a GPU.
-constexpr std::int64_t unit_alignment(std::int64_t bytes_per_element, bool gpu) {
-  return (gpu ? 256 : 64) / bytes_per_element;
-}
-
-// In the engine's order: the root first, then as registered. alignment: unit_alignment().
+// In the engine's order: the root first, then as registered. width: bytes of an element of the compute dtype.
 // Throws ConfigError when there is no parameter or libzero.units names a module without parameters.
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
-                                 std::int64_t alignment);
+                                 std::int64_t width, bool gpu);
 
 // In which gradients are reduced: trainable units from the last to the first, roots behind them.
 std::vector<std::size_t> reduce_order(const std::vector<Unit>& units);

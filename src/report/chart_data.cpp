@@ -128,7 +128,7 @@ double step_end_ms(const RunRecord& run) {
   double end = 0;
   for (const StepPart& part : step_parts(run)) end = std::max(end, part.end_ms);
   for (const MemorySample& sample : run.samples) end = std::max(end, sample.ms);
-  return end;
+  return std::max(end, 1e-3);  // a width that can be divided by
 }
 
 double GroupRows::total(std::size_t row, const std::string& kind) const {
@@ -241,6 +241,25 @@ std::uint64_t sent_by(const RunRecord& run, const std::string& operation) {
   for (const TrafficRow& row : run.traffic)
     if (row.operation == operation) return row.bytes_sent;
   return 0;
+}
+
+void share_purposes(std::vector<RunRecord>& runs) {
+  std::vector<std::string> all;
+  for (const RunRecord& run : runs)
+    for (const std::string& purpose : run.purposes)
+      if (std::find(all.begin(), all.end(), purpose) == all.end()) all.push_back(purpose);
+  for (RunRecord& run : runs) {
+    if (run.purposes.empty() || run.purposes == all) continue;
+    for (MemorySample& sample : run.samples) {
+      std::vector<std::uint64_t> bytes(all.size());
+      for (std::size_t p = 0; p < run.purposes.size(); ++p) {
+        const auto at = std::find(all.begin(), all.end(), run.purposes[p]) - all.begin();
+        bytes[static_cast<std::size_t>(at)] = sample.bytes[p];
+      }
+      sample.bytes = std::move(bytes);
+    }
+    run.purposes = all;
+  }
 }
 
 std::string chart_json(const std::vector<RunRecord>& runs) {

@@ -64,6 +64,9 @@ std::vector<std::string> operations_of(const std::vector<RunRecord>& runs);
 std::string color_of_operation(const std::string& operation);
 std::uint64_t sent_by(const RunRecord& run, const std::string& operation);
 
+// One list of purposes for all runs, in samples too: that of another version of the program may differ.
+void share_purposes(std::vector<RunRecord>& runs);
+
 // What the script reads, as JSON that may stand in a <script> element.
 std::string chart_json(const std::vector<RunRecord>& runs);
 

@@ -119,7 +119,7 @@ std::string legend_of_runs(const Runs& runs) {
 
 // "stages 0, 1, 2 and 3" is said in the title where it tells the runs apart.
 std::string title_of(const Runs& runs) {
-  if (runs.size() == 1) return runs[0].label == runs[0].folder ? "One run" : "A run at " + runs[0].label;
+  if (runs.size() == 1) return runs[0].stage < 0 ? "The run " + runs[0].label : "A run at " + runs[0].label;
   std::string text = std::to_string(runs.size()) + " runs: ";
   for (std::size_t i = 0; i < runs.size(); ++i)
     text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i].label;
@@ -450,7 +450,9 @@ std::string environment_section(const Runs& runs) {
 
 }  // namespace
 
-std::string html_page(const Runs& runs) {
+std::string html_page(const Runs& records) {
+  Runs runs = records;
+  share_purposes(runs);
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "

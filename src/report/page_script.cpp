@@ -192,6 +192,8 @@ function curves(id, key, name, fromZero) {
       line.values.forEach((value, i) => {
         if (value !== null)
           path += (drawing ? "L" : "M") + placeX(line.steps[i]).toFixed(1) + " " + placeY(value).toFixed(1);
+        // A point without neighbours is a dot.
+        if (value !== null && !drawing && (line.values[i + 1] ?? null) === null) path += "h0";
         drawing = value !== null;
       });
       const everyone = data.runs.length > 1 && line.runs.length === data.runs.length;

@@ -37,14 +37,12 @@ th{font-weight:600;color:var(--soft)}
 tbody th{color:var(--ink);white-space:nowrap}
 section>.scroll:first-child table{margin-top:0}
 td.n,th.n{text-align:right;white-space:nowrap}
-td.v{overflow-wrap:anywhere}
 td.wide{max-width:46em;overflow-wrap:anywhere}
 th i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:7px}
 details{margin-top:10px}
 summary{cursor:pointer;color:var(--soft);font-size:13.5px}
 .chart{position:relative;margin-top:6px}
 .chart svg{display:block;width:100%;overflow:visible}
-.chart h3{margin:10px 0 0}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;fill:var(--soft)}
 svg text.b{fill:var(--ink)}
 svg .axis{stroke:var(--line)}
@@ -56,7 +54,7 @@ svg .planned{stroke:var(--ink);stroke-width:1.6;fill:none}
 svg .band{fill:var(--band)}
 svg .cross{stroke:var(--soft);visibility:hidden}
 svg .hit{fill:transparent}
-svg .curve{fill:none;stroke-width:1.7;stroke-linejoin:round}
+svg .curve{fill:none;stroke-width:1.7;stroke-linejoin:round;stroke-linecap:round}
 svg .all{stroke:var(--ink)}
 .tip{position:absolute;pointer-events:none;visibility:hidden;background:var(--card);color:var(--ink);border:1px solid var(--line);
 border-radius:6px;padding:6px 9px;font-size:12.5px;line-height:1.45;box-shadow:0 3px 12px #0003;white-space:nowrap;z-index:2;font-variant-numeric:tabular-nums}

@@ -13,7 +13,9 @@
 namespace {
 
 using nlohmann::json;
+using zero::test::Ended;
 using zero::test::Process;
+using zero::test::run_to_end;
 namespace fs = std::filesystem;
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
@@ -31,18 +33,11 @@ class Folder {
   std::string path_;
 };
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome bench(const std::string& folder, std::vector<std::string> words) {
+Ended bench(const std::string& folder, std::vector<std::string> words) {
   std::vector<std::string> arguments{kZero,      "bench", "io",      "--path", folder,    "--size", "32M",
                                      "--rounds", "2",     "--seconds", "0.05",   "--depths", "1,4"};
   arguments.insert(arguments.end(), words.begin(), words.end());
-  Process process({arguments, {"COLUMNS=100"}, {}, -1});
-  const int code = process.wait(120);
-  return {code, process.out, process.err};
+  return run_to_end({arguments, {"COLUMNS=100"}, {}, -1}, 120);
 }
 
 TEST(BenchIo, TheDocumentHasEveryCombination) {

@@ -13,23 +13,18 @@
 namespace {
 
 using nlohmann::json;
+using zero::test::Ended;
 using zero::test::Process;
+using zero::test::run_to_end;
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
 const std::vector<std::string> kSmall = {"--layers", "2", "--hidden", "32", "--heads", "2", "--sequence", "16", "--micro-batch-size", "2", "--iterations", "3"};
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome bench(std::vector<std::string> words, bool small = true) {
+Ended bench(std::vector<std::string> words, bool small = true) {
   std::vector<std::string> arguments{kZero, "bench"};
   arguments.insert(arguments.end(), words.begin(), words.end());
   if (small) arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
-  Process process({arguments, {"COLUMNS=100", "OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1});
-  const int code = process.wait(120);
-  return {code, process.out, process.err};
+  return run_to_end({arguments, {"COLUMNS=100", "OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1}, 120);
 }
 
 TEST(BenchStages, TheDocumentAgreesWithWhatZeroPromises) {
@@ -110,7 +105,7 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
   refused({}, "expected one of stages, step, collectives");
 }
 
-Outcome bench_step(std::vector<std::string> words) {
+Ended bench_step(std::vector<std::string> words) {
   const std::vector<std::string> tiny = {"step",  "--layers", "2",         "--hidden", "32",    "--heads", "2",         "--sequence", "16",
                                          "--vocabulary", "64", "--rounds", "2",        "--steps", "3",      "--warmup", "1"};
   words.insert(words.begin(), tiny.begin(), tiny.end());

@@ -13,16 +13,9 @@ namespace {
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
 
-struct Answer {
-  int code;
-  std::string out, err;
-};
-
-Answer ask(std::vector<std::string> words) {
+Ended ask(std::vector<std::string> words) {
   words.insert(words.begin(), {kZero, "checkpoint"});
-  Process process(words);
-  const int code = process.wait(60);
-  return {code, process.out, process.err};
+  return run_to_end({words, {}, {}, -1}, 60);
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }

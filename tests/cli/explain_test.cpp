@@ -16,18 +16,11 @@ namespace {
 
 using nlohmann::json;
 
-struct Outcome {
-  int code;
-  std::string out, err;
-};
-
-Outcome explain(const Words& words, const std::vector<std::string>& environment = {}, double seconds = 30) {
+Ended explain(const Words& words, const std::vector<std::string>& environment = {}, double seconds = 30) {
   std::vector<std::string> variables{"OMP_NUM_THREADS=1", "NO_COLOR=1"};
   variables.insert(variables.end(), environment.begin(), environment.end());
   if (environment.empty()) variables.emplace_back("COLUMNS=80");
-  Process process(Process::Settings{Words{ZERO_BINARY_DIR "/bin/zero", "explain"} + words, variables, "", -1});
-  const int code = process.wait(seconds);
-  return {code, process.out, process.err};
+  return run_to_end({Words{ZERO_BINARY_DIR "/bin/zero", "explain"} + words, variables, "", -1}, seconds);
 }
 
 json document(const Words& words, double seconds = 30) {

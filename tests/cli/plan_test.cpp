@@ -17,16 +17,8 @@ namespace fs = std::filesystem;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-struct Answer {
-  int code;
-  std::string out, err;
-};
-
-Answer ask(const Words& words, const std::string& columns = "80") {
-  Process process(Process::Settings{
-      .arguments = Words{kZero, "plan"} + words, .environment = {"COLUMNS=" + columns}, .folder = "", .out = -1});
-  const int code = process.wait(60);
-  return {code, process.out, process.err};
+Ended ask(const Words& words, const std::string& columns = "80") {
+  return run_to_end({Words{kZero, "plan"} + words, {"COLUMNS=" + columns}, "", -1}, 60);
 }
 
 json document(const Words& words) {
@@ -200,6 +192,55 @@ TEST(PlanCommand, AFilesModelAndRecipeArePlanned) {
   EXPECT_EQ(plan["config"]["optimizer"]["type"], "SGD");
 }
 
+TEST(PlanCommand, AFileIsLookedAtAsItIs) {
+  const auto file = temporary_folder() + "/ds.json";
+  const auto write = [&](const std::string& memory) {
+    std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+      "bf16": {"enabled": true}, "memory": {)" << memory << R"("nvme_path": "/tmp"},
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+      "libzero": {"model": {"layers": 2, "hidden": 128, "heads": 4, "seq_length": 64, "vocabulary": 512}}})";
+  };
+  const Words machine{file, "--world", "2", "--device", "cpu"};
+  write("");
+  const auto free = document(machine)["configured"];
+  EXPECT_EQ(free["stage"], 2);
+  EXPECT_EQ(free["offload"], "cpu");
+  EXPECT_TRUE(free["fits"]);
+  EXPECT_NE(ask(machine).out.find("given    stage 2, device "), std::string::npos);
+  const auto at_rest = free["memory"]["host"]["rest_bytes"].get<long>();
+
+  // Budgets that a rank cannot keep are refused with the smallest that works, and so are all plans beside.
+  write(R"("host": )" + std::to_string(at_rest / 2) + ", ");
+  const auto tight = document(machine)["configured"];
+  EXPECT_FALSE(tight["fits"]);
+  EXPECT_EQ(tight["misses"], "budget");
+  EXPECT_NE(tight["refusal"].get<std::string>().find("memory.host: got " + std::to_string(at_rest / 2)),
+            std::string::npos)
+      << tight["refusal"];
+  EXPECT_NE(ask(machine).out.find("; refused: memory.host: got "), std::string::npos);
+
+  // What no key places moves under a budget: without offload, states leave the device.
+  write(R"("device": 9500000, )");
+  for (const auto& each : document(machine + Words{"--stage", "2", "--offload", "none", "--checkpointing", "off"})["plans"]) {
+    EXPECT_TRUE(each["fits"]) << each;
+    EXPECT_GT(each["memory"]["host"]["rest_bytes"], 0);
+    EXPECT_LE(each["memory"]["device"]["peak_bytes"], 9500000);
+  }
+}
+
+TEST(PlanCommand, AFileWithoutBatchIsPlannedForOneSample) {
+  const auto plan = document({ZERO_SOURCE_DIR "/configs/seeds/s000-zero3-offload.json", "--world", "2"});
+  EXPECT_EQ(plan["configured"]["micro_batch_size"], 1);
+  EXPECT_EQ(plan["configured"]["stage"], 3);
+  EXPECT_EQ(plan["optimizer"], "AdamW");
+}
+
+TEST(PlanCommand, ANameIsOfThePublishedShapeOnly) {
+  EXPECT_EQ(document({"--model", "BERT base"})["model"]["name"], "bert-base");
+  EXPECT_EQ(document({"--model", "bert-base", "--seq", "128"})["model"]["name"], "bert-base");
+  EXPECT_TRUE(document({"--model", "gpt2", "--layers", "6", "--hidden", "768"})["model"]["name"].is_null());
+}
+
 TEST(PlanCommand, WhatItWritesTrains) {
   const auto folder = temporary_folder();
   const auto file = folder + "/ds.json";
@@ -213,6 +254,35 @@ TEST(PlanCommand, WhatItWritesTrains) {
     EXPECT_EQ(json::parse(lines(train.out).front())["step"], 1) << train.out;
     fs::remove_all(folder + "/run");
   }
+}
+
+// Small, but the whole way: what `zero bench profile` writes is what a plan reads.
+TEST(PlanCommand, ReadsTheProfileThatIsMeasured) {
+  const auto file = temporary_folder() + "/machine.json";
+  const auto profile = run_to_end({{kZero, "bench", "profile", "--quick", "--world", "1", "--steps", "2", "--recipes",
+                                    "fp32", "--no-files", "--out", file},
+                                   {"COLUMNS=80"},
+                                   "",
+                                   -1},
+                                  120);
+  ASSERT_EQ(profile.code, 0) << profile.err;
+  EXPECT_NE(profile.out.find("1 rank at once"), std::string::npos) << profile.out;
+  EXPECT_NE(profile.out.find("the fit of steps is within"), std::string::npos) << profile.out;
+  const auto written = json::parse(slurp(file));
+  EXPECT_EQ(written["schema"], "zero.profile/1");
+  EXPECT_EQ(written["ranks"], 1);
+  EXPECT_GT(written["fp32_flops_per_s"].get<double>() + written["fp32_elements_per_s"].get<double>(), 0);
+  EXPECT_EQ(written["bf16_flops_per_s"], 0);
+  EXPECT_EQ(written["read_bytes_per_s"], 0);
+  const Words small{"--layers", "4",  "--hidden", "128", "--vocab",   "256", "--seq", "64",
+                    "--device", "cpu", "--profile", file,  "--dtype", "fp32", "--stage", "1"};
+  for (const auto& each : document(small)["plans"]) {
+    EXPECT_GT(each["time"]["step_s"], 0);
+    EXPECT_NE(each["time"]["bound"], "");
+  }
+  const auto bad = run_to_end({{kZero, "bench", "profile", "--recipes", "fp23"}, {}, "", -1});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_NE(bad.err.find("--recipes"), std::string::npos) << bad.err;
 }
 
 }  // namespace

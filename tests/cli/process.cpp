@@ -120,6 +120,17 @@ int Process::wait(double limit) {
   return WIFEXITED(status_) ? WEXITSTATUS(status_) : 1000 + WTERMSIG(status_);
 }
 
+Ended run_to_end(Process::Settings settings, double seconds) {
+  Process process(std::move(settings));
+  const int code = process.wait(seconds);
+  return {code, process.out, process.err};
+}
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
 std::vector<std::string> lines(const std::string& text, const std::string& except) {
   std::vector<std::string> all;
   std::istringstream in(text);

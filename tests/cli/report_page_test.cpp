@@ -27,23 +27,8 @@ using nlohmann::json;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
-struct Outcome {
-  int code = 0;
-  std::string out, err;
-};
-
-Outcome run(const Words& words, double limit = 120) {
-  Process process(Process::Settings{words, {"OMP_NUM_THREADS=1"}, "", -1});
-  Outcome outcome;
-  outcome.code = process.wait(limit);
-  outcome.out = process.out;
-  outcome.err = process.err;
-  return outcome;
+Ended run(const Words& words, double limit = 120) {
+  return run_to_end({words, {"OMP_NUM_THREADS=1"}, "", -1}, limit);
 }
 
 std::string browser() {
@@ -62,7 +47,7 @@ struct Shown {
 // The document after its scripts have run.
 Shown show(const std::string& page) {
   const std::string profile = temporary_folder();
-  const Outcome o = run({browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+  const Ended o = run({browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                          "--user-data-dir=" + profile, "--window-size=1240,2000", "--enable-logging=stderr",
                          "--virtual-time-budget=5000", "--dump-dom", "file://" + page});
   EXPECT_EQ(o.code, 0) << o.err;
@@ -109,7 +94,7 @@ class ReportPage : public testing::Test {
     text.close();
     for (const int stage : {0, 3}) {
       const std::string out = folder + "/run" + std::to_string(stage);
-      const Outcome o = run({kZero,
+      const Ended o = run({kZero,
                              "run",
                              "-n",
                              "2",
@@ -140,7 +125,7 @@ class ReportPage : public testing::Test {
                              "libzero.data.eval_batches=2"});
       ASSERT_EQ(o.code, 0) << o.err;
     }
-    const Outcome o = run({kZero, "report", folder + "/run0", folder + "/run3", "--out", page(), "--json"});
+    const Ended o = run({kZero, "report", folder + "/run0", folder + "/run3", "--out", page(), "--json"});
     ASSERT_EQ(o.code, 0) << o.err;
     const json document = json::parse(o.out);
     EXPECT_EQ(document["schema"], "zero.report/1");
@@ -302,7 +287,7 @@ TEST_F(ReportPage, ALogAloneAndHostileWordsDrawToo) {
   std::ofstream(odd + "/log.jsonl")
       << "{\"step\": 1, \"loss\": null}\n{\"step\": 2, \"loss\": 3.5, \"tokens_per_s\": 10}\n";
   const std::string out = folder + "/odd.html";
-  const Outcome o = run({kZero, "report", odd, folder + "/run3", "--out", out});
+  const Ended o = run({kZero, "report", odd, folder + "/run3", "--out", out});
   ASSERT_EQ(o.code, 0) << o.err;
   EXPECT_NE(o.err.find("no recorded step"), std::string::npos);
   const Shown shown = show(out);
@@ -310,10 +295,40 @@ TEST_F(ReportPage, ALogAloneAndHostileWordsDrawToo) {
   EXPECT_NE(shown.dom.find("data-drawn=\"yes\""), std::string::npos);
 }
 
+// A step alone is a dot; a run of a version that knew fewer purposes, and one whose step took no time, draw too.
+TEST_F(ReportPage, LittleToDrawDraws) {
+  const auto copy = [&](const char* name, const json& record, const std::string& text) {
+    const std::string to = folder + "/" + name;
+    fs::create_directories(to);
+    std::ofstream(to + "/run.json") << record;
+    std::ofstream(to + "/log.jsonl") << text;
+    return to;
+  };
+  const auto steps = slurp(folder + "/run0/log.jsonl");
+  const auto one = copy("one", record(0), steps.substr(0, steps.find('\n') + 1));
+  auto fewer = record(3);
+  fewer["recorded"]["purposes"].erase(0);
+  for (auto& sample : fewer["recorded"]["samples"]) sample["bytes"].erase(0);
+  const auto other = copy("fewer", fewer, steps);
+  auto flat = record(0);
+  flat["recorded"]["timeline"] = json::array();
+  flat["recorded"]["samples"] = json::array({flat["recorded"]["samples"][0]});
+  flat["recorded"]["samples"][0]["ms"] = 0;
+  const std::string out = folder + "/little.html";
+  const Ended o = run({kZero, "report", one, other, copy("flat", flat, steps), "--out", out});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Shown shown = show(out);
+  EXPECT_TRUE(shown.console.empty()) << shown.console.front();
+  bool dot = false;
+  for (const auto& path : elements(shown.dom, "path"))
+    if (path.count("data-key") != 0 && path.at("data-points") == "1") dot = dot || path.at("d").find("h0") != std::string::npos;
+  EXPECT_TRUE(dot);
+}
+
 TEST(Report, BadInputIsNamed) {
   const std::string folder = temporary_folder();
   const auto fails = [&](const Words& words, int code, const std::string& says) {
-    const Outcome o = run(Words{kZero, "report"} + words + Words{"--out", folder + "/page.html"});
+    const Ended o = run(Words{kZero, "report"} + words + Words{"--out", folder + "/page.html"});
     EXPECT_EQ(o.code, code) << o.err;
     EXPECT_NE(o.err.find(says), std::string::npos) << o.err;
     EXPECT_EQ(lines(o.err).size(), 1u) << o.err;
@@ -330,7 +345,7 @@ TEST(Report, BadInputIsNamed) {
   std::ofstream(folder + "/run.json") << "{\"schema\": \"zero.run/1\"";
   fails({folder}, 2, folder + "/run.json");
   fs::remove(folder + "/run.json");
-  const Outcome o = run({kZero, "report", folder, "--out", folder + "/missing/page.html"});
+  const Ended o = run({kZero, "report", folder, "--out", folder + "/missing/page.html"});
   EXPECT_EQ(o.code, 5) << o.err;
 }
 

@@ -23,10 +23,6 @@ using Words = std::vector<std::string>;
 
 const std::string kRank = ZERO_BINARY_DIR "/tests/rank_program";
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
 Words sorted(Words list) {
   std::sort(list.begin(), list.end());
   return list;

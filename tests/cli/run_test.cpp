@@ -35,11 +35,6 @@ std::vector<std::string> run_arguments(std::vector<std::string> options, std::ve
   return all;
 }
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
 std::vector<std::string> sorted(std::vector<std::string> list) {
   std::sort(list.begin(), list.end());
   return list;

@@ -22,11 +22,6 @@ using nlohmann::json;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
 struct Place {
   Place() : folder(temporary_folder()) {
     std::ofstream text(folder + "/text.txt");

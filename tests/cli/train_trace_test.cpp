@@ -42,11 +42,6 @@ struct Outcome {
   std::string masters;  // bytes of the checkpoint's tensors
 };
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
 // All ranks' states, as they were saved.
 std::string hashes(const std::string& checkpoint) {
   std::string all;

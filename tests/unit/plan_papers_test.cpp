@@ -275,7 +275,7 @@ TEST(Units, OfAShapeAreTheRootAndTheLayersPaddedToEqualShards) {
   auto model = PlanModel::named("gpt-1m");
   const Options options;
   const auto parameters = planning::parameters_of(model);
-  const auto units = planning::cut_into_units(parameters, options.settings(), 3, planning::unit_alignment(2, false));
+  const auto units = planning::cut_into_units(parameters, options.settings(), 3, 2, /*gpu=*/false);
   ASSERT_EQ(units.size(), 5u);
   EXPECT_EQ(units[0].name, "root");
   EXPECT_TRUE(units[0].root);

@@ -70,6 +70,30 @@ TEST(PlanTime, CountsRecomputationAndMicroBatches) {
   EXPECT_NEAR(three.flops / plain.flops, 3, 1e-9);
 }
 
+// docs/memory.md, "bytes to other hosts": gathers (H-1)/N*S, sums (H-1)/H*S.
+TEST(PlanTraffic, AcrossHosts) {
+  PlanMachine machine;
+  machine.gpu = false;
+  machine.hosts = 3, machine.ranks_per_host = 2;
+  const auto at = [&](int stage) {
+    const auto options = options_of().with("zero_optimization.stage", std::to_string(stage), "test");
+    return plan(PlanModel::named("gpt-1m"), options, machine).traffic;
+  };
+  for (const int stage : {1, 2, 3}) {
+    const auto t = at(stage);
+    const double gathered = static_cast<double>(t.gathered) * 6 / 5, reduced = static_cast<double>(t.reduced) * 6 / 5;
+    EXPECT_NEAR(static_cast<double>(t.across_hosts), gathered * 2 / 6 + reduced * 2 / 3, 1) << stage;
+  }
+  // An all-reduce is a sum of parts and their gathering.
+  const auto whole = at(0);
+  EXPECT_NEAR(static_cast<double>(whole.across_hosts), static_cast<double>(whole.reduced) * 6 / 5 * (2.0 / 3 + 2.0 / 6) / 2, 1);
+  // GPUs go around rings.
+  machine.gpu = true;
+  EXPECT_EQ(at(3).across_hosts, at(3).sent() / 2);
+  machine.hosts = 1, machine.ranks_per_host = 6;
+  EXPECT_EQ(at(3).across_hosts, 0);
+}
+
 TEST(PlanTime, WithoutSpeedsNothingIsPredicted) {
   const auto unknown = plan(PlanModel::named("gpt2"), options_of(), PlanMachine{});
   EXPECT_EQ(unknown.time.step, 0);
