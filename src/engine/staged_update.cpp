@@ -204,8 +204,8 @@ void StagedUpdate::fetch_until(std::size_t end) {
   }
 }
 
-void StagedUpdate::begin() {
-  if (policy_.read_ahead) fetch_until(slots_.size());
+void StagedUpdate::read_ahead(std::size_t done, std::size_t all) {
+  if (policy_.read_ahead) fetch_until(slots_.size() * done / all);
 }
 
 void StagedUpdate::settle() {

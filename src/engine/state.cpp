@@ -111,7 +111,7 @@ void State::backward(const at::Tensor& loss) {
     reduce_next_ = 0;
     in_flight_.clear();
     prefetcher_->begin_backward();
-    if (boundary && !delays() && !pending_) update_->begin();
+    reads_ahead_ = boundary && !delays() && !pending_;
     const double factor = scaler_->scale() / static_cast<double>(accumulation_);
     const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
     in_backward_ = true;
@@ -167,6 +167,7 @@ void State::reduce_ready_groups() {
     finish_reductions(config::reductions_beside(stage_, blocks_ != nullptr, overlap, in_flight_.size()));
     group->begin_reduce();
     in_flight_.push_back(group);
+    if (reads_ahead_) update_->read_ahead(reduce_next_, reduce_order_.size());
   }
 }
 

@@ -169,12 +169,11 @@ class State final : public torchglue::UseListener {
 
   std::vector<ParamGroup*> reduce_order_;
   std::size_t reduce_next_ = 0;         // in reduce_order_: the next group to begin
-  std::vector<ParamGroup*> in_flight_;  // begun and not finished, oldest first
-  std::deque<ParamGroup*> publishing_;  // begun and not finished, oldest first
+  std::vector<ParamGroup*> in_flight_;  // reductions begun and not finished, oldest first
+  std::deque<ParamGroup*> publishing_;  // likewise
   std::int64_t micro_step_ = 0;         // backward passes since the last update
-  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
-  int gathered_scopes_ = 0;
-  int shown_unit_ = -1;  // group named on the status page
+  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false, reads_ahead_ = false;
+  int gathered_scopes_ = 0, shown_unit_ = -1;  // shown_unit_: group named on the status page
   std::int64_t global_steps_ = 0, skipped_steps_ = 0;
   double last_norm_ = 0;
   float predivide_ = 1, postmultiply_ = 1;  // around the reduction: mean, prescale, predivide_factor

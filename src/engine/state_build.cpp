@@ -190,8 +190,8 @@ void State::arrange_tiers(const GroupContext& context, const std::vector<ModelPa
   for (const auto& unit : units) {
     std::vector<std::int64_t> numels;
     for (const auto i : unit.parameters) numels.push_back(parameters[i].tensor.numel());
-    const memory::ShardLayout layout(std::move(numels), comm_->size(),
-                                     memory::flat_alignment(width(recipe_.parameter), device_.is_cpu()));
+    const auto layout =
+        memory::ShardLayout::of_group(std::move(numels), comm_->size(), width(recipe_.parameter), device_.is_cpu());
     sizes.push_back({.numel = layout.numel(),
                      .padded = layout.padded_numel(),
                      .shard = layout.shard_numel(),

@@ -4,6 +4,7 @@
 // parameter borders.
 #pragma once
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace zero::memory {
@@ -16,6 +17,10 @@ class ShardLayout {
  public:
   // numels: elements of each parameter, in order (0 allowed). alignment: elements, >= 1.
   ShardLayout(std::vector<std::int64_t> numels, int world, std::int64_t alignment);
+  // As groups are laid out whose compute dtype is `width` bytes wide.
+  static ShardLayout of_group(std::vector<std::int64_t> numels, int world, std::int64_t width, bool on_cpu) {
+    return {std::move(numels), world, flat_alignment(width, on_cpu)};
+  }
 
   int world() const { return world_; }
   std::int64_t numel() const { return numel_; }              // elements of the parameters alone

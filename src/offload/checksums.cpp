@@ -1,7 +1,11 @@
 #include "offload/checksums.h"
 
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // for the vectors that the processor has, not those of the build: 19 GB/s for 15
+#else
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+#endif
 
 #include <array>
 

@@ -180,7 +180,6 @@ void Run::micro_step(bool boundary, bool reads_ahead) {
   for (const auto& parameters : pass_.forward) use(parameters);
   phase_ = Phase::Backward;
   prefetcher_->begin_backward();
-  if (reads_ahead && zero_.offload_optimizer.pipeline_read) fetch_tiles(slots_);
   std::vector<Group*> under_way;
   std::size_t next = 0;
   const auto finish = [&](std::size_t most) {
@@ -196,6 +195,7 @@ void Run::micro_step(bool boundary, bool reads_ahead) {
       finish(config::reductions_beside(zero_.stage, rules_.reads_gradients, rules_.overlap, under_way.size()));
       begin_reduce(group, boundary);
       under_way.push_back(&group);
+      if (reads_ahead && zero_.offload_optimizer.pipeline_read) fetch_tiles(slots_ * (next + 1) / reduce_order_.size());
     }
   }
   finish(0);
