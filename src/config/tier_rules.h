@@ -13,6 +13,9 @@ inline constexpr std::int64_t kMasterWidth = 4;  // bytes an element: masters an
 inline constexpr std::int64_t kFileBlock = 4096;
 constexpr std::int64_t whole_blocks(std::int64_t bytes) { return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock; }
 
+// Host memory, in bytes, for the checksums of so many bytes of a file: 8 a block.
+constexpr std::int64_t checksum_bytes(std::int64_t bytes) { return bytes / kFileBlock * 8; }
+
 // Elements: a group is cut between tiers at multiples of it, whole blocks of a file in the narrowest dtype.
 inline constexpr std::int64_t kCutNumel = kFileBlock / 2;
 // Of `numel` elements those that a ratio moves off the device.

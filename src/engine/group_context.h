@@ -29,6 +29,7 @@ struct GroupContext {
   StatePlaces places{};                 // of masters and moments
   memory::Tier parameter_tier = memory::Tier::Device;  // of resting shards (stage 3)
   offload::ShardFile* parameter_file = nullptr;
+  bool checks_files = false;  // by checksums in host memory
   bool delayed = false;  // updates may run beside training
   int num_slots = 0;
   float slot_initial_value = 0;

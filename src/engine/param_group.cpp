@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "config/stage_rules.h"
+#include "config/tier_rules.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/storage_access.h"
 
@@ -169,6 +170,8 @@ at::Tensor ParamGroup::allocate(std::int64_t numel, at::ScalarType dtype) const 
 void ParamGroup::book_bytes(std::int64_t bytes, memory::Tier tier, memory::Purpose purpose) {
   context_.ledger->book(tier, purpose, bytes);
   booked_[MemoryReport::index(tier)][MemoryReport::index(purpose)] += bytes;
+  if (tier == memory::Tier::File && context_.checks_files)
+    book_bytes(config::checksum_bytes(bytes), memory::Tier::Host, memory::Purpose::Other);
 }
 
 at::Tensor ParamGroup::book(at::Tensor tensor, memory::Tier tier, memory::Purpose purpose) {

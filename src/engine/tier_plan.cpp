@@ -80,6 +80,7 @@ void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::G
   const auto policy = update_policy(rules.num_slots);
   rules.tile_numel = policy.tile_numel;
   rules.tiles = policy.tiles;
+  rules.checksums = settings_.aio.checksums;
   const auto limits = budgets();
   rules.fetch_ahead = config::shards_fetched_ahead(zero.offload_param.buffer_count);
   if (limits.device || limits.host || limits.file) {
@@ -144,6 +145,7 @@ void TierPlan::describe(GroupContext& context, std::size_t group) const {
                     .pinned = !device_.is_cpu() && settings_.zero.offload_optimizer.pin_memory};
   context.parameter_tier = places_[group].parameters;
   context.parameter_file = parameter_file_.get();
+  context.checks_files = settings_.aio.checksums;
   context.delayed = settings_.zero.delayed_update && offloads();
 }
 

@@ -115,6 +115,7 @@ Footprint footprint(const FootprintRules& rules, const std::vector<GroupSize>& g
   if (in_files > 0)
     f.passes(Tier::Host, Purpose::GatherBuffers) +=
         largest_fetch * std::min<std::int64_t>(in_files, 1 + std::max(1, rules.fetch_ahead));
+  if (rules.checksums) f.rests(Tier::Host, Purpose::Other) += config::checksum_bytes(f.total(Tier::File));
   const auto slots = std::min(tiles, rules.tiles);
   f.passes(Tier::Host, Purpose::Other) +=
       slots * ((states_in_file ? (1 + rules.num_slots) * whole_blocks(most_tile * kMasterWidth) : 0) +

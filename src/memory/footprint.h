@@ -40,6 +40,7 @@ struct FootprintRules {
   bool delayed = false;                    // updates run beside training
   std::int64_t tile_numel = 1, tiles = 3;  // of the update of what rests in files
   int fetch_ahead = 0;                     // shards on their way from a file
+  bool checksums = false;                  // of files, in host memory
 };
 
 struct Footprint {

@@ -231,16 +231,21 @@ RankMemory::RankMemory(const RankRules& rules, const std::vector<Unit>& units, s
 RankMemory::~RankMemory() { drop_gradients(); }
 
 void RankMemory::book_resting(Group& group) {
-  const auto on = [](Tier tier, std::int64_t bytes) { return tier == Tier::File ? whole_blocks(bytes) : bytes; };
-  book(group.place.parameters, Purpose::Parameters, on(group.place.parameters, group.resting_bytes()));
+  const auto rest = [&](Tier tier, Purpose purpose, std::int64_t bytes, int vectors = 1) {
+    const auto each = tier == Tier::File ? whole_blocks(bytes) : bytes;
+    book(tier, purpose, vectors * each);
+    if (tier == Tier::File && rules_.settings.aio.checksums)
+      book(Tier::Host, Purpose::Other, vectors * config::checksum_bytes(each));
+  };
+  rest(group.place.parameters, Purpose::Parameters, group.resting_bytes());
   if (group.place.sharded && !group.place.mapped && rules_.neighbours > 0)
     book(Tier::Device, Purpose::Parameters,
          group.unit.padded_numel() / rules_.neighbours * rules_.parameter_width);  // second shards
   if (!group.unit.trainable) return;
   for (const auto& segment : group.segments()) {
-    const auto bytes = on(segment.tier, segment.numel * kMasterWidth);
-    if (!segment.aliases_master) book(segment.tier, Purpose::MasterParameters, bytes);
-    book(segment.tier, Purpose::OptimizerStates, rules_.num_slots * bytes);
+    const auto bytes = segment.numel * kMasterWidth;
+    if (!segment.aliases_master) rest(segment.tier, Purpose::MasterParameters, bytes);
+    rest(segment.tier, Purpose::OptimizerStates, bytes, rules_.num_slots);
   }
   const bool sharded = config::shards_gradients(rules_.settings.zero.stage);
   const auto shard = group.unit.shard_numel() * rules_.gradient_width;

@@ -79,7 +79,8 @@ memory::Placement by_budgets(const RankRules& rules, const Arrangement& arrangem
                                          .delayed = arrangement.delayed,
                                          .tile_numel = arrangement.tile_numel,
                                          .tiles = arrangement.tiles,
-                                         .fetch_ahead = config::shards_fetched_ahead(zero.offload_param.buffer_count)};
+                                         .fetch_ahead = config::shards_fetched_ahead(zero.offload_param.buffer_count),
+                                         .checksums = rules.settings.aio.checksums};
   return memory::place(footprint, sizes, std::move(places), rules.movable,
                        {.device = limits.device,
                         .host = limits.host,
