@@ -20,9 +20,9 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
       continue;
     }
     const auto& path = members[i].unit;
-    auto it = std::find_if(by_path.begin(), by_path.end(), [&](const auto& entry) { return entry.first == path; });
-    if (it == by_path.end()) it = by_path.insert(by_path.end(), {path, {}});
-    it->second.push_back(i);
+    // From the end: neighbours are of one unit.
+    const auto it = std::find_if(by_path.rbegin(), by_path.rend(), [&](const auto& entry) { return entry.first == path; });
+    (it != by_path.rend() ? *it : by_path.emplace_back(path, std::vector<std::size_t>{})).second.push_back(i);
   }
   // Merge small neighbours, the root excepted: it stays gathered for a whole pass.
   const auto numel_of = [&](const std::vector<std::size_t>& chosen) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <tuple>
 
 #include <zero/errors.h>
@@ -237,7 +238,7 @@ std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const
   return static_cast<std::uint64_t>(gathered * once + reduced * part);
 }
 
-Plan evaluate(const Candidate& c, const PlanMachine& machine) {
+Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) {
   Plan plan;
   const auto& zero = c.settings.zero;
   plan.stage = zero.stage;
@@ -249,7 +250,6 @@ Plan evaluate(const Candidate& c, const PlanMachine& machine) {
   plan.checkpointing = c.segments > 0;
   plan.micro_batch = c.micro;
   plan.accumulation = c.accumulation;
-  const auto units = cut(c, machine);
   const auto ran = run(c, units, machine, kSteps);
   plan.memory = ran.memory;
   plan.misses = misses(plan.memory, machine);
@@ -330,7 +330,7 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
 
 Plan plan(const PlanModel& model, const Options& options, const PlanMachine& machine) {
   const auto candidate = candidate_of(model, options, machine);
-  auto result = evaluate(candidate, machine);
+  auto result = evaluate(candidate, cut(candidate, machine), machine);
   find_largest(candidate, machine, result);
   return result;
 }
@@ -341,6 +341,7 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
   const auto stages = choices.stages.empty() ? std::vector<int>{0, 1, 2, 3} : choices.stages;
   const auto offloads = choices.offloads.empty() ? std::vector<std::string>{"none", "cpu", "nvme"} : choices.offloads;
   const auto checkpointing = choices.checkpointing.empty() ? std::vector<bool>{false, true} : choices.checkpointing;
+  std::optional<Cut> cuts[2];  // below stage 3, where nothing is persistent, and at it
   std::vector<Plan> all;
   for (const int stage : stages) {
     for (const auto& offload : offloads) {
@@ -356,7 +357,9 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
         // As plan_config() writes it: without offload no key names a device, and budgets may move what they have to.
         c.movable = movable_by(c.settings, machine.gpu, [&](const char*) { return device != OffloadDevice::None; });
         c.segments = !again ? 0 : base.segments > 0 ? base.segments : model.layers;
-        all.push_back(evaluate(c, machine));
+        auto& units = cuts[stage == 3];
+        if (!units) units = cut(c, machine);
+        all.push_back(evaluate(c, *units, machine));
         find_largest(c, machine, all.back());
       }
     }
