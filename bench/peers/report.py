@@ -135,6 +135,9 @@ def claims(entries):
     rows += [(f"stage {s} / DeepSpeed stage {s}", f"zero{s}", f"ds{s}", "step") for s in range(3)]
     rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
     rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
+    # What compute leaves: nobody can be further below a peer than this.
+    rows += [(f"floor: (compute + AdamW share) / {text}", "floor", name, "step") for text, name in [
+        ("DDP", "ddp"), ("FSDP2", "fsdp2"), ("DeepSpeed stage 3", "ds3")]]
     rows += [("stage 3 / stage 0", "zero3", "zero0", "step"), ("all states in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu", "step"),
              ("all states in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme", "step")]
     for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
@@ -288,7 +291,8 @@ fp32: gradient and master in fp32, the master is the parameter. bf16: bf16 gradi
 parameters out; libzero does that in one pass (`zero bench optimizer`, every element checked), the peers by a cast, an unscaling, their
 update and a cast back. Above 1 libzero is faster; the medians are over all updates of all rounds, in brackets the smallest and
 largest ratio of a round. Programs take turns, each in new processes; every second round the other way round. GB/s counts the bytes
-that a perfect pass moves, beside a triad (sum = a + 3 b, 12 bytes an element) between the updates. Load average of the machine
+that a perfect pass moves, beside a triad (sum = a + 3 b, 12 bytes an element) between the updates. In fp32 all three do the same
+work and wait for the same memory ([speed.md](speed.md) takes them apart). Load average of the machine
 before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}. Measured by `{found['command']}`.
 
 """
@@ -418,7 +422,9 @@ written by `script/compare`; the numbers, with every round's median, are in [per
   FSDP shards fp32 parameters, gathers them in bf16 and reduces gradients in fp32 (FSDP1 too); DDP and ZeroRedundancyOptimizer keep
   fp32 parameters under autocast and reduce fp32 gradients.
 - "Compute + AdamW share": forward and backward of the plain module without communication, all ranks at once, and a fused AdamW step over
-  1/{about['world']} of the parameters' number in fp32. It is the floor of a step, and "/ floor" the step's ratio to it.
+  1/{about['world']} of the parameters' number in fp32. It is the floor of a step, and "/ floor" the step's ratio to it. "floor: ... / DDP"
+  is the ratio that an implementation would have whose communication took no time: where libzero's is near it, what is left of the step is
+  the peer's own multiplications, and no smaller ratio can be had on this machine. [speed.md](speed.md) goes through it line by line.
 - Peak memory is proportional set size (shared pages count in parts), read every 2 ms in three more steps that are not timed, less
   what the rank held before it built the model; the rank and round that hold most. "Fixed" is the same for a model with next to no
   parameters: code and modules that are loaded when the first model is built.
