@@ -247,6 +247,8 @@ int TrainRun::run() {
   const std::int64_t first = engine_.global_step();
   recorder_.begin(first);
   measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
+  // Measuring gives idle buffers back, which belong to the recorded step's peak.
+  if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
   std::vector<double> losses;
