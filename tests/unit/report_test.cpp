@@ -55,6 +55,8 @@ TEST(Text, HumanDurationAndCount) {
   EXPECT_EQ(human_count(0.5), "0.50");
   EXPECT_EQ(human_count(999.7), "1.00k");
   EXPECT_EQ(human_count(29.5e6), "29.5M");
+  EXPECT_EQ(human_parameters(7.5e9), "7.50B");
+  EXPECT_EQ(human_parameters(355e6), "355M");
 }
 
 TEST(Text, WidthOfUtf8) {
@@ -346,6 +348,13 @@ TEST(StepLine, TheDocumentedForm) {
   bare.loss = NAN;
   EXPECT_EQ(step_line(bare), "step 0 loss nan");
   EXPECT_EQ(step_json(bare), "{\"step\": 0, \"loss\": null}");
+}
+
+TEST(Table, NamesOfWrappingColumnsMayHaveLines) {
+  Table table({{"DP"}, {"7.5B\nos+g", Align::Right, Column::Narrow::Wrap, 4}});
+  table.row({"64", "16.6"});
+  EXPECT_EQ(table.render(20), "DP  7.5B\n    os+g\n64  16.6\n");
+  EXPECT_EQ(wrap("one two\nthree", 20), (std::vector<std::string>{"one two", "three"}));
 }
 
 }  // namespace
