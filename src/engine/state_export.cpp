@@ -147,10 +147,8 @@ std::vector<StatePiece> State::pieces_to_save() {
   return pieces(true);
 }
 
-std::vector<StatePiece> State::pieces_to_load() {
-  update_->settle();
-  return pieces(false);
-}
+// A late update may still be running, and goes on if nothing is loaded in the end: begin_replacing() ends it.
+std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
 
 void State::adopt_loaded() {
   telling_peers([&] {
