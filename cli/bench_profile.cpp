@@ -167,8 +167,8 @@ std::string text_of(const Found& found, const Setup& setup) {
       passes.row({recipe, cell(speed.flops, 1e9, 1), cell(speed.elements, 1e6, 0), cell(speed.heads, 1e6, 2),
                   fixed(speed.layer_s * 1e6, 0)});
   }
-  std::string text = machine_line() + "\n" + std::to_string(setup.world) + (setup.world == 1 ? " rank" : " ranks") + " at once, threads a rank " +
-                     std::to_string(setup.threads) + "\n\n" + passes.render(80) + "\n";
+  std::string text = machine_line() + "\n" + std::to_string(setup.world) + (setup.world == 1 ? " rank" : " ranks") +
+                     " at once, threads a rank " + std::to_string(setup.threads) + "\n\n" + passes.render(80) + "\n";
   const auto line = [&](const char* what, double per_second, const char* unit) {
     if (per_second > 0) text += std::string(what) + report::human_count(per_second) + unit + "\n";
   };
@@ -233,7 +233,8 @@ int bench_profile(int argc, char** argv) {
         seconds[i] = std::min(seconds[i], median_of(outcome.result[at++]));
   auto found = fitted(tasks, seconds, setup);
   if (!setup.no_files) measure_files(found.profile, setup);
-  found.profile.name = machine().at("processor").get<std::string>() + ", " + std::to_string(setup.world) + (setup.world == 1 ? " rank" : " ranks");
+  found.profile.name = machine().at("processor").get<std::string>() + ", " + std::to_string(setup.world) +
+                       (setup.world == 1 ? " rank" : " ranks");
   auto document = Json::parse(found.profile.json());
   document["machine"] = machine();
   document["machine"]["worst_relative_error"] = found.fits;

@@ -47,9 +47,7 @@ const char* recipe_of(const Options& options) {
   return "fp32";
 }
 
-std::string optimizer_of(const Options& options) {
-  return planning::name(options.settings().optimizer.type);
-}
+std::string optimizer_of(const Options& options) { return planning::name(options.settings().optimizer.type); }
 
 // --- tables -----------------------------------------------------------------------------------
 
@@ -138,8 +136,8 @@ std::string machine_text(const PlanMachine& machine) {
 
 // The configuration as it stands, beside what it is compared with.
 std::string configured_text(const Plan& plan) {
-  std::string text = "given    stage " + std::to_string(plan.stage) + ", device " +
-                     human_bytes(plan.memory.peak(Tier::Device));
+  std::string text =
+      "given    stage " + std::to_string(plan.stage) + ", device " + human_bytes(plan.memory.peak(Tier::Device));
   for (const auto tier : {Tier::Host, Tier::File})
     if (plan.memory.peak(tier) > 0)
       text += std::string(", ") + MemoryReport::name(tier) + " " + human_bytes(plan.memory.peak(tier));

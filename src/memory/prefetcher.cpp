@@ -51,9 +51,7 @@ bool Prefetcher::releasable(int group) const {
   return g->residency() != GatherUnit::Residency::Sharded && g->rests_sharded() && !g->gathers_in_place();
 }
 
-std::int64_t Prefetcher::numel_of(int group) const {
-  return groups_[static_cast<std::size_t>(group)]->padded_numel();
-}
+std::int64_t Prefetcher::numel_of(int group) const { return groups_[static_cast<std::size_t>(group)]->padded_numel(); }
 
 std::int64_t Prefetcher::live_numel() const {
   std::int64_t live = 0;

@@ -21,7 +21,8 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
     }
     const auto& path = members[i].unit;
     // From the end: neighbours are of one unit.
-    const auto it = std::find_if(by_path.rbegin(), by_path.rend(), [&](const auto& entry) { return entry.first == path; });
+    const auto it =
+        std::find_if(by_path.rbegin(), by_path.rend(), [&](const auto& entry) { return entry.first == path; });
     (it != by_path.rend() ? *it : by_path.emplace_back(path, std::vector<std::size_t>{})).second.push_back(i);
   }
   // Merge small neighbours, the root excepted: it stays gathered for a whole pass.

@@ -39,9 +39,9 @@ constexpr int kSteps = 3, kSearchSteps = 2;
 
 struct Outcome {
   MemoryReport memory;
-  Moved moved;                // in one step
+  Moved moved;  // in one step
   double most_of_budgets = 0;
-  std::string refusal;        // of the budgets `memory`
+  std::string refusal;  // of the budgets `memory`
 };
 
 // A model and its units, which candidates that differ in their batch alone share.
@@ -52,19 +52,18 @@ struct Cut {
 
 Cut cut(const Candidate& c, const PlanMachine& machine) {
   auto parameters = parameters_of(c.model);
-  auto units = cut_into_units(parameters, c.settings, machine.world(),
-                              width_of(c.settings.precision), machine.gpu);
+  auto units = cut_into_units(parameters, c.settings, machine.world(), width_of(c.settings.precision), machine.gpu);
   return {std::move(parameters), std::move(units)};
 }
 
 Surroundings surroundings_of(const PlanMachine& machine, const config::Settings& settings) {
   Surroundings around{.world = machine.world(), .transport = "local", .gpu = machine.gpu};
   if (around.world > 1)
-    around.transport = machine.gpu                     ? "nccl"
-                       : settings.transport != "auto"  ? settings.transport
-                       : machine.hosts > 1             ? "shm+gloo"
-                       : machine.shared_memory         ? "shm"
-                                                       : "thread";
+    around.transport = machine.gpu                    ? "nccl"
+                       : settings.transport != "auto" ? settings.transport
+                       : machine.hosts > 1            ? "shm+gloo"
+                       : machine.shared_memory        ? "shm"
+                                                      : "thread";
   return around;
 }
 
@@ -177,8 +176,8 @@ Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
   Needs all;
   for (std::size_t t = 0; t < all.bytes.size(); ++t)
-    all.bytes[t] = more.bytes[t] + (more.bytes[t] - few.bytes[t]) / (kLong - kShort) *
-                                       static_cast<double>(c.model.layers - kLong);
+    all.bytes[t] =
+        more.bytes[t] + (more.bytes[t] - few.bytes[t]) / (kLong - kShort) * static_cast<double>(c.model.layers - kLong);
   return all;
 }
 
@@ -285,7 +284,8 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
 }
 
 bool limited(const Candidate& c, const PlanMachine& machine) {
-  return has_budgets(c.settings) || limit_of(machine, Tier::Device) > 0 || limit_of(machine, Tier::Host) > 0 || limit_of(machine, Tier::File) > 0;
+  return has_budgets(c.settings) || limit_of(machine, Tier::Device) > 0 || limit_of(machine, Tier::Host) > 0 ||
+         limit_of(machine, Tier::File) > 0;
 }
 
 void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
@@ -319,8 +319,7 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
   const auto& settings = options.settings();
   return {.model = model,
           .settings = settings,
-          .movable = movable_by(settings, machine.gpu,
-                                [&](const char* key) { return options.document().is_set(key); }),
+          .movable = movable_by(settings, machine.gpu, [&](const char* key) { return options.document().is_set(key); }),
           .micro = batch.micro,
           .accumulation = batch.accumulation,
           .segments = segments_of(options, model.layers)};

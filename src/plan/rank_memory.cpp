@@ -97,7 +97,8 @@ void RankMemory::free(Block& block) {
 }
 
 Tensor RankMemory::make(std::int64_t bytes) {
-  if (blocks_ && in_backward_ && blocks_->serves(bytes + config::kReadableOverhead)) return blocks_->take(bytes + config::kReadableOverhead);
+  if (blocks_ && in_backward_ && blocks_->serves(bytes + config::kReadableOverhead))
+    return blocks_->take(bytes + config::kReadableOverhead);
   book(Tier::Device, Purpose::Activations, bytes);
   return std::make_shared<Block>(*this, bytes, /*pooled=*/false);
 }
@@ -166,9 +167,9 @@ struct RankMemory::Group final : PlacedUnit {
   // As the world's communicator counts it: not what goes between neighbours.
   void count_gather() {
     const bool as_integers = !place.mapped && gather_bits() > 0;
-    memory.moved_.gathered += as_integers ? (rules.around.world - 1) *
-                                                base::quantized_bytes(unit.shard_numel(), gather_bits())
-                                          : rules.share(gathered_bytes());
+    memory.moved_.gathered += as_integers
+                                  ? (rules.around.world - 1) * base::quantized_bytes(unit.shard_numel(), gather_bits())
+                                  : rules.share(gathered_bytes());
     ++memory.moved_.collectives;
   }
   void gather_copy() override { finish_gather(); }
@@ -187,9 +188,9 @@ struct RankMemory::Group final : PlacedUnit {
   // Gradients of a micro-batch.
   std::size_t awaited = 0;
   std::vector<char> taken;
-  std::vector<Tensor> kept;       // autograd's own, or those on their way to the other ranks
-  std::vector<char> rebooked;     // of kept: counted as gradients
-  int input = 0, output = 0;      // of the reduce pool
+  std::vector<Tensor> kept;    // autograd's own, or those on their way to the other ranks
+  std::vector<char> rebooked;  // of kept: counted as gradients
+  int input = 0, output = 0;   // of the reduce pool
 };
 
 // --- at rest ----------------------------------------------------------------------------------
@@ -335,9 +336,10 @@ std::string RankMemory::refusal() const {
     if (limit && peak > *limit)
       return base::join("memory.", MemoryReport::name(tier), ": got ", *limit, " bytes, expected at least ", peak,
                         ", which a step takes at its peak. Hint: ",
-                        tier == Tier::Device ? "leave more room for activations with memory.activations, take a smaller "
-                                               "micro-batch, or checkpoint activations."
-                                             : "a larger budget.");
+                        tier == Tier::Device
+                            ? "leave more room for activations with memory.activations, take a smaller "
+                              "micro-batch, or checkpoint activations."
+                            : "a larger budget.");
   }
   return "";
 }
@@ -419,8 +421,8 @@ void RankMemory::gradient(std::size_t parameter, Tensor gradient) {
 void RankMemory::reduce_ready_groups() {
   while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->awaited == 0) {
     auto* group = reduce_order_[reduce_next_++];
-    finish_reductions(config::reductions_beside(rules_.settings.zero.stage, blocks_ != nullptr, rules_.overlap,
-                                                in_flight_.size()));
+    finish_reductions(
+        config::reductions_beside(rules_.settings.zero.stage, blocks_ != nullptr, rules_.overlap, in_flight_.size()));
     begin_reduce(*group);
     in_flight_.push_back(group);
   }
@@ -440,10 +442,10 @@ void RankMemory::begin_reduce(Group& group) {
   const auto shard = group.unit.shard_numel() * rules_.wire_width;
   const auto count = [&] {
     const bool to_all = !config::shards_optimizer(rules_.settings.zero.stage);
-    moved_.reduced += rules_.gradient_bits > 0
-                          ? (rules_.around.world - 1) *
-                                base::quantized_bytes(group.unit.shard_numel(), rules_.gradient_bits)
-                          : rules_.share(group.unit.padded_numel() * rules_.wire_width) * (to_all ? 2 : 1);
+    moved_.reduced +=
+        rules_.gradient_bits > 0
+            ? (rules_.around.world - 1) * base::quantized_bytes(group.unit.shard_numel(), rules_.gradient_bits)
+            : rules_.share(group.unit.padded_numel() * rules_.wire_width) * (to_all ? 2 : 1);
     moved_.collectives += to_all ? 2 : 1;
   };
   if (blocks_ && (rules_.direct_gradients ? boundary_ : sharded)) {
@@ -466,7 +468,8 @@ void RankMemory::finish_reduce(Group& group) {
   if (group.input != 0) reductions_->put(std::exchange(group.input, 0));
   if (!rules_.direct_gradients)
     for (auto& gradient : group.kept) gradient.reset();
-  if (boundary_ && group.offloads() && rules_.around.gpu) moved_.to_host += group.unit.shard_numel() * rules_.gradient_width;
+  if (boundary_ && group.offloads() && rules_.around.gpu)
+    moved_.to_host += group.unit.shard_numel() * rules_.gradient_width;
   // Copied to host memory, and gone.
   if (boundary_ && rules_.direct_gradients && group.offloads()) drop_gradients(group);
 }

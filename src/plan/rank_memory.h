@@ -76,7 +76,8 @@ class RankMemory {
   MemoryReport report() const;
   // Since the last call.
   Moved take_moved() { return std::exchange(moved_, {}); }
-  // The highest need of a tier beside the budget of the configuration; at most 1 where the engine would start and go on.
+  // The highest need of a tier beside the budget of the configuration; at most 1 where the engine would start and go
+  // on.
   double most_of_budgets() const;
   // What it would say where it does not; empty: it goes on.
   std::string refusal() const;
@@ -117,7 +118,7 @@ class RankMemory {
   std::vector<Group*> reduce_order_, in_flight_;
   std::size_t reduce_next_ = 0;
   std::int64_t micro_step_ = 0;
-  int away_ = 0;  // checkpoints in a file
+  int away_ = 0;                                  // checkpoints in a file
   std::int64_t away_bytes_ = 0, file_bytes_ = 0;  // of them; of the file
   bool first_ = true, boundary_ = true, in_backward_ = false;
 };

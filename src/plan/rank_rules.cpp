@@ -18,10 +18,13 @@ int slots_of(const config::OptimizerSettings& optimizer) {
   switch (optimizer.type) {
     case OptimizerType::None:
     case OptimizerType::Adam:
-    case OptimizerType::AdamW: return 2;
-    case OptimizerType::Sgd: return optimizer.momentum != 0 ? 1 : 0;
+    case OptimizerType::AdamW:
+      return 2;
+    case OptimizerType::Sgd:
+      return optimizer.momentum != 0 ? 1 : 0;
     case OptimizerType::Adagrad:
-    case OptimizerType::Lion: break;
+    case OptimizerType::Lion:
+      break;
   }
   return 1;
 }
@@ -93,12 +96,17 @@ memory::Placement by_budgets(const RankRules& rules, const Arrangement& arrangem
 const char* name(config::OptimizerType type) {
   using config::OptimizerType;
   switch (type) {
-    case OptimizerType::Adam: return "Adam";
-    case OptimizerType::Sgd: return "SGD";
-    case OptimizerType::Adagrad: return "Adagrad";
-    case OptimizerType::Lion: return "Lion";
+    case OptimizerType::Adam:
+      return "Adam";
+    case OptimizerType::Sgd:
+      return "SGD";
+    case OptimizerType::Adagrad:
+      return "Adagrad";
+    case OptimizerType::Lion:
+      return "Lion";
     case OptimizerType::None:
-    case OptimizerType::AdamW: break;
+    case OptimizerType::AdamW:
+      break;
   }
   return "AdamW";
 }
@@ -124,8 +132,8 @@ RankRules rank_rules(const config::Settings& settings, const Surroundings& aroun
   const bool divides = mean && static_cast<float>(1.0 / ahead) != 1.0f;
   rules.direct_gradients =
       one_dtype && (world == 1 ? !divides : rules.reads_gradients && !config::shards_gradients(zero.stage));
-  const bool over_network = zero.stage == 3 && world > 1 && !around.gpu &&
-                            (around.transport == "gloo" || around.transport == "shm+gloo");
+  const bool over_network =
+      zero.stage == 3 && world > 1 && !around.gpu && (around.transport == "gloo" || around.transport == "shm+gloo");
   if (over_network) {
     rules.trainable_bits = zero.quantized_weights ? 8 : 0;
     rules.frozen_bits = zero.quantized_weights || zero.quantized_nontrainable_weights ? 8 : 0;
@@ -158,8 +166,8 @@ Arrangement arrange(const RankRules& rules, const std::vector<Unit>& units) {
                                               place.parameters != Tier::Device);
     if (!place.sharded) place.parameters = Tier::Device;
     const auto shard_bytes = static_cast<std::size_t>(units[i].shard_numel() * rules.parameter_width);
-    place.mapped = place.sharded && rules.in_place && place.parameters != Tier::File &&
-                   shard_bytes >= config::kLeastMappedBytes;
+    place.mapped =
+        place.sharded && rules.in_place && place.parameters != Tier::File && shard_bytes >= config::kLeastMappedBytes;
     result.places.push_back(place);
   }
   return result;

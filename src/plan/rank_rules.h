@@ -44,13 +44,13 @@ struct RankRules {
   const config::Settings& settings;
   Surroundings around;
   std::int64_t accumulation = 1;
-  memory::Movable movable;        // what the budgets `memory` of the configuration may move: no other key places it
+  memory::Movable movable;  // what the budgets `memory` of the configuration may move: no other key places it
   int parameter_width = 4, gradient_width = 4, wire_width = 4;  // bytes an element
-  int num_slots = 2;              // moments
-  bool in_place = false;          // ranks read each other's memory (processes of one host)
-  bool reads_gradients = false;   // and each other's gradients, where backward left them
-  bool direct_gradients = false;  // autograd's own are the kept ones
-  bool overlap = false;           // a reduction goes on while backward does
+  int num_slots = 2;                                            // moments
+  bool in_place = false;                                       // ranks read each other's memory (processes of one host)
+  bool reads_gradients = false;                                // and each other's gradients, where backward left them
+  bool direct_gradients = false;                               // autograd's own are the kept ones
+  bool overlap = false;                                        // a reduction goes on while backward does
   int trainable_bits = 0, frozen_bits = 0, gradient_bits = 0;  // of integers on their way; 0: as they are
   int neighbours = 0;                                          // ranks that keep second shards together; 0: none
 
@@ -77,10 +77,10 @@ struct Place {
 };
 
 struct Arrangement {
-  std::vector<Place> places;     // of the units
-  bool delayed = false;          // updates run beside the next step
-  std::int64_t tile_numel = 1;   // elements of an update's tile through host memory
-  std::int64_t tiles = 1;        // of them at once
+  std::vector<Place> places;    // of the units
+  bool delayed = false;         // updates run beside the next step
+  std::int64_t tile_numel = 1;  // elements of an update's tile through host memory
+  std::int64_t tiles = 1;       // of them at once
   // What the budgets `memory` led to; unset: there are none.
   std::optional<memory::Placement> by_budgets;
 };
@@ -103,8 +103,8 @@ class PlacedUnit : public memory::GatherUnit {
 
   std::int64_t resting_bytes() const;  // of its parameters on this rank, without whole blocks of files
   std::int64_t gathered_bytes() const { return unit.padded_numel() * rules.parameter_width; }
-  std::int64_t owned() const;          // elements whose optimizer states this rank keeps
-  bool offloads() const;               // some of those states rest elsewhere than on the device
+  std::int64_t owned() const;  // elements whose optimizer states this rank keeps
+  bool offloads() const;       // some of those states rest elsewhere than on the device
   bool has_next() const { return arrangement.delayed && offloads(); }  // a late update's new parameters
   // Reduced gradients lie in host memory apart from where they were reduced to; or right there.
   bool copies_gradients() const;

@@ -195,8 +195,10 @@ TEST(PlanCommand, AFilesModelAndRecipeArePlanned) {
 TEST(PlanCommand, AFileIsLookedAtAsItIs) {
   const auto file = temporary_folder() + "/ds.json";
   const auto write = [&](const std::string& memory) {
-    std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
-      "bf16": {"enabled": true}, "memory": {)" << memory << R"("nvme_path": "/tmp"},
+    std::ofstream(file)
+        << R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+      "bf16": {"enabled": true}, "memory": {)"
+        << memory << R"("nvme_path": "/tmp"},
       "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
       "libzero": {"model": {"layers": 2, "hidden": 128, "heads": 4, "seq_length": 64, "vocabulary": 512}}})";
   };
@@ -221,7 +223,8 @@ TEST(PlanCommand, AFileIsLookedAtAsItIs) {
 
   // What no key places moves under a budget: without offload, states leave the device.
   write(R"("device": 9500000, )");
-  for (const auto& each : document(machine + Words{"--stage", "2", "--offload", "none", "--checkpointing", "off"})["plans"]) {
+  for (const auto& each :
+       document(machine + Words{"--stage", "2", "--offload", "none", "--checkpointing", "off"})["plans"]) {
     EXPECT_TRUE(each["fits"]) << each;
     EXPECT_GT(each["memory"]["host"]["rest_bytes"], 0);
     EXPECT_LE(each["memory"]["device"]["peak_bytes"], 9500000);
@@ -274,7 +277,7 @@ TEST(PlanCommand, ReadsTheProfileThatIsMeasured) {
   EXPECT_GT(written["fp32_flops_per_s"].get<double>() + written["fp32_elements_per_s"].get<double>(), 0);
   EXPECT_EQ(written["bf16_flops_per_s"], 0);
   EXPECT_EQ(written["read_bytes_per_s"], 0);
-  const Words small{"--layers", "4",  "--hidden", "128", "--vocab",   "256", "--seq", "64",
+  const Words small{"--layers", "4",   "--hidden",  "128", "--vocab", "256",  "--seq",   "64",
                     "--device", "cpu", "--profile", file,  "--dtype", "fp32", "--stage", "1"};
   for (const auto& each : document(small)["plans"]) {
     EXPECT_GT(each["time"]["step_s"], 0);

@@ -27,9 +27,7 @@ using nlohmann::json;
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
 
-Ended run(const Words& words, double limit = 120) {
-  return run_to_end({words, {"OMP_NUM_THREADS=1"}, "", -1}, limit);
-}
+Ended run(const Words& words, double limit = 120) { return run_to_end({words, {"OMP_NUM_THREADS=1"}, "", -1}, limit); }
 
 std::string browser() {
   std::istringstream path(std::getenv("PATH") ? std::getenv("PATH") : "");
@@ -48,8 +46,8 @@ struct Shown {
 Shown show(const std::string& page) {
   const std::string profile = temporary_folder();
   const Ended o = run({browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                         "--user-data-dir=" + profile, "--window-size=1240,2000", "--enable-logging=stderr",
-                         "--virtual-time-budget=5000", "--dump-dom", "file://" + page});
+                       "--user-data-dir=" + profile, "--window-size=1240,2000", "--enable-logging=stderr",
+                       "--virtual-time-budget=5000", "--dump-dom", "file://" + page});
   EXPECT_EQ(o.code, 0) << o.err;
   Shown shown{o.out, {}};
   for (const std::string& line : lines(o.err))
@@ -95,34 +93,34 @@ class ReportPage : public testing::Test {
     for (const int stage : {0, 3}) {
       const std::string out = folder + "/run" + std::to_string(stage);
       const Ended o = run({kZero,
-                             "run",
-                             "-n",
-                             "2",
-                             "--no-prefix",
-                             kZero,
-                             "train",
-                             ZERO_SOURCE_DIR "/configs/stage3-fp16.json",
-                             "--text",
-                             folder + "/text.txt",
-                             "--steps",
-                             "8",
-                             "--stage",
-                             std::to_string(stage),
-                             "--json",
-                             "--sample",
-                             "0",
-                             "--out",
-                             out,
-                             "--set",
-                             "libzero.model.layers=2",
-                             "--set",
-                             "libzero.model.hidden=48",
-                             "--set",
-                             "libzero.model.heads=3",
-                             "--set",
-                             "libzero.model.seq_length=32",
-                             "--set",
-                             "libzero.data.eval_batches=2"});
+                           "run",
+                           "-n",
+                           "2",
+                           "--no-prefix",
+                           kZero,
+                           "train",
+                           ZERO_SOURCE_DIR "/configs/stage3-fp16.json",
+                           "--text",
+                           folder + "/text.txt",
+                           "--steps",
+                           "8",
+                           "--stage",
+                           std::to_string(stage),
+                           "--json",
+                           "--sample",
+                           "0",
+                           "--out",
+                           out,
+                           "--set",
+                           "libzero.model.layers=2",
+                           "--set",
+                           "libzero.model.hidden=48",
+                           "--set",
+                           "libzero.model.heads=3",
+                           "--set",
+                           "libzero.model.seq_length=32",
+                           "--set",
+                           "libzero.data.eval_batches=2"});
       ASSERT_EQ(o.code, 0) << o.err;
     }
     const Ended o = run({kZero, "report", folder + "/run0", folder + "/run3", "--out", page(), "--json"});
@@ -321,7 +319,8 @@ TEST_F(ReportPage, LittleToDrawDraws) {
   EXPECT_TRUE(shown.console.empty()) << shown.console.front();
   bool dot = false;
   for (const auto& path : elements(shown.dom, "path"))
-    if (path.count("data-key") != 0 && path.at("data-points") == "1") dot = dot || path.at("d").find("h0") != std::string::npos;
+    if (path.count("data-key") != 0 && path.at("data-points") == "1")
+      dot = dot || path.at("d").find("h0") != std::string::npos;
   EXPECT_TRUE(dot);
 }
 

@@ -86,7 +86,8 @@ TEST(PlanTraffic, AcrossHosts) {
   }
   // An all-reduce is a sum of parts and their gathering.
   const auto whole = at(0);
-  EXPECT_NEAR(static_cast<double>(whole.across_hosts), static_cast<double>(whole.reduced) * 6 / 5 * (2.0 / 3 + 2.0 / 6) / 2, 1);
+  EXPECT_NEAR(static_cast<double>(whole.across_hosts),
+              static_cast<double>(whole.reduced) * 6 / 5 * (2.0 / 3 + 2.0 / 6) / 2, 1);
   // GPUs go around rings.
   machine.gpu = true;
   EXPECT_EQ(at(3).across_hosts, at(3).sent() / 2);
