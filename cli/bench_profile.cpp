@@ -94,7 +94,7 @@ PlanSpeed& speed_of(PlanProfile& profile, const std::string& recipe) {
 }
 
 // Steps of all stages and recipes together: what is common to them shows best where everything else differs.
-// seconds: the quiet median of each task.
+// seconds: the quietest median of each task.
 Found fitted(const std::vector<StepTask>& tasks, const std::vector<double>& seconds, const Setup& setup) {
   Found found;
   found.profile.ranks = static_cast<int>(setup.world);
@@ -187,7 +187,7 @@ std::string text_of(const Found& found, const Setup& setup) {
 
 int bench_profile(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; under two minutes", "[options]",
+  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; about three minutes", "[options]",
                   "  zero bench profile --out this-machine.json\n");
   command.section("What is measured");
   command.option("--world", setup.world, "N", "ranks at once, each a process (cores / threads)", 1, 64);
@@ -196,7 +196,7 @@ int bench_profile(int argc, char** argv) {
   command.option("--steps", setup.steps, "N", "measured steps of each shape and stage (7)", 2, 1000);
   command.option("--path", setup.path, "DIR", "folder whose files are measured (/tmp)");
   command.flag("--no-files", setup.no_files, "leave files out");
-  command.flag("--quick", setup.quick, "one round instead of two: under a minute, half as sure");
+  command.flag("--quick", setup.quick, "one round instead of four: under a minute, and only as sure as the machine is quiet");
   command.section("Results");
   command.option("--out", setup.out, "FILE", "the profile");
   if (!command.parse(argc, argv)) return 0;
@@ -217,14 +217,14 @@ int bench_profile(int argc, char** argv) {
       for (int stage = 0; stage <= 3; ++stage) tasks.push_back(task_of(shape, recipe, stage, setup));
     }
   Json list = {tasks.front().json()};  // once more than is looked at: the ranks have just begun
-  const int rounds = setup.quick ? 1 : 2;
+  const int rounds = setup.quick ? 1 : 4;
   for (int round = 0; round < rounds; ++round)
     for (const auto& task : tasks)
       if (round == 0 || task.stage != StepTask::kCompute) list.push_back(task.json());
   const RankProcesses ranks{.command = kName, .world = setup.world, .threads = setup.threads, .transport = "shm"};
   const auto outcome = run_rank_processes(ranks, {{"tasks", list}}, global);
   if (outcome.exit_code != 0) return outcome.exit_code;
-  // Of the rounds the quieter one.
+  // Of the rounds the quietest one: what others do on the machine passes, and comes back.
   std::vector<double> seconds(tasks.size(), std::numeric_limits<double>::infinity());
   std::size_t at = 1;
   for (int round = 0; round < rounds; ++round)
