@@ -381,7 +381,7 @@ What limits each, as far as it was tested:
 def page(sizes, about, command, chart, extra):
     machine, versions = about["machine"], about["versions"]
     text = f"""# Performance
-How long a training step of libzero takes beside its peers, and what it holds, measured in one run on one machine. This page is
+How long a training step of libzero takes beside its peers, and what it holds, each size measured in one run, all on one machine. This page is
 written by `script/compare`; the numbers, with every round's median, are in [performance.json](performance.json). What bounds them: [speed.md](speed.md).
 
 {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. libzero {machine['libzero']}, libtorch
