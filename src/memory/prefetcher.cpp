@@ -61,6 +61,8 @@ std::int64_t Prefetcher::live_numel() const {
 }
 
 void Prefetcher::hold(int group) {
+  const auto* g = groups_[static_cast<std::size_t>(group)];
+  if (!g->rests_sharded() || g->gathers_in_place()) return;  // never to be released for others
   const auto at = std::lower_bound(held_.begin(), held_.end(), group);
   if (at == held_.end() || *at != group) held_.insert(at, group);
 }

@@ -87,7 +87,7 @@ class Prefetcher {
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;
   std::vector<int> order_[2], seen_[2];
-  std::vector<int> held_;     // gathered or on their way, in order: few of many
+  std::vector<int> held_;     // gathered copies, here or on their way, in order: few of many
   std::size_t position_ = 0;  // in the phase's order, of the group used last
   bool at_start_ = true, diverged_ = false, pinned_ = false;
   int last_ = -1;
