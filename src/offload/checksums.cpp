@@ -1,6 +1,6 @@
 #include "offload/checksums.h"
 
-#if defined(__x86_64__)
+#ifdef ZERO_XXHASH_DISPATCH
 #include <xxh_x86dispatch.h>  // for the vectors that the processor has, not those of the build: 19 GB/s for 15
 #else
 #define XXH_INLINE_ALL
