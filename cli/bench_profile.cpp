@@ -187,8 +187,8 @@ std::string text_of(const Found& found, const Setup& setup) {
 
 int bench_profile(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; about three minutes", "[options]",
-                  "  zero bench profile --out this-machine.json\n");
+  Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; about three minutes",
+                  "[options]", "  zero bench profile --out this-machine.json\n");
   command.section("What is measured");
   command.option("--world", setup.world, "N", "ranks at once, each a process (cores / threads)", 1, 64);
   command.option("--threads", setup.threads, "N", "threads a rank (1)", 1, 1024);
@@ -196,7 +196,8 @@ int bench_profile(int argc, char** argv) {
   command.option("--steps", setup.steps, "N", "measured steps of each shape and stage (7)", 2, 1000);
   command.option("--path", setup.path, "DIR", "folder whose files are measured (/tmp)");
   command.flag("--no-files", setup.no_files, "leave files out");
-  command.flag("--quick", setup.quick, "one round instead of four: under a minute, and only as sure as the machine is quiet");
+  command.flag("--quick", setup.quick,
+               "one round instead of four: under a minute, and only as sure as the machine is quiet");
   command.section("Results");
   command.option("--out", setup.out, "FILE", "the profile");
   if (!command.parse(argc, argv)) return 0;

@@ -28,9 +28,9 @@ class StagedUpdate {
   StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger, base::Trace& trace);
   ~StagedUpdate();
 
-  // The states are at rest until run(): what it needs first may be read from files meanwhile, a part the more with every
-  // call while backward goes from `done` of `all` groups to all. The disk has backward's own parameters to bring, too,
-  // and those are waited for.
+  // The states are at rest until run(): what it needs first may be read from files meanwhile, a part the more with
+  // every call while backward goes from `done` of `all` groups to all. The disk has backward's own parameters to bring,
+  // too, and those are waited for.
   void read_ahead(std::size_t done, std::size_t all);
   // Updates everything once. When this returns, states may still be on their way to their files: settle(). `updated` is
   // called for each group, in order, when its new parameters are where they rest (those of a file may still be on their

@@ -172,7 +172,8 @@ class State final : public torchglue::UseListener {
   std::vector<ParamGroup*> in_flight_;  // reductions begun and not finished, oldest first
   std::deque<ParamGroup*> publishing_;  // likewise
   std::int64_t micro_step_ = 0;         // backward passes since the last update
-  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false, reads_ahead_ = false;
+  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
+  bool reads_ahead_ = false;
   int gathered_scopes_ = 0, shown_unit_ = -1;  // shown_unit_: group named on the status page
   std::int64_t global_steps_ = 0, skipped_steps_ = 0;
   double last_norm_ = 0;
