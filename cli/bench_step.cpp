@@ -15,6 +15,7 @@
 #include "cli/options.h"
 #include "cli/rank_processes.h"
 #include "cli/step_rank.h"
+#include "config/settings.h"
 #include "report/table.h"
 #include "report/terminal.h"
 #include "report/text.h"
@@ -192,6 +193,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                    {"steps", setup.steps},
                    {"warmup", setup.warmup},
                    {"micro_batch_size", setup.batch},
+                   {"gradient_clipping", options_of(all.back().task).settings().gradient_clipping},  // the last is a stage
                    {"equal_losses", Json::object()},
                    {"compute", Json::array()},
                    {"runs", Json::array()}};
