@@ -158,8 +158,9 @@ int verify(int argc, char** argv) {
   print_result(command.global().json
                    ? "{\"schema\": \"zero.checkpoint.verify/1\", \"directory\": " + json_quote(place.dir) +
                          ", \"tag\": " + json_quote(info.tag) + ", \"bytes\": " + std::to_string(info.bytes) + "}\n"
-                   : base::printable(place.dir + "/" + info.tag) + ": whole, " + human_bytes(static_cast<std::uint64_t>(info.bytes)) +
-                         " in " + std::to_string(info.files.size()) + " files have the right hashes\n");
+                   : base::printable(place.dir + "/" + info.tag) + ": whole, " +
+                         human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " +
+                         std::to_string(info.files.size()) + " files have the right hashes\n");
   return 0;
 }
 

@@ -117,8 +117,8 @@ FsOps& system_files() {
 }
 
 void fail_io(const std::string& path, const std::string& what, int error) {
-  throw IoError(base::join("[checkpoint] ", base::printable(path), ": ", what, ": ", std::generic_category().message(error), " (errno ",
-                           error, ")"));
+  throw IoError(base::join("[checkpoint] ", base::printable(path), ": ", what, ": ",
+                           std::generic_category().message(error), " (errno ", error, ")"));
 }
 
 void fail_damaged(const std::string& path, const std::string& what) {

@@ -1,5 +1,6 @@
-// What a configuration's faults look like when its text is hostile or odd: nothing reaches the terminal that commands it,
-// counts are said once, a limit is called by its name, and a configuration that cannot start is not explained as if it could.
+// What a configuration's faults look like when its text is hostile or odd: nothing reaches the terminal that commands
+// it, counts are said once, a limit is called by its name, and a configuration that cannot start is not explained as if
+// it could.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,8 +41,11 @@ bool commands(const std::string& text) {
 TEST(Printable, EscapesWhatCommandsATerminalAndNothingElse) {
   EXPECT_EQ(printable("a\x1b[31mb\x7f\r"), "a\\u001b[31mb\\u007f\\u000d");
   EXPECT_EQ(printable("\u0080\u009b\u009f\u00a0"), "\\u0080\\u009b\\u009f\u00a0");
-  EXPECT_EQ(printable("\u202a\u202e\u2066\u2069\u200f\u061c\u2028"), "\\u202a\\u202e\\u2066\\u2069\\u200f\\u061c\\u2028");
-  EXPECT_EQ(printable("\x9b" "x\xc3(\xe2\x82\xf5\xed\xa0\x80\xc0\xaf"), "\\x9bx\\xc3(\\xe2\\x82\\xf5\\xed\\xa0\\x80\\xc0\\xaf");
+  EXPECT_EQ(printable("\u202a\u202e\u2066\u2069\u200f\u061c\u2028"),
+            "\\u202a\\u202e\\u2066\\u2069\\u200f\\u061c\\u2028");
+  EXPECT_EQ(printable("\x9b"
+                      "x\xc3(\xe2\x82\xf5\xed\xa0\x80\xc0\xaf"),
+            "\\x9bx\\xc3(\\xe2\\x82\\xf5\\xed\\xa0\\x80\\xc0\\xaf");
   const std::string good = "über 漢字 🙂 \u0301 \"quotes\" \\u001b\n\tend";
   EXPECT_EQ(printable(good), good);
   EXPECT_EQ(printable("a\nb\tc", Lines::Escape), "a\\nb\\tc");
@@ -74,12 +78,15 @@ TEST(ConfigText, NoMessageCommandsTheTerminal) {
   const std::string said = error_of(texts[1]);
   EXPECT_NE(said.find("error: /line\\nbreak\\tand more: unknown key"), std::string::npos) << said;
   // Notices and explain show keys and values, too; a file's name is text of others as well.
-  const auto options = Options::from_json(R"({"train_batch_size": 1, "autotuning": {"\u001b": 1}, "tensorboard": {"job_name": "\u001b[31m\u009b\u202e"}})", "d\x1b.json");
+  const auto options = Options::from_json(
+      R"({"train_batch_size": 1, "autotuning": {"\u001b": 1}, "tensorboard": {"job_name": "\u001b[31m\u009b\u202e"}})",
+      "d\x1b.json");
   for (const auto& notice : options.notices()) EXPECT_FALSE(commands(notice)) << printable(notice);
   EXPECT_FALSE(options.notices().empty());
   EXPECT_FALSE(commands(options.explain(1, true))) << printable(options.explain(1, true));
   EXPECT_FALSE(commands(explain_json(options, 1, true)));
-  EXPECT_EQ(nlohmann::json::parse(explain_json(options, 1, true)).at("values").at("tensorboard.job_name").at("value"), "\u001b[31m\u009b\u202e");
+  EXPECT_EQ(nlohmann::json::parse(explain_json(options, 1, true)).at("values").at("tensorboard.job_name").at("value"),
+            "\u001b[31m\u009b\u202e");
 }
 
 TEST(ConfigText, TheCaretStandsBelowItsWordBehindAnEscape) {
@@ -126,7 +133,8 @@ TEST(ConfigText, WhatIsTooDeepIsCalledSo) {
 TEST(ConfigText, ExplainSaysThatNothingCanStart) {
   const auto none = Options::from_json(R"({"zero_optimization": {"stage": 2}})", "ds.json");
   const std::string said = none.explain(1, false);
-  EXPECT_NE(said.find("cannot start: batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one of them. "
+  EXPECT_NE(said.find("cannot start: batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, "
+                      "expected one of them. "
                       "Hint: add \"train_micro_batch_size_per_gpu\": 1 to ds.json."),
             std::string::npos)
       << said;

@@ -1,4 +1,5 @@
-// A sample longer than the model's reach: every byte is what the model says after the last `sequence` bytes, and no other.
+// A sample longer than the model's reach: every byte is what the model says after the last `sequence` bytes, and no
+// other.
 #include <gtest/gtest.h>
 
 #include "models/gpt.h"
@@ -11,7 +12,10 @@ models::GptConfig small() { return {.layers = 2, .hidden = 32, .heads = 4, .sequ
 std::int64_t most_likely(models::Gpt& model, const at::Tensor& tokens, std::int64_t reach) {
   const torch::NoGradGuard no_grad;
   const std::int64_t seen = std::min(tokens.size(1), reach);
-  return model->forward(tokens.narrow(1, tokens.size(1) - seen, seen)).select(1, seen - 1).argmax(-1).item<std::int64_t>();
+  return model->forward(tokens.narrow(1, tokens.size(1) - seen, seen))
+      .select(1, seen - 1)
+      .argmax(-1)
+      .item<std::int64_t>();
 }
 
 TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
@@ -19,7 +23,8 @@ TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
   models::Gpt model(small());
   model->eval();
   {
-    const torch::NoGradGuard no_grad;  // far from the even start: what is said depends on the place and on what came before
+    const torch::NoGradGuard
+        no_grad;  // far from the even start: what is said depends on the place and on what came before
     for (at::Tensor& p : model->parameters()) p.mul_(8);
   }
   const at::Tensor start = torch::randint(50, {1, 3}, torch::kLong);
@@ -30,7 +35,9 @@ TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
   // And one token after the last window alone is the same token: nothing older is seen.
   for (const std::int64_t end : {16, 17, 40, 102}) {
     const at::Tensor window = said.narrow(1, end - 16, 16);
-    EXPECT_EQ(model->generate(window, 1, {.temperature = 0})[0][16].item<std::int64_t>(), said[0][end].item<std::int64_t>()) << end;
+    EXPECT_EQ(model->generate(window, 1, {.temperature = 0})[0][16].item<std::int64_t>(),
+              said[0][end].item<std::int64_t>())
+        << end;
   }
 }
 
@@ -46,7 +53,8 @@ TEST(GptSampleTest, WhatWasLearnedGoesOnBeyondTheReach) {
     optimizer.step();
   }
   const at::Tensor expected = torch::arange(205).remainder(10).to(torch::kLong).unsqueeze(0);
-  EXPECT_TRUE(at::equal(model->generate(expected.narrow(1, 0, 5), 200, {.temperature = 0.8, .top_k = 40, .seed = 1}), expected));
+  EXPECT_TRUE(at::equal(model->generate(expected.narrow(1, 0, 5), 200, {.temperature = 0.8, .top_k = 40, .seed = 1}),
+                        expected));
 }
 
 }  // namespace
