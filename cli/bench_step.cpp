@@ -177,27 +177,27 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
   Json about = machine();
   about["threads_per_rank"] = setup.threads;
   about["libtorch"] = TORCH_VERSION;
-  Json document = {
-      {"schema", "zero.bench.step/1"},
-      {"machine", about},
-      {"model",
-       {{"layers", gpt.layers},
-        {"hidden", gpt.hidden},
-        {"heads", gpt.heads},
-        {"sequence_tokens", gpt.sequence},
-        {"vocabulary", gpt.vocabulary},
-        {"parameters_elements", gpt.num_parameters()}}},
-      {"device", setup.device},
-      {"world", setup.world},
-      {"transport", setup.transport},
-      {"rounds", setup.rounds},
-      {"steps", setup.steps},
-      {"warmup", setup.warmup},
-      {"micro_batch_size", setup.batch},
-      {"gradient_clipping", options_of(all.back().task).settings().gradient_clipping},  // the last is a stage
-      {"equal_losses", Json::object()},
-      {"compute", Json::array()},
-      {"runs", Json::array()}};
+  const double clipping = options_of(all.back().task).settings().gradient_clipping;  // compute alone is never the last
+  Json document = {{"schema", "zero.bench.step/1"},
+                   {"machine", about},
+                   {"model",
+                    {{"layers", gpt.layers},
+                     {"hidden", gpt.hidden},
+                     {"heads", gpt.heads},
+                     {"sequence_tokens", gpt.sequence},
+                     {"vocabulary", gpt.vocabulary},
+                     {"parameters_elements", gpt.num_parameters()}}},
+                   {"device", setup.device},
+                   {"world", setup.world},
+                   {"transport", setup.transport},
+                   {"rounds", setup.rounds},
+                   {"steps", setup.steps},
+                   {"warmup", setup.warmup},
+                   {"micro_batch_size", setup.batch},
+                   {"gradient_clipping", clipping},
+                   {"equal_losses", Json::object()},
+                   {"compute", Json::array()},
+                   {"runs", Json::array()}};
   for (const auto& recipe : recipes_of(all)) document["equal_losses"][recipe] = equal_losses(all, recipe);
   for (const auto& series : all) {
     Json one = {{"recipe", series.task.recipe}};
