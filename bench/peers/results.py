@@ -136,7 +136,7 @@ def figures(entry, of):
         return entry.rounds()
     if of == "pss":
         return entry.peaks
-    return {r: peak - entry.fixed for r, peak in entry.peaks.items()} if entry.fixed else {}
+    return {r: peak - entry.fixed for r, peak in entry.peaks.items() if peak > entry.fixed} if entry.fixed else {}
 
 
 def ratios(entries):
