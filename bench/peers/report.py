@@ -269,7 +269,7 @@ marks what has fewer than {LEAST_ROUNDS}. Below 1 libzero is faster or smaller.
         planned = section["rounds"]
         text += f"## {shape(section['model'])}\n\n"
         text += (f"{section['date']}, {counted(planned, 'round')}, each of {section['warmup']} steps to warm up and {section['steps']} measured ones. "
-                 f"`{section['command'].splitlines()[-1]}`\n\n")
+                 f"Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.\n\n")
         recipes = section["recipes"]
         names = [name for name in ratios({}) if any(name in of["ratios"] for of in recipes.values())]
         text += table([["ratio"] + list(recipes)] + [[name] + [cell(of["ratios"].get(name)) for of in recipes.values()] for name in names]) + "\n"
