@@ -15,6 +15,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/printable.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -116,12 +117,12 @@ FsOps& system_files() {
 }
 
 void fail_io(const std::string& path, const std::string& what, int error) {
-  throw IoError(base::join("[checkpoint] ", path, ": ", what, ": ", std::generic_category().message(error), " (errno ",
-                           error, ")"));
+  throw IoError(base::join("[checkpoint] ", base::printable(path), ": ", what, ": ",
+                           std::generic_category().message(error), " (errno ", error, ")"));
 }
 
 void fail_damaged(const std::string& path, const std::string& what) {
-  throw IoError("[checkpoint] " + path + ": " + what, ExitCode::kCheckpoint);
+  throw IoError(base::printable("[checkpoint] " + path + ": " + what), ExitCode::kCheckpoint);
 }
 
 // --- File -------------------------------------------------------------------------------------
