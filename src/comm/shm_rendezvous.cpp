@@ -256,6 +256,8 @@ class Meeting {
       std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
       if ((entries[0].revents & POLLIN) != 0) {
         Visitor visitor{Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
+        // Out of descriptors: the connection waits on, and poll() would return at once.
+        if (!visitor.socket) std::this_thread::sleep_for(5ms);
         const bool same_user = visitor.socket && other_end(visitor.socket.get()).uid == ::getuid();
         if (same_user) visitors_.push_back(std::move(visitor));
       }
