@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kMagic = 0x7a65726f2d736d31;  // "zero-sm1": changes with every layout below or in shm_page.h
+constexpr std::uint64_t kMagic = 0x7a65726f2d736d32;  // "zero-sm2": changes with every layout below or in shm_group.h
 // Time for rank 0 to tell the others what it found before they give up by themselves.
 constexpr auto kGrace = 1s;
 
