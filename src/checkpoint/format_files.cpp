@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/printable.h"
+#include "base/size_signal.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -58,13 +59,18 @@ ssize_t FsOps::pread(int fd, void* out, std::size_t bytes, std::uint64_t offset)
   return n < 0 ? -errno : n;
 }
 ssize_t FsOps::pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) {
+  const base::SizeSignalOff guard;
   const auto n = ::pwrite(fd, data, bytes, static_cast<off_t>(offset));
   return n < 0 ? -errno : n;
 }
 int FsOps::fallocate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
   return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
 }
-int FsOps::truncate(int fd, std::uint64_t bytes) { return result_of(::ftruncate(fd, static_cast<off_t>(bytes))); }
+int FsOps::truncate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
+  return result_of(::ftruncate(fd, static_cast<off_t>(bytes)));
+}
 int FsOps::fdatasync(int fd) { return result_of(::fdatasync(fd)); }
 int FsOps::fsync(int fd) { return result_of(::fsync(fd)); }
 int FsOps::close(int fd) { return result_of(::close(fd)); }

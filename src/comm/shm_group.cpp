@@ -56,12 +56,19 @@ const char* op_name(Op op) {
   return "nothing";
 }
 
-Call call_of(const Announcement& announcement) {
-  const auto dtype = static_cast<c10::ScalarType>(announcement.dtype);
-  return {op_name(announcement.op), dtype, announcement.numel, announcement.root};
+void Announcement::set_of(std::string_view name) {
+  of_hash = std::hash<std::string_view>{}(name);
+  const auto end = name.substr(name.size() - std::min(name.size(), sizeof of - 1));
+  of[end.copy(of, end.size())] = '\0';
 }
 
-Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members) : identity_(identity) {
+Call call_of(const Announcement& announcement) {
+  const auto dtype = static_cast<c10::ScalarType>(announcement.dtype);
+  return {op_name(announcement.op), dtype, announcement.numel, announcement.root, announcement.of};
+}
+
+Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings)
+    : identity_(identity) {
   for (int rank = 0; rank < identity.size; ++rank) {
     Member& member = members[rank];
     pids_.push_back(member.pid);
@@ -70,7 +77,8 @@ Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members)
       mappings_.push_back(nullptr);
       bases_.push_back(mine.base());
     } else {
-      mappings_.push_back(std::make_unique<Mapping>(member.memory.get()));
+      const int memory = member.memory.get();
+      mappings_.push_back(mappings != nullptr ? mappings->of(memory) : std::make_shared<Mapping>(memory));
       bases_.push_back(mappings_.back()->base());
     }
     // The mapping starts as zeros, which are valid values of every field.
@@ -104,7 +112,8 @@ bool Group::gone(int peer) const {
   return ::poll(&process, 1, 0) > 0;
 }
 
-void Group::await(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout) {
+void Group::await(const std::function<bool(int)>& ready, const Announcement& at) {
+  const std::chrono::milliseconds timeout = timeout_;
   const auto begin = Clock::now();
   auto next_look = begin + kSlice;
   auto spin_until = begin + kSpin;
@@ -175,7 +184,7 @@ void Group::fail_for_other_call(const Announcement& at, int peer) {
                  base::join("got different calls, expected the same on every rank: ", who(peer), " calls ",
                             call_of(announcement(peer, at.sequence)).text(), ", ", who(identity_.rank), " calls ",
                             call_of(at).text()),
-                 "all ranks make the same calls in the same order", -1);
+                 kSameCallsHint, -1);
 }
 
 void Group::check_failure(const Announcement& at) {
@@ -190,9 +199,9 @@ void Group::check_failure(const Announcement& at) {
 void Group::throw_failure(const Announcement& at) const {
   const std::uint64_t operation = at.sequence - 1;  // counted from 0, as by all transports
   const int size = identity_.run_size > 0 ? identity_.run_size : identity_.size;
-  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation,
-                          failure_->hint),
-                  failure_->rank);
+  throw CommError(
+      at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation, failure_->hint),
+      failure_->rank);
 }
 
 void Group::fail(std::string_view text, std::string_view hint, int rank) noexcept {

@@ -76,7 +76,8 @@ void ParamGroup::make_parameters() {
   book_bytes(parameters_.bytes(), tier, memory::Purpose::Parameters);
   if (!sharded_ || shared_) return;
   from_shards_.emplace(
-      ShardGather::Ways{.comm = context_.comm,
+      ShardGather::Ways{.of = name_,
+                        .comm = context_.comm,
                         .neighbours = context_.neighbours,
                         .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
                         .pool = context_.gather_pool},

@@ -40,6 +40,7 @@ void State::end_activations() const {
 void State::before_use(const int* tags, int count, const char*) {
   if (!failed_.empty()) require_usable("forward");
   begin_forward();
+  base::status_page().note_use();
   if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
     shown_unit_ = unit;
