@@ -9,5 +9,8 @@ namespace zero::torchglue {
 
 // One hook per parameter; an empty function removes it. An exception leaves backward() unchanged.
 void set_gradient_hook(const at::Tensor& parameter, std::function<void()> hook);
+// libtorch has one place for such a hook, and whoever comes last takes it.
+enum class HookPlace { Empty, Ours, Foreign };
+HookPlace gradient_hook_of(const at::Tensor& parameter);
 
 }  // namespace zero::torchglue
