@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -13,9 +14,25 @@
 #include "base/idle_memory.h"
 #include "base/status_page.h"
 #include "config/stage_rules.h"
+#include "engine/model_checks.h"
 #include "optim/clipping.h"
 
 namespace zero::engine {
+namespace {
+
+// Of the parameters of one operator, each group once, in the order of their first use.
+template <class Members>
+c10::SmallVector<int, 8> groups_of(const int* tags, int count, const Members& members) {
+  c10::SmallVector<int, 8> groups;
+  for (int i = 0; i < count; ++i) {
+    const int group = members[static_cast<std::size_t>(tags[i])].group;
+    // Lists of parameters come unit by unit: the last one is the likely one.
+    if (std::find(groups.rbegin(), groups.rend(), group) == groups.rend()) groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace
 
 std::string State::where(const char* what) const {
   return base::join("[Engine::", what, "] (rank ", comm_->rank(), "/", comm_->size(), ", step ", global_steps_, ") ");
@@ -24,8 +41,7 @@ std::string State::where(const char* what) const {
 // --- interception -----------------------------------------------------------------------------
 
 void State::begin_forward() {
-  if (in_forward_ || in_backward_) return;
-  in_forward_ = true;
+  if (in_forward_ || in_backward_ || in_forward_.exchange(true)) return;
   trace_.begin_phase(base::TraceKind::Forward);
   shown_unit_ = -1;
   base::status_page().set_step(global_steps_, static_cast<int>(micro_step_));
@@ -40,24 +56,26 @@ void State::end_activations() const {
 void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
   if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
-  if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
-    shown_unit_ = unit;
+  if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_.exchange(unit)) {
     const auto& name = groups_[static_cast<std::size_t>(unit)]->name();
     base::status_page().set_unit(name);
     trace_.enter(name);
     count_bytes();
   }
   if (stage_ < 3) return;
-  int groups[64], num_groups = 0;
-  for (int i = 0; i < count; ++i) {
-    const int group = members_[static_cast<std::size_t>(tags[i])].group;
-    if (std::find(groups, groups + num_groups, group) == groups + num_groups) groups[num_groups++] = group;
-  }
-  telling_peers([&] { prefetcher_->use(groups, num_groups, in_backward_ || at::GradMode::is_enabled()); });
+  const auto groups = groups_of(tags, count, members_);
+  const bool training = in_backward_ || at::GradMode::is_enabled();
+  telling_peers([&] { prefetcher_->begin_use(groups.data(), static_cast<int>(groups.size()), training); });
+}
+
+void State::after_use(const int* tags, int count) noexcept {
+  if (stage_ < 3) return;
+  const auto groups = groups_of(tags, count, members_);
+  prefetcher_->end_use(groups.data(), static_cast<int>(groups.size()));
 }
 
 void State::before_write(int tag, const char* op) {
-  if (modifying_) return;
+  if (modifying_scopes_ > 0) return;
   const auto& member = members_[static_cast<std::size_t>(tag)];
   const auto& group = *groups_[static_cast<std::size_t>(member.group)];
   telling_peers([&] {
@@ -75,13 +93,15 @@ void State::check_parameters(const char* what) const {
     if (!torchglue::is_intercepted(parameter.tensor))
       throw ConfigError(
           where(what) + "parameter " + parameter.name +
-          " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
-          "the module before the Engine takes it; the recipe chooses the dtype.");
+          " was replaced behind the Engine (module.to(...), set_data, torch::load). Hint: move, cast and load the "
+          "module before the Engine takes it, and let the recipe choose the dtype; in a scope of "
+          "gathered_parameters(true) write with copy_.");
     if (parameter.tensor.requires_grad() != group.trainable())
       throw ConfigError(where(what) + "requires_grad of parameter " + parameter.name + " was changed to " +
                         (group.trainable() ? "false" : "true") +
                         " after the Engine took it. Hint: freeze before making the Engine.");
   }
+  check_hooks(groups_, where(what));
 }
 
 // --- backward ---------------------------------------------------------------------------------
@@ -217,6 +237,7 @@ double State::norm_and_overflow(bool* overflow) {
 StepResult State::step() {
   return telling_peers([&] {
     check_parameters("step");
+    check_no_new_parameters(*model_, where("step"));
     if (gathered_scopes_ > 0) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
     StepResult result;
     result.lr = optimizer_->lr(0);
@@ -227,6 +248,7 @@ StepResult State::step() {
     end_activations();
     const bool act = settings_.managed_gradient_accumulation ? micro_step_ == accumulation_ : micro_step_ > 0;
     if (!act) return result;
+    const memory::Prefetcher::Alone alone(*prefetcher_, where("step"));
     auto& page = base::status_page();
     page.set_step(global_steps_);
     page.set_phase(base::StatusPhase::Step);
