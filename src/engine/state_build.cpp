@@ -147,6 +147,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     // Folders and files that are not there are told of while the model is still as it was.
     keep_activations();
     start_trace_of_environment();
+    if (comm_->size() > 1) comm_->barrier();  // one rank's refusal is all ranks'
     try {
       adopt_values();
       adopt_buffers();

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "soundness/small_programs.h"
@@ -170,6 +171,34 @@ TEST(EngineRefused, TraceThatCannotBeWritten) {
         [&] { Engine(model, small_options(stage, stage == 3 ? kOffloadedParameters : ""), Communicator::local()); });
     EXPECT_TRUE(contains(error, "ZERO_TRACE_STEPS")) << error;
   });
+}
+
+// One rank alone cannot go on: the other's model, too, is as it was.
+TEST(EngineRefused, OnOneRankOnly) {
+  const auto folder = std::filesystem::temp_directory_path() / "zero-soundness-one-rank";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder / "trace.json.rank-1.json");  // where a file should be
+  for (const int stage : {1, 3}) {
+    SCOPED_TRACE(stage);
+    std::vector<std::shared_ptr<torch::nn::SequentialImpl>> models = {small_model(), small_model()};
+    const auto expected = small_model()->forward(small_input(1));
+    const auto model_of = [&](const Communicator& comm) { return models[static_cast<std::size_t>(comm.rank())]; };
+    {
+      const Environment trace("ZERO_TRACE", (folder / "trace.json").c_str());
+      for (const auto& error : errors_of_ranks(
+               2, [&](std::shared_ptr<Communicator> comm) { Engine(model_of(*comm), small_options(stage), comm); }))
+        EXPECT_TRUE(contains(error, "rank-1.json")) << error;
+    }
+    for (const auto& model : models) EXPECT_TRUE(torch::equal(model->forward(small_input(1)), expected));
+    for (const auto& error : errors_of_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+           const auto model = model_of(*comm);
+           Engine engine(model, small_options(stage), comm);
+           EXPECT_TRUE(torch::equal(model->forward(small_input(1)), expected));
+           train_once(engine, *model);
+         }))
+      EXPECT_EQ(error, "");
+  }
+  std::filesystem::remove_all(folder);
 }
 
 // --- models that an Engine cannot take, or can no longer --------------------------------------
