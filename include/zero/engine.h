@@ -51,8 +51,9 @@ struct OwnGradient {
   at::Tensor values;       // fp32, flat; may be empty. Undefined: the parameter is frozen
 };
 
-// While it lives, all parameters are whole and readable. With modify = true they may be
-// written on rank 0; its values replace those of every rank when it ends.
+// While it lives, all parameters are whole and readable. With modify = true they may be written in place (copy_, mul_;
+// not torch::load, which puts other tensors in their place) on rank 0; its values replace those of every rank when it
+// ends. Scopes may be nested; a checkpoint is not saved inside one that modifies, nor loaded inside any.
 class [[nodiscard]] GatheredParameters {
  public:
   GatheredParameters(std::shared_ptr<engine::State> state, bool modify);
@@ -67,11 +68,16 @@ class [[nodiscard]] GatheredParameters {
   bool modify_;
 };
 
+// Threads: forwards and evaluations of the model may run in several threads at once, on CPUs. At stage 3 gathers are
+// collectives: with several ranks all must use units in one order, so there one thread computes at a time. No call below
+// may run beside another call, nor step(), flush(), load_checkpoint() and gathered_parameters() beside a forward: at
+// stage 3 they throw ConfigError when they find one. An Engine may be made, used and destroyed in different threads.
 class Engine {
  public:
   // Takes over the parameters of `model`: casts them to the recipe's compute dtype, shards what
   // the stage shards, and gives every rank rank 0's values. The module keeps working as before.
-  // Throws ConfigError when options, model and ranks do not fit together, on every rank.
+  // Throws ConfigError when options, model and ranks do not fit together, on every rank; the model is then as it was.
+  // One Engine holds a model at a time: end the first before making a second.
   Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
   // The same for a module holder (TORCH_MODULE).
   template <class Holder>

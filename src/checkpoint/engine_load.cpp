@@ -238,6 +238,7 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
   Choice choice;
   const auto answers = agree(comm, kWhere, [&]() -> std::string {
     state.require_boundary(kWhere);
+    state.require_no_scope(kWhere, /*reading_too=*/true);
     if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
     if (comm.rank() != 0) return "";
     choice = choose(fs, root, tag);

@@ -102,8 +102,12 @@ Manifest describe(engine::State& state) {
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
-  m.global_samples =
-      counters.global_steps * state.accumulation_steps() * state.micro_batch_size() * state.comm().size();
+  // A count for readers, that nothing goes by.
+  if (__builtin_mul_overflow(counters.global_steps,
+                             state.accumulation_steps() * state.micro_batch_size() * state.comm().size(),
+                             &m.global_samples))
+    m.global_samples = kMostCount;
+  m.global_samples = std::min(m.global_samples, kMostCount);
   m.optimizer = optimizer_name(settings.optimizer.type);
   for (int k = 0; k < state.optimizer().num_slots(); ++k) m.slots.push_back(state.optimizer().slot_name(k));
   m.loss_scale = counters.scaler.scale;
@@ -137,6 +141,7 @@ struct Phase {
 
 }  // namespace
 
+// The types are those of engine::can_be_saved().
 std::string file_dtype(at::ScalarType type, const std::string& name) {
   switch (type) {
     case at::kBool:
@@ -224,6 +229,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   // Step 0: all ranks mean the same save, and it is a moment at which one can be.
   const auto intents = agree(comm, kWhere, [&] {
     state.require_boundary(kWhere);
+    state.require_no_scope(kWhere, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
     if (!valid_tag(wanted_tag))
       throw ConfigError(
@@ -231,8 +237,10 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     pieces = state.pieces_to_save();
     std::string text = base::join(wanted_tag, "\n", state.global_steps(), "\n");
-    for (const auto& piece : pieces)
+    for (const auto& piece : pieces) {
+      (void)file_dtype(piece.dtype, piece.name);
       if (piece.kind == kBuffer) text += contents_hash(piece);
+    }
     return text;
   });
   std::vector<Intent> ranks;

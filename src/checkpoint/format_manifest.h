@@ -15,6 +15,8 @@ namespace zero::checkpoint {
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
 inline constexpr std::int64_t kReaderVersion = 2;
+// Of steps, samples and saves: what is added to or multiplied with such a count stays a number.
+inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kSumsName = "SUMS";
 inline constexpr const char* kLatestName = "latest";

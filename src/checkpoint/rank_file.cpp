@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kHeaderAlignment = 4096;
 // Hashed twice (part and file) and written while it is in the cache.
 constexpr std::size_t kSlice = std::size_t{1} << 20;
+// Files of a checkpoint that are read from; `ulimit -n` is 1024 on many machines, and ranks may be more.
+constexpr int kMostOpen = 32;
 
 // Index of the first fp32 whose exponent is all ones, or -1.
 std::int64_t first_non_finite(const char* data, std::size_t bytes) {
@@ -113,23 +115,32 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
   return result;
 }
 
-PartReader::Open& PartReader::open(const std::string& name) {
-  if (const auto found = files_.find(name); found != files_.end()) return found->second;
-  const auto listed = std::find_if(manifest_.files.begin(), manifest_.files.end(),
-                                   [&](const auto& entry) { return entry.name == name; });
-  ZERO_CHECK(listed != manifest_.files.end(), "file ", name);
-  auto file = folder_.open_file(name, static_cast<std::uint64_t>(listed->bytes));
-  const auto info = file.info();
-  const auto header = read_header(file);
-  std::map<std::string, TensorEntry> entries;
-  for (const auto& entry : header.tensors) entries[entry.key] = entry;
-  return files_.emplace(name, Open{std::move(file), info, std::move(entries), header.data_begin}).first->second;
+PartReader::Known& PartReader::open(const std::string& name) {
+  auto found = files_.find(name);
+  if (found == files_.end()) {
+    const auto listed = std::find_if(manifest_.files.begin(), manifest_.files.end(),
+                                     [&](const auto& entry) { return entry.name == name; });
+    ZERO_CHECK(listed != manifest_.files.end(), "file ", name);
+    const auto bytes = static_cast<std::uint64_t>(listed->bytes);
+    auto file = folder_.open_file(name, bytes);
+    const auto info = file.info();
+    const auto header = read_header(file);
+    std::map<std::string, TensorEntry> entries;
+    for (const auto& entry : header.tensors) entries[entry.key] = entry;
+    found = files_.emplace(name, Known{std::move(file), bytes, info, std::move(entries), header.data_begin}).first;
+    ++open_;
+  } else if (!found->second.file) {
+    found->second.file.emplace(folder_.open_file(name, found->second.bytes));
+    ++open_;
+    check_not_replaced(folder_, name, *found->second.file, found->second.info);
+  }
+  return found->second;
 }
 
 const char* PartReader::read(const Tensor& tensor, const Part& part) {
   base::status_page().set_unit(part.key);
   auto& open_file = open(part.file);
-  const auto& path = open_file.file.path();
+  const auto path = open_file.file->path();
   const auto found = open_file.entries.find(part.key);
   if (found == open_file.entries.end()) fail_damaged(path, "has no key " + part.key);
   const auto& entry = found->second;
@@ -140,7 +151,13 @@ const char* PartReader::read(const Tensor& tensor, const Part& part) {
   const auto bytes = static_cast<std::size_t>(entry.end - entry.begin);
   if (buffer_.size() < bytes) buffer_.resize(bytes);
   const auto offset = open_file.data_begin + entry.begin;
-  open_file.file.read(buffer_.data(), bytes, offset);
+  open_file.file->read(buffer_.data(), bytes, offset);
+  // A load goes round all files again and again, so the first ones stay open and the others take turns.
+  if (open_ > kMostOpen) {
+    check_not_replaced(folder_, part.file, *open_file.file, open_file.info);
+    open_file.file.reset();
+    --open_;
+  }
   if (const auto got = hash_of(buffer_.data(), bytes); got != part.hash)
     fail_damaged(path, base::join("key ", part.key, " at offset ", offset, ": the hash of its ", bytes, " bytes is ",
                                   got, ", expected ", part.hash, ": the file was damaged after it was written"));
@@ -149,7 +166,12 @@ const char* PartReader::read(const Tensor& tensor, const Part& part) {
 }
 
 void PartReader::finish() const {
-  for (const auto& [name, open_file] : files_) check_not_replaced(folder_, name, open_file.file, open_file.info);
+  for (const auto& [name, known] : files_) {
+    if (known.file)
+      check_not_replaced(folder_, name, *known.file, known.info);
+    else
+      check_not_replaced(folder_, name, folder_.open_file(name, known.bytes), known.info);
+  }
 }
 
 }  // namespace zero::checkpoint

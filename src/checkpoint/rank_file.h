@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ struct RankFile {
 // Creates `name`, takes the room first, writes data then header, syncs and closes.
 RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources);
 
-// Reads parts out of the files of one checkpoint. Opens each file once.
+// Reads parts out of the files of one checkpoint. Keeps few of them open, however many ranks wrote it.
 class PartReader {
  public:
   PartReader(const Folder& folder, const Manifest& manifest) : folder_(folder), manifest_(manifest) {}
@@ -45,17 +46,19 @@ class PartReader {
   void finish() const;
 
  private:
-  struct Open {
-    File file;
+  struct Known {
+    std::optional<File> file;  // open
+    std::uint64_t bytes;
     FileInfo info;
     std::map<std::string, TensorEntry> entries;
     std::uint64_t data_begin;
   };
-  Open& open(const std::string& name);
+  Known& open(const std::string& name);
 
   const Folder& folder_;
   const Manifest& manifest_;
-  std::map<std::string, Open> files_;
+  std::map<std::string, Known> files_;
+  int open_ = 0;
   std::vector<char> buffer_;
 };
 

@@ -10,6 +10,8 @@
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
+#include "torchglue/normal_mode.h"
+
 namespace zero::engine {
 
 class ErrorRelay {
@@ -22,6 +24,7 @@ class ErrorRelay {
   // Runs fn; its error is told to the peers before it goes on.
   template <class Fn>
   auto telling(Fn&& fn) {
+    const torchglue::NormalMode normal;
     try {
       return fn();
     } catch (const CommError& e) {
@@ -40,6 +43,7 @@ class ErrorRelay {
   // Runs fn, which neither sends nor changes anything; its error is kept.
   template <class Fn>
   auto keeping(Fn&& fn) {
+    const torchglue::NormalMode normal;
     try {
       return fn();
     } catch (const std::exception& e) {

@@ -28,6 +28,7 @@ class GradientGuard final : public torchglue::UseListener {
 
  private:
   void before_use(const int* tags, int count, const char* op) override;
+  void after_use(const int*, int) noexcept override {}
   bool before_write(int tag, const char* op) override;
   [[noreturn]] void fail(int tag, const char* op) const;
 

@@ -227,7 +227,7 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
 }
 
 void ParamGroup::abandon() {
-  if (sharded_) {
+  if (sharded_ && !storages_.empty()) {  // else nothing was adopted
     try {
       release();
     } catch (const std::exception&) {

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -13,9 +14,25 @@
 #include "base/idle_memory.h"
 #include "base/status_page.h"
 #include "config/stage_rules.h"
+#include "engine/model_checks.h"
 #include "optim/clipping.h"
 
 namespace zero::engine {
+namespace {
+
+// Of the parameters of one operator, each group once, in the order of their first use.
+template <class Members>
+c10::SmallVector<int, 8> groups_of(const int* tags, int count, const Members& members) {
+  c10::SmallVector<int, 8> groups;
+  for (int i = 0; i < count; ++i) {
+    const int group = members[static_cast<std::size_t>(tags[i])].group;
+    // Lists of parameters come unit by unit: the last one is the likely one.
+    if (std::find(groups.rbegin(), groups.rend(), group) == groups.rend()) groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace
 
 std::string State::where(const char* what) const {
   return base::join("[Engine::", what, "] (rank ", comm_->rank(), "/", comm_->size(), ", step ", global_steps_, ") ");
@@ -24,8 +41,7 @@ std::string State::where(const char* what) const {
 // --- interception -----------------------------------------------------------------------------
 
 void State::begin_forward() {
-  if (in_forward_ || in_backward_) return;
-  in_forward_ = true;
+  if (in_forward_ || in_backward_ || in_forward_.exchange(true)) return;
   trace_.begin_phase(base::TraceKind::Forward);
   shown_unit_ = -1;
   base::status_page().set_step(global_steps_, static_cast<int>(micro_step_));
@@ -42,28 +58,32 @@ void State::before_use(const int* tags, int count, const char*) {
   begin_forward();
   base::status_page().note_use();
   if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
-  if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
-    shown_unit_ = unit;
+  if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_.exchange(unit)) {
     const auto& name = groups_[static_cast<std::size_t>(unit)]->name();
     base::status_page().set_unit(name);
     trace_.enter(name);
     count_bytes();
   }
   if (stage_ < 3) return;
-  int groups[64], num_groups = 0;
-  for (int i = 0; i < count; ++i) {
-    const int group = members_[static_cast<std::size_t>(tags[i])].group;
-    if (std::find(groups, groups + num_groups, group) == groups + num_groups) groups[num_groups++] = group;
-  }
-  const auto use = [&] { prefetcher_->use(groups, num_groups, in_backward_ || at::GradMode::is_enabled()); };
-  if (comm_->size() == 1)
-    use();  // nobody waits for this rank, which may try another batch
-  else
+  const auto groups = groups_of(tags, count, members_);
+  const bool training = in_backward_ || at::GradMode::is_enabled();
+  const auto use = [&] { prefetcher_->begin_use(groups.data(), static_cast<int>(groups.size()), training); };
+  if (comm_->size() == 1) {  // nobody waits for this rank, which may try another batch
+    const torchglue::NormalMode normal;
+    use();
+  } else {
     relay_.telling(use);
+  }
+}
+
+void State::after_use(const int* tags, int count) noexcept {
+  if (stage_ < 3) return;
+  const auto groups = groups_of(tags, count, members_);
+  prefetcher_->end_use(groups.data(), static_cast<int>(groups.size()));
 }
 
 bool State::before_write(int tag, const char* op) {
-  if (modifying_) return true;
+  if (modifying_scopes_ > 0) return true;
   const auto& member = members_[static_cast<std::size_t>(tag)];
   const auto& group = *groups_[static_cast<std::size_t>(member.group)];
   return relay_.keeping([&]() -> bool {
@@ -81,13 +101,15 @@ void State::check_parameters(const char* what) const {
     if (!torchglue::is_intercepted(parameter.tensor))
       throw ConfigError(
           where(what) + "parameter " + parameter.name +
-          " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
-          "the module before the Engine takes it; the recipe chooses the dtype.");
+          " was replaced behind the Engine (module.to(...), set_data, torch::load). Hint: move, cast and load the "
+          "module before the Engine takes it, and let the recipe choose the dtype; in a scope of "
+          "gathered_parameters(true) write with copy_.");
   }
   for (const auto& group : groups_)
     if (const auto text = group->autograd().find_meddling(/*first=*/passes_ == 0, what == std::string("step"));
         !text.empty())
       throw ConfigError(where(what) + text);
+  check_hooks(groups_, where(what));
 }
 
 // Before a call that changes or sends something.
@@ -167,6 +189,7 @@ StepResult State::step() {
   relay_.keeping([&] {
     require_usable("step");
     check_parameters("step");
+    check_no_new_parameters(*model_, where("step"));
     if (gathered_scopes_ > 0) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
   });
   return relay_.telling([&] {
@@ -180,6 +203,7 @@ StepResult State::step() {
     end_activations();
     const bool act = settings_.managed_gradient_accumulation ? micro_step_ == accumulation_ : micro_step_ > 0;
     if (!act) return result;
+    const memory::Prefetcher::Alone alone(*prefetcher_, where("step"));
     auto& page = base::status_page();
     page.set_step(global_steps_);
     page.set_phase(base::StatusPhase::Step);

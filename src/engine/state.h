@@ -2,6 +2,7 @@
 // optimizer. Engine (include/zero/engine.h) is the public face of exactly one State; checkpoints
 // read and fill it through StatePiece. Files on disk are not known here.
 #pragma once
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "optim/loss_scaler.h"
 #include "torchglue/allocation_observer.h"
 #include "torchglue/interception.h"
+#include "torchglue/normal_mode.h"
 
 namespace zero::engine {
 
@@ -65,8 +67,9 @@ class State final : public torchglue::UseListener {
   using Counters = StateCounters;
   Counters counters() const;
   void set_counters(const Counters& counters);
-  // Throws ConfigError between accumulation boundaries.
+  // Throw ConfigError: between accumulation boundaries; inside a scope that modifies, or inside any (reading_too).
   void require_boundary(const char* where);
+  void require_no_scope(const char* where, bool reading_too) const;
   const Options& options() const { return options_; }
   const config::Settings& settings() const { return settings_; }
   Communicator& comm() const { return *comm_; }
@@ -90,7 +93,6 @@ class State final : public torchglue::UseListener {
     int group;
     std::size_t index;
   };
-
   // construction (state_build.cpp)
   void check_second_shards() const;
   void use_slow_links(GroupContext& context);
@@ -101,16 +103,16 @@ class State final : public torchglue::UseListener {
   void adopt_values();
   void adopt_buffers();
   void attach();
+  void detach() noexcept;
   void keep_activations();
-
   // interception
   void begin_forward();
   void end_activations() const;
   void before_use(const int* tags, int count, const char* op) override;
+  void after_use(const int* tags, int count) noexcept override;
   bool before_write(int tag, const char* op) override;
   void check_parameters(const char* where) const;
   void require_usable(const char* where);
-
   // backward (state_backward.cpp)
   void check_backward(const at::Tensor& loss, const BackwardOptions& options);
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
@@ -137,7 +139,6 @@ class State final : public torchglue::UseListener {
   void publish(ParamGroup& group);
   void publish_within(std::int64_t numel);
   std::string where(const char* what) const;
-  // trace
   void begin_trace(const std::string& file, TraceSteps steps);
   void start_trace_of_environment();
   void end_trace() noexcept;
@@ -145,7 +146,6 @@ class State final : public torchglue::UseListener {
     if (trace_.recording()) count_bytes_on();
   }
   void count_bytes_on();
-
   std::vector<StatePiece> pieces(bool to_save);
 
   std::shared_ptr<torch::nn::Module> model_;
@@ -188,9 +188,10 @@ class State final : public torchglue::UseListener {
   bool open_ = false, touched_ = false;  // the micro-batch goes on; some gradient of it has been taken
   std::vector<std::string> unused_;      // parameters that the micro-batch had no gradient for
   std::string failed_;                   // the error of a backward that discard_micro_batch() has not answered yet
-  bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
-  bool reads_ahead_ = false;
-  int gathered_scopes_ = 0, shown_unit_ = -1;  // shown_unit_: group named on the status page
+  bool backward_since_step_ = false, reads_ahead_ = false;
+  std::atomic<bool> in_forward_{false}, in_backward_{false};
+  int gathered_scopes_ = 0, modifying_scopes_ = 0;
+  std::atomic<int> shown_unit_{-1};  // group named on the status page
   std::int64_t global_steps_ = 0, skipped_steps_ = 0;
   double last_norm_ = 0;
   float predivide_ = 1, postmultiply_ = 1;  // around the reduction: mean, prescale, predivide_factor

@@ -40,6 +40,7 @@ void State::check_backward(const at::Tensor& loss, const BackwardOptions& option
 
 void State::backward(const at::Tensor& loss, const BackwardOptions& options) {
   relay_.keeping([&] { check_backward(loss, options); });
+  const torchglue::NormalMode normal;
   try {
     run_pass(loss, options);
   } catch (const CommError&) {

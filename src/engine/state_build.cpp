@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
+#include "engine/model_checks.h"
 #include "engine/state.h"
 #include "torchglue/deferred_init.h"
 #include "torchglue/gradient_hook.h"
@@ -60,6 +61,9 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       comm_(comm ? std::move(comm) : throw ConfigError("[Engine] got no communicator")),
       relay_(*comm_) {
   if (!model_) throw ConfigError("[Engine] got no model");
+  if (c10::InferenceMode::is_enabled())
+    throw ConfigError(
+        "[Engine] made inside c10::InferenceMode, in which nothing can be trained. Hint: make it outside.");
   relay_.telling([&] {
     config::require_built(options_);
     if (settings_.transport != "auto" && comm_->size() > 1 && comm_->transport() != settings_.transport)
@@ -132,7 +136,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       std::vector<int> parameter_groups;
       for (const auto i : unit.parameters) {
         members.push_back(parameters[i]);
-        parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name));
+        parameter_groups.push_back(optimizer_->parameter_group_of(parameters[i].name, parameters[i].aliases));
       }
       tiers_->describe(context, groups_.size());
       groups_.push_back(std::make_unique<ParamGroup>(context, unit, std::move(members), parameter_groups));
@@ -144,12 +148,20 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     for (const auto& group : groups_) all.push_back(group.get());
     update_ = std::make_unique<StagedUpdate>(std::move(all), tiers_->update_policy(optimizer_->num_slots()), *ledger_,
                                              trace_.trace());
-    adopt_values();
-    adopt_buffers();
-    attach();
+    // Folders and files that are not there are told of while the model is still as it was.
+    keep_activations();
+    start_trace_of_environment();
+    if (comm_->size() > 1) comm_->barrier();  // one rank's refusal is all ranks'
+    try {
+      adopt_values();
+      adopt_buffers();
+      attach();
+    } catch (...) {
+      detach();
+      throw;
+    }
     // The full-precision originals are freed by now; glibc would keep what lay on its heap.
     base::release_idle_memory();
-    start_trace_of_environment();
   });
 }
 
@@ -160,12 +172,19 @@ State::~State() {
   } catch (const std::exception&) {
     // Nobody is left who would compute with what it made.
   }
+  detach();
+}
+
+// Nothing of the model points here any more. Of a constructor that throws, too, whose members alone are destroyed.
+void State::detach() noexcept {
   end_trace();
   end_activations();
+  if (activations_) activations_->end();
   for (const auto& member : members_) {
     const auto& group = *groups_[static_cast<std::size_t>(member.group)];
     const auto& tensor = group.members()[member.index].tensor;
-    torchglue::set_gradient_hook(tensor, nullptr);
+    if (torchglue::gradient_hook_of(tensor) == torchglue::HookPlace::Ours)
+      torchglue::set_gradient_hook(tensor, nullptr);
     torchglue::stop_intercepting(tensor, group.storage(member.index));
   }
   for (const auto& group : groups_) group->abandon();
@@ -343,7 +362,17 @@ void State::adopt_buffers() {
       buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
     }
     ledger_->book(memory::Tier::Device, memory::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
+    if (comm_->rank() == 0 && !can_be_saved(buffer.scalar_type()))
+      base::log(LogLevel::Warning,
+                base::join("[Engine] buffer ", item.key(), " has the type ", c10::toString(buffer.scalar_type()),
+                           ", which checkpoints cannot hold: save_checkpoint will refuse. Hint: use a float, integer "
+                           "or bool tensor."));
   }
+  if (!activations_) return;
+  std::vector<const void*> resident;
+  for (const auto& buffer : model_->buffers())
+    if (buffer.defined() && buffer.has_storage()) resident.push_back(buffer.storage().unsafeGetStorageImpl());
+  activations_->set_resident(resident);
 }
 
 void State::attach() {
@@ -351,11 +380,11 @@ void State::attach() {
     auto& group = *groups_[g];
     for (std::size_t i = 0; i < group.members().size(); ++i) {
       const auto& tensor = group.members()[i].tensor;
-      torchglue::intercept(tensor, this, static_cast<int>(members_.size()));
+      members_.push_back({static_cast<int>(g), i});
+      torchglue::intercept(tensor, this, static_cast<int>(members_.size()) - 1);
       tensor.mutable_grad() = at::Tensor();  // of a backward before the Engine was made
       if (group.trainable())
         torchglue::set_gradient_hook(tensor, [this, g, i] { on_gradient(static_cast<int>(g), i); });
-      members_.push_back({static_cast<int>(g), i});
     }
   }
   // Backward reaches the last unit first; the root (embeddings, the head) comes last.
@@ -384,7 +413,6 @@ void State::attach() {
         ledger->book(memory::Tier::Device, memory::Purpose::Activations, bytes);
       },
       std::move(source));
-  keep_activations();
 }
 
 void State::keep_activations() {
@@ -399,8 +427,6 @@ void State::keep_activations() {
   setup.device = device_;
   setup.ledger = ledger_;
   setup.who = base::join("rank ", comm_->rank(), "/", comm_->size());
-  for (const auto& buffer : model_->buffers())
-    if (buffer.defined() && buffer.has_storage()) setup.resident.push_back(buffer.storage().unsafeGetStorageImpl());
   if (comm_->rank() == 0) setup.profile = [](const std::string& line) { base::log(LogLevel::Info, line); };
   activations_ = offload::ActivationStore::create(std::move(setup));
 }

@@ -59,6 +59,7 @@ void State::flush() {
   });
   relay_.telling([&] {
     if (!pending_) return update_->settle();
+    const memory::Prefetcher::Alone alone(*prefetcher_, where("flush"));
     prefetcher_->end_pass();
     comm_->barrier();  // nobody reads a shard in place any more
     finish_update();
@@ -68,6 +69,7 @@ void State::flush() {
 }
 
 void State::begin_replacing() {
+  const memory::Prefetcher::Alone alone(*prefetcher_, where("load_checkpoint"));
   prefetcher_->end_pass();
   if (pending_) {
     pending_ = false;

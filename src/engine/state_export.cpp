@@ -21,21 +21,33 @@ void State::begin_gathered(bool modify) {
   });
   relay_.telling([&] {
     flush();
-    prefetcher_->pin_all();
+    {
+      const memory::Prefetcher::Alone alone(*prefetcher_, where("gathered_parameters"));
+      prefetcher_->pin_all();
+    }
     ++gathered_scopes_;
-    modifying_ |= modify;
+    modifying_scopes_ += modify ? 1 : 0;
   });
 }
 
 void State::end_gathered(bool modify) {
   relay_.telling([&] {
+    const bool outermost = --gathered_scopes_ == 0;
     if (modify) {
+      --modifying_scopes_;
+      check_parameters("gathered_parameters");
       comm_->barrier();  // nobody reads a shard in place any more
       for (const auto& group : groups_) group->write_back();
-      modifying_ = false;
     }
-    if (--gathered_scopes_ == 0) prefetcher_->unpin_all();
+    if (outermost) prefetcher_->unpin_all();
   });
+}
+
+void State::require_no_scope(const char* what, bool reading_too) const {
+  if (modifying_scopes_ == 0 && (gathered_scopes_ == 0 || !reading_too)) return;
+  throw ConfigError(where(what) + "called inside a scope of gathered_parameters" +
+                    (reading_too ? "" : "(true), whose writes count from its end on") +
+                    ". Hint: close() the scope first.");
 }
 
 std::map<std::string, at::Tensor> State::full_state_dict() {
@@ -185,7 +197,10 @@ std::vector<StatePiece> State::pieces(bool to_save) {
   }
   for (const auto& item : model_->named_buffers()) {
     if (!item.value().defined()) continue;
-    const auto data = item.value().detach().view({-1});
+    // The program may have assigned buffers of another layout since the Engine was made. What is saved is a copy then;
+    // what is loaded needs memory of its own for each element.
+    if (!to_save && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
+    const auto data = item.value().detach().contiguous().view({-1});
     result.push_back(
         {"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
          [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },

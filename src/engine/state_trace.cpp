@@ -73,10 +73,7 @@ void State::end_trace() noexcept {
 }
 
 void State::count_bytes_on() {
-  std::int64_t gathered = 0;
-  for (const auto& group : groups_)
-    if (group->rests_sharded() && group->residency() != ParamGroup::Residency::Sharded)
-      gathered += group->gathered_bytes();
+  const auto gathered = prefetcher_->gathered_numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter));
   trace_.count(*ledger_, gathered);
 }
 

@@ -45,6 +45,7 @@ double median_s(std::vector<std::int64_t> values) {
 }  // namespace
 
 void StepTrace::start(base::Trace::Setup setup, TraceSteps steps) {
+  const std::lock_guard lock(mutex_);
   trace_.start(std::move(setup));
   steps_ = steps;
   done_ = 0;
@@ -60,6 +61,7 @@ void StepTrace::start(base::Trace::Setup setup, TraceSteps steps) {
 void StepTrace::choose_recording() { trace_.record(done_ + 1 >= steps_.first && done_ + 1 <= steps_.last); }
 
 bool StepTrace::stop(TraceSummary* summary) {
+  const std::lock_guard lock(mutex_);
   end_phase();
   const bool whole = trace_.stop();
   if (summary == nullptr) return whole;
@@ -85,6 +87,7 @@ bool StepTrace::stop(TraceSummary* summary) {
 }
 
 void StepTrace::begin_phase_on(TraceKind phase) {
+  const std::lock_guard lock(mutex_);
   end_phase_on();
   phase_ = phase;
   in_phase_ = true;
@@ -101,6 +104,7 @@ void StepTrace::end_unit() {
 }
 
 void StepTrace::end_phase_on() {
+  const std::lock_guard lock(mutex_);
   if (!in_phase_) return;
   end_unit();
   trace_.slice(phase_,
@@ -113,6 +117,7 @@ void StepTrace::end_phase_on() {
 }
 
 void StepTrace::enter_on(const std::string& unit) {
+  const std::lock_guard lock(mutex_);
   if (!in_phase_) return;
   end_unit();
   unit_ = &unit;
@@ -144,6 +149,7 @@ StepTimes StepTrace::times() const {
 }
 
 void StepTrace::end_step_started(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
   end_phase();
   const auto begin = std::exchange(step_begin_, 0);
   if (!trace_.recording()) {
@@ -163,6 +169,7 @@ void StepTrace::end_step_started(std::int64_t number) {
 }
 
 void StepTrace::count(const memory::MemoryLedger& ledger, std::int64_t gathered_bytes) {
+  const std::lock_guard lock(mutex_);
   const auto report = ledger.report();
   const auto tell = [&](std::size_t place, const char* name, std::int64_t bytes) {
     if (std::exchange(counted_[place], bytes) != bytes) trace_.counter(name, bytes);

@@ -3,6 +3,7 @@
 // (ParamGroup). Off, every call is one relaxed load. Nothing here talks to other ranks.
 #pragma once
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ class StepTrace {
   // Seconds since the Engine began, all 0 before base::Trace::count_always().
   StepTimes times() const;
 
-  // --- the compute thread; names live until stop() ---
+  // --- the compute thread, and others that run forwards; names live until stop() ---
   void begin_phase(base::TraceKind phase) {
     if (on()) begin_phase_on(phase);
   }
@@ -60,6 +61,7 @@ class StepTrace {
   Row sums() const;
 
   base::Trace trace_;
+  std::recursive_mutex mutex_;  // around what follows
   TraceSteps steps_;
   std::int64_t done_ = 0;  // steps since start()
   bool in_phase_ = false;

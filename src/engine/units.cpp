@@ -9,6 +9,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "optim/sharded_optimizer.h"
+#include "torchglue/gradient_hook.h"
+#include "torchglue/interception.h"
 
 namespace zero::engine {
 namespace {
@@ -63,12 +66,29 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   for (const auto& name : settings.units)
     if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
       faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
+  for (const auto& group : settings.parameter_groups)
+    if (std::none_of(walk.found.begin(), walk.found.end(), [&](const ModelParameter& parameter) {
+          return optim::pattern_names(group.pattern, parameter.name, parameter.aliases);
+        }))
+      faults += "\n  libzero.parameter_groups: the pattern \"" + group.pattern + "\" matches no parameter";
   std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;
   for (const auto& parameter : walk.found) {
     const auto& tensor = parameter.tensor;
     const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
-    if (!tensor.is_floating_point())
+    if (torchglue::is_intercepted(tensor))
+      reject("is held by another Engine. Hint: end that one first (engine.reset() before make_unique)");
+    else if (!tensor.is_floating_point())
       reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
+    else if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kHalf &&
+             tensor.scalar_type() != at::kBFloat16)
+      reject(base::join("dtype ", c10::toString(tensor.scalar_type()),
+                        ", expected Float, Half or BFloat16: masters are fp32. Hint: model->to(torch::kFloat)"));
+    else if (tensor.is_inference())
+      reject("was made inside c10::InferenceMode, and can never be trained. Hint: build the model outside");
+    else if (torchglue::gradient_hook_of(tensor) == torchglue::HookPlace::Foreign)
+      reject(
+          "has a post-accumulate-grad hook, whose one place the Engine needs. Hint: remove it; tensor.register_hook() "
+          "sees gradients too");
     else if (!tensor.has_storage() || tensor.layout() != at::kStrided)
       reject("no strided storage (a sparse or meta tensor)");
     else if (!tensor.device().is_cpu() && !tensor.is_cuda())
@@ -92,9 +112,9 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       storages.emplace(storage, &parameter);
     }
   }
-  if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);
   if (walk.found.empty())
     throw ConfigError("[Engine] the model has no parameters. Hint: register modules with register_module.");
+  if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);
   return std::move(walk.found);
 }
 

@@ -14,6 +14,7 @@ BufferPool::~BufferPool() {
 }
 
 at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
+  const std::lock_guard lock(mutex_);
   const auto bytes = numel * static_cast<std::int64_t>(at::elementSize(dtype));
   Owned* best = nullptr;
   for (auto& owned : owned_)
@@ -38,6 +39,7 @@ at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
 }
 
 void BufferPool::put(at::Tensor buffer) {
+  const std::lock_guard lock(mutex_);
   for (auto& owned : owned_) {
     if (owned.bytes.storage().unsafeGetStorageImpl() == buffer.storage().unsafeGetStorageImpl() &&
         owned.bytes.const_data_ptr() == buffer.const_data_ptr()) {
@@ -50,6 +52,7 @@ void BufferPool::put(at::Tensor buffer) {
 }
 
 void BufferPool::trim() {
+  const std::lock_guard lock(mutex_);
   std::erase_if(owned_, [&](const Owned& owned) {
     if (!owned.in_use) ledger_.book(Tier::Device, purpose_, -owned.bytes.numel());
     return !owned.in_use;

@@ -1,9 +1,10 @@
 // Flat buffers that come and go every step: kept and handed out again, so that a step in steady
-// state allocates nothing. What the pool owns, in use or idle, is booked under one purpose.
+// state allocates nothing. What the pool owns, in use or idle, is booked under one purpose. Safe for several threads.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #include "memory/ledger.h"
@@ -32,6 +33,7 @@ class BufferPool {
   Allocate allocate_;
   MemoryLedger& ledger_;
   Purpose purpose_;
+  std::mutex mutex_;
   std::vector<Owned> owned_;
 };
 

@@ -3,11 +3,35 @@
 
 #include <algorithm>
 
+#include <zero/errors.h>
+
 namespace zero::memory {
 
 Prefetcher::Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy,
                        std::function<void(const std::string&)> diverged)
-    : groups_(std::move(groups)), policy_(policy), on_divergence_(std::move(diverged)) {}
+    : groups_(std::move(groups)), policy_(policy), readers_(groups_.size()), on_divergence_(std::move(diverged)) {}
+
+Prefetcher::Alone::Alone(Prefetcher& prefetcher, const std::string& where) : prefetcher_(prefetcher) {
+  const Lock lock(prefetcher_.mutex_);
+  for (std::size_t g = 0; g < prefetcher_.groups_.size(); ++g)
+    if (prefetcher_.read_now(static_cast<int>(g)))
+      throw ConfigError(where + "an operator of another thread is reading parameters of group " +
+                        prefetcher_.groups_[g]->name() +
+                        ". Hint: wait for forwards in other threads before calls that replace parameters.");
+  ++prefetcher_.alone_;
+}
+
+Prefetcher::Alone::~Alone() {
+  const Lock lock(prefetcher_.mutex_);
+  --prefetcher_.alone_;
+}
+
+// False: an operator reads it, and it stays for now.
+bool Prefetcher::release(int group) {
+  if (read_now(group)) return false;
+  groups_[static_cast<std::size_t>(group)]->release();
+  return true;
+}
 
 void Prefetcher::note_use(int group, bool training) {
   if (group == last_) return;
@@ -53,6 +77,15 @@ bool Prefetcher::releasable(int group) const {
 
 std::int64_t Prefetcher::numel_of(int group) const { return groups_[static_cast<std::size_t>(group)]->padded_numel(); }
 
+std::int64_t Prefetcher::gathered_numel() const {
+  const Lock lock(mutex_);
+  std::int64_t gathered = 0;
+  for (const auto* group : groups_)
+    if (group->rests_sharded() && group->residency() != GatherUnit::Residency::Sharded)
+      gathered += group->padded_numel();
+  return gathered;
+}
+
 std::int64_t Prefetcher::live_numel() const {
   std::int64_t live = 0;
   for (const int g : held_)
@@ -97,14 +130,29 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
     if (policy_.max_reuse > 0 && live + numel_of(g) <= policy_.max_live && used_soon(g))
       live += numel_of(g);
     else
-      groups_[static_cast<std::size_t>(g)]->release();
+      release(g);
   }
   std::erase_if(held_, [&](int g) {
     return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
   });
 }
 
+void Prefetcher::begin_use(const int* groups, int count, bool training) {
+  const Lock lock(mutex_);
+  if (alone_ != 0)
+    throw ConfigError("[Engine::forward] parameters of group " + groups_[static_cast<std::size_t>(groups[0])]->name() +
+                      " are read while another thread replaces them (step, load_checkpoint, gathered_parameters). "
+                      "Hint: wait for that call before forwards in other threads.");
+  use(groups, count, training);
+  for (int i = 0; i < count; ++i) readers_[static_cast<std::size_t>(groups[i])].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Prefetcher::end_use(const int* groups, int count) noexcept {
+  for (int i = 0; i < count; ++i) readers_[static_cast<std::size_t>(groups[i])].fetch_sub(1, std::memory_order_release);
+}
+
 void Prefetcher::use(const int* groups, int count, bool training) {
+  const Lock lock(mutex_);
   bool all_there = true;
   for (int i = 0; i < count; ++i) {
     const auto* group = groups_[static_cast<std::size_t>(groups[i])];
@@ -139,13 +187,16 @@ void Prefetcher::fetch_from(std::size_t position) {
 }
 
 void Prefetcher::fetch_first() {
+  const Lock lock(mutex_);
   if (policy_.fetch_ahead > 0 && !pinned_) fetch_from(0);
 }
 
 void Prefetcher::release_all() {
   if (!pinned_) {
-    for (auto* group : groups_) group->release();
-    held_.clear();
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) release(g);
+    std::erase_if(held_, [&](int g) {
+      return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
+    });
   }
   for (auto* group : groups_) group->cancel_fetch();
   at_start_ = true;
@@ -153,17 +204,19 @@ void Prefetcher::release_all() {
 }
 
 void Prefetcher::begin_backward() {
+  const Lock lock(mutex_);
   phase_ = kBackward;
   at_start_ = true;
   last_ = -1;
   if (pinned_) return;
-  for (auto* group : groups_)
-    if (group->gathers_in_place()) group->release();
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
+    if (groups_[static_cast<std::size_t>(g)]->gathers_in_place()) release(g);
   release_others(nullptr, 0, -1);
   fetch_first();
 }
 
 void Prefetcher::end_pass() {
+  const Lock lock(mutex_);
   release_all();
   for (const auto phase : {kForward, kBackward}) {
     if (!seen_[phase].empty()) order_[phase] = std::move(seen_[phase]);
@@ -174,6 +227,7 @@ void Prefetcher::end_pass() {
 }
 
 void Prefetcher::pin_all() {
+  const Lock lock(mutex_);
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
     groups_[static_cast<std::size_t>(g)]->gather_copy();
     hold(g);
@@ -182,6 +236,7 @@ void Prefetcher::pin_all() {
 }
 
 void Prefetcher::unpin_all() {
+  const Lock lock(mutex_);
   pinned_ = false;
   release_all();
 }

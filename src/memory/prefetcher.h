@@ -8,9 +8,16 @@
 // phase. Forward and backward are two phases with an order each; everything is released between them (ZeRO's volume:
 // two gathers and a reduction). A reuse distance keeps more: groups that the expected order uses again soon, up to a
 // limit of elements. Nothing here knows tensors: an Engine and a forecast of one go by the same decisions.
+//
+// [Note: several threads] Uses may come from several threads. One lock is around each decision; it is not held while an
+// operator runs, so autograd's threads cannot wait for each other by it. A group that an operator reads, from
+// begin_use() to end_use(), is not released: whoever would have leaves it to the next. What replaces the parameters
+// themselves asks to be Alone, and is refused beside such an operator, as are uses beside it.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -55,6 +62,21 @@ class Prefetcher {
   // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
   // ends in a backward, so its order is worth learning.
   void use(const int* groups, int count, bool training);
+  // The same, and they stay until end_use() whatever other threads use. Throws ConfigError while someone is Alone.
+  void begin_use(const int* groups, int count, bool training);
+  void end_use(const int* groups, int count) noexcept;
+  // While it lives the parameters may be replaced. Throws ConfigError, beginning with `where`, when an operator of
+  // another thread reads one.
+  class Alone {
+   public:
+    Alone(Prefetcher& prefetcher, const std::string& where);
+    ~Alone();
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+   private:
+    Prefetcher& prefetcher_;
+  };
   // Forward is over: everything is released that is not used again within the reuse distance.
   void begin_backward();
   // Backward is over: everything is released, and the orders just seen are those to expect.
@@ -64,12 +86,18 @@ class Prefetcher {
   // Gathers copies of everything and keeps them until unpin_all().
   void pin_all();
   void unpin_all();
-  bool pinned() const { return pinned_; }
+  // Of the groups that rest sharded and do not now.
+  std::int64_t gathered_numel() const;
 
   // Passes in which the order differed from the one expected.
   std::int64_t divergences() const { return divergences_; }
 
  private:
+  using Lock = std::lock_guard<std::recursive_mutex>;
+  bool read_now(int group) const {
+    return readers_[static_cast<std::size_t>(group)].load(std::memory_order_acquire) != 0;
+  }
+  bool release(int group);
   void note_use(int group, bool training);
   int expected_next() const;
   void release_all();
@@ -83,6 +111,9 @@ class Prefetcher {
 
   std::vector<GatherUnit*> groups_;
   const Policy policy_;
+  mutable std::recursive_mutex mutex_;     // around all that is below but readers_, and the groups' residency
+  std::vector<std::atomic<int>> readers_;  // by group: operators that read it now; raised under the lock
+  int alone_ = 0;
   std::function<void(const std::string&)> on_divergence_;
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;

@@ -239,8 +239,11 @@ std::shared_ptr<ActivationStore> ActivationStore::create(Setup setup) {
   return std::make_shared<ActivationStore>(std::move(setup));
 }
 
-ActivationStore::ActivationStore(Setup setup) : setup_(std::move(setup)) {
-  for (const auto* storage : setup_.resident) resident_.insert(storage);
+ActivationStore::ActivationStore(Setup setup) : setup_(std::move(setup)) { set_resident(setup_.resident); }
+
+void ActivationStore::set_resident(const std::vector<const void*>& storages) {
+  const std::lock_guard lock(mutex_);
+  resident_ = {storages.begin(), storages.end()};
 }
 
 ActivationStore::~ActivationStore() = default;
@@ -339,16 +342,20 @@ void ActivationStore::synchronize() const {
 
 std::unique_ptr<torchglue::SavedTensorHooks> ActivationStore::saved() {
   const auto& offload = setup_.settings.offload;
-  if (offload.device == OffloadDevice::None) return nullptr;
+  if (offload.device == OffloadDevice::None || ended_) return nullptr;
+  const std::lock_guard lock(mutex_);  // forwards may run in several threads
   return std::make_unique<Hooks>(shared_from_this(), depot_for_saved(), offload.min_bytes, nullptr);
 }
 
 void ActivationStore::begin_segment() {
+  if (ended_) return;
   synchronize();
+  const std::lock_guard lock(mutex_);
   segment_begin_ = Clock::now();
 }
 
 std::shared_ptr<torchglue::KeptSegment> ActivationStore::end_segment() {
+  if (ended_) return nullptr;
   synchronize();
   const std::lock_guard lock(mutex_);
   times_.push_back({Seconds(Clock::now() - segment_begin_).count(), 0});

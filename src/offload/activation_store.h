@@ -7,6 +7,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -35,7 +36,7 @@ class ActivationStore final : public torchglue::ActivationKeeping,
     at::Device device = at::kCPU;  // of the activations; others stay where they are
     std::shared_ptr<memory::MemoryLedger> ledger;
     std::string who;                                  // "rank 2/4"
-    std::vector<const void*> resident;                // storages that are there in backward anyway: buffers
+    std::vector<const void*> resident;                // set_resident()
     std::function<void(const std::string&)> profile;  // a line for the log after each backward
   };
   // nullptr when the settings ask for nothing. Throws ConfigError for a folder that is none.
@@ -43,11 +44,15 @@ class ActivationStore final : public torchglue::ActivationKeeping,
   explicit ActivationStore(Setup setup);
   ~ActivationStore() override;
 
+  // Storages that are there in backward anyway and stay where they are: buffers.
+  void set_resident(const std::vector<const void*>& storages);
   std::unique_ptr<torchglue::SavedTensorHooks> saved() override;
   void begin_segment() override;
   std::shared_ptr<torchglue::KeptSegment> end_segment() override;
   // A backward pass has ended: copies under way are awaited, idle host memory that was not needed is freed.
   void end_backward();
+  // Its Engine is gone: threads that it is still installed in keep nothing more here.
+  void end() { ended_ = true; }
 
   struct Counts {
     std::int64_t left = 0, bytes_left = 0;          // stretches that left
@@ -78,6 +83,7 @@ class ActivationStore final : public torchglue::ActivationKeeping,
   void synchronize() const;
 
   const Setup setup_;
+  std::atomic<bool> ended_{false};
   std::unordered_set<const void*> resident_;
   mutable std::recursive_mutex mutex_;
   std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one for each depot, see its note on streams

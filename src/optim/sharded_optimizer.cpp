@@ -2,6 +2,7 @@
 // arithmetic on elements is in update_simd.cpp.
 #include "optim/sharded_optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -102,10 +103,15 @@ float ShardedOptimizer::slot_initial_value() const {
   return rule() == Rule::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
 }
 
-int ShardedOptimizer::parameter_group_of(std::string_view name) const {
+int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vector<std::string>& aliases) const {
   for (std::size_t g = 1; g < groups_.size(); ++g)
-    if (matches(groups_[g].pattern, name)) return static_cast<int>(g);
+    if (pattern_names(groups_[g].pattern, name, aliases)) return static_cast<int>(g);
   return 0;
+}
+
+bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases) {
+  return matches(pattern, name) || std::any_of(aliases.begin(), aliases.end(),
+                                               [&](const std::string& alias) { return matches(pattern, alias); });
 }
 
 double ShardedOptimizer::lr(int group) const {

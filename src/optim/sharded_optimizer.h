@@ -29,6 +29,9 @@ struct Span {
   std::int64_t missed_steps = 0;  // updates so far that left these elements out (frozen); bias correction does not count them
 };
 
+// Whether the pattern (* is any run, ? any one character) matches all of a parameter's name, or of one that is tied to it.
+bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases);
+
 // Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All are element-wise,
 // so spans may be cut anywhere, and the bits depend neither on the cut nor on SIMD target or threads
 // ([Note: order of operations] in update_simd.cpp). A step is
@@ -48,8 +51,8 @@ class ShardedOptimizer {
   float slot_initial_value() const;
 
   int num_parameter_groups() const { return static_cast<int>(groups_.size()); }
-  // The group of a parameter by its name: the first pattern (* and ?) that matches all of it, else 0.
-  int parameter_group_of(std::string_view name) const;
+  // The group of a parameter by its names: the first pattern that has one of them, else 0.
+  int parameter_group_of(std::string_view name, const std::vector<std::string>& aliases = {}) const;
 
   // The rate of the next update (between begin_step and end_step: of this one).
   double lr(int group = 0) const;

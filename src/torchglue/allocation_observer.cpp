@@ -11,17 +11,50 @@
 namespace zero::torchglue {
 namespace {
 
-// Where a thread's allocations are reported. Every counted block holds a reference.
+// Where a thread's allocations are reported. References are held by every counted block, by the observer, and by the
+// thread that has it in its chain: an observer may end in another order than it was made, and in another thread.
 struct Account {
   std::function<void(std::int64_t)> report;
   BlockSource source;
-  std::atomic<std::int64_t> references{1};
+  std::atomic<std::int64_t> references{2};
+  std::atomic<bool> ended{false};
+  Account* before = nullptr;  // the next older one of the chain; the thread's own
   void drop() {
     if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 };
 
-thread_local Account* current = nullptr;
+// The observers that were made in this thread, youngest first.
+thread_local Account* chain = nullptr;
+thread_local int pauses = 0;
+
+void unlink(Account*& place) {
+  auto* const account = place;
+  place = account->before;
+  account->drop();
+}
+
+// Only the thread itself may change its chain, so what ended elsewhere is found here.
+void unlink_ended() {
+  for (auto** place = &chain; *place != nullptr;) {
+    if ((*place)->ended.load(std::memory_order_acquire))
+      unlink(*place);
+    else
+      place = &(*place)->before;
+  }
+}
+
+struct EndOfThread {
+  ~EndOfThread() {
+    while (chain != nullptr) unlink(chain);
+  }
+};
+
+Account* current() {
+  if (pauses != 0) return nullptr;
+  while (chain != nullptr && chain->ended.load(std::memory_order_acquire)) unlink(chain);
+  return chain;
+}
 
 // Stands before every block: libtorch asserts that a block's pointer is its context.
 struct Header {
@@ -35,8 +68,9 @@ class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
-    void* sourced = current != nullptr && current->source.take ? current->source.take(bytes + kHeader) : nullptr;
-    const Header header{bytes, current, sourced != nullptr};
+    auto* const account = current();
+    void* sourced = account != nullptr && account->source.take ? account->source.take(bytes + kHeader) : nullptr;
+    const Header header{bytes, account, sourced != nullptr};
     auto* raw = static_cast<char*>(sourced);
     if (raw == nullptr) {
       // Counted first: a budget may refuse it.
@@ -82,21 +116,25 @@ void install() {
 
 }  // namespace
 
-AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source) : before_(current) {
+AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source) {
   install();
+  thread_local const EndOfThread end;
   auto* account = new Account;
   account->report = std::move(report);
   account->source = std::move(source);
-  account_ = current = account;
+  unlink_ended();
+  account->before = std::exchange(chain, account);
+  account_ = account;
 }
 
 AllocationObserver::~AllocationObserver() {
-  // Made and destroyed by different threads, or not in nested order: the others stay as they are.
-  if (current == account_) current = static_cast<Account*>(before_);
-  static_cast<Account*>(account_)->drop();
+  auto* const account = static_cast<Account*>(account_);
+  account->ended.store(true, std::memory_order_release);
+  unlink_ended();
+  account->drop();
 }
 
-AllocationObserver::Pause::Pause() : paused_(std::exchange(current, nullptr)) {}
-AllocationObserver::Pause::~Pause() { current = static_cast<Account*>(paused_); }
+AllocationObserver::Pause::Pause() { ++pauses; }
+AllocationObserver::Pause::~Pause() { --pauses; }
 
 }  // namespace zero::torchglue

@@ -23,7 +23,7 @@ class AllocationObserver {
  public:
   // report(bytes): bytes > 0 allocated by the thread that made this object while it lives, < 0 one
   // of those blocks freed, by any thread. Must be thread-safe; kept until the last block is gone.
-  // Of several observers in one thread the youngest is told.
+  // Of several observers in one thread the youngest is told. They may end in any order and in any thread.
   // Blocks of `source` are not reported.
   explicit AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source = {});
   ~AllocationObserver();
@@ -37,14 +37,10 @@ class AllocationObserver {
     ~Pause();
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
-
-   private:
-    void* paused_;
   };
 
  private:
   void* account_;
-  void* before_;
 };
 
 }  // namespace zero::torchglue

@@ -9,6 +9,9 @@ namespace zero::torchglue {
 
 // One hook per parameter; an empty function removes it. An exception leaves backward() unchanged.
 void set_gradient_hook(const at::Tensor& parameter, std::function<void()> hook);
+// libtorch has one place for such a hook, and whoever comes last takes it.
+enum class HookPlace { Empty, Ours, Foreign };
+HookPlace gradient_hook_of(const at::Tensor& parameter);
 
 // Inside such a hook: whether nothing but the parameter's .grad, and autograd on its behalf, has this memory, and all of
 // it. Gradients of views often share theirs with each other and with what flows on: AccumulateGrad takes a gradient over

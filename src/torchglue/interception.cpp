@@ -1,9 +1,9 @@
 #include "torchglue/interception.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
-#include <array>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -41,11 +41,31 @@ Registry& registry() {
 // Views that touch metadata only: they need no data, so a released parameter stays released.
 bool is_pure_view(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{
-      "aten::t",       "aten::transpose", "aten::view",      "aten::select",    "aten::slice",     "aten::narrow",
+      "aten::t",       "aten::transpose", "aten::view",      "aten::select",     "aten::slice",     "aten::narrow",
       "aten::detach",  "aten::alias",     "aten::expand",    "aten::as_strided", "aten::unsqueeze", "aten::squeeze",
-      "aten::permute", "aten::unbind",    "aten::split",     "aten::chunk",     "aten::numpy_T",   "aten::diagonal",
-      "aten::unfold",  "aten::movedim",   "aten::view_as",   "aten::expand_as", "aten::split_with_sizes",
-      "aten::tensor_split", "aten::mT",   "aten::_reshape_alias", "aten::swapaxes", "aten::unflatten"};
+      "aten::permute", "aten::unbind",    "aten::split",     "aten::chunk",      "aten::numpy_T",   "aten::diagonal",
+      "aten::unfold",  "aten::movedim",   "aten::view_as",   "aten::expand_as",  "aten::split_with_sizes",
+      "aten::mT",      "aten::swapaxes",  "aten::unflatten", "aten::swapdims",   "aten::moveaxis",  "aten::hsplit",
+      "aten::vsplit",  "aten::dsplit",    "aten::mH",        "aten::adjoint",    "aten::matrix_H",
+      "aten::tensor_split", "aten::_reshape_alias"};
+  return names->count(name) != 0;
+}
+
+// What comes of them depends on sizes, strides and types only. A test compares the names with the dispatcher's.
+bool reads_metadata_only(const std::string& name) {
+  static const auto* names = new std::unordered_set<std::string>{
+      "aten::zeros_like",    "aten::ones_like",    "aten::empty_like",    "aten::full_like",
+      "aten::rand_like",     "aten::randn_like",   "aten::randint_like",  "aten::_efficientzerotensor",
+      "aten::new_empty",     "aten::new_zeros",    "aten::new_ones",      "aten::new_full",
+      "aten::new_empty_strided", "aten::size",     "aten::stride",        "aten::sym_size",
+      "aten::sym_stride",    "aten::sym_numel",    "aten::numel",         "aten::dim",
+      "aten::storage_offset", "aten::sym_storage_offset", "aten::is_same_size", "aten::is_floating_point",
+      "aten::is_complex",    "aten::is_signed",    "aten::is_conj",       "aten::is_neg",
+      "aten::is_inference",  "aten::is_leaf",      "aten::output_nr",     "aten::_version",
+      "aten::retains_grad",  "aten::result_type",  "aten::can_cast",      "aten::_has_compatible_shallow_copy_type",
+      "aten::_has_same_storage_numel", "aten::_is_zerotensor", "aten::is_set_to", "aten::_debug_has_internal_overlap",
+      "aten::sparse_dim",    "aten::dense_dim",    "aten::is_distributed", "aten::is_contiguous",
+      "aten::sym_is_contiguous", "aten::is_non_overlapping_and_dense"};
   return names->count(name) != 0;
 }
 
@@ -55,12 +75,10 @@ bool writes_metadata_only(const std::string& name) {
          name == "aten::set_data" || name == "aten::_backward";
 }
 
+// What one operator reads of one listener's parameters, however many: only together do they stay until it has run.
 struct Uses {
-  // More parameters than this in one operator (a large TensorList) are handed over in portions.
-  static constexpr int kMost = 64;
   UseListener* listener = nullptr;
-  std::array<int, kMost> tags;
-  int count = 0;
+  c10::SmallVector<int, 8> tags;
 };
 
 // False: the operator is to be left out.
@@ -77,15 +95,37 @@ bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads,
   if (written && !target.listener->before_write(target.tag, op)) return false;
   if (!reads) return true;
   for (auto& uses : all) {
-    if (uses.listener != target.listener || uses.count == Uses::kMost) continue;
-    uses.tags[uses.count++] = target.tag;
+    if (uses.listener != target.listener) continue;
+    uses.tags.push_back(target.tag);
     return true;
   }
   all.push_back({});
   all.back().listener = target.listener;
-  all.back().tags[all.back().count++] = target.tag;
+  all.back().tags.push_back(target.tag);
   return true;
 }
+
+// Told of the uses before and, whatever happens in between, after the operator.
+class Running {
+ public:
+  explicit Running(std::vector<Uses>& all) : all_(all) {}
+  void begin(const char* op) {
+    for (const auto& uses : all_) {
+      uses.listener->before_use(uses.tags.data(), static_cast<int>(uses.tags.size()), op);
+      ++begun_;
+    }
+  }
+  ~Running() {
+    for (std::size_t i = 0; i < begun_; ++i)
+      all_[i].listener->after_use(all_[i].tags.data(), static_cast<int>(all_[i].tags.size()));
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  std::vector<Uses>& all_;
+  std::size_t begun_ = 0;
+};
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
@@ -93,7 +133,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const char* name = schema.name().c_str();
   const auto& returns = schema.returns();
   const bool may_alias = !returns.empty() && returns[0].alias_info() != nullptr && !returns[0].alias_info()->isWrite();
-  const bool reads = !(may_alias && is_pure_view(schema.name()));
+  const bool reads = !(may_alias ? is_pure_view(schema.name()) : reads_metadata_only(schema.name()));
   thread_local std::vector<Uses> reused;
   auto all = std::move(reused);
   all.clear();
@@ -115,11 +155,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
         if (element.isTensor()) collect(element.toTensor(), written, name, reads, all);
     }
   }
-  for (const auto& uses : all) uses.listener->before_use(uses.tags.data(), uses.count, name);
+  {
+    Running running(all);
+    running.begin(name);
+    // Without the guard composite operators would enter again for their parts.
+    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  }
   reused = std::move(all);
-  // Without the guard composite operators would enter again for their parts.
-  c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
 void register_fallback() {

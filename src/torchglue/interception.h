@@ -17,7 +17,10 @@ class UseListener {
   virtual ~UseListener() = default;
   // An operator is about to read the data of the parameters `tags[0..count)` (those of this
   // listener). May make data appear; may throw: the exception reaches whoever called the operator.
+  // All of one operator's parameters come in one call, from whatever thread runs it.
   virtual void before_use(const int* tags, int count, const char* op) = 0;
+  // The operator has run, or thrown: its thread reads them no more. Once for every before_use() that returned.
+  virtual void after_use(const int* tags, int count) noexcept = 0;
   // The operator writes parameter `tag` in place. False: the write is left out, and the operator returns the parameter
   // as it is.
   virtual bool before_write(int tag, const char* op) = 0;

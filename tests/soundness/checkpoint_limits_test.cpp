@@ -1,0 +1,161 @@
+// Checkpoints at the limits of processes and numbers: few open files, odd buffers, counters of a hostile manifest.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/format_manifest.h"
+#include "checkpoint/rank_file.h"
+#include "soundness/small_programs.h"
+
+namespace zero::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Folder {
+ public:
+  explicit Folder(const std::string& name) : path_(fs::temp_directory_path() / ("zero-limits-" + name)) {
+    fs::remove_all(path_);
+  }
+  ~Folder() { fs::remove_all(path_); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  fs::path path_;
+};
+
+class FewFiles {
+ public:
+  explicit FewFiles(rlim_t more) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const auto open =
+        static_cast<rlim_t>(std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator()));
+    const rlimit now{open + more, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &now);
+  }
+  ~FewFiles() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+// Parts of one tensor in the files of many ranks, read in the order of a load at stage 0: for each tensor all files.
+TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
+  constexpr int kRanks = 300;
+  const Folder where("files");
+  auto folder = checkpoint::Folder::make(checkpoint::system_files(), where.path());
+  checkpoint::Manifest manifest;
+  std::vector<float> values(2 * kRanks);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
+  std::vector<checkpoint::Tensor> tensors(3, {"master", "", "F32", {kRanks * 2}, true, {}});
+  for (int r = 0; r < kRanks; ++r) {
+    std::vector<checkpoint::Source> sources;
+    for (int t = 0; t < 3; ++t) {
+      checkpoint::Source source{"master", "w" + std::to_string(t), "F32", {kRanks * 2}, true, r * 2, 2, {}, true};
+      source.read = [&values, r](std::int64_t at, std::int64_t) {
+        return std::shared_ptr<const void>(std::shared_ptr<void>(), values.data() + 2 * r + at);
+      };
+      sources.push_back(std::move(source));
+    }
+    auto file = checkpoint::write_rank_file(folder, checkpoint::rank_file_name(r), sources);
+    manifest.files.push_back(file.file);
+    for (std::size_t t = 0; t < 3; ++t) {
+      tensors[t].name = file.tensors[t].name;
+      for (auto& part : file.tensors[t].parts) tensors[t].parts.push_back(part);
+    }
+  }
+  const auto read_all = [&](checkpoint::PartReader& reader) {
+    for (const auto& tensor : tensors)
+      for (const auto& part : tensor.parts) {
+        float got[2];
+        std::memcpy(got, reader.read(tensor, part), sizeof got);
+        ASSERT_EQ(got[0], values[static_cast<std::size_t>(part.start)]);
+        ASSERT_EQ(got[1], values[static_cast<std::size_t>(part.start) + 1]);
+      }
+  };
+  {
+    const FewFiles few(80);
+    checkpoint::PartReader reader(folder, manifest);
+    EXPECT_EQ(message_of([&] {
+                read_all(reader);
+                read_all(reader);
+                reader.finish();
+              }),
+              "");
+  }
+  // A file that is replaced while it is not open is noticed all the same, by the next read or at the end.
+  for (const int replaced : {0, kRanks - 1}) {
+    checkpoint::PartReader reader(folder, manifest);
+    read_all(reader);
+    const auto path = where.path() + "/" + checkpoint::rank_file_name(replaced);
+    fs::copy_file(path, path + ".copy");
+    fs::rename(path + ".copy", path);
+    const auto error = message_of([&] {
+      read_all(reader);
+      reader.finish();
+    });
+    EXPECT_TRUE(contains(error, checkpoint::rank_file_name(replaced))) << error;
+    EXPECT_TRUE(contains(error, "replaced")) << error;
+  }
+}
+
+// Assigned after construction, in an order of their own.
+TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
+  for (const int world : {1, 2}) {
+    const Folder folder("buffers-" + std::to_string(world));
+    const auto errors = errors_of_ranks(world, [&](std::shared_ptr<Communicator> comm) {
+      auto model = small_model();
+      model->register_buffer("table", torch::zeros({4, 6}));
+      model->register_buffer("row", torch::zeros({5}));
+      Engine engine(model, small_options(1), comm);
+      const auto table = torch::arange(24, torch::kFloat).view({6, 4}).t(), row = torch::full({1}, 7.0f).expand({5});
+      for (auto& item : model->named_buffers()) item.value().set_data(item.key() == "table" ? table : row);
+      engine.save_checkpoint(folder.path(), "t");
+      const auto fill_with = [&](const at::Tensor& t, const at::Tensor& r) {
+        for (auto& item : model->named_buffers()) item.value().set_data(item.key() == "table" ? t : r);
+      };
+      const auto check = [&] {
+        EXPECT_TRUE(torch::equal(*model->named_buffers().find("table"), table));
+        EXPECT_TRUE(torch::equal(*model->named_buffers().find("row"), torch::full({5}, 7.0f)));
+      };
+      fill_with(torch::zeros({6, 4}).t(), torch::zeros({1}).expand({5}));  // not contiguous when loaded, either
+      engine.load_checkpoint(folder.path(), "t");
+      check();
+      fill_with(torch::zeros({4, 6}), torch::zeros({5}));
+      engine.load_checkpoint(folder.path(), "t");
+      check();
+    });
+    for (const auto& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(CheckpointLimits, CountersOfAManifest) {
+  const Folder folder("counters");
+  auto model = small_model();
+  {
+    Engine engine(model, small_options(1), Communicator::local());
+    engine.backward(model->forward(small_input(0)).pow(2).mean());
+    engine.step();
+    engine.save_checkpoint(folder.path(), "t");
+  }
+  std::ifstream in(folder.path() + "/t/manifest.json");
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(message_of([&] { checkpoint::parse_manifest(text, "m"); }), "");
+  for (const char* field :
+       {"global_steps", "applied_steps", "skipped_steps", "global_samples", "seq", "hysteresis", "good", "floor"}) {
+    const auto at = text.find("\"" + std::string(field) + "\": ");
+    ASSERT_NE(at, std::string::npos) << field;
+    const auto begin = text.find(": ", at) + 2, end = text.find_first_of(",\n", begin);
+    for (const char* count : {"9223372036854775807", "9223372036854775806", "4611686018427387904"}) {
+      auto hostile = text;
+      hostile.replace(begin, end - begin, count);
+      const auto error = message_of([&] { checkpoint::parse_manifest(hostile, "m"); });
+      EXPECT_TRUE(contains(error, field)) << field << " " << count << ": " << error;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::test
