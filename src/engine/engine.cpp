@@ -73,6 +73,7 @@ void GatheredParameters::close() {
 }
 
 GatheredParameters::~GatheredParameters() {
+  if (state_) state_->relay().tell_if_unwinding();  // or the end of the scope would wait for the peers
   try {
     close();
   } catch (const std::exception& e) {
