@@ -75,13 +75,15 @@ struct Slice {
 // Everything of a rank but the Transport's face; a Work that outlives the transport finds it gone.
 class Rank {
  public:
-  Rank(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look)
+  Rank(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look,
+       shm::Mappings* mappings)
       : identity_(identity),
         me_(identity.rank),
         size_(identity.size),
         pid_(::getpid()),
-        arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page))),
-        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout, look))),
+        arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page), mappings)),
+        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout, look),
+                                            mappings)),
         staging_(arena_) {
     arena_->close_fd();
   }
@@ -524,8 +526,9 @@ class ShmWork final : public Work {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look)
-      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, look)) {
+  ShmTransport(const Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look,
+               shm::Mappings* mappings)
+      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, look, mappings)) {
     set_timeout(timeout);
   }
 
@@ -585,8 +588,8 @@ class ShmTransport final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout,
-                                    const std::function<void()>& look) {
-  return std::make_unique<ShmTransport>(identity, timeout, look);
+                                    const std::function<void()>& look, shm::Mappings* mappings) {
+  return std::make_unique<ShmTransport>(identity, timeout, look, mappings);
 }
 
 }  // namespace zero::comm

@@ -22,7 +22,6 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 
-
 }  // namespace
 
 void RangeSet::add(std::size_t at, std::size_t bytes) {
@@ -83,7 +82,17 @@ Mapping::~Mapping() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
 
-Arena::Arena(std::size_t capacity, std::size_t reserved)
+std::shared_ptr<Mapping> Mappings::of(int fd) {
+  struct stat file;
+  if (::fstat(fd, &file) != 0) return std::make_shared<Mapping>(fd);  // which says why
+  std::lock_guard lock(mutex_);
+  std::weak_ptr<Mapping>& known = by_inode_[file.st_ino];
+  auto mapping = known.lock();
+  if (mapping == nullptr) known = mapping = std::make_shared<Mapping>(fd);
+  return mapping;
+}
+
+Arena::Arena(std::size_t capacity, std::size_t reserved, Mappings* mappings)
     : fd_(::memfd_create("zero-arena", MFD_CLOEXEC)), pid_(::getpid()) {
   capacity = round_up(capacity, kPage);
   reserved = round_up(reserved, kPage);
@@ -91,7 +100,7 @@ Arena::Arena(std::size_t capacity, std::size_t reserved)
     throw IoError(base::join("[Shm::Arena] got \"", std::strerror(errno), "\" for a shared memory file of ", capacity,
                              " bytes. Hint: raise the limit of file size (ulimit -f), or set ZERO_TRANSPORT=gloo."));
   }
-  mapping_ = std::make_unique<Mapping>(fd_.get());
+  mapping_ = mappings != nullptr ? mappings->of(fd_.get()) : std::make_shared<Mapping>(fd_.get());
   free_.add(reserved, capacity - reserved);
 }
 

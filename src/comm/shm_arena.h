@@ -50,6 +50,17 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
+// One mapping of each file for all who ask. For ranks that are threads of one process: what goes by addresses, as
+// ThreadSanitizer does, then sees them meet in the same memory.
+class Mappings {
+ public:
+  std::shared_ptr<Mapping> of(int fd);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<Mapping>> by_inode_;  // all are memfds
+};
+
 // The own arena. Safe for several threads at once: tensors may die anywhere, also after the transport.
 class Arena {
  public:
@@ -57,8 +68,9 @@ class Arena {
   static constexpr std::size_t kLargeBytes = 64 << 10;  // from here on: page-aligned and present at once
   static constexpr std::size_t kWarmBytes = 4 << 20;
 
-  // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError.
-  Arena(std::size_t capacity, std::size_t reserved);
+  // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError. `mappings`, if there
+  // are any, is where the mapping comes from.
+  Arena(std::size_t capacity, std::size_t reserved, Mappings* mappings = nullptr);
 
   // IoError with the bytes needed where the arena or the machine's memory is full. bytes > 0.
   std::byte* take(std::size_t bytes);
@@ -82,7 +94,7 @@ class Arena {
 
   Descriptor fd_;
   const pid_t pid_;
-  std::unique_ptr<Mapping> mapping_;
+  std::shared_ptr<Mapping> mapping_;
   mutable std::mutex mutex_;
   RangeSet free_;
   RangeSet warm_;  // free and perhaps resident

@@ -61,7 +61,8 @@ Call call_of(const Announcement& announcement) {
   return {op_name(announcement.op), dtype, announcement.numel, announcement.root};
 }
 
-Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members) : identity_(identity) {
+Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings)
+    : identity_(identity) {
   for (int rank = 0; rank < identity.size; ++rank) {
     Member& member = members[rank];
     pids_.push_back(member.pid);
@@ -70,7 +71,8 @@ Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members)
       mappings_.push_back(nullptr);
       bases_.push_back(mine.base());
     } else {
-      mappings_.push_back(std::make_unique<Mapping>(member.memory.get()));
+      const int memory = member.memory.get();
+      mappings_.push_back(mappings != nullptr ? mappings->of(memory) : std::make_shared<Mapping>(memory));
       bases_.push_back(mappings_.back()->base());
     }
     // The mapping starts as zeros, which are valid values of every field.
@@ -190,9 +192,9 @@ void Group::check_failure(const Announcement& at) {
 void Group::throw_failure(const Announcement& at) const {
   const std::uint64_t operation = at.sequence - 1;  // counted from 0, as by all transports
   const int size = identity_.run_size > 0 ? identity_.run_size : identity_.size;
-  throw CommError(at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation,
-                          failure_->hint),
-                  failure_->rank);
+  throw CommError(
+      at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation, failure_->hint),
+      failure_->rank);
 }
 
 void Group::fail(std::string_view text, std::string_view hint, int rank) noexcept {

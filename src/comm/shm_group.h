@@ -67,8 +67,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 class Group {
  public:
-  // Pages by rank; the own arena is `mine`.
-  Group(const Identity& identity, Arena& mine, std::vector<Member> members);
+  // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any.
+  Group(const Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings = nullptr);
   ~Group();
 
   Page& page(int rank) const { return *pages_[rank]; }
@@ -104,7 +104,7 @@ class Group {
   const Identity identity_;
   std::vector<pid_t> pids_;
   std::vector<Descriptor> processes_;
-  std::vector<std::unique_ptr<Mapping>> mappings_;  // none for the own one
+  std::vector<std::shared_ptr<Mapping>> mappings_;  // none for the own one
   std::vector<Page*> pages_;
   std::vector<const std::byte*> bases_;
   struct Known {

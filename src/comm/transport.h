@@ -21,6 +21,9 @@
 #include "comm/shared_vector.h"
 
 namespace zero::comm {
+namespace shm {
+class Mappings;
+}
 
 class Transport {
  public:
@@ -107,9 +110,10 @@ class Transport {
 // One constructor per transport; each is the only thing its file shows.
 std::unique_ptr<Transport> make_local();
 // Processes of one host; blocks until all have come or `timeout` is over (CommError naming who is missing).
-// `look` is called now and then meanwhile, and may throw.
+// `look` is called now and then meanwhile, and may throw. Threads of one process may be the ranks, too: each passes the
+// same `mappings`, which are used until it returns. A thread that ends and leaves its transport is not noticed.
 std::unique_ptr<Transport> make_shm(const Identity& identity, std::chrono::milliseconds timeout,
-                                    const std::function<void()>& look = nullptr);
+                                    const std::function<void()>& look = nullptr, shm::Mappings* mappings = nullptr);
 // c10d over TCP, any hosts.
 std::unique_ptr<Transport> make_gloo(const Identity& identity, std::chrono::milliseconds timeout);
 // Shared memory inside each host and c10d between them. Where hosts have different numbers of ranks, or ranks are not
