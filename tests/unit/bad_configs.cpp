@@ -39,6 +39,7 @@ const std::vector<BadConfig>& bad_configs() {
       {"{\"log_level\": \"\xC0\xAF\"}", "bad-utf8", 1, 16, "overlong"},
       {"{\"log_level\": \"\xED\xA0\x80\"}", "bad-utf8", 1, 16, "forbidden"},
       {"{\"log_level\": \"\\ud800\"}", "bad-utf8", 1, 16, "lone surrogate"},
+      {"{\"log_level\": \"\\udc00\"}", "bad-utf8", 1, 16, "lone surrogate"},
       {"{\"log_level\": \"\\ud800\\u0041\"}", "bad-utf8", 1, 16, "lone surrogate"},
       {"{\"log_level\": \"\\u0000\"}", "bad-utf8", 1, 16, "NUL"},
       {"{\"seed\": 1, \"seed\": 2}", "duplicate-key", 1, 13, "twice"},
