@@ -147,6 +147,7 @@ const std::vector<BadConfig>& bad_configs() {
       {"{\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}}", "conflict", 1, 42, "same key"},
       {"{\"data_types\": {\"param_dtype\": \"bf16\"}}", "conflict", 1, 32, "fp32"},
       {"{\"train_batch_size\": 33, \"train_micro_batch_size_per_gpu\": 17, \"gradient_accumulation_steps\": 2}", "conflict", 1, 22, "17"},
+      {"{\"train_batch_size\": 35, \"train_micro_batch_size_per_gpu\": 17, \"gradient_accumulation_steps\": 2}", "conflict", 1, 22, "17"},
       {"{\"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}", "conflict", 1, 64, "stage 3"},
       {"{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}}", "conflict", 1, 56, "stage 1, 2 or 3"},
       {"{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}}}", "conflict", 1, 64, "nvme_path"},
