@@ -181,7 +181,9 @@ class Watch {
       require(late <= early + margin,
               std::string(name) + " grew from " + std::to_string(early / unit) + " to " + std::to_string(late / unit));
     };
+#ifndef __SANITIZE_ADDRESS__  // which keeps freed memory for a while
     line("PSS (MiB)", &Held::pss, 1 << 20, 0.02 * mean(tenth, &Held::pss));
+#endif
     line("descriptors", &Held::descriptors, 1, 0.5);
     line("threads", &Held::threads, 1, 0.5);
   }
