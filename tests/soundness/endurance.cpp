@@ -95,10 +95,12 @@ class Plain {
   }
   void step() {
     at::NoGradGuard no_grad;
-    for (auto& p : net_.parameters()) {
+    for (auto& p : net_.parameters())
       if (p.grad().defined() && p.requires_grad()) p.sub_(p.grad() * kRate);
-      p.mutable_grad() = at::Tensor();
-    }
+    drop();
+  }
+  void drop() {
+    for (auto& p : net_.parameters()) p.mutable_grad() = at::Tensor();
   }
   void take(const std::map<std::string, at::Tensor>& values) {
     at::NoGradGuard no_grad;
@@ -229,10 +231,8 @@ void remake(const Comm& comm) {
 }
 
 // At several ranks that all caught the same failure; a world of one needs no word.
-template <class SomeEngine>
-void discard(SomeEngine& engine, int ranks) {
-  if (ranks == 1) return;
-  if constexpr (requires { engine.discard_micro_batch(); }) engine.discard_micro_batch();
+void discard(Engine& engine, int ranks) {
+  if (ranks > 1) engine.discard_micro_batch();
 }
 
 // What the code of the user threw comes back as it was.
@@ -279,6 +279,13 @@ void mischief(const Comm& comm) {
   for (int step = 1; step <= steps; ++step) {
     for (int micro = 0; micro < accumulation; ++micro) {
       upset();
+      // A backward that failed within a step of several may take the micro-batches before with it.
+      if (const auto kept = static_cast<int>(engine.micro_batches()); kept != micro) {
+        require(kept == 0, "of " + std::to_string(micro) + " micro-batches " + std::to_string(kept) + " stayed");
+        ++count["micro-batches dropped with a failed one"];
+        plain.drop();
+        micro = 0;
+      }
       const auto loss = loss_of(*net, comm->rank(), ++batch);
       engine.backward(loss);
       const auto result = engine.step();
