@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include <zero/communicator.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
@@ -31,6 +33,22 @@ struct StepResult {
   double loss_scale = 1;    // the scale the next backward will use
   double lr = 0;            // the rate this step used (first parameter group)
   std::int64_t global_step = 0;  // attempted steps, this one included
+};
+
+struct BackwardOptions {
+  // The graph is kept for another backward(), and the micro-batch stays open: several losses of one forward, one
+  // backward() each. The one without retain_graph ends the micro-batch, or step() does.
+  bool retain_graph = false;
+  // Gradients get a graph of their own, and stay in .grad for a loss that is made of them; retain_graph is implied. They
+  // are this rank's, not reduced. One micro-batch a step and a loss scale of 1 only: ConfigError. Where the loss needs
+  // gradients of something else than parameters, torch::autograd::grad(..., create_graph) is enough, without limits.
+  bool create_graph = false;
+};
+
+// What of a gradient is in this rank's shard.
+struct OwnGradient {
+  std::int64_t begin = 0;  // of values, in elements of the flattened parameter
+  at::Tensor values;       // fp32, flat; may be empty. Undefined: the parameter is frozen
 };
 
 // While it lives, all parameters are whole and readable. With modify = true they may be
@@ -66,7 +84,25 @@ class Engine {
 
   // Backpropagates `loss` (a scalar): scales it by the loss scale, divides by the accumulation
   // steps, accumulates, and reduces over ranks as the stage asks. Replaces loss.backward().
-  void backward(const at::Tensor& loss);
+  //
+  // Gradients belong to the Engine from here to step(): reading or writing a .grad meanwhile is a ConfigError at every
+  // stage. What reaches this Engine's parameters from the backward() of another one (a generator's loss through its
+  // discriminator) is dropped. requires_grad may be changed between steps, alike on all ranks: a frozen parameter is not
+  // updated, does not decay and counts no step; one that was frozen when the Engine was made stays so.
+  //
+  // An exception of the model or of a hook goes through. In a world of one the Engine is then as before the micro-batch;
+  // else every rank that goes on calls discard_micro_batch().
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  // Drops the micro-batch under way: one whose forward or backward failed on every rank, or one that retain_graph left
+  // open. Returns how many whole micro-batches of the step stay; those before are dropped as well where the one under way
+  // has already been added to them (a backward that failed within a step of several). Collective.
+  std::int64_t discard_micro_batch();
+  // A parameter's gradient as step() will use it, before clipping: reduced over ranks, without the loss scale. fp32, of
+  // the parameter's shape, the same on every rank; undefined where the parameter is frozen, zeros where no loss reached
+  // it. From the step's last backward() to step(), else ConfigError. Collective. (DeepSpeed: safe_get_full_grad.)
+  at::Tensor gradient(const std::string& name);
+  // The same, only what this rank's shard has of it. Not collective.
+  OwnGradient own_gradient(const std::string& name);
   // Acts at an accumulation boundary: unscales, clips, updates, publishes; otherwise updated == false.
   StepResult step();
   bool is_gradient_accumulation_boundary() const;
@@ -109,8 +145,14 @@ class Engine {
   std::int64_t skipped_steps() const;    // steps skipped for overflow
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward
+  std::int64_t micro_batches() const;     // whole ones since the last update
   double loss_scale() const;
-  double lr() const;  // the rate the next step will use
+  // The rate the next step will use. Group 0 holds what no pattern of libzero.parameter_groups matches, i + 1 what the
+  // i-th does.
+  double lr(int group = 0) const;
+  // Sets it, from the next step on, alike on all ranks (checked by that step); checkpoints keep it. ConfigError where the
+  // configuration has a scheduler.
+  void set_lr(int group, double lr);
 
   // Names of the groups (units) that parameters are communicated in, with their elements.
   std::vector<std::pair<std::string, std::int64_t>> groups() const;

@@ -138,10 +138,16 @@ class Loader {
     counters_ = {manifest_.global_steps,
                  manifest_.skipped_steps,
                  manifest_.applied_steps,
-                 {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor}};
+                 {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
+                 manifest_.set_rates,
+                 manifest_.missed_steps};
     optim::LossScaler(state_.settings()).set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       fail_damaged(folder_.path_of(kManifestName), "counts more applied or skipped steps than steps");
+    for (const auto& [name, missed] : counters_.missed_steps)
+      if (missed > counters_.applied_steps)
+        fail_damaged(folder_.path_of(kManifestName), "counts more steps without " + name + " than applied steps");
+    state_.optimizer().check_rates(counters_.set_rates);
     pieces_ = state_.pieces_to_load();
     visit([](const engine::StatePiece&, const Tensor&, std::int64_t, std::int64_t, const char*) {});
     read_generator();
@@ -246,7 +252,7 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
   });
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: a failure now leaves no rank usable.
-  state.telling_peers([&] {
+  state.relay().telling([&] {
     state.begin_replacing();
     loader->fill();
   });

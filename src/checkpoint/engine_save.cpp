@@ -121,6 +121,8 @@ Manifest describe(engine::State& state) {
   m.config = state.options().effective();
   m.config_hash = state.options().digest();
   m.user_state = state.user_state;
+  m.set_rates = counters.set_rates;
+  m.missed_steps = counters.missed_steps;
   m.aliases = state.aliases();
   return m;
 }

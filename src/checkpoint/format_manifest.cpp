@@ -142,9 +142,12 @@ std::string manifest_text(const Manifest& m) {
     for (const auto& tensor : own) list.push_back(json_of(tensor));
     ranks.push_back(std::move(list));
   }
-  const Json json = {
+  Json rates = Json::array();
+  for (const double rate : m.set_rates) rates.push_back(text_of(rate));
+  const bool programmed = !m.set_rates.empty() || !m.missed_steps.empty();
+  Json json = {
       {"format", kFormat},
-      {"min_reader", 1},
+      {"min_reader", programmed ? 2 : 1},
       {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
       {"tag", m.tag},
       {"seq", m.seq},
@@ -172,6 +175,7 @@ std::string manifest_text(const Manifest& m) {
       {"tensors", tensors},
       {"aliases", m.aliases},
       {"ranks", ranks}};
+  if (programmed) json["program"] = {{"rates", rates}, {"missed_steps", m.missed_steps}};
   try {
     return json.dump(1) + "\n";
   } catch (const Json::exception&) {
@@ -206,9 +210,17 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   if (const auto needed = top.at("min_reader").count(); needed > kReaderVersion)
     fail_damaged(path, base::join("needs a reader of version ", needed, ", this libzero reads version ", kReaderVersion,
                                   ". Hint: load it with the libzero that wrote it, or a newer one."));
-  top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
-                "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
   Manifest m;
+  if (top.raw().contains("program")) {
+    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
+                  "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
+    const auto program = top.at("program").has_only({"rates", "missed_steps"});
+    for (const auto& rate : program.at("rates").items()) m.set_rates.push_back(number_of(rate));
+    for (const auto& [name, count] : program.at("missed_steps").fields()) m.missed_steps[name] = count.count();
+  } else {
+    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
+                  "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
+  }
   const auto writer = top.at("writer").has_only({"libzero", "libtorch"});
   m.libzero_version = writer.at("libzero").text();
   m.libtorch_version = writer.at("libtorch").text();

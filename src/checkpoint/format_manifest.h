@@ -14,7 +14,7 @@ namespace zero::checkpoint {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
-inline constexpr std::int64_t kReaderVersion = 1;
+inline constexpr std::int64_t kReaderVersion = 2;
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kSumsName = "SUMS";
 inline constexpr const char* kLatestName = "latest";
@@ -61,6 +61,9 @@ struct Manifest {
   std::map<std::string, std::string> config;  // every effective option
   std::string config_hash;
   std::string user_state;
+  // What the program has set beside the configuration; a manifest with any of it needs a reader of version 2.
+  std::vector<double> set_rates;                     // by parameter group, -1: not set; empty: none is
+  std::map<std::string, std::int64_t> missed_steps;  // updates that a parameter was frozen for, by name
   struct FileEntry {
     std::string name;
     std::int64_t bytes = 0;

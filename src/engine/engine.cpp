@@ -13,7 +13,12 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::s
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 
-void Engine::backward(const at::Tensor& loss) { state_->backward(loss); }
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward(loss, options); }
+std::int64_t Engine::discard_micro_batch() { return state_->discard_micro_batch(); }
+at::Tensor Engine::gradient(const std::string& name) { return state_->gradient(name); }
+OwnGradient Engine::own_gradient(const std::string& name) { return state_->own_gradient(name); }
+std::int64_t Engine::micro_batches() const { return state_->micro_batches(); }
+void Engine::set_lr(int group, double lr) { state_->set_lr(group, lr); }
 StepResult Engine::step() { return state_->step(); }
 void Engine::flush() { state_->flush(); }
 bool Engine::is_gradient_accumulation_boundary() const { return state_->at_boundary(); }
@@ -34,7 +39,7 @@ std::int64_t Engine::skipped_steps() const { return state_->skipped_steps(); }
 std::int64_t Engine::accumulation_steps() const { return state_->accumulation_steps(); }
 std::int64_t Engine::micro_batch_size() const { return state_->micro_batch_size(); }
 double Engine::loss_scale() const { return state_->loss_scale(); }
-double Engine::lr() const { return state_->lr(); }
+double Engine::lr(int group) const { return state_->lr(group); }
 const Options& Engine::options() const { return state_->options(); }
 Communicator& Engine::communicator() const { return state_->comm(); }
 

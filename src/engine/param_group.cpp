@@ -39,26 +39,41 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
                                             static_cast<std::int64_t>(at::elementSize(context.recipe.parameter)),
                                             context.device.is_cpu())),
       shard_begin_(context.comm->rank() * layout_.shard_numel()),
+      active_(members_.size(), trainable_),
       taken_(members_.size()),
-      direct_bytes_(members_.size()),
-      direct_squares_(members_.size(), -1.0),
-      direct_data_(members_.size()),
-      parameter_groups_(parameter_groups) {
+      kept_(members_.size()),
+      guard_(members_),
+      parameter_groups_(parameter_groups),
+      missed_steps_(members_.size()) {
   owned_ = config::shards_optimizer(context_.stage) ? Owned{shard_begin_, layout_.shard_numel()}
                                                     : Owned{0, layout_.padded_numel()};
   torchglue::AllocationObserver::Pause pause;
   make_parameters();
   if (trainable_) make_states();
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
-      if (piece.parameter != i) continue;
-      const auto end = piece.range_begin + piece.numel;
-      if (!runs_.empty() && runs_.back().parameter_group == parameter_groups_[i])
-        runs_.back().numel = end - runs_.back().begin;  // the padding between is zero and stays zero
-      else
-        runs_.push_back({piece.range_begin, piece.numel, parameter_groups_[i]});
-    }
+  find_runs();
+}
+
+// What one call of the optimizer may update together.
+void ParamGroup::find_runs() {
+  runs_.clear();
+  for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
+    const auto i = piece.parameter;
+    const int group = active_[i] != 0 ? parameter_groups_[i] : kNotUpdated;
+    const auto end = piece.range_begin + piece.numel;
+    if (!runs_.empty() && runs_.back().parameter_group == group && runs_.back().missed_steps == missed_steps_[i])
+      runs_.back().numel = end - runs_.back().begin;  // the padding between is zero and stays zero
+    else
+      runs_.push_back({piece.range_begin, piece.numel, group, missed_steps_[i]});
   }
+}
+
+void ParamGroup::count_missed_steps() {
+  for (std::size_t i = 0; i < members_.size(); ++i) missed_steps_[i] += trainable_ && active_[i] == 0;
+}
+
+void ParamGroup::set_missed_steps(std::vector<std::int64_t> missed) {
+  missed_steps_ = std::move(missed);
+  find_runs();
 }
 
 void ParamGroup::make_parameters() {
@@ -179,8 +194,10 @@ at::Tensor ParamGroup::book(at::Tensor tensor, memory::Tier tier, memory::Purpos
   return tensor;
 }
 
-// The resting parameters have new values.
+// The resting parameters have new values. A graph that saved the old ones is refused by autograd from now on.
 void ParamGroup::tell_changed() {
+  for (const auto& member : members_)
+    if (!member.tensor.is_inference()) member.tensor.unsafeGetTensorImpl()->bump_version();
   if (shared_) shared_->publish();
   if (from_shards_) from_shards_->forget();
 }
@@ -246,6 +263,7 @@ std::int64_t ParamGroup::gathered_bytes() const {
 
 void ParamGroup::begin_fetch() {
   if (!parameters_.in_file() || residency_ != Residency::Sharded || fetch_work_ || parameters_.numel() == 0) return;
+  drop_fetched();  // of a gather that failed
   fetch_trace_.begin(*context_.trace, base::TraceKind::Fetch);
   fetched_ = context_.parameter_file->file().buffer(parameters_.transfer_bytes(parameters_.numel()));
   context_.ledger->book(memory::Tier::Host, memory::Purpose::GatherBuffers, fetched_.bytes());
@@ -423,6 +441,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, const 
   base::TraceSpan update(*context_.trace, base::TraceKind::Update, name_,
                          segment.numel * states_.num_states() * static_cast<std::int64_t>(sizeof(float)));
   UpdatePlace place{};
+  place.travels = to_next;
   place.master = segment.stores[GroupStates::kMaster].vector().data_ptr<float>();
   for (int k = 0; k < context_.num_slots; ++k) place.slots[k] = segment.stores[1 + k].vector().data_ptr<float>();
   if (to_next)
@@ -438,14 +457,20 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
                         const UpdatePlace& place) {
   const auto end = begin + numel;
   const auto width = static_cast<std::int64_t>(at::elementSize(parameters_.dtype()));
-  const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, const void* gradient) {
+  const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, std::int64_t missed_steps,
+                          const void* gradient) {
     optim::Span span{};
     span.master = place.master + (at - begin);
     for (int k = 0; k < context_.num_slots; ++k) span.slots[k] = place.slots[k] + (at - begin);
     if (place.parameter != nullptr) span.parameter = static_cast<char*>(place.parameter) + (at - begin) * width;
     span.parameter_dtype = compute_dtype();
+    if (parameter_group == kNotUpdated) {
+      if (place.travels) base::convert(span.parameter, compute_dtype(), span.master, base::Dtype::F32, count);
+      return;
+    }
     span.numel = count;
     span.parameter_group = parameter_group;
+    span.missed_steps = missed_steps;
     span.gradient = gradient;
     span.gradient_dtype = dtype_of(context_.recipe.gradient);
     optimizer.update(span, factor);
@@ -453,11 +478,13 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
   if (context_.direct_gradients && !offloaded_gradients_.defined()) {
     const auto grads = at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device);
     for (const auto& piece : layout_.pieces(owned_.begin + begin, numel)) {
-      const auto& grad = members_[piece.parameter].tensor.grad();
+      const auto& grad = kept_[piece.parameter].grad;
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
       if (!grad.defined()) zeros = at::zeros({piece.numel}, grads);
-      update(begin + piece.range_begin, piece.numel, parameter_groups_[piece.parameter],
+      update(begin + piece.range_begin, piece.numel,
+             active_[piece.parameter] != 0 ? parameter_groups_[piece.parameter] : kNotUpdated,
+             missed_steps_[piece.parameter],
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
                                   piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
                             : zeros.const_data_ptr());
@@ -472,7 +499,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
   for (const auto& run : runs_) {
     const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);
     if (first < last)
-      update(first, last - first, run.parameter_group,
+      update(first, last - first, run.parameter_group, run.missed_steps,
              static_cast<const char*>(kept.const_data_ptr()) +
                  (shift + first) * static_cast<std::int64_t>(kept.element_size()));
   }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/shared_vector.h"
+#include "engine/gradient_guard.h"
 #include "engine/group_context.h"
 #include "engine/shard_gather.h"
 #include "engine/units.h"
@@ -66,12 +67,25 @@ class ParamGroup final : public memory::GatherUnit {
   // Rank 0's values of the (gathered, modified) parameters become everybody's.
   void write_back();
 
-  // --- gradients of one micro-batch ---
-  void begin_micro_step(bool first, bool boundary);
+  // --- gradients of one pass: a backward ---
+  // Members without requires_grad get no gradient and no update from now on, others do. Before a step's first pass.
+  void choose_active();
+  bool activity_changed() const;
+  // A member whose .grad is not as the last pass left it, or whose requires_grad changed within a step: what is wrong.
+  // first: no pass of the step has been. updates: step() asks, to which requires_grad is nothing any more.
+  std::string find_meddling(bool first, bool updates) const;
+  // first: of a step. boundary: the step's last. keeps_graph: gradients stay in .grad, with their graph, for the next.
+  void begin_pass(bool first, bool boundary, bool keeps_graph);
   // Takes member i's .grad. True when it was the last one awaited.
   bool take_gradient(std::size_t i);
-  // Counts members without a gradient as zero; their names.
+  // Counts members without a gradient as zero; the names of those that were awaited.
   std::vector<std::string> flush_missing();
+  void end_pass();
+  // Ends a pass in its middle, with what it took; accumulated: and what the passes before it left. Waits for a reduction
+  // under way.
+  void discard(bool accumulated);
+  // A gradient that another Engine's backward, or a plain one, left in member i's .grad goes away again.
+  void drop_foreign(std::size_t i);
   bool all_taken() const { return awaited_ == 0; }
   void begin_reduce();
   void finish_reduce();
@@ -82,14 +96,23 @@ class ParamGroup final : public memory::GatherUnit {
   double sum_of_squares() const;
   // Name of the first member with a non-finite value in this rank's part, or empty.
   std::string find_non_finite() const;
+  // What of member i's reduced gradient is in this rank's shard: flat, in the gradient's dtype. begin: within the member.
+  std::pair<std::int64_t, at::Tensor> own_gradient(std::size_t i) const;
+  bool active(std::size_t i) const { return active_[i] != 0; }
   void drop_gradients();
 
   // --- optimizer ---
+  // An update was made of the active members.
+  void count_missed_steps();
+  // Updates that a member was frozen for.
+  const std::vector<std::int64_t>& missed_steps() const { return missed_steps_; }
+  void set_missed_steps(std::vector<std::int64_t> missed);
   // Where a range of the states lies while it is updated. parameter: of the compute copy; null: the master is it.
   struct UpdatePlace {
     float* master;
     float* slots[2];
     void* parameter;
+    bool travels;  // parameter is not where the compute copy rests: all of it has to be written
   };
   // Updates elements [begin, begin + numel) of the owned range.
   void update(optim::ShardedOptimizer& optimizer, float factor, std::int64_t begin, std::int64_t numel,
@@ -146,7 +169,11 @@ class ParamGroup final : public memory::GatherUnit {
   void offload_gradients();
   at::Tensor own_shard(const at::Tensor& kept) const;
   void add_squares(std::int64_t begin, std::int64_t end);
-  [[noreturn]] void fail_for_cleared_gradient(std::size_t i) const;
+  void keep_gradient(std::size_t i, at::Tensor grad, bool again);
+  void book_kept(std::size_t i);
+  void take_zeros(std::size_t i);
+  at::Tensor& reduce_input();
+  void find_runs();
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
 
   GroupContext context_;
@@ -176,8 +203,8 @@ class ParamGroup final : public memory::GatherUnit {
   torchglue::Mark gathered_mark_, reduced_mark_;  // of the side streams
   base::TraceOperation fetch_trace_, gather_trace_, whole_trace_, publish_trace_, reduce_trace_;
 
-  bool first_ = true, boundary_ = true;
-  std::vector<char> taken_;
+  bool first_ = true, boundary_ = true, keeps_graph_ = false;
+  std::vector<char> active_, taken_;
   std::size_t awaited_ = 0;
   at::Tensor reduce_input_, reduce_output_;
   std::vector<at::Tensor> scattered_;  // stages 2 and 3 with `blocks`: the members' gradients on their way
@@ -185,16 +212,23 @@ class ParamGroup final : public memory::GatherUnit {
   double sum_of_squares_ = 0;
   int first_sum_ = 0, num_sums_ = 0;        // in context_.sums: of the members' or of the flat gradient
   bool squared_ = false;                    // while the reduction went on
-  std::vector<std::int64_t> direct_bytes_;  // booked for each member's kept .grad
-  std::vector<double> direct_squares_;      // of each member's kept .grad; negative: not known yet
-  std::vector<const void*> direct_data_;  // of each member's kept .grad, so that one cleared by the program is noticed
+  struct KeptGradient {  // autograd's own, where GroupContext::direct_gradients
+    at::Tensor grad;
+    std::int64_t booked = 0;  // bytes
+    double squares = -1;      // negative: not known yet
+  };
+  std::vector<KeptGradient> kept_;
+  GradientGuard guard_;
 
   struct Run {
     std::int64_t begin, numel;  // within the owned range
-    int parameter_group;
+    int parameter_group;        // or kNotUpdated
+    std::int64_t missed_steps;
   };
+  static constexpr int kNotUpdated = -1;
   std::vector<Run> runs_;
   std::vector<int> parameter_groups_;
+  std::vector<std::int64_t> missed_steps_;  // by member
 };
 
 }  // namespace zero::engine

@@ -15,6 +15,7 @@
 #include "comm/scattered.h"
 #include "config/stage_rules.h"
 #include "engine/param_group.h"
+#include "torchglue/storage_access.h"
 
 namespace zero::engine {
 namespace {
@@ -33,64 +34,94 @@ double squares_of(const at::Tensor& grad) {
 
 }  // namespace
 
-void ParamGroup::begin_micro_step(bool first, bool boundary) {
+// --- one pass -----------------------------------------------------------------------------------
+
+void ParamGroup::choose_active() {
+  if (!activity_changed()) return;
+  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = members_[i].tensor.requires_grad();
+  find_runs();
+}
+
+bool ParamGroup::activity_changed() const {
+  for (std::size_t i = 0; trainable_ && i < members_.size(); ++i)
+    if (members_[i].tensor.requires_grad() != (active_[i] != 0)) return true;
+  return false;
+}
+
+std::string ParamGroup::find_meddling(bool first, bool updates) const {
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto& [name, aliases, tensor, unit] = members_[i];
+    if (!trainable_) {
+      if (tensor.requires_grad())
+        return "requires_grad of parameter " + name +
+               " became true, but the Engine took it frozen and holds no master of it. Hint: let it require grad when "
+               "the Engine is made, and freeze it afterwards: requires_grad_(false) between steps.";
+      continue;
+    }
+    if (!first && !updates && tensor.requires_grad() != (active_[i] != 0))
+      return base::join("requires_grad of parameter ", name, " was changed to ", tensor.requires_grad() ? "true" : "false",
+                        " between two micro-batches of one step. Hint: freeze and unfreeze after step() has acted.");
+    if (keeps_graph_ || (first ? !tensor.grad().defined() : guard_.is_there(i))) continue;
+    if (first)
+      return "the .grad of parameter " + name +
+             " holds a gradient that no backward of this Engine made. Hint: module.zero_grad(), and engine.backward(loss) "
+             "instead of loss.backward().";
+    return "the gradient of " + name + " (group " + name_ +
+           ") was cleared or replaced between two micro-batches, or before step(). Hint: leave .grad alone, and do not call "
+           "zero_grad(); the Engine clears gradients after the step.";
+  }
+  return "";
+}
+
+void ParamGroup::begin_pass(bool first, bool boundary, bool keeps_graph) {
   first_ = first;
   boundary_ = boundary;
-  std::fill(taken_.begin(), taken_.end(), 0);
-  awaited_ = trainable_ ? members_.size() : 0;
+  awaited_ = 0;
+  if (!trainable_) return;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    taken_[i] = 0;
+    awaited_ += active_[i] != 0;
+    if (guard_.is_there(i)) guard_.lift(i, kept_[i].grad);
+  }
+  keeps_graph_ = keeps_graph;
+}
+
+void ParamGroup::end_pass() {
+  if (!trainable_ || keeps_graph_) return;
+  for (std::size_t i = 0; i < members_.size(); ++i) guard_.put(i);
 }
 
 // The gradient flat in the wire's dtype, where the other ranks can read it.
 at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
   const auto wire = context_.recipe.wire;
-  if (grad.scalar_type() == wire && context_.comm->holds(grad)) return grad.view({-1});
+  if (grad.scalar_type() == wire && context_.comm->holds(grad) && torchglue::owns_storage(grad)) return grad.view({-1});
   auto copy = context_.blocks->make(grad.numel(), wire);
   convert(Stretch(copy), Stretch(grad));
   return copy;
 }
 
-void ParamGroup::fail_for_cleared_gradient(std::size_t i) const {
-  throw ConfigError(
-      "[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
-      ") was cleared or replaced between two micro-batches. Hint: leave .grad alone, and do not call zero_grad(); the "
-      "Engine clears gradients after the step.");
+at::Tensor& ParamGroup::reduce_input() {
+  if (!reduce_input_.defined()) {
+    reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
+    zero_gaps(reduce_input_, layout_);
+  }
+  return reduce_input_;
 }
 
 bool ParamGroup::take_gradient(std::size_t i) {
+  if (keeps_graph_) return false;
   auto& parameter = members_[i].tensor;
   auto grad = parameter.grad();
-  if (!grad.defined()) return false;
+  if (!grad.defined() || active_[i] == 0) return false;
   const bool again = taken_[i] != 0;
   if (again && (reduce_work_ || awaited_ == 0))
     throw ConfigError(
         "[Engine::backward] a second gradient of " + members_[i].name + " arrived after group " + name_ +
         " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
+  if (grad.requires_grad()) grad = grad.detach();  // its graph has been used
   if (grad.is_sparse()) grad = grad.to_dense();
   if (context_.direct_gradients) {
-    if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient)
-      grad = grad.to(context_.recipe.gradient).contiguous();
-    // Autograd adds to a .grad in place: another tensor means that what was accumulated is gone.
-    if ((!first_ || again) && direct_data_[i] != nullptr && direct_data_[i] != grad.const_data_ptr())
-      fail_for_cleared_gradient(i);
-    if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad))
-      grad = readable(grad).view(grad.sizes());
-    if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
-    direct_data_[i] = grad.const_data_ptr();
-    if (context_.blocks != nullptr) {
-      if (again) return false;
-      taken_[i] = 1;
-      return --awaited_ == 0;
-    }
-    const auto bytes = grad.numel() * static_cast<std::int64_t>(grad.element_size());
-    if (direct_bytes_[i] == 0) {
-      if (context_.device.is_cpu())
-        context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, bytes);
-      else  // nobody counts activations there
-        context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, bytes);
-      direct_bytes_[i] = bytes;
-    }
-    // Now the gradient is still in the cache.
-    direct_squares_[i] = boundary_ && context_.sums == nullptr ? squares_of(grad) : -1.0;
+    keep_gradient(i, std::move(grad), again);
   } else if (context_.blocks != nullptr && context_.stage >= 2) {
     grad = readable(grad.contiguous());
     if (scattered_.empty()) scattered_.resize(members_.size());
@@ -101,18 +132,9 @@ bool ParamGroup::take_gradient(std::size_t i) {
     parameter.mutable_grad() = at::Tensor();
   } else {
     grad = grad.contiguous();
-    at::Tensor target = gradients_;
-    bool add = !first_ || again;
-    if (context_.stage >= 2) {
-      if (!reduce_input_.defined()) {
-        reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
-        zero_gaps(reduce_input_, layout_);
-      }
-      target = reduce_input_;
-      add = again;
-    }
-    const Stretch to(target, layout_.parameter_offset(i), grad.numel());
-    if (add)
+    const bool sends_now = context_.stage >= 2;
+    const Stretch to(sends_now ? reduce_input() : gradients_, layout_.parameter_offset(i), grad.numel());
+    if (again || (!sends_now && !first_))
       accumulate(to, Stretch(grad));
     else
       convert(to, Stretch(grad));
@@ -123,36 +145,97 @@ bool ParamGroup::take_gradient(std::size_t i) {
   return --awaited_ == 0;
 }
 
+// Autograd's own .grad is the kept gradient; autograd adds to it in place in the passes to come.
+void ParamGroup::keep_gradient(std::size_t i, at::Tensor grad, bool again) {
+  auto& kept = kept_[i];
+  if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient)
+    grad = grad.to(context_.recipe.gradient).contiguous();
+  if ((!first_ || again) && kept.grad.defined() && kept.grad.const_data_ptr() != grad.const_data_ptr())
+    throw ConfigError("[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
+                      ") was replaced while backward ran. Hint: a hook may change a gradient, not .grad.");
+  // What other tensors share would change with the sum over ranks, and in the next passes.
+  if (!torchglue::owns_storage(grad) && !grad.is_same(kept.grad)) grad = grad.clone();
+  if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad))
+    grad = readable(grad).view(grad.sizes());
+  auto& parameter = members_[i].tensor;
+  if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
+  kept.grad = std::move(grad);
+  if (context_.blocks != nullptr) return;
+  book_kept(i);
+  // Now the gradient is still in the cache.
+  kept.squares = boundary_ && context_.sums == nullptr ? squares_of(kept.grad) : -1.0;
+}
+
+void ParamGroup::book_kept(std::size_t i) {
+  auto& kept = kept_[i];
+  if (kept.booked != 0) return;
+  kept.booked = static_cast<std::int64_t>(kept.grad.nbytes());
+  if (context_.device.is_cpu())
+    context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, kept.booked);
+  else  // nobody counts activations there
+    context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, kept.booked);
+}
+
+// Member i has no gradient in this pass.
+void ParamGroup::take_zeros(std::size_t i) {
+  taken_[i] = 1;
+  const bool by_blocks = context_.blocks != nullptr && members_[i].tensor.numel() > 0;
+  if (context_.direct_gradients) {
+    auto& grad = kept_[i].grad;
+    if (!by_blocks || grad.defined()) return;
+    grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire)
+               .zero_()
+               .view(members_[i].tensor.sizes());
+    members_[i].tensor.mutable_grad() = grad;
+  } else if (by_blocks && context_.stage >= 2) {
+    if (scattered_.empty()) scattered_.resize(members_.size());
+    scattered_[i] = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_();
+  } else if (context_.stage >= 2) {
+    reduce_input().narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
+  } else if (first_) {
+    gradients_.narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
+  }
+}
+
 std::vector<std::string> ParamGroup::flush_missing() {
   std::vector<std::string> missing;
-  if (awaited_ == 0) return missing;
+  if (!trainable_ || keeps_graph_) return missing;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (taken_[i] != 0) continue;
-    missing.push_back(members_[i].name);
-    taken_[i] = 1;
-    const bool by_blocks = context_.blocks != nullptr && members_[i].tensor.numel() > 0;
-    if (context_.direct_gradients) {
-      auto& grad = members_[i].tensor.mutable_grad();
-      if (by_blocks && !grad.defined())
-        grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire)
-                   .zero_()
-                   .view(members_[i].tensor.sizes());
-      if (by_blocks) direct_data_[i] = grad.const_data_ptr();
-    } else if (by_blocks && context_.stage >= 2) {
-      if (scattered_.empty()) scattered_.resize(members_.size());
-      scattered_[i] = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_();
-    } else if (context_.stage >= 2) {
-      if (!reduce_input_.defined()) {
-        reduce_input_ = context_.reduce_pool->take(layout_.padded_numel(), context_.recipe.wire);
-        zero_gaps(reduce_input_, layout_);
-      }
-      reduce_input_.narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
-    } else if (first_) {
-      gradients_.narrow(0, layout_.parameter_offset(i), layout_.parameter_numel(i)).zero_();
+    if (taken_[i] != 0 || active_[i] == 0) continue;
+    // Of a pass before that kept its graph, or of the micro-batches before.
+    if (members_[i].tensor.grad().defined() && !members_[i].tensor.grad().is_same(kept_[i].grad)) {
+      take_gradient(i);
+      continue;
     }
+    missing.push_back(members_[i].name);
+    take_zeros(i);
   }
   awaited_ = 0;
   return missing;
+}
+
+void ParamGroup::drop_foreign(std::size_t i) {
+  if (!guard_.is_there(i)) members_[i].tensor.mutable_grad() = at::Tensor();
+}
+
+void ParamGroup::discard(bool accumulated) {
+  if (!trainable_) return;
+  if (reduce_work_) {
+    reduce_work_->wait();
+    reduced_mark_.hold();
+    reduce_work_.reset();
+  }
+  if (reduce_output_.defined() && !reduce_output_.is_same(gradients_) && context_.stage >= 2)
+    context_.reduce_pool->put(std::move(reduce_output_));
+  if (reduce_input_.defined() && !reduce_input_.is_same(gradients_)) context_.reduce_pool->put(std::move(reduce_input_));
+  reduce_input_ = reduce_output_ = at::Tensor();
+  scattered_.clear();
+  squared_ = keeps_graph_ = false;
+  awaited_ = 0;
+  if (accumulated)
+    drop_gradients();
+  else
+    end_pass();
 }
 
 // The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here
@@ -168,7 +251,7 @@ void ParamGroup::add_squares(std::int64_t begin, std::int64_t end) {
     const auto numel = std::min(comm::kSummedNumel, end - at);
     const auto pieces = layout_.pieces(shard_begin_ + at, numel);
     const auto data_of = [&](const memory::ShardLayout::Piece& piece) {
-      return at_element(members_[piece.parameter].tensor.grad(), piece.parameter_begin);
+      return at_element(kept_[piece.parameter].grad, piece.parameter_begin);
     };
     if (pieces.size() == 1 && pieces[0].numel == numel) {
       sum_of_squares_ += base::sum_of_squares(data_of(pieces[0]), dtype, numel);
@@ -200,10 +283,7 @@ void ParamGroup::begin_reduce_scattered() {
   sum.shard_numel = layout_.shard_numel();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (layout_.parameter_numel(i) == 0) continue;
-    const auto& grad = members_[i].tensor.grad();
-    if (context_.direct_gradients && (!grad.defined() || grad.const_data_ptr() != direct_data_[i]))
-      fail_for_cleared_gradient(i);
-    auto data = context_.direct_gradients ? grad.view({-1}) : scattered_[i];
+    auto data = context_.direct_gradients ? kept_[i].grad.view({-1}) : scattered_[i];
     if (context_.predivide != 1.0f) scale(Stretch(data), context_.predivide);
     sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
   }
@@ -227,7 +307,9 @@ void ParamGroup::begin_reduce_scattered() {
 }
 
 void ParamGroup::begin_reduce() {
-  if (!trainable_ || layout_.padded_numel() == 0) return;
+  if (!trainable_ || layout_.padded_numel() == 0 || keeps_graph_) return;
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (taken_[i] == 0) take_zeros(i);  // frozen
   if (context_.blocks != nullptr &&
       (context_.direct_gradients ? boundary_ : config::shards_gradients(context_.stage)))
     return begin_reduce_scattered();
@@ -254,7 +336,7 @@ void ParamGroup::begin_reduce() {
 }
 
 void ParamGroup::finish_reduce() {
-  if (!trainable_) return;
+  if (!trainable_ || keeps_graph_) return;
   if (reduce_work_) {
     wait_for_reduction();
     if (context_.direct_gradients) {
@@ -307,7 +389,7 @@ void ParamGroup::offload_gradients() {
   }
   for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
     auto to = offloaded_gradients_.narrow(0, piece.range_begin, piece.numel);
-    const auto& grad = members_[piece.parameter].tensor.grad();
+    const auto& grad = kept_[piece.parameter].grad;
     if (grad.defined())
       to.copy_(grad.view({-1}).narrow(0, piece.parameter_begin, piece.numel));
     else
@@ -327,18 +409,16 @@ void ParamGroup::take_squares() {
   if (context_.sums != nullptr) {
     const auto add = [&](const at::Tensor& values) { context_.sums->add(first_sum_ + num_sums_++, Stretch(values)); };
     if (context_.direct_gradients) {
-      for (const auto& member : members_)
-        if (member.tensor.grad().defined()) add(member.tensor.grad());
+      for (const auto& kept : kept_)
+        if (kept.grad.defined()) add(kept.grad);
     } else if (gradients_.numel() > 0) {
       add(own_shard(gradients_));
     }
     return;
   }
   if (context_.direct_gradients) {
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      const auto& grad = members_[i].tensor.grad();
-      if (grad.defined()) sum_of_squares_ += direct_squares_[i] < 0 ? squares_of(grad) : direct_squares_[i];
-    }
+    for (const auto& kept : kept_)
+      if (kept.grad.defined()) sum_of_squares_ += kept.squares < 0 ? squares_of(kept.grad) : kept.squares;
   } else if (gradients_.numel() > 0) {
     sum_of_squares_ = squares_of(own_shard(gradients_));
   }
@@ -357,40 +437,41 @@ void ParamGroup::close_accumulation() {
   finish_reduce();
 }
 
+std::pair<std::int64_t, at::Tensor> ParamGroup::own_gradient(std::size_t i) const {
+  for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
+    if (piece.parameter != i) continue;
+    if (!context_.direct_gradients || offloaded_gradients_.defined()) {
+      const auto part = offloaded_gradients_.defined() ? offloaded_gradients_ : own_shard(gradients_);
+      return {piece.parameter_begin, part.narrow(0, piece.range_begin, piece.numel)};
+    }
+    const auto& grad = kept_[i].grad;
+    if (!grad.defined())
+      return {piece.parameter_begin,
+              at::zeros({piece.numel}, at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device))};
+    return {piece.parameter_begin, grad.view({-1}).narrow(0, piece.parameter_begin, piece.numel)};
+  }
+  return {0, at::empty({0}, at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device))};
+}
+
 std::string ParamGroup::find_non_finite() const {
   if (!trainable_ || std::isfinite(sum_of_squares())) return "";
-  if (context_.direct_gradients && !offloaded_gradients_.defined()) {
-    for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
-      const auto& member = members_[piece.parameter];
-      if (!member.tensor.grad().defined()) continue;
-      if (!at::isfinite(member.tensor.grad().view({-1}).narrow(0, piece.parameter_begin, piece.numel))
-               .all()
-               .item<bool>())
-        return member.name;
-    }
-    return "";
-  }
-  const auto part = offloaded_gradients_.defined() ? offloaded_gradients_ : own_shard(gradients_);
-  for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel()))
-    if (!at::isfinite(part.narrow(0, piece.range_begin, piece.numel)).all().item<bool>())
-      return members_[piece.parameter].name;
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (!at::isfinite(own_gradient(i).second).all().item<bool>()) return members_[i].name;
   return "";
 }
 
 void ParamGroup::drop_gradients() {
-  if (!context_.direct_gradients || !trainable_) return;
+  if (!trainable_) return;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    auto& parameter = members_[i].tensor;
+    auto& kept = kept_[i];
     // The observer reports the free as one of activations: give it something to cancel.
-    if (direct_bytes_[i] != 0 && !context_.device.is_cpu())
-      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, -direct_bytes_[i]);
-    else if (direct_bytes_[i] != 0)
+    if (kept.booked != 0 && !context_.device.is_cpu())
+      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, -kept.booked);
+    else if (kept.booked != 0)
       context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations,
-                              direct_bytes_[i]);
-    direct_bytes_[i] = 0;
-    direct_squares_[i] = -1.0;
-    direct_data_[i] = nullptr;
-    parameter.mutable_grad() = at::Tensor();
+                              kept.booked);
+    kept = {};
+    members_[i].tensor.mutable_grad() = at::Tensor();
   }
 }
 

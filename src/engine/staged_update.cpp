@@ -130,6 +130,7 @@ void StagedUpdate::update(Slot& slot, const Tile& tile, optim::ShardedOptimizer&
   const bool travels = to == To::Parameters && parameters_travel(group, *tile.segment);
   const auto owned_begin = tile.segment->begin + tile.begin;  // in the owned range
   const auto copy_begin = group.parameters_begin() + owned_begin;
+  place.travels = travels || to == To::NextParameters;
   place.master = vectors[GroupStates::kMaster];
   std::copy(vectors + 1, vectors + num_states, place.slots);
   if (to == To::NextParameters) {

@@ -1,9 +1,9 @@
-// One training step: uses, gradients, reduction, update.
+// One training step: uses of parameters and the update. What lies between, backward, is in state_backward.cpp.
 #include "engine/state.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -38,6 +38,7 @@ void State::end_activations() const {
 }
 
 void State::before_use(const int* tags, int count, const char*) {
+  if (!failed_.empty()) require_usable("forward");
   begin_forward();
   if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
@@ -53,14 +54,18 @@ void State::before_use(const int* tags, int count, const char*) {
     const int group = members_[static_cast<std::size_t>(tags[i])].group;
     if (std::find(groups, groups + num_groups, group) == groups + num_groups) groups[num_groups++] = group;
   }
-  telling_peers([&] { prefetcher_->use(groups, num_groups, in_backward_ || at::GradMode::is_enabled()); });
+  const auto use = [&] { prefetcher_->use(groups, num_groups, in_backward_ || at::GradMode::is_enabled()); };
+  if (comm_->size() == 1)
+    use();  // nobody waits for this rank, which may try another batch
+  else
+    relay_.telling(use);
 }
 
-void State::before_write(int tag, const char* op) {
-  if (modifying_) return;
+bool State::before_write(int tag, const char* op) {
+  if (modifying_) return true;
   const auto& member = members_[static_cast<std::size_t>(tag)];
   const auto& group = *groups_[static_cast<std::size_t>(member.group)];
-  telling_peers([&] {
+  return relay_.keeping([&]() -> bool {
     throw ConfigError(where("forward") + op + " writes parameter " + group.members()[member.index].name + " (group " +
                       group.name() +
                       ") in place; the write would be lost. Hint: write inside a scope of "
@@ -77,136 +82,75 @@ void State::check_parameters(const char* what) const {
           where(what) + "parameter " + parameter.name +
           " was replaced behind the Engine (module.to(...), set_data, or a second Engine). Hint: move and cast "
           "the module before the Engine takes it; the recipe chooses the dtype.");
-    if (parameter.tensor.requires_grad() != group.trainable())
-      throw ConfigError(where(what) + "requires_grad of parameter " + parameter.name + " was changed to " +
-                        (group.trainable() ? "false" : "true") +
-                        " after the Engine took it. Hint: freeze before making the Engine.");
   }
+  for (const auto& group : groups_)
+    if (const auto text = group->find_meddling(/*first=*/passes_ == 0, what == std::string("step")); !text.empty())
+      throw ConfigError(where(what) + text);
 }
 
-// --- backward ---------------------------------------------------------------------------------
-
-void State::backward(const at::Tensor& loss) {
-  telling_peers([&] {
-    check_parameters("backward");
-    if (gathered_scopes_ > 0) throw ConfigError(where("backward") + "called inside a scope of gathered_parameters");
-    if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
-      throw ConfigError(where("backward") +
-                        (!loss.defined() ? "got no tensor"
-                                         : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
-                                                      loss.requires_grad())) +
-                        ", expected a scalar that requires grad");
-    if (settings_.managed_gradient_accumulation && micro_step_ == accumulation_)
-      throw ConfigError(where("backward") + "called " + std::to_string(accumulation_ + 1) +
-                        " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
-    auto& page = base::status_page();
-    in_forward_ = false;
-    end_activations();
-    trace_.begin_phase(base::TraceKind::Backward);
-    shown_unit_ = -1;
-    page.set_phase(base::StatusPhase::Backward);
-    const bool first = micro_step_ == 0;
-    const bool boundary = settings_.managed_gradient_accumulation && micro_step_ + 1 == accumulation_;
-    for (const auto& group : groups_) group->begin_micro_step(first, boundary);
-    reduce_next_ = 0;
-    in_flight_.clear();
-    prefetcher_->begin_backward();
-    reads_ahead_ = boundary && !delays() && !pending_;
-    const double factor = scaler_->scale() / static_cast<double>(accumulation_);
-    const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
-    in_backward_ = true;
-    if (blocks_) blocks_->open(true);
-    const auto close = [&] {
-      in_backward_ = false;
-      if (blocks_) blocks_->open(false);
-    };
-    try {
-      torch::autograd::backward({scaled}, {});
-    } catch (...) {
-      close();
-      throw;
-    }
-    close();
-    if (activations_) activations_->end_backward();
-    page.set_phase(base::StatusPhase::Reduce);
-    std::vector<std::string> unused;
-    for (auto* group : reduce_order_)
-      for (auto& name : group->flush_missing()) unused.push_back(std::move(name));
-    if (!unused.empty() && !settings_.zero.ignore_unused_parameters)
-      throw ConfigError(where("backward") + "no gradient for parameter " + unused.front() +
-                        (unused.size() > 1 ? base::join(" and ", unused.size() - 1, " more") : "") +
-                        ", and zero_optimization.ignore_unused_parameters is false");
-    reduce_ready_groups();
-    finish_reductions(0);
-    prefetcher_->end_pass();
-    trace_.end_phase();
-    count_bytes();
-    ++micro_step_;
-    backward_since_step_ = true;
-    page.set_phase(base::StatusPhase::Idle);
-  });
-}
-
-void State::on_gradient(int group, std::size_t member) {
-  if (!in_backward_)
-    telling_peers([&] {
-      throw ConfigError(
-          where("backward") + "a gradient of " + groups_[static_cast<std::size_t>(group)]->members()[member].name +
-          " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
-    });
-  if (groups_[static_cast<std::size_t>(group)]->take_gradient(member)) reduce_ready_groups();
-}
-
-// Reductions begin in one fixed order on all ranks, whatever the order in which gradients arrive,
-// so that a parameter unused on one rank only cannot mix up the collectives.
-void State::reduce_ready_groups() {
-  const bool overlap = settings_.zero.overlap_comm.value_or(stage_ == 3 || blocks_ != nullptr);
-  while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->all_taken()) {
-    auto* group = reduce_order_[reduce_next_++];
-    // What is reduced where it lies costs no memory while it waits.
-    finish_reductions(config::reductions_beside(stage_, blocks_ != nullptr, overlap, in_flight_.size()));
-    group->begin_reduce();
-    in_flight_.push_back(group);
-    if (reads_ahead_) update_->read_ahead(reduce_next_, reduce_order_.size());
-  }
-}
-
-void State::finish_reductions(std::size_t most_in_flight) {
-  // Finishing early depends on the peers' pace, so it is only for reductions that end without another collective.
-  while (in_flight_.size() > most_in_flight ||
-         (blocks_ != nullptr && !in_flight_.empty() && in_flight_.front()->reduced())) {
-    in_flight_.front()->finish_reduce();
-    in_flight_.erase(in_flight_.begin());
-  }
+// Before a call that changes or sends something.
+void State::require_usable(const char* what) {
+  if (!relay_.ended().empty()) throw CommError(where(what) + "called after an error that ended the run: " + relay_.ended());
+  if (failed_.empty()) return;
+  relay_.tell(failed_);
+  throw ConfigError(where(what) + "called after a backward that failed (" + failed_ +
+                    "). Hint: where every rank catches the same error, call engine.discard_micro_batch() on all of "
+                    "them; else let the error end the program.");
 }
 
 // --- step -------------------------------------------------------------------------------------
 
 bool State::at_boundary() const {
-  if (!settings_.managed_gradient_accumulation) return micro_step_ > 0;
+  if (!settings_.managed_gradient_accumulation) return micro_step_ > 0 || open_;
   return micro_step_ + (backward_since_step_ ? 0 : 1) == accumulation_;
 }
 
-void State::require_boundary(const char* what) const {
+void State::require_boundary(const char* what) {
+  require_usable(what);
+  if (open_)
+    throw ConfigError(where(what) + "called within a micro-batch: the last backward() kept its graph. Hint: call it "
+                                    "after step() has acted.");
   if (micro_step_ != 0)
     throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_,
                                                " micro-batches. Hint: call it after step() has acted."));
 }
 
+// What every rank has to have set alike, beside the configuration: which parameters are frozen, and the rates.
+std::uint64_t State::hash_of_choices() const {
+  std::string text;
+  for (const auto& group : groups_)
+    for (std::size_t i = 0; i < group->members().size(); ++i) text += group->active(i) ? '1' : '0';
+  const auto& rates = optimizer_->set_rates();
+  text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  return XXH3_64bits(text.data(), text.size());
+}
+
 double State::norm_and_overflow(bool* overflow) {
-  double mine = 0;
+  struct Mine {
+    double squares = 0;
+    std::uint64_t choices = 0;
+  } mine;
   if (sums_) sums_->fetch();
-  for (const auto* group : reduce_order_) mine += group->sum_of_squares();
-  double total = mine;
+  for (const auto* group : reduce_order_) mine.squares += group->sum_of_squares();
+  double total = mine.squares;
   if (comm_->size() > 1) {
+    mine.choices = hash_of_choices();
     // Summed in rank order on every rank: the same bits everywhere and at every stage.
     total = 0;
+    std::string different;
     base::TraceSpan wait(trace_.trace(), base::TraceKind::ExchangeWait, "norm");
-    for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-      double part = 0;
-      std::memcpy(&part, text.data(), sizeof part);
-      total += part;
+    const auto all = comm_->exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
+    std::uint64_t of_first = 0;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      Mine theirs;
+      std::memcpy(&theirs, all[r].data(), sizeof theirs);
+      total += theirs.squares;
+      if (r == 0) of_first = theirs.choices;
+      if (theirs.choices != of_first) different += base::join(different.empty() ? "" : ", ", r);
     }
+    if (!different.empty())
+      throw ConfigError(where("step") + "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " +
+                        different + ". Hint: call requires_grad_() and set_lr() alike on every rank.");
   }
   const bool checked = settings_.precision != config::Precision::Bf16 || settings_.check_grad_overflow;
   *overflow = checked && !std::isfinite(total);
@@ -215,9 +159,13 @@ double State::norm_and_overflow(bool* overflow) {
 }
 
 StepResult State::step() {
-  return telling_peers([&] {
+  relay_.keeping([&] {
+    require_usable("step");
     check_parameters("step");
     if (gathered_scopes_ > 0) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
+  });
+  return relay_.telling([&] {
+    if (open_) close_micro_batch();
     StepResult result;
     result.lr = optimizer_->lr(0);
     result.loss_scale = scaler_->scale();
@@ -237,12 +185,13 @@ StepResult State::step() {
 
     bool overflow = false;
     result.grad_norm = last_norm_ = norm_and_overflow(&overflow);
+    relay_.forget();
     result.overflow = overflow;
     const double scale = scaler_->scale();
     const bool give_up = scaler_->update(overflow);
     const bool late = delays();
     ++global_steps_;
-    micro_step_ = 0;
+    begin_accumulation();
     result.updated = finish_update();
     if (overflow) {
       ++skipped_steps_;

@@ -12,6 +12,7 @@
 
 #include "base/status_page.h"
 #include "engine/background.h"
+#include "engine/error_relay.h"
 #include "engine/state_piece.h"
 #include "engine/step_trace.h"
 #include "engine/tier_plan.h"
@@ -28,8 +29,9 @@ class State final : public torchglue::UseListener {
   State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
   ~State() override;
 
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss, const BackwardOptions& options);
   StepResult step();
+  std::int64_t discard_micro_batch();
   // An update that is still on its way is finished. Collective, between steps.
   void flush();
   bool at_boundary() const;
@@ -40,6 +42,8 @@ class State final : public torchglue::UseListener {
   void end_gathered(bool modify);
   std::map<std::string, at::Tensor> full_state_dict();
   std::string state_hash();
+  at::Tensor gradient(const std::string& name);
+  OwnGradient own_gradient(const std::string& name);
 
   // Collective, between steps (state_trace.cpp).
   void start_trace(const std::string& file, TraceSteps steps);
@@ -62,11 +66,13 @@ class State final : public torchglue::UseListener {
   struct Counters {
     std::int64_t global_steps, skipped_steps, applied_steps;
     optim::LossScaler::State scaler;
+    std::vector<double> set_rates;                     // ShardedOptimizer::set_rates()
+    std::map<std::string, std::int64_t> missed_steps;  // of parameters that were frozen for some, by name
   };
   Counters counters() const;
   void set_counters(const Counters& counters);
   // Throws ConfigError between accumulation boundaries.
-  void require_boundary(const char* where) const;
+  void require_boundary(const char* where);
   const Options& options() const { return options_; }
   const config::Settings& settings() const { return settings_; }
   Communicator& comm() const { return *comm_; }
@@ -79,12 +85,12 @@ class State final : public torchglue::UseListener {
   std::int64_t global_steps() const { return global_steps_; }
   std::int64_t skipped_steps() const { return skipped_steps_; }
   double loss_scale() const { return scaler_->scale(); }
-  double lr() const { return optimizer_->lr(0); }
+  std::int64_t micro_batches() const { return micro_step_; }
+  double lr(int group) const { return optimizer_->lr(group); }
+  void set_lr(int group, double lr);
   std::string user_state;
 
-  // Runs fn; an error is told to the peers before it goes on, so that every rank learns of it.
-  template <class Fn>
-  auto telling_peers(Fn&& fn);
+  ErrorRelay& relay() { return relay_; }
 
  private:
   struct Member {  // of the flat list of all parameters, whose index is the interception's tag
@@ -108,15 +114,27 @@ class State final : public torchglue::UseListener {
   void begin_forward();
   void end_activations() const;
   void before_use(const int* tags, int count, const char* op) override;
-  void before_write(int tag, const char* op) override;
+  bool before_write(int tag, const char* op) override;
+  void check_parameters(const char* where) const;
+  void require_usable(const char* where);
 
-  // gradients
+  // backward (state_backward.cpp)
+  void check_backward(const at::Tensor& loss, const BackwardOptions& options);
+  void run_pass(const at::Tensor& loss, const BackwardOptions& options);
+  void run_autograd(const at::Tensor& loss, const BackwardOptions& options);
+  void note_unused(bool check);
+  void choose_active();
+  void close_micro_batch();
+  void begin_accumulation();
   void on_gradient(int group, std::size_t member);
   void reduce_ready_groups();
   void finish_reductions(std::size_t most_in_flight);
-  void check_parameters(const char* where) const;
+  void give_pass_up(const std::string& error) noexcept;
+  void drop_micro_batch();
+  std::pair<const ParamGroup*, std::size_t> reduced_member(const char* what, const std::string& name);
 
   // update
+  std::uint64_t hash_of_choices() const;
   double norm_and_overflow(bool* overflow);
   void fail_numerically(std::int64_t in_a_row);
   // state_delayed.cpp
@@ -141,6 +159,7 @@ class State final : public torchglue::UseListener {
   Options options_;
   const config::Settings& settings_;
   std::shared_ptr<Communicator> comm_, neighbours_;  // neighbours_: who keep second shards (hpZ), or null
+  ErrorRelay relay_;
   int stage_;
   std::int64_t accumulation_ = 1, micro_batch_ = 1;
   Recipe recipe_;
@@ -171,7 +190,11 @@ class State final : public torchglue::UseListener {
   std::size_t reduce_next_ = 0;         // in reduce_order_: the next group to begin
   std::vector<ParamGroup*> in_flight_;  // reductions begun and not finished, oldest first
   std::deque<ParamGroup*> publishing_;  // likewise
-  std::int64_t micro_step_ = 0;         // backward passes since the last update
+  std::int64_t micro_step_ = 0;         // whole micro-batches since the last update
+  std::int64_t passes_ = 0, taken_passes_ = 0;  // since then; those whose gradients were taken
+  bool open_ = false, touched_ = false;         // the micro-batch goes on; some gradient of it has been taken
+  std::vector<std::string> unused_;             // parameters that the micro-batch had no gradient for
+  std::string failed_;  // the error of a backward that discard_micro_batch() has not answered yet
   bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
   bool reads_ahead_ = false;
   int gathered_scopes_ = 0, shown_unit_ = -1;  // shown_unit_: group named on the status page
@@ -179,22 +202,5 @@ class State final : public torchglue::UseListener {
   double last_norm_ = 0;
   float predivide_ = 1, postmultiply_ = 1;  // around the reduction: mean, prescale, predivide_factor
 };
-
-template <class Fn>
-auto State::telling_peers(Fn&& fn) {
-  try {
-    return fn();
-  } catch (const CommError& e) {
-    if (neighbours_) {  // the peers of one world know, those of the other may not
-      comm_->stop(e.what(), e.rank());
-      neighbours_->stop(e.what(), e.rank());
-    }
-    throw;
-  } catch (const std::exception& e) {
-    comm_->abort(e.what());
-    if (neighbours_) neighbours_->abort(e.what());
-    throw;
-  }
-}
 
 }  // namespace zero::engine

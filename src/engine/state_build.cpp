@@ -54,9 +54,13 @@ std::string disagreement(Communicator& comm, const std::string& what, const std:
 }  // namespace
 
 State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
-    : model_(std::move(model)), options_(std::move(options)), settings_(options_.settings()), comm_(std::move(comm)) {
-  if (!model_ || !comm_) throw ConfigError("[Engine] got no model or no communicator");
-  telling_peers([&] {
+    : model_(std::move(model)),
+      options_(std::move(options)),
+      settings_(options_.settings()),
+      comm_(comm ? std::move(comm) : throw ConfigError("[Engine] got no communicator")),
+      relay_(*comm_) {
+  if (!model_) throw ConfigError("[Engine] got no model");
+  relay_.telling([&] {
     config::require_built(options_);
     if (settings_.transport != "auto" && comm_->size() > 1 && comm_->transport() != settings_.transport)
       throw ConfigError(base::join("[Engine] libzero.transport: got ", settings_.transport,
@@ -150,6 +154,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 }
 
 State::~State() {
+  relay_.tell_if_unwinding();
   try {
     background_.wait();
   } catch (const std::exception&) {
@@ -246,6 +251,7 @@ void State::use_slow_links(GroupContext& context) {
     } else {
       neighbours_ = comm_->neighbours(zero.hpz_ranks);
       context.neighbours = neighbours_.get();
+      relay_.set_neighbours(neighbours_.get());
     }
   }
   context.quantize_trainable = over_network && zero.quantized_weights;
@@ -346,6 +352,7 @@ void State::attach() {
     for (std::size_t i = 0; i < group.members().size(); ++i) {
       const auto& tensor = group.members()[i].tensor;
       torchglue::intercept(tensor, this, static_cast<int>(members_.size()));
+      tensor.mutable_grad() = at::Tensor();  // of a backward before the Engine was made
       if (group.trainable())
         torchglue::set_gradient_hook(tensor, [this, g, i] { on_gradient(static_cast<int>(g), i); });
       members_.push_back({static_cast<int>(g), i});

@@ -14,7 +14,10 @@ bool State::delays() const {
 
 // The gradients of this step are whole. Unless late, the parameters are new when this returns.
 void State::apply(float factor, bool late) {
-  for (const auto& group : groups_) group->hand_over_gradients();
+  for (const auto& group : groups_) {
+    group->hand_over_gradients();
+    group->count_missed_steps();
+  }
   optimizer_->begin_step();
   if (!late) {
     update_->run(*optimizer_, factor, StagedUpdate::To::Parameters, [this](ParamGroup& group) { publish(group); });
@@ -45,10 +48,20 @@ bool State::finish_update() {
   return true;
 }
 
+void State::set_lr(int group, double lr) {
+  relay_.keeping([&] {
+    if (pending_) background_.wait();  // it looks at the rates
+    optimizer_->set_lr(group, lr);
+  });
+}
+
 void State::flush() {
-  telling_peers([&] {
+  relay_.keeping([&] {
+    require_usable("flush");
+    if (pending_) require_boundary("flush");
+  });
+  relay_.telling([&] {
     if (!pending_) return update_->settle();
-    if (micro_step_ != 0) require_boundary("flush");
     prefetcher_->end_pass();
     comm_->barrier();  // nobody reads a shard in place any more
     finish_update();
@@ -62,7 +75,7 @@ void State::begin_replacing() {
   if (pending_) {
     pending_ = false;
     background_.wait();
-    optimizer_->end_step();
+    optimizer_->end_step();  // the counters that are loaded next replace what it counts
   }
   update_->settle();
 }

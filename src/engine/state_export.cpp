@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -12,8 +13,13 @@
 namespace zero::engine {
 
 void State::begin_gathered(bool modify) {
-  telling_peers([&] {
-    if (modify && micro_step_ != 0) require_boundary("gathered_parameters");
+  relay_.keeping([&] {
+    if (modify)
+      require_boundary("gathered_parameters");
+    else
+      require_usable("gathered_parameters");
+  });
+  relay_.telling([&] {
     flush();
     prefetcher_->pin_all();
     ++gathered_scopes_;
@@ -22,7 +28,7 @@ void State::begin_gathered(bool modify) {
 }
 
 void State::end_gathered(bool modify) {
-  telling_peers([&] {
+  relay_.telling([&] {
     if (modify) {
       comm_->barrier();  // nobody reads a shard in place any more
       for (const auto& group : groups_) group->write_back();
@@ -33,7 +39,7 @@ void State::end_gathered(bool modify) {
 }
 
 std::map<std::string, at::Tensor> State::full_state_dict() {
-  return telling_peers([&] {
+  return relay_.telling([&] {
     flush();
     at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
@@ -67,7 +73,7 @@ std::map<std::string, at::Tensor> State::full_state_dict() {
 }
 
 std::string State::state_hash() {
-  return telling_peers([&] {
+  return relay_.telling([&] {
     flush();
     auto* hash = XXH3_createState();
     XXH3_128bits_reset(hash);
@@ -87,6 +93,51 @@ std::string State::state_hash() {
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
     return base::hex(canonical.digest, sizeof canonical.digest);
+  });
+}
+
+// The group and member of a parameter whose gradient is reduced and waits for step(); null: frozen.
+std::pair<const ParamGroup*, std::size_t> State::reduced_member(const char* what, const std::string& name) {
+  require_usable(what);
+  if (!settings_.managed_gradient_accumulation)
+    throw ConfigError(where(what) + "called with gradient accumulation that the program ends: gradients are reduced by "
+                                    "step(). Hint: set libzero.managed_gradient_accumulation to true.");
+  if (open_ || micro_step_ != accumulation_)
+    throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_, " micro-batches",
+                                               open_ ? " and within another" : "",
+                                               ", expected between the last backward() and step()"));
+  for (const auto& group : groups_)
+    for (std::size_t i = 0; i < group->members().size(); ++i) {
+      const auto& member = group->members()[i];
+      const auto& aliases = member.aliases;
+      if (member.name != name && std::find(aliases.begin(), aliases.end(), name) == aliases.end()) continue;
+      return {group->trainable() && group->active(i) ? group.get() : nullptr, i};
+    }
+  throw ConfigError(where(what) + "got the name " + name + ", which no parameter of the model has");
+}
+
+OwnGradient State::own_gradient(const std::string& name) {
+  return relay_.keeping([&]() -> OwnGradient {
+    const auto [group, i] = reduced_member("own_gradient", name);
+    if (group == nullptr) return {};
+    const at::NoGradGuard no_grad;
+    const auto [begin, values] = group->own_gradient(i);
+    return {begin, values.to(at::kFloat) * (static_cast<double>(postmultiply_) / scaler_->scale())};
+  });
+}
+
+at::Tensor State::gradient(const std::string& name) {
+  const auto own = own_gradient(name);
+  if (!own.values.defined()) return {};
+  return relay_.telling([&]() -> at::Tensor {
+    const at::NoGradGuard no_grad;
+    const auto [group, i] = reduced_member("gradient", name);
+    const auto& tensor = group->members()[i].tensor;
+    // Each element is one rank's, and zero on the others.
+    auto whole = at::zeros({tensor.numel()}, own.values.options().device(device_));
+    whole.narrow(0, own.begin, own.values.numel()).copy_(own.values);
+    if (comm_->size() > 1 && whole.numel() > 0) comm_->all_reduce(whole)->wait();
+    return whole.view(tensor.sizes());
   });
 }
 
@@ -151,7 +202,7 @@ std::vector<StatePiece> State::pieces_to_save() {
 std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
 
 void State::adopt_loaded() {
-  telling_peers([&] {
+  relay_.telling([&] {
     for (const auto& group : groups_) {
       group->refresh_parameters();
       group->begin_publish();
@@ -169,7 +220,13 @@ std::map<std::string, std::string> State::aliases() const {
 }
 
 State::Counters State::counters() const {
-  return {global_steps_, skipped_steps_, optimizer_->applied_steps(), scaler_->state()};
+  Counters counters{global_steps_, skipped_steps_, optimizer_->applied_steps(), scaler_->state(), {}, {}};
+  const auto& rates = optimizer_->set_rates();
+  if (std::any_of(rates.begin(), rates.end(), [](double rate) { return rate >= 0; })) counters.set_rates = rates;
+  for (const auto& group : groups_)
+    for (std::size_t i = 0; i < group->members().size(); ++i)
+      if (const auto missed = group->missed_steps()[i]; missed > 0) counters.missed_steps[group->members()[i].name] = missed;
+  return counters;
 }
 
 void State::set_counters(const Counters& counters) {
@@ -177,7 +234,16 @@ void State::set_counters(const Counters& counters) {
   skipped_steps_ = counters.skipped_steps;
   optimizer_->set_applied_steps(counters.applied_steps);
   scaler_->set_state(counters.scaler);
-  micro_step_ = 0;
+  optimizer_->restore_rates(counters.set_rates);
+  for (const auto& group : groups_) {
+    std::vector<std::int64_t> missed;
+    for (const auto& member : group->members()) {
+      const auto it = counters.missed_steps.find(member.name);
+      missed.push_back(it == counters.missed_steps.end() ? 0 : it->second);
+    }
+    group->set_missed_steps(std::move(missed));
+  }
+  begin_accumulation();
   backward_since_step_ = false;
 }
 

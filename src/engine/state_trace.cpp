@@ -10,14 +10,14 @@
 namespace zero::engine {
 
 void State::start_trace(const std::string& file, TraceSteps steps) {
-  telling_peers([&] {
+  relay_.keeping([&] {
     require_boundary("start_trace");
     if (file.empty()) throw ConfigError(where("start_trace") + "got no file, expected its path");
     if (steps.first < 1 || steps.last < steps.first)
       throw ConfigError(where("start_trace") +
                         base::join("got steps ", steps.first, " to ", steps.last, ", expected 1 <= first <= last"));
-    begin_trace(file, steps);
   });
+  relay_.telling([&] { begin_trace(file, steps); });
 }
 
 void State::begin_trace(const std::string& file, TraceSteps steps) {
@@ -45,7 +45,7 @@ void State::start_trace_of_environment() {
 }
 
 TraceSummary State::stop_trace() {
-  return telling_peers([&] {
+  return relay_.telling([&] {
     TraceSummary summary;
     if (!trace_.started()) return summary;
     trace_.stop(&summary);

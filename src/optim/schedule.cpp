@@ -75,6 +75,8 @@ Schedule::Schedule(const config::ScheduleSettings& settings, std::vector<double>
              "total_num_steps counts the warm-up too.");
 }
 
+bool Schedule::constant() const { return settings_.type == ScheduleType::Constant; }
+
 bool Schedule::uses_base_lr() const {
   switch (settings_.type) {
     case ScheduleType::Constant:

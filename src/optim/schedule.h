@@ -24,6 +24,8 @@ class Schedule {
   double rate(int group, std::int64_t s) const;
   // betas[0] at index s if the schedule sets it (OneCycle with cycle_momentum), always below 1.
   std::optional<double> momentum(int group, std::int64_t s) const;
+  // True: no schedule was configured, and rate() is the optimizer's own.
+  bool constant() const;
   // True: rate() depends on the optimizer's own rate; false: the schedule brings its own.
   bool uses_base_lr() const;
 

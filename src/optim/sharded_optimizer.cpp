@@ -56,6 +56,7 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
                      "rate as a list with one entry per group, the unnamed group first."));
     groups_.push_back({group.pattern, group.weight_decay.value_or(optimizer.weight_decay)});
   }
+  set_rates_.assign(groups_.size(), -1.0);
 }
 
 Rule ShardedOptimizer::rule() const {
@@ -110,15 +111,44 @@ int ShardedOptimizer::parameter_group_of(std::string_view name) const {
 double ShardedOptimizer::lr(int group) const {
   ZERO_CHECK(group >= 0 && group < num_parameter_groups(), "[ShardedOptimizer::lr] got group ", group,
              ", expected below ", num_parameter_groups());
-  return schedule_.rate(group, schedule_.index(applied_));
+  const double set = set_rates_[static_cast<std::size_t>(group)];
+  return set >= 0 ? set : schedule_.rate(group, schedule_.index(applied_));
 }
 
-UpdateConstants ShardedOptimizer::constants_of(int group) const {
+void ShardedOptimizer::set_lr(int group, double lr) {
+  const auto expect = [&](bool condition, const std::string& what) {
+    if (!condition) throw ConfigError("[Engine::set_lr] " + what);
+  };
+  expect(group >= 0 && group < num_parameter_groups(),
+         base::join("got parameter group ", group, ", expected 0 to ", num_parameter_groups() - 1,
+                    ". Hint: 0 holds what no pattern of libzero.parameter_groups matches, 1 the first pattern's."));
+  expect(std::isfinite(lr) && lr >= 0, base::join("got the rate ", lr, ", expected a finite number of at least 0"));
+  expect(schedule_.constant(),
+         "got a rate, but the configuration's scheduler sets the rates. Hint: leave the block scheduler out.");
+  set_rates_[static_cast<std::size_t>(group)] = lr;
+}
+
+void ShardedOptimizer::check_rates(const std::vector<double>& rates) const {
+  if (!rates.empty() && rates.size() != groups_.size())
+    throw ConfigError(base::join("[load_checkpoint] got rates that the program set for ", rates.size(),
+                                 " parameter groups, expected ", groups_.size(),
+                                 ". Hint: libzero.parameter_groups has changed since the checkpoint was saved."),
+                      ExitCode::kCheckpoint);
+}
+
+void ShardedOptimizer::restore_rates(std::vector<double> rates) {
+  check_rates(rates);
+  if (rates.empty()) rates.assign(groups_.size(), -1.0);
+  set_rates_ = std::move(rates);
+}
+
+UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t missed_steps) const {
   const auto narrow = [](double value) { return static_cast<float>(value); };
   const double rate = lr(group), decay = groups_[static_cast<std::size_t>(group)].weight_decay;
   const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1),
                beta2 = settings_.beta2;
-  const auto count = static_cast<double>(applied_ + 1);
+  const auto updates = applied_ + 1 - missed_steps;  // of these elements, this one included
+  const auto count = static_cast<double>(updates);
   UpdateConstants c{};
   c.rule = rule();
   c.has_weight_decay = decay != 0;
@@ -129,7 +159,7 @@ UpdateConstants ShardedOptimizer::constants_of(int group) const {
   c.new1 = narrow(1 - beta1);
   c.new2 = narrow(1 - beta2);
   c.eps = narrow(settings_.eps);
-  c.first = applied_ == 0;
+  c.first = updates == 1;
   c.nesterov = settings_.nesterov;
   c.momentum = narrow(settings_.momentum);
   c.undamped = narrow(1 - settings_.dampening);
@@ -147,7 +177,7 @@ UpdateConstants ShardedOptimizer::constants_of(int group) const {
 
 void ShardedOptimizer::begin_step() {
   constants_.clear();
-  for (int group = 0; group < num_parameter_groups(); ++group) constants_.push_back(constants_of(group));
+  for (int group = 0; group < num_parameter_groups(); ++group) constants_.push_back(constants_of(group, 0));
   in_step_ = true;
 }
 
@@ -161,7 +191,8 @@ void ShardedOptimizer::update(const Span& span, float factor) {
   bool complete = span.master != nullptr && span.gradient != nullptr;
   for (int slot = 0; slot < num_slots(); ++slot) complete = complete && span.slots[slot] != nullptr;
   ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
-  const UpdateConstants& constants = constants_[static_cast<std::size_t>(span.parameter_group)];
+  const UpdateConstants constants = span.missed_steps == 0 ? constants_[static_cast<std::size_t>(span.parameter_group)]
+                                                           : constants_of(span.parameter_group, span.missed_steps);
   const bool copies = span.parameter != span.master;
   ZERO_CHECK(copies || span.parameter_dtype == base::Dtype::F32,
              "[ShardedOptimizer::update] got a 16-bit copy over its own master");

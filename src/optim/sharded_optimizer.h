@@ -26,6 +26,7 @@ struct Span {
   base::Dtype parameter_dtype = base::Dtype::F32;
   std::int64_t numel = 0;
   int parameter_group = 0;
+  std::int64_t missed_steps = 0;  // updates so far that left these elements out (frozen); bias correction does not count them
 };
 
 // Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All are element-wise,
@@ -52,6 +53,14 @@ class ShardedOptimizer {
 
   // The rate of the next update (between begin_step and end_step: of this one).
   double lr(int group = 0) const;
+  // From the next update on the group's rate is `lr`. ConfigError for a group that is not there, a rate that is no finite
+  // number of at least 0, and where a schedule sets the rates.
+  void set_lr(int group, double lr);
+  // What set_lr() has set, by group; negative: nothing. All a checkpoint must keep of the rates.
+  const std::vector<double>& set_rates() const { return set_rates_; }
+  // Of a checkpoint; empty: nothing was set. ConfigError (kCheckpoint) unless there is one for each group.
+  void check_rates(const std::vector<double>& rates) const;
+  void restore_rates(std::vector<double> rates);
 
   // Fixes the constants of update number applied_steps() + 1.
   void begin_step();
@@ -77,11 +86,12 @@ class ShardedOptimizer {
     std::string pattern;
     double weight_decay;
   };
-  UpdateConstants constants_of(int group) const;
+  UpdateConstants constants_of(int group, std::int64_t missed_steps) const;
   Rule rule() const;
 
   config::OptimizerSettings settings_;
   std::vector<Group> groups_;
+  std::vector<double> set_rates_;
   Schedule schedule_;
   std::int64_t applied_ = 0;
   bool in_step_ = false;

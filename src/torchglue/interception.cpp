@@ -63,26 +63,28 @@ struct Uses {
   int count = 0;
 };
 
-void collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all) {
-  if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage()) return;
+// False: the operator is to be left out.
+bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all) {
+  if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage()) return true;
   Target target;
   {
     auto& r = registry();
     std::shared_lock<std::shared_mutex> lock(r.mutex);
     const auto it = r.targets.find(tensor.storage().unsafeGetStorageImpl());
-    if (it == r.targets.end()) return;
+    if (it == r.targets.end()) return true;
     target = it->second;
   }
-  if (written) target.listener->before_write(target.tag, op);
-  if (!reads) return;
+  if (written && !target.listener->before_write(target.tag, op)) return false;
+  if (!reads) return true;
   for (auto& uses : all) {
     if (uses.listener != target.listener || uses.count == Uses::kMost) continue;
     uses.tags[uses.count++] = target.tag;
-    return;
+    return true;
   }
   all.push_back({});
   all.back().listener = target.listener;
   all.back().tags[all.back().count++] = target.tag;
+  return true;
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -101,7 +103,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const auto* alias = arguments[i].alias_info();
     const bool written = alias != nullptr && alias->isWrite() && !writes_metadata_only(schema.name());
     if (value.isTensor()) {
-      collect(value.toTensor(), written, name, reads, all);
+      if (collect(value.toTensor(), written, name, reads, all)) continue;
+      const auto unchanged = value;
+      torch::jit::drop(*stack, arguments.size());
+      for (std::size_t r = 0; r < returns.size(); ++r) stack->push_back(unchanged);
+      return;
     } else if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorVector()) collect(tensor, written, name, reads, all);
     } else if (value.isList()) {  // Tensor?[] arrives as a list of optionals

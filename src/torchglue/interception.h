@@ -18,8 +18,9 @@ class UseListener {
   // An operator is about to read the data of the parameters `tags[0..count)` (those of this
   // listener). May make data appear; may throw: the exception reaches whoever called the operator.
   virtual void before_use(const int* tags, int count, const char* op) = 0;
-  // The operator writes parameter `tag` in place.
-  virtual void before_write(int tag, const char* op) = 0;
+  // The operator writes parameter `tag` in place. False: the write is left out, and the operator returns the parameter
+  // as it is.
+  virtual bool before_write(int tag, const char* op) = 0;
 };
 
 // Puts the key on the parameter and registers its storage. The listener must outlive it or be

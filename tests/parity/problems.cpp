@@ -228,6 +228,32 @@ at::Tensor periodic(const at::Generator& generator, std::int64_t count) {
   return (tokens({count, 1}, 8, generator) + at::arange(9, at::TensorOptions().dtype(at::kLong).device(input_device))).remainder(8);
 }
 
+// Parameters that are viewed and added, as queries and positions are: autograd hands their gradients over as views of one
+// memory, among themselves and with what flows on through the model.
+struct Viewed : nn::Module {
+  struct AddPosition : nn::Module {
+    at::Tensor position;
+    AddPosition() { position = register_parameter("position", at::zeros({24, 32})); }
+    at::Tensor forward(const at::Tensor& x) { return x + position.unsqueeze(0); }
+  };
+  nn::ModuleList layers;
+  at::Tensor latents, offsets;
+  Viewed() {
+    latents = register_parameter("latents", at::zeros({24, 32}));
+    offsets = register_parameter("offsets", at::zeros({24, 32}));
+    layers->push_back(nn::Linear(32, 32));
+    layers->push_back(std::make_shared<AddPosition>());
+    layers->push_back(nn::Linear(32, 32));
+    register_module("layers", layers);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = (latents.unsqueeze(0) + offsets.unsqueeze(0)) * x;  // a batch of one
+    y = layers[0]->as<nn::Linear>()->forward(y);
+    y = layers[1]->as<AddPosition>()->forward(y);
+    return at::tanh(layers[2]->as<nn::Linear>()->forward(y));
+  }
+};
+
 at::Tensor gpt_loss(TinyGpt& model, const at::Tensor& ids, std::int64_t vocabulary) {
   const auto logits = model.forward(ids.narrow(1, 0, 8));
   return at::cross_entropy_loss(logits.to(at::kFloat).reshape({-1, vocabulary}), ids.narrow(1, 1, 8).reshape({-1}));
@@ -271,6 +297,8 @@ const std::vector<Problem>& problems() {
                        [](Branches& m, G g, D d) { return mean_square(m.forward(randn({4, 8}, g, d)) - 1); }),
       simple<Tiny>("tiny", [] { return std::make_shared<Tiny>(); },
                    [](Tiny& m, G g, D d) { return mean_square(m.forward(randn({4, 1}, g, d)) - 1); }),
+      simple<Viewed>("viewed", [] { return std::make_shared<Viewed>(); },
+                     [](Viewed& m, G g, D d) { return mean_square(m.forward(randn({1, 24, 32}, g, d)) - 1); }),
       simple<Custom>("custom_function", [] { return std::make_shared<Custom>(); },
                      [](Custom& m, G g, D d) { return mean_square(m.forward(randn({4, 9}, g, d)) - 1); }),
   };

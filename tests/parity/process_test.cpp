@@ -93,6 +93,21 @@ TEST(Transports, EveryKindOfModule) {
   }
 }
 
+// Gradients that are divided before they are summed, where they lie.
+TEST(Transports, EveryKindOfModuleDividedAhead) {
+  std::string expected;
+  for (const char* transport : {"gloo", "shm"}) {
+    SpawnOptions options;
+    options.transport = transport;
+    options.limit = std::chrono::seconds(200);
+    const auto results =
+        spawn_ranks(options, kProgram, {"kinds=1", "first=2", R"(extra=, "gradient_predivide_factor": 3.0)"});
+    for (const auto& result : results) ASSERT_EQ(result.exit_code, 0) << transport << ": " << result.err;
+    if (expected.empty()) expected = results[0].out;
+    EXPECT_EQ(results[0].out, expected) << transport;
+  }
+}
+
 TEST(Transports, AccumulationFamilies) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const char* transport : {"shm", "gloo", "hosts"}) {

@@ -5,7 +5,7 @@
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
 //   scope=1       after the last step a scope of all parameters that could write and does not
 //   kinds=1       every kind of module at every stage (from first=S on): evaluation and a modifying scope between the steps; prints
-//                 "kind NAME accumulation A stage S hash H" for each
+//                 "kind NAME accumulation A stage S hash H" for each; extra=KEYS more of the configuration
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
 // Prints the lines "sent B numel P groups G across A" (bytes of the last step, A of them to other hosts), "hash H" and
@@ -96,6 +96,7 @@ int train_kinds(const std::shared_ptr<Communicator>& comm) {
         Training training;
         training.stage = stage;
         if (stage == 3) training.zero = flag("zero", "");
+        training.extra = flag("extra", "");
         training.accumulation = accumulation;
         training.clip = 0.05;
         auto module = make_module(task);

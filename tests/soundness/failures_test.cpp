@@ -1,0 +1,335 @@
+// Passes that fail, parameters that freeze, two Engines: what goes on afterwards has the values of a loop without
+// libzero that did the same.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "soundness/ranks.h"
+
+namespace zero::test {
+namespace {
+
+struct Case {
+  Place place;
+  int stage;
+};
+
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  return std::string(info.param.place.transport) + std::to_string(info.param.place.world) + "Stage" +
+         std::to_string(info.param.stage);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto& place : places())
+    for (int stage = 0; stage <= 3; ++stage) cases.push_back({place, stage});
+  return cases;
+}
+
+class Failures : public ::testing::TestWithParam<Case> {
+ protected:
+  void expect(const Body& body) { EXPECT_EQ(run_at(GetParam().place, body), ""); }
+  int stage() const { return GetParam().stage; }
+  int world() const { return GetParam().place.world; }
+};
+INSTANTIATE_TEST_SUITE_P(Everywhere, Failures, ::testing::ValuesIn(all_cases()), name_of_case);
+
+struct Fuse : torch::autograd::Function<Fuse> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool blows) {
+    context->saved_data["blows"] = blows;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    if (context->saved_data["blows"].toBool()) throw std::runtime_error("the fuse blew");
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+// The second half of the model has its gradients when the fuse blows.
+at::Tensor fused_loss(Net& net, int rank, int micro_batch, bool blows) {
+  auto x = net.layers[0]->as<torch::nn::Linear>()->forward(input_of(rank, micro_batch));
+  x = at::gelu(net.layers[1]->as<torch::nn::LayerNorm>()->forward(x));
+  x = Fuse::apply(x, blows);
+  x = net.layers[2]->as<torch::nn::Linear>()->forward(x);
+  x = at::gelu(net.layers[3]->as<torch::nn::LayerNorm>()->forward(x));
+  return (net.head(x) - 0.5).pow(2).mean();
+}
+
+std::string message_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
+// On every rank the same backward fails, and later the same forward.
+TEST_P(Failures, AFailedPassNeverWas) {
+  for (const int accumulation : {1, 2}) {
+    for (const char* extra : {"", R"(, "bf16": {"enabled": true})"}) {
+      expect([=, this](const auto& comm) {
+        // The run that never failed.
+        const bool bf16 = *extra != 0;
+        const auto train = [&](bool fails) {
+          auto net = make_net();
+          Engine engine(net, Options::from_json(json_for(stage(), "SGD", accumulation, extra)), comm);
+          const auto loss = [&](int batch, bool blows) {
+            if (!bf16) return fused_loss(*net, comm->rank(), batch, blows);
+            auto x = Fuse::apply(net->layers[0]->template as<torch::nn::Linear>()->forward(
+                                     input_of(comm->rank(), batch).to(at::kBFloat16)),
+                                 blows);
+            return net->head(at::gelu(net->layers[2]->template as<torch::nn::Linear>()->forward(x))).to(at::kFloat).pow(2).mean();
+          };
+          for (int batch = 0; batch < 4 * accumulation; ++batch) {
+            if (fails && batch == 1 * accumulation) {  // the first micro-batch of a step
+              const auto text = message_of([&] { engine.backward(loss(90, true)); });
+              require(contains(text, "the fuse blew"), text);
+              if (comm->size() > 1) require(engine.discard_micro_batch() == 0, "micro-batches left");
+              require(engine.micro_batches() == 0, "micro-batches after a failure");
+            }
+            if (fails && batch == 3 * accumulation - 1) {  // a forward, the last micro-batch of a step
+              const auto text = message_of([&] {
+                (void)loss(91, false);
+                throw std::runtime_error("the forward failed");
+              });
+              require(contains(text, "the forward failed"), text);
+              require(engine.discard_micro_batch() == accumulation - 1, "a forward that failed took micro-batches away");
+            }
+            engine.backward(loss(batch, false));
+            engine.step();
+          }
+          return engine.state_hash();
+        };
+        require(train(true) == train(false), "a failed pass left something behind");
+      });
+    }
+  }
+}
+
+// Within a step of several micro-batches those that were added up go with the one that failed: told, and right.
+TEST_P(Failures, AFailureAmongMicroBatches) {
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD", 2)), comm);
+    Plain plain(world(), "SGD");
+    engine.backward(fused_loss(*net, comm->rank(), 0, false));
+    engine.step();
+    (void)message_of([&] { engine.backward(fused_loss(*net, comm->rank(), 1, true)); });
+    if (world() > 1) engine.discard_micro_batch();
+    require(engine.micro_batches() == 0, "micro-batches kept: " + std::to_string(engine.micro_batches()));
+    for (int batch = 2; batch < 4; ++batch) {
+      engine.backward(fused_loss(*net, comm->rank(), batch, false));
+      engine.step();
+      plain.backward([&](Net& model, int rank) { return fused_loss(model, rank, batch, false); }, 0.5);
+    }
+    plain.step();
+    require_equal(engine, plain.net(), "after the failure");
+  });
+}
+
+// One rank alone fails: the others learn of it in words.
+TEST_P(Failures, OneRankAloneNamesItself) {
+  if (world() == 1) return;
+  const auto errors = run_at(GetParam().place, [this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
+    for (int step = 0; step < 3; ++step) {
+      engine.backward(fused_loss(*net, comm->rank(), step, step == 1 && comm->rank() == 1));
+      engine.step();
+    }
+  });
+  EXPECT_TRUE(contains(errors, "the fuse blew")) << errors;
+  EXPECT_TRUE(contains(errors, "rank 1")) << errors;
+}
+
+// A rank that goes on without the word that the others need.
+TEST_P(Failures, GoingOnWithoutDiscarding) {
+  if (world() == 1) return;
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
+    (void)message_of([&] { engine.backward(fused_loss(*net, comm->rank(), 0, true)); });
+    const auto text = message_of([&] { engine.step(); });
+    // Whoever is first says what to do, the others what that rank said.
+    require(contains(text, "the fuse blew"), text);
+  });
+}
+
+// Mistakes that every rank makes alike end nothing.
+TEST_P(Failures, MistakesLeaveTheCommunicator) {
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD", 2)), comm);
+    (void)error_of([&] { engine.backward(at::ones({3})); }, "not a scalar");
+    engine.backward(loss_of(*net, comm->rank(), 0));
+    engine.step();
+    (void)error_of([&] { (void)engine.gathered_parameters(true); }, "a modifying scope between micro-batches");
+    {
+      const at::NoGradGuard no_grad;
+      (void)error_of([&] { net->head->bias.add_(1); }, "a write in place");
+    }
+    engine.backward(loss_of(*net, comm->rank(), 1));
+    engine.step();
+    const auto folder = std::filesystem::temp_directory_path() / ("zero-mistakes-" + std::to_string(getppid()));
+    engine.save_checkpoint(folder, "t");
+    comm->barrier();
+    if (comm->rank() == 0) std::filesystem::remove_all(folder);
+    (void)engine.state_hash();
+  });
+}
+
+// Frozen: no update, no decay, no step counted. As libtorch's optimizers, which look at each parameter by itself.
+TEST_P(Failures, FreezingAndUnfreezing) {
+  for (const char* zero : {"", R"(, "offload_optimizer": {"device": "cpu"})"}) {
+    if (stage() == 0 && *zero != 0) continue;
+    expect([=, this](const auto& comm) {
+      auto net = make_net();
+      Engine engine(net, Options::from_json(json_for(stage(), "AdamW", 1, "", zero)), comm);
+      Plain plain(world(), "AdamW");
+      const auto freeze = [&](int step) {
+        for (Net* model : std::initializer_list<Net*>{net.get(), &plain.net()}) {
+          // A whole unit from the start, for a while; one member of a unit in between; the root's weight at the end.
+          for (auto& p : model->layers[0]->parameters()) p.requires_grad_(step >= 2);
+          model->layers[2]->as<torch::nn::Linear>()->bias.requires_grad_(step < 3 || step > 4);
+          model->head->weight.requires_grad_(step < 5);
+        }
+      };
+      for (int step = 0; step < 7; ++step) {
+        freeze(step);
+        engine.backward(loss_of(*net, comm->rank(), step));
+        require(engine.gradient("head.weight").defined() == (step < 5), "gradient() of a frozen parameter");
+        engine.step();
+        plain.backward([&](Net& model, int rank) { return loss_of(model, rank, step); });
+        plain.step();
+        require_equal(engine, plain.net(), "step " + std::to_string(step));
+      }
+    });
+  }
+}
+
+TEST_P(Failures, FreezingWithinAStepIsRefused) {
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD", 2)), comm);
+    engine.backward(loss_of(*net, comm->rank(), 0));
+    engine.step();
+    net->head->bias.requires_grad_(false);
+    const auto text = error_of([&] { engine.backward(loss_of(*net, comm->rank(), 1)); }, "frozen within a step");
+    require(contains(text, "head.bias") && contains(text, "between two micro-batches"), text);
+  });
+}
+
+TEST_P(Failures, FreezingOnOneRankIsNoticed) {
+  if (world() == 1) return;
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
+    if (comm->rank() == 1) net->head->bias.requires_grad_(false);
+    engine.backward(loss_of(*net, comm->rank(), 0));
+    const auto text = error_of([&] { engine.step(); }, "frozen on rank 1");
+    require(contains(text, "requires_grad_()") && contains(text, "rank 1"), text);
+  });
+}
+
+// Frozen steps and rates are in the checkpoint.
+TEST_P(Failures, CheckpointsRememberWhatTheProgramSet) {
+  expect([this](const auto& comm) {
+    const auto folder = std::filesystem::temp_directory_path() / ("zero-program-" + std::to_string(getppid()));
+    const auto train = [&](bool resumes) {
+      auto net = make_net();
+      auto engine = std::make_unique<Engine>(net, Options::from_json(json_for(stage(), "AdamW")), comm);
+      for (int step = 0; step < 4; ++step) {
+        net->head->weight.requires_grad_(step > 1);
+        if (step == 1) engine->set_lr(0, 0.01);
+        if (step == 2 && resumes) {
+          engine->save_checkpoint(folder, "t");
+          engine.reset();
+          net = make_net(8);
+          engine = std::make_unique<Engine>(net, Options::from_json(json_for(stage(), "AdamW")), comm);
+          engine->load_checkpoint(folder, "t");
+          require(engine->lr() == 0.01, "the rate was not saved");
+        }
+        engine->backward(loss_of(*net, comm->rank(), step));
+        engine->step();
+      }
+      return engine->state_hash();
+    };
+    const auto without = train(false);
+    require(train(true) == without, "resumed otherwise");
+    comm->barrier();
+    if (comm->rank() == 0) std::filesystem::remove_all(folder);
+  });
+}
+
+// A generator trained through a discriminator, each with an Engine: what the generator's loss leaves at the
+// discriminator's parameters is not the discriminator's gradient, whether requires_grad is toggled or not.
+TEST_P(Failures, TwoEngines) {
+  for (const bool toggles : {false, true}) {
+    expect([=, this](const auto& comm) {
+      const auto json = json_for(stage(), "SGD");
+      auto g = make_net(1), d = make_net(2);
+      Engine first(g, Options::from_json(json), comm), second(d, Options::from_json(json), comm);
+      // Without libzero: the same nets, a gradient of their own each.
+      auto plain_g = make_net(1), plain_d = make_net(2);
+      const auto through = [](Net& made, Net& judge, int rank, int step) {
+        const auto fake = made.forward(input_of(rank, step)).repeat({1, 8});
+        return judge.forward(fake).pow(2).mean();
+      };
+      const auto judged = [](Net& made, Net& judge, int rank, int step) {
+        const auto fake = made.forward(input_of(rank, step)).repeat({1, 8}).detach();
+        return (judge.forward(fake) - 1).pow(2).mean() + judge.forward(input_of(rank, step + 50)).pow(2).mean();
+      };
+      const auto descend = [&](Net& net, const std::function<at::Tensor(int)>& loss) {
+        std::vector<at::Tensor> sums;
+        for (int rank = 0; rank < world(); ++rank) {
+          const auto gradients = torch::autograd::grad({loss(rank)}, net.parameters());
+          for (std::size_t i = 0; i < gradients.size(); ++i)
+            if (rank == 0)
+              sums.push_back(gradients[i].clone());
+            else
+              sums[i] += gradients[i];
+        }
+        const at::NoGradGuard no_grad;
+        const auto parameters = net.parameters();
+        for (std::size_t i = 0; i < sums.size(); ++i) parameters[i].data().sub_(sums[i] * (0.05 / world()));
+      };
+      for (int step = 0; step < 3; ++step) {
+        second.backward(judged(*g, *d, comm->rank(), step));
+        // The generator's pass comes before the discriminator's step, once.
+        if (step != 1) second.step();
+        if (step != 1) descend(*plain_d, [&](int rank) { return judged(*plain_g, *plain_d, rank, step); });
+        if (toggles)
+          for (auto& p : d->parameters()) p.requires_grad_(false);
+        first.backward(through(*g, *d, comm->rank(), step));
+        if (toggles)
+          for (auto& p : d->parameters()) p.requires_grad_(true);
+        std::vector<at::Tensor> of_d;
+        if (step == 1)
+          for (int rank = 0; rank < world(); ++rank) {
+            const auto gradients =
+                torch::autograd::grad({judged(*plain_g, *plain_d, rank, step)}, plain_d->parameters());
+            for (std::size_t i = 0; i < gradients.size(); ++i)
+              if (rank == 0)
+                of_d.push_back(gradients[i].clone());
+              else
+                of_d[i] += gradients[i];
+          }
+        descend(*plain_g, [&](int rank) { return through(*plain_g, *plain_d, rank, step); });
+        first.step();
+        if (step == 1) {
+          second.step();
+          const at::NoGradGuard no_grad;
+          for (std::size_t i = 0; i < of_d.size(); ++i)
+            plain_d->parameters()[i].data().sub_(of_d[i] * (0.05 / world()));
+        }
+      }
+      require_equal(first, *plain_g, "the generator");
+      require_equal(second, *plain_d, "the discriminator");
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zero::test

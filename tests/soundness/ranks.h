@@ -1,0 +1,65 @@
+// One body under every transport, and the loop without libzero that it is compared with.
+#pragma once
+#include <zero/zero.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace zero::test {
+
+using Body = std::function<void(std::shared_ptr<Communicator>)>;
+
+struct Place {
+  const char* transport;  // "local", "thread", "shm", "gloo"
+  int world;
+};
+// Where odd programs run: alone, as threads, as processes over shared memory and over TCP.
+const std::vector<Place>& places();
+std::string name_of(const Place& place);
+
+// Runs `body` on the ranks of `place`, all in processes of their own; the text of what any rank threw, or "".
+std::string run_at(const Place& place, const Body& body);
+
+// Linear, LayerNorm, GELU twice and a Linear: parameters large enough to be mapped in shared memory, and small ones.
+struct Net : torch::nn::Module {
+  Net();
+  at::Tensor forward(at::Tensor x);
+  torch::nn::ModuleList layers;
+  torch::nn::Linear head{nullptr};
+};
+std::shared_ptr<Net> make_net(std::uint64_t seed = 3);
+// Of one rank and micro-batch, the same in every process.
+at::Tensor input_of(int rank, int micro_batch);
+at::Tensor loss_of(Net& net, int rank, int micro_batch);
+
+// Data-parallel training by libtorch alone, in one process: a loss is the mean over ranks of loss(net, rank).
+class Plain {
+ public:
+  using Loss = std::function<at::Tensor(Net&, int rank)>;
+  // optimizer: "SGD", or "AdamW" with weight decay 0.1 and an eps large enough that the size of gradients shows.
+  Plain(int world, const std::string& optimizer, double lr = 0.05);
+  void backward(const Loss& loss, double weight = 1);
+  void step(double clip = 0);
+  void set_lr(double lr);
+  Net& net() { return *net_; }
+
+ private:
+  int world_;
+  std::shared_ptr<Net> net_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+std::string json_for(int stage, const std::string& optimizer, int accumulation = 1, const std::string& extra = "",
+                     const std::string& zero = "");
+
+// Throws, naming the parameter, unless the Engine's masters are those of `net` within rounding. Collective.
+void require_equal(Engine& engine, Net& net, const std::string& what);
+void require(bool condition, const std::string& what);
+// The text of the exception that fn throws; throws itself if there is none, or one that is not a zero::Error.
+std::string error_of(const std::function<void()>& fn, const std::string& what);
+bool contains(const std::string& text, const std::string& part);
+
+}  // namespace zero::test
