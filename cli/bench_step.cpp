@@ -15,6 +15,7 @@
 #include "cli/options.h"
 #include "cli/rank_processes.h"
 #include "cli/step_rank.h"
+#include "config/settings.h"
 #include "report/table.h"
 #include "report/terminal.h"
 #include "report/text.h"
@@ -176,6 +177,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
   Json about = machine();
   about["threads_per_rank"] = setup.threads;
   about["libtorch"] = TORCH_VERSION;
+  const double clipping = options_of(all.back().task).settings().gradient_clipping;  // compute alone is never the last
   Json document = {{"schema", "zero.bench.step/1"},
                    {"machine", about},
                    {"model",
@@ -192,6 +194,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                    {"steps", setup.steps},
                    {"warmup", setup.warmup},
                    {"micro_batch_size", setup.batch},
+                   {"gradient_clipping", clipping},
                    {"equal_losses", Json::object()},
                    {"compute", Json::array()},
                    {"runs", Json::array()}};

@@ -9,6 +9,7 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/config_tools.h>
 
+#include "base/printable.h"
 #include "cli/commands.h"
 #include "cli/console.h"
 #include "cli/options.h"
@@ -134,7 +135,7 @@ int inspect(int argc, char** argv) {
     const auto entries = list_checkpoints(place.dir);
     print_result(command.global().json ? "{\"schema\": \"zero.checkpoint.list/1\", \"directory\": " +
                                              json_quote(place.dir) + ", \"checkpoints\": " + list_json(entries) + "}\n"
-                                       : list_text(entries, terminal));
+                                       : base::printable(list_text(entries, terminal)));
     return 0;
   }
   place.resolve("inspect");
@@ -142,7 +143,7 @@ int inspect(int argc, char** argv) {
   print_result(command.global().json
                    ? "{\"schema\": \"zero.checkpoint.inspect/1\", \"directory\": " + json_quote(place.dir) +
                          ", \"tag\": " + json_quote(info.tag) + ", \"manifest\": " + info.manifest + "}\n"
-                   : info_text(info, place.dir, terminal));
+                   : base::printable(info_text(info, place.dir, terminal)));
   return 0;
 }
 
@@ -157,8 +158,9 @@ int verify(int argc, char** argv) {
   print_result(command.global().json
                    ? "{\"schema\": \"zero.checkpoint.verify/1\", \"directory\": " + json_quote(place.dir) +
                          ", \"tag\": " + json_quote(info.tag) + ", \"bytes\": " + std::to_string(info.bytes) + "}\n"
-                   : place.dir + "/" + info.tag + ": whole, " + human_bytes(static_cast<std::uint64_t>(info.bytes)) +
-                         " in " + std::to_string(info.files.size()) + " files have the right hashes\n");
+                   : base::printable(place.dir + "/" + info.tag) + ": whole, " +
+                         human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " +
+                         std::to_string(info.files.size()) + " files have the right hashes\n");
   return 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include <zero/config_tools.h>
 
+#include "base/printable.h"
 #include "cli/commands.h"
 #include "cli/config_check.h"
 #include "cli/console.h"
@@ -62,7 +63,7 @@ int check(int argc, char** argv) {
 int explain(int argc, char** argv) {
   FileOptions o;
   bool all = false;
-  Command command("config explain", "Shows every effective value and where it came from.", "FILE [options]", "zero config explain ds.json --world 4");
+  Command command("config explain", "Shows every effective value and where it came from; exit 2 where no run can start.", "FILE [options]", "zero config explain ds.json --world 4");
   o.declare(command);
   command.flag("--all", all, "also values that nobody set");
   if (!command.parse(argc, argv)) return 0;
@@ -75,7 +76,9 @@ int explain(int argc, char** argv) {
     print_result(options.explain(world, all));
     if (o.world == 0) print_note("config explain", LogLevel::Info, "batch sizes are for 1 rank; give --world N for others");
   }
-  return 0;
+  // As `check` does: the values were shown, but no run can have them.
+  const auto asked = o.world > 0 ? std::optional<int>(world) : std::nullopt;
+  return cannot_start(options, asked).empty() ? 0 : static_cast<int>(ExitCode::kConfig);
 }
 
 int schema(int argc, char** argv) {
@@ -118,7 +121,7 @@ void check_config(const std::string& file, const std::vector<std::pair<std::stri
   if (strict) strictly(faults);
   if (any_error(faults)) throw ConfigError("[--config] the configuration cannot be used:\n" + faults_text(faults, file));
   for (const auto& fault : faults)
-    print_note("run", LogLevel::Info, fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": " + fault.pointer + ": " + fault.message);
+    print_note("run", LogLevel::Info, base::printable(fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": " + fault.pointer + ": " + fault.message, base::Lines::Escape));
 }
 
 }  // namespace zero::cli

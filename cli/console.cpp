@@ -10,6 +10,8 @@
 #include <exception>
 #include <new>
 
+#include "base/printable.h"
+
 namespace zero::cli {
 namespace {
 
@@ -69,7 +71,7 @@ bool print_result(std::string_view text) {
 void print_note(std::string_view command, LogLevel level, std::string_view text) {
   std::string line = "zero";
   if (!command.empty()) line.append(" ").append(command);
-  line.append(": ").append(word(level)).append(text).append("\n");
+  line.append(": ").append(word(level)).append(base::printable(text)).append("\n");  // of names that others chose
   write_all(2, line);
 }
 

@@ -19,6 +19,7 @@ namespace {
 constexpr std::uint64_t kDataSeed = 1;
 constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3, kTraceSteps = 5;
 constexpr double kRate = 3e-4, kBeta1 = 0.9, kBeta2 = 0.95, kEpsilon = 1e-8, kDecay = 0.1;
+constexpr double kClipping = 1.0;  // as every peer of script/compare
 
 using Clock = std::chrono::steady_clock;
 
@@ -221,6 +222,7 @@ StepTask StepTask::from(const Json& json) {
 Options options_of(const StepTask& task) {
   Json config = {
       {"train_micro_batch_size_per_gpu", task.batch},
+      {"gradient_clipping", kClipping},
       {"optimizer",
        {{"type", "AdamW"},
         {"params",

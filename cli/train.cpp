@@ -201,8 +201,9 @@ int zero_train(int argc, char** argv) {
   int code = 0;
   failure = failure_of([&] {
     plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
-    torch::manual_seed(plan.options.settings().seed);
+    // The GPU first: seeding asks libtorch whether it has CUDA, and the first answer is kept ([Note: asked too early]).
     const c10::Device device = device_of(plan, *comm);
+    torch::manual_seed(plan.options.settings().seed);
     models::Gpt model = build_model(plan, device);
     place_segments(model, plan.segments);
     Engine engine(model, plan.options, comm);

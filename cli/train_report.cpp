@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/printable.h"
 #include "cli/trace_text.h"
 #include "config/settings.h"
 #include "report/plot.h"
@@ -151,7 +152,7 @@ void TrainReport::note(LogLevel level, const std::string& text) {
   if (!active_ || level < least_) return;
   std::string line = "zero train: ";
   if (level == LogLevel::Warning) line += "warning: ";
-  progress_->print(line + text + "\n");
+  progress_->print(line + base::printable(text) + "\n");
 }
 
 void TrainReport::step(const report::StepRow& row, std::int64_t samples) {

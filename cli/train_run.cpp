@@ -234,6 +234,9 @@ void TrainRun::write_sample() {
   const at::Tensor prompt = batch({text}).narrow(1, 0, length);
   // On every rank alike: the same weights and the same generator choose the same bytes.
   const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1}).cpu();
+  // At stage 3 a rank reads the others' shards until its own last byte: nobody may leave before. (On one host a gather
+  // waits for no one, and a rank that is ahead would take its shards with it.)
+  comm_.barrier();
   summary_.sample_prompt.assign(text, text + length);
   const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
   for (std::int64_t i = length; i < said.numel(); ++i)

@@ -67,8 +67,9 @@ class Communicator {
   std::string transport() const;
 
   // Flat, contiguous tensors of one dtype. out.numel == size * in.numel. `in` may be rank's own
-  // part of `out`.
-  std::shared_ptr<Work> all_gather(at::Tensor out, const at::Tensor& in);
+  // part of `out`. `of` names what is gathered: ranks that gather different things of one size at a time
+  // hear of it by a CommError (not over "nccl") instead of mixing them.
+  std::shared_ptr<Work> all_gather(at::Tensor out, const at::Tensor& in, std::string_view of = {});
   // Sum in fp32 in rank order, rounded once to out's dtype. in.numel == size * out.numel. `out`
   // may be rank's own part of `in`; the rest of `in` is left as it was.
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, const at::Tensor& in);

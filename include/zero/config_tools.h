@@ -41,6 +41,10 @@ std::string faults_json(const std::vector<ConfigFault>& faults, std::string_view
 // Options::explain as one JSON document, schema "zero.config.explain/1".
 std::string explain_json(const Options& options, int world, bool all);
 
+// Why no run can start with these batch sizes: what is missing or does not fit, and what to add. With `world` for that many ranks,
+// without one only what no number of ranks mends. Empty when a run can start.
+std::string cannot_start(const Options& options, std::optional<int> world);
+
 // JSON Schema 2020-12 of the configuration file.
 std::string config_schema();
 

@@ -22,11 +22,13 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/memory_file.h"
 
 namespace zero::base {
 
 namespace {
 constexpr std::uint32_t kMagic = 0x5a535031;  // "ZSP1"
+constexpr std::uint64_t kUseNs = 200'000'000;
 
 struct CollectiveEntry {
   std::uint32_t version;
@@ -219,9 +221,9 @@ void StatusWriter::set_collective(std::uint64_t sequence, std::string_view op, s
                                   std::string_view site) {
   if (!page_) return;
   CollectiveEntry& entry = page_->ring[sequence % kStatusRing];
-  if (load(entry.sequence_plus_one) == sequence + 1) {
+  if (load(entry.sequence_plus_one) == sequence + 1 && load_text(entry.op) == op.substr(0, sizeof entry.op - 1)) {
     store(entry.state, static_cast<std::uint32_t>(state));
-  } else if (load(entry.sequence_plus_one) < sequence + 1) {  // else it left the ring long ago
+  } else if (load(entry.sequence_plus_one) <= sequence + 1) {  // else it left the ring long ago
     write_versioned(entry.version, [&] {
       store(entry.sequence_plus_one, sequence + 1);
       store(entry.state, static_cast<std::uint32_t>(state));
@@ -248,6 +250,10 @@ void StatusWriter::note_commit() {
   if (!page_) return;
   std::atomic_ref<std::uint64_t>(page_->commits).fetch_add(1, std::memory_order_acq_rel);
   changed();
+}
+
+void StatusWriter::note_use() {
+  if (page_ && monotonic_ns() - load(page_->changed_ns) > kUseNs) changed();
 }
 
 void StatusWriter::beat() {
@@ -293,7 +299,7 @@ Heartbeat::~Heartbeat() {
 StatusMemory::StatusMemory(int ranks) : ranks_(ranks) {
   ZERO_CHECK(ranks > 0, "status pages for ", ranks, " ranks");
   const std::size_t bytes = kStatusPageBytes * static_cast<std::size_t>(ranks);
-  fd_ = memfd_create("zero-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  fd_ = open_memory_file("zero-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(bytes)) != 0 ||
       fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0 ||
       (memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0)) == MAP_FAILED) {

@@ -47,6 +47,8 @@ class StatusWriter {
                       CollectiveState state, std::string_view group = {}, std::string_view site = {});
   // The error this rank is about to end with, before its peers see the consequences.
   void set_error(std::string_view text, ExitCode code = ExitCode::kFailed);
+  // This rank computes. Counts as a change when the last one is a fifth of a second old.
+  void note_use();
   // A checkpoint became whole on disk: a restart after it is progress, not a crash loop.
   void note_commit();
   // Says "alive" without saying "progress".

@@ -15,6 +15,8 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/printable.h"
+#include "base/size_signal.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -57,13 +59,18 @@ ssize_t FsOps::pread(int fd, void* out, std::size_t bytes, std::uint64_t offset)
   return n < 0 ? -errno : n;
 }
 ssize_t FsOps::pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) {
+  const base::SizeSignalOff guard;
   const auto n = ::pwrite(fd, data, bytes, static_cast<off_t>(offset));
   return n < 0 ? -errno : n;
 }
 int FsOps::fallocate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
   return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
 }
-int FsOps::truncate(int fd, std::uint64_t bytes) { return result_of(::ftruncate(fd, static_cast<off_t>(bytes))); }
+int FsOps::truncate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
+  return result_of(::ftruncate(fd, static_cast<off_t>(bytes)));
+}
 int FsOps::fdatasync(int fd) { return result_of(::fdatasync(fd)); }
 int FsOps::fsync(int fd) { return result_of(::fsync(fd)); }
 int FsOps::close(int fd) { return result_of(::close(fd)); }
@@ -116,12 +123,12 @@ FsOps& system_files() {
 }
 
 void fail_io(const std::string& path, const std::string& what, int error) {
-  throw IoError(base::join("[checkpoint] ", path, ": ", what, ": ", std::generic_category().message(error), " (errno ",
-                           error, ")"));
+  throw IoError(base::join("[checkpoint] ", base::printable(path), ": ", what, ": ",
+                           std::generic_category().message(error), " (errno ", error, ")"));
 }
 
 void fail_damaged(const std::string& path, const std::string& what) {
-  throw IoError("[checkpoint] " + path + ": " + what, ExitCode::kCheckpoint);
+  throw IoError(base::printable("[checkpoint] " + path + ": " + what), ExitCode::kCheckpoint);
 }
 
 // --- File -------------------------------------------------------------------------------------

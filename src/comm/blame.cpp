@@ -33,7 +33,7 @@ PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
       const int odd = s == w.rank ? r : s;
       return {odd, text(base::join("another call on rank ", odd, ": ", progress[odd].op, " where rank ",
                                    odd == s ? r : s, " makes ", progress[odd == s ? r : s].op),
-                        "all ranks must make the same calls in the same order.")};
+                        base::join(kSameCallsHint, "."))};
     }
   }
   int late = w.rank;

@@ -7,7 +7,7 @@ namespace zero::comm {
 std::string Call::text() const {
   if (op == "exchange") return "exchange()";
   return base::join(op, "(", dtype_text(dtype), ", ", numel, numel == 1 ? " element" : " elements",
-                    root >= 0 ? base::join(", root ", root) : "", ")");
+                    of.empty() ? "" : " of " + of, root >= 0 ? base::join(", root ", root) : "", ")");
 }
 
 std::string dtype_text(c10::ScalarType dtype) {

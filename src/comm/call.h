@@ -19,9 +19,10 @@ struct Call {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   std::int64_t numel = 0;  // of the larger side: what all ranks hold together
   int root = -1;           // of a broadcast
+  std::string of = {};     // what an all_gather is of, if it is said
 
   bool operator==(const Call&) const = default;
-  // "all_gather(bf16, 4096 elements)", "broadcast(fp32, 7 elements, root 2)", "exchange()".
+  // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "exchange()".
   std::string text() const;
 };
 
@@ -36,6 +37,10 @@ base::Dtype sum_dtype(c10::ScalarType dtype);
 std::string ranks_text(const std::vector<int>& ranks);
 // "1.5 s", "250 ms".
 std::string duration_text(std::chrono::milliseconds duration);
+
+// What to do about different calls.
+inline constexpr const char* kSameCallsHint =
+    "all ranks make the same calls in the same order; at stage 3 forward takes the same way through the model on all";
 
 // "[Communicator::all_gather] TEXT (rank 0/4, operation 17)", and ". Hint: HINT" if there is one.
 std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence,

@@ -3,6 +3,7 @@
 #include <zero/communicator.h>
 
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/quantize.h"
@@ -125,6 +126,7 @@ class PublishedWork final : public Work {
 }  // namespace comm
 
 struct Communicator::State {
+  const pid_t pid = ::getpid();
   CommStats stats;
   bool tells = true;  // the launcher of its collectives, which are numbered through the run; not neighbours
   std::uint64_t across_before = 0;  // the transport's count at the last reset
@@ -159,7 +161,11 @@ Communicator::Communicator(std::unique_ptr<comm::Transport> transport)
   ZERO_CHECK(transport_ != nullptr, "a Communicator without a transport");
 }
 
-Communicator::~Communicator() = default;
+// A fork of the rank is not the rank: it has none of the transport's threads, and its sockets and memory are its
+// parent's.
+Communicator::~Communicator() {
+  if (::getpid() != state_->pid) (void)transport_.release();
+}
 
 std::shared_ptr<Communicator> Communicator::local() { return std::make_shared<Communicator>(comm::make_local()); }
 
@@ -169,13 +175,13 @@ int Communicator::local_rank() const { return transport_->identity().local_rank;
 int Communicator::local_size() const { return transport_->identity().local_size; }
 std::string Communicator::transport() const { return transport_->name(); }
 
-std::shared_ptr<Work> Communicator::all_gather(at::Tensor out, const at::Tensor& in) {
+std::shared_ptr<Work> Communicator::all_gather(at::Tensor out, const at::Tensor& in, std::string_view of) {
   const comm::Arguments check("all_gather", *transport_);
   check.alike(out, in);
   check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ",
                 in.numel() * size(), " (", size(), " ranks x ", in.numel(), " of `in`)");
   check.apart_or_own(out, in, true);
-  auto work = state_->publish("all_gather", out, [&] { return transport_->all_gather(out, in); });
+  auto work = state_->publish("all_gather", out, [&] { return transport_->all_gather(out, in, of); });
   state_->count("all_gather", out.nbytes(), size());
   return work;
 }
@@ -326,7 +332,7 @@ void Communicator::gather(comm::SharedVector& vector) {
     base::status_page().set_error(error.what(), ExitCode::kPeer);
     throw;
   }
-  tell(base::CollectiveState::After);
+  tell(base::CollectiveState::Before);  // of the next one, whose number it had
   state_->count("all_gather", whole.nbytes(), size());
 }
 

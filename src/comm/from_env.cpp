@@ -49,6 +49,10 @@ std::shared_ptr<Communicator> Communicator::from_env() {
   if (identity.rank == 0)
     base::log(LogLevel::Info,
               base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
+  if (identity.rank == 0 && !identity.one_host() && !environment("ZERO_TOKEN"))
+    base::log(LogLevel::Info,
+              "ranks of several hosts show each other no secret, so whoever reaches their ports can join them: use a "
+              "private network, and set ZERO_TOKEN to the same one for all");
   return std::make_shared<Communicator>(std::move(transport));
 }
 

@@ -45,14 +45,14 @@ class Gloo : public Transport {
     if (messenger_) messenger_->set_timeout(timeout);
   }
 
-  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
     const auto part = in.numel();
     auto own = out.narrow(0, part * rank(), part);
     if (part != 0 && own.const_data_ptr() != in.const_data_ptr()) {
       std::memcpy(own.mutable_data_ptr(), in.const_data_ptr(), in.nbytes());
     }
     if (size() == 1) return std::make_shared<Complete>();
-    auto op = begin({"all_gather", out.scalar_type(), out.numel(), -1});
+    auto op = begin({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)});
     gather_parts(*op, out, part);
     return op;
   }

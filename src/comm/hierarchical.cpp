@@ -160,11 +160,11 @@ class Hierarchical final : public Transport {
   void stop(const std::string& reason, int failed) noexcept override { messenger_->abort(failed, reason); }
   bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
 
-  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
     copy_data(out.narrow(0, in.numel() * rank(), in.numel()), in);
-    auto work = messenger_->begin({"all_gather", out.scalar_type(), out.numel(), -1});
+    auto work = messenger_->begin({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)});
     gather_across(*work, out);
-    return start([this, work, out] { gather_inside(*work, out); });
+    return start([this, work, out, of = std::string(of)] { gather_inside(*work, out, of); });
   }
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
@@ -274,13 +274,13 @@ class Hierarchical final : public Transport {
   }
 
   // Waits for them; then the host's ranks take from each other what each has received.
-  void gather_inside(MessageWork& work, const at::Tensor& out) const {
+  void gather_inside(MessageWork& work, const at::Tensor& out, std::string_view of = {}) const {
     work.wait();
     const auto part = out.numel() / size();
     std::vector<std::shared_ptr<Work>> parts;
     for (int host = 0; host < hosts_; ++host)
       parts.push_back(inside_->all_gather(out.narrow(0, host * ranks_ * part, ranks_ * part),
-                                          out.narrow(0, column_[host] * part, part)));
+                                          out.narrow(0, column_[host] * part, part), of));
     for (const auto& one : parts) one->wait();
   }
 

@@ -223,8 +223,8 @@ class Nccl : public Transport {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device()));
   }
 
-  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
-    auto work = make({"all_gather", out.scalar_type(), out.numel(), -1});
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
+    auto work = make({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)});
     auto whole = on_device_output(*work, out), part = in.to(device());
     work->begin({whole, part}, [&] {
       if (in.nbytes() == 0) return;
@@ -289,12 +289,12 @@ class Nccl : public Transport {
   std::vector<std::string> exchange(std::string_view mine) override {
     auto lengths = at::empty({size()}, at::kLong),
          own_length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
-    all_gather(lengths, own_length)->wait();
+    all_gather(lengths, own_length, {})->wait();
     const auto* length = lengths.const_data_ptr<std::int64_t>();
     const auto longest = *std::max_element(length, length + size());
     auto own = at::zeros({longest}, at::kByte), all = at::empty({longest * size()}, at::kByte);
     if (!mine.empty()) std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
-    if (longest > 0) all_gather(all, own)->wait();
+    if (longest > 0) all_gather(all, own, {})->wait();
     std::vector<std::string> messages;
     for (int r = 0; r < size(); ++r) {
       messages.emplace_back(static_cast<const char*>(all.const_data_ptr()) + longest * r,

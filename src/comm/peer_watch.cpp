@@ -67,6 +67,10 @@ PeerWatch::PeerWatch(const Identity& identity, const std::string& token, const L
 }
 
 PeerWatch::~PeerWatch() {
+  if (::getpid() != pid_) {  // a fork has the sockets of the rank, which are not its own, and no thread to wait for
+    (void)new std::thread(std::move(thread_));
+    return;
+  }
   post(kFarewell, rank_, "", -1);
   {
     std::lock_guard lock(mutex_);
@@ -111,20 +115,25 @@ void PeerWatch::gather_peers(Descriptor listener, Clock::time_point deadline, co
     throw CommError(text, rank);
   };
   int first = -1;
+  bool full = false;
   for (std::string absent = missing(&first); first >= 0; absent = missing(&first)) {
     if (Clock::now() >= deadline) {
       fail(first,
            base::join("no sign of rank ", absent, " within ",
                       duration_text(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started))),
-           "look at that rank's own output; it may have failed before, or cannot reach rank 0.");
+           full ? "rank 0 has no descriptor left for a connection that waits; raise ulimit -n."
+                : "look at that rank's own output; it may have failed before, or cannot reach rank 0.");
     }
     std::vector<pollfd> polled{{listener.get(), POLLIN, 0}};
     for (const auto& link : links_) polled.push_back({link.fd.get(), POLLIN, 0});
     // Now and then without news too, for those that never say who they are.
     poll(polled.data(), polled.size(), std::min(until_ms(deadline), 500));
-    for (Descriptor fd; (fd = accept_from(listener));) {
+    full = false;
+    for (Descriptor fd; (fd = accept_from(listener, &full));) {
       links_.push_back({-1, std::move(fd), "", "", Clock::now()});
     }
+    // The connection waits on, and poll() would return at once.
+    if (full) std::this_thread::sleep_for(kRetry);
     bool news = false;
     for (std::size_t i = 0; i < links_.size(); ++i) {
       auto& link = links_[i];

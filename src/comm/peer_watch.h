@@ -3,6 +3,8 @@
 // farewell is a death; reasons of failures, small keys and "how far are you" travel over it. One
 // thread a rank answers even while the rank itself is stuck. It moves no tensors.
 #pragma once
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -95,6 +97,7 @@ class PeerWatch {
   static bool receive(Link& link);  // false: ended
   bool hub() const { return rank_ == 0; }
 
+  const pid_t pid_ = ::getpid();
   const int rank_, size_;
   const std::string where_;
   std::string own_address_;

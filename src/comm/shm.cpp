@@ -27,6 +27,7 @@
 #include "comm/shm_arena.h"
 #include "comm/shm_gather.h"
 #include "comm/shm_group.h"
+#include "comm/shm_pieces.h"
 #include "comm/shm_rendezvous.h"
 #include "comm/shm_scattered.h"
 #include "comm/shm_staging.h"
@@ -84,6 +85,7 @@ class Rank {
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page), mappings)),
         group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout, look),
                                             mappings)),
+        pieces_(std::make_shared<shm::SharedPieces>(arena_, group_)),
         staging_(arena_) {
     arena_->close_fd();
   }
@@ -101,7 +103,7 @@ class Rank {
     group_->ring();
   }
 
-  std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root = -1);
+  std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of);
   std::shared_ptr<Operation> begin(ScatteredSum sum);
   std::vector<std::string> exchange(std::string_view message);
   void complete(const Operation& operation);
@@ -110,9 +112,9 @@ class Rank {
   void stop(const std::string& reason, int rank) noexcept { group_->fail(reason, {}, rank); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   shm::VectorPlace place() {
-    return {arena_, group_, &identity_, [this](std::string_view message) { return exchange(message); }};
+    return {arena_, group_, pieces_, &identity_, [this](std::string_view message) { return exchange(message); }};
   }
-  std::atomic<std::chrono::milliseconds> timeout{std::chrono::minutes(30)};
+  void set_timeout(std::chrono::milliseconds timeout) { group_->set_timeout(timeout); }
 
  private:
   using Ready = std::function<bool(int)>;
@@ -169,12 +171,13 @@ class Rank {
   const pid_t pid_;
   std::shared_ptr<Arena> arena_;
   std::shared_ptr<shm::Group> group_;
+  std::shared_ptr<shm::SharedPieces> pieces_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   StagingPieces staging_;
 };
 
-std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int root) {
+std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of) {
   auto operation = std::make_shared<Operation>();
   operation->out = std::move(out);
   operation->in = std::move(in);
@@ -188,6 +191,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   mine.dtype = static_cast<std::int32_t>(operation->in.scalar_type());
   mine.numel = std::max(operation->out.numel(), operation->in.numel());
   mine.root = root;
+  mine.set_of(of);
   make_room(mine);
   const bool gives = root < 0 || root == me_;
   const std::size_t bytes = gives ? operation->in.nbytes() : 0;
@@ -253,7 +257,7 @@ void Rank::make_room(Announcement& mine) {
   }
   if (next > shm::kRing) {
     const std::uint64_t old = next - shm::kRing;
-    group_->await([&](int peer) { return reached(&shm::Page::finished, peer, old); }, mine, timeout);
+    group_->await([&](int peer) { return reached(&shm::Page::finished, peer, old); }, mine);
   }
   recycle();
 }
@@ -313,7 +317,7 @@ bool Rank::try_complete(const Operation& operation) {
 // Whether all peers are ready; blocking: waits until they are.
 bool Rank::all(const Ready& ready, const Operation& operation, bool blocking) {
   if (blocking) {
-    group_->await(ready, operation.announced, timeout);
+    group_->await(ready, operation.announced);
     return true;
   }
   for (int peer = 0; peer < size_; ++peer) {
@@ -398,7 +402,7 @@ void Rank::check_agreement(const Operation& operation) {
     const Announcement& theirs = group_->announcement(peer, mine.sequence);
     const bool same = theirs.op == mine.op && theirs.dtype == mine.dtype && theirs.numel == mine.numel &&
                       (mine.op != Op::Scattered || theirs.bytes == mine.bytes);
-    if (!same || theirs.root != mine.root) group_->fail_for_other_call(mine, peer);
+    if (!same || theirs.root != mine.root || theirs.of_hash != mine.of_hash) group_->fail_for_other_call(mine, peer);
   }
 }
 
@@ -484,6 +488,7 @@ void Rank::recycle() {
     finished = std::min(finished, group_->page(rank).finished.load(std::memory_order_acquire));
   }
   staging_.recycle(finished, sequence_);
+  pieces_->collect();
 }
 
 void Rank::abort(const std::string& reason) noexcept {
@@ -533,8 +538,8 @@ class ShmTransport final : public Transport {
   }
 
   std::string name() const override { return "shm"; }
-  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
-    return begin(Op::AllGather, std::move(out), std::move(in));
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
+    return begin(Op::AllGather, std::move(out), std::move(in), -1, of);
   }
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
     return begin(Op::ReduceScatter, std::move(out), std::move(in));
@@ -569,17 +574,17 @@ class ShmTransport final : public Transport {
     return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(sum)));
   }
   std::shared_ptr<SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype) override {
-    return shm::share(rank_->place(), shard_numel, dtype, timeout());
+    return shm::share(rank_->place(), shard_numel, dtype);
   }
 
   void set_timeout(std::chrono::milliseconds timeout) override {
     Transport::set_timeout(timeout);
-    rank_->timeout = timeout;
+    rank_->set_timeout(timeout);
   }
 
  private:
-  std::shared_ptr<Work> begin(Op op, at::Tensor out, at::Tensor in, int root = -1) {
-    return std::make_shared<ShmWork>(rank_, rank_->begin(op, std::move(out), std::move(in), root));
+  std::shared_ptr<Work> begin(Op op, at::Tensor out, at::Tensor in, int root = -1, std::string_view of = {}) {
+    return std::make_shared<ShmWork>(rank_, rank_->begin(op, std::move(out), std::move(in), root, of));
   }
 
   std::shared_ptr<Rank> rank_;

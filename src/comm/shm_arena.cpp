@@ -12,6 +12,8 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/memory_file.h"
+#include "base/size_signal.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -75,6 +77,8 @@ Mapping::Mapping(int fd) {
                              " bytes of address space. Hint: raise the limit of virtual memory (ulimit -v), "
                              "or set ZERO_TRANSPORT=gloo."));
   }
+  // A core file would hold every rank's memory, and the kernel allocate all that is not there yet while it writes it.
+  ::madvise(data, bytes_, MADV_DONTDUMP);
   base_ = static_cast<std::byte*>(data);
 }
 
@@ -93,12 +97,17 @@ std::shared_ptr<Mapping> Mappings::of(int fd) {
 }
 
 Arena::Arena(std::size_t capacity, std::size_t reserved, Mappings* mappings)
-    : fd_(::memfd_create("zero-arena", MFD_CLOEXEC)), pid_(::getpid()) {
+    : fd_(base::open_memory_file("zero-arena", MFD_CLOEXEC)), pid_(::getpid()) {
   capacity = round_up(capacity, kPage);
   reserved = round_up(reserved, kPage);
-  if (!fd_ || ::ftruncate(fd_.get(), static_cast<off_t>(capacity)) != 0) {
+  const auto fail = [capacity](const char* hint) {
     throw IoError(base::join("[Shm::Arena] got \"", std::strerror(errno), "\" for a shared memory file of ", capacity,
-                             " bytes. Hint: raise the limit of file size (ulimit -f), or set ZERO_TRANSPORT=gloo."));
+                             " bytes. Hint: ", hint, ", or set ZERO_TRANSPORT=gloo."));
+  };
+  if (!fd_) fail("see `zero doctor` for what this system allows");
+  {
+    const base::SizeSignalOff guard;
+    if (::ftruncate(fd_.get(), static_cast<off_t>(capacity)) != 0) fail("raise the limit of file size (ulimit -f)");
   }
   mapping_ = mappings != nullptr ? mappings->of(fd_.get()) : std::make_shared<Mapping>(fd_.get());
   free_.add(reserved, capacity - reserved);

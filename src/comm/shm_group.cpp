@@ -56,9 +56,15 @@ const char* op_name(Op op) {
   return "nothing";
 }
 
+void Announcement::set_of(std::string_view name) {
+  of_hash = std::hash<std::string_view>{}(name);
+  const auto end = name.substr(name.size() - std::min(name.size(), sizeof of - 1));
+  of[end.copy(of, end.size())] = '\0';
+}
+
 Call call_of(const Announcement& announcement) {
   const auto dtype = static_cast<c10::ScalarType>(announcement.dtype);
-  return {op_name(announcement.op), dtype, announcement.numel, announcement.root};
+  return {op_name(announcement.op), dtype, announcement.numel, announcement.root, announcement.of};
 }
 
 Group::Group(const Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings)
@@ -106,7 +112,8 @@ bool Group::gone(int peer) const {
   return ::poll(&process, 1, 0) > 0;
 }
 
-void Group::await(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout) {
+void Group::await(const std::function<bool(int)>& ready, const Announcement& at) {
+  const std::chrono::milliseconds timeout = timeout_;
   const auto begin = Clock::now();
   auto next_look = begin + kSlice;
   auto spin_until = begin + kSpin;
@@ -177,7 +184,7 @@ void Group::fail_for_other_call(const Announcement& at, int peer) {
                  base::join("got different calls, expected the same on every rank: ", who(peer), " calls ",
                             call_of(announcement(peer, at.sequence)).text(), ", ", who(identity_.rank), " calls ",
                             call_of(at).text()),
-                 "all ranks make the same calls in the same order", -1);
+                 kSameCallsHint, -1);
 }
 
 void Group::check_failure(const Announcement& at) {

@@ -33,6 +33,9 @@ struct Announcement {
   std::int32_t root = -1;
   std::uint32_t without_own = 0;        // 1: the payload leaves out the part meant for this rank itself
   std::uint64_t offset = 0, bytes = 0;  // this rank's payload in its arena
+  std::uint64_t of_hash = 0;            // of what an all_gather is of
+  char of[48] = {};                     // the end of its name, for messages
+  void set_of(std::string_view name);
 };
 
 // "all_gather"; and the call as in the messages of all transports.
@@ -78,8 +81,10 @@ class Group {
 
   // Waits until `ready(peer)` holds for every peer. `ready` looks at the peer's page only. `at` is the
   // own operation. CommError: the group's failure, a peer that is gone or has left, and after
-  // `timeout` the ranks that are late. The error is told to the others.
-  void await(const std::function<bool(int peer)>& ready, const Announcement& at, std::chrono::milliseconds timeout);
+  // the timeout the ranks that are late. The error is told to the others.
+  void await(const std::function<bool(int peer)>& ready, const Announcement& at);
+  // The longest wait of all that wait here, from the next one on; shared vectors do, too.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   // Wakes those who wait for this rank.
   void ring();
@@ -102,6 +107,7 @@ class Group {
   std::string expected(const Announcement& at) const;
 
   const Identity identity_;
+  std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
   std::vector<pid_t> pids_;
   std::vector<Descriptor> processes_;
   std::vector<std::shared_ptr<Mapping>> mappings_;  // none for the own one

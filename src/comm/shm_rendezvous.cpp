@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kMagic = 0x7a65726f2d736d31;  // "zero-sm1": changes with every layout below or in shm_page.h
+constexpr std::uint64_t kMagic = 0x7a65726f2d736d32;  // "zero-sm2": changes with every layout below or in shm_group.h
 // Time for rank 0 to tell the others what it found before they give up by themselves.
 constexpr auto kGrace = 1s;
 
@@ -256,6 +256,8 @@ class Meeting {
       std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
       if ((entries[0].revents & POLLIN) != 0) {
         Visitor visitor{Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
+        // Out of descriptors: the connection waits on, and poll() would return at once.
+        if (!visitor.socket) std::this_thread::sleep_for(5ms);
         const bool same_user = visitor.socket && other_end(visitor.socket.get()).uid == ::getuid();
         if (same_user) visitors_.push_back(std::move(visitor));
       }

@@ -2,17 +2,16 @@
 // shard size because each rank puts its shard at the place within a page that it has in the whole vector. The page in
 // which two shards meet is private to the reader, who copies it whenever the shards were published: at most a page for
 // each border.
+//
+// [Note: leaving] A rank that gives the vector up keeps its shard's pages as they are until no peer maps them any more
+// (shm_pieces.h): a peer computes with what was published long after this rank has ended its part of the run.
 #include "comm/shm_vector.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <limits>
-#include <new>
 
 #include <ATen/ops/from_blob.h>
 #include <zero/errors.h>
@@ -23,17 +22,27 @@
 namespace zero::comm::shm {
 namespace {
 
-constexpr std::uint64_t kGone = std::numeric_limits<std::uint64_t>::max();  // its rank gave the vector up
-
-using Epoch = std::atomic<std::uint64_t>;
-
 std::size_t up(std::size_t bytes) { return round_up(bytes, kPage); }
 std::size_t down(std::size_t bytes) { return round_down(bytes, kPage); }
+
+// This rank's number while it has to do with the vector: as long as it may read its peers' shards.
+struct OwnEpoch {
+  const std::shared_ptr<SharedPieces> pieces;
+  const Epoch epoch;
+  const std::shared_ptr<std::vector<Epoch>> peers = std::make_shared<std::vector<Epoch>>();  // the own one left out
+  explicit OwnEpoch(std::shared_ptr<SharedPieces> all) : pieces(std::move(all)), epoch(pieces->begin()) {}
+  ~OwnEpoch() { pieces->end(epoch, peers); }
+  void tell(std::uint64_t more) const { pieces->tell(epoch, more); }
+  OwnEpoch(const OwnEpoch&) = delete;
+  OwnEpoch& operator=(const OwnEpoch&) = delete;
+};
 
 struct Whole {
   std::byte* const at;
   const std::size_t bytes;
-  Whole(std::byte* address, std::size_t num_bytes) : at(address), bytes(num_bytes) {}
+  const std::shared_ptr<OwnEpoch> mine;  // ends after the last read
+  Whole(std::byte* address, std::size_t num_bytes, std::shared_ptr<OwnEpoch> own)
+      : at(address), bytes(num_bytes), mine(std::move(own)) {}
   ~Whole() { ::munmap(at, bytes); }
   Whole(const Whole&) = delete;
   Whole& operator=(const Whole&) = delete;
@@ -48,38 +57,39 @@ struct Whole {
 
 class Vector final : public SharedVector {
  public:
-  Vector(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype, std::chrono::milliseconds timeout)
-      : arena_(place.arena),
-        group_(place.group),
-        identity_(*place.identity),
-        timeout_(timeout),
-        epochs_(identity_.size) {
+  Vector(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype)
+      : group_(place.group), identity_(*place.identity), mine_(std::make_shared<OwnEpoch>(place.pieces)) {
+    Arena& arena = *place.arena;
     const std::size_t bytes = static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype);
     const auto options = at::TensorOptions().dtype(dtype);
     const std::size_t phase = static_cast<std::size_t>(identity_.rank) * bytes % kPage;
-    std::byte* const piece = arena_->take(bytes + phase + kPage);
-    std::byte* const shard = arena_->base() + up(arena_->offset(piece)) + phase;
+    std::byte* const piece = arena.take(bytes + phase + kPage);
+    std::byte* const shard = arena.base() + up(arena.offset(piece)) + phase;
     shard_ = at::from_blob(
-        shard, {shard_numel}, [arena = arena_, piece](void*) { arena->give(piece); }, options);
-    std::byte* const flag = arena_->take(sizeof(Epoch));
-    epoch_ = new (flag) Epoch(0);
+        shard, {shard_numel},
+        [pieces = place.pieces, piece, peers = mine_->peers](void*) { pieces->give(piece, peers); }, options);
 
     struct Told {
-      std::uint64_t shard, epoch;
+      std::uint64_t shard, number, begin;
     };
-    const Told mine{arena_->offset(shard), arena_->offset(flag)};
+    const Told mine{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin};
     const auto all = place.exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
+    std::vector<Told> told_by(all.size());
+    for (int rank = 0; rank < identity_.size; ++rank) {
+      Told& told = told_by[rank];
+      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", identity_.rank_in_run(rank), " shared something else");
+      std::memcpy(&told, all[rank].data(), sizeof told);
+      auto* const number = const_cast<std::byte*>(group_->base(rank) + told.number);
+      if (rank != identity_.rank) mine_->peers->push_back({reinterpret_cast<Epoch::Number*>(number), told.begin});
+    }
     const std::size_t total = bytes * static_cast<std::size_t>(identity_.size);
     auto* const at =
         static_cast<std::byte*>(::mmap(nullptr, up(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (at == MAP_FAILED) fail_to_map("reserving", up(total));
-    auto owner = std::make_shared<Whole>(at, up(total));
+    auto owner = std::make_shared<Whole>(at, up(total), mine_);
     for (int rank = 0; rank < identity_.size; ++rank) {
-      Told told;
-      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", identity_.rank_in_run(rank), " shared something else");
-      std::memcpy(&told, all[rank].data(), sizeof told);
+      const Told& told = told_by[rank];
       const std::byte* const base = group_->base(rank);
-      epochs_[rank] = reinterpret_cast<const Epoch*>(base + told.epoch);
       const std::size_t begin = rank * bytes, end = begin + bytes;
       const std::size_t first = std::min(up(begin), end), last = std::max(down(end), first);
       const auto edge = [&](std::size_t from, std::size_t to) {
@@ -96,6 +106,7 @@ class Vector final : public SharedVector {
       ::madvise(at + first, last - first,
                 MADV_POPULATE_READ);  // where the kernel has it; else the pages come by faults
     }
+    ::madvise(at, up(total), MADV_DONTDUMP);
     whole_ = at::from_blob(
         at, {shard_numel * identity_.size}, [owner](void*) mutable { owner.reset(); }, options);
     announcement_.op = Op::AllGather;
@@ -103,32 +114,25 @@ class Vector final : public SharedVector {
     announcement_.numel = shard_numel * identity_.size;
   }
 
-  ~Vector() override {
-    // The flag stays where it is: a peer may look at it later than this.
-    epoch_->store(kGone, std::memory_order_release);
-    arena_->pin(reinterpret_cast<std::byte*>(epoch_));
-    group_->ring();
-  }
+  ~Vector() override { mine_->tell(Epoch::kGivenUp); }
 
   void publish() override {
     ++published_;
-    epoch_->store(published_, std::memory_order_release);
-    group_->ring();
+    mine_->tell(Epoch::kPublication);
   }
 
   void wait() override {
+    if (seen_ == published_) return;
     announcement_.sequence = published_;
-    if (seen_ < published_) {
-      group_->await([this](int peer) { return epochs_[peer]->load(std::memory_order_acquire) >= published_; },
-                    announcement_, timeout_);
-      for (const Edge& edge : edges_) std::memcpy(edge.to, edge.from, edge.bytes);
-      seen_ = published_;
-    }
+    group_->await([this](int peer) { return of(peer).published() >= published_ || of(peer).given_up(); },
+                  announcement_);
     for (int peer = 0; peer < identity_.size; ++peer)
-      if (epochs_[peer]->load(std::memory_order_acquire) == kGone)
+      if (peer != identity_.rank && of(peer).published() < published_)
         group_->fail_and_throw(announcement_,
                                base::join(identity_.name_of(peer), " has given up its shard, expected it to stay"),
-                               "every rank keeps its Engine while another one reads parameters", peer);
+                               "every rank keeps its Engine while another one trains", peer);
+    for (const Edge& edge : edges_) std::memcpy(edge.to, edge.from, edge.bytes);
+    seen_ = published_;
   }
 
  private:
@@ -137,12 +141,11 @@ class Vector final : public SharedVector {
     const std::byte* from;
     std::size_t bytes;
   };
-  std::shared_ptr<Arena> arena_;
+  const Epoch& of(int peer) const { return (*mine_->peers)[peer < identity_.rank ? peer : peer - 1]; }
+
   std::shared_ptr<Group> group_;
   const Identity identity_;
-  const std::chrono::milliseconds timeout_;
-  Epoch* epoch_ = nullptr;
-  std::vector<const Epoch*> epochs_;  // by rank
+  const std::shared_ptr<OwnEpoch> mine_;
   std::vector<Edge> edges_;
   std::uint64_t published_ = 0, seen_ = 0;
   Announcement announcement_;  // what the messages of a failed wait say
@@ -150,10 +153,9 @@ class Vector final : public SharedVector {
 
 }  // namespace
 
-std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype,
-                                    std::chrono::milliseconds timeout) {
+std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype) {
   if (static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype) < config::kLeastMappedBytes) return nullptr;
-  return std::make_shared<Vector>(place, shard_numel, dtype, timeout);
+  return std::make_shared<Vector>(place, shard_numel, dtype);
 }
 
 }  // namespace zero::comm::shm

@@ -161,7 +161,7 @@ Descriptor connect_to(const MeetingPoint& point) {
   return Descriptor();
 }
 
-Descriptor accept_from(const Descriptor& listener) {
+Descriptor accept_from(const Descriptor& listener, bool* out_of_descriptors) {
   for (Descriptor fd; (fd = Descriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)));) {
     sockaddr_storage address{};
     socklen_t length = sizeof address;
@@ -170,6 +170,7 @@ Descriptor accept_from(const Descriptor& listener) {
     prepare_connection(fd.get());
     return fd;
   }
+  *out_of_descriptors = errno != EAGAIN && errno != ECONNABORTED && errno != EINTR;
   return Descriptor();
 }
 

@@ -63,8 +63,9 @@ Descriptor listen_at(MeetingPoint& point);
 // A connection, or none if nobody (of this user, at a unix socket) listens there (yet). A dead TCP peer is noticed by
 // keep-alive within about 20 s. Throws CommError if the host name does not resolve.
 Descriptor connect_to(const MeetingPoint& point);
-// The next waiting connection, or none; at a unix socket those of other users are closed unheard.
-Descriptor accept_from(const Descriptor& listener);
+// The next waiting connection, or none; at a unix socket those of other users are closed unheard. `out_of_descriptors`:
+// one waits for which this process has no descriptor; the listener stays readable.
+Descriptor accept_from(const Descriptor& listener, bool* out_of_descriptors);
 // Settings of a connection: close-on-exec, non-blocking, no delay, keep-alive.
 void prepare_connection(int fd);
 

@@ -63,7 +63,7 @@ class World {
       fail({-1, rank,
             base::join("got different calls, expected the same on every rank: rank ", operation->first, " calls ",
                        operation->call.text(), ", rank ", rank, " calls ", call.text()),
-            "all ranks make the same calls in the same order"});
+            kSameCallsHint});
       throw error_of(call.op, rank, sequence);
     }
     mine.here = true;
@@ -218,8 +218,8 @@ class ThreadTransport final : public Transport {
   std::string name() const override { return "thread"; }
   bool has_neighbours(int) const override { return false; }
 
-  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) override {
-    const Call call{"all_gather", out.scalar_type(), out.numel()};
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
+    const Call call{"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)};
     return begin(call, copy_of(in), [out, size = size()](const Operation& all) {
       const auto part = out.nbytes() / static_cast<std::size_t>(size);
       auto* to = bytes_of(out);

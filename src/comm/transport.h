@@ -42,7 +42,7 @@ class Transport {
   // bf16 and fp16, added in fp32 in rank order and rounded once (base::sum_parts).
   // The Work keeps what it needs alive; it must be waited for, and is waited for in order of issue
   // or later (a wait for a later operation may not need an earlier one's wait).
-  virtual std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in) = 0;
+  virtual std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of = {}) = 0;
   virtual std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) = 0;
   // The same in fewer bytes where a network is in the way, each part as integers of `bits` (base/quantize.h): lossy. In
   // memory that ranks share nothing is saved, and it is the exact sum.

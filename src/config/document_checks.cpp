@@ -104,8 +104,9 @@ class Checker {
       std::vector<double> out;
       for (const Value& item : entry->value.items) out.push_back(finite_number(item.text).value_or(0));
       if (out.size() != groups) {
-        conflict(path, "got " + std::to_string(out.size()) + " values, expected 1 or " + std::to_string(groups) + " (one per parameter group)",
-                 "give one number for all groups, or one each, the unnamed group first", {"libzero.parameter_groups"});
+        conflict(path, "got " + std::to_string(out.size()) + " values, expected 1" +
+                           (groups == 1 ? ", for there is one parameter group" : " or " + std::to_string(groups) + " (one per parameter group)"),
+                 groups == 1 ? "give one number" : "give one number for all groups, or one each, the unnamed group first", {"libzero.parameter_groups"});
         out.resize(groups, out.empty() ? 0 : out.back());
       }
       return out;

@@ -69,6 +69,12 @@ class Walker {
     const auto json_text = std::make_shared<Source>(Source{"--set", setting.value});
     auto parsed = read_json(json_text, ignored);
     const bool json = parsed && !ignored.has_errors();
+    // What is no JSON is a word; what is JSON beyond the reader's limits is that.
+    for (const ConfigFault& fault : ignored.sorted())
+      if (fault.id == "too-deep" || fault.id == "too-large") {
+        const Place place{text, setting.key.size() + 1, std::max<std::size_t>(1, setting.value.size())};
+        return faults_.error(fault.id, place, pointer_of(setting.key), fault.message, fault.hint);
+      }
     Value value;
     if (json) {
       value = std::move(*parsed);

@@ -4,6 +4,7 @@
 #include <zero/config_tools.h>
 
 #include "base/check.h"
+#include "base/printable.h"
 #include "config/batch.h"
 #include "config/document.h"
 
@@ -71,7 +72,7 @@ std::string section(const std::string& title, const std::vector<const ConfigFaul
     if (text.starts_with("no effect: ")) text.erase(0, 11);
     std::string path = fault->pointer.empty() ? "" : fault->pointer.substr(1);
     std::replace(path.begin(), path.end(), '/', '.');
-    out += "  " + path + "  " + place_of(*fault) + "  " + text + "\n";
+    out += base::printable("  " + path + "  " + place_of(*fault) + "  " + text, base::Lines::Escape) + "\n";
   }
   return out;
 }
@@ -107,7 +108,23 @@ std::string Options::explain(int world, bool all) const {
   out += section("no effect", with_id(document_->notices, true));
   out += section("notes", with_id(document_->notices, false));
   out += section("not available in this version", pointers(document_->not_built));
-  return out;
+  if (const auto why = cannot_start(*this, {}); !why.empty())
+    out += "cannot start: " + why + "\n";
+  else if (const auto here = cannot_start(*this, world); !here.empty())
+    out += "cannot start with " + std::to_string(world) + (world == 1 ? " rank: " : " ranks: ") + here + "\n";
+  return base::printable(out);
+}
+
+std::string cannot_start(const Options& options, std::optional<int> world) {
+  const config::Document& document = options.document();
+  if (!world && (document.is_set("train_batch_size") || document.is_set("train_micro_batch_size_per_gpu"))) return {};
+  try {
+    (void)config::resolve_batch(options, world.value_or(1));
+  } catch (const ConfigError& error) {
+    const std::string text = error.what();
+    return text.starts_with("[Options] ") ? text.substr(10) : text;
+  }
+  return {};
 }
 
 std::string explain_json(const Options& options, int world, bool all) {
@@ -122,7 +139,8 @@ std::string explain_json(const Options& options, int world, bool all) {
     notes += (notes.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quoted(fault.pointer)) + ", \"place\": " + json_quoted(place_of(fault)) + ", \"id\": " + json_quoted(fault.id) + ", \"message\": " + json_quoted(fault.message) + "}";
   for (const auto& fault : options.document().not_built)
     missing += (missing.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quoted(fault.pointer)) + ", \"place\": " + json_quoted(place_of(fault)) + ", \"message\": " + json_quoted(fault.message) + "}";
-  return "{\"schema\": \"zero.config.explain/1\", \"world\": " + std::to_string(world) + ", \"values\": {" + values + "},\n \"notices\": [" + notes + "],\n \"not_available\": [" + missing + "]}\n";
+  const std::string why = cannot_start(options, world);
+  return "{\"schema\": \"zero.config.explain/1\", \"world\": " + std::to_string(world) + ", \"cannot_start\": " + (why.empty() ? "null" : json_quoted(why)) + ", \"values\": {" + values + "},\n \"notices\": [" + notes + "],\n \"not_available\": [" + missing + "]}\n";
 }
 
 }  // namespace zero

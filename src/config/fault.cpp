@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/printable.h"
+
 namespace zero::config {
 
 void Faults::add(ConfigFault::Severity severity, std::string id, const Place& place, std::string pointer, std::string message,
@@ -59,24 +61,42 @@ std::string counted(std::size_t number, const char* word) {
   return std::to_string(number) + " " + word + (number == 1 ? "" : "s");
 }
 
+std::string inline_text(std::string_view text) { return base::printable(text, base::Lines::Escape); }
+
+// The first `count` code points of `text`.
+std::string_view first_points(std::string_view text, int count) {
+  std::size_t end = 0;
+  for (int points = 0; end < text.size(); ++end) {
+    if ((static_cast<unsigned char>(text[end]) & 0xC0u) != 0x80u && ++points > count) break;
+  }
+  return text.substr(0, end);
+}
+
+// The source line as it is shown, and marks below; what was escaped is longer than in the file.
+std::string marked_line(const ConfigFault& fault) {
+  const std::string_view line = fault.source_line;
+  const auto before = first_points(line, fault.column - 1);
+  const auto word = first_points(line.substr(before.size()), fault.mark_width);
+  std::string number = std::to_string(fault.line);
+  number.insert(0, number.size() < 6 ? 6 - number.size() : 0, ' ');
+  // Tabs stay tabs, so that the caret stands below its word.
+  std::string marks;
+  const std::string shown = base::printable(before);
+  for (const char c : shown)
+    if ((static_cast<unsigned char>(c) & 0xC0u) != 0x80u) marks += c == '\t' ? '\t' : ' ';
+  const auto width = std::max<std::size_t>(1, base::width_of(base::printable(word)));
+  return number + " | " + base::printable(line) + "\n       | " + marks + "^" + std::string(width - 1, '~') + "\n";
+}
+
 std::string block(const ConfigFault& fault) {
   std::string out;
-  if (fault.line > 0) out += fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": ";
+  if (fault.line > 0) out += inline_text(fault.file) + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": ";
   out += fault.severity == ConfigFault::Severity::Error ? "error: " : "notice: ";
-  if (!fault.pointer.empty()) out += fault.pointer + ": ";
-  out += fault.message + " [" + fault.id + "]\n";
-  if (fault.line > 0 && fault.source_line.size() <= kWidestLine) {
-    std::string number = std::to_string(fault.line);
-    number.insert(0, number.size() < 6 ? 6 - number.size() : 0, ' ');
-    std::string marks(static_cast<std::size_t>(fault.column - 1), ' ');
-    // Tabs stay tabs, so that the caret stands below its word.
-    for (std::size_t i = 0; i < marks.size() && i < fault.source_line.size(); ++i)
-      if (fault.source_line[i] == '\t') marks[i] = '\t';
-    out += number + " | " + fault.source_line + "\n       | " + marks + "^" +
-           std::string(static_cast<std::size_t>(std::max(0, fault.mark_width - 1)), '~') + "\n";
-  }
-  for (const auto& place : fault.related) out += "  see: " + place + "\n";
-  if (!fault.hint.empty()) out += "  hint: " + fault.hint + "\n";
+  if (!fault.pointer.empty()) out += inline_text(fault.pointer) + ": ";
+  out += inline_text(fault.message) + " [" + fault.id + "]\n";
+  if (fault.line > 0 && fault.source_line.size() <= kWidestLine) out += marked_line(fault);
+  for (const auto& place : fault.related) out += "  see: " + inline_text(place) + "\n";
+  if (!fault.hint.empty()) out += "  hint: " + inline_text(fault.hint) + "\n";
   return out;
 }
 
@@ -91,7 +111,7 @@ std::string faults_text(const std::vector<ConfigFault>& faults, std::string_view
     ++(error ? errors : notices);
   }
   if (errors > kMostShown) out += counted(errors - kMostShown, "more error") + " not shown\n";
-  out += counted(errors, "error") + ", " + counted(notices, "notice") + " in " + std::string(name) + "\n";
+  out += counted(errors, "error") + ", " + counted(notices, "notice") + " in " + inline_text(name) + "\n";
   return out;
 }
 

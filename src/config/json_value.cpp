@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/printable.h"
+
 namespace zero::config {
 
 Place::Position Place::position() const {
@@ -136,24 +138,21 @@ std::string number_text(double value) {
 }
 
 std::string json_quoted(std::string_view text) {
-  static const char* kHex = "0123456789abcdef";
+  // Escaped where it could command a terminal, too: \u202e means the same in JSON. What is not UTF-8 stays: no JSON can hold it.
   std::string out = "\"";
-  for (const char c : text) {
-    const auto u = static_cast<unsigned char>(c);
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else if (u < 0x20 || u == 0x7F) {
-      out += "\\u00";
-      out += kHex[u >> 4];
-      out += kHex[u & 15];
-    } else {
-      out += c;
+      continue;
     }
+    std::size_t end = at + 1;
+    while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) ++end;
+    const auto character = text.substr(at, end - at);
+    const std::string shown = base::printable(character, base::Lines::Escape);
+    out += shown.starts_with("\\x") ? std::string(character) : shown;
+    at = end - 1;
   }
   return out + "\"";
 }

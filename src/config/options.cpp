@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/hex.h"
+#include "base/printable.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/json_reader.h"
@@ -73,7 +74,7 @@ std::string read_text(const std::filesystem::path& file) {
   errno = 0;
   std::ifstream in(file, std::ios::binary);
   if (!in || std::filesystem::is_directory(file))
-    throw IoError("[Options::from_file] cannot read \"" + file.string() + "\": " + (std::filesystem::is_directory(file) ? "it is a directory" : std::strerror(errno)) +
+    throw IoError("[Options::from_file] cannot read \"" + base::printable(file.string(), base::Lines::Escape) + "\": " + (std::filesystem::is_directory(file) ? "it is a directory" : std::strerror(errno)) +
                   ". Hint: give the path of a JSON configuration.", ExitCode::kConfig);
   // One byte above the limit is enough to see that it is too large.
   std::string bytes(kMaxFileBytes + 1, '\0');
@@ -102,7 +103,7 @@ BatchSizes resolve_batch(const Options& options, int world) {
   const Document& d = options.document();
   const auto describe = [&](const char* path) {
     const Entry* entry = d.find(path);
-    return entry && !entry->automatic ? " (" + entry->source + ")" : std::string();
+    return entry && !entry->automatic ? " (" + base::printable(entry->source, base::Lines::Escape) + ")" : std::string();
   };
   const auto fail = [&](const std::string& message, const std::string& hint) {
     throw ConfigError("[Options] /train_batch_size" + describe("train_batch_size") + ": " + message + ". Hint: " + hint);
@@ -114,7 +115,7 @@ BatchSizes resolve_batch(const Options& options, int world) {
   const auto T = s.train_batch_size, M = s.micro_batch_size, A = s.accumulation_steps;
   if (!T && !M)
     throw ConfigError("[Options] batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one of them. "
-                      "Hint: add \"train_micro_batch_size_per_gpu\": 1 to " + d.source->name + ".");
+                      "Hint: add \"train_micro_batch_size_per_gpu\": 1 to " + base::printable(d.source->name, base::Lines::Escape) + ".");
   const auto equation = [&](std::int64_t m, std::int64_t a) { return base::join(m, " (micro", describe("train_micro_batch_size_per_gpu"), ") x ", a, " (accumulation", describe("gradient_accumulation_steps"), ") x ", w, " (ranks)"); };
   if (!T) return {*M * A.value_or(1) * w, *M, A.value_or(1)};
   if (M && A) {
@@ -158,8 +159,9 @@ Options Options::with(const std::vector<Setting>& settings) const {
 std::vector<std::string> Options::notices() const {
   std::vector<std::string> lines;
   for (const auto& fault : document_->notices)
-    lines.push_back(fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": " + fault.pointer + ": " + fault.message +
-                    (fault.hint.empty() ? "" : "; " + fault.hint));
+    lines.push_back(base::printable(fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) + ": " + fault.pointer + ": " + fault.message +
+                                        (fault.hint.empty() ? "" : "; " + fault.hint),
+                                    base::Lines::Escape));
   return lines;
 }
 

@@ -2,14 +2,26 @@
 #include <zero/build.h>
 #include <zero/engine.h>
 
+#include <unistd.h>
+
 #include "base/log.h"
 #include "engine/state.h"
 #include "torchglue/deferred_init.h"
 
 namespace zero {
 
+namespace {
+
+// A fork of the rank has copies of the Engine's threads' handles, not the threads, and nothing to say to the peers.
+void end_unless_forked(engine::State* state, pid_t maker) {
+  if (::getpid() == maker) delete state;
+}
+
+}  // namespace
+
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
-    : state_(std::make_shared<engine::State>(std::move(model), std::move(options), std::move(comm))) {}
+    : state_(new engine::State(std::move(model), std::move(options), std::move(comm)),
+             [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 

@@ -14,8 +14,7 @@ constexpr const char* kHint =
 
 }  // namespace
 
-GradientGuard::GradientGuard(const std::vector<ModelParameter>& members)
-    : members_(members), guards_(members.size()) {}
+GradientGuard::GradientGuard(const std::vector<ModelParameter>& members) : members_(members), guards_(members.size()) {}
 
 GradientGuard::~GradientGuard() {
   for (std::size_t i = 0; i < guards_.size(); ++i) {
@@ -30,16 +29,14 @@ void GradientGuard::put(std::size_t member) {
   auto& guard = guards_[member];
   if (!guard.defined()) {
     guard = torchglue::without_data(parameter.sizes(), parameter.scalar_type(), parameter.device());
-    torchglue::release_storage(
-        guard.storage(), base::join("the gradient of parameter ", members_[member].name, " was read. ", kHint));
+    torchglue::release_storage(guard.storage(),
+                               base::join("the gradient of parameter ", members_[member].name, " was read. ", kHint));
     torchglue::intercept(guard, this, static_cast<int>(member));
   }
   parameter.mutable_grad() = guard;
 }
 
-void GradientGuard::lift(std::size_t member, const at::Tensor& grad) {
-  members_[member].tensor.mutable_grad() = grad;
-}
+void GradientGuard::lift(std::size_t member, const at::Tensor& grad) { members_[member].tensor.mutable_grad() = grad; }
 
 bool GradientGuard::is_there(std::size_t member) const {
   return guards_[member].defined() && members_[member].tensor.grad().is_same(guards_[member]);
@@ -47,7 +44,8 @@ bool GradientGuard::is_there(std::size_t member) const {
 
 void GradientGuard::fail(int tag, const char* op) const {
   throw ConfigError(base::join("[Engine] ", op, " got the gradient of parameter ",
-                               members_[static_cast<std::size_t>(tag)].name, " between backward() and step(). ", kHint));
+                               members_[static_cast<std::size_t>(tag)].name, " between backward() and step(). ",
+                               kHint));
 }
 
 void GradientGuard::before_use(const int* tags, int, const char* op) { fail(tags[0], op); }

@@ -39,41 +39,20 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
                                             static_cast<std::int64_t>(at::elementSize(context.recipe.parameter)),
                                             context.device.is_cpu())),
       shard_begin_(context.comm->rank() * layout_.shard_numel()),
-      active_(members_.size(), trainable_),
+      autograd_(members_, context_, name_, trainable_),
       taken_(members_.size()),
-      kept_(members_.size()),
-      guard_(members_),
-      parameter_groups_(parameter_groups),
-      missed_steps_(members_.size()) {
+      runs_(parameter_groups) {
   owned_ = config::shards_optimizer(context_.stage) ? Owned{shard_begin_, layout_.shard_numel()}
                                                     : Owned{0, layout_.padded_numel()};
   torchglue::AllocationObserver::Pause pause;
   make_parameters();
   if (trainable_) make_states();
-  find_runs();
-}
-
-// What one call of the optimizer may update together.
-void ParamGroup::find_runs() {
-  runs_.clear();
-  for (const auto& piece : layout_.pieces(owned_.begin, owned_.numel)) {
-    const auto i = piece.parameter;
-    const int group = active_[i] != 0 ? parameter_groups_[i] : kNotUpdated;
-    const auto end = piece.range_begin + piece.numel;
-    if (!runs_.empty() && runs_.back().parameter_group == group && runs_.back().missed_steps == missed_steps_[i])
-      runs_.back().numel = end - runs_.back().begin;  // the padding between is zero and stays zero
-    else
-      runs_.push_back({piece.range_begin, piece.numel, group, missed_steps_[i]});
-  }
-}
-
-void ParamGroup::count_missed_steps() {
-  for (std::size_t i = 0; i < members_.size(); ++i) missed_steps_[i] += trainable_ && active_[i] == 0;
+  cut_runs();
 }
 
 void ParamGroup::set_missed_steps(std::vector<std::int64_t> missed) {
-  missed_steps_ = std::move(missed);
-  find_runs();
+  runs_.set_missed_steps(std::move(missed));
+  cut_runs();
 }
 
 void ParamGroup::make_parameters() {
@@ -97,7 +76,8 @@ void ParamGroup::make_parameters() {
   book_bytes(parameters_.bytes(), tier, memory::Purpose::Parameters);
   if (!sharded_ || shared_) return;
   from_shards_.emplace(
-      ShardGather::Ways{.comm = context_.comm,
+      ShardGather::Ways{.of = name_,
+                        .comm = context_.comm,
                         .neighbours = context_.neighbours,
                         .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
                         .pool = context_.gather_pool},
@@ -147,6 +127,7 @@ void ParamGroup::make_next() {
 }
 
 void ParamGroup::hand_over_gradients() {
+  runs_.count(autograd_);
   if (pending_gradients_.defined())
     std::swap(pending_gradients_, offloaded_gradients_.defined() ? offloaded_gradients_ : gradients_);
 }
@@ -464,7 +445,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
     for (int k = 0; k < context_.num_slots; ++k) span.slots[k] = place.slots[k] + (at - begin);
     if (place.parameter != nullptr) span.parameter = static_cast<char*>(place.parameter) + (at - begin) * width;
     span.parameter_dtype = compute_dtype();
-    if (parameter_group == kNotUpdated) {
+    if (parameter_group == UpdateRuns::kFrozen) {
       if (place.travels) base::convert(span.parameter, compute_dtype(), span.master, base::Dtype::F32, count);
       return;
     }
@@ -478,13 +459,12 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
   if (context_.direct_gradients && !offloaded_gradients_.defined()) {
     const auto grads = at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device);
     for (const auto& piece : layout_.pieces(owned_.begin + begin, numel)) {
-      const auto& grad = kept_[piece.parameter].grad;
+      const auto& grad = autograd_.kept(piece.parameter);
       // No gradient counts as zero: moments decay and weight decay applies, at every stage alike.
       at::Tensor zeros;
       if (!grad.defined()) zeros = at::zeros({piece.numel}, grads);
-      update(begin + piece.range_begin, piece.numel,
-             active_[piece.parameter] != 0 ? parameter_groups_[piece.parameter] : kNotUpdated,
-             missed_steps_[piece.parameter],
+      update(begin + piece.range_begin, piece.numel, runs_.group_of(piece.parameter, autograd_),
+             missed_steps()[piece.parameter],
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) +
                                   piece.parameter_begin * static_cast<std::int64_t>(grad.element_size())
                             : zeros.const_data_ptr());
@@ -496,7 +476,7 @@ void ParamGroup::update(optim::ShardedOptimizer& optimizer, float factor, std::i
                      : offloaded_gradients_.defined() ? offloaded_gradients_
                                                       : gradients_;
   const auto shift = kept.numel() == owned_.numel ? 0 : owned_.begin;
-  for (const auto& run : runs_) {
+  for (const auto& run : runs_.runs()) {
     const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);
     if (first < last)
       update(first, last - first, run.parameter_group, run.missed_steps,

@@ -18,10 +18,11 @@
 #include <vector>
 
 #include "comm/shared_vector.h"
-#include "engine/gradient_guard.h"
 #include "engine/group_context.h"
+#include "engine/member_gradients.h"
 #include "engine/shard_gather.h"
 #include "engine/units.h"
+#include "engine/update_runs.h"
 #include "memory/prefetcher.h"
 #include "memory/shard_layout.h"
 
@@ -36,8 +37,8 @@ class ParamGroup final : public memory::GatherUnit {
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
-  // Takes the members' values (rank 0's when `broadcast`), and points their storages here. The
-  // returned hash is of the fp32 values that were adopted.
+  // Takes the members' values (rank 0's when `broadcast`), and points their storages here. Returns a hash of the
+  // values.
   std::uint64_t adopt(bool broadcast);
   // Leaves the members usable (below stage 3) or guarded with a text after the Engine is gone.
   void abandon();
@@ -62,50 +63,36 @@ class ParamGroup final : public memory::GatherUnit {
   void finish_gather() override;
   void gather_copy() override;
   void release() override;
-  // The whole flat vector; gathered only.
-  at::Tensor whole() const;
+  at::Tensor whole() const;  // flat; gathered only
   // Rank 0's values of the (gathered, modified) parameters become everybody's.
   void write_back();
 
   // --- gradients of one pass: a backward ---
-  // Members without requires_grad get no gradient and no update from now on, others do. Before a step's first pass.
-  void choose_active();
-  bool activity_changed() const;
-  // A member whose .grad is not as the last pass left it, or whose requires_grad changed within a step: what is wrong.
-  // first: no pass of the step has been. updates: step() asks, to which requires_grad is nothing any more.
-  std::string find_meddling(bool first, bool updates) const;
-  // first: of a step. boundary: the step's last. keeps_graph: gradients stay in .grad, with their graph, for the next.
+  MemberGradients& autograd() { return autograd_; }
+  const MemberGradients& autograd() const { return autograd_; }
+  void choose_active();  // of autograd(), and what the optimizer updates with it
+  // first: of a step. boundary: the step's last. keeps_graph: MemberGradients::begin_pass().
   void begin_pass(bool first, bool boundary, bool keeps_graph);
   // Takes member i's .grad. True when it was the last one awaited.
   bool take_gradient(std::size_t i);
   // Counts members without a gradient as zero; the names of those that were awaited.
   std::vector<std::string> flush_missing();
-  void end_pass();
-  // Ends a pass in its middle, with what it took; accumulated: and what the passes before it left. Waits for a reduction
-  // under way.
+  // Ends a pass in its middle, with what it took; accumulated: and what the passes before it left. Waits for a
+  // reduction.
   void discard(bool accumulated);
-  // A gradient that another Engine's backward, or a plain one, left in member i's .grad goes away again.
-  void drop_foreign(std::size_t i);
   bool all_taken() const { return awaited_ == 0; }
   void begin_reduce();
   void finish_reduce();
   bool reduced() const { return !reduce_work_ || reduce_work_->done(); }  // finish_reduce() would not wait
-  // The program declared the boundary after the last micro-batch: reduces what was accumulated.
-  void close_accumulation();
-  // Of this rank's part of the reduced gradient; valid after the boundary's finish_reduce().
-  double sum_of_squares() const;
+  void close_accumulation();      // the program ended the step after its last micro-batch: reduces what was accumulated
+  double sum_of_squares() const;  // of this rank's part of the reduced gradient, after the boundary's finish_reduce()
   // Name of the first member with a non-finite value in this rank's part, or empty.
   std::string find_non_finite() const;
-  // What of member i's reduced gradient is in this rank's shard: flat, in the gradient's dtype. begin: within the member.
+  // What of member i's reduced gradient is in this rank's shard: from which element of the member on, and flat.
   std::pair<std::int64_t, at::Tensor> own_gradient(std::size_t i) const;
-  bool active(std::size_t i) const { return active_[i] != 0; }
-  void drop_gradients();
 
   // --- optimizer ---
-  // An update was made of the active members.
-  void count_missed_steps();
-  // Updates that a member was frozen for.
-  const std::vector<std::int64_t>& missed_steps() const { return missed_steps_; }
+  const std::vector<std::int64_t>& missed_steps() const { return runs_.missed_steps(); }
   void set_missed_steps(std::vector<std::int64_t> missed);
   // Where a range of the states lies while it is updated. parameter: of the compute copy; null: the master is it.
   struct UpdatePlace {
@@ -119,12 +106,11 @@ class ParamGroup final : public memory::GatherUnit {
               const UpdatePlace& place);
   // The same for a segment whose states, and the compute copy, are in the memory that the update runs on.
   void update(optim::ShardedOptimizer& optimizer, float factor, const GroupStates::Segment& segment, bool to_next);
-  // What was reduced is what the next update reads, and may be read while the next gradients are made.
+  // What was reduced is what the next update, which counts, reads while the next gradients are made.
   void hand_over_gradients();
   // For updates beside training: the compute copy of the owned range, from an element on, that is not in use yet.
   void* next_parameters(std::int64_t begin) const;
-  // It comes into use.
-  void adopt_next();
+  void adopt_next();  // it comes into use
   // All of the owned range was updated, and written where it rests.
   void tell_changed();
   void begin_publish();
@@ -158,7 +144,6 @@ class ParamGroup final : public memory::GatherUnit {
   at::Tensor shard_to_gather();
   void drop_fetched();
   void point_members_into(const at::Tensor& flat);
-  at::Tensor readable(const at::Tensor& grad) const;
   void begin_reduce_scattered();
   void wait_for_gather();
   void wait_for_reduction();
@@ -169,20 +154,16 @@ class ParamGroup final : public memory::GatherUnit {
   void offload_gradients();
   at::Tensor own_shard(const at::Tensor& kept) const;
   void add_squares(std::int64_t begin, std::int64_t end);
-  void keep_gradient(std::size_t i, at::Tensor grad, bool again);
-  void book_kept(std::size_t i);
   void take_zeros(std::size_t i);
   at::Tensor& reduce_input();
-  void find_runs();
+  void cut_runs() { runs_.cut(layout_, owned_.begin, owned_.numel, autograd_); }
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
 
   GroupContext context_;
   std::string name_;
   bool root_, trainable_, sharded_;
   std::vector<ModelParameter> members_;
-  // The members' storages, for life: should a tensor be replaced behind the engine (module.to),
-  // its new storage must not be touched.
-  std::vector<c10::Storage> storages_;
+  std::vector<c10::Storage> storages_;  // the members', for life: one that a program puts in its place is not touched
   memory::ShardLayout layout_;
   Owned owned_{};
   std::int64_t shard_begin_;  // of this rank's shard in the flat vector
@@ -203,32 +184,17 @@ class ParamGroup final : public memory::GatherUnit {
   torchglue::Mark gathered_mark_, reduced_mark_;  // of the side streams
   base::TraceOperation fetch_trace_, gather_trace_, whole_trace_, publish_trace_, reduce_trace_;
 
-  bool first_ = true, boundary_ = true, keeps_graph_ = false;
-  std::vector<char> active_, taken_;
+  MemberGradients autograd_;
+  bool first_ = true, boundary_ = true;
+  std::vector<char> taken_;
   std::size_t awaited_ = 0;
   at::Tensor reduce_input_, reduce_output_;
   std::vector<at::Tensor> scattered_;  // stages 2 and 3 with `blocks`: the members' gradients on their way
   std::shared_ptr<Work> reduce_work_;
   double sum_of_squares_ = 0;
-  int first_sum_ = 0, num_sums_ = 0;        // in context_.sums: of the members' or of the flat gradient
-  bool squared_ = false;                    // while the reduction went on
-  struct KeptGradient {  // autograd's own, where GroupContext::direct_gradients
-    at::Tensor grad;
-    std::int64_t booked = 0;  // bytes
-    double squares = -1;      // negative: not known yet
-  };
-  std::vector<KeptGradient> kept_;
-  GradientGuard guard_;
-
-  struct Run {
-    std::int64_t begin, numel;  // within the owned range
-    int parameter_group;        // or kNotUpdated
-    std::int64_t missed_steps;
-  };
-  static constexpr int kNotUpdated = -1;
-  std::vector<Run> runs_;
-  std::vector<int> parameter_groups_;
-  std::vector<std::int64_t> missed_steps_;  // by member
+  int first_sum_ = 0, num_sums_ = 0;  // in context_.sums: of the members' or of the flat gradient
+  bool squared_ = false;              // while the reduction went on
+  UpdateRuns runs_;
 };
 
 }  // namespace zero::engine

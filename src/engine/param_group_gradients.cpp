@@ -15,7 +15,6 @@
 #include "comm/scattered.h"
 #include "config/stage_rules.h"
 #include "engine/param_group.h"
-#include "torchglue/storage_access.h"
 
 namespace zero::engine {
 namespace {
@@ -37,67 +36,18 @@ double squares_of(const at::Tensor& grad) {
 // --- one pass -----------------------------------------------------------------------------------
 
 void ParamGroup::choose_active() {
-  if (!activity_changed()) return;
-  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = members_[i].tensor.requires_grad();
-  find_runs();
-}
-
-bool ParamGroup::activity_changed() const {
-  for (std::size_t i = 0; trainable_ && i < members_.size(); ++i)
-    if (members_[i].tensor.requires_grad() != (active_[i] != 0)) return true;
-  return false;
-}
-
-std::string ParamGroup::find_meddling(bool first, bool updates) const {
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const auto& [name, aliases, tensor, unit] = members_[i];
-    if (!trainable_) {
-      if (tensor.requires_grad())
-        return "requires_grad of parameter " + name +
-               " became true, but the Engine took it frozen and holds no master of it. Hint: let it require grad when "
-               "the Engine is made, and freeze it afterwards: requires_grad_(false) between steps.";
-      continue;
-    }
-    if (!first && !updates && tensor.requires_grad() != (active_[i] != 0))
-      return base::join("requires_grad of parameter ", name, " was changed to ", tensor.requires_grad() ? "true" : "false",
-                        " between two micro-batches of one step. Hint: freeze and unfreeze after step() has acted.");
-    if (keeps_graph_ || (first ? !tensor.grad().defined() : guard_.is_there(i))) continue;
-    if (first)
-      return "the .grad of parameter " + name +
-             " holds a gradient that no backward of this Engine made. Hint: module.zero_grad(), and engine.backward(loss) "
-             "instead of loss.backward().";
-    return "the gradient of " + name + " (group " + name_ +
-           ") was cleared or replaced between two micro-batches, or before step(). Hint: leave .grad alone, and do not call "
-           "zero_grad(); the Engine clears gradients after the step.";
-  }
-  return "";
+  if (!autograd_.activity_changed()) return;
+  autograd_.choose_active();
+  cut_runs();
 }
 
 void ParamGroup::begin_pass(bool first, bool boundary, bool keeps_graph) {
   first_ = first;
   boundary_ = boundary;
   awaited_ = 0;
-  if (!trainable_) return;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    taken_[i] = 0;
-    awaited_ += active_[i] != 0;
-    if (guard_.is_there(i)) guard_.lift(i, kept_[i].grad);
-  }
-  keeps_graph_ = keeps_graph;
-}
-
-void ParamGroup::end_pass() {
-  if (!trainable_ || keeps_graph_) return;
-  for (std::size_t i = 0; i < members_.size(); ++i) guard_.put(i);
-}
-
-// The gradient flat in the wire's dtype, where the other ranks can read it.
-at::Tensor ParamGroup::readable(const at::Tensor& grad) const {
-  const auto wire = context_.recipe.wire;
-  if (grad.scalar_type() == wire && context_.comm->holds(grad) && torchglue::owns_storage(grad)) return grad.view({-1});
-  auto copy = context_.blocks->make(grad.numel(), wire);
-  convert(Stretch(copy), Stretch(grad));
-  return copy;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  for (std::size_t i = 0; i < members_.size(); ++i) awaited_ += autograd_.active(i);
+  autograd_.begin_pass(keeps_graph);
 }
 
 at::Tensor& ParamGroup::reduce_input() {
@@ -109,10 +59,10 @@ at::Tensor& ParamGroup::reduce_input() {
 }
 
 bool ParamGroup::take_gradient(std::size_t i) {
-  if (keeps_graph_) return false;
+  if (autograd_.keeps_graph()) return false;
   auto& parameter = members_[i].tensor;
   auto grad = parameter.grad();
-  if (!grad.defined() || active_[i] == 0) return false;
+  if (!grad.defined() || !autograd_.active(i)) return false;
   const bool again = taken_[i] != 0;
   if (again && (reduce_work_ || awaited_ == 0))
     throw ConfigError(
@@ -121,9 +71,9 @@ bool ParamGroup::take_gradient(std::size_t i) {
   if (grad.requires_grad()) grad = grad.detach();  // its graph has been used
   if (grad.is_sparse()) grad = grad.to_dense();
   if (context_.direct_gradients) {
-    keep_gradient(i, std::move(grad), again);
+    autograd_.keep(i, std::move(grad), !first_ || again, boundary_ && context_.sums == nullptr);
   } else if (context_.blocks != nullptr && context_.stage >= 2) {
-    grad = readable(grad.contiguous());
+    grad = autograd_.readable(grad.contiguous());
     if (scattered_.empty()) scattered_.resize(members_.size());
     if (again)
       accumulate(Stretch(scattered_[i]), Stretch(grad));
@@ -145,48 +95,12 @@ bool ParamGroup::take_gradient(std::size_t i) {
   return --awaited_ == 0;
 }
 
-// Autograd's own .grad is the kept gradient; autograd adds to it in place in the passes to come.
-void ParamGroup::keep_gradient(std::size_t i, at::Tensor grad, bool again) {
-  auto& kept = kept_[i];
-  if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient)
-    grad = grad.to(context_.recipe.gradient).contiguous();
-  if ((!first_ || again) && kept.grad.defined() && kept.grad.const_data_ptr() != grad.const_data_ptr())
-    throw ConfigError("[Engine::backward] the gradient of " + members_[i].name + " (group " + name_ +
-                      ") was replaced while backward ran. Hint: a hook may change a gradient, not .grad.");
-  // What other tensors share would change with the sum over ranks, and in the next passes.
-  if (!torchglue::owns_storage(grad) && !grad.is_same(kept.grad)) grad = grad.clone();
-  if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad))
-    grad = readable(grad).view(grad.sizes());
-  auto& parameter = members_[i].tensor;
-  if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
-  kept.grad = std::move(grad);
-  if (context_.blocks != nullptr) return;
-  book_kept(i);
-  // Now the gradient is still in the cache.
-  kept.squares = boundary_ && context_.sums == nullptr ? squares_of(kept.grad) : -1.0;
-}
-
-void ParamGroup::book_kept(std::size_t i) {
-  auto& kept = kept_[i];
-  if (kept.booked != 0) return;
-  kept.booked = static_cast<std::int64_t>(kept.grad.nbytes());
-  if (context_.device.is_cpu())
-    context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Activations, memory::Purpose::Gradients, kept.booked);
-  else  // nobody counts activations there
-    context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, kept.booked);
-}
-
 // Member i has no gradient in this pass.
 void ParamGroup::take_zeros(std::size_t i) {
   taken_[i] = 1;
   const bool by_blocks = context_.blocks != nullptr && members_[i].tensor.numel() > 0;
   if (context_.direct_gradients) {
-    auto& grad = kept_[i].grad;
-    if (!by_blocks || grad.defined()) return;
-    grad = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire)
-               .zero_()
-               .view(members_[i].tensor.sizes());
-    members_[i].tensor.mutable_grad() = grad;
+    if (by_blocks && !autograd_.kept(i).defined()) autograd_.keep_zeros(i, layout_.parameter_numel(i));
   } else if (by_blocks && context_.stage >= 2) {
     if (scattered_.empty()) scattered_.resize(members_.size());
     scattered_[i] = context_.blocks->make(layout_.parameter_numel(i), context_.recipe.wire).zero_();
@@ -199,11 +113,11 @@ void ParamGroup::take_zeros(std::size_t i) {
 
 std::vector<std::string> ParamGroup::flush_missing() {
   std::vector<std::string> missing;
-  if (!trainable_ || keeps_graph_) return missing;
+  if (!trainable_ || autograd_.keeps_graph()) return missing;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (taken_[i] != 0 || active_[i] == 0) continue;
-    // Of a pass before that kept its graph, or of the micro-batches before.
-    if (members_[i].tensor.grad().defined() && !members_[i].tensor.grad().is_same(kept_[i].grad)) {
+    if (taken_[i] != 0 || !autograd_.active(i)) continue;
+    // Of a pass before that kept its graph.
+    if (members_[i].tensor.grad().defined() && !members_[i].tensor.grad().is_same(autograd_.kept(i))) {
       take_gradient(i);
       continue;
     }
@@ -212,10 +126,6 @@ std::vector<std::string> ParamGroup::flush_missing() {
   }
   awaited_ = 0;
   return missing;
-}
-
-void ParamGroup::drop_foreign(std::size_t i) {
-  if (!guard_.is_there(i)) members_[i].tensor.mutable_grad() = at::Tensor();
 }
 
 void ParamGroup::discard(bool accumulated) {
@@ -227,15 +137,16 @@ void ParamGroup::discard(bool accumulated) {
   }
   if (reduce_output_.defined() && !reduce_output_.is_same(gradients_) && context_.stage >= 2)
     context_.reduce_pool->put(std::move(reduce_output_));
-  if (reduce_input_.defined() && !reduce_input_.is_same(gradients_)) context_.reduce_pool->put(std::move(reduce_input_));
+  if (reduce_input_.defined() && !reduce_input_.is_same(gradients_))
+    context_.reduce_pool->put(std::move(reduce_input_));
   reduce_input_ = reduce_output_ = at::Tensor();
   scattered_.clear();
-  squared_ = keeps_graph_ = false;
+  squared_ = false;
   awaited_ = 0;
   if (accumulated)
-    drop_gradients();
+    autograd_.drop();
   else
-    end_pass();
+    autograd_.end_pass();
 }
 
 // The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here
@@ -251,7 +162,7 @@ void ParamGroup::add_squares(std::int64_t begin, std::int64_t end) {
     const auto numel = std::min(comm::kSummedNumel, end - at);
     const auto pieces = layout_.pieces(shard_begin_ + at, numel);
     const auto data_of = [&](const memory::ShardLayout::Piece& piece) {
-      return at_element(kept_[piece.parameter].grad, piece.parameter_begin);
+      return at_element(autograd_.kept(piece.parameter), piece.parameter_begin);
     };
     if (pieces.size() == 1 && pieces[0].numel == numel) {
       sum_of_squares_ += base::sum_of_squares(data_of(pieces[0]), dtype, numel);
@@ -283,7 +194,7 @@ void ParamGroup::begin_reduce_scattered() {
   sum.shard_numel = layout_.shard_numel();
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (layout_.parameter_numel(i) == 0) continue;
-    auto data = context_.direct_gradients ? kept_[i].grad.view({-1}) : scattered_[i];
+    auto data = context_.direct_gradients ? autograd_.kept(i).view({-1}) : scattered_[i];
     if (context_.predivide != 1.0f) scale(Stretch(data), context_.predivide);
     sum.vector.push_back({layout_.parameter_offset(i), std::move(data)});
   }
@@ -307,11 +218,10 @@ void ParamGroup::begin_reduce_scattered() {
 }
 
 void ParamGroup::begin_reduce() {
-  if (!trainable_ || layout_.padded_numel() == 0 || keeps_graph_) return;
+  if (!trainable_ || layout_.padded_numel() == 0 || autograd_.keeps_graph()) return;
   for (std::size_t i = 0; i < members_.size(); ++i)
     if (taken_[i] == 0) take_zeros(i);  // frozen
-  if (context_.blocks != nullptr &&
-      (context_.direct_gradients ? boundary_ : config::shards_gradients(context_.stage)))
+  if (context_.blocks != nullptr && (context_.direct_gradients ? boundary_ : config::shards_gradients(context_.stage)))
     return begin_reduce_scattered();
   if (context_.direct_gradients || !config::reduces_now(context_.stage, boundary_)) return;
   const auto wire = context_.recipe.wire;
@@ -336,7 +246,7 @@ void ParamGroup::begin_reduce() {
 }
 
 void ParamGroup::finish_reduce() {
-  if (!trainable_ || keeps_graph_) return;
+  if (!trainable_ || autograd_.keeps_graph()) return;
   if (reduce_work_) {
     wait_for_reduction();
     if (context_.direct_gradients) {
@@ -389,13 +299,13 @@ void ParamGroup::offload_gradients() {
   }
   for (const auto& piece : layout_.pieces(shard_begin_, layout_.shard_numel())) {
     auto to = offloaded_gradients_.narrow(0, piece.range_begin, piece.numel);
-    const auto& grad = kept_[piece.parameter].grad;
+    const auto& grad = autograd_.kept(piece.parameter);
     if (grad.defined())
       to.copy_(grad.view({-1}).narrow(0, piece.parameter_begin, piece.numel));
     else
       to.zero_();
   }
-  drop_gradients();
+  autograd_.drop();
 }
 
 // Of a flat gradient kept whole, or kept as the shard alone.
@@ -409,16 +319,15 @@ void ParamGroup::take_squares() {
   if (context_.sums != nullptr) {
     const auto add = [&](const at::Tensor& values) { context_.sums->add(first_sum_ + num_sums_++, Stretch(values)); };
     if (context_.direct_gradients) {
-      for (const auto& kept : kept_)
-        if (kept.grad.defined()) add(kept.grad);
+      for (std::size_t i = 0; i < members_.size(); ++i)
+        if (autograd_.kept(i).defined()) add(autograd_.kept(i));
     } else if (gradients_.numel() > 0) {
       add(own_shard(gradients_));
     }
     return;
   }
   if (context_.direct_gradients) {
-    for (const auto& kept : kept_)
-      if (kept.grad.defined()) sum_of_squares_ += kept.squares < 0 ? squares_of(kept.grad) : kept.squares;
+    sum_of_squares_ = autograd_.sum_of_squares();
   } else if (gradients_.numel() > 0) {
     sum_of_squares_ = squares_of(own_shard(gradients_));
   }
@@ -444,7 +353,7 @@ std::pair<std::int64_t, at::Tensor> ParamGroup::own_gradient(std::size_t i) cons
       const auto part = offloaded_gradients_.defined() ? offloaded_gradients_ : own_shard(gradients_);
       return {piece.parameter_begin, part.narrow(0, piece.range_begin, piece.numel)};
     }
-    const auto& grad = kept_[i].grad;
+    const auto& grad = autograd_.kept(i);
     if (!grad.defined())
       return {piece.parameter_begin,
               at::zeros({piece.numel}, at::TensorOptions().dtype(context_.recipe.gradient).device(context_.device))};
@@ -458,21 +367,6 @@ std::string ParamGroup::find_non_finite() const {
   for (std::size_t i = 0; i < members_.size(); ++i)
     if (!at::isfinite(own_gradient(i).second).all().item<bool>()) return members_[i].name;
   return "";
-}
-
-void ParamGroup::drop_gradients() {
-  if (!trainable_) return;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    auto& kept = kept_[i];
-    // The observer reports the free as one of activations: give it something to cancel.
-    if (kept.booked != 0 && !context_.device.is_cpu())
-      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, -kept.booked);
-    else if (kept.booked != 0)
-      context_.ledger->rebook(memory::Tier::Device, memory::Purpose::Gradients, memory::Purpose::Activations,
-                              kept.booked);
-    kept = {};
-    members_[i].tensor.mutable_grad() = at::Tensor();
-  }
 }
 
 }  // namespace zero::engine

@@ -36,15 +36,15 @@ at::Tensor ShardGather::second_part(const at::Tensor& whole) const {
 }
 
 std::shared_ptr<Work> ShardGather::begin(const at::Tensor& whole, const at::Tensor& shard, bool exact) {
-  if (exact && lossy()) return ways_.comm->all_gather(whole, shard);
-  if (kept_) return ways_.neighbours->all_gather(whole, second_);
+  if (exact && lossy()) return ways_.comm->all_gather(whole, shard, ways_.of);
+  if (kept_) return ways_.neighbours->all_gather(whole, second_, ways_.of);
   const auto keep = [this, whole] {
     if (!second_.defined()) return;
     second_.copy_(second_part(whole));
     kept_ = true;
   };
   if (ways_.bits == 0) {
-    auto work = ways_.comm->all_gather(whole, shard);
+    auto work = ways_.comm->all_gather(whole, shard, ways_.of);
     return second_.defined() ? std::make_shared<Finish>(std::move(work), keep) : std::move(work);
   }
   const auto numel = shard.numel(), bytes = base::quantized_bytes(numel, ways_.bits);
@@ -53,7 +53,7 @@ std::shared_ptr<Work> ShardGather::begin(const at::Tensor& whole, const at::Tens
   const auto part = [bytes](const at::Tensor& of, std::int64_t rank) { return of.narrow(0, rank * bytes, bytes); };
   const auto mine = part(all, ways_.comm->rank());
   base::quantize(mine.mutable_data_ptr(), ways_.bits, shard.const_data_ptr(), dtype, numel);
-  auto work = ways_.comm->all_gather(all, mine);
+  auto work = ways_.comm->all_gather(all, mine, ways_.of);
   // Its own part, too, is what the others see: every rank computes with the same parameters.
   return std::make_shared<Finish>(std::move(work), [=, this] {
     for (int rank = 0; rank < ways_.comm->size(); ++rank)

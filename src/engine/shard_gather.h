@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 
 #include <zero/communicator.h>
 
@@ -15,6 +16,7 @@ namespace zero::engine {
 class ShardGather {
  public:
   struct Ways {
+    std::string of;  // whose parameters
     Communicator* comm;
     Communicator* neighbours;  // null: no second shard
     int bits;                  // 8: as integers; 0: as they are

@@ -40,6 +40,7 @@ void State::end_activations() const {
 void State::before_use(const int* tags, int count, const char*) {
   if (!failed_.empty()) require_usable("forward");
   begin_forward();
+  base::status_page().note_use();
   if (!in_backward_ && torchglue::keeping() != activations_) torchglue::set_keeping(activations_);
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_) {
     shown_unit_ = unit;
@@ -84,13 +85,15 @@ void State::check_parameters(const char* what) const {
           "the module before the Engine takes it; the recipe chooses the dtype.");
   }
   for (const auto& group : groups_)
-    if (const auto text = group->find_meddling(/*first=*/passes_ == 0, what == std::string("step")); !text.empty())
+    if (const auto text = group->autograd().find_meddling(/*first=*/passes_ == 0, what == std::string("step"));
+        !text.empty())
       throw ConfigError(where(what) + text);
 }
 
 // Before a call that changes or sends something.
 void State::require_usable(const char* what) {
-  if (!relay_.ended().empty()) throw CommError(where(what) + "called after an error that ended the run: " + relay_.ended());
+  if (!relay_.ended().empty())
+    throw CommError(where(what) + "called after an error that ended the run: " + relay_.ended());
   if (failed_.empty()) return;
   relay_.tell(failed_);
   throw ConfigError(where(what) + "called after a backward that failed (" + failed_ +
@@ -108,8 +111,9 @@ bool State::at_boundary() const {
 void State::require_boundary(const char* what) {
   require_usable(what);
   if (open_)
-    throw ConfigError(where(what) + "called within a micro-batch: the last backward() kept its graph. Hint: call it "
-                                    "after step() has acted.");
+    throw ConfigError(where(what) +
+                      "called within a micro-batch: the last backward() kept its graph. Hint: call it "
+                      "after step() has acted.");
   if (micro_step_ != 0)
     throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_,
                                                " micro-batches. Hint: call it after step() has acted."));
@@ -119,7 +123,7 @@ void State::require_boundary(const char* what) {
 std::uint64_t State::hash_of_choices() const {
   std::string text;
   for (const auto& group : groups_)
-    for (std::size_t i = 0; i < group->members().size(); ++i) text += group->active(i) ? '1' : '0';
+    for (std::size_t i = 0; i < group->members().size(); ++i) text += group->autograd().active(i) ? '1' : '0';
   const auto& rates = optimizer_->set_rates();
   text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
   return XXH3_64bits(text.data(), text.size());
@@ -149,8 +153,9 @@ double State::norm_and_overflow(bool* overflow) {
       if (theirs.choices != of_first) different += base::join(different.empty() ? "" : ", ", r);
     }
     if (!different.empty())
-      throw ConfigError(where("step") + "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " +
-                        different + ". Hint: call requires_grad_() and set_lr() alike on every rank.");
+      throw ConfigError(where("step") +
+                        "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
+                        ". Hint: call requires_grad_() and set_lr() alike on every rank.");
   }
   const bool checked = settings_.precision != config::Precision::Bf16 || settings_.check_grad_overflow;
   *overflow = checked && !std::isfinite(total);
@@ -201,7 +206,7 @@ StepResult State::step() {
       apply(factor, late);
       result.updated |= !late;
     }
-    for (const auto& group : groups_) group->drop_gradients();
+    for (const auto& group : groups_) group->autograd().drop();
     prefetcher_->fetch_first();
     result.loss_scale = scaler_->scale();
     result.global_step = global_steps_;

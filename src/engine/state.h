@@ -51,8 +51,7 @@ class State final : public torchglue::UseListener {
   StepTimes step_times() const { return trace_.times(); }
   base::Trace& trace() { return trace_.trace(); }
   // --- for checkpoints ---
-  // What this rank writes: over all ranks every element of every state exactly once, but for
-  // buffers, which every rank hands over whole.
+  // What this rank writes: over all ranks every element of every state once; buffers whole by every rank.
   std::vector<StatePiece> pieces_to_save();
   // What this rank must fill to go on: its shards, or everything at stage 0. All ranks must have met between their last
   // forward and the first write, since a shard may be read in place.
@@ -63,12 +62,7 @@ class State final : public torchglue::UseListener {
   void adopt_loaded();
   // Names tied to another: alias -> owner.
   std::map<std::string, std::string> aliases() const;
-  struct Counters {
-    std::int64_t global_steps, skipped_steps, applied_steps;
-    optim::LossScaler::State scaler;
-    std::vector<double> set_rates;                     // ShardedOptimizer::set_rates()
-    std::map<std::string, std::int64_t> missed_steps;  // of parameters that were frozen for some, by name
-  };
+  using Counters = StateCounters;
   Counters counters() const;
   void set_counters(const Counters& counters);
   // Throws ConfigError between accumulation boundaries.
@@ -89,7 +83,6 @@ class State final : public torchglue::UseListener {
   double lr(int group) const { return optimizer_->lr(group); }
   void set_lr(int group, double lr);
   std::string user_state;
-
   ErrorRelay& relay() { return relay_; }
 
  private:
@@ -190,11 +183,11 @@ class State final : public torchglue::UseListener {
   std::size_t reduce_next_ = 0;         // in reduce_order_: the next group to begin
   std::vector<ParamGroup*> in_flight_;  // reductions begun and not finished, oldest first
   std::deque<ParamGroup*> publishing_;  // likewise
-  std::int64_t micro_step_ = 0;         // whole micro-batches since the last update
-  std::int64_t passes_ = 0, taken_passes_ = 0;  // since then; those whose gradients were taken
-  bool open_ = false, touched_ = false;         // the micro-batch goes on; some gradient of it has been taken
-  std::vector<std::string> unused_;             // parameters that the micro-batch had no gradient for
-  std::string failed_;  // the error of a backward that discard_micro_batch() has not answered yet
+  // Since the last update: whole micro-batches, passes, passes whose gradients were taken.
+  std::int64_t micro_step_ = 0, passes_ = 0, taken_passes_ = 0;
+  bool open_ = false, touched_ = false;  // the micro-batch goes on; some gradient of it has been taken
+  std::vector<std::string> unused_;      // parameters that the micro-batch had no gradient for
+  std::string failed_;                   // the error of a backward that discard_micro_batch() has not answered yet
   bool backward_since_step_ = false, in_forward_ = false, in_backward_ = false, modifying_ = false;
   bool reads_ahead_ = false;
   int gathered_scopes_ = 0, shown_unit_ = -1;  // shown_unit_: group named on the status page

@@ -33,7 +33,8 @@ void State::check_backward(const at::Tensor& loss, const BackwardOptions& option
   if (options.create_graph && (accumulation_ != 1 || micro_step_ != 0 || scaler_->scale() != 1))
     throw ConfigError(where("backward") +
                       base::join("got create_graph with ", accumulation_, " micro-batches a step and a loss scale of ",
-                                 scaler_->scale(), ", expected 1 and 1: .grad would hold something else than gradients. "
+                                 scaler_->scale(),
+                                 ", expected 1 and 1: .grad would hold something else than gradients. "
                                  "Hint: torch::autograd::grad(..., create_graph) and one backward of the whole loss."));
 }
 
@@ -77,7 +78,7 @@ void State::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
     finish_reductions(0);
     ++taken_passes_;
   }
-  for (const auto& group : groups_) group->end_pass();
+  for (const auto& group : groups_) group->autograd().end_pass();
   prefetcher_->end_pass();
   trace_.end_phase();
   count_bytes();
@@ -128,7 +129,7 @@ void State::note_unused(bool check) {
 
 // A step begins: which parameters it is of.
 void State::choose_active() {
-  const auto changed = [](const auto& group) { return group->activity_changed(); };
+  const auto changed = [](const auto& group) { return group->autograd().activity_changed(); };
   if (std::none_of(groups_.begin(), groups_.end(), changed)) return;
   if (pending_) background_.wait();  // it goes by what was chosen before
   for (const auto& group : groups_) group->choose_active();
@@ -148,11 +149,12 @@ void State::on_gradient(int group, std::size_t member) {
     if (of.take_gradient(member)) reduce_ready_groups();
     return;
   }
-  of.drop_foreign(member);
+  of.autograd().drop_foreign(member);
   if (BackwardScope::active()) return;  // another Engine's
   relay_.keeping([&] {
-    throw ConfigError(where("backward") + "a gradient of " + of.members()[member].name +
-                      " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
+    throw ConfigError(
+        where("backward") + "a gradient of " + of.members()[member].name +
+        " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
   });
 }
 
@@ -222,9 +224,9 @@ std::int64_t State::discard_micro_batch() {
     const auto all = comm_->exchange(std::to_string(micro_step_));
     for (std::size_t r = 0; r < all.size(); ++r)
       if (all[r] != all[0])
-        throw ConfigError(where("discard_micro_batch") +
-                          base::join("keeps ", all[0], " micro-batches on rank 0 and ", all[r], " on rank ", r,
-                                     ": the ranks did not fail at the same place"));
+        throw ConfigError(where("discard_micro_batch") + base::join("keeps ", all[0], " micro-batches on rank 0 and ",
+                                                                    all[r], " on rank ", r,
+                                                                    ": the ranks did not fail at the same place"));
     relay_.forget();
     return micro_step_;
   });

@@ -14,10 +14,7 @@ bool State::delays() const {
 
 // The gradients of this step are whole. Unless late, the parameters are new when this returns.
 void State::apply(float factor, bool late) {
-  for (const auto& group : groups_) {
-    group->hand_over_gradients();
-    group->count_missed_steps();
-  }
+  for (const auto& group : groups_) group->hand_over_gradients();
   optimizer_->begin_step();
   if (!late) {
     update_->run(*optimizer_, factor, StagedUpdate::To::Parameters, [this](ParamGroup& group) { publish(group); });

@@ -100,8 +100,9 @@ std::string State::state_hash() {
 std::pair<const ParamGroup*, std::size_t> State::reduced_member(const char* what, const std::string& name) {
   require_usable(what);
   if (!settings_.managed_gradient_accumulation)
-    throw ConfigError(where(what) + "called with gradient accumulation that the program ends: gradients are reduced by "
-                                    "step(). Hint: set libzero.managed_gradient_accumulation to true.");
+    throw ConfigError(where(what) +
+                      "called with gradient accumulation that the program ends: gradients are reduced by "
+                      "step(). Hint: set libzero.managed_gradient_accumulation to true.");
   if (open_ || micro_step_ != accumulation_)
     throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_, " micro-batches",
                                                open_ ? " and within another" : "",
@@ -111,7 +112,7 @@ std::pair<const ParamGroup*, std::size_t> State::reduced_member(const char* what
       const auto& member = group->members()[i];
       const auto& aliases = member.aliases;
       if (member.name != name && std::find(aliases.begin(), aliases.end(), name) == aliases.end()) continue;
-      return {group->trainable() && group->active(i) ? group.get() : nullptr, i};
+      return {group->trainable() && group->autograd().active(i) ? group.get() : nullptr, i};
     }
   throw ConfigError(where(what) + "got the name " + name + ", which no parameter of the model has");
 }
@@ -225,7 +226,8 @@ State::Counters State::counters() const {
   if (std::any_of(rates.begin(), rates.end(), [](double rate) { return rate >= 0; })) counters.set_rates = rates;
   for (const auto& group : groups_)
     for (std::size_t i = 0; i < group->members().size(); ++i)
-      if (const auto missed = group->missed_steps()[i]; missed > 0) counters.missed_steps[group->members()[i].name] = missed;
+      if (const auto missed = group->missed_steps()[i]; group->trainable() && missed > 0)
+        counters.missed_steps[group->members()[i].name] = missed;
   return counters;
 }
 

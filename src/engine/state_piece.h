@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
+
+#include "optim/loss_scaler.h"
 
 namespace zero::engine {
 
@@ -22,6 +25,14 @@ struct StatePiece {
   std::function<at::Tensor(std::int64_t at, std::int64_t numel)> read;
   // Fills the live state from `at` on; 1-d, any dtype.
   std::function<void(std::int64_t at, const at::Tensor& values)> write;
+};
+
+// What a checkpoint keeps of an Engine beside its pieces.
+struct StateCounters {
+  std::int64_t global_steps, skipped_steps, applied_steps;
+  optim::LossScaler::State scaler;
+  std::vector<double> set_rates;                     // ShardedOptimizer::set_rates(); empty: none is set
+  std::map<std::string, std::int64_t> missed_steps;  // of parameters that were frozen for some updates, by name
 };
 
 }  // namespace zero::engine

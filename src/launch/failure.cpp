@@ -159,6 +159,8 @@ std::string find_desync(const std::vector<StatusSnapshot>& pages, int first_rank
     for (const CollectiveSnapshot& mine : pages[a].collectives) {
       for (std::size_t b = a + 1; b < pages.size(); ++b) {
         const CollectiveSnapshot* other = numbered(pages[b], mine.sequence);
+        // What is not begun may not be what it becomes.
+        if (mine.state == CollectiveState::Before || (other && other->state == CollectiveState::Before)) continue;
         if (!other || (mine.op == other->op && mine.dtype == other->dtype && mine.numel == other->numel && mine.group == other->group))
           continue;
         const auto tell = [&](std::size_t rank, const CollectiveSnapshot& c) {

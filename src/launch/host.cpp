@@ -246,7 +246,7 @@ std::string new_run_id() {
   localtime_r(&now, &local);
   char text[32];
   strftime(text, sizeof text, "%Y%m%d-%H%M%S-", &local);
-  return text + random_hex(2);
+  return text + random_hex(6);
 }
 
 }  // namespace zero::launch

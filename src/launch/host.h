@@ -37,7 +37,7 @@ std::uint64_t memory_limit_bytes();
 std::uint64_t free_memory_bytes();
 
 std::string host_name();
-// "20260103-141502-7f3a": local time and random digits.
+// "20260103-141502-7f3a90c1d25e": local time and random digits.
 std::string new_run_id();
 // `bytes` random bytes as hexadecimal digits. Throws IoError.
 std::string random_hex(int bytes);

@@ -24,6 +24,7 @@
 #include <memory>
 #include <sstream>
 
+#include "base/memory_file.h"
 #include "launch/host.h"
 
 namespace zero::launch {
@@ -93,7 +94,7 @@ SpaceFacts space_of(const std::filesystem::path& folder) {
 }
 
 int try_memfd() {
-  const int fd = memfd_create("zero-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const int fd = base::open_memory_file("zero-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return errno;
   int error = 0;
   void* memory = MAP_FAILED;

@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -15,9 +14,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 
 #include "base/check.h"
+#include "base/size_signal.h"
 #include "offload/leftovers.h"
 
 namespace zero::offload {
@@ -53,30 +52,6 @@ const FileSystem* known(std::uint32_t type) {
     if (one.type == type) return &one;
   return nullptr;
 }
-
-// Over a limit of file sizes the kernel raises SIGXFSZ, whose default is death, beside the error we want.
-class SizeSignalOff {
- public:
-  SizeSignalOff() {
-    sigemptyset(&only_);
-    sigaddset(&only_, SIGXFSZ);
-    sigset_t pending;
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
-    pthread_sigmask(SIG_BLOCK, &only_, &before_);
-  }
-  ~SizeSignalOff() {
-    const timespec now{};
-    if (!was_pending_)
-      while (sigtimedwait(&only_, nullptr, &now) < 0 && errno == EINTR) {
-      }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-
- private:
-  sigset_t only_, before_;
-  bool was_pending_;
-};
 
 }  // namespace
 
@@ -199,7 +174,7 @@ void StorageFile::reserve(std::int64_t bytes) {
   // Asking for more than there is would fill the disk for a while before it fails.
   const auto free = free_bytes_of(folder_);
   if (free >= 0 && free < bytes - reserved_) fail("reserve", ENOSPC, bytes - reserved_);
-  const SizeSignalOff guard;
+  const base::SizeSignalOff guard;
   int error = faults_ ? faults_->reserve() : 0;
   if (error == 0) {
     do {

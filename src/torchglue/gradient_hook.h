@@ -10,4 +10,9 @@ namespace zero::torchglue {
 // One hook per parameter; an empty function removes it. An exception leaves backward() unchanged.
 void set_gradient_hook(const at::Tensor& parameter, std::function<void()> hook);
 
+// Inside such a hook: whether nothing but the parameter's .grad, and autograd on its behalf, has this memory, and all of
+// it. Gradients of views often share theirs with each other and with what flows on: AccumulateGrad takes a gradient over
+// when its tensor has one owner, and does not ask who else has the storage.
+bool owns_storage(const at::Tensor& grad);
+
 }  // namespace zero::torchglue

@@ -54,13 +54,6 @@ void gather_storage(const c10::Storage& handle, const at::Tensor& buffer, std::i
   storage->set_data_ptr_noswap(pointer_into(buffer, byte_offset));
 }
 
-bool owns_storage(const at::Tensor& grad) {
-  // While the hook runs AccumulateGrad itself still has the tensor that .grad was made of.
-  constexpr std::size_t kOwners = 2;
-  return grad.storage().use_count() <= kOwners &&
-         grad.storage().nbytes() == static_cast<std::size_t>(grad.numel()) * grad.element_size();
-}
-
 bool has_no_data(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return false;
   auto* storage = tensor.storage().unsafeGetStorageImpl();

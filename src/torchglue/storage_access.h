@@ -21,10 +21,6 @@ void release_storage(const c10::Storage& storage, const std::string& text);
 // Points the storage into `buffer` at byte_offset.
 void gather_storage(const c10::Storage& storage, const at::Tensor& buffer, std::int64_t byte_offset);
 
-// Inside a gradient hook (gradient_hook.h): whether nothing but the parameter's .grad, and autograd on its behalf, has
-// this memory, and all of it. Gradients of views often share theirs: AccumulateGrad looks at the tensor's owners only.
-bool owns_storage(const at::Tensor& grad);
-
 // True when the storage has room for elements but no data.
 bool has_no_data(const at::Tensor& tensor);
 

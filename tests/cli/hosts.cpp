@@ -59,12 +59,12 @@ HostsJob::HostsJob(const std::string& hosts, const Words& words, const Words& en
 
 std::string HostsJob::run_id() const {
   const std::size_t at = err.find(", run ");
-  return at == std::string::npos ? "" : err.substr(at + 6, 20);
+  return at == std::string::npos ? "" : err.substr(at + 6, 28);
 }
 
 int HostsJob::finish(double limit) {
   const int code = wait(limit);
-  EXPECT_EQ(run_id().size(), 20u) << err;
+  EXPECT_EQ(run_id().size(), 28u) << err;
   EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(), 0).empty()) << err;
   EXPECT_TRUE(nothing_left(1)) << err;
   return code;

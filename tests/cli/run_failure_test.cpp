@@ -25,7 +25,7 @@ const std::string kRank = ZERO_BINARY_DIR "/tests/rank_program";
 // The run's id, from the launcher's first line.
 std::string run_id(const Process& p) {
   const std::size_t at = p.err.find(", run ");
-  return at == std::string::npos ? "" : p.err.substr(at + 6, 20);
+  return at == std::string::npos ? "" : p.err.substr(at + 6, 28);
 }
 
 struct Job : Process {
@@ -40,7 +40,7 @@ struct Job : Process {
   // Waits, and checks that nothing of the run is left.
   int finish(double limit = 30) {
     const int code = wait(limit);
-    EXPECT_EQ(run_id(*this).size(), 20u) << err;
+    EXPECT_EQ(run_id(*this).size(), 28u) << err;
     EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(*this), 0).empty()) << err;
     return code;
   }

@@ -142,9 +142,11 @@ TEST_P(Backward, GradientsByName) {
       for (const auto& item : plain.net().named_parameters()) {
         const auto whole = engine.gradient(item.key());
         const auto& expected = item.value().grad();
-        require(whole.sizes() == expected.sizes() && whole.scalar_type() == at::kFloat, item.key() + ": shape or dtype");
+        require(whole.sizes() == expected.sizes() && whole.scalar_type() == at::kFloat,
+                item.key() + ": shape or dtype");
         const auto gap = (whole - expected).abs().max().item<double>();
-        require(gap <= 1e-6 * expected.abs().max().item<double>() + 1e-9, item.key() + " is off by " + std::to_string(gap));
+        require(gap <= 1e-6 * expected.abs().max().item<double>() + 1e-9,
+                item.key() + " is off by " + std::to_string(gap));
         // The ranks' own parts make up the whole.
         const auto own = engine.own_gradient(item.key());
         const auto flat = whole.view({-1});
@@ -163,23 +165,25 @@ TEST_P(Backward, GradientsByName) {
 
 // fp16's loss scale is not in them.
 TEST(BackwardFp16, GradientsByNameAreUnscaled) {
-  EXPECT_EQ(run_at({"shm", 2},
-                   [](const auto& comm) {
-                     auto net = make_net();
-                     Engine engine(net,
-                                   Options::from_json(json_for(
-                                       2, "SGD", 1, R"(, "fp16": {"enabled": true, "initial_scale_power": 10})")),
-                                   comm);
-                     Plain plain(2, "SGD");
-                     engine.backward((net->forward(input_of(comm->rank(), 0).to(at::kHalf)).to(at::kFloat) - 0.5).pow(2).mean());
-                     plain.backward([](Net& model, int rank) { return loss_of(model, rank, 0); });
-                     const auto ours = engine.gradient("head.weight");
-                     const auto expected = plain.net().head->weight.grad();
-                     const auto gap = (ours - expected).abs().max() / expected.abs().max();
-                     require(gap.template item<double>() < 0.02, "off by " + std::to_string(gap.template item<double>()));
-                     engine.step();
-                   }),
-            "");
+  EXPECT_EQ(
+      run_at(
+          {"shm", 2},
+          [](const auto& comm) {
+            auto net = make_net();
+            Engine engine(
+                net,
+                Options::from_json(json_for(2, "SGD", 1, R"(, "fp16": {"enabled": true, "initial_scale_power": 10})")),
+                comm);
+            Plain plain(2, "SGD");
+            engine.backward((net->forward(input_of(comm->rank(), 0).to(at::kHalf)).to(at::kFloat) - 0.5).pow(2).mean());
+            plain.backward([](Net& model, int rank) { return loss_of(model, rank, 0); });
+            const auto ours = engine.gradient("head.weight");
+            const auto expected = plain.net().head->weight.grad();
+            const auto gap = (ours - expected).abs().max() / expected.abs().max();
+            require(gap.template item<double>() < 0.02, "off by " + std::to_string(gap.template item<double>()));
+            engine.step();
+          }),
+      "");
 }
 
 // Clipping, clearing or reading .grad between backward and step is the same error everywhere, and undoes nothing.
@@ -189,11 +193,12 @@ TEST_P(Backward, GradientsAreNotTheProgramsMeanwhile) {
     Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
     Plain plain(world(), "SGD");
     for (int step = 0; step < 3; ++step) {
-      if (step == 1) net->zero_grad();               // nothing is there yet
+      if (step == 1) net->zero_grad();  // nothing is there yet
       if (step == 2) net->zero_grad(/*set_to_none=*/false);
       engine.backward(loss_of(*net, comm->rank(), step));
       plain.backward([&](Net& model, int rank) { return loss_of(model, rank, step); });
-      const auto clipped = error_of([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3); }, "clip_grad_norm_");
+      const auto clipped =
+          error_of([&] { torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3); }, "clip_grad_norm_");
       require(contains(clipped, "engine.gradient(name)") && contains(clipped, "layers.0.weight"), clipped);
       const auto read = error_of([&] { (void)net->head->bias.grad().norm(); }, "read");
       require(contains(read, "head.bias"), read);
@@ -208,7 +213,9 @@ TEST_P(Backward, GradientsAreNotTheProgramsMeanwhile) {
     engine.backward(loss_of(*net, comm->rank(), 3));
     net->zero_grad();
     const auto cleared = error_of([&] { engine.step(); }, "cleared");
-    require(contains(cleared, "was cleared or replaced between two micro-batches, or before step()") && contains(cleared, "zero_grad"), cleared);
+    require(contains(cleared, "was cleared or replaced between two micro-batches, or before step()") &&
+                contains(cleared, "zero_grad"),
+            cleared);
   });
 }
 
@@ -283,8 +290,7 @@ TEST_P(Backward, RatesSetByTheProgram) {
 
 TEST(BackwardRates, ASchedulerAndSetLrExcludeEachOther) {
   auto net = make_net();
-  Engine engine(net,
-                Options::from_json(json_for(0, "SGD", 1, R"(, "scheduler": {"type": "WarmupLR", "params": {}})")),
+  Engine engine(net, Options::from_json(json_for(0, "SGD", 1, R"(, "scheduler": {"type": "WarmupLR", "params": {}})")),
                 Communicator::local());
   const auto error = error_of([&] { engine.set_lr(0, 0.1); }, "set_lr");
   EXPECT_TRUE(contains(error, "scheduler")) << error;

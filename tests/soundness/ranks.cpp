@@ -63,7 +63,8 @@ std::string run_at(const Place& place, const Body& body) {
     } else {
       identity.local_rank = rank, identity.local_size = place.world;
     }
-    body(std::make_shared<Communicator>(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit)));
+    body(
+        std::make_shared<Communicator>(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit)));
   }));
 }
 
@@ -127,8 +128,8 @@ std::string json_for(int stage, const std::string& optimizer, int accumulation, 
                      const std::string& zero) {
   return R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0, "gradient_accumulation_steps": )" +
          std::to_string(accumulation) + R"(, "optimizer": {"type": ")" + optimizer + R"(", "params": {"lr": 0.05)" +
-         (optimizer == "AdamW" ? R"(, "weight_decay": 0.1, "eps": 1e-3)" : "") + R"(}}, "zero_optimization": {"stage": )" +
-         std::to_string(stage) + zero + "}" + extra + "}";
+         (optimizer == "AdamW" ? R"(, "weight_decay": 0.1, "eps": 1e-3)" : "") +
+         R"(}}, "zero_optimization": {"stage": )" + std::to_string(stage) + zero + "}" + extra + "}";
 }
 
 void require(bool condition, const std::string& what) {

@@ -198,7 +198,6 @@ TEST(CheckpointCrash, AFileSizeLimitIsAFullDisk) {
     const auto child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      ::signal(SIGXFSZ, SIG_IGN);
       const rlimit bytes{limit, limit};
       ::setrlimit(RLIMIT_FSIZE, &bytes);
       std::string text;

@@ -64,6 +64,35 @@ TEST(StatusPage, KeepsTheLastCollectivesInOrder) {
   EXPECT_EQ(s.collectives.back().state, CollectiveState::After);
 }
 
+// A gather in place has the number of the collective that comes next, until that begins.
+TEST(StatusPage, ACollectiveTakesThePlaceOfAnotherOneOfItsNumber) {
+  StatusMemory memory(1);
+  StatusWriter w = memory.writer(0);
+  w.set_collective(5, "all_gather", "fp32", 4160, CollectiveState::Inside);
+  w.set_collective(5, "all_gather", "fp32", 4160, CollectiveState::Before);
+  EXPECT_EQ(memory.read(0).collectives.at(0).state, CollectiveState::Before);
+  w.set_collective(5, "exchange", "byte", 0, CollectiveState::Inside);
+  const StatusSnapshot s = memory.read(0);
+  ASSERT_EQ(s.collectives.size(), 1u);
+  EXPECT_EQ(s.collectives[0].op, "exchange");
+  EXPECT_EQ(s.collectives[0].numel, 0);
+  EXPECT_EQ(s.collectives[0].state, CollectiveState::Inside);
+}
+
+TEST(StatusPage, UsesAreChangesNowAndThen) {
+  StatusMemory memory(1);
+  StatusWriter w = memory.writer(0);
+  w.set_step(1);
+  const auto before = memory.read(0).changes;
+  const auto begin = std::chrono::steady_clock::now();
+  std::uint64_t uses = 0;
+  for (; std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(700); ++uses) w.note_use();
+  const auto changes = memory.read(0).changes - before;
+  EXPECT_GE(changes, 1u);
+  EXPECT_LE(changes, 4u);
+  EXPECT_GT(uses, 1000u);
+}
+
 TEST(StatusPage, LongTextsAreCut) {
   StatusMemory memory(2);
   StatusWriter w = memory.writer(0);
@@ -84,6 +113,7 @@ TEST(StatusPage, WithoutAPageNothingHappens) {
   none.set_step(1);
   none.set_unit("x");
   none.set_error("x");
+  none.note_use();
   none.beat();
   EXPECT_FALSE(none.active());
   EXPECT_EQ(none.failed_rank(), -1);

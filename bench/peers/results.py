@@ -1,0 +1,228 @@
+"""What script/compare measured, as one document (schema zero.compare/2): the arithmetic behind docs/performance.md, no text.
+
+FOLDER/SIZE/round-N/ holds one file a configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
+peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/optimizer/ the updates
+alone (`zero bench optimizer --json` and adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
+
+A figure of several rounds is the median of the rounds' own figures, and a ratio the median of the rounds' ratios: the machine
+has phases, and only what was measured within one round may be divided. Steps of different rounds are never pooled.
+"""
+
+import datetime
+import json
+import statistics
+
+LEAST_ROUNDS = 3  # a figure of fewer is marked on the page
+ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2",
+         "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3", "host3", "ds3cpu", "file3", "ds3nvme"]
+PARTS = ["forward_s", "backward_s", "optimizer_s"]
+PREFIX = {"shm": "zero", "gloo": "tcp", "cpu": "host", "nvme": "file"}
+
+
+def quantile(values, q):
+    values = sorted(values)
+    at = q * (len(values) - 1)
+    below = int(at)
+    return values[below] + (at - below) * (values[min(below + 1, len(values) - 1)] - values[below])
+
+
+def over_rounds(figures):
+    """Of one figure a round: the median, the range and how many rounds; None without any."""
+    if not figures:
+        return None
+    return {"median": statistics.median(figures), "least_round": min(figures), "most_round": max(figures), "rounds": len(figures)}
+
+
+def ratio_of(above, below):
+    """{round: figure} by {round: figure}: each round's ratio, summed up. Rounds that only one of the two has do not count."""
+    return over_rounds([above[r] / below[r] for r in sorted(above) if r in below])
+
+
+class Entry:
+    """One configuration: what each round measured."""
+
+    def __init__(self):
+        self.samples, self.peaks = {}, {}  # {part: {round: [seconds]}}, {round: bytes}
+        self.sent, self.losses, self.fixed, self.errors = None, None, None, {}
+
+    def add(self, round_number, samples, run):
+        samples = dict(samples)
+        if "adamw_s" in samples:  # compute alone, with its share of AdamW, which no stage can do without
+            samples["optimizer_s"] = samples.pop("adamw_s")
+            samples["step_s"] = [a + b for a, b in zip(samples["step_s"], samples["optimizer_s"])]
+        for part, values in samples.items():
+            self.samples.setdefault(part, {})[round_number] = values
+        if "peak_pss_bytes" in run:
+            self.peaks[round_number] = run["peak_pss_bytes"]["highest"]
+        if "bytes_sent_per_step" in run:
+            self.sent = run["bytes_sent_per_step"]
+        if "last_loss" in run:
+            self.losses = [run["first_loss"], run["last_loss"]]
+
+    def rounds(self, part="step_s"):
+        """{round: median of its steps}"""
+        return {r: statistics.median(values) for r, values in self.samples.get(part, {}).items()}
+
+    def document(self):
+        one = {"failed_rounds": len(self.errors), "errors": [self.errors[r] for r in sorted(self.errors)]}
+        if not self.samples:
+            return one
+        for part in ["step_s"] + PARTS:
+            every = [v for values in self.samples[part].values() for v in values]
+            medians = self.rounds(part)
+            one[part] = {"median": statistics.median(medians.values()), "min": min(every), "p99": quantile(every, 0.99)}
+            if part == "step_s":
+                one["steps"] = len(every)
+                one["round_medians_s"] = [medians[r] for r in sorted(medians)]
+        return dict(one, rounds=sorted(self.samples["step_s"]), peak_pss_bytes=max(self.peaks.values()) if self.peaks else None,
+                    round_peaks_bytes=[self.peaks[r] for r in sorted(self.peaks)], fixed_pss_bytes=self.fixed,
+                    bytes_sent_per_step=self.sent, losses=self.losses)
+
+
+def load(folder):
+    """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
+    sizes, about = {}, {}
+    for path in sorted(folder.glob("*/round-*/*.json")):
+        if path.parts[-3] == "optimizer":
+            continue
+        size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
+        document = json.loads(path.read_text())
+        of_size = about.setdefault(size, {"versions": {}, "rounds": 0})
+
+        def entry(recipe, name):
+            return sizes.setdefault(size, {}).setdefault(recipe, {}).setdefault(name, Entry())
+
+        def agree(key, value):
+            """Rounds of unlike steps or clipping are not one measurement."""
+            if of_size.setdefault(key, value) != value:
+                raise SystemExit(f"results.py: error: got {key} {value} in {path}, expected {of_size[key]} as in the files before")
+
+        of_size["rounds"] = max(round_number, of_size["rounds"])
+        if "error" in document:
+            entry(document["recipe"], document["peer"]).errors[round_number] = document["error"]
+            continue
+        for key in ("steps", "warmup", "world", "gradient_clipping"):
+            agree(key, document.get(key))
+        if document["schema"] == "zero.bench.step/1":
+            of_size["machine"] = document["machine"]
+            of_size["model"] = dict(document["model"], micro_batch_size=document["micro_batch_size"])
+            prefix = PREFIX[path.name.split("-")[1]]
+            for run in document["runs"]:
+                entry(run["recipe"], f"{prefix}{run['stage']}").add(round_number, run["samples"], run)
+            for run in document["compute"]:
+                entry(run["recipe"], "floor").add(round_number, run["samples"], run)
+        else:
+            samples = dict(document["samples"])
+            if document["peer"] == "compute":
+                samples["adamw_s"] = samples.pop("optimizer_s")
+            entry(document["recipe"], document["peer"]).add(round_number, samples, document)
+            of_size["versions"].update(document["versions"])
+    about.pop("fixed", None)
+    for recipe, entries in sizes.pop("fixed", {}).items():
+        for name, one in entries.items():
+            for recipes in sizes.values():
+                if one.peaks and name in recipes.get(recipe, {}):
+                    recipes[recipe][name].fixed = max(one.peaks.values())
+    if not any("machine" in of_size for of_size in about.values()):
+        raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}")
+    return sizes, about
+
+
+def figures(entry, of):
+    """{round: what is divided}"""
+    if entry is None:
+        return {}
+    if of == "step":
+        return entry.rounds()
+    if of == "pss":
+        return entry.peaks
+    return {r: peak - entry.fixed for r, peak in entry.peaks.items() if peak > entry.fixed} if entry.fixed else {}
+
+
+def ratios(entries):
+    """{what: over_rounds() or None}, in the order of the page."""
+    rows = [("stage 3 / FSDP2", "zero3", "fsdp2", "step"), ("stage 3 / FSDP2, bf16 reduction", "zero3", "fsdp2bf16", "step"),
+            ("stage 3 / DeepSpeed stage 3", "zero3", "ds3", "step"), ("stage 3 over TCP / FSDP2", "tcp3", "fsdp2", "step"),
+            ("stage 3 over TCP / FSDP2, bf16 reduction", "tcp3", "fsdp2bf16", "step")]
+    rows += [(f"stage {s} / DeepSpeed stage {s}", f"zero{s}", f"ds{s}", "step") for s in range(3)]
+    rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
+    rows += [(f"stage {s} / DDP, bf16 parameters", f"zero{s}", "ddpbf16", "step") for s in range(4)]
+    rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
+    # What compute leaves: nobody can be further below a peer than this.
+    rows += [(f"floor: (compute + AdamW share) / {text}", "floor", name, "step") for text, name in [
+        ("DDP", "ddp"), ("DDP, bf16 parameters", "ddpbf16"), ("FSDP2", "fsdp2"), ("DeepSpeed stage 3", "ds3")]]
+    rows += [("stage 3 / stage 0", "zero3", "zero0", "step"), ("all states in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu", "step"),
+             ("all states in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme", "step")]
+    for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
+        rows += [(f"peak memory{note}, {text}", a, b, of) for text, a, b in [
+            ("stage 3 / FSDP2", "zero3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "zero3", "ds3"), ("stage 0 / DDP", "zero0", "ddp"),
+            ("stage 0 / DDP, bf16 parameters", "zero0", "ddpbf16"), ("stage 3 / stage 0", "zero3", "zero0"),
+            ("in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu"), ("in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme")]]
+    return {text: ratio_of(figures(entries.get(a), of), figures(entries.get(b), of)) for text, a, b, of in rows}
+
+
+def optimizers(folder):
+    """What was measured of the updates alone, or nothing."""
+    files, results, elements = sorted(folder.glob("optimizer/round-*/*.json")), {}, None
+    for path in files:
+        document = json.loads(path.read_text())
+        elements = document["elements"]
+        for run in document["runs"]:
+            one = results.setdefault((run["job"], run["threads"]), {}).setdefault(document.get("peer", "libzero"), {})
+            one[path.parts[-2]] = run
+    if not files:
+        return None
+    average = [float(line) for line in (folder / "optimizer" / "load").read_text().split()]
+    found = {"command": (folder / "optimizer" / "command").read_text().strip(), "date": str(datetime.date.today()), "elements": elements,
+             "load_average": {"median": statistics.median(average), "least": min(average), "most": max(average)}, "results": []}
+    for (job, threads), entries in sorted(results.items(), key=lambda item: (item[0][0] != "fp32", item[0][1])):
+        row = {"job": job, "threads": threads}
+        for who, runs in entries.items():
+            times = [v for run in runs.values() for v in run["samples_s"]]
+            medians = {r: statistics.median(run["samples_s"]) for r, run in runs.items()}
+            row[who] = {"time_s": {"median": statistics.median(medians.values()), "min": min(times), "p99": quantile(times, 0.99)},
+                        "updates": len(times), "round_medians_s": [medians[r] for r in sorted(medians)]}
+            for part in ("cast_s", "unscale_s", "update_s", "publish_s"):
+                if all(part in run for run in runs.values()):
+                    row[who][part] = statistics.median(statistics.median(run[part]) for run in runs.values())
+            if who == "libzero":
+                row[who]["bytes_per_s"] = next(iter(runs.values()))["bytes_per_element"] * elements / row[who]["time_s"]["median"]
+                row[who]["triad_bytes_per_s"] = statistics.median(run["triad_bytes_per_s"] for run in runs.values())
+        medians = {who: {r: statistics.median(run["samples_s"]) for r, run in runs.items()} for who, runs in entries.items()}
+        peers = [medians[who] for who in medians if who != "libzero"]
+        fastest = {r: min(of[r] for of in peers if r in of) for r in set().union(*peers)}
+        row["faster_peer_over_libzero"] = ratio_of(fastest, medians.get("libzero", {}))
+        found["results"].append(row)
+    return found
+
+
+def collectives(folder):
+    """What was measured of the collectives alone, as `zero bench collectives` says it, or nothing."""
+    file = folder / "collectives" / "result.json"
+    if not file.exists():
+        return None
+    return dict(json.loads(file.read_text()), command=(folder / "collectives" / "command").read_text().strip(),
+                date=str(datetime.date.today()), load_average=float((folder / "collectives" / "load").read_text()))
+
+
+def summary(folder, kept=None):
+    """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured anew."""
+    sizes, about = load(folder)
+    command = (folder / "command").read_text().strip()
+    found = {"schema": "zero.compare/2", "sizes": {}}
+    for size, recipes in sizes.items():
+        if "machine" not in about[size]:
+            continue
+        found["sizes"][size] = dict(about[size], date=str(datetime.date.today()), command=command, recipes={
+            recipe: {"ratios": {text: r for text, r in ratios(entries).items() if r},
+                     "results": {name: entries[name].document() for name in ORDER if name in entries}}
+            for recipe, entries in sorted(recipes.items())})
+    found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
+    if kept:
+        clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
+        for size, one in kept["sizes"].items():
+            if one["gradient_clipping"] in clippings:  # figures of another recipe do not stand beside these
+                found["sizes"].setdefault(size, one)
+        for part in ("optimizers", "collectives"):
+            found[part] = found[part] or kept[part]
+    return found

@@ -1,0 +1,10 @@
+// An anonymous file in memory (memfd_create(2)), as this system wants them: never executable, which the kernel demands
+// where vm.memfd_noexec is 2.
+#pragma once
+
+namespace zero::base {
+
+// A descriptor, or -1 with errno. `flags`: MFD_...
+int open_memory_file(const char* name, unsigned flags);
+
+}  // namespace zero::base

@@ -1,0 +1,131 @@
+"""script/compare with stand-ins for `zero` and torchrun: which measurements it makes, in which order, and what happens when it is stopped."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+STAND_IN = r'''#!/usr/bin/env python3
+import json, os, pathlib, sys, time
+words = sys.argv[1:]
+value = lambda name: words[words.index(name) + 1]
+is_peer = "--out" in words
+if is_peer:
+    at = next(i for i, word in enumerate(words) if word.endswith("peer.py"))
+    what = f"{words[at + 1]} {words[at + 2]}"
+else:
+    what = f"{value('--transport')} {value('--recipes')} stages {value('--stages')}"
+shape = "x".join(value("--" + name) for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "batch"))
+log = pathlib.Path(os.environ["STAND_IN_LOG"])
+with log.open("a") as file:
+    file.write(f"{shape} {what} steps {value('--steps')}\n")
+if os.environ.get("STAND_IN_WAITS") == f"{shape} {what}":
+    while not pathlib.Path(os.environ["STAND_IN_LOG"] + ".go").exists():
+        time.sleep(0.01)
+if is_peer and words[at + 1] == os.environ.get("STAND_IN_FAILS"):
+    sys.exit("Error: stand-in fails")
+steps = [0.5 if not is_peer else 1.0] * int(value("--steps"))
+samples = {"step_s": steps, "forward_s": steps, "backward_s": steps}
+common = {"world": 2, "steps": int(value("--steps")), "warmup": int(value("--warmup")), "gradient_clipping": 1.0}
+if is_peer:
+    document = dict(common, schema="zero.bench.peer/1", peer=words[at + 1], recipe=words[at + 2], versions={"torch": "0"},
+                    samples=dict(samples, optimizer_s=steps), peak_pss_bytes={"highest": 10}, first_loss=2, last_loss=1)
+    pathlib.Path(value("--out")).write_text(json.dumps(document))
+else:
+    run = {"recipe": value("--recipes"), "samples": dict(samples, optimizer_s=steps), "peak_pss_bytes": {"highest": 5},
+           "bytes_sent_per_step": 1, "first_loss": 2, "last_loss": 1}
+    floor = {"recipe": value("--recipes"), "samples": dict(samples, adamw_s=steps)}
+    print(json.dumps(dict(common, schema="zero.bench.step/1", micro_batch_size=int(value("--batch")),
+                          machine={"processor": "CPU", "cores": 2, "memory_bytes": 2**34, "system": "Linux", "libzero": "0", "libtorch": "0", "threads_per_rank": 1},
+                          model={"layers": 1, "hidden": 1, "heads": 1, "vocabulary": 1, "sequence_tokens": 1, "parameters_elements": 1000000},
+                          runs=[dict(run, stage=int(stage)) for stage in value("--stages").split(",")],
+                          compute=[] if "--no-compute" in words else [floor])))
+'''
+
+
+class CompareTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name in ("build/bin/zero", "venv/bin/torchrun"):
+            path = self.folder / name
+            path.parent.mkdir(parents=True)
+            path.write_text(STAND_IN)
+            path.chmod(0o755)
+        self.log = self.folder / "log"
+        self.into = self.folder / "run"
+        self.into.mkdir()
+        (self.into / "command").write_text("")  # as if begun earlier: the folder's name is known then
+
+    def start(self, *words, **environment):
+        environment = dict(os.environ, BUILD_DIR=str(self.folder / "build"), ZERO_PEERS_VENV=str(self.folder / "venv"), STAND_IN_LOG=str(self.log),
+                           **environment)
+        return subprocess.Popen([SOURCE / "script" / "compare", *words], env=environment, cwd=self.folder, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+    def compare(self, *words, **environment):
+        process = self.start(*words, **environment)
+        out, err = process.communicate(timeout=100)
+        return process.returncode, out + err
+
+    OPTIONS = ("--only-size", "2x4x2x8x4x1", "--size", "3x4x2x8x4x1:rounds=1,steps=7,recipes=bf16,stages=03", "--rounds", "3", "--steps", "5", "--warmup", "1",
+               "--peers", "ddp,ddpbf16", "--optimizer", "0", "--collectives", "0", "--docs", "docs", "--into", "run")
+
+    def calls(self):
+        return [line for line in self.log.read_text().splitlines() if not line.startswith("1x32")]  # less those for fixed memory
+
+    def test_one_command_measures_everything_in_turns(self):
+        code, said = self.compare(*self.OPTIONS)
+        self.assertEqual(code, 0, said)
+        fp32 = ["shm fp32 stages 0,1,2,3 steps 5", "ddp fp32 steps 5", "gloo fp32 stages 0,3 steps 5"]
+        bf16 = ["shm bf16 stages 0,1,2,3 steps 5", "ddp bf16 steps 5", "ddpbf16 bf16 steps 5", "gloo bf16 stages 0,3 steps 5"]
+        own = ["shm bf16 stages 0,3 steps 7", "ddp bf16 steps 7", "ddpbf16 bf16 steps 7", "gloo bf16 stages 3 steps 7"]
+        first = [f"2x4x2x8x4x1 {one}" for one in fp32 + bf16]
+        self.assertEqual(self.calls(), first + [f"3x4x2x8x4x1 {one}" for one in own] + first[::-1] + first)
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())["sizes"]
+        self.assertEqual(found["2x4x2x8x4x1"]["recipes"]["bf16"]["ratios"]["stage 3 / DDP, bf16 parameters"],
+                         {"median": 0.5, "least_round": 0.5, "most_round": 0.5, "rounds": 3})
+        self.assertEqual(found["3x4x2x8x4x1"]["recipes"]["bf16"]["ratios"]["stage 3 / DDP"]["rounds"], 1)
+        self.assertIn("; 1) *", (self.folder / "docs" / "performance.md").read_text())
+
+    def test_a_run_cut_short_goes_on_where_it_was(self):
+        process = self.start(*self.OPTIONS, STAND_IN_WAITS="2x4x2x8x4x1 ddp bf16")
+        limit = time.time() + 60
+        while not (self.log.exists() and "2x4x2x8x4x1 ddp bf16" in self.log.read_text()):
+            self.assertLess(time.time(), limit)
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        pathlib.Path(f"{self.log}.go").touch()
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, out + err)
+        self.assertIn("--resume", err)
+        before = self.calls()
+        self.assertEqual(before[-1], "2x4x2x8x4x1 ddp bf16 steps 5")  # measured to its end, and kept
+        code, said = self.compare("--resume", "run")
+        self.assertEqual(code, 0, said)
+        whole = self.calls()
+        self.assertEqual(whole[:len(before)], before)
+        self.assertEqual(len(whole), 3 * 7 + 4)  # nothing twice, nothing left out
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())["sizes"]["2x4x2x8x4x1"]["recipes"]["bf16"]
+        self.assertEqual((found["ratios"]["stage 3 / DDP"]["rounds"], found["results"]["ddp"]["failed_rounds"]), (3, 0))
+
+    def test_a_failing_peer_is_said_and_the_others_go_on(self):
+        code, said = self.compare(*self.OPTIONS, STAND_IN_FAILS="ddpbf16")
+        self.assertEqual(code, 1, said)
+        self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "docs" / "performance.md").read_text())
+
+    def test_everybody_clips_alike(self):
+        peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)
+        own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "cli/step_rank.cpp").read_text())
+        self.assertEqual((peer[1], own[1]), ("1.0", "1.0"))
+
+
+if __name__ == "__main__":
+    unittest.main()

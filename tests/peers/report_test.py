@@ -1,0 +1,185 @@
+"""The page of script/compare from hand-made rounds: how rounds become figures, what is marked, what is said of failures."""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE / "bench" / "peers"))
+import report
+import results
+
+MACHINE = {"processor": "CPU", "cores": 2, "memory_bytes": 2**34, "system": "Linux", "libzero": "0", "libtorch": "2.11.0", "threads_per_rank": 1}
+SMALL, LARGE = report.SMALL, report.LARGE
+
+
+def samples(step):
+    return {"step_s": step, "forward_s": [s / 4 for s in step], "backward_s": [s / 2 for s in step], "optimizer_s": [s / 4 for s in step]}
+
+
+class Run:
+    """A folder as script/compare leaves it."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        (self.folder / "command").write_text("script/compare --some\n")
+
+    def write(self, size, round_number, name, document):
+        path = self.folder / size / f"round-{round_number}"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{name}.json").write_text(json.dumps(document))
+
+    def libzero(self, size, round_number, steps, recipe="fp32", transport="shm", clipping=1.0, peak=100, stage=3):
+        batch = int(size.split("x")[-1])
+        run = {"recipe": recipe, "stage": stage, "samples": samples(steps), "peak_pss_bytes": {"highest": peak}, "bytes_sent_per_step": 1,
+               "first_loss": 2.0, "last_loss": 1.0}
+        floor = {"recipe": recipe, "samples": {"step_s": steps, "forward_s": steps, "backward_s": steps, "adamw_s": [0.0] * len(steps)}}
+        self.write(size, round_number, f"libzero-{transport}-{recipe}", {
+            "schema": "zero.bench.step/1", "machine": MACHINE, "world": 2, "steps": len(steps), "warmup": 1, "micro_batch_size": batch,
+            "gradient_clipping": clipping, "runs": [run], "compute": [floor] if transport == "shm" else [],
+            "model": {"layers": 8, "hidden": 512, "heads": 8, "vocabulary": 8192, "sequence_tokens": 128, "parameters_elements": 29479936}})
+
+    def peer(self, size, round_number, name, steps, recipe="fp32", clipping=1.0, peak=100):
+        self.write(size, round_number, f"peer-{name}-{recipe}", {
+            "schema": "zero.bench.peer/1", "peer": name, "recipe": recipe, "versions": {"torch": "2.11.0"}, "world": 2, "steps": len(steps), "warmup": 1,
+            "gradient_clipping": clipping, "samples": samples(steps), "peak_pss_bytes": {"highest": peak}, "first_loss": 2.0, "last_loss": 1.0})
+
+    def failure(self, size, round_number, name, error, recipe="fp32"):
+        self.write(size, round_number, f"peer-{name}-{recipe}", {"schema": "zero.bench.peer/1", "peer": name, "recipe": recipe, "error": error})
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.run_of = Run(folder.name)
+
+    def section(self, size=SMALL):
+        return results.summary(self.run_of.folder)["sizes"][size]
+
+    def ratio(self, text, size=SMALL, recipe="fp32"):
+        return self.section(size)["recipes"][recipe]["ratios"][text]
+
+    def phases(self):
+        """A machine with phases: libzero takes half of FSDP2's step in each round, whatever the machine does."""
+        for r, (slow, count) in enumerate([(1.0, 1), (10.0, 1), (2.0, 1)], 1):
+            self.run_of.libzero(SMALL, r, [0.5 * slow] * 4, peak=50 * slow)
+            self.run_of.peer(SMALL, r, "fsdp2", [slow] * 4 * count, peak=100 * slow)
+
+    def test_a_ratio_is_the_median_of_the_rounds_ratios(self):
+        # Pooled: libzero [5,5, 3,3, 1,1] -> 3, the peer [10,10, 1,1, 4,4] -> 4: 0.75, which no round has.
+        for r, (ours, theirs) in enumerate([(5.0, 10.0), (3.0, 1.0), (1.0, 4.0)], 1):
+            self.run_of.libzero(SMALL, r, [ours, ours])
+            self.run_of.peer(SMALL, r, "fsdp2", [theirs, theirs])
+        self.assertEqual(self.ratio("stage 3 / FSDP2"), {"median": 0.5, "least_round": 0.25, "most_round": 3.0, "rounds": 3})
+
+    def test_the_ratio_lies_within_its_range_on_a_machine_with_phases(self):
+        self.phases()
+        for text in ("stage 3 / FSDP2", "peak memory, stage 3 / FSDP2"):
+            self.assertEqual(self.ratio(text), {"median": 0.5, "least_round": 0.5, "most_round": 0.5, "rounds": 3})
+        page = report.page(results.summary(self.run_of.folder), "chart.svg")
+        self.assertRegex(page, r"\| stage 3 / FSDP2 +\| +0\.50 \(0\.50-0\.50; 3\) \|")
+
+    def test_times_are_medians_of_the_rounds_medians(self):
+        for r, steps in enumerate([[1, 1, 9], [2, 2, 2], [8, 8, 8]], 1):  # pooled: 2, too; of means: more
+            self.run_of.libzero(SMALL, r, [float(s) for s in steps])
+        for r, steps in enumerate([[1, 1, 1], [3, 3, 5], [5, 5, 5]], 1):  # pooled: 3
+            self.run_of.peer(SMALL, r, "ddp", [float(s) for s in steps])
+        of = self.section()["recipes"]["fp32"]["results"]
+        self.assertEqual((of["zero3"]["step_s"]["median"], of["zero3"]["step_s"]["min"], of["zero3"]["round_medians_s"]), (2, 1, [1, 2, 8]))
+        self.assertEqual(of["ddp"]["step_s"]["median"], 3)
+        self.assertEqual(self.ratio("stage 3 / DDP")["median"], 1.0)  # 1/1, 2/3, 8/5
+
+    def test_fewer_than_three_rounds_are_marked(self):
+        self.phases()
+        (self.run_of.folder / SMALL / "round-3" / "peer-fsdp2-fp32.json").unlink()
+        page = report.page(results.summary(self.run_of.folder), "chart.svg")
+        self.assertRegex(page, r"\| stage 3 / FSDP2 +\| +0\.50 \(0\.50-0\.50; 2\) \* \|")
+        self.assertRegex(page, r"\| FSDP2 +\| +2 of 3 \* \|")
+        self.assertRegex(page, r"\| \*\*libzero stage 3\*\* +\| +3 \|")
+
+    def test_only_rounds_that_both_have_are_compared(self):
+        self.phases()
+        self.run_of.failure(SMALL, 2, "fsdp2", "gloo: connection reset")
+        self.assertEqual(self.ratio("stage 3 / FSDP2"), {"median": 0.5, "least_round": 0.5, "most_round": 0.5, "rounds": 2})
+        page = report.page(results.summary(self.run_of.folder), "chart.svg")
+        self.assertIn("FSDP2 failed in 1 of 3 rounds; its figures are of the other 2: `gloo: connection reset`", page)
+
+    def test_a_peer_that_always_fails_is_named(self):
+        self.phases()
+        for r in (1, 2, 3):
+            self.run_of.failure(SMALL, r, "ds3", "no compiler")
+        page = report.page(results.summary(self.run_of.folder), "chart.svg")
+        self.assertIn("DeepSpeed stage 3 failed in 3 of 3 rounds: `no compiler`", page)
+        self.assertRegex(page, r"\| DeepSpeed stage 3 +\| +0 of 3 \| +failed \|")
+
+    def test_clipping_is_everybodys(self):
+        self.phases()
+        self.assertIn("**Everybody clips** gradients at 1.0 by their global norm", report.page(results.summary(self.run_of.folder), "chart.svg"))
+        self.run_of.peer(SMALL, 3, "ddp", [1.0] * 4, clipping=0.0)
+        with self.assertRaises(SystemExit):
+            results.summary(self.run_of.folder)
+
+    def test_rounds_of_unlike_steps_are_refused(self):
+        self.phases()
+        self.run_of.peer(SMALL, 2, "ddp", [1.0] * 5)
+        with self.assertRaises(SystemExit):
+            results.summary(self.run_of.folder)
+
+    def test_the_sentence_of_the_readme_has_both_sizes(self):
+        self.phases()
+        self.assertIsNone(report.readme(results.summary(self.run_of.folder)))
+        for r in (1, 2):
+            self.run_of.libzero(LARGE, r, [0.8] * 4)
+            self.run_of.peer(LARGE, r, "fsdp2", [1.0] * 4)
+        text = report.readme(results.summary(self.run_of.folder))
+        for words in ("1 x 128 and with 8 x 128 tokens", "2 CPU ranks of one host, shared memory against gloo", "at least 2 rounds", "* fewer than 3 rounds"):
+            self.assertIn(words, text)
+        self.assertRegex(text, r"\| FSDP2 +\| +0\.50 \| +- \| +0\.80\* \| +- \|")
+        old = f"before\n{report.README_BEGIN}\nolder\n{report.README_END}\nafter\n"
+        self.assertEqual(report.with_figures(old, "new\n"), f"before\n{report.README_BEGIN}\nnew\n{report.README_END}\nafter\n")
+
+    def test_what_was_not_measured_anew_stays_if_it_clipped_alike(self):
+        self.phases()
+        kept = {"sizes": {LARGE: {"gradient_clipping": 1.0, "date": "then"}, "1x1x1x1x1x1": {"gradient_clipping": None}},
+                "optimizers": {"date": "then"}, "collectives": None}
+        found = results.summary(self.run_of.folder, kept)
+        self.assertEqual((sorted(found["sizes"]), found["optimizers"]), (sorted([SMALL, LARGE]), {"date": "then"}))
+
+    def test_the_updates_alone_go_by_rounds_too(self):
+        self.phases()
+        for r, (ours, torch, deepspeed) in enumerate([(1.0, 2.0, 3.0), (8.0, 8.0, 4.0), (2.0, 6.0, 6.0)], 1):
+            folder = self.run_of.folder / "optimizer" / f"round-{r}"
+            folder.mkdir(parents=True)
+            for who, seconds in ("libzero", ours), ("torch", torch), ("deepspeed", deepspeed):
+                run = {"job": "fp32", "threads": 1, "samples_s": [seconds] * 3, "bytes_per_element": 28, "triad_bytes_per_s": 1.0}
+                document = {"elements": 1000, "runs": [run]} | ({} if who == "libzero" else {"peer": who})
+                (folder / f"{who}-1.json").write_text(json.dumps(document))
+        for name in ("load", "command"):
+            (self.run_of.folder / "optimizer" / name).write_text("1.0\n")
+        row = results.optimizers(self.run_of.folder)["results"][0]
+        self.assertEqual(row["faster_peer_over_libzero"], {"median": 2.0, "least_round": 0.5, "most_round": 3.0, "rounds": 3})
+
+
+class PublishedPageTest(unittest.TestCase):
+    """docs/performance.* and README.md say what performance.json has."""
+
+    def test_page_and_readme_are_of_the_published_numbers(self):
+        document = json.loads((SOURCE / "docs" / "performance.json").read_text())
+        self.assertEqual((SOURCE / "docs" / "performance.md").read_text(), report.page(document, "performance.svg"))
+        self.assertEqual((SOURCE / "docs" / "performance.svg").read_text(), report.svg(document["sizes"][SMALL]))
+        text = (SOURCE / "README.md").read_text()
+        self.assertEqual(text, report.with_figures(text, report.readme(document)))
+
+    def test_every_ratio_lies_within_its_rounds(self):
+        document = json.loads((SOURCE / "docs" / "performance.json").read_text())
+        for size, section in document["sizes"].items():
+            for recipe, of in section["recipes"].items():
+                for text, r in of["ratios"].items():
+                    self.assertTrue(r["least_round"] <= r["median"] <= r["most_round"], (size, recipe, text, r))
+
+
+if __name__ == "__main__":
+    unittest.main()

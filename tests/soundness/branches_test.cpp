@@ -1,0 +1,105 @@
+// Forwards that take another way on each rank, at stage 3: right values or an error, never a mixture of two units.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <zero/zero.h>
+
+#include "comm/transport.h"
+#include "dist/shm_ranks.h"
+
+namespace zero::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Units of one size, of which a forward uses those it is told, in that order.
+struct Experts : torch::nn::Module {
+  torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList());
+  explicit Experts(std::int64_t width) {
+    for (int i = 0; i < 4; ++i) list->push_back(torch::nn::Linear(width, width));
+  }
+  at::Tensor forward(at::Tensor x, const std::vector<int>& way) {
+    for (const int i : way) x = list[static_cast<std::size_t>(i)]->as<torch::nn::Linear>()->forward(x);
+    return x;
+  }
+};
+
+// Evaluates over `way` of this rank. The values are right, or it throws.
+void evaluate(const Comm& comm, std::int64_t width, const std::vector<int>& way) {
+  at::set_num_threads(1);
+  auto model = std::make_shared<Experts>(width);
+  const char* const options = R"({"train_micro_batch_size_per_gpu": 2,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "zero_optimization": {"stage": 3}})";
+  at::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : model->named_parameters()) {
+    const auto seed = static_cast<double>(weights.size());
+    item.value().copy_((at::arange(item.value().numel()) + seed).cos().view(item.value().sizes()));
+    weights[item.key()] = item.value().clone();
+  }
+  Engine engine(model, Options::from_json(options), comm);
+  const auto x = at::ones({2, width});
+  auto expected = x;
+  for (const int i : way) {
+    const auto name = "list." + std::to_string(i);
+    expected = at::linear(expected, weights.at(name + ".weight"), weights.at(name + ".bias"));
+  }
+  require(model->forward(x, way).equal(expected), "other values than those of the units that it used");
+}
+
+const std::vector<std::vector<std::vector<int>>> kWays{
+    {{0}, {1}}, {{0, 1, 2, 3}, {0, 2, 1, 3}}, {{0, 1, 2, 3}, {0, 2, 3}}};
+
+TEST(Branches, OverThreadsAreAnErrorThatNamesTheUnits) {
+  for (const auto& way : kWays) {
+    std::string error = "none";
+    ThreadFaults faults;
+    faults.timeout = 5s;
+    try {
+      run_ranks(2, faults, [&](Comm comm) { evaluate(comm, 64, way[static_cast<std::size_t>(comm->rank())]); });
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    EXPECT_TRUE(contains(error, "got different calls") && contains(error, "list.") && contains(error, "stage 3"))
+        << error;
+  }
+}
+
+// Units too small to be read in place are gathered by collectives here, too.
+TEST(Branches, OverSharedMemoryAreRightOrAnError) {
+  for (const std::int64_t width : {16, 64}) {
+    for (const auto& way : kWays) {
+      const auto ends =
+          with_ranks(2, [&](const Comm& comm) { evaluate(comm, width, way[static_cast<std::size_t>(comm->rank())]); });
+      for (const auto& end : ends)
+        EXPECT_TRUE(width == 64 ? end.ok() : contains(end.error, "got different calls") && contains(end.error, "list."))
+            << end.error;
+    }
+  }
+}
+
+TEST(Branches, OverTcpAreAnErrorThatNamesTheUnits) {
+  for (const auto& way : kWays) {
+    const auto run_id = fresh_run_id();
+    const auto ends = fork_ranks(2, [&](int rank) {
+      auto comm = std::make_shared<Communicator>(comm::make_gloo(identity_of(run_id, rank, 2), 20s));
+      comm->set_timeout(2s);
+      evaluate(comm, 64, way[static_cast<std::size_t>(rank)]);
+    });
+    bool named = false;
+    for (const auto& end : ends) {
+      EXPECT_EQ(end.exit_code, 1) << end.error;
+      EXPECT_FALSE(contains(end.error, "other values")) << end.error;
+      named |= contains(end.error, "another call") && contains(end.error, "list.");
+    }
+    EXPECT_TRUE(named) << errors_of(ends);
+  }
+}
+
+}  // namespace
+}  // namespace zero::test

@@ -1,0 +1,19 @@
+// What `zero run` takes for a hang: not a rank that computes.
+#include <gtest/gtest.h>
+
+#include "cli/process.h"
+
+namespace zero::test {
+namespace {
+
+TEST(Hang, IsNoLongEvaluationOfAModelOfOneUnit) {
+  for (const char* stage : {"0", "3"}) {
+    Process run({ZERO_BINARY_DIR "/bin/zero", "run", "--hang-timeout", "3", "-n", "2",
+                 ZERO_BINARY_DIR "/tests/evaluating_program", "8", stage});
+    EXPECT_EQ(run.wait(60), 0) << "stage " << stage << ": " << run.err;
+    EXPECT_NE(run.out.find("evaluated"), std::string::npos) << run.out;
+  }
+}
+
+}  // namespace
+}  // namespace zero::test

@@ -1,0 +1,114 @@
+// Meeting over sockets where the system gives no more of them, and what is said of a meeting that anybody can join.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include <zero/log.h>
+
+#include "comm/socket.h"
+#include "dist/shm_ranks.h"
+
+namespace zero::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+double cpu_seconds() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+// Rank 0 has no descriptor for rank 1's connection for two seconds: it waits, and does not burn a processor.
+void meet_out_of_descriptors(const std::function<Comm(int rank)>& meet) {
+  const auto ends = fork_ranks(2, [&](int rank) {
+    at::set_num_threads(1);
+    double burnt = -1;
+    std::thread other;
+    if (rank == 1) std::this_thread::sleep_for(700ms);
+    if (rank == 0) {
+      other = std::thread([&] {
+        std::this_thread::sleep_for(400ms);
+        rlimit before{}, none{};
+        ::getrlimit(RLIMIT_NOFILE, &before);
+        const int next = ::fcntl(0, F_DUPFD, 0);
+        ::close(next);
+        none = {static_cast<rlim_t>(next), before.rlim_max};
+        ::setrlimit(RLIMIT_NOFILE, &none);
+        std::this_thread::sleep_for(500ms);
+        const double begin = cpu_seconds();
+        std::this_thread::sleep_for(1500ms);
+        burnt = cpu_seconds() - begin;
+        ::setrlimit(RLIMIT_NOFILE, &before);
+      });
+    }
+    Comm comm;
+    std::string error;
+    try {
+      comm = meet(rank);
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    if (other.joinable()) other.join();
+    require(error.empty(), error);
+    comm->barrier();
+    require(burnt < 0.3, "rank 0 burnt " + std::to_string(burnt) + " s of 1.5");
+  });
+  EXPECT_EQ(errors_of(ends), "");
+}
+
+TEST(Descriptors, MissingAtAMeetingOverTcpAreWaitedFor) {
+  const auto run_id = fresh_run_id();
+  meet_out_of_descriptors(
+      [&](int rank) { return std::make_shared<Communicator>(comm::make_gloo(identity_of(run_id, rank, 2), 20s)); });
+}
+
+TEST(Descriptors, MissingAtAMeetingOverSharedMemoryAreWaitedFor) {
+  const auto run_id = fresh_run_id();
+  meet_out_of_descriptors([&](int rank) { return join_run(run_id, rank, 2, 20s); });
+}
+
+// Ranks of two made-up hosts; what rank 0 told the log.
+std::string notices(const char* token) {
+  comm::MeetingPoint point{"", "127.0.0.1", 0};
+  comm::listen_at(point);
+  const auto ends = fork_ranks(2, [&](int rank) {
+    at::set_num_threads(1);
+    std::string log;
+    set_log_sink([&](LogLevel, std::string_view text) { log += std::string(text) + "\n"; });
+    const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
+    set("RANK", std::to_string(rank));
+    set("WORLD_SIZE", "2");
+    set("LOCAL_RANK", "0");
+    set("LOCAL_WORLD_SIZE", "1");
+    set("MASTER_ADDR", "127.0.0.1");
+    set("MASTER_PORT", std::to_string(point.port));
+    set("ZERO_TRANSPORT", "gloo");
+    set("ZERO_TIMEOUT_S", "30");
+    if (token != nullptr) set("ZERO_TOKEN", token);
+    Communicator::from_env()->barrier();
+    throw std::runtime_error(log);
+  });
+  return ends[0].error;
+}
+
+TEST(Exposure, IsSaidWhereRanksOfSeveralHostsHaveNoSecret) {
+  ::unsetenv("ZERO_TOKEN");
+  const auto open = notices(nullptr), closed = notices("a secret");
+  EXPECT_TRUE(contains(open, "ZERO_TOKEN") && contains(open, "private network")) << open;
+  EXPECT_TRUE(contains(closed, "transport gloo") && !contains(closed, "ZERO_TOKEN")) << closed;
+}
+
+}  // namespace
+}  // namespace zero::test
