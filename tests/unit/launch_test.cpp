@@ -391,6 +391,13 @@ TEST(Hangs, SlowPhasesAndProgramsWithoutAPage) {
   EXPECT_FALSE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Load)}, {50, 50}, 10, 100));
   EXPECT_TRUE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Save)}, {101, 101}, 10, 100));
   EXPECT_FALSE(find_hang({StatusSnapshot(), StatusSnapshot()}, {1e6, 1e6}, 10, 100));
+  // One waits past the limit for another that saves: that one has the long limit.
+  auto waiting = page(1);
+  waiting.collectives = {collective(5, CollectiveState::Inside)};
+  EXPECT_FALSE(find_hang({waiting, page(1, StatusPhase::Save)}, {50, 50}, 10, 100));
+  const auto hang = find_hang({waiting, page(1, StatusPhase::Save)}, {101, 101}, 10, 100);
+  ASSERT_TRUE(hang);
+  EXPECT_EQ(hang->rank, 1);
 }
 
 // The order of death is kept although the first to be forked dies last.

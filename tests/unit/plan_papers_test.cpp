@@ -101,6 +101,14 @@ TEST(Papers, Activations) {
   EXPECT_EQ(activation_bytes_of_layer(m, Keeping::All), 64 * 32 * 2 * (11 + 19 + 4) + 5 * 4 * 32 * 32 * 2);
 }
 
+// 2 bytes an element of a layer's input, kept once for so many layers (ZeRO, section 6.1).
+TEST(Papers, CheckpointsOfSeveralLayers) {
+  using namespace planning;
+  const Transformer m{.layers = 12, .hidden = 64, .heads = 4, .sequence = 32, .batch = 2};
+  EXPECT_EQ(checkpoint_bytes(m), 2.0 * 2 * 32 * 64 * 12);
+  EXPECT_EQ(checkpoint_bytes(m, 3), 2.0 * 2 * 32 * 64 * 4);
+}
+
 TEST(Papers, Volumes) {
   const auto tables = paper_tables("volumes");
   ASSERT_EQ(tables.size(), 3u);

@@ -1,0 +1,131 @@
+// What the prefetcher asks its units to do, use by use, against the order written down by hand.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "memory/prefetcher.h"
+
+namespace zero::memory {
+namespace {
+
+struct Noted final : GatherUnit {
+  Noted(std::string its_name, std::int64_t its_numel, bool is_root, std::string& its_log)
+      : label(std::move(its_name)), numel(its_numel), at_root(is_root), log(its_log) {}
+  const std::string& name() const override { return label; }
+  bool root() const override { return at_root; }
+  std::int64_t padded_numel() const override { return numel; }
+  bool rests_sharded() const override { return true; }
+  bool rests_in_file() const override { return false; }
+  bool gathers_in_place() const override { return false; }
+  Residency residency() const override { return now; }
+  void begin_fetch() override {}
+  void cancel_fetch() override {}
+  void begin_gather() override {
+    now = Residency::Gathering;
+    log += " +" + label;
+  }
+  void finish_gather() override {
+    if (now == Residency::Gathered) return;
+    log += (now == Residency::Sharded ? " !" : " =") + label;  // waited for: from the start, or its rest
+    now = Residency::Gathered;
+  }
+  void gather_copy() override { finish_gather(); }
+  void release() override {
+    if (now == Residency::Sharded) return;
+    now = Residency::Sharded;
+    log += " -" + label;
+  }
+
+  const std::string label;
+  const std::int64_t numel;
+  const bool at_root;
+  std::string& log;
+  Residency now = Residency::Sharded;
+};
+
+class Prefetching : public ::testing::Test {
+ protected:
+  // a, b and c in a row, and the root r around them.
+  void make(const Prefetcher::Policy& policy) {
+    units_.clear();
+    std::vector<GatherUnit*> all;
+    for (const char* name : {"r", "a", "b", "c"}) {
+      units_.push_back(std::make_unique<Noted>(name, 100, *name == 'r', log_));
+      all.push_back(units_.back().get());
+    }
+    prefetcher_ = std::make_unique<Prefetcher>(all, policy, [](const std::string&) {});
+  }
+  // What happened meanwhile.
+  std::string use(int unit) {
+    log_.clear();
+    prefetcher_->use(&unit, 1, /*training=*/true);
+    return log_;
+  }
+  void pass() {
+    for (const int unit : {0, 1, 2, 3}) use(unit);
+    prefetcher_->begin_backward();
+    for (const int unit : {3, 2, 1}) use(unit);
+    prefetcher_->end_pass();
+  }
+
+  std::string log_;
+  std::vector<std::unique_ptr<Noted>> units_;
+  std::unique_ptr<Prefetcher> prefetcher_;
+};
+
+TEST_F(Prefetching, TheFirstPassGathersOnUseAndReleasesBehind) {
+  make({.ahead = 1000, .max_live = 1000, .max_reuse = 0});
+  EXPECT_EQ(use(0), " !r");
+  EXPECT_EQ(use(1), " !a");
+  EXPECT_EQ(use(2), " -a !b");
+  EXPECT_EQ(use(2), "");
+  EXPECT_EQ(use(3), " -b !c");
+  log_.clear();
+  prefetcher_->begin_backward();
+  EXPECT_EQ(log_, " -r -c");
+}
+
+TEST_F(Prefetching, ALearnedPassHasTheNextOneUnderWay) {
+  make({.ahead = 1000, .max_live = 1000, .max_reuse = 0});
+  pass();
+  EXPECT_EQ(use(0), " !r +a");
+  EXPECT_EQ(use(1), " =a +b");
+  EXPECT_EQ(use(2), " -a =b +c");
+  EXPECT_EQ(use(3), " -b =c");
+  prefetcher_->begin_backward();
+  EXPECT_EQ(use(3), " !c +b");
+  EXPECT_EQ(use(2), " -c =b +a");
+  EXPECT_EQ(use(1), " -b =a");
+  EXPECT_EQ(prefetcher_->divergences(), 0);
+}
+
+TEST_F(Prefetching, AheadAndLiveAreLimits) {
+  make({.ahead = 99, .max_live = 1000, .max_reuse = 0});
+  pass();
+  EXPECT_EQ(use(0), " !r") << "larger than what may be gathered ahead";
+  make({.ahead = 1000, .max_live = 299, .max_reuse = 0});
+  pass();
+  EXPECT_EQ(use(0), " !r +a");
+  EXPECT_EQ(use(1), " =a") << "the third at once would be above the limit";
+}
+
+TEST_F(Prefetching, WhatIsUsedAgainSoonStays) {
+  make({.ahead = 0, .max_live = 1000, .max_reuse = 100});
+  pass();
+  use(0);
+  use(1);
+  EXPECT_EQ(use(2), " -a !b");
+  EXPECT_EQ(use(3), " !c") << "b comes again after c alone";
+}
+
+TEST_F(Prefetching, AnotherOrderIsLearned) {
+  make({.ahead = 1000, .max_live = 1000, .max_reuse = 0});
+  pass();
+  use(0);
+  EXPECT_EQ(use(2), " -a !b +c") << "a was under way for nothing";
+  EXPECT_EQ(prefetcher_->divergences(), 1);
+}
+
+}  // namespace
+}  // namespace zero::memory
