@@ -211,12 +211,12 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
     fail_damaged(path, base::join("needs a reader of version ", needed, ", this libzero reads version ", kReaderVersion,
                                   ". Hint: load it with the libzero that wrote it, or a newer one."));
   Manifest m;
-  if (top.raw().contains("program")) {
+  if (top.at("min_reader").count() >= 2) {
     top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
                   "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
     const auto program = top.at("program").has_only({"rates", "missed_steps"});
     for (const auto& rate : program.at("rates").items()) m.set_rates.push_back(number_of(rate));
-    for (const auto& [name, count] : program.at("missed_steps").fields()) m.missed_steps[name] = count.count();
+    for (const auto& [name, count] : program.at("missed_steps").fields()) m.missed_steps[name] = count.count(kMostCount);
   } else {
     top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler", "world",
                   "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});

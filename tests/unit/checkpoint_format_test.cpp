@@ -250,6 +250,8 @@ Manifest some_manifest() {
   m.parameter_dtype = m.gradient_dtype = m.wire_dtype = "BF16";
   m.config = {{"a", "1"}};
   m.user_state = "\"ü\n\\";
+  m.set_rates = {0.1, -1};
+  m.missed_steps = {{"w", 3}};
   m.files = {{"a", 100, hash_of("a")}, {"b", 100, hash_of("b")}};
   m.tensors = {
       {"master", "w", "F32", {2, 3}, true, {{"a", "k0", 0, 4, hash_of("0")}, {"b", "k1", 4, 2, hash_of("1")}}}};
@@ -267,6 +269,21 @@ TEST(CheckpointManifest, RoundTrip) {
   EXPECT_EQ(back.user_state, m.user_state);
   EXPECT_EQ(back.tensors[0].parts[1].start, 4);
   EXPECT_EQ(back.ranks.size(), 2u);
+  EXPECT_EQ(back.set_rates, m.set_rates);
+  EXPECT_EQ(back.missed_steps, m.missed_steps);
+}
+
+// A run whose program set nothing is saved as readers of version 1 know it.
+TEST(CheckpointManifest, WhatAProgramSetNeedsANewerReader) {
+  auto m = some_manifest();
+  EXPECT_EQ(nlohmann::json::parse(manifest_text(m))["min_reader"], 2);
+  m.set_rates.clear();
+  m.missed_steps.clear();
+  const auto text = manifest_text(m);
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json["min_reader"], 1);
+  EXPECT_FALSE(json.contains("program"));
+  EXPECT_EQ(manifest_text(parse_manifest(text, "manifest")), text);
 }
 
 TEST(CheckpointManifest, EveryFieldIsNeededAndNoOtherIsKnown) {
@@ -274,7 +291,8 @@ TEST(CheckpointManifest, EveryFieldIsNeededAndNoOtherIsKnown) {
   int tried = 0;
   const std::function<void(const nlohmann::json::json_pointer&)> visit = [&](const nlohmann::json::json_pointer& at) {
     const auto& value = whole[at];
-    const auto free_names = at.to_string() == "/config" || at.to_string() == "/aliases";
+    const auto free_names = at.to_string() == "/config" || at.to_string() == "/aliases" ||
+                            at.to_string() == "/program/missed_steps";
     const auto refused = [&](const std::function<void(nlohmann::json&)>& change, const std::string& what) {
       auto other = whole;
       change(other);
@@ -306,7 +324,7 @@ TEST(CheckpointManifest, ANewerVersionIsNamed) {
   json["something_new"] = true;
   std::string text;
   EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }, &text), kDamaged);
-  EXPECT_TRUE(text.find("version 7") != std::string::npos && text.find("version 1") != std::string::npos) << text;
+  EXPECT_TRUE(text.find("version 7") != std::string::npos && text.find("version 2") != std::string::npos) << text;
 }
 
 TEST(CheckpointManifest, EveryElementExactlyOnce) {
