@@ -43,6 +43,9 @@ struct BackwardOptions {
   // are this rank's, not reduced. One micro-batch a step and a loss scale of 1 only: ConfigError. Where the loss needs
   // gradients of something else than parameters, torch::autograd::grad(..., create_graph) is enough, without limits.
   bool create_graph = false;
+  // Within a step of several micro-batches: keeps a copy of what those before have added up, in the same memory, until
+  // this micro-batch has ended. Should it fail, they stay; without the copy they are dropped with it.
+  bool recoverable = false;
 };
 
 // What of a gradient is in this rank's shard.
@@ -96,12 +99,12 @@ class Engine {
   // discriminator) is dropped. requires_grad may be changed between steps, alike on all ranks: a frozen parameter is not
   // updated, does not decay and counts no step; one that was frozen when the Engine was made stays so.
   //
-  // An exception of the model or of a hook goes through. In a world of one the Engine is then as before the micro-batch;
-  // else every rank that goes on calls discard_micro_batch().
+  // An exception of the model or of a hook goes through. In a world of one the Engine then discards the micro-batch, which
+  // leaves it as before; else every rank that goes on calls discard_micro_batch().
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   // Drops the micro-batch under way: one whose forward or backward failed on every rank, or one that retain_graph left
-  // open. Returns how many whole micro-batches of the step stay; those before are dropped as well where the one under way
-  // has already been added to them (a backward that failed within a step of several). Collective.
+  // open. Returns how many whole micro-batches of the step stay: all, or none where the one under way has already been
+  // added to them and there is no copy (BackwardOptions::recoverable). Collective.
   std::int64_t discard_micro_batch();
   // A parameter's gradient as step() will use it, before clipping: reduced over ranks, without the loss scale. fp32, of
   // the parameter's shape, the same on every rank; undefined where the parameter is frozen, zeros where no loss reached

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/kernels.h"
 #include "engine/arithmetic.h"
+#include "torchglue/allocation_observer.h"
 #include "torchglue/gradient_hook.h"
 
 namespace zero::engine {
@@ -130,6 +131,35 @@ void MemberGradients::book(Kept& kept) {
                             kept.booked);
   else  // nobody counts activations there
     context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, kept.booked);
+}
+
+void MemberGradients::copy_kept() {
+  const torchglue::AllocationObserver::Pause pause;
+  for (const auto& kept : kept_) {
+    copies_.push_back(kept.grad.defined() ? kept.grad.clone() : at::Tensor());
+    if (kept.grad.defined())
+      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
+                            static_cast<std::int64_t>(kept.grad.nbytes()));
+  }
+}
+
+void MemberGradients::go_back() {
+  drop();
+  for (std::size_t i = 0; i < copies_.size(); ++i) {
+    if (!copies_[i].defined()) continue;
+    auto grad = copies_[i].clone();  // counted as what backward allocates
+    if (context_.blocks != nullptr && grad.numel() > 0) grad = readable(grad).view(grad.sizes());
+    kept_[i].grad = std::move(grad);
+    if (context_.blocks == nullptr) book(kept_[i]);
+  }
+}
+
+void MemberGradients::forget_copy() {
+  for (const auto& copy : copies_)
+    if (copy.defined())
+      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
+                            -static_cast<std::int64_t>(copy.nbytes()));
+  copies_.clear();
 }
 
 void MemberGradients::keep_zeros(std::size_t i, std::int64_t numel) {

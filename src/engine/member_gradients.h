@@ -47,6 +47,10 @@ class MemberGradients {
   // Where nothing is kept and other ranks read what is.
   void keep_zeros(std::size_t i, std::int64_t numel);
   const at::Tensor& kept(std::size_t i) const { return kept_[i].grad; }
+  // A copy of what is kept, until forget_copy(); go_back() makes it what is kept again.
+  void copy_kept();
+  void go_back();
+  void forget_copy();
   double sum_of_squares() const;
 
  private:
@@ -64,6 +68,7 @@ class MemberGradients {
   bool keeps_graph_ = false;
   std::vector<char> active_;
   std::vector<Kept> kept_;
+  std::vector<at::Tensor> copies_;  // by member
   GradientGuard guard_;
 };
 

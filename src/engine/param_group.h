@@ -170,7 +170,7 @@ class ParamGroup final : public memory::GatherUnit {
 
   offload::ShardStore parameters_;
   GroupStates states_;
-  at::Tensor gradients_;
+  at::Tensor gradients_, copied_gradients_;
   at::Tensor offloaded_gradients_;  // the reduced shard in host memory, where gradients are kept elsewhere before
   at::Tensor pending_gradients_, next_parameters_;  // of delayed updates, in host memory
   std::int64_t booked_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};

@@ -15,6 +15,7 @@
 #include "comm/scattered.h"
 #include "config/stage_rules.h"
 #include "engine/param_group.h"
+#include "torchglue/allocation_observer.h"
 
 namespace zero::engine {
 namespace {
@@ -128,7 +129,24 @@ std::vector<std::string> ParamGroup::flush_missing() {
   return missing;
 }
 
-void ParamGroup::discard(bool accumulated) {
+void ParamGroup::copy_sums() {
+  if (!trainable_) return;
+  if (context_.direct_gradients) return autograd_.copy_kept();
+  const torchglue::AllocationObserver::Pause pause;
+  copied_gradients_ = gradients_.clone();
+  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
+                        static_cast<std::int64_t>(copied_gradients_.nbytes()));
+}
+
+void ParamGroup::forget_sums() {
+  autograd_.forget_copy();
+  if (!copied_gradients_.defined()) return;
+  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
+                        -static_cast<std::int64_t>(copied_gradients_.nbytes()));
+  copied_gradients_ = at::Tensor();
+}
+
+void ParamGroup::discard(Back back) {
   if (!trainable_) return;
   if (reduce_work_) {
     reduce_work_->wait();
@@ -143,10 +161,10 @@ void ParamGroup::discard(bool accumulated) {
   scattered_.clear();
   squared_ = false;
   awaited_ = 0;
-  if (accumulated)
-    autograd_.drop();
-  else
-    autograd_.end_pass();
+  if (back == Back::ToNothing) return autograd_.drop();
+  if (back == Back::ToCopy && context_.direct_gradients) autograd_.go_back();
+  if (back == Back::ToCopy && copied_gradients_.defined()) gradients_.copy_(copied_gradients_);
+  autograd_.end_pass();
 }
 
 // The sum of squares of the shard takes its pieces in one order at every stage and transport (base/kernels.h); here

@@ -119,8 +119,8 @@ class State final : public torchglue::UseListener {
   void run_autograd(const at::Tensor& loss, const BackwardOptions& options);
   void note_unused(bool check);
   void choose_active();
-  void close_micro_batch();
-  void begin_accumulation();
+  void close_micro_batch(), begin_accumulation();
+  void copy_sums(), forget_sums();
   void on_gradient(int group, std::size_t member);
   void reduce_ready_groups();
   void finish_reductions(std::size_t most_in_flight);
@@ -186,6 +186,7 @@ class State final : public torchglue::UseListener {
   // Since the last update: whole micro-batches, passes, passes whose gradients were taken.
   std::int64_t micro_step_ = 0, passes_ = 0, taken_passes_ = 0;
   bool open_ = false, touched_ = false;  // the micro-batch goes on; some gradient of it has been taken
+  std::int64_t copied_passes_[2] = {};   // passes_ and taken_passes_ at the copy of the sums; 0: there is none
   std::vector<std::string> unused_;      // parameters that the micro-batch had no gradient for
   std::string failed_;                   // the error of a backward that discard_micro_batch() has not answered yet
   bool backward_since_step_ = false, reads_ahead_ = false;

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status_page.h"
@@ -63,6 +64,7 @@ void State::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
   shown_unit_ = -1;
   page.set_phase(base::StatusPhase::Backward);
   if (passes_ == 0) choose_active();
+  if (options.recoverable && taken_passes_ > 0 && !open_) copy_sums();
   const bool retains = options.retain_graph || options.create_graph;
   const bool boundary = settings_.managed_gradient_accumulation && micro_step_ + 1 == accumulation_ && !retains;
   for (const auto& group : groups_) group->begin_pass(taken_passes_ == 0, boundary, options.create_graph);
@@ -89,6 +91,7 @@ void State::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
     ++micro_step_;
     backward_since_step_ = true;
     touched_ = false;
+    forget_sums();
   }
   page.set_phase(base::StatusPhase::Idle);
 }
@@ -137,6 +140,17 @@ void State::choose_active() {
 }
 
 void State::close_micro_batch() { run_pass(at::Tensor(), {}); }
+
+void State::copy_sums() {
+  for (const auto& group : groups_) group->copy_sums();
+  copied_passes_[0] = passes_;
+  copied_passes_[1] = taken_passes_;
+}
+
+void State::forget_sums() {
+  if (std::exchange(copied_passes_[1], 0) == 0) return;
+  for (const auto& group : groups_) group->forget_sums();
+}
 
 void State::begin_accumulation() {
   micro_step_ = passes_ = taken_passes_ = 0;
@@ -197,11 +211,14 @@ void State::give_pass_up(const std::string& error) noexcept {
   }
 }
 
-// The micro-batch under way never was. What it has added to those before it cannot be told apart any more: then they go
-// with it.
+// The micro-batch under way never was. What it has added to those before it cannot be told apart any more: without a
+// copy they go with it.
 void State::drop_micro_batch() {
-  const bool all = micro_step_ == 0 || touched_;
-  for (const auto& group : groups_) group->discard(all);
+  const bool copied = copied_passes_[1] > 0, all = micro_step_ == 0 || (touched_ && !copied);
+  for (const auto& group : groups_)
+    group->discard(all ? ParamGroup::Back::ToNothing : copied ? ParamGroup::Back::ToCopy : ParamGroup::Back::ToBefore);
+  if (copied) passes_ = copied_passes_[0], taken_passes_ = copied_passes_[1];
+  forget_sums();
   if (all) begin_accumulation();
   open_ = touched_ = in_forward_ = false;
   in_flight_.clear();

@@ -36,7 +36,9 @@ bool Prefetcher::release(int group) {
 void Prefetcher::note_use(int group, bool training) {
   if (group == last_) return;
   last_ = group;
-  if (training) seen_[phase_].push_back(group);
+  // Forwards that never come to a backward are no order to learn.
+  constexpr std::size_t kMostSeen = std::size_t{1} << 20;
+  if (training && seen_[phase_].size() < kMostSeen) seen_[phase_].push_back(group);
   const auto& order = order_[phase_];
   if (order.empty()) return;
   const std::size_t next = at_start_ ? 0 : position_ + 1;

@@ -133,6 +133,36 @@ TEST_P(Failures, AFailureAmongMicroBatches) {
   });
 }
 
+// With a copy they stay, to the bit.
+TEST_P(Failures, ARecoverableFailureAmongMicroBatches) {
+  for (const char* extra : {"", R"(, "bf16": {"enabled": true})", R"(, "gradient_predivide_factor": 4.0)"}) {
+    expect([=, this](const auto& comm) {
+      const auto train = [&](bool fails) {
+        auto net = make_net();
+        Engine engine(net, Options::from_json(json_for(stage(), "SGD", 3, extra)), comm);
+        const auto dtype = *extra != 0 && contains(extra, "bf16") ? at::kBFloat16 : at::kFloat;
+        const auto loss = [&](int batch, bool blows) {
+          auto x = net->layers[0]->template as<torch::nn::Linear>()->forward(input_of(comm->rank(), batch).to(dtype));
+          x = net->layers[2]->template as<torch::nn::Linear>()->forward(Fuse::apply(x, blows));
+          return net->head(at::gelu(x)).to(at::kFloat).pow(2).mean();
+        };
+        for (int batch = 0; batch < 6; ++batch) {
+          if (fails && batch % 3 != 0) {
+            const auto text = message_of([&] { engine.backward(loss(90 + batch, true), {.recoverable = true}); });
+            require(contains(text, "the fuse blew"), text);
+            if (world() > 1) require(engine.discard_micro_batch() == batch % 3, "micro-batches were lost");
+            require(engine.micro_batches() == batch % 3, "micro-batches are gone");
+          }
+          engine.backward(loss(batch, false), {.recoverable = batch % 2 == 0});
+          engine.step();
+        }
+        return engine.state_hash();
+      };
+      require(train(true) == train(false), "a failed micro-batch left something behind");
+    });
+  }
+}
+
 // One rank alone fails: the others learn of it in words.
 TEST_P(Failures, OneRankAloneNamesItself) {
   if (world() == 1) return;
