@@ -23,8 +23,8 @@ class SharedVector {
 
   // This rank's shard has its new values. All ranks publish equally often.
   virtual void publish() = 0;
-  // Returns when every rank has published as often as this one; CommError when one cannot any more. From then on whole()
-  // may be read, also after peers have given the vector up, as long as anybody holds whole().
+  // Returns when every rank has published as often as this one; CommError when one cannot any more. From then on
+  // whole() may be read, also after peers have given the vector up, as long as anybody holds whole().
   virtual void wait() = 0;
 
  protected:

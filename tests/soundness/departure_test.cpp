@@ -118,10 +118,11 @@ TEST(Departure, OfAFasterRankLeavesTheSlowerOneItsEvaluation) {
     for (int layer = 0; layer < 4; ++layer) {
       if (comm->rank() == 0) std::this_thread::sleep_for(150ms);
       x = model[layer]->as<torch::nn::Linear>()->forward(x);
+      if (comm->rank() != 0) continue;  // which have no weights to compare with
       const auto name = std::to_string(layer);
       y = at::linear(y, expected.at(name + ".weight"), expected.at(name + ".bias"));
     }
-    require(x.equal(y), "another result than that of the weights");
+    require(comm->rank() != 0 || x.equal(y), "another result than that of the weights");
   });
   EXPECT_EQ(errors_of(ends), "");
 }
