@@ -122,8 +122,7 @@ class State final : public torchglue::UseListener {
   void close_micro_batch(), begin_accumulation();
   void copy_sums(), forget_sums();
   void on_gradient(int group, std::size_t member);
-  void reduce_ready_groups();
-  void finish_reductions(std::size_t most_in_flight);
+  void reduce_ready_groups(), finish_reductions(std::size_t most_in_flight);
   void give_pass_up(const std::string& error) noexcept;
   void drop_micro_batch();
   std::pair<const ParamGroup*, std::size_t> reduced_member(const char* what, const std::string& name);
