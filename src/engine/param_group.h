@@ -77,9 +77,10 @@ class ParamGroup final : public memory::GatherUnit {
   bool take_gradient(std::size_t i);
   // Counts members without a gradient as zero; the names of those that were awaited.
   std::vector<std::string> flush_missing();
-  // Ends a pass in its middle, with what it took; accumulated: and what the passes before it left. Waits for a
-  // reduction.
-  void discard(bool accumulated);
+  void copy_sums(), forget_sums();  // of what passes have added up, for Back::ToCopy
+  // Ends a pass in its middle, with what it took, and goes back to before it, or to the copy, or to nothing added up.
+  enum class Back { ToBefore, ToCopy, ToNothing };
+  void discard(Back back);
   bool all_taken() const { return awaited_ == 0; }
   void begin_reduce();
   void finish_reduce();
@@ -113,8 +114,7 @@ class ParamGroup final : public memory::GatherUnit {
   void adopt_next();  // it comes into use
   // All of the owned range was updated, and written where it rests.
   void tell_changed();
-  void begin_publish();
-  void finish_publish();
+  void begin_publish(), finish_publish();
   void refresh_parameters();  // compute copy = round(master) over the owned range; told to the ranks
 
   // This rank's shard of a state (GroupStates), fp32, shard_numel elements.
