@@ -131,10 +131,10 @@ class Agent final : public RankObserver {
       }
       case FrameKind::Go: {
         if (!ranks_ || std::exchange(started_, true)) break;
+        changes_.assign(static_cast<std::size_t>(ranks_->ranks()), 0);  // a start that fails sends pages, too
         ranks_->start();
         std::vector<int> pids;
         for (int i = 0; i < ranks_->ranks(); ++i) pids.push_back(ranks_->pid(ranks_->first_rank() + i));
-        changes_.assign(pids.size(), 0);
         put(FrameKind::Started, Packer().numbers(pids));
         break;
       }
