@@ -136,10 +136,10 @@ void MemberGradients::book(Kept& kept) {
 void MemberGradients::copy_kept() {
   const torchglue::AllocationObserver::Pause pause;
   for (const auto& kept : kept_) {
-    copies_.push_back(kept.grad.defined() ? kept.grad.clone() : at::Tensor());
-    if (kept.grad.defined())
-      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
-                            static_cast<std::int64_t>(kept.grad.nbytes()));
+    auto copy = kept.grad.defined() ? kept.grad.clone() : at::Tensor();
+    if (copy.defined())
+      context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, static_cast<std::int64_t>(copy.nbytes()));
+    copies_.push_back(std::move(copy));
   }
 }
 

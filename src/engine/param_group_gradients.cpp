@@ -133,9 +133,9 @@ void ParamGroup::copy_sums() {
   if (!trainable_) return;
   if (context_.direct_gradients) return autograd_.copy_kept();
   const torchglue::AllocationObserver::Pause pause;
-  copied_gradients_ = gradients_.clone();
-  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
-                        static_cast<std::int64_t>(copied_gradients_.nbytes()));
+  auto copy = gradients_.clone();
+  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, static_cast<std::int64_t>(copy.nbytes()));
+  copied_gradients_ = std::move(copy);
 }
 
 void ParamGroup::forget_sums() {

@@ -117,8 +117,8 @@ class State final : public torchglue::UseListener {
   void check_backward(const at::Tensor& loss, const BackwardOptions& options);
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
   void run_autograd(const at::Tensor& loss, const BackwardOptions& options);
-  void note_unused(bool check);
-  void choose_active();
+  std::vector<std::string> reduced_names() const;
+  void note_unused(bool check), choose_active();
   void close_micro_batch(), begin_accumulation();
   void copy_sums(), forget_sums();
   void on_gradient(int group, std::size_t member);

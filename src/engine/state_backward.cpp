@@ -75,7 +75,9 @@ void State::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
   if (loss.defined()) run_autograd(loss, options);
   if (activations_ && !retains) activations_->end_backward();
   page.set_phase(base::StatusPhase::Reduce);
-  if (!options.create_graph) {
+  if (options.create_graph) {
+    if (!open_) unused_ = reduced_names();  // a later pass takes the gradients, and sees which are there
+  } else {
     note_unused(/*check=*/loss.defined() && !retains);
     reduce_ready_groups();
     finish_reductions(0);
@@ -115,6 +117,13 @@ void State::run_autograd(const at::Tensor& loss, const BackwardOptions& options)
   close();
 }
 
+std::vector<std::string> State::reduced_names() const {
+  std::vector<std::string> names;
+  for (const auto* group : reduce_order_)
+    for (const auto& member : group->members()) names.push_back(member.name);
+  return names;
+}
+
 // Parameters that no pass of the micro-batch had a gradient for.
 void State::note_unused(bool check) {
   std::vector<std::string> missing;
@@ -142,7 +151,12 @@ void State::choose_active() {
 void State::close_micro_batch() { run_pass(at::Tensor(), {}); }
 
 void State::copy_sums() {
-  for (const auto& group : groups_) group->copy_sums();
+  try {
+    for (const auto& group : groups_) group->copy_sums();
+  } catch (...) {  // half a copy is none
+    for (const auto& group : groups_) group->forget_sums();
+    throw;
+  }
   copied_passes_[0] = passes_;
   copied_passes_[1] = taken_passes_;
 }

@@ -2,34 +2,12 @@
 // against a loop without libzero.
 #include <gtest/gtest.h>
 
-#include "soundness/ranks.h"
+#include "soundness/cases.h"
 
 namespace zero::test {
 namespace {
 
-struct Case {
-  Place place;
-  int stage;
-};
-
-std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
-  return std::string(info.param.place.transport) + std::to_string(info.param.place.world) + "Stage" +
-         std::to_string(info.param.stage);
-}
-
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const auto& place : places())
-    for (int stage = 0; stage <= 3; ++stage) cases.push_back({place, stage});
-  return cases;
-}
-
-class Backward : public ::testing::TestWithParam<Case> {
- protected:
-  void expect(const Body& body) { EXPECT_EQ(run_at(GetParam().place, body), ""); }
-  int stage() const { return GetParam().stage; }
-  int world() const { return GetParam().place.world; }
-};
+class Backward : public Everywhere {};
 INSTANTIATE_TEST_SUITE_P(Everywhere, Backward, ::testing::ValuesIn(all_cases()), name_of_case);
 
 at::Tensor first_loss(const at::Tensor& y) { return y.pow(2).mean(); }
