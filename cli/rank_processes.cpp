@@ -1,7 +1,6 @@
 // The launcher's lines on stderr, and a file in memory for rank 0's result (rank_processes.h).
 #include "cli/rank_processes.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 #include <zero/errors.h>
 
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/memory_file.h"
 #include "launch/launcher.h"
 #include "launch/machine.h"
 
@@ -39,7 +39,7 @@ class Lines final : public launch::LaunchSink {
 // A file without a name, which ends with the processes that have it open.
 class ResultFile {
  public:
-  ResultFile() : fd_(memfd_create("zero-result", 0)) {  // without MFD_CLOEXEC: the ranks inherit it
+  ResultFile() : fd_(base::open_memory_file("zero-result", 0)) {  // without MFD_CLOEXEC: the ranks inherit it
     if (fd_ < 0) throw IoError(std::string("[zero bench] got ") + std::strerror(errno) + ", expected a file in memory");
   }
   ~ResultFile() { ::close(fd_); }
