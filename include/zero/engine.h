@@ -27,11 +27,11 @@ class State;
 
 // What one call of Engine::step() did.
 struct StepResult {
-  bool updated = false;     // false between accumulation boundaries and on overflow
-  bool overflow = false;    // a non-finite gradient on some rank: nothing was changed
-  double grad_norm = 0;     // global L2 norm before clipping, unscaled; -1 when not finite
-  double loss_scale = 1;    // the scale the next backward will use
-  double lr = 0;            // the rate this step used (first parameter group)
+  bool updated = false;          // false between accumulation boundaries and on overflow
+  bool overflow = false;         // a non-finite gradient on some rank: nothing was changed
+  double grad_norm = 0;          // global L2 norm before clipping, unscaled; -1 when not finite
+  double loss_scale = 1;         // the scale the next backward will use
+  double lr = 0;                 // the rate this step used (first parameter group)
   std::int64_t global_step = 0;  // attempted steps, this one included
 };
 
@@ -39,9 +39,10 @@ struct BackwardOptions {
   // The graph is kept for another backward(), and the micro-batch stays open: several losses of one forward, one
   // backward() each. The one without retain_graph ends the micro-batch, or step() does.
   bool retain_graph = false;
-  // Gradients get a graph of their own, and stay in .grad for a loss that is made of them; retain_graph is implied. They
-  // are this rank's, not reduced. One micro-batch a step and a loss scale of 1 only: ConfigError. Where the loss needs
-  // gradients of something else than parameters, torch::autograd::grad(..., create_graph) is enough, without limits.
+  // Gradients get a graph of their own, and stay in .grad for a loss that is made of them; retain_graph is implied.
+  // They are this rank's, not reduced. One micro-batch a step and a loss scale of 1 only: ConfigError. Where the loss
+  // needs gradients of something else than parameters, torch::autograd::grad(..., create_graph) is enough, without
+  // limits.
   bool create_graph = false;
   // Within a step of several micro-batches: keeps a copy of what those before have added up, in the same memory, until
   // this micro-batch has ended. Should it fail, they stay; without the copy they are dropped with it.
@@ -72,9 +73,9 @@ class [[nodiscard]] GatheredParameters {
 };
 
 // Threads: forwards and evaluations of the model may run in several threads at once, on CPUs. At stage 3 gathers are
-// collectives: with several ranks all must use units in one order, so there one thread computes at a time. No call below
-// may run beside another call, nor step(), flush(), load_checkpoint() and gathered_parameters() beside a forward: at
-// stage 3 they throw ConfigError when they find one. An Engine may be made, used and destroyed in different threads.
+// collectives: with several ranks all must use units in one order, so there one thread computes at a time. No call
+// below may run beside another call, nor step(), flush(), load_checkpoint() and gathered_parameters() beside a forward:
+// at stage 3 they throw ConfigError when they find one. An Engine may be made, used and destroyed in different threads.
 class Engine {
  public:
   // Takes over the parameters of `model`: casts them to the recipe's compute dtype, shards what
@@ -84,7 +85,7 @@ class Engine {
   Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
   // The same for a module holder (TORCH_MODULE).
   template <class Holder>
-    requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
+  requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
   Engine(Holder model, Options options, std::shared_ptr<Communicator> comm)
       : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(comm)) {}
   ~Engine();
@@ -96,11 +97,12 @@ class Engine {
   //
   // Gradients belong to the Engine from here to step(): reading or writing a .grad meanwhile is a ConfigError at every
   // stage. What reaches this Engine's parameters from the backward() of another one (a generator's loss through its
-  // discriminator) is dropped. requires_grad may be changed between steps, alike on all ranks: a frozen parameter is not
-  // updated, does not decay and counts no step; one that was frozen when the Engine was made stays so.
+  // discriminator) is dropped. requires_grad may be changed between steps, alike on all ranks: a frozen parameter is
+  // not updated, does not decay and counts no step; one that was frozen when the Engine was made may be unfrozen unless
+  // optimizer states rest in files, and takes memory for its states then.
   //
-  // An exception of the model or of a hook goes through. In a world of one the Engine then discards the micro-batch, which
-  // leaves it as before; else every rank that goes on calls discard_micro_batch().
+  // An exception of the model or of a hook goes through. In a world of one the Engine then discards the micro-batch,
+  // which leaves it as before; else every rank that goes on calls discard_micro_batch().
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   // Drops the micro-batch under way: one whose forward or backward failed on every rank, or one that retain_graph left
   // open. Returns how many whole micro-batches of the step stay: all, or none where the one under way has already been
@@ -150,8 +152,8 @@ class Engine {
   // What this rank's steps were made of so far; zeros unless wall_clock_breakdown is true. Not while one runs.
   StepTimes times() const;
 
-  std::int64_t global_step() const;      // attempted steps
-  std::int64_t skipped_steps() const;    // steps skipped for overflow
+  std::int64_t global_step() const;    // attempted steps
+  std::int64_t skipped_steps() const;  // steps skipped for overflow
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward
   std::int64_t micro_batches() const;     // whole ones since the last update
@@ -159,8 +161,8 @@ class Engine {
   // The rate the next step will use. Group 0 holds what no pattern of libzero.parameter_groups matches, i + 1 what the
   // i-th does.
   double lr(int group = 0) const;
-  // Sets it, from the next step on, alike on all ranks (checked by that step); checkpoints keep it. ConfigError where the
-  // configuration has a scheduler.
+  // Sets it, from the next step on, alike on all ranks (checked by that step); checkpoints keep it. ConfigError where
+  // the configuration has a scheduler.
   void set_lr(int group, double lr);
 
   // Names of the groups (units) that parameters are communicated in, with their elements.

@@ -67,27 +67,45 @@ void require_same_run(engine::State& state, const Manifest& manifest, const std:
                       ". Hint: optimizer.type must be the one of the run that saved it.");
 }
 
+// What a tensor of this run is filled from: the one of its kind; the values of a parameter that was frozen when it was
+// saved for its master; null: nothing, for such a parameter's moments.
+const Tensor* source_of(const Names& stored, const std::string& kind, const std::string& name) {
+  if (const auto found = stored.find({kind, name}); found != stored.end()) return found->second;
+  const auto frozen = kind == "master" ? stored.find({"param", name}) : stored.end();
+  return frozen == stored.end() ? nullptr : frozen->second;
+}
+
+bool was_frozen(const Names& stored, const std::string& name) { return stored.contains({"param", name}); }
+
 void require_same_model(engine::State& state, const Manifest& manifest, const std::string& label) {
   const auto wanted = tensors_of(state);
   auto stored = stored_for(manifest, state.comm().rank());
   std::vector<std::string> differences;
+  std::set<std::string> frozen_here;  // and trained there: one line each
+  std::set<std::pair<std::string, std::string>> taken;
   for (const auto& tensor : wanted) {
-    const auto found = stored.find({tensor.kind, tensor.name});
     const auto name = tensor.kind + " of " + tensor.name;
-    if (found == stored.end()) {
-      differences.push_back(name + ": not in the checkpoint");
+    const auto* const found = source_of(stored, tensor.kind, tensor.name);
+    if (found == nullptr) {
+      if (tensor.kind == "param" && stored.contains({"master", tensor.name})) {
+        frozen_here.insert(tensor.name);
+        differences.push_back(tensor.name +
+                              ": frozen in the model, trained in the checkpoint. Hint: requires_grad_(true) before "
+                              "load_checkpoint");
+      } else if (tensor.kind == kBuffer || !was_frozen(stored, tensor.name)) {
+        differences.push_back(name + ": not in the checkpoint");
+      }
       continue;
     }
-    if (found->second->shape != tensor.shape)
-      differences.push_back(name + ": has the shape " + text_of(found->second->shape) + " in the checkpoint, " +
+    if (found->shape != tensor.shape)
+      differences.push_back(name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
                             text_of(tensor.shape) + " in the model");
-    if (!fits(found->second->dtype, tensor.dtype))
-      differences.push_back(name + ": is " + found->second->dtype + " in the checkpoint, " + tensor.dtype +
-                            " in the model");
-    stored.erase(found);
+    if (!fits(found->dtype, tensor.dtype))
+      differences.push_back(name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
+    taken.insert({found->kind, found->name});
   }
   for (const auto& [key, tensor] : stored)
-    if (key.first != kPrivate)
+    if (key.first != kPrivate && !taken.contains(key) && (key.first == kBuffer || !frozen_here.contains(key.second)))
       differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
   const auto aliases = state.aliases();
   for (const auto& [alias, owner] : aliases)
@@ -135,15 +153,16 @@ class Loader {
   void verify() {
     require_same_run(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
-    counters_ = {manifest_.global_steps,
-                 manifest_.skipped_steps,
-                 manifest_.applied_steps,
-                 {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
-                 manifest_.set_rates,
-                 manifest_.missed_steps};
+    counters_ = {manifest_.global_steps,  manifest_.skipped_steps,
+                 manifest_.applied_steps, {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
+                 manifest_.set_rates,     manifest_.missed_steps};
     optim::LossScaler(state_.settings()).set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       fail_damaged(folder_.path_of(kManifestName), "counts more applied or skipped steps than steps");
+    const auto stored = stored_for(manifest_, state_.comm().rank());
+    for (const auto& tensor : tensors_of(state_))
+      if (tensor.kind == "master" && was_frozen(stored, tensor.name))
+        counters_.missed_steps[tensor.name] = counters_.applied_steps;
     for (const auto& [name, missed] : counters_.missed_steps)
       if (missed > counters_.applied_steps)
         fail_damaged(folder_.path_of(kManifestName), "counts more steps without " + name + " than applied steps");
@@ -164,6 +183,7 @@ class Loader {
       piece.write(at, stored);
     });
     reader_.finish();
+    fill_moments_of_frozen();
     auto generator = at::detail::getDefaultCPUGenerator();
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
@@ -180,9 +200,10 @@ class Loader {
   void visit(Take&& take) {
     const auto stored = stored_for(manifest_, state_.comm().rank());
     for (const auto& piece : pieces_) {
-      const auto found = stored.find({piece.kind, piece.name});
-      ZERO_CHECK(found != stored.end(), "no tensor ", piece.kind, " of ", piece.name);
-      const auto& tensor = *found->second;
+      const auto* const source = source_of(stored, piece.kind, piece.name);
+      if (source == nullptr && was_frozen(stored, piece.name)) continue;
+      ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
+      const auto& tensor = *source;
       const auto width = bits_of(tensor.dtype) / 8;
       const auto begin = piece.begin, end = piece.begin + piece.numel;
       for (const auto& part : tensor.parts) {
@@ -191,6 +212,18 @@ class Loader {
         const char* bytes = reader_.read(tensor, part);
         take(piece, tensor, first - begin, last - first, bytes + (first - part.start) * width);
       }
+    }
+  }
+
+  void fill_moments_of_frozen() {
+    constexpr std::int64_t kMost = 1 << 20;  // elements at once
+    const auto stored = stored_for(manifest_, state_.comm().rank());
+    for (const auto& piece : pieces_) {
+      if (source_of(stored, piece.kind, piece.name) != nullptr) continue;
+      const auto initial =
+          at::full({std::min(kMost, piece.numel)}, state_.optimizer().slot_initial_value(), piece.dtype);
+      for (std::int64_t at = 0; at < piece.numel; at += kMost)
+        piece.write(at, initial.narrow(0, 0, std::min(kMost, piece.numel - at)));
     }
   }
 
@@ -240,13 +273,21 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
     state.require_boundary(kWhere);
     state.require_no_scope(kWhere, /*reading_too=*/true);
     if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
-    if (comm.rank() != 0) return "";
+    const auto unfrozen = "\n" + state.unfrozen_units();
+    if (comm.rank() != 0) return unfrozen;
     choice = choose(fs, root, tag);
-    return choice.manifest_hash + choice.tag;
+    return choice.manifest_hash + choice.tag + unfrozen;
   });
-  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32);
+  const auto end_of_tag = answers[0].find('\n', 32);
+  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32, end_of_tag - 32),
+             unfrozen = answers[0].substr(end_of_tag);
   std::optional<Loader> loader;
   (void)agree(comm, kWhere, [&] {
+    for (std::size_t r = 1; r < answers.size(); ++r)
+      if (answers[r] != unfrozen)
+        throw ConfigError(base::join("[load_checkpoint] other parameters were unfrozen on rank ", r,
+                                     " than on rank 0. Hint: call requires_grad_() alike on every rank."));
+    state.admit_unfrozen();
     loader.emplace(state, fs, root, chosen, hash);
     loader->verify();
     return "";

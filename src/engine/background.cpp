@@ -3,8 +3,6 @@
 
 #include <omp.h>
 
-#include <utility>
-
 #include "base/check.h"
 
 namespace zero::engine {
@@ -24,6 +22,7 @@ void Background::begin(std::function<void()> job) {
   {
     std::lock_guard lock(mutex_);
     ZERO_CHECK(!job_, "[Background::begin] a job is running");
+    error_ = nullptr;
     job_ = [threads, job = std::move(job)] {
       omp_set_num_threads(threads);
       job();
@@ -36,7 +35,7 @@ void Background::begin(std::function<void()> job) {
 void Background::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !job_; });
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (error_) std::rethrow_exception(error_);
 }
 
 bool Background::running() const {

@@ -18,7 +18,7 @@ class Background {
 
   // Starts `job`, which may use as many OpenMP threads as the caller. InternalError while one is running.
   void begin(std::function<void()> job);
-  // Returns when no job is running; throws what the last one threw, once.
+  // Returns when no job is running; throws what the last one threw, until the next begins.
   void wait();
   bool running() const;
 

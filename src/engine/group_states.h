@@ -19,6 +19,7 @@ struct StatePlaces {
   offload::ShardFile* optimizer_file = nullptr;  // for tier File
   bool pinned = false;                           // host memory, for copies from and to a GPU
   bool offloads() const { return optimizer != memory::Tier::Device && ratio > 0; }
+  bool in_file() const { return optimizer == memory::Tier::File && ratio > 0; }
 };
 
 class GroupStates {

@@ -32,25 +32,23 @@ void MemberGradients::choose_active() {
 }
 
 bool MemberGradients::activity_changed() const {
-  for (std::size_t i = 0; trainable_ && i < members_.size(); ++i)
+  for (std::size_t i = 0; i < members_.size(); ++i)
     if (members_[i].tensor.requires_grad() != (active_[i] != 0)) return true;
   return false;
 }
 
 std::string MemberGradients::find_meddling(bool first, bool updates) const {
+  if (!mixed_.empty())
+    return "another backward, of another Engine or loss.backward(), added to the gradient of parameter " + mixed_ +
+           ", which waits with its graph since a backward with create_graph. Hint: call "
+           "engine.discard_micro_batch(), and let nothing else reach this model between the two passes.";
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& [name, aliases, tensor, unit] = members_[i];
-    if (!trainable_) {
-      if (tensor.requires_grad())
-        return "requires_grad of parameter " + name +
-               " became true, but the Engine took it frozen and holds no master of it. Hint: let it require grad when "
-               "the Engine is made, and freeze it afterwards: requires_grad_(false) between steps.";
-      continue;
-    }
     if (!first && !updates && tensor.requires_grad() != (active_[i] != 0))
       return base::join("requires_grad of parameter ", name, " was changed to ",
                         tensor.requires_grad() ? "true" : "false",
                         " between two micro-batches of one step. Hint: freeze and unfreeze after step() has acted.");
+    if (!trainable_ && (!first || !tensor.requires_grad())) continue;
     if (keeps_graph_ || (first ? !tensor.grad().defined() : guard_.is_there(i))) continue;
     if (first)
       return "the .grad of parameter " + name +
@@ -77,11 +75,16 @@ void MemberGradients::end_pass() {
 }
 
 void MemberGradients::drop_foreign(std::size_t i) {
-  if (!guard_.is_there(i)) members_[i].tensor.mutable_grad() = at::Tensor();
+  if (guard_.is_there(i)) return;
+  if (keeps_graph_)
+    mixed_ = members_[i].name;
+  else
+    members_[i].tensor.mutable_grad() = at::Tensor();
 }
 
 void MemberGradients::drop() {
   keeps_graph_ = false;
+  mixed_.clear();
   if (!trainable_) return;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& kept = kept_[i];

@@ -20,6 +20,7 @@ class MemberGradients {
 
   // Members without requires_grad get no gradient and no update from now on, others do. Before a step's first pass.
   void choose_active();
+  void set_trainable(bool trainable) { trainable_ = trainable; }
   bool activity_changed() const;
   bool active(std::size_t i) const { return active_[i] != 0; }
 
@@ -32,7 +33,8 @@ class MemberGradients {
   void begin_pass(bool keeps_graph);
   void end_pass();
   bool keeps_graph() const { return keeps_graph_; }
-  // A gradient that another Engine's backward, or a plain one, left in member i's .grad goes away again.
+  // A gradient that another Engine's backward, or a plain one, left in member i's .grad goes away again. Where it was
+  // added to one that waits with its graph, the two cannot be told apart: find_meddling() says so until drop().
   void drop_foreign(std::size_t i);
   // A pass in its middle, or a step, is over: nothing is kept any more.
   void drop();
@@ -64,8 +66,9 @@ class MemberGradients {
   const std::vector<ModelParameter>& members_;
   const GroupContext& context_;
   const std::string group_;
-  const bool trainable_;
+  bool trainable_;
   bool keeps_graph_ = false;
+  std::string mixed_;  // a member whose waiting gradient has a foreign one in it
   std::vector<char> active_;
   std::vector<Kept> kept_;
   std::vector<at::Tensor> copies_;  // by member

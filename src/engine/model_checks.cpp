@@ -10,7 +10,6 @@ namespace zero::engine {
 
 void check_hooks(const std::vector<std::unique_ptr<ParamGroup>>& groups, const std::string& where) {
   for (const auto& group : groups) {
-    if (!group->trainable()) continue;
     for (const auto& member : group->members())
       if (torchglue::gradient_hook_of(member.tensor) != torchglue::HookPlace::Ours)
         throw ConfigError(where + "the post-accumulate-grad hook of parameter " + member.name + " (group " +

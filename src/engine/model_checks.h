@@ -13,7 +13,7 @@ class Module;
 
 namespace zero::engine {
 
-// Throws ConfigError, beginning with `where`, when a trainable parameter's gradient hook is no longer the Engine's.
+// Throws ConfigError, beginning with `where`, when a parameter's gradient hook is no longer the Engine's.
 void check_hooks(const std::vector<std::unique_ptr<ParamGroup>>& groups, const std::string& where);
 // Throws ConfigError, beginning with `where`, naming parameters of the model that no Engine holds.
 void check_no_new_parameters(const torch::nn::Module& model, const std::string& where);

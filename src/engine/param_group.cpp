@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "config/stage_rules.h"
 #include "config/tier_rules.h"
@@ -45,6 +47,8 @@ ParamGroup::ParamGroup(const GroupContext& context, const Unit& unit, std::vecto
   owned_ = config::shards_optimizer(context_.stage) ? Owned{shard_begin_, layout_.shard_numel()}
                                                     : Owned{0, layout_.padded_numel()};
   torchglue::AllocationObserver::Pause pause;
+  if (context_.sums != nullptr)  // of a frozen group, too, which may be unfrozen
+    first_sum_ = context_.sums->reserve(context_.direct_gradients ? static_cast<int>(members_.size()) : 1);
   make_parameters();
   if (trainable_) make_states();
   cut_runs();
@@ -75,19 +79,16 @@ void ParamGroup::make_parameters() {
   }
   book_bytes(parameters_.bytes(), tier, memory::Purpose::Parameters);
   if (!sharded_ || shared_) return;
-  from_shards_.emplace(
-      ShardGather::Ways{.of = name_,
-                        .comm = context_.comm,
-                        .neighbours = context_.neighbours,
-                        .bits = trainable_ ? (context_.quantize_trainable ? 8 : 0) : (context_.quantize_frozen ? 8 : 0),
-                        .pool = context_.gather_pool},
-      layout_.padded_numel(), dtype);
+  from_shards_.emplace(ShardGather::Ways{.of = name_,
+                                         .comm = context_.comm,
+                                         .neighbours = context_.neighbours,
+                                         .bits = gather_bits(),
+                                         .pool = context_.gather_pool},
+                       layout_.padded_numel(), dtype);
   book_bytes(from_shards_->second_bytes(), memory::Tier::Device, memory::Purpose::Parameters);
 }
 
 void ParamGroup::make_states() {
-  if (context_.sums != nullptr)
-    first_sum_ = context_.sums->reserve(context_.direct_gradients ? static_cast<int>(members_.size()) : 1);
   at::Tensor alias;
   if (!context_.recipe.separate_master() && parameters_.tier() == memory::Tier::Device && !context_.delayed)
     alias = parameters_.vector().narrow(0, parameters_begin(), owned_.numel);
@@ -100,8 +101,8 @@ void ParamGroup::make_states() {
     // A reduced shard goes straight to where the update reads it, if that is in reach of the reduction.
     const bool on_host = offloaded && context_.stage >= 2 && context_.device.is_cpu();
     const auto kept = config::shards_gradients(context_.stage) ? layout_.shard_numel() : layout_.padded_numel();
-    gradients_ = book(allocate(kept, context_.recipe.gradient), on_host ? memory::Tier::Host : memory::Tier::Device,
-                      memory::Purpose::Gradients);
+    gradients_tier_ = on_host ? memory::Tier::Host : memory::Tier::Device;
+    gradients_ = book(allocate(kept, context_.recipe.gradient), gradients_tier_, memory::Purpose::Gradients);
     gradients_.zero_();
     if (on_host) {
       if (context_.delayed) {
@@ -152,10 +153,42 @@ ParamGroup::~ParamGroup() {
   } catch (const std::exception&) {
     // Its file failed: whoever needed the shard was told.
   }
-  for (std::size_t t = 0; t < MemoryReport::kTiers; ++t)
-    for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
-      if (booked_[t][p] != 0)
-        context_.ledger->book(static_cast<memory::Tier>(t), static_cast<memory::Purpose>(p), -booked_[t][p]);
+  cancel_bookings({});
+}
+
+void ParamGroup::become_trainable(const std::function<void()>& then) {
+  const at::NoGradGuard no_grad;
+  const torchglue::AllocationObserver::Pause pause;
+  if (context_.places.in_file()) {
+    const auto unfrozen = std::find_if(members_.begin(), members_.end(),
+                                       [](const ModelParameter& member) { return member.tensor.requires_grad(); });
+    throw ConfigError("[Engine] requires_grad of parameter " + unfrozen->name +
+                      " became true, but the Engine took it frozen, and the file of optimizer states was made without "
+                      "it. Hint: let it require grad when the Engine is made, and freeze it afterwards: "
+                      "requires_grad_(false) between steps.");
+  }
+  const auto before = booked_;
+  const auto set = [this](bool trainable) {
+    trainable_ = trainable;
+    autograd_.set_trainable(trainable);
+    if (from_shards_) from_shards_->set_bits(gather_bits());
+  };
+  try {
+    make_states();
+    const auto values = parameters_.read(parameters_begin(), owned_.numel);
+    states_.write(GroupStates::kMaster, 0, values.to(at::kFloat));
+    states_.fill_slots(context_.slot_initial_value);
+    // An update on its way knows nothing of this group.
+    if (next_parameters_.defined()) next_parameters_.copy_(values);
+    set(true);
+    then();
+  } catch (...) {
+    set(false);
+    states_ = {};
+    gradients_ = offloaded_gradients_ = pending_gradients_ = next_parameters_ = at::Tensor();
+    cancel_bookings(before);
+    throw;
+  }
 }
 
 at::Tensor ParamGroup::allocate(std::int64_t numel, at::ScalarType dtype) const {
@@ -168,6 +201,15 @@ void ParamGroup::book_bytes(std::int64_t bytes, memory::Tier tier, memory::Purpo
   booked_[MemoryReport::index(tier)][MemoryReport::index(purpose)] += bytes;
   if (tier == memory::Tier::File && context_.checks_files)
     book_bytes(config::checksum_bytes(bytes), memory::Tier::Host, memory::Purpose::Other);
+}
+
+void ParamGroup::cancel_bookings(const Bytes& left) {
+  for (std::size_t t = 0; t < MemoryReport::kTiers; ++t)
+    for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
+      if (booked_[t][p] != left[t][p])
+        context_.ledger->book(static_cast<memory::Tier>(t), static_cast<memory::Purpose>(p),
+                              left[t][p] - booked_[t][p]);
+  booked_ = left;
 }
 
 at::Tensor ParamGroup::book(at::Tensor tensor, memory::Tier tier, memory::Purpose purpose) {

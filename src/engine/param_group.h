@@ -12,6 +12,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +48,9 @@ class ParamGroup final : public memory::GatherUnit {
   const std::string& name() const override { return name_; }
   bool root() const override { return root_; }
   bool trainable() const { return trainable_; }
+  // A group that was taken frozen gets masters of the values it computes with, and fresh moments. Without an effect
+  // when it, or `then`, throws (ConfigError: a budget, a file without room for them).
+  void become_trainable(const std::function<void()>& then);
   const memory::ShardLayout& layout() const { return layout_; }
   const std::vector<ModelParameter>& members() const { return members_; }
   const c10::Storage& storage(std::size_t i) const { return storages_[i]; }
@@ -136,25 +141,19 @@ class ParamGroup final : public memory::GatherUnit {
   at::Tensor allocate(std::int64_t numel, at::ScalarType dtype) const;
   at::Tensor book(at::Tensor tensor, memory::Tier tier, memory::Purpose purpose);
   void book_bytes(std::int64_t bytes, memory::Tier tier, memory::Purpose purpose);
-  void make_parameters();
-  void make_states();
-  void make_next();
-  at::Tensor own_part(const at::Tensor& whole) const;
+  using Bytes = std::array<std::array<std::int64_t, MemoryReport::kPurposes>, MemoryReport::kTiers>;
+  void cancel_bookings(const Bytes& left);
+  void make_parameters(), make_states(), make_next();
+  int gather_bits() const { return (trainable_ ? context_.quantize_trainable : context_.quantize_frozen) ? 8 : 0; }
+  at::Tensor own_part(const at::Tensor&whole) const, own_shard(const at::Tensor&kept) const;
   void begin_gather(bool exact);
   at::Tensor shard_to_gather();
-  void drop_fetched();
-  void point_members_into(const at::Tensor& flat);
-  void begin_reduce_scattered();
-  void wait_for_gather();
-  void wait_for_reduction();
-  void read_in_place();
-  void become_whole();
+  void drop_fetched(), point_members_into(const at::Tensor&flat);
+  void begin_reduce_scattered(), wait_for_gather(), wait_for_reduction();
+  void read_in_place(), become_whole();
   std::int64_t reduced_bytes() const;
-  void take_squares();
-  void offload_gradients();
-  at::Tensor own_shard(const at::Tensor& kept) const;
-  void add_squares(std::int64_t begin, std::int64_t end);
-  void take_zeros(std::size_t i);
+  void take_squares(), offload_gradients();
+  void add_squares(std::int64_t begin, std::int64_t end), take_zeros(std::size_t i);
   at::Tensor& reduce_input();
   void cut_runs() { runs_.cut(layout_, owned_.begin, owned_.numel, autograd_); }
   base::Dtype compute_dtype() const { return dtype_of(context_.recipe.parameter); }
@@ -171,9 +170,10 @@ class ParamGroup final : public memory::GatherUnit {
   offload::ShardStore parameters_;
   GroupStates states_;
   at::Tensor gradients_, copied_gradients_;
+  memory::Tier gradients_tier_ = memory::Tier::Device;
   at::Tensor offloaded_gradients_;  // the reduced shard in host memory, where gradients are kept elsewhere before
   at::Tensor pending_gradients_, next_parameters_;  // of delayed updates, in host memory
-  std::int64_t booked_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
+  Bytes booked_{};
 
   Residency residency_ = Residency::Gathered;
   std::shared_ptr<comm::SharedVector> shared_;  // of which parameters_ is the shard

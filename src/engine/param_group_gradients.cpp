@@ -134,14 +134,14 @@ void ParamGroup::copy_sums() {
   if (context_.direct_gradients) return autograd_.copy_kept();
   const torchglue::AllocationObserver::Pause pause;
   auto copy = gradients_.clone();
-  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients, static_cast<std::int64_t>(copy.nbytes()));
+  context_.ledger->book(gradients_tier_, memory::Purpose::Gradients, static_cast<std::int64_t>(copy.nbytes()));
   copied_gradients_ = std::move(copy);
 }
 
 void ParamGroup::forget_sums() {
   autograd_.forget_copy();
   if (!copied_gradients_.defined()) return;
-  context_.ledger->book(memory::Tier::Device, memory::Purpose::Gradients,
+  context_.ledger->book(gradients_tier_, memory::Purpose::Gradients,
                         -static_cast<std::int64_t>(copied_gradients_.nbytes()));
   copied_gradients_ = at::Tensor();
 }

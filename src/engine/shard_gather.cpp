@@ -47,18 +47,19 @@ std::shared_ptr<Work> ShardGather::begin(const at::Tensor& whole, const at::Tens
     auto work = ways_.comm->all_gather(whole, shard, ways_.of);
     return second_.defined() ? std::make_shared<Finish>(std::move(work), keep) : std::move(work);
   }
-  const auto numel = shard.numel(), bytes = base::quantized_bytes(numel, ways_.bits);
+  const int bits = ways_.bits;  // when this gather began
+  const auto numel = shard.numel(), bytes = base::quantized_bytes(numel, bits);
   const auto dtype = dtype_of(shard.scalar_type());
   auto all = ways_.pool->take(bytes * ways_.comm->size(), at::kByte);
   const auto part = [bytes](const at::Tensor& of, std::int64_t rank) { return of.narrow(0, rank * bytes, bytes); };
   const auto mine = part(all, ways_.comm->rank());
-  base::quantize(mine.mutable_data_ptr(), ways_.bits, shard.const_data_ptr(), dtype, numel);
+  base::quantize(mine.mutable_data_ptr(), bits, shard.const_data_ptr(), dtype, numel);
   auto work = ways_.comm->all_gather(all, mine, ways_.of);
   // Its own part, too, is what the others see: every rank computes with the same parameters.
   return std::make_shared<Finish>(std::move(work), [=, this] {
     for (int rank = 0; rank < ways_.comm->size(); ++rank)
       base::dequantize(whole.narrow(0, rank * numel, numel).mutable_data_ptr(), dtype, part(all, rank).const_data_ptr(),
-                       ways_.bits, numel);
+                       bits, numel);
     ways_.pool->put(all);
     keep();
   });

@@ -29,6 +29,10 @@ class ShardGather {
   // this object. exact: never by way of integers.
   std::shared_ptr<Work> begin(const at::Tensor& whole, const at::Tensor& shard, bool exact = false);
   bool lossy() const { return ways_.bits != 0; }
+  void set_bits(int bits) {  // of gathers to come
+    ways_.bits = bits;
+    forget();
+  }
   // The shards have new values: the second ones are void. All ranks call it equally often.
   void forget() { kept_ = false; }
 

@@ -32,14 +32,19 @@ struct StagedUpdate::Slot {
   torchglue::Mark copied;
   base::TraceOperation fetch_trace, states_trace, parameters_trace;
   const Tile *storing = nullptr, *storing_parameters = nullptr;
+  memory::MemoryLedger* ledger = nullptr;
   std::int64_t bytes = 0;  // booked
+
+  ~Slot() {
+    if (ledger != nullptr) ledger->book(memory::Tier::Host, memory::Purpose::Other, -bytes);
+  }
 };
 
 std::int64_t StagedUpdate::tile_for(std::int64_t limit) { return config::tile_numel(limit); }
 
 StagedUpdate::StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy, memory::MemoryLedger& ledger,
                            base::Trace& trace)
-    : groups_(std::move(groups)), policy_(policy), ledger_(ledger), trace_(trace) {
+    : groups_(std::move(groups)), policy_(policy), trace_(trace) {
   int most_states = 0;
   std::int64_t most_copy = 0, most_numel = 0;
   offload::ShardFile *states_file = nullptr, *copy_file = nullptr;
@@ -79,7 +84,8 @@ StagedUpdate::StagedUpdate(std::vector<ParamGroup*> groups, const Policy& policy
       slot->pinned_copy = at::empty({most_numel * most_copy}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
       slot->bytes += slot->pinned_copy.numel();
     }
-    ledger_.book(memory::Tier::Host, memory::Purpose::Other, slot->bytes);
+    ledger.book(memory::Tier::Host, memory::Purpose::Other, slot->bytes);
+    slot->ledger = &ledger;
     slots_.push_back(std::move(slot));
   }
 }
@@ -98,7 +104,6 @@ StagedUpdate::~StagedUpdate() {
           work->wait();
         } catch (const std::exception&) {
         }
-    ledger_.book(memory::Tier::Host, memory::Purpose::Other, -slot->bytes);
   }
 }
 

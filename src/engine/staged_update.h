@@ -56,7 +56,6 @@ class StagedUpdate {
 
   std::vector<ParamGroup*> groups_;
   const Policy policy_;
-  memory::MemoryLedger& ledger_;
   base::Trace& trace_;
   std::vector<Tile> tiles_;  // in the order of groups
   std::vector<std::unique_ptr<Slot>> slots_;

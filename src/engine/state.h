@@ -60,6 +60,10 @@ class State final : public torchglue::UseListener {
   std::vector<StatePiece> pieces_to_load();
   // Before the pieces are filled: an update on its way is dropped, nothing is read ahead.
   void begin_replacing();
+  // Groups that were taken frozen can be trained from now on if a parameter of them requires grad by now. All ranks
+  // have found the same ones.
+  std::string unfrozen_units() const;
+  void admit_unfrozen();
   // After the pieces were filled: compute copies from masters, published over ranks.
   void adopt_loaded();
   // Names tied to another: alias -> owner.
@@ -100,14 +104,12 @@ class State final : public torchglue::UseListener {
                      const std::vector<Unit>& units);
   void take_device(const std::vector<ModelParameter>& parameters);
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
-  void adopt_values();
-  void adopt_buffers();
-  void attach();
+  void adopt_values(), adopt_buffers();
+  void attach(), order_reductions(), make_update();
   void detach() noexcept;
   void keep_activations();
   // interception
-  void begin_forward();
-  void end_activations() const;
+  void begin_forward(), end_activations() const;
   void before_use(const int* tags, int count, const char* op) override;
   void after_use(const int* tags, int count) noexcept override;
   bool before_write(int tag, const char* op) override;
@@ -135,12 +137,10 @@ class State final : public torchglue::UseListener {
   bool delays() const;
   void apply(float factor, bool late);
   bool finish_update();
-  void publish(ParamGroup& group);
-  void publish_within(std::int64_t numel);
+  void publish(ParamGroup&group), publish_within(std::int64_t numel);
   std::string where(const char* what) const;
   void begin_trace(const std::string& file, TraceSteps steps);
-  void start_trace_of_environment();
-  void end_trace() noexcept;
+  void start_trace_of_environment(), end_trace() noexcept;
   void count_bytes() {
     if (trace_.recording()) count_bytes_on();
   }

@@ -14,6 +14,7 @@
 #include "base/status_page.h"
 #include "config/stage_rules.h"
 #include "engine/backward_scope.h"
+#include "engine/rank_agreement.h"
 #include "engine/state.h"
 
 namespace zero::engine {
@@ -140,10 +141,39 @@ void State::note_unused(bool check) {
                       ", and zero_optimization.ignore_unused_parameters is false");
 }
 
+// Groups that were taken frozen and of which a parameter requires grad by now, a line each.
+std::string State::unfrozen_units() const {
+  std::string names;
+  for (const auto& group : groups_)
+    if (!group->trainable() && group->autograd().activity_changed()) names += group->name() + "\n";
+  return names;
+}
+
+void State::admit_unfrozen() {
+  if (unfrozen_units().empty()) return;
+  if (pending_) background_.wait();
+  update_->settle();
+  for (const auto& group : groups_) {
+    if (group->trainable() || !group->autograd().activity_changed()) continue;
+    try {
+      group->become_trainable([this] { make_update(); });
+    } catch (...) {
+      make_update();
+      throw;
+    }
+    order_reductions();
+  }
+}
+
 // A step begins: which parameters it is of.
 void State::choose_active() {
   const auto changed = [](const auto& group) { return group->autograd().activity_changed(); };
   if (std::none_of(groups_.begin(), groups_.end(), changed)) return;
+  const auto unfrozen = unfrozen_units();
+  if (!unfrozen.empty() && comm_->size() > 1)
+    if (const auto text = disagreement(*comm_, "[Engine] the units with unfrozen parameters", unfrozen); !text.empty())
+      throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+  admit_unfrozen();
   if (pending_) background_.wait();  // it goes by what was chosen before
   for (const auto& group : groups_) group->choose_active();
 }
@@ -236,7 +266,7 @@ void State::drop_micro_batch() {
   if (all) begin_accumulation();
   open_ = touched_ = in_forward_ = false;
   in_flight_.clear();
-  update_->settle();  // what was read ahead
+  if (!pending_) update_->settle();  // what was read ahead
   end_activations();
   if (activations_) activations_->end_backward();
   prefetcher_->end_pass();

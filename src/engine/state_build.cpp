@@ -1,7 +1,6 @@
 // Taking a model over: groups, agreement between ranks, values, buffers, hooks.
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,47 +12,13 @@
 #include "config/batch.h"
 #include "config/document.h"
 #include "engine/model_checks.h"
+#include "engine/rank_agreement.h"
 #include "engine/state.h"
 #include "torchglue/deferred_init.h"
 #include "torchglue/gradient_hook.h"
 #include "torchglue/storage_access.h"
 
 namespace zero::engine {
-namespace {
-
-std::string hash_of(const std::string& text) {
-  const auto hash = XXH3_128bits(text.data(), text.size());
-  return {reinterpret_cast<const char*>(&hash), sizeof hash};
-}
-
-// Where the first of two texts' lines differ.
-std::string first_difference(const std::string& a, const std::string& b) {
-  std::size_t begin = 0;
-  while (true) {
-    const auto end_a = a.find('\n', begin), end_b = b.find('\n', begin);
-    const auto line_a = a.substr(begin, end_a - begin), line_b = b.substr(begin, end_b - begin);
-    if (line_a != line_b) return "\"" + line_a + "\" against \"" + line_b + "\"";
-    if (end_a == std::string::npos || end_b == std::string::npos) return "the number of lines";
-    begin = end_a + 1;
-  }
-}
-
-// "Half a set": messages name the ranks that differ from rank 0.
-std::string disagreement(Communicator& comm, const std::string& what, const std::string& mine) {
-  const auto hashes = comm.exchange(hash_of(mine));
-  std::vector<int> different;
-  for (std::size_t r = 1; r < hashes.size(); ++r)
-    if (hashes[r] != hashes[0]) different.push_back(static_cast<int>(r));
-  if (different.empty()) return "";
-  const auto texts = comm.exchange(mine);
-  std::string ranks;
-  for (const int r : different) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  return what + " on rank 0 and on rank" + (different.size() > 1 ? "s " : " ") + ranks +
-         " differ: " + first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
-}
-
-}  // namespace
-
 State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
     : model_(std::move(model)),
       options_(std::move(options)),
@@ -144,10 +109,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     parameters.clear();
     tiers_->make_files(groups_);
     tiers_->enforce(*ledger_);
-    std::vector<ParamGroup*> all;
-    for (const auto& group : groups_) all.push_back(group.get());
-    update_ = std::make_unique<StagedUpdate>(std::move(all), tiers_->update_policy(optimizer_->num_slots()), *ledger_,
-                                             trace_.trace());
+    make_update();
     // Folders and files that are not there are told of while the model is still as it was.
     keep_activations();
     start_trace_of_environment();
@@ -375,6 +337,23 @@ void State::adopt_buffers() {
   activations_->set_resident(resident);
 }
 
+void State::make_update() {
+  std::vector<ParamGroup*> all;
+  for (const auto& group : groups_) all.push_back(group.get());
+  update_.reset();  // its buffers make room
+  update_ = std::make_unique<StagedUpdate>(std::move(all), tiers_->update_policy(optimizer_->num_slots()), *ledger_,
+                                           trace_.trace());
+}
+
+// Backward reaches the last unit first; the root (embeddings, the head) comes last.
+void State::order_reductions() {
+  reduce_order_.clear();
+  for (auto it = groups_.rbegin(); it != groups_.rend(); ++it)
+    if ((*it)->trainable() && !(*it)->root()) reduce_order_.push_back(it->get());
+  for (const auto& group : groups_)
+    if (group->trainable() && group->root()) reduce_order_.push_back(group.get());
+}
+
 void State::attach() {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     auto& group = *groups_[g];
@@ -383,15 +362,10 @@ void State::attach() {
       members_.push_back({static_cast<int>(g), i});
       torchglue::intercept(tensor, this, static_cast<int>(members_.size()) - 1);
       tensor.mutable_grad() = at::Tensor();  // of a backward before the Engine was made
-      if (group.trainable())
-        torchglue::set_gradient_hook(tensor, [this, g, i] { on_gradient(static_cast<int>(g), i); });
+      torchglue::set_gradient_hook(tensor, [this, g, i] { on_gradient(static_cast<int>(g), i); });
     }
   }
-  // Backward reaches the last unit first; the root (embeddings, the head) comes last.
-  for (auto it = groups_.rbegin(); it != groups_.rend(); ++it)
-    if ((*it)->trainable() && !(*it)->root()) reduce_order_.push_back(it->get());
-  for (const auto& group : groups_)
-    if (group->trainable() && group->root()) reduce_order_.push_back(group.get());
+  order_reductions();
   std::vector<memory::GatherUnit*> all;
   for (const auto& group : groups_) all.push_back(group.get());
   const bool tell = settings_.zero.log_trace_cache_warnings;

@@ -256,7 +256,9 @@ void State::set_counters(const Counters& counters) {
     std::vector<std::int64_t> missed;
     for (const auto& member : group->members()) {
       const auto it = counters.missed_steps.find(member.name);
-      missed.push_back(it == counters.missed_steps.end() ? 0 : it->second);
+      missed.push_back(!group->trainable()                 ? counters.applied_steps
+                       : it == counters.missed_steps.end() ? 0
+                                                           : it->second);
     }
     group->set_missed_steps(std::move(missed));
   }

@@ -173,6 +173,30 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
 }
 
 TEST(TierFault, AReadThatFailsEndsEveryRank) { expect_an_end(Nth::Kind::Read, EIO, std::strerror(EIO)); }
+// The error of an update beside training stays, wherever the program catches it: what was half made is never shown.
+TEST(TierFault, AFailedLateUpdateIsNotForgotten) {
+  const Folder folder;
+  auto setup = setup_in(folder.path, 1);
+  setup.world = 1;
+  setup.zero += R"(, "delayed_update": {"enabled": true, "start_step": 1})";
+  auto faults = std::make_shared<Nth>(Nth::Kind::Read, 1, /*every=*/false, offload::Fault{EIO, -1});
+  const Installed installed(faults);
+  const auto& task = problem(setup.problem);
+  auto module = make_module(task);
+  Engine engine(module, Options::from_json(json_of(setup)), Communicator::local());
+  const auto pass = [&](int k) { engine.backward(loss_of(task, *module, 0, k, dtype_of(setup))); };
+  pass(0);
+  engine.step();
+  pass(1);
+  faults->arm();
+  engine.step();  // the update begins, and fails
+  EXPECT_THROW(engine.set_lr(0, 0.1), IoError);
+  EXPECT_THROW(engine.set_lr(0, 0.1), IoError);
+  pass(2);
+  EXPECT_THROW(engine.step(), IoError);
+  EXPECT_THROW(engine.step(), Error);
+}
+
 TEST(TierFault, AFullDiskEndsEveryRank) { expect_an_end(Nth::Kind::Write, ENOSPC, "free"); }
 
 // A write that fails goes elsewhere (file_io_test), and training does not notice.

@@ -76,6 +76,57 @@ TEST_P(Backward, CreateGraph) {
   });
 }
 
+// Another backward that reaches a gradient which waits with its graph: the two are one sum, so nothing is right any
+// more but to begin the micro-batch again.
+TEST_P(Backward, AnotherBackwardBetweenTwoPasses) {
+  expect([this](const auto& comm) {
+    auto net = make_net(), other = make_net(5);
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
+    Engine second(other, Options::from_json(json_for(stage(), "SGD")), comm);
+    Plain plain(world(), "SGD");
+    for (const bool plainly : {false, true}) {
+      engine.backward(loss_of(*net, comm->rank(), 0), {.create_graph = true});
+      if (plainly) {
+        (void)error_of([&] { net->head->bias.sum().backward(); }, "a plain backward");
+      } else {
+        second.backward(loss_of(*other, comm->rank(), 1) * net->head->bias.sum());
+        second.step();
+      }
+      const auto text = error_of([&] { engine.backward(loss_of(*net, comm->rank(), 2)); }, "the second pass");
+      require(contains(text, "head.bias") && contains(text, "another backward"), text);
+      require(contains(error_of([&] { engine.step(); }, "step"), "another backward"), "step() says something else");
+      engine.discard_micro_batch();
+      engine.backward(loss_of(*net, comm->rank(), 3));
+      engine.step();
+      plain.backward([&](Net& model, int rank) { return loss_of(model, rank, 3); });
+      plain.step();
+      require_equal(engine, plain.net(), "after the mixture");
+    }
+  });
+}
+
+// With ignore_unused_parameters false, what no pass of the micro-batch reaches is an error; what one of them reaches is
+// none.
+TEST_P(Backward, UnusedAfterCreateGraph) {
+  expect([this](const auto& comm) {
+    auto net = make_net();
+    const char* const zero = R"(, "ignore_unused_parameters": false)";
+    Engine engine(net, Options::from_json(json_for(stage(), "SGD", 1, "", zero)), comm);
+    engine.backward(loss_of(*net, comm->rank(), 0), {.create_graph = true});
+    engine.backward(net->head->weight.pow(2).sum());  // reaches one parameter, and the pass before all of them
+    engine.step();
+    const auto body_loss = [&](int step) {
+      auto x = net->layers[0]->as<torch::nn::Linear>()->forward(input_of(comm->rank(), step));
+      x = net->layers[1]->as<torch::nn::LayerNorm>()->forward(x);
+      x = net->layers[2]->as<torch::nn::Linear>()->forward(x);
+      return net->layers[3]->as<torch::nn::LayerNorm>()->forward(x).pow(2).mean();
+    };
+    engine.backward(body_loss(1), {.create_graph = true});
+    const auto text = error_of([&] { engine.backward(body_loss(2)); }, "head unused in both passes");
+    require(contains(text, "no gradient for parameter head.") && contains(text, "1 more"), text);
+  });
+}
+
 // A penalty on the gradient of the input: double backward inside the loss, which needs no option.
 TEST_P(Backward, GradientPenalty) {
   expect([this](const auto& comm) {

@@ -28,6 +28,11 @@ const char* const kStage3 =
     R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
                                "zero_optimization": {"stage": 3}})";
 
+void require_no_more_pages_than(long long early) {
+  const auto grown = shared_pages_bytes() - early;
+  require(grown < (6 << 20), "shared pages grew by " + std::to_string(grown) + " bytes");
+}
+
 // More than the arena keeps resident of what is free.
 constexpr std::int64_t kNumel = 4 << 20;
 
@@ -80,8 +85,7 @@ TEST(Departure, GivesPagesBackOnceNobodyReadsThem) {
       if (round == 4) early = shared_pages_bytes();
     }
     comm->barrier();
-    const auto grown = shared_pages_bytes() - early;
-    require(grown < (6 << 20), "shared pages grew by " + std::to_string(grown) + " bytes");
+    require_no_more_pages_than(early);
   });
   EXPECT_EQ(errors_of(ends), "");
 }
@@ -160,8 +164,7 @@ TEST(Departure, OfAHundredEnginesLeavesNoPages) {
       if (round == 9) early = shared_pages_bytes();
     }
     comm->barrier();
-    const auto grown = shared_pages_bytes() - early;
-    require(grown < (6 << 20), "shared pages grew by " + std::to_string(grown) + " bytes");
+    require_no_more_pages_than(early);
   });
   EXPECT_EQ(errors_of(ends), "");
 }
@@ -171,8 +174,7 @@ TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     const auto vector = comm->share(10000, at::kFloat);
     comm->set_timeout(300ms);
-    if (comm->rank() == 1) std::this_thread::sleep_for(4s);
-    if (comm->rank() == 1) return;
+    if (comm->rank() == 1) return std::this_thread::sleep_for(4s);
     vector->publish();
     const auto begin = std::chrono::steady_clock::now();
     try {
