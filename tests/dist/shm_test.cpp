@@ -502,6 +502,20 @@ TEST(Shm, NamesBothCallsOfADisagreement) {
     EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 12 elements)")) << end.error;
     EXPECT_TRUE(contains(end.error, "all_reduce(fp16, 13 elements)")) << end.error;
   }
+  // What differs alone: the number of elements, the root.
+  const auto numels = with_ranks(2, [](const Comm& comm) { comm->all_reduce(at::ones({12 + comm->rank()}))->wait(); });
+  for (const auto& end : numels) {
+    EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 12 elements)")) << end.error;
+    EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 13 elements)")) << end.error;
+  }
+  const auto roots = with_ranks(2, [](const Comm& comm) {
+    comm->broadcast(at::ones({12}), comm->rank())->wait();  // a root waits for nobody
+    comm->barrier();
+  });
+  for (const auto& end : roots) {
+    EXPECT_TRUE(contains(end.error, "root 0)")) << end.error;
+    EXPECT_TRUE(contains(end.error, "root 1)")) << end.error;
+  }
 }
 
 TEST(Shm, TellsOfAnAbort) {

@@ -482,28 +482,35 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
   const std::string in_folder = R"({"device": "nvme", "nvme_path": ")" + folder.string() + "\"}";
   struct Variant {
     int least_stage;
-    std::string zero, budget, expected;
+    std::string zero, extra, budget;  // budget: a key of "memory", or none
+    std::uint64_t above_peak;         // of a run that unfreezes nothing
+    std::string expected;
   };
   const Variant variants[] = {
-      {0, "", "device", "memory.device"},
-      {1, R"(, "offload_optimizer": )" + in_folder, "", "requires_grad of parameter 0.weight"},
-      {3, R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": )" + in_folder, "host", "memory.host"},
+      {0, "", "", "device", 0, "memory.device"},
+      // Room for the masters, and none for the moments.
+      {0, "", R"(, "bf16": {"enabled": true})", "device", 256 * 256 * 4, "memory.device"},
+      {1, R"(, "offload_optimizer": )" + in_folder, "", "", 0, "requires_grad of parameter 0.weight"},
+      {3, R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": )" + in_folder, "", "host", 0, "memory.host"},
   };
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto& variant : variants) {
       if (stage < variant.least_stage) continue;
       const auto tier = variant.budget == "host" ? MemoryReport::Tier::Host : MemoryReport::Tier::Device;
-      const auto train = [&](const std::string& zero, const std::string& extra, const std::string& expected) {
+      const auto train = [&](const std::string& memory, bool unfreezes) {
         torch::manual_seed(1);
         auto model = make_model();
-        Engine engine(model.ptr(), Options::from_json(json_for(stage, "AdamW", 1, extra, zero)), Communicator::local());
+        Engine engine(model.ptr(),
+                      Options::from_json(json_for(stage, "AdamW", 1, variant.extra + memory, variant.zero)),
+                      Communicator::local());
         for (int step = 0; step < 4; ++step) {
-          const auto loss = [&] { return model->forward(at::ones({2, 256}) * step).pow(2).mean(); };
-          if (step == 2 && !expected.empty()) {
+          const auto x = at::full({2, 256}, step, model[1]->as<torch::nn::Linear>()->weight.options());
+          const auto loss = [&] { return model->forward(x).to(at::kFloat).pow(2).mean(); };
+          if (step == 2 && unfreezes) {
             model[0]->as<torch::nn::Linear>()->weight.requires_grad_(true);
             const auto before = engine.memory().current(tier);
             const auto text = error_of([&] { engine.backward(loss()); }, "unfrozen without room");
-            EXPECT_TRUE(contains(text, expected)) << text;
+            EXPECT_TRUE(contains(text, variant.expected)) << text;
             EXPECT_EQ(engine.memory().current(tier), before);
             model[0]->as<torch::nn::Linear>()->weight.requires_grad_(false);
           }
@@ -513,9 +520,10 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
         peak = engine.memory().peak(tier);
         return engine.state_hash();
       };
-      const auto expected = train(variant.zero, "", "");
-      const auto budget = R"(, "memory": {")" + variant.budget + R"(": )" + std::to_string(peak) + "}";
-      EXPECT_EQ(train(variant.zero, variant.budget.empty() ? "" : budget, variant.expected), expected);
+      const auto expected = train("", false);
+      const auto budget =
+          R"(, "memory": {")" + variant.budget + R"(": )" + std::to_string(peak + variant.above_peak) + "}";
+      EXPECT_EQ(train(variant.budget.empty() ? "" : budget, true), expected);
     }
   }
   std::filesystem::remove_all(folder);

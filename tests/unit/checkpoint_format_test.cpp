@@ -233,6 +233,7 @@ TEST(CheckpointRankFile, BoolsAreZeroOrOne) {
 
 // --- manifest, SUMS, latest ---------------------------------------------------------------------
 
+// No field has its default, so that one that is not read shows.
 Manifest some_manifest() {
   Manifest m;
   m.libzero_version = "0.1.0";
@@ -242,13 +243,23 @@ Manifest some_manifest() {
   m.created = "2000-01-01T00:00:00Z";
   m.seq = 3;
   m.global_steps = 12;
+  m.applied_steps = 11;
+  m.skipped_steps = 1;
+  m.global_samples = 48;
   m.optimizer = "AdamW";
   m.slots = {"exp_avg", "exp_avg_sq"};
   m.loss_scale = 0.1;
+  m.hysteresis = 2;
+  m.good = 7;
+  m.floor = 5;
   m.world = 2;
   m.stage = 3;
   m.parameter_dtype = m.gradient_dtype = m.wire_dtype = "BF16";
+  m.transport = "shm";
+  m.cpu_capability = "AVX2";
+  m.torch_threads = 4;
   m.config = {{"a", "1"}};
+  m.config_hash = hash_of("c");
   m.user_state = "\"ü\n\\";
   m.set_rates = {0.1, -1};
   m.missed_steps = {{"w", 3}};
@@ -291,8 +302,8 @@ TEST(CheckpointManifest, EveryFieldIsNeededAndNoOtherIsKnown) {
   int tried = 0;
   const std::function<void(const nlohmann::json::json_pointer&)> visit = [&](const nlohmann::json::json_pointer& at) {
     const auto& value = whole[at];
-    const auto free_names = at.to_string() == "/config" || at.to_string() == "/aliases" ||
-                            at.to_string() == "/program/missed_steps";
+    const auto free_names =
+        at.to_string() == "/config" || at.to_string() == "/aliases" || at.to_string() == "/program/missed_steps";
     const auto refused = [&](const std::function<void(nlohmann::json&)>& change, const std::string& what) {
       auto other = whole;
       change(other);
