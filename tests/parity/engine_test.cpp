@@ -318,7 +318,13 @@ TEST(Engine, OverflowIsSkippedOnAllRanksAlike) {
       const auto before = engine.state_hash();
       for (int k = 0; k < 2; ++k) {
         auto loss = loss_of(task, *module, comm->rank(), k, at::kHalf);
-        if (comm->rank() == 1) loss = loss * std::numeric_limits<float>::infinity();
+        // All gradients; then one element, which lies in the shard of one rank.
+        constexpr float kInfinity = std::numeric_limits<float>::infinity();
+        if (k == 0 && comm->rank() == 1) loss = loss * kInfinity;
+        if (k == 1) {
+          const auto element = module->parameters()[0].flatten()[0].to(at::kFloat);
+          loss = loss + element * (comm->rank() == 1 ? kInfinity : 0.0f);
+        }
         engine.backward(loss);
         const auto result = engine.step();
         EXPECT_TRUE(result.overflow);
