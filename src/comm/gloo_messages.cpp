@@ -394,7 +394,7 @@ std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ran
   const auto in_slot = mine.substr(0, kInline);
   const std::uint64_t own_length = mine.size();
   std::memcpy(slot(own), &own_length, sizeof own_length);
-  std::memcpy(slot(own) + sizeof own_length, in_slot.data(), in_slot.size());
+  std::copy(in_slot.begin(), in_slot.end(), slot(own) + sizeof own_length);  // an empty one may have no address
   each_peer([&](std::size_t i) { work.receive(ranks[i], slots[static_cast<std::int64_t>(i)]); });
   each_peer([&](std::size_t i) { work.send(ranks[i], slots[static_cast<std::int64_t>(own)]); });
   std::vector<at::Tensor> rest(ranks.size());
