@@ -11,10 +11,10 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_page.h"
-#include "checkpoint/agreement.h"
 #include "checkpoint/engine_checkpoint.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/root_folder.h"
+#include "engine/rank_agreement.h"
 #include "optim/loss_scaler.h"
 
 namespace zero::checkpoint {
@@ -269,7 +269,7 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
   const at::NoGradGuard no_grad;
   auto& comm = state.comm();
   Choice choice;
-  const auto answers = agree(comm, kWhere, [&]() -> std::string {
+  const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
     state.require_boundary(kWhere);
     state.require_no_scope(kWhere, /*reading_too=*/true);
     if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
@@ -282,7 +282,7 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
   const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32, end_of_tag - 32),
              unfrozen = answers[0].substr(end_of_tag);
   std::optional<Loader> loader;
-  (void)agree(comm, kWhere, [&] {
+  (void)engine::agree(comm, kWhere, [&] {
     for (std::size_t r = 1; r < answers.size(); ++r)
       if (answers[r] != unfrozen)
         throw ConfigError(base::join("[load_checkpoint] other parameters were unfrozen on rank ", r,
@@ -298,7 +298,7 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
     state.begin_replacing();
     loader->fill();
   });
-  (void)agree(comm, kWhere, [] { return ""; });
+  (void)engine::agree(comm, kWhere, [] { return ""; });
   state.adopt_loaded();
   return chosen;
 }

@@ -13,11 +13,11 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/status_page.h"
-#include "checkpoint/agreement.h"
 #include "checkpoint/engine_checkpoint.h"
 #include "checkpoint/format_hash.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/root_folder.h"
+#include "engine/rank_agreement.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -227,7 +227,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   std::vector<engine::StatePiece> pieces;
 
   // Step 0: all ranks mean the same save, and it is a moment at which one can be.
-  const auto intents = agree(comm, kWhere, [&] {
+  const auto intents = engine::agree(comm, kWhere, [&] {
     state.require_boundary(kWhere);
     state.require_no_scope(kWhere, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
@@ -246,7 +246,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   std::vector<Intent> ranks;
   for (const auto& text : intents) ranks.push_back(intent_in(text));
   const auto& tag = ranks[0].tag;
-  (void)agree(comm, kWhere, [&] {
+  (void)engine::agree(comm, kWhere, [&] {
     const auto& rule = state.settings().checkpoint_tag_validation;
     for (std::size_t r = 1; r < ranks.size(); ++r) {
       const auto difference =
@@ -265,7 +265,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
 
   // Step 1: rank 0 alone looks at what is there.
   std::optional<Commit> commit;
-  const auto folders = agree(comm, kWhere, [&]() -> std::string {
+  const auto folders = engine::agree(comm, kWhere, [&]() -> std::string {
     if (comm.rank() != 0) return "";
     commit.emplace(fs, root, tag);
     return commit->folder_name();
@@ -274,7 +274,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   // Steps 2 and 3: every rank its own file.
   auto generator = at::detail::getDefaultCPUGenerator();
   at::Tensor generator_state;
-  const auto reports = agree(comm, kWhere, [&] {
+  const auto reports = engine::agree(comm, kWhere, [&] {
     std::vector<Source> shared, own;
     std::size_t buffer = 0;
     for (const auto& piece : pieces) {
@@ -314,7 +314,7 @@ void save(engine::State& state, FsOps& fs, const std::string& root, const std::s
   });
 
   // Steps 4 to 7: rank 0 proves that nothing is missing and publishes.
-  (void)agree(comm, kWhere, [&] {
+  (void)engine::agree(comm, kWhere, [&] {
     if (comm.rank() != 0) return "";
     auto manifest = describe(state);
     manifest.tensors = tensors_of(state);

@@ -65,6 +65,7 @@ class ErrorRelay {
       ended_ = error;
     } catch (...) {  // no memory for the words
     }
+    if (comm_.size() == 1) return;  // nobody to tell; another Engine may go on with it
     comm_.abort(error);
     if (neighbours_ != nullptr) neighbours_->abort(error);
   }

@@ -58,7 +58,9 @@ std::string MemberGradients::find_meddling(bool first, bool updates) const {
     return "the gradient of " + name + " (group " + group_ +
            ") was cleared or replaced between two micro-batches, or before step(). Hint: leave .grad alone, and do not "
            "call "
-           "zero_grad(); the Engine clears gradients after the step.";
+           "zero_grad(); the Engine clears gradients after the step. engine.discard_micro_batch() drops this one, to "
+           "go "
+           "on.";
   }
   return "";
 }

@@ -255,7 +255,15 @@ std::uint64_t ParamGroup::adopt(bool broadcast) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     auto& tensor = members_[i].tensor;
     const auto sizes = tensor.sizes().vec();
-    // The parameter's TensorImpl stays; its dtype and storage change once, here.
+    // The parameter's TensorImpl stays. So does its storage where the dtype does, for views that the program holds;
+    // else both change once, here.
+    const auto bytes = static_cast<std::size_t>(tensor.numel() * size);
+    if (bytes > 0 && tensor.scalar_type() == context_.recipe.parameter && tensor.is_contiguous() &&
+        tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) {
+      if (!sharded_)
+        torchglue::gather_storage(tensor.storage(), parameters_.vector(), layout_.parameter_offset(i) * size);
+      continue;
+    }
     tensor.set_data(sharded_ ? torchglue::without_data(sizes, context_.recipe.parameter, context_.device)
                              : torchglue::alias(parameters_.vector(), layout_.parameter_offset(i) * size, sizes,
                                                 context_.recipe.parameter));
@@ -276,7 +284,10 @@ void ParamGroup::abandon() {
       // A gather in flight failed with its communicator: the data are gone either way.
     }
     for (std::size_t i = 0; i < storages_.size(); ++i)
-      torchglue::release_storage(storages_[i], "parameter " + members_[i].name + " is sharded and its Engine is gone");
+      torchglue::release_storage(storages_[i], "parameter " + members_[i].name +
+                                                   " was sharded, and its Engine has ended, which had its values. "
+                                                   "Hint: save a checkpoint or full_state_dict() "
+                                                   "before a stage 3 Engine ends, and load it into a new model");
   }
 }
 

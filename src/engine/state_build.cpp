@@ -29,7 +29,11 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   if (c10::InferenceMode::is_enabled())
     throw ConfigError(
         "[Engine] made inside c10::InferenceMode, in which nothing can be trained. Hint: make it outside.");
-  relay_.telling([&] {
+  std::vector<ModelParameter> parameters;
+  std::vector<Unit> units;
+  // What is wrong with the model, the configuration or the budgets is said before anything but words is sent: all
+  // ranks throw it, and go on with the communicator as they like.
+  agree(*comm_, "Engine", [&]() -> std::string {
     config::require_built(options_);
     if (settings_.transport != "auto" && comm_->size() > 1 && comm_->transport() != settings_.transport)
       throw ConfigError(base::join("[Engine] libzero.transport: got ", settings_.transport,
@@ -60,42 +64,47 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     reduce_pool_ = std::make_unique<memory::BufferPool>(allocate, *ledger_, memory::Purpose::ReduceBuffers);
 
     check_second_shards();
-    auto parameters = find_parameters(*model_, settings_);
-    const auto units =
-        find_units(parameters, {.min_numel = settings_.unit_min_numel,
-                                .max_numel = settings_.zero.reduce_bucket_size,
-                                .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
-                                .persistent_total = settings_.zero.model_persistence_threshold});
+    parameters = find_parameters(*model_, settings_);
+    units = find_units(parameters, {.min_numel = settings_.unit_min_numel,
+                                    .max_numel = settings_.zero.reduce_bucket_size,
+                                    .persistent_numel = stage_ == 3 ? settings_.zero.persistence_threshold : 0,
+                                    .persistent_total = settings_.zero.model_persistence_threshold});
     take_device(parameters);
-    check_agreement(parameters, units);
+    return "";
+  });
+  check_agreement(parameters, units);
 
-    GroupContext context{.stage = stage_, .recipe = recipe_, .device = device_};
-    context.comm = comm_.get();
-    context.ledger = ledger_.get();
-    context.gather_pool = gather_pool_.get();
-    context.reduce_pool = reduce_pool_.get();
-    context.num_slots = optimizer_->num_slots();
-    context.slot_initial_value = optimizer_->slot_initial_value();
-    use_slow_links(context);
-    const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
-    if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
-      blocks_ = std::make_shared<memory::BlockPool>(
-          [comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
-          stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
-      for (const auto& parameter : parameters)  // where the wire has another dtype, gradients are converted anyway
-        if (parameter.tensor.requires_grad() && recipe_.wire == recipe_.parameter)
-          blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter)) +
-                         static_cast<std::int64_t>(torchglue::BlockSource::kOverhead));
-    }
-    context.blocks = blocks_.get();
-    context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
-    context.sums = sums_.get();
-    context.gather_stream = gather_stream_.get();
-    context.reduce_stream = reduce_stream_.get();
-    context.predivide = predivide_;
-    if (settings_.wall_clock_breakdown) trace_.trace().count_always();
-    context.trace = &trace_.trace();
+  GroupContext context{.stage = stage_, .recipe = recipe_, .device = device_};
+  context.comm = comm_.get();
+  context.ledger = ledger_.get();
+  context.gather_pool = gather_pool_.get();
+  context.reduce_pool = reduce_pool_.get();
+  context.num_slots = optimizer_->num_slots();
+  context.slot_initial_value = optimizer_->slot_initial_value();
+  relay_.telling([&] { use_slow_links(context); });
+  const bool one_dtype = recipe_.gradient == recipe_.parameter && recipe_.wire == recipe_.parameter;
+  if (device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1 && (stage_ >= 2 || one_dtype)) {
+    blocks_ = std::make_shared<memory::BlockPool>(
+        [comm = comm_](std::int64_t bytes) { return comm->allocate(bytes, at::kByte); }, ledger_,
+        stage_ >= 2 ? memory::Purpose::ReduceBuffers : memory::Purpose::Gradients);
+    for (const auto& parameter : parameters)  // where the wire has another dtype, gradients are converted anyway
+      if (parameter.tensor.requires_grad() && recipe_.wire == recipe_.parameter)
+        blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter)) +
+                       static_cast<std::int64_t>(torchglue::BlockSource::kOverhead));
+  }
+  context.blocks = blocks_.get();
+  context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
+  context.sums = sums_.get();
+  context.gather_stream = gather_stream_.get();
+  context.reduce_stream = reduce_stream_.get();
+  context.predivide = predivide_;
+  if (settings_.wall_clock_breakdown) trace_.trace().count_always();
+  context.trace = &trace_.trace();
+  agree(*comm_, "Engine", [&]() -> std::string {
     arrange_tiers(context, parameters, units);
+    return "";
+  });
+  relay_.telling([&] {
     for (const auto& unit : units) {
       std::vector<ModelParameter> members;
       std::vector<int> parameter_groups;

@@ -10,8 +10,10 @@
 
 #include "base/check.h"
 #include "optim/sharded_optimizer.h"
+#include "torchglue/deferred_init.h"
 #include "torchglue/gradient_hook.h"
 #include "torchglue/interception.h"
+#include "torchglue/storage_access.h"
 
 namespace zero::engine {
 namespace {
@@ -77,6 +79,11 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
     const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
     if (torchglue::is_intercepted(tensor))
       reject("is held by another Engine. Hint: end that one first (engine.reset() before make_unique)");
+    else if (torchglue::has_no_data(tensor) && !torchglue::is_deferred(tensor))
+      reject(
+          "has no values: it was sharded, and its Engine has ended. Hint: save a checkpoint or full_state_dict() "
+          "before "
+          "a stage 3 Engine ends, and load it into a new model");
     else if (!tensor.is_floating_point())
       reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
     else if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kHalf &&

@@ -220,6 +220,73 @@ TEST(EngineModels, HeldByAnotherEngine) {
   }
 }
 
+// A view made once, as an autoencoder with tied weights has it, follows its parameter.
+struct TiedByAView : torch::nn::Module {
+  TiedByAView() {
+    weight = register_parameter("weight", (torch::arange(128, torch::kFloat).view({16, 8}) * 0.37).sin());
+    transposed = weight.t();
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::linear(at::tanh(at::linear(x, weight)), transposed); }
+  at::Tensor weight, transposed;
+};
+
+TEST(EngineModels, ViewsThatTheProgramHolds) {
+  const auto loss = [](TiedByAView& model) {
+    const auto x = small_input(1);
+    return (model.forward(x) - x).pow(2).mean();
+  };
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int world : {1, 2}) {
+      SCOPED_TRACE(std::to_string(stage) + " at " + std::to_string(world));
+      TiedByAView plain;
+      torch::optim::SGD optimizer(plain.parameters(), 0.5);
+      const auto errors = errors_of_ranks(world, [&](std::shared_ptr<Communicator> comm) {
+        auto model = std::make_shared<TiedByAView>();
+        Engine engine(
+            model,
+            Options::from_json(
+                R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0, "optimizer": {"type": "SGD", )"
+                R"("params": {"lr": 0.5}}, "zero_optimization": {"stage": )" +
+                std::to_string(stage) + "}}"),
+            comm);
+        for (int step = 0; step < 20; ++step) {
+          engine.backward(loss(*model));
+          engine.step();
+        }
+        const auto masters = engine.full_state_dict();
+        if (comm->rank() != 0) return;
+        for (int step = 0; step < 20; ++step) {
+          optimizer.zero_grad();
+          loss(plain).backward();
+          optimizer.step();
+        }
+        EXPECT_TRUE(torch::allclose(masters.at("weight"), plain.weight, 1e-5, 1e-6));
+      });
+      // A sharded parameter has no values between its uses, and a view does not say when it is used.
+      const bool sharded = stage == 3 && world > 1;
+      EXPECT_EQ(contains(errors[0], "weight (group root) was read past the dispatcher"), sharded) << errors[0];
+      if (!sharded) EXPECT_EQ(errors[0], "");
+    }
+  }
+}
+
+TEST(EngineModels, OfAStage3EngineThatHasEnded) {
+  auto model = small_model();
+  { Engine engine(model, small_options(3, kOffloadedParameters), Communicator::local()); }
+  const auto error = message_of([&] { Engine(model, small_options(3), Communicator::local()); });
+  EXPECT_TRUE(contains(error, "0.weight: has no values")) << error;
+  EXPECT_TRUE(contains(error, "Hint: save a checkpoint")) << error;
+  EXPECT_TRUE(contains(message_of([&] { (void)model->forward(small_input(1)); }), "its Engine has ended"));
+}
+
+TEST(EngineModels, RatesOfGroupsThatAreNone) {
+  auto model = small_model();
+  Engine engine(model, small_options(1), Communicator::local());
+  EXPECT_TRUE(contains(message_of([&] { (void)engine.lr(7); }), "got parameter group 7, expected 0 to 0"));
+  EXPECT_TRUE(contains(message_of([&] { (void)engine.lr(-1); }), "got parameter group -1"));
+  EXPECT_GT(engine.lr(0), 0);
+}
+
 TEST(EngineModels, WiderThanTheMasters) {
   for (const auto dtype : {at::kDouble, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     auto model = small_model();

@@ -7,8 +7,8 @@
 #include <torch/torch.h>
 #include <zero/zero.h>
 
-#include "checkpoint/agreement.h"
 #include "checkpoint/engine_checkpoint.h"
+#include "engine/rank_agreement.h"
 #include "unit/checkpoint_faults.h"
 #include "unit/checkpoint_samples.h"
 
@@ -61,7 +61,7 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
       const int rank = comm->rank();
       const bool fails = (failing >> rank & 1) != 0;
       try {
-        const auto answers = checkpoint::agree(*comm, "test", [&]() -> std::string {
+        const auto answers = engine::agree(*comm, "test", [&]() -> std::string {
           if (fails && rank == 1) throw IoError("one", ExitCode::kCheckpoint);
           if (fails) throw ConfigError("mine " + std::to_string(rank));
           return "answer " + std::to_string(rank);
@@ -83,13 +83,12 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
   }
   on_ranks(2, [&](const auto& comm) {
     std::string text;
-    EXPECT_EQ(code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); },
-                      &text),
-              static_cast<int>(ExitCode::kConfig));
-    EXPECT_EQ(text, "the same");
     EXPECT_EQ(
-        code_of([&] { checkpoint::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
-        static_cast<int>(ExitCode::kFailed));
+        code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); }, &text),
+        static_cast<int>(ExitCode::kConfig));
+    EXPECT_EQ(text, "the same");
+    EXPECT_EQ(code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
+              static_cast<int>(ExitCode::kFailed));
   });
 }
 
