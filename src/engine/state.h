@@ -87,7 +87,7 @@ class State final : public torchglue::UseListener {
   std::int64_t skipped_steps() const { return skipped_steps_; }
   double loss_scale() const { return scaler_->scale(); }
   std::int64_t micro_batches() const { return micro_step_; }
-  double lr(int group) const { return optimizer_->lr(group); }
+  double lr(int group) const;
   void set_lr(int group, double lr);
   std::string user_state;
   ErrorRelay& relay() { return relay_; }

@@ -4,6 +4,7 @@
 //
 // [Note: what the background touches] Masters, moments, the gradients handed over and the parameters to come. The
 // parameters in use, the gradients being made and the counters are the training thread's; both meet in finish_update().
+#include "base/check.h"
 #include "engine/state.h"
 
 namespace zero::engine {
@@ -43,6 +44,13 @@ bool State::finish_update() {
   publish_within(0);
   optimizer_->end_step();
   return true;
+}
+
+double State::lr(int group) const {
+  if (group < 0 || group >= optimizer_->num_parameter_groups())
+    throw ConfigError(base::join("[Engine::lr] got parameter group ", group, ", expected 0 to ",
+                                 optimizer_->num_parameter_groups() - 1));
+  return optimizer_->lr(group);
 }
 
 void State::set_lr(int group, double lr) {

@@ -62,18 +62,12 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
 
 Rule ShardedOptimizer::rule() const {
   switch (settings_.type) {
-    case OptimizerType::Adam:
-      return settings_.adam_w_mode ? Rule::AdamDecoupled : Rule::AdamL2;
-    case OptimizerType::AdamW:
-      return Rule::AdamDecoupled;
-    case OptimizerType::Sgd:
-      return settings_.momentum != 0 ? Rule::SgdMomentum : Rule::Sgd;
-    case OptimizerType::Adagrad:
-      return Rule::Adagrad;
-    case OptimizerType::Lion:
-      return Rule::Lion;
-    case OptimizerType::None:
-      break;
+    case OptimizerType::Adam: return settings_.adam_w_mode ? Rule::AdamDecoupled : Rule::AdamL2;
+    case OptimizerType::AdamW: return Rule::AdamDecoupled;
+    case OptimizerType::Sgd: return settings_.momentum != 0 ? Rule::SgdMomentum : Rule::Sgd;
+    case OptimizerType::Adagrad: return Rule::Adagrad;
+    case OptimizerType::Lion: return Rule::Lion;
+    case OptimizerType::None: break;
   }
   ZERO_CHECK(false, "[ShardedOptimizer] got no optimizer type");
   return Rule::Sgd;
@@ -82,14 +76,11 @@ Rule ShardedOptimizer::rule() const {
 int ShardedOptimizer::num_slots() const {
   switch (rule()) {
     case Rule::AdamDecoupled:
-    case Rule::AdamL2:
-      return 2;
-    case Rule::Sgd:
-      return 0;
+    case Rule::AdamL2: return 2;
+    case Rule::Sgd: return 0;
     case Rule::SgdMomentum:
     case Rule::Adagrad:
-    case Rule::Lion:
-      break;
+    case Rule::Lion: break;
   }
   return 1;
 }
@@ -98,15 +89,12 @@ const char* ShardedOptimizer::slot_name(int slot) const {
   ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ",
              num_slots());
   switch (rule()) {
-    case Rule::SgdMomentum:
-      return "momentum_buffer";
-    case Rule::Adagrad:
-      return "sum";
+    case Rule::SgdMomentum: return "momentum_buffer";
+    case Rule::Adagrad: return "sum";
     case Rule::AdamDecoupled:
     case Rule::AdamL2:
     case Rule::Lion:
-    case Rule::Sgd:
-      break;
+    case Rule::Sgd: break;
   }
   return slot == 0 ? "exp_avg" : "exp_avg_sq";
 }
@@ -122,14 +110,13 @@ int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vecto
 }
 
 bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases) {
-  return matches(pattern, name) ||
-         std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) { return matches(pattern, alias); });
+  return matches(pattern, name) || std::any_of(aliases.begin(), aliases.end(),
+                                               [&](const std::string& alias) { return matches(pattern, alias); });
 }
 
 double ShardedOptimizer::lr(int group) const {
-  if (group < 0 || group >= num_parameter_groups())
-    throw ConfigError(
-        base::join("[Engine::lr] got parameter group ", group, ", expected 0 to ", num_parameter_groups() - 1));
+  ZERO_CHECK(group >= 0 && group < num_parameter_groups(), "[ShardedOptimizer::lr] got group ", group,
+             ", expected below ", num_parameter_groups());
   const double set = set_rates_[static_cast<std::size_t>(group)];
   return set >= 0 ? set : schedule_.rate(group, schedule_.index(applied_));
 }
