@@ -66,7 +66,7 @@ struct RankMemory::Pool {
 struct RankMemory::Blocks {
   Blocks(RankMemory& memory, Purpose purpose) : memory(memory), purpose(purpose) {}
   bool serves(std::int64_t bytes) const { return open && sizes.count(bytes) != 0; }
-  Tensor take(std::int64_t bytes) {
+  std::shared_ptr<Block> take(std::int64_t bytes) {
     auto& count = idle[bytes];
     if (count > 0)
       --count;
@@ -188,7 +188,7 @@ struct RankMemory::Group final : PlacedUnit {
   // Gradients of a micro-batch.
   std::size_t awaited = 0;
   std::vector<char> taken;
-  std::vector<Tensor> kept;    // autograd's own, or those on their way to the other ranks
+  std::vector<std::shared_ptr<Block>> kept;    // autograd's own, or those on their way to the other ranks
   std::vector<char> rebooked;  // of kept: counted as gradients
   int input = 0, output = 0;   // of the reduce pool
 };
@@ -359,7 +359,7 @@ void RankMemory::reset_peak() {
 
 // --- a micro-batch ----------------------------------------------------------------------------
 
-void RankMemory::use(std::initializer_list<std::size_t> parameters) {
+void RankMemory::use(std::span<const std::size_t> parameters) {
   if (rules_.settings.zero.stage < 3) return;
   std::vector<int> groups;
   for (const auto i : parameters) {
@@ -383,12 +383,13 @@ void RankMemory::begin_backward() {
   if (blocks_) blocks_->open = true;
 }
 
-Tensor RankMemory::readable(const Tensor& gradient, std::int64_t numel) {
+RankMemory::Booked RankMemory::readable(const Booked& gradient, std::int64_t numel) {
   if (rules_.wire_width == rules_.parameter_width && gradient->pooled()) return gradient;
   return blocks_->take(numel * rules_.wire_width);
 }
 
-void RankMemory::gradient(std::size_t parameter, Tensor gradient) {
+void RankMemory::gradient(std::size_t parameter, Tensor tensor) {
+  auto gradient = std::static_pointer_cast<Block>(std::move(tensor));
   const auto [g, i] = member_of_.at(parameter);
   auto& group = *groups_[g];
   if (!group.unit.trainable) return;

@@ -13,6 +13,7 @@
 
 #include <zero/memory_report.h>
 
+#include "plan/pass_sink.h"
 #include "plan/rank_rules.h"
 #include "plan/units.h"
 
@@ -21,10 +22,10 @@ namespace zero::planning {
 class RankMemory;
 
 // Bytes that are booked from its making to its end.
-class Block {
+class Block final : public PassTensor {
  public:
   Block(RankMemory& memory, std::int64_t bytes, bool pooled) : memory_(memory), bytes_(bytes), pooled_(pooled) {}
-  ~Block();
+  ~Block() override;
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
   std::int64_t bytes() const { return bytes_; }
@@ -36,7 +37,6 @@ class Block {
   std::int64_t bytes_;
   bool pooled_;
 };
-using Tensor = std::shared_ptr<Block>;
 
 // Bytes that moved: sent to other ranks; over a GPU's host link; of files. And elements that were updated, all of them
 // and those whose states rest elsewhere than on the device.
@@ -50,24 +50,25 @@ struct Moved {
   }
 };
 
-class RankMemory {
+class RankMemory final : public PassSink {
  public:
   // `units` and the settings of `rules` outlive this. buffer_bytes: of the model's buffers. Everything that rests is
   // booked, where the budgets `memory` put it even if it does not fit there.
   RankMemory(const RankRules& rules, const std::vector<Unit>& units, std::int64_t buffer_bytes = 0);
-  ~RankMemory();
+  ~RankMemory() override;
 
   // --- what a pass over the model does ---
-  Tensor make(std::int64_t bytes);
+  Tensor make(std::int64_t bytes) override;
   // What waits for backward leaves the device, for host memory or a file, and comes back.
-  void put_away(Tier tier, std::int64_t bytes);
-  void bring_back(Tier tier, std::int64_t bytes);
+  void put_away(Tier tier, std::int64_t bytes) override;
+  void bring_back(Tier tier, std::int64_t bytes) override;
   // An operator reads these parameters (indices into what the units were cut from).
-  void use(std::initializer_list<std::size_t> parameters);
-  void begin_backward();
+  using PassSink::use;
+  void use(std::span<const std::size_t> parameters) override;
+  void begin_backward() override;
   // Autograd hands over a gradient, which is in no other hands.
-  void gradient(std::size_t parameter, Tensor gradient);
-  void end_backward();
+  void gradient(std::size_t parameter, Tensor gradient) override;
+  void end_backward() override;
   // After accumulation micro-batches.
   void step();
   // Idle buffers are freed and peaks begin anew, as Engine::reset_peak_memory().
@@ -81,7 +82,7 @@ class RankMemory {
   double most_of_budgets() const;
   // What it would say where it does not; empty: it goes on.
   std::string refusal() const;
-  bool on_gpu() const { return rules_.around.gpu; }
+  bool on_gpu() const override { return rules_.around.gpu; }
 
  private:
   friend class Block;
@@ -97,7 +98,8 @@ class RankMemory {
   void book_update_tiles();
   void reduce_ready_groups();
   void finish_reductions(std::size_t most_in_flight);
-  Tensor readable(const Tensor& gradient, std::int64_t numel);
+  using Booked = std::shared_ptr<Block>;
+  Booked readable(const Booked& gradient, std::int64_t numel);
   void begin_reduce(Group& group);
   void finish_reduce(Group& group);
   void count_update(const Group& group);

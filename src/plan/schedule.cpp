@@ -2,7 +2,6 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include <zero/errors.h>
 
@@ -10,19 +9,6 @@
 #include "plan/schedule_run.h"
 
 namespace zero::planning {
-namespace {
-
-// Of "blocks.12.qkv.weight": 12; negative: of no block.
-std::int64_t block_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "blocks.";
-  std::int64_t block = -1;
-  if (name.compare(0, kPrefix.size(), kPrefix) == 0)
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), block);
-  return block;
-}
-
-}  // namespace
-
 const char* name(Phase phase) {
   constexpr const char* kNames[] = {"build", "forward", "backward", "step", "beside"};
   return kNames[static_cast<int>(phase)];
@@ -37,50 +23,6 @@ const char* name(How how) {
   constexpr const char* kNames[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast", "mapped in place",
                                     "file read",  "file write",     "copy",       "update"};
   return kNames[static_cast<int>(how)];
-}
-
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments) {
-  std::map<std::string, std::size_t> index;
-  std::int64_t layers = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    index[parameters[i].name] = i;
-    layers = std::max(layers, block_of(parameters[i].name) + 1);
-  }
-  using Operator = std::vector<std::size_t>;
-  const auto of = [&](const std::string& module, std::initializer_list<const char*> names) {
-    Operator reads;
-    for (const char* name : names) {
-      const auto it = index.find(base::join(module, ".", name));
-      if (it == index.end()) throw ConfigError(base::join("[plan] got a model without ", module, ".", name, ", expected a GPT"));
-      reads.push_back(it->second);
-    }
-    return reads;
-  };
-  constexpr const char* kModules[] = {"norm1", "qkv", "projection", "norm2", "up", "down"};
-  // Norms read their bias again in backward, linear layers do not.
-  const auto forward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (const auto* module : kModules) out.push_back(of(base::join("blocks.", layer, ".", module), {"weight", "bias"}));
-  };
-  const auto backward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (auto module = std::rbegin(kModules); module != std::rend(kModules); ++module) {
-      const auto path = base::join("blocks.", layer, ".", *module);
-      out.push_back(std::string_view(*module).starts_with("norm") ? of(path, {"weight", "bias"}) : of(path, {"weight"}));
-    }
-  };
-  const auto head = of(index.count("output.weight") != 0 ? "output" : "token", {"weight"});
-  const auto norm = of("norm", {"weight", "bias"});
-  Pass pass{{of("token", {"weight"}), of("position", {"weight"})}, {head, norm}};
-  for (std::int64_t layer = 0; layer < layers; ++layer) forward(layer, pass.forward);
-  pass.forward.push_back(norm);
-  pass.forward.push_back(head);
-  const auto parts = segments == 0 ? layers : std::min(segments, layers);
-  for (auto part = parts; part-- > 0;) {
-    const auto begin = part * layers / parts, end = (part + 1) * layers / parts;
-    if (segments > 0)
-      for (auto layer = begin; layer < end; ++layer) forward(layer, pass.backward);
-    for (auto layer = end; layer-- > begin;) backward(layer, pass.backward);
-  }
-  return pass;
 }
 
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,

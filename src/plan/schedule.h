@@ -12,6 +12,7 @@
 
 #include <zero/memory_report.h>
 
+#include "plan/pass.h"
 #include "plan/rank_rules.h"
 
 namespace zero::planning {
@@ -37,14 +38,6 @@ struct Event {
   bool neighbours = false;  // among the ranks of a second shard (hpZ), which CommStats of the world does not count
   bool quantized = false;   // sent as integers
 };
-
-// What of the model a micro-batch reads, operator by operator, as indices of parameters: backward holds recomputation.
-struct Pass {
-  std::vector<std::vector<std::size_t>> forward, backward;
-};
-// Of the GPT of models/gpt.h, by the names of its parameters. segments: checkpointed runs of layers; 0: none.
-// Throws ConfigError for other names.
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments);
 
 struct ScheduleInput {
   std::vector<Parameter> parameters;
