@@ -36,6 +36,8 @@ class DryRun final : public PassSink {
   // overflows: gradients are not finite.
   step::StepOutcome step(bool overflows = false);
 
+  // Frees what is idle, as Engine::reset_peak_memory().
+  void trim() { memory_.trim(); }
   MemoryReport report() const { return ledger_.report(); }
   const step::Memory& memory() const { return memory_; }
   step::StepProgram& program() { return program_; }

@@ -25,7 +25,7 @@ class Walk {
         scaler_(config::Settings()),
         program_(run, groups, backend_.ops(), memory_, scaler_, observer_) {
     backend_.released = [this](int buffer) {
-      if (blocks_.erase(buffer) != 0) memory_.give_block(buffer);
+      if (others_memory_.erase(buffer) == 0) memory_.give_block(buffer);
     };
     for (int g = 0; g < static_cast<int>(groups.size()); ++g)
       (groups[static_cast<std::size_t>(g)].root ? roots_ : others_).push_back(g);
@@ -64,14 +64,14 @@ class Walk {
     const auto bytes = numel * width(param_) + config::kReadableOverhead;
     const bool in_block = memory_.serves(bytes);
     const int buffer = in_block ? memory_.take_block(bytes) : memory_.register_foreign();
-    if (in_block) blocks_.insert(buffer);
+    if (!in_block) others_memory_.insert(buffer);
     program_.gradient(group, member, {buffer, 0, numel, param_}, in_block);
   }
 
   const std::vector<GroupFacts>& groups_;
   const Dtype param_;
   std::vector<int> roots_, others_;
-  std::set<int> blocks_;  // whose tensors are alive
+  std::set<int> others_memory_;  // gradients outside of blocks
   memory::MemoryLedger ledger_;
   DryBackend backend_;
   Memory memory_;
@@ -89,10 +89,10 @@ std::int64_t Need::total(Tier tier) const {
 }
 
 Need need_of(const RunFacts& run, const std::vector<GroupFacts>& groups) {
-  // Micro-batches between the first and the last are alike. The order of use is learned in the first step; buffers have
-  // their sizes after the second.
+  // Micro-batches between the first and the last are alike. The order of use is learned in the first step; the second
+  // takes as much as any later one.
   constexpr std::int64_t kMicroBatches = 2;
-  constexpr int kSteps = 3;
+  constexpr int kSteps = 2;
   auto facts = run;
   facts.accumulation = run.boundary_by_count ? std::min(run.accumulation, kMicroBatches) : kMicroBatches;
   facts.whole_segments = true;

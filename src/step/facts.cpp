@@ -3,25 +3,11 @@
 
 #include <algorithm>
 
+#include "config/stage_rules.h"
 #include "config/tier_rules.h"
 
 namespace zero::step {
 namespace {
-
-// A smaller shard is cheaper to copy than to map: bytes.
-constexpr std::int64_t kLeastSymmetricBytes = 4 << 10;
-
-Dtype dtype_of(config::Precision precision) {
-  switch (precision) {
-    case config::Precision::Bf16:
-      return Dtype::BF16;
-    case config::Precision::Fp16:
-      return Dtype::F16;
-    case config::Precision::Fp32:
-      break;
-  }
-  return Dtype::F32;
-}
 
 int slots_of(const config::OptimizerSettings& optimizer) {
   using config::OptimizerType;
@@ -81,6 +67,18 @@ std::vector<Segment> segments_of(const RunFacts& run, const GroupFacts& group, T
 }
 
 }  // namespace
+
+Dtype dtype_of(config::Precision precision) {
+  switch (precision) {
+    case config::Precision::Bf16:
+      return Dtype::BF16;
+    case config::Precision::Fp16:
+      return Dtype::F16;
+    case config::Precision::Fp32:
+      break;
+  }
+  return Dtype::F32;
+}
 
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation) {
   const auto& zero = settings.zero;
@@ -148,8 +146,9 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.sharding.params =
         run.sharding.params && !unit.persistent && (axis.size > 1 || placements[u].params != Tier::Device);
     group.param_tier = group.sharding.params ? placements[u].params : Tier::Device;
-    group.symmetric = group.sharding.params && axis.peer_reads && axis.size > 1 && group.param_tier != Tier::File &&
-                      group.shard() * width(run.precision.param) >= kLeastSymmetricBytes;
+    group.symmetric =
+        group.sharding.params && axis.peer_reads && axis.size > 1 && group.param_tier != Tier::File &&
+        group.shard() * width(run.precision.param) >= static_cast<std::int64_t>(config::kLeastMappedBytes);
     if (axis.quantizes && axis.size > 1 && run.sharding.params) {
       const bool trained = zero.quantized_weights, frozen = trained || zero.quantized_nontrainable_weights;
       group.unshard_bits = (unit.trainable ? trained : frozen) ? 8 : 0;

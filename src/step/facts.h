@@ -21,6 +21,8 @@ enum class Dtype : std::uint8_t { U8, F16, BF16, F32 };
 // Bytes of one element.
 constexpr int width(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dtype::U8 ? 1 : 2; }
 
+Dtype dtype_of(config::Precision precision);
+
 // Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054: stage 1 shards the optimizer's, stage 2
 // also the gradients, stage 3 also the parameters). What is not sharded is whole on every rank.
 struct ShardingPolicy {

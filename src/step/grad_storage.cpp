@@ -15,7 +15,11 @@
 namespace zero::step {
 
 GradStorage::GradStorage(const Context& context, const GroupFacts& facts, int group)
-    : c_(context), facts_(facts), group_(group), taken_(static_cast<std::size_t>(facts.num_members())) {
+    : c_(context),
+      facts_(facts),
+      group_(group),
+      active_(static_cast<std::size_t>(facts.num_members()), 1),
+      taken_(active_.size()) {
   if (!facts.trainable) return;
   const auto rest = [&](Tier tier, Role role, std::int64_t numel) {
     return c_.memory.rest(
@@ -33,10 +37,14 @@ void GradStorage::begin_micro_step(bool first, bool boundary) {
   first_ = first;
   boundary_ = boundary;
   std::fill(taken_.begin(), taken_.end(), 0);
-  awaited_ = facts_.trainable ? facts_.num_members() : 0;
+  awaited_ = facts_.trainable ? static_cast<int>(std::count(active_.begin(), active_.end(), 1)) : 0;
 }
 
 bool GradStorage::take(int member, View arrived, bool peer_readable) {
+  if (active_[static_cast<std::size_t>(member)] == 0) {
+    c_.backend.model.release_gradient(arrived);
+    return false;
+  }
   const bool again = std::exchange(taken_[static_cast<std::size_t>(member)], 1) != 0;
   if (again && (work_ || awaited_ == 0))
     throw ConfigError(base::join("[Engine::backward] got a second gradient of a parameter after group ", facts_.name,
@@ -49,7 +57,8 @@ bool GradStorage::take(int member, View arrived, bool peer_readable) {
 std::vector<int> GradStorage::fill_missing() {
   std::vector<int> missing;
   for (int i = 0; awaited_ > 0; ++i) {
-    if (std::exchange(taken_[static_cast<std::size_t>(i)], 1) != 0) continue;
+    const auto at = static_cast<std::size_t>(i);
+    if (active_[at] == 0 || std::exchange(taken_[at], 1) != 0) continue;
     missing.push_back(i);
     fill(i);
     --awaited_;
@@ -58,7 +67,10 @@ std::vector<int> GradStorage::fill_missing() {
 }
 
 void GradStorage::begin_reduce() {
-  if (facts_.trainable && facts_.padded() > 0) work_ = start_reduce();
+  if (!facts_.trainable || facts_.padded() == 0) return;
+  for (int i = 0; i < facts_.num_members(); ++i)
+    if (std::exchange(taken_[static_cast<std::size_t>(i)], 1) == 0) fill(i);  // not active
+  work_ = start_reduce();
 }
 
 void GradStorage::finish_reduce() {
@@ -83,6 +95,13 @@ void GradStorage::close_accumulation() {
   boundary_ = true;
   if (!facts_.sharding.grads) begin_reduce();  // sharded ones were reduced after every micro-batch
   finish_reduce();
+}
+
+void GradStorage::discard() {
+  if (work_) std::exchange(work_, nullptr)->wait();
+  drop();
+  awaited_ = 0;
+  squared_ = false;
 }
 
 void GradStorage::hand_over() {
@@ -187,6 +206,11 @@ class FlatGrads final : public GradStorage {
     c_.memory.put(Memory::kReduce, input_);
   }
 
+  void drop() override {
+    if (output_) c_.memory.put(Memory::kReduce, output_);
+    if (input_) c_.memory.put(Memory::kReduce, input_);
+  }
+
   void copy_to_host() override { c_.backend.tensors.copy(copied_, own_part(kept_), Lane::Offload); }
   void square() override { c_.backend.tensors.square(group_, 0, own_part(kept_)); }
 
@@ -271,6 +295,11 @@ class PeerReadGrads final : public HeldGrads {
     release_all();
   }
 
+  void drop() override {
+    if (output_) c_.memory.put(Memory::kReduce, output_);
+    release_all();
+  }
+
   void copy_to_host() override { c_.backend.tensors.copy(copied_, kept_, Lane::Offload); }
   void square() override { c_.backend.tensors.square(group_, 0, kept_); }
 
@@ -329,6 +358,8 @@ class AutogradGrads final : public HeldGrads {
     observe_reduce(request.to_all);
     return c_.backend.comm.reduce_pieces(facts_.axis, request);
   }
+
+  void drop() override { clear(); }
 
   // Where step() declared the boundary; else they were taken when gradients arrived.
   void square() override {

@@ -14,12 +14,14 @@ class GradStorage {
   static std::unique_ptr<GradStorage> make(const Context& context, const GroupFacts& facts, int group);
   virtual ~GradStorage() = default;
 
+  // Whether a member is trained; one that is not is not awaited and counts as zeros. Between steps; all are at first.
+  void set_active(int member, bool active) { active_[static_cast<std::size_t>(member)] = active; }
   // first: nothing has been accumulated since the last step. boundary: what this pass adds is reduced for the update.
   void begin_micro_step(bool first, bool boundary);
   // A gradient has arrived. peer_readable: peers can read it where it is, and nothing else shares its memory. True: it
   // was the last one awaited. ConfigError for a second gradient of a parameter after the group was reduced.
   bool take(int member, View arrived, bool peer_readable);
-  // Members without a gradient, which count as zeros from now on.
+  // Active members without a gradient, which count as zeros from now on.
   std::vector<int> fill_missing();
   bool all_taken() const { return awaited_ == 0; }
 
@@ -28,6 +30,9 @@ class GradStorage {
   bool reduced() const { return !work_ || work_->done(); }
   // The last micro-batch was the boundary after all: reduces what was kept whole.
   void close_accumulation();
+
+  // Drops what has arrived since the last step, also in the middle of a pass that failed.
+  void discard();
 
   // Before a delayed update: what was reduced becomes what the update reads, and its buffer is free for the next step.
   void hand_over();
@@ -42,6 +47,7 @@ class GradStorage {
   virtual void fill(int member) = 0;
   virtual WorkPtr start_reduce() = 0;  // nullptr: nothing to reduce now
   virtual void end_reduce() {}
+  virtual void drop() = 0;  // what is held until or during a reduction
   virtual void copy_to_host() = 0;
   virtual void square() = 0;
 
@@ -63,7 +69,7 @@ class GradStorage {
   View kept_, copied_, pending_;
 
  private:
-  std::vector<char> taken_;
+  std::vector<char> active_, taken_;  // by member
   int awaited_ = 0;
   WorkPtr work_;
 };

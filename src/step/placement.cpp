@@ -34,10 +34,6 @@ Placements configured(const PlacementTask& task) {
   return placements;
 }
 
-std::int64_t needed(const Need& need, Tier tier, const Budgets& budgets) {
-  return need.total(tier) + (tier == Tier::Device ? budgets.activations : 0);
-}
-
 bool holds(const Need& need, Tier tier, const Budgets& budgets) {
   const auto& budget = budgets.of(tier);
   return !budget || needed(need, tier, budgets) <= *budget;
@@ -143,6 +139,10 @@ std::string units_on(Tier tier, Tier Placement::*what, const PlacementTask& task
 }
 
 }  // namespace
+
+std::int64_t needed(const Need& need, Tier tier, const Budgets& budgets) {
+  return need.total(tier) + (tier == Tier::Device ? budgets.activations : 0);
+}
 
 Budgets Budgets::of(const config::MemoryBudget& memory) {
   return {

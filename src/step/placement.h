@@ -24,6 +24,9 @@ struct Budgets {
   }
 };
 
+// Bytes that a tier needs in all; of the device, with the activations' share.
+std::int64_t needed(const Need& need, Tier tier, const Budgets& budgets);
+
 // What budgets may move: what no other key of the configuration places.
 struct PlacementFreedom {
   bool optimizer = false, params = false;
@@ -32,8 +35,7 @@ struct PlacementFreedom {
 
 // `is_set(path)`: the configuration has the key (config::Document::is_set).
 template <class IsSet>
-PlacementFreedom placement_freedom(const config::Settings& settings, bool gpu, const IsSet& is_set) {
-  const auto sharding = ShardingPolicy::of_stage(settings.zero.stage);
+PlacementFreedom placement_freedom(const ShardingPolicy& sharding, bool gpu, const IsSet& is_set) {
   return {.optimizer = sharding.optimizer && !is_set("zero_optimization.offload_optimizer.device"),
           .params = sharding.params && !is_set("zero_optimization.offload_param.device"),
           .together = gpu};

@@ -110,6 +110,18 @@ std::vector<std::pair<int, int>> StepProgram::end_backward() {
   return missing;
 }
 
+void StepProgram::discard_micro_batches() {
+  c_.memory.open_blocks(false);
+  for (const auto& group : groups_) group->grads->discard();
+  reducing_.clear();
+  prefetcher_->end_pass();
+  micro_step_ = 0;
+}
+
+void StepProgram::set_active(int group, int member, bool active) {
+  groups_[static_cast<std::size_t>(group)]->grads->set_active(member, active);
+}
+
 bool StepProgram::at_boundary() const {
   return facts_.boundary_by_count ? micro_step_ == facts_.accumulation : micro_step_ > 0;
 }

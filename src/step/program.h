@@ -42,6 +42,11 @@ class StepProgram {
   // All reductions are done and all groups resharded. Returns the members (group, index) that had no gradient; they
   // count as zeros.
   std::vector<std::pair<int, int>> end_backward();
+  // Drops what has been accumulated since the last step: also in the middle of a backward that failed.
+  void discard_micro_batches();
+  // Between steps: whether a member (group, index) is trained. One that is not is not awaited in backward, and counts
+  // as zeros.
+  void set_active(int group, int member, bool active);
   // The update, at a boundary; else nothing.
   StepOutcome step();
 
