@@ -101,7 +101,8 @@ class Search {
     };
     const auto enough = [&](std::size_t count) { return holds(need(with(count)), from, budgets); };
     if (movable.empty() || enough(0)) return;
-    // The first to move can add buffers for tiles or gathers, so none is tried apart from some; more free more.
+    // The first to move can add buffers (of tiles, of gathers), so moving none was tried apart. From there more free
+    // more.
     std::size_t low = 0, high = together ? movable.size() : 1;
     while (high < movable.size() && !enough(high)) {
       low = high;
