@@ -76,6 +76,19 @@ TEST(Structure, SomeLayersDoNotKnowTorch) {
   }
 }
 
+// What a ZeRO stage means is said once, where the facts of a run are derived.
+TEST(Structure, TheStepReadsNoStageButInItsFacts) {
+  const std::regex stage("\\bstage_?[ .;,)=<>-]");  // not at the end of a text
+  int files = 0;
+  for (const auto& file : sources_under(kRoot / "src" / "step")) {
+    ++files;
+    if (file.stem() == "facts") continue;
+    for (const auto& line : lines_of(file))
+      EXPECT_FALSE(std::regex_search(line.substr(0, line.find("//")), stage)) << file << ": " << line;
+  }
+  EXPECT_GT(files, 15);
+}
+
 TEST(Structure, ModelsAndDataDoNotKnowLibzero) {
   const std::regex zero("^#include [<\"](zero|engine|comm|config|memory|torchglue|optim|checkpoint|base)/");
   for (const char* folder : {"models", "data"})
