@@ -20,6 +20,7 @@
 #include "config/settings.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
+#include "plan/topology.h"
 #include "report/terminal.h"
 #include "report/text.h"
 
@@ -191,28 +192,6 @@ PlanModel model_of(const Request& r, const Options& options) {
   return model;
 }
 
-// Unit by unit, for models whose operators are not known.
-planning::Pass pass_by_units(const std::vector<planning::Parameter>& parameters) {
-  planning::Pass pass;
-  std::vector<std::size_t> root;
-  std::string unit;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].unit.empty()) {
-      root.push_back(i);
-    } else {
-      if (pass.forward.empty() || parameters[i].unit != unit) pass.forward.emplace_back();
-      unit = parameters[i].unit;
-      pass.forward.back().push_back(i);
-    }
-  }
-  pass.backward.assign(pass.forward.rbegin(), pass.forward.rend());
-  for (auto* order : {&pass.forward, &pass.backward}) {
-    order->insert(order->begin(), root);
-    order->push_back(root);
-  }
-  return pass;
-}
-
 std::string title_of(const config::ZeroSettings& zero) {
   const auto place = [](OffloadDevice device) { return device == OffloadDevice::Nvme ? "files" : "host memory"; };
   const bool optimizer = zero.stage >= 1 && zero.offload_optimizer.device != OffloadDevice::None;
@@ -264,10 +243,11 @@ int explain(int argc, char** argv) {
   planning::ScheduleInput input;
   input.parameters = planning::parameters_of(model);
   input.pass = model.kind == PlanModel::Kind::Gpt ? planning::gpt_pass(input.parameters, planning::segments_of(options, model.layers))
-                                                  : pass_by_units(input.parameters);
-  input.around = {.world = world, .transport = transport, .gpu = gpu, .deferred = !gpu};
-  input.movable =
-      planning::movable_by(settings, gpu, [&](const char* key) { return options.document().is_set(key); });
+                                                  : planning::pass_by_units(input.parameters);
+  input.topology = planning::topology_of(world, transport, gpu, /*deferred_init=*/!gpu);
+  input.freedom =
+      step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
+                              [&](const char* key) { return options.document().is_set(key); });
   // The third step: the order of use is known. Late updates begin where the configuration says.
   const auto first = settings.zero.delayed_update ? settings.zero.delayed_start_step : 0;
   const auto schedule = planning::schedule(input, settings, batch.accumulation, first, 3);
@@ -298,9 +278,7 @@ int explain(int argc, char** argv) {
   task.transport = transport;
   task.world = world;
   const auto run = run_live(task, global);
-  auto around = input.around;
-  around.transport = run.transport;
-  input.around = around;
+  input.topology = planning::topology_of(world, run.transport, gpu);
   const auto of_run = planning::schedule(input, settings, batch.accumulation, run.first_step, static_cast<int>(run.overflowed.size()), run.overflowed);
   const auto difference = first_difference(of_run, run);
   if (global.json) {

@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/plan_options.h"
 #include "config/settings.h"
-#include "plan/rank_rules.h"
+#include "plan/model.h"
 #include "report/table.h"
 #include "report/terminal.h"
 #include "report/text.h"

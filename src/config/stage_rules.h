@@ -1,5 +1,5 @@
 // What a stage decides, as arithmetic: who keeps the whole of a state, and when it is sent. For the engine, which acts
-// on it, and for what forecasts the engine (src/plan). No dtypes, no tensors, no tiers.
+// on it; the step program has its own types for it (step/facts.h). No dtypes, no tensors, no tiers.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 // How states are cut, counted and buffered where they rest away from the device, as arithmetic: for the engine, which
-// acts on it, and for what counts ahead of it (memory/footprint.h, src/plan). No tensors, no files.
+// acts on it, and for the step program (src/step), which counts ahead of it. No tensors, no files.
 #pragma once
 #include <algorithm>
 #include <cmath>

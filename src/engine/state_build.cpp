@@ -177,39 +177,28 @@ void State::take_device(const std::vector<ModelParameter>& parameters) {
   reduce_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
 }
 
-void State::arrange_tiers(const GroupContext& context, const std::vector<ModelParameter>& parameters,
+void State::arrange_tiers(const GroupContext&, const std::vector<ModelParameter>& parameters,
                           const std::vector<Unit>& units) {
-  const auto width = [](at::ScalarType dtype) { return static_cast<int>(at::elementSize(dtype)); };
-  std::vector<memory::GroupSize> sizes;
-  std::vector<std::string> names;
+  const auto width = static_cast<std::int64_t>(at::elementSize(recipe_.parameter));
+  std::vector<step::Unit> sized;
   for (const auto& unit : units) {
     std::vector<std::int64_t> numels;
     for (const auto i : unit.parameters) numels.push_back(parameters[i].tensor.numel());
-    const auto layout =
-        memory::ShardLayout::of_group(std::move(numels), comm_->size(), width(recipe_.parameter), device_.is_cpu());
-    sizes.push_back({.numel = layout.numel(),
-                     .padded = layout.padded_numel(),
-                     .shard = layout.shard_numel(),
-                     .members = static_cast<std::int64_t>(layout.num_parameters()),
-                     .trainable = unit.trainable,
+    sized.push_back({.name = unit.name,
                      .root = unit.root,
-                     .persistent = unit.persistent});
-    names.push_back(unit.name);
+                     .trainable = unit.trainable,
+                     .persistent = unit.persistent,
+                     .parameters = unit.parameters,
+                     .layout = memory::ShardLayout::of_group(std::move(numels), comm_->size(), width, device_.is_cpu()),
+                     .axis = 0});
   }
-  const bool in_place = device_.is_cpu() && comm_->reads_in_place() && comm_->size() > 1;
+  const step::Axis axis{.name = "dp",
+                        .size = comm_->size(),
+                        .rank = comm_->rank(),
+                        .peer_reads = device_.is_cpu() && comm_->reads_in_place(),
+                        .quantizes = device_.is_cpu() && comm_->quantizes()};
   tiers_ = std::make_unique<TierPlan>(options_, device_, *comm_);
-  tiers_->arrange({.stage = stage_,
-                   .world = comm_->size(),
-                   .parameter_width = width(recipe_.parameter),
-                   .gradient_width = width(recipe_.gradient),
-                   .wire_width = width(recipe_.wire),
-                   .num_slots = context.num_slots,
-                   .on_cpu = device_.is_cpu(),
-                   .maps_shards = in_place,
-                   .second_shards = context.neighbours == nullptr ? 0 : context.neighbours->size(),
-                   .reads_gradients = blocks_ != nullptr,
-                   .direct_gradients = context.direct_gradients},
-                  sizes, names);
+  tiers_->arrange({.axes = {axis}, .world = comm_->size(), .gpu = !device_.is_cpu()}, accumulation_, sized);
   if (!tiers_->offloads()) optimizer_->set_range_update(range_update_on(device_));
 }
 

@@ -8,6 +8,7 @@
 #include "config/document.h"
 #include "config/tier_rules.h"
 #include "offload/storage_file.h"
+#include "step/placement.h"
 
 namespace zero::engine {
 
@@ -50,100 +51,46 @@ void TierPlan::check_device() const {
                    rank_, "/", world_, ")."));
 }
 
-memory::Budgets TierPlan::budgets() const {
-  const auto& m = settings_.memory;
-  return {.device = m.device, .host = m.host, .file = m.file, .activations = m.activations.value_or(0)};
-}
-
-// By offload_param: a shard rests in host memory as long as the elements allowed there last (max_in_cpu), then in the
-// file.
-Tier TierPlan::parameter_tier(std::int64_t shard) {
-  const auto& param = settings_.zero.offload_param;
-  if (settings_.zero.stage != 3 || param.device == OffloadDevice::None) return Tier::Device;
-  if (param.device == OffloadDevice::Nvme && in_host_ + shard > param.max_in_cpu) return Tier::File;
-  in_host_ += shard;
-  return Tier::Host;
-}
-
-void TierPlan::arrange(memory::FootprintRules rules, const std::vector<memory::GroupSize>& groups,
-                       const std::vector<std::string>& names) {
-  const auto& zero = settings_.zero;
-  const auto optimizer_tier = zero.stage == 0 || zero.offload_optimizer.device == OffloadDevice::None ? Tier::Device
-                              : zero.offload_optimizer.device == OffloadDevice::Cpu                   ? Tier::Host
-                                                                                                      : Tier::File;
-  for (const auto& group : groups)
-    places_.push_back(
-        {.parameters = group.persistent ? Tier::Device : parameter_tier((group.numel + world_ - 1) / world_),
-         .optimizer = optimizer_tier});
-  rules.ratio = zero.offload_optimizer.ratio;
-  rules.delayed = zero.delayed_update && offloads();
-  const auto policy = update_policy(rules.num_slots);
-  rules.tile_numel = policy.tile_numel;
-  rules.tiles = policy.tiles;
-  rules.checksums = settings_.aio.checksums;
-  const auto limits = budgets();
-  rules.fetch_ahead = config::shards_fetched_ahead(zero.offload_param.buffer_count);
-  if (limits.device || limits.host || limits.file) {
-    const auto& document = options_.document();
-    const memory::Movable movable{
-        .optimizer = zero.stage >= 1 && !document.is_set("zero_optimization.offload_optimizer.device"),
-        .parameters = zero.stage == 3 && !document.is_set("zero_optimization.offload_param.device"),
-        .together = !device_.is_cpu()};
-    auto placement = memory::place(rules, groups, std::move(places_), movable, limits);
-    if (!placement.fits) refuse(placement, limits);
-    if (rank_ == 0) base::log(LogLevel::Info, memory::describe(placement, limits, groups, names));
-    places_ = std::move(placement.places);
-  }
-  const auto rests_in_file = [&](Tier memory::GroupPlace::*what) {
-    return std::any_of(places_.begin(), places_.end(), [&](const auto& place) { return place.*what == Tier::File; });
+void TierPlan::arrange(const step::RunTopology& topology, std::int64_t accumulation,
+                       const std::vector<step::Unit>& units) {
+  const auto run = step::run_facts(settings_, topology, accumulation);
+  const auto& document = options_.document();
+  const auto freedom =
+      step::placement_freedom(run.sharding, run.topology.gpu, [&](const char* key) { return document.is_set(key); });
+  const step::PlacementTask task{run, settings_, units, freedom};
+  auto plan = step::place(task);
+  if (!plan.fits)
+    throw ConfigError("[Engine] " + step::refusal(task, plan, base::join("rank ", rank_, "/", world_)),
+                      ExitCode::kOutOfMemory);
+  if (plan.need && rank_ == 0) base::log(LogLevel::Info, step::describe(task, plan));
+  placements_ = std::move(plan.placements);
+  const auto rests_in_file = [&](Tier step::Placement::*what) {
+    return std::any_of(placements_.begin(), placements_.end(),
+                       [&](const auto& placement) { return placement.*what == Tier::File; });
   };
   const auto file_in = [&](const std::string& configured) {
     return std::make_unique<offload::ShardFile>(configured.empty() ? settings_.memory.path : configured,
                                                 io_settings(settings_.aio), base::join("rank ", rank_, "/", world_),
                                                 settings_.aio.checksums);
   };
-  if (rests_in_file(&memory::GroupPlace::optimizer) && rules.ratio > 0)
+  const auto& zero = settings_.zero;
+  if (rests_in_file(&step::Placement::optimizer) && zero.offload_optimizer.ratio > 0)
     optimizer_file_ = file_in(zero.offload_optimizer.path);
-  if (zero.stage == 3 && rests_in_file(&memory::GroupPlace::parameters))
-    parameter_file_ = file_in(zero.offload_param.path);
-}
-
-void TierPlan::refuse(const memory::Placement& placement, const memory::Budgets& limits) const {
-  std::string over, helps;
-  for (const auto tier : {Tier::Device, Tier::Host, Tier::File}) {
-    const auto& limit = limits.of(tier);
-    const auto name = base::join("memory.", MemoryReport::name(tier));
-    const auto need = placement.need.total(tier) + (tier == Tier::Device ? limits.activations : 0);
-    if (limit && need > *limit)
-      over += base::join(over.empty() ? "" : "; ", name, ": got ", *limit, " bytes, expected at least ", need,
-                         " with everything moved off it that may move");
-    if (const auto& smallest = placement.smallest[MemoryReport::index(tier)])
-      helps += base::join(helps.empty() ? "" : ", or ", name, " = ", *smallest);
-  }
-  if (limits.host && !limits.file && settings_.zero.stage >= 1)
-    helps += base::join(helps.empty() ? "" : ", or ",
-                        "memory.file with memory.nvme_path, so that states can move to a file");
-  if (settings_.zero.stage < 3) helps += base::join(helps.empty() ? "" : ", or ", "a higher stage");
-  if (2 * limits.activations > placement.need.total(Tier::Device))
-    helps += base::join(helps.empty() ? "" : ", or ", "fewer activations, ", limits.activations,
-                        " bytes of the device's (a smaller micro-batch, activation_checkpointing)");
-  throw ConfigError(
-      base::join("[Engine] ", over, " (rank ", rank_, "/", world_, "). Hint: the smallest budget that works is ",
-                 helps.empty() ? "larger in more than one tier" : helps, "."),
-      ExitCode::kOutOfMemory);
+  if (rests_in_file(&step::Placement::params)) parameter_file_ = file_in(zero.offload_param.path);
 }
 
 bool TierPlan::offloads() const {
   return settings_.zero.offload_optimizer.ratio > 0 &&
-         std::any_of(places_.begin(), places_.end(), [](const auto& place) { return place.optimizer != Tier::Device; });
+         std::any_of(placements_.begin(), placements_.end(),
+                     [](const auto& placement) { return placement.optimizer != Tier::Device; });
 }
 
 void TierPlan::describe(GroupContext& context, std::size_t group) const {
-  context.places = {.optimizer = places_[group].optimizer,
+  context.places = {.optimizer = placements_[group].optimizer,
                     .ratio = settings_.zero.offload_optimizer.ratio,
                     .optimizer_file = optimizer_file_.get(),
                     .pinned = !device_.is_cpu() && settings_.zero.offload_optimizer.pin_memory};
-  context.parameter_tier = places_[group].parameters;
+  context.parameter_tier = placements_[group].params;
   context.parameter_file = parameter_file_.get();
   context.checks_files = settings_.aio.checksums;
   context.delayed = settings_.zero.delayed_update && offloads();
@@ -171,10 +118,10 @@ void TierPlan::make_files(const std::vector<std::unique_ptr<ParamGroup>>& groups
 }
 
 void TierPlan::enforce(memory::MemoryLedger& ledger) const {
-  const auto limits = budgets();
-  for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
-    if (const auto& limit = limits.of(tier))
-      ledger.limit(tier, *limit, base::join("memory.", MemoryReport::name(tier)),
+  const auto budgets = step::Budgets::of(settings_.memory);
+  for (const auto tier : step::kTiers)
+    if (const auto& budget = budgets.of(tier))
+      ledger.limit(tier, *budget, base::join("memory.", MemoryReport::name(tier)),
                    base::join("rank ", rank_, "/", world_));
 }
 

@@ -14,7 +14,7 @@
 #include "engine/group_context.h"
 #include "engine/param_group.h"
 #include "engine/staged_update.h"
-#include "memory/placement.h"
+#include "step/facts.h"
 
 namespace zero::engine {
 
@@ -23,10 +23,9 @@ class TierPlan {
   // Throws ConfigError for what a device cannot do.
   TierPlan(const Options& options, at::Device device, const Communicator& comm);
 
-  // Decides for all groups, in order of registration; `rules` but for what this knows by itself (ratio, delay, tiles).
-  // Throws ConfigError (code kOutOfMemory) when the budgets cannot be kept, naming the smallest that work.
-  void arrange(memory::FootprintRules rules, const std::vector<memory::GroupSize>& groups,
-               const std::vector<std::string>& names);
+  // Places the states of all units, in order of registration, by the configuration's offload blocks and budgets. Throws
+  // ConfigError (code kOutOfMemory) when the budgets cannot be kept, naming the smallest that work.
+  void arrange(const step::RunTopology& topology, std::int64_t accumulation, const std::vector<step::Unit>& units);
   void describe(GroupContext& context, std::size_t group) const;
   // Some optimizer states rest elsewhere than on the device.
   bool offloads() const;
@@ -41,18 +40,14 @@ class TierPlan {
   int fetch_ahead() const;
 
  private:
-  memory::Budgets budgets() const;
-  memory::Tier parameter_tier(std::int64_t shard);
   void check_device() const;
-  [[noreturn]] void refuse(const memory::Placement& placement, const memory::Budgets& budgets) const;
 
   const Options options_;
   const config::Settings& settings_;
   const at::Device device_;
   const int rank_, world_;
-  std::vector<memory::GroupPlace> places_;
+  std::vector<step::Placement> placements_;
   std::unique_ptr<offload::ShardFile> optimizer_file_, parameter_file_;  // null: nothing rests in a file
-  std::int64_t in_host_ = 0;                                             // elements of parameters
 };
 
 }  // namespace zero::engine

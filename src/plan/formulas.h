@@ -1,6 +1,6 @@
 // The papers' arithmetic as functions: bytes of model states, activations, volumes, bandwidths. Symbols as there:
 // P parameters, N data-parallel degree, L layers, h hidden, a heads, s sequence, b micro-batch, t tensor-parallel
-// degree. What libzero itself allocates is rank_memory.h's; nothing here pads, rounds or prints.
+// degree. What libzero itself allocates is dry_run.h's; nothing here pads, rounds or prints.
 // Sources: ZeRO arXiv:1910.02054, ZeRO-Infinity arXiv:2104.07857, Korthikanti+ arXiv:2205.05198, ZeRO++
 // arXiv:2306.10209, FSDP arXiv:2304.11277.
 #pragma once

@@ -194,6 +194,24 @@ void counted_parameters(const PlanModel& m, std::vector<planning::Parameter>& al
 
 namespace planning {
 
+const char* name(config::OptimizerType type) {
+  using config::OptimizerType;
+  switch (type) {
+    case OptimizerType::Adam:
+      return "Adam";
+    case OptimizerType::Sgd:
+      return "SGD";
+    case OptimizerType::Adagrad:
+      return "Adagrad";
+    case OptimizerType::Lion:
+      return "Lion";
+    case OptimizerType::None:
+    case OptimizerType::AdamW:
+      break;
+  }
+  return "AdamW";
+}
+
 std::vector<Parameter> parameters_of(const PlanModel& model) {
   std::vector<Parameter> all;
   switch (model.kind) {

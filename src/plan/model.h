@@ -5,11 +5,14 @@
 
 #include <zero/plan.h>
 
+#include "config/settings.h"
 #include "plan/units.h"
 
 namespace zero::planning {
 
 std::vector<Parameter> parameters_of(const PlanModel& model);
+// "AdamW", ...: of an optimizer, and of the one that is planned where a configuration has none.
+const char* name(config::OptimizerType type);
 // The shape that stands for a number of parameters: a GPT whose width is about 128 times its depth.
 PlanModel shape_for(double parameters);
 

@@ -15,7 +15,7 @@ constexpr std::int64_t kRowElements[] = {std::int64_t{1} << 18, std::int64_t{1} 
 // beginning of the second. A GPU brings them back one segment ahead.
 class Checkpoints {
  public:
-  Checkpoints(RankMemory& memory, Tier tier, std::int64_t bytes) : memory_(memory), tier_(tier), bytes_(bytes) {}
+  Checkpoints(PassSink& memory, Tier tier, std::int64_t bytes) : memory_(memory), tier_(tier), bytes_(bytes) {}
   void keep(const Tensor& input) { inputs_.push_back(input); }
   void first_run_ended() {
     if (tier_ == Tier::Device) return;
@@ -38,7 +38,7 @@ class Checkpoints {
     memory_.bring_back(tier_, bytes_);
   }
 
-  RankMemory& memory_;
+  PassSink& memory_;
   const Tier tier_;
   const std::int64_t bytes_;
   std::vector<Tensor> inputs_;
@@ -46,7 +46,7 @@ class Checkpoints {
 
 class GptPass {
  public:
-  GptPass(const PlanModel& model, const MicroBatch& batch, RankMemory& memory)
+  GptPass(const PlanModel& model, const MicroBatch& batch, PassSink& memory)
       : m_(model),
         memory_(memory),
         segments_(std::min(batch.segments, model.layers)),
@@ -239,7 +239,7 @@ class GptPass {
   }
 
   const PlanModel& m_;
-  RankMemory& memory_;
+  PassSink& memory_;
   const std::int64_t segments_, samples_, element_, tokens_, wide_;
   Checkpoints inputs_;
 };
@@ -249,7 +249,7 @@ class GptPass {
 class LayeredPass {
  public:
   LayeredPass(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
-              RankMemory& memory)
+              PassSink& memory)
       : m_(model),
         memory_(memory),
         parameters_(parameters),
@@ -344,7 +344,7 @@ class LayeredPass {
   }
 
   const PlanModel& m_;
-  RankMemory& memory_;
+  PassSink& memory_;
   const std::vector<Parameter>& parameters_;
   std::int64_t segments_ = 0;
   const std::int64_t element_, tokens_, wide_;
@@ -367,7 +367,7 @@ Tier checkpoint_tier(const config::ActivationSettings& activations) {
 }
 
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
-                     RankMemory& memory) {
+                     PassSink& memory) {
   if (model.kind == PlanModel::Kind::Gpt)
     GptPass(model, batch, memory).run();
   else

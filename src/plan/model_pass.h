@@ -7,7 +7,8 @@
 
 #include <zero/plan.h>
 
-#include "plan/rank_memory.h"
+#include "plan/pass_sink.h"
+#include "plan/units.h"
 
 namespace zero::planning {
 
@@ -22,8 +23,8 @@ struct MicroBatch {
   Tier inputs = Tier::Device;  // of segments, while they wait
   int element = 4;             // bytes of an activation
 };
-// One forward and backward through memory.begin_backward() and memory.end_backward(). `parameters` as parameters_of().
+// One forward and backward. `parameters` as parameters_of().
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
-                     RankMemory& memory);
+                     PassSink& memory);
 
 }  // namespace zero::planning

@@ -1,5 +1,6 @@
-// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held and which move is
-// rank_memory.h, how long it takes step_time.h; here they are asked, compared and put in order.
+// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held and which move
+// comes from dry runs of the step program (dry_run.h), how long it takes from step_time.h; here they are asked,
+// compared and put in order.
 #include <zero/plan.h>
 
 #include <algorithm>
@@ -14,23 +15,24 @@
 #include "base/check.h"
 #include "config/batch.h"
 #include "config/document.h"
+#include "plan/dry_run.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
-#include "plan/rank_memory.h"
 #include "plan/step_time.h"
+#include "plan/topology.h"
+#include "step/placement.h"
 
 namespace zero {
 namespace {
 
 using namespace planning;
 using config::OffloadDevice;
-using Tier = MemoryReport::Tier;
 
 // One thing to compute, as the numbers it depends on.
 struct Candidate {
   PlanModel model;
   config::Settings settings;
-  memory::Movable movable;
+  step::PlacementFreedom freedom;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
 };
 
@@ -39,9 +41,10 @@ constexpr int kSteps = 3, kSearchSteps = 2;
 
 struct Outcome {
   MemoryReport memory;
-  Moved moved;  // in one step
+  step::Traffic traffic;  // in one step
+  // The highest need of a tier beside the budget of the configuration: at most 1 where an Engine starts and goes on.
   double most_of_budgets = 0;
-  std::string refusal;  // of the budgets `memory`
+  std::string refusal;  // of the budgets; what an Engine says where it does not
 };
 
 // A model and its units, which candidates that differ in their batch alone share.
@@ -50,21 +53,46 @@ struct Cut {
   std::vector<Unit> units;
 };
 
+// Bytes of an element of the parameters.
+int element_of(const Candidate& c) { return step::width(step::dtype_of(c.settings.precision)); }
+
 Cut cut(const Candidate& c, const PlanMachine& machine) {
   auto parameters = parameters_of(c.model);
-  auto units = cut_into_units(parameters, c.settings, machine.world(), width_of(c.settings.precision), machine.gpu);
+  auto units = cut_into_units(parameters, c.settings, machine.world(), element_of(c), machine.gpu);
   return {std::move(parameters), std::move(units)};
 }
 
-Surroundings surroundings_of(const PlanMachine& machine, const config::Settings& settings) {
-  Surroundings around{.world = machine.world(), .transport = "local", .gpu = machine.gpu};
-  if (around.world > 1)
-    around.transport = machine.gpu                    ? "nccl"
-                       : settings.transport != "auto" ? settings.transport
-                       : machine.hosts > 1            ? "shm+gloo"
-                       : machine.shared_memory        ? "shm"
-                                                      : "thread";
-  return around;
+step::RunTopology topology_of(const PlanMachine& machine, const config::Settings& settings) {
+  std::string transport = "local";
+  if (machine.world() > 1)
+    transport = machine.gpu                    ? "nccl"
+                : settings.transport != "auto" ? settings.transport
+                : machine.hosts > 1            ? "shm+gloo"
+                : machine.shared_memory        ? "shm"
+                                               : "thread";
+  return planning::topology_of(machine.world(), transport, machine.gpu);
+}
+
+// How the dry run's peaks compare with the budgets, beside what the placement found. says_why: with the words of the
+// refusal, which take a search for the smallest budgets.
+void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, bool says_why, Outcome& outcome) {
+  const auto budgets = step::Budgets::of(task.settings.memory);
+  if (!placed.fits && says_why) outcome.refusal = step::refusal(task, placed, "");
+  for (const auto tier : step::kTiers) {
+    const auto& budget = budgets.of(tier);
+    if (!budget) continue;
+    const auto peak = static_cast<std::int64_t>(outcome.memory.peak(tier));
+    const auto need = placed.fits ? peak : std::max(peak, step::needed(*placed.need, tier, budgets));
+    outcome.most_of_budgets = std::max(
+        outcome.most_of_budgets, static_cast<double>(need) / static_cast<double>(std::max<std::int64_t>(*budget, 1)));
+    if (peak > *budget && outcome.refusal.empty())
+      outcome.refusal =
+          base::join("memory.", MemoryReport::name(tier), ": got ", *budget, " bytes, expected at least ", peak,
+                     ", which a step takes at its peak. Hint: ",
+                     tier == Tier::Device ? "leave more room for activations with memory.activations, take a smaller "
+                                            "micro-batch, or checkpoint activations."
+                                          : "a larger budget.");
+  }
 }
 
 Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
@@ -79,25 +107,34 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   // Of many micro-batches all but the last are alike.
   const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
-  const auto rules = rank_rules(c.settings, surroundings_of(machine, c.settings), micro_steps, c.movable);
-  RankMemory memory(rules, cut.units);
+  auto facts = step::run_facts(c.settings, topology_of(machine, c.settings), micro_steps);
+  facts.whole_segments = true;
+  const step::PlacementTask task{facts, c.settings, cut.units, c.freedom};
+  const auto placed = step::place(task);
+  const auto groups = step::group_facts(facts, c.settings, cut.units, placed.placements);
+  step::ByteCounter counter(facts);
+  DryRun dry(facts, cut.units, groups, counter);
   const MicroBatch batch{.samples = c.micro,
                          .segments = c.segments,
                          .inputs = checkpoint_tier(c.settings.activations),
-                         .element = rules.parameter_width};
+                         .element = element_of(c)};
+  const auto moved = [&] {
+    auto traffic = counter.take();
+    traffic.add(dry.take_activation_traffic());
+    return traffic;
+  };
   Outcome result;
   for (int step = 0; step < steps; ++step) {
-    result.moved = {};
+    result.traffic = {};
     for (std::int64_t k = 0; k < micro_steps; ++k) {
-      run_micro_batch(c.model, cut.parameters, batch, memory);
-      result.moved.add(memory.take_moved(), k + 1 < micro_steps ? c.accumulation - 1 : 1);
+      run_micro_batch(c.model, cut.parameters, batch, dry);
+      result.traffic.add(moved(), k + 1 < micro_steps ? c.accumulation - 1 : 1);
     }
-    memory.step();
-    result.moved.add(memory.take_moved());
+    dry.step();
+    result.traffic.add(moved());
   }
-  result.memory = memory.report();
-  result.most_of_budgets = memory.most_of_budgets();
-  result.refusal = memory.refusal();
+  result.memory = dry.report();
+  judge(task, placed, /*says_why=*/steps == kSteps, result);
   return result;
 }
 
@@ -256,23 +293,23 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
   plan.fits = plan.misses.empty() && plan.refusal.empty();
   const auto bytes = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
   auto& traffic = plan.traffic;
-  traffic.gathered = bytes(ran.moved.gathered);
-  traffic.reduced = bytes(ran.moved.reduced);
-  traffic.to_host = bytes(ran.moved.to_host);
-  traffic.from_host = bytes(ran.moved.from_host);
-  traffic.read = bytes(ran.moved.read);
-  traffic.written = bytes(ran.moved.written);
+  traffic.gathered = bytes(ran.traffic.gathered);
+  traffic.reduced = bytes(ran.traffic.reduced);
+  traffic.to_host = bytes(ran.traffic.to_host);
+  traffic.from_host = bytes(ran.traffic.from_host);
+  traffic.read = bytes(ran.traffic.read);
+  traffic.written = bytes(ran.traffic.written);
   const auto world = static_cast<double>(machine.world());
   if (machine.world() > 1) {
     std::int64_t padded = 0;
     for (const auto& unit : units.units) padded += unit.padded_numel();
-    const double whole = static_cast<double>(padded) * width_of(c.settings.precision);
+    const double whole = static_cast<double>(padded) * element_of(c);
     traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
     traffic.across_hosts = across_hosts(c, machine, traffic);
   }
-  plan.work.collectives = ran.moved.collectives;
-  plan.work.updated = ran.moved.updated - ran.moved.updated_on_host;
-  plan.work.updated_on_host = ran.moved.updated_on_host;
+  plan.work.collectives = ran.traffic.collectives;
+  plan.work.updated = ran.traffic.updated - ran.traffic.updated_offloaded;
+  plan.work.updated_on_host = ran.traffic.updated_offloaded;
   count_passes({.model = c.model,
                 .settings = c.settings,
                 .micro = c.micro,
@@ -319,7 +356,8 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
   const auto& settings = options.settings();
   return {.model = model,
           .settings = settings,
-          .movable = movable_by(settings, machine.gpu, [&](const char* key) { return options.document().is_set(key); }),
+          .freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), machine.gpu,
+                                             [&](const char* key) { return options.document().is_set(key); }),
           .micro = batch.micro,
           .accumulation = batch.accumulation,
           .segments = segments_of(options, model.layers)};
@@ -354,7 +392,8 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
         c.settings.zero.offload_optimizer.device = device;
         c.settings.zero.offload_param.device = stage == 3 ? device : OffloadDevice::None;
         // As plan_config() writes it: without offload no key names a device, and budgets may move what they have to.
-        c.movable = movable_by(c.settings, machine.gpu, [&](const char*) { return device != OffloadDevice::None; });
+        c.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(stage), machine.gpu,
+                                            [&](const char*) { return device != OffloadDevice::None; });
         c.segments = !again ? 0 : base.segments > 0 ? base.segments : model.layers;
         auto& units = cuts[stage == 3];
         if (!units) units = cut(c, machine);

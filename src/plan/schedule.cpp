@@ -1,24 +1,126 @@
-// The facts of a run, as an Engine would find them, and the walk through its steps. See schedule.h.
+// The program's events under the names that people read, and what rests between steps. See schedule.h.
 #include "plan/schedule.h"
 
-#include <algorithm>
-#include <charconv>
+#include <tuple>
 
 #include <zero/errors.h>
 
-#include "base/check.h"
-#include "plan/schedule_run.h"
+#include "plan/dry_run.h"
 
 namespace zero::planning {
 namespace {
 
-// Of "blocks.12.qkv.weight": 12; negative: of no block.
-std::int64_t block_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "blocks.";
-  std::int64_t block = -1;
-  if (name.compare(0, kPrefix.size(), kPrefix) == 0)
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), block);
-  return block;
+using step::OpKind;
+using step::OpReason;
+using step::Role;
+
+const char* purpose_of(const step::Op& op) {
+  switch (op.reason) {
+    case OpReason::BeforeUse:
+      return "before use";
+    case OpReason::NewValues:
+      return "new values";
+    case OpReason::InitialValues:
+      return "initial values";
+    case OpReason::Sum:
+      return op.kind == OpKind::AllGatherGrads ? "sum to all ranks" : "sum over ranks";
+    case OpReason::Arrives:
+      return "arrives";
+    case OpReason::Leaves:
+      return "leaves";
+    case OpReason::Update:
+      break;
+  }
+  return "update";
+}
+
+std::pair<What, How> kind_of(const step::Op& op) {
+  switch (op.kind) {
+    case OpKind::Unshard:
+    case OpKind::AllGatherParams:
+      return {What::Parameters, How::AllGather};
+    case OpKind::UnshardSymmetric:
+      return {What::Parameters, How::InPlace};
+    case OpKind::Broadcast:
+      return {What::Parameters, How::Broadcast};
+    case OpKind::Reduce:
+      return {What::Gradients, op.to_all ? How::AllReduce : How::ReduceScatter};
+    case OpKind::AllGatherGrads:
+      return {What::Gradients, How::AllGather};
+    case OpKind::Fetch:
+      return {What::Parameters, How::Read};
+    case OpKind::FetchStates:
+      return {What::OptimizerStates, How::Read};
+    case OpKind::Store:
+      return {What::Parameters, How::Write};
+    case OpKind::StoreStates:
+      return {What::OptimizerStates, How::Write};
+    case OpKind::Copy:
+      return {op.reason == OpReason::Leaves ? What::Gradients : What::Parameters, How::Copy};
+    case OpKind::Update:
+      break;
+  }
+  return {What::OptimizerStates, How::Update};
+}
+
+Event event_of(const step::Event& event, const std::vector<step::GroupFacts>& groups) {
+  const auto& op = event.op;
+  const auto [what, how] = kind_of(op);
+  return {.step = event.step,
+          .micro = event.micro,
+          .phase = event.phase,
+          .what = what,
+          .how = how,
+          .purpose = purpose_of(op),
+          .unit = groups[static_cast<std::size_t>(op.group)].name,
+          .from = op.from,
+          .to = op.to,
+          .bytes = op.bytes,
+          .sent = op.sent,
+          .neighbours = op.node,
+          .quantized = op.quantized};
+}
+
+const char* state_of(Role role) {
+  constexpr const char* kNames[] = {
+      "parameters",        "second shards",    "parameters to come", "gradients", "gradients handed over",
+      "master parameters", "optimizer states", "transfers"};
+  return kNames[static_cast<int>(role)];
+}
+
+// What rests, role by role, and autograd's own gradients, which do not.
+std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
+                                 const step::Memory& memory) {
+  std::map<std::tuple<Role, bool, bool, Tier>, Holding> all;
+  const auto add = [&](const step::GroupFacts& group, const step::Memory::Resting& r, bool sharded, bool passing) {
+    auto& holding = all[{r.role, sharded, passing, r.tier}];
+    holding.state = state_of(r.role);
+    holding.purpose = r.purpose;
+    holding.width = step::width(r.dtype);
+    holding.sharded = sharded;
+    holding.passing = passing;
+    holding.tier = r.tier;
+    if (holding.units.empty() || holding.units.back() != group.name) holding.units.push_back(group.name);
+    holding.bytes += r.bytes;
+  };
+  for (const auto& resting : memory.resting()) {
+    if (resting.role == Role::Transfer) continue;
+    const auto& group = groups[static_cast<std::size_t>(resting.group)];
+    const bool states = resting.role == Role::Master || resting.role == Role::OptimizerState;
+    const bool part = states ? group.sharding.optimizer : resting.numel < group.padded();
+    add(group, resting, part && run.axis_of(group).size > 1, /*passing=*/false);
+  }
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+    const auto& group = groups[static_cast<std::size_t>(g)];
+    if (!group.trainable || group.grads != step::GradStorageKind::Autograd) continue;
+    const auto numel = group.layout.numel(), bytes = numel * step::width(run.precision.grad);
+    if (bytes > 0)
+      add(group, {Tier::Device, step::Purpose::Gradients, Role::Grads, g, numel, run.precision.grad, bytes},
+          /*sharded=*/false, /*passing=*/true);
+  }
+  std::vector<Holding> result;
+  for (auto& [key, holding] : all) result.push_back(std::move(holding));
+  return result;
 }
 
 }  // namespace
@@ -39,74 +141,49 @@ const char* name(How how) {
   return kNames[static_cast<int>(how)];
 }
 
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments) {
-  std::map<std::string, std::size_t> index;
-  std::int64_t layers = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    index[parameters[i].name] = i;
-    layers = std::max(layers, block_of(parameters[i].name) + 1);
-  }
-  using Operator = std::vector<std::size_t>;
-  const auto of = [&](const std::string& module, std::initializer_list<const char*> names) {
-    Operator reads;
-    for (const char* name : names) {
-      const auto it = index.find(base::join(module, ".", name));
-      if (it == index.end()) throw ConfigError(base::join("[plan] got a model without ", module, ".", name, ", expected a GPT"));
-      reads.push_back(it->second);
-    }
-    return reads;
-  };
-  constexpr const char* kModules[] = {"norm1", "qkv", "projection", "norm2", "up", "down"};
-  // Norms read their bias again in backward, linear layers do not.
-  const auto forward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (const auto* module : kModules) out.push_back(of(base::join("blocks.", layer, ".", module), {"weight", "bias"}));
-  };
-  const auto backward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (auto module = std::rbegin(kModules); module != std::rend(kModules); ++module) {
-      const auto path = base::join("blocks.", layer, ".", *module);
-      out.push_back(std::string_view(*module).starts_with("norm") ? of(path, {"weight", "bias"}) : of(path, {"weight"}));
-    }
-  };
-  const auto head = of(index.count("output.weight") != 0 ? "output" : "token", {"weight"});
-  const auto norm = of("norm", {"weight", "bias"});
-  Pass pass{{of("token", {"weight"}), of("position", {"weight"})}, {head, norm}};
-  for (std::int64_t layer = 0; layer < layers; ++layer) forward(layer, pass.forward);
-  pass.forward.push_back(norm);
-  pass.forward.push_back(head);
-  const auto parts = segments == 0 ? layers : std::min(segments, layers);
-  for (auto part = parts; part-- > 0;) {
-    const auto begin = part * layers / parts, end = (part + 1) * layers / parts;
-    if (segments > 0)
-      for (auto layer = begin; layer < end; ++layer) forward(layer, pass.backward);
-    for (auto layer = end; layer-- > begin;) backward(layer, pass.backward);
-  }
-  return pass;
-}
-
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed) {
-  const auto rules = rank_rules(settings, input.around, accumulation, input.movable);
+  const auto run = step::run_facts(settings, input.topology, accumulation);
   Schedule result;
   result.stage = settings.zero.stage;
-  result.world = input.around.world;
+  result.world = input.topology.world;
   result.accumulation = accumulation;
-  result.parameter_width = rules.parameter_width;
-  result.gradient_width = rules.gradient_width;
-  result.wire_width = rules.wire_width;
-  result.num_slots = rules.num_slots;
-  result.units = cut_into_units(input.parameters, settings, input.around.world,
-                                rules.parameter_width, input.around.gpu);
+  result.parameter_width = step::width(run.precision.param);
+  result.gradient_width = step::width(run.precision.grad);
+  result.wire_width = step::width(run.precision.reduce);
+  result.num_slots = run.num_slots;
+  result.units = cut_into_units(input.parameters, settings, result.world, result.parameter_width, input.topology.gpu);
   for (const auto& unit : result.units) {
     result.padded_numel += unit.padded_numel();
     if (unit.trainable) result.padded_trainable_numel += unit.padded_numel();
     if (unit.persistent) result.persistent_numel += unit.padded_numel();
   }
-  Run run(rules, result.units, input.pass);
-  run.build();
-  for (int k = 0; k < num_steps; ++k)
-    run.step(first_step + k, static_cast<std::size_t>(k) < overflowed.size() && overflowed[static_cast<std::size_t>(k)]);
-  result.events = run.take_events();
-  result.holdings = run.holdings();
+  const step::PlacementTask task{run, settings, result.units, input.freedom};
+  const auto placed = step::place(task);
+  if (!placed.fits) throw ConfigError("[plan] " + step::refusal(task, placed, ""), ExitCode::kOutOfMemory);
+  const auto groups = step::group_facts(run, settings, result.units, placed.placements);
+
+  step::EventList events;
+  DryRun dry(run, result.units, groups, events);
+  dry.backend().beside = [&](bool begins) { events.phase = begins ? Phase::Beside : Phase::Step; };
+  dry.program().set_step(first_step);
+  dry.initialise();
+  for (int k = 0; k < num_steps; ++k) {
+    events.step = k;
+    for (std::int64_t micro = 0; micro < accumulation; ++micro) {
+      events.micro = static_cast<int>(micro);
+      events.phase = Phase::Forward;
+      run_forward(input.pass, dry);
+      events.phase = Phase::Backward;
+      run_backward(input.pass, result.units, result.parameter_width, dry);
+    }
+    events.micro = 0;
+    events.phase = Phase::Step;
+    const auto i = static_cast<std::size_t>(k);
+    dry.step(i < overflowed.size() && overflowed[i]);
+  }
+  for (const auto& event : events.events) result.events.push_back(event_of(event, groups));
+  result.holdings = holdings_of(run, groups, dry.memory());
   return result;
 }
 
@@ -121,17 +198,24 @@ std::map<std::string, Sent> sent_by_operation(const std::vector<Event>& events) 
     if (event.neighbours) continue;
     switch (event.how) {
       case How::AllGather:
-      case How::InPlace: count("all_gather", event.sent); break;
-      case How::ReduceScatter: count(event.quantized ? "reduce_scatter_quantized" : "reduce_scatter", event.sent); break;
+      case How::InPlace:
+        count("all_gather", event.sent);
+        break;
+      case How::ReduceScatter:
+        count(event.quantized ? "reduce_scatter_quantized" : "reduce_scatter", event.sent);
+        break;
       case How::AllReduce:  // as the sum of parts and their gathering
         count("reduce_scatter", event.sent / 2);
         count("all_gather", event.sent / 2);
         break;
-      case How::Broadcast: count("broadcast", event.sent); break;
+      case How::Broadcast:
+        count("broadcast", event.sent);
+        break;
       case How::Read:
       case How::Write:
       case How::Copy:
-      case How::Update: break;
+      case How::Update:
+        break;
     }
   }
   return all;

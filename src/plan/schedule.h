@@ -1,8 +1,6 @@
-// What an Engine does in an optimizer step, as events: which bytes of which unit move, when, how, and between which
-// tiers; forecast from a configuration, without tensors. The decisions are the engine's own code where they are
-// arithmetic (memory/prefetcher.h, unit_cut.h, shard_layout.h, footprint.h, config/stage_rules.h); what is written
-// here is the order in which ParamGroup, State and StagedUpdate act on them, and `zero explain --live` compares it with
-// what they do. Times are not known here.
+// What an Engine does in an optimizer step, as events for people: which bytes of which unit move, when, how, and
+// between which tiers. They come from the step program itself on the dry backend (step/program.h); here they get their
+// names. `zero explain --live` compares them with what ranks do. Times are not known here.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,12 +10,13 @@
 
 #include <zero/memory_report.h>
 
-#include "plan/rank_rules.h"
+#include "plan/pass.h"
+#include "step/event_list.h"
+#include "step/placement.h"
 
 namespace zero::planning {
 
-// Beside: in the background, while the next step runs forward and backward (delayed update).
-enum class Phase { Build, Forward, Backward, Step, Beside };
+using step::Phase;
 enum class What { Parameters, Gradients, OptimizerStates };  // masters are among the last
 enum class How { AllGather, ReduceScatter, AllReduce, Broadcast, InPlace, Read, Write, Copy, Update };
 const char* name(Phase phase);
@@ -38,28 +37,20 @@ struct Event {
   bool quantized = false;   // sent as integers
 };
 
-// What of the model a micro-batch reads, operator by operator, as indices of parameters: backward holds recomputation.
-struct Pass {
-  std::vector<std::vector<std::size_t>> forward, backward;
-};
-// Of the GPT of models/gpt.h, by the names of its parameters. segments: checkpointed runs of layers; 0: none.
-// Throws ConfigError for other names.
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments);
-
 struct ScheduleInput {
   std::vector<Parameter> parameters;
   Pass pass;
-  Surroundings around;
-  memory::Movable movable;  // what the budgets `memory` of the configuration may move: no other key places it
+  step::RunTopology topology;
+  step::PlacementFreedom freedom;  // of the budgets `memory` of the configuration
 };
 
 // One state on one tier of one rank.
 struct Holding {
   std::string state;  // "parameters", "gradients", "master parameters", "optimizer states", ...
   MemoryReport::Purpose purpose = MemoryReport::Purpose::Parameters;  // under which Engine::memory() counts it
-  int width = 4;           // bytes an element
-  bool sharded = false;    // 1/world of it on each rank, else all of it
-  bool passing = false;    // made in backward and gone after the step; else there between steps, too
+  int width = 4;                                                      // bytes an element
+  bool sharded = false;                                               // 1/world of it on each rank, else all of it
+  bool passing = false;  // made in backward and gone after the step; else there between steps, too
   Tier tier = Tier::Device;
   std::vector<std::string> units;  // of which
   std::int64_t bytes = 0;          // with whole blocks of files
@@ -72,9 +63,9 @@ struct Schedule {
   int stage = 0, world = 1;
   std::int64_t accumulation = 1;
   int parameter_width = 4, gradient_width = 4, wire_width = 4, num_slots = 2;
-  std::int64_t padded_numel = 0;             // of all units
-  std::int64_t padded_trainable_numel = 0;   // of those that have gradients
-  std::int64_t persistent_numel = 0;         // of padded_numel: whole on every rank at stage 3, too
+  std::int64_t padded_numel = 0;            // of all units
+  std::int64_t padded_trainable_numel = 0;  // of those that have gradients
+  std::int64_t persistent_numel = 0;        // of padded_numel: whole on every rank at stage 3, too
 };
 
 // Steps first_step .. first_step + num_steps - 1 of a run; the order of use is learned in the first two of them.

@@ -1,5 +1,5 @@
 // How long a step takes by a profile of the machine, from what is computed and what moves: a sum of what cannot overlap
-// and the longest of what does. Bytes are counted elsewhere (rank_memory.h); nothing here knows units or pools.
+// and the longest of what does. Bytes are counted elsewhere (dry_run.h); nothing here knows units or pools.
 #pragma once
 #include <zero/plan.h>
 

@@ -6,6 +6,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "memory/unit_cut.h"
 
 namespace zero::planning {
 namespace {
@@ -49,18 +50,10 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .trainable = cut.trainable,
                      .persistent = cut.persistent,
                      .parameters = std::move(cut.parameters),
-                     .layout = memory::ShardLayout(std::move(numels), world, memory::flat_alignment(width, !gpu))});
+                     .layout = memory::ShardLayout(std::move(numels), world, memory::flat_alignment(width, !gpu)),
+                     .axis = 0});
   }
   return units;
-}
-
-std::vector<std::size_t> reduce_order(const std::vector<Unit>& units) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = units.size(); i-- > 0;)
-    if (units[i].trainable && !units[i].root) order.push_back(i);
-  for (std::size_t i = 0; i < units.size(); ++i)
-    if (units[i].trainable && units[i].root) order.push_back(i);
-  return order;
 }
 
 }  // namespace zero::planning

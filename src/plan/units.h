@@ -1,14 +1,13 @@
 // A model in numbers, and the units an Engine would cut it into: names, elements, padding, shards. The cut is
 // memory/unit_cut.h and the padding memory/shard_layout.h, the same code that the engine runs; here is only what stands
-// for a walk over modules. Bytes are rank_memory.h's and schedule.h's; nothing here knows a dtype but by its width.
+// for a walk over modules. Nothing here knows a dtype but by its width.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "config/settings.h"
-#include "memory/shard_layout.h"
-#include "memory/unit_cut.h"
+#include "step/facts.h"
 
 namespace zero::planning {
 
@@ -20,23 +19,13 @@ struct Parameter {
   bool trainable = true;
 };
 
-struct Unit {
-  std::string name;  // as in traces and messages of the engine: "root", "blocks.0", ...
-  bool root = false, trainable = true;
-  bool persistent = false;              // whole on every rank at stage 3, too
-  std::vector<std::size_t> parameters;  // indices into what was given
-  memory::ShardLayout layout;           // numel(), padded_numel(), shard_numel(), offsets
-  std::int64_t numel() const { return layout.numel(); }
-  std::int64_t padded_numel() const { return layout.padded_numel(); }
-  std::int64_t shard_numel() const { return layout.shard_numel(); }
-};
+using step::Unit;  // its parameters: indices into what was given
 
 // In the engine's order: the root first, then as registered. width: bytes of an element of the compute dtype.
 // Throws ConfigError when there is no parameter or libzero.units names a module without parameters.
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
 
-// In which gradients are reduced: trainable units from the last to the first, roots behind them.
-std::vector<std::size_t> reduce_order(const std::vector<Unit>& units);
+using step::reduce_order;
 
 }  // namespace zero::planning

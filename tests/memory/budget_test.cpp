@@ -3,9 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <regex>
 
-#include "parity/training.h"
+#include "memory/budget_stack.h"
 
 namespace zero::test {
 namespace {
@@ -37,8 +36,6 @@ Ended train(const Training& setup) {
   return ended;
 }
 
-std::string memory_keys(const std::string& keys) { return ", \"memory\": {" + keys + "}"; }
-
 // The error that refuses a setup; empty: it was not refused.
 std::string refusal(const Training& setup) {
   try {
@@ -48,12 +45,6 @@ std::string refusal(const Training& setup) {
     return e.what();
   }
   return "";
-}
-
-std::int64_t named(const std::string& text, const std::string& tier) {
-  std::smatch match;
-  if (!std::regex_search(text, match, std::regex("memory\\." + tier + " = ([0-9]+)"))) return 0;
-  return std::stoll(match[1]);
 }
 
 class Budgets : public ::testing::TestWithParam<std::tuple<int, const char*>> {
@@ -138,6 +129,45 @@ TEST(Budget, WhatAnOffloadBlockPlacesStays) {
                         std::filesystem::temp_directory_path().string() + "\"");
   const auto text = refusal(s);
   EXPECT_NE(text.find("memory.host: got 2000 bytes"), std::string::npos) << text;
+}
+
+// --- what starts is not refused in a step ------------------------------------------------------
+
+std::string with_smallest(const Training& setup, const std::string& tier = "device") {
+  return trains_with_the_smallest_budget(setup, tier, [&](const auto& body) { run_ranks(setup.world, body); });
+}
+
+Training stack(int world, int stage, const std::string& zero) {
+  Training s;
+  s.world = world;
+  s.stage = stage;
+  s.steps = 3;
+  s.zero = zero;
+  return s;
+}
+
+TEST(SmallestBudget, ThreeReductionsAtOnceHaveRoom) {
+  EXPECT_EQ(with_smallest(stack(4, 2, R"(, "overlap_comm": true)")), "");
+}
+
+TEST(SmallestBudget, OneRanksReductionsHaveRoom) {
+  auto s = stack(1, 0, "");
+  s.recipe = "bf16";
+  s.accumulation = 2;
+  EXPECT_EQ(with_smallest(s), "");
+}
+
+TEST(SmallestBudget, UnitsThatAreKeptForTheirNextUseHaveRoom) {
+  EXPECT_EQ(with_smallest(stack(2, 3, R"(, "stage3_max_reuse_distance": 1000000000)")), "");
+}
+
+TEST(SmallestBudget, TilesOfParametersInFilesHaveRoom) {
+  const auto folder = std::filesystem::temp_directory_path().string();
+  EXPECT_EQ(
+      with_smallest(
+          stack(2, 3, R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" + folder + "\"}"),
+          "host"),
+      "");
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include "config/settings.h"
 #include "dist/shm_ranks.h"
 #include "plan/model.h"
+#include "plan/schedule.h"
+#include "plan/topology.h"
 
 namespace zero::test {
 namespace {
@@ -60,10 +62,9 @@ std::string difference(const Case& one, const Comm& comm, const Case* other = nu
   const auto& document = options.document();
   const bool checkpoints = document.is_set("activation_checkpointing.number_checkpoints");
   input.pass = planning::gpt_pass(input.parameters, checkpoints ? options.settings().activations.num_checkpoints : 0);
-  input.around = {.world = comm->size(), .transport = comm->transport()};
-  const int stage = options.settings().zero.stage;
-  input.movable = {.optimizer = stage >= 1 && !document.is_set("zero_optimization.offload_optimizer.device"),
-                   .parameters = stage == 3 && !document.is_set("zero_optimization.offload_param.device")};
+  input.topology = planning::topology_of(comm->size(), comm->transport(), /*gpu=*/false);
+  input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(options.settings().zero.stage), /*gpu=*/false,
+                                          [&](const char* key) { return document.is_set(key); });
   const auto schedule = planning::schedule(input, options.settings(), config::resolve_batch(options, comm->size()).accumulation, 0, 3, run.overflowed);
   std::size_t events = 0;
   for (const auto& rank : run.ranks) events += rank.events.size();

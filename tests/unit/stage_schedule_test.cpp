@@ -11,6 +11,7 @@
 #include "plan/formulas.h"
 #include "plan/model.h"
 #include "plan/schedule.h"
+#include "plan/topology.h"
 
 namespace zero::planning {
 namespace {
@@ -39,7 +40,7 @@ Schedule schedule_of(int stage, const Wish& wish = {}) {
   ScheduleInput input;
   input.parameters = parameters_of(wish.model);
   input.pass = gpt_pass(input.parameters, wish.segments);
-  input.around = {.world = wish.world, .transport = wish.world == 1 ? "local" : wish.transport, .gpu = wish.gpu, .deferred = wish.deferred};
+  input.topology = topology_of(wish.world, wish.world == 1 ? "local" : wish.transport, wish.gpu, wish.deferred);
   return schedule(input, options.settings(), wish.accumulation, wish.first_step, 3, wish.overflowed);
 }
 

@@ -37,10 +37,13 @@ std::vector<fs::path> sources_under(const fs::path& folder) {
 }
 
 TEST(Structure, ALayerIncludesOnlyItselfAndThoseAboveIt) {
-  const std::vector<std::string> layers{"base",   "config",     "comm",   "memory", "torchglue", "offload", "optim",
-                                        "cuda", "engine", "checkpoint", "launch", "report", "plan"};
-  // Launching, reporting and planning know nothing of the engine's inside.
-  const std::set<std::string> outer{"launch", "report", "plan"};
+  const std::vector<std::string> layers{"base", "config", "comm",   "memory",     "torchglue", "offload", "optim",
+                                        "step", "cuda",   "engine", "checkpoint", "launch",    "report",  "plan"};
+  // The step, launching, reporting and planning know nothing of the engine's inside.
+  const std::set<std::string> outer{"step", "launch", "report", "plan"};
+  // What the step and a plan may use of layers that otherwise know torch.
+  const std::set<std::string> arithmetic{"memory/shard_layout.h", "memory/unit_cut.h",  "memory/prefetcher.h",
+                                         "memory/ledger.h",       "optim/loss_scaler.h", "optim/clipping.h"};
   const std::regex include("^#include \"([a-z_]+)/[^\"]+\"");
   int checked = 0;
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -53,11 +56,9 @@ TEST(Structure, ALayerIncludesOnlyItselfAndThoseAboveIt) {
         ASSERT_NE(to, layers.end()) << file << ": " << line;
         const auto t = static_cast<std::size_t>(to - layers.begin());
         EXPECT_LE(t, l) << file << " includes a layer below it: " << line;
-        // A plan shares the arithmetic of units and shards.
-        const std::set<std::string> arithmetic{"memory/shard_layout.h", "memory/unit_cut.h", "memory/prefetcher.h", "memory/footprint.h",
-                                               "memory/placement.h"};
         const auto begin = line.find('"') + 1;
-        if (layers[l] == "plan" && arithmetic.count(line.substr(begin, line.find('"', begin) - begin)) != 0) continue;
+        const bool shared = arithmetic.count(line.substr(begin, line.find('"', begin) - begin)) != 0;
+        if ((layers[l] == "plan" && (shared || *to == "step")) || (layers[l] == "step" && shared)) continue;
         if (outer.count(layers[l]) != 0 && *to != layers[l]) EXPECT_LE(t, 1u) << file << " may know base and config only: " << line;
         ++checked;
       }
@@ -68,11 +69,24 @@ TEST(Structure, ALayerIncludesOnlyItselfAndThoseAboveIt) {
 
 TEST(Structure, SomeLayersDoNotKnowTorch) {
   const std::regex torch("^#include <(torch|ATen|c10)/");
-  for (const char* layer : {"base", "config", "launch", "report", "plan"}) {
+  for (const char* layer : {"base", "config", "step", "launch", "report", "plan"}) {
     if (!fs::exists(kRoot / "src" / layer)) continue;
     for (const auto& file : sources_under(kRoot / "src" / layer))
       for (const auto& line : lines_of(file)) EXPECT_FALSE(std::regex_search(line, torch)) << file << ": " << line;
   }
+}
+
+// What a ZeRO stage means is said once, where the facts of a run are derived.
+TEST(Structure, TheStepReadsNoStageButInItsFacts) {
+  const std::regex stage("\\bstage_?[ .;,)=<>-]");  // not at the end of a text
+  int files = 0;
+  for (const auto& file : sources_under(kRoot / "src" / "step")) {
+    ++files;
+    if (file.stem() == "facts") continue;
+    for (const auto& line : lines_of(file))
+      EXPECT_FALSE(std::regex_search(line.substr(0, line.find("//")), stage)) << file << ": " << line;
+  }
+  EXPECT_GT(files, 15);
 }
 
 TEST(Structure, ModelsAndDataDoNotKnowLibzero) {

@@ -1,0 +1,29 @@
+// What a rank moves and updates, added up: the observer behind plans.
+#pragma once
+#include "step/observer.h"
+
+namespace zero::step {
+
+// Of one rank: bytes sent to other ranks, over a GPU's host link, and of files; and elements updated.
+struct Traffic {
+  std::int64_t gathered = 0, reduced = 0;  // bytes sent for parameters, for gradients
+  std::int64_t collectives = 0;            // an all-reduce counts as two
+  std::int64_t to_host = 0, from_host = 0, read = 0, written = 0;
+  std::int64_t updated = 0, updated_offloaded = 0;  // elements: all; those whose states do not rest on the device
+  void add(const Traffic& other, std::int64_t times = 1);
+};
+
+class ByteCounter final : public Observer {
+ public:
+  explicit ByteCounter(const RunFacts& run);
+  void issued(const Op& op) override;
+  // Since the last call.
+  Traffic take();
+
+ private:
+  const bool gpu_;
+  const std::int64_t state_width_;  // bytes of masters and optimizer states of an element
+  Traffic traffic_;
+};
+
+}  // namespace zero::step

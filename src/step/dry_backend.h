@@ -1,0 +1,92 @@
+// The backend that executes nothing: what forecasts of a step run on. Bytes are booked by Memory all the same, and
+// operations are seen by the observer.
+#pragma once
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "step/backend.h"
+
+namespace zero::step {
+
+// Whether a reduction by peers' reads is found complete before the program waits for it: the one answer in a step that
+// depends on time. Late: never, which takes the most memory. Immediate: always, which takes the least. Replay: as a run
+// recorded it, then as Late.
+struct Completion {
+  enum Kind { Late, Immediate, Replay } kind = Late;
+  std::vector<bool> answers{};
+};
+
+class DryBackend final : public BufferOps, public CommOps, public TensorOps, public ModelOps, public UpdateOps {
+ public:
+  explicit DryBackend(Completion completion = {}) : completion_(std::move(completion)) {}
+  DryBackend(const DryBackend&) = delete;
+  DryBackend& operator=(const DryBackend&) = delete;
+  Backend ops() { return {*this, *this, *this, *this, *this}; }
+
+  // Called when the program is done with a gradient that arrived. Set it before the first one does.
+  std::function<void(int buffer)> released;
+  // Around the job that runs beside training, which here runs at once. May be none.
+  std::function<void(bool begins)> beside;
+  // The next norm is not finite.
+  bool overflows = false;
+
+  void allocate(int, const Allocation&) override {}
+  void free(int) override {}
+  WorkPtr all_gather(int, View, View, Lane) override { return done_; }
+  WorkPtr all_gather_node(int, View, View, Lane) override { return done_; }
+  WorkPtr reduce_scatter(int, View, View, int) override { return done_; }
+  WorkPtr reduce_pieces(int, const PeerReduce&) override { return std::make_shared<Timed>(*this); }
+  WorkPtr broadcast(int, View, int) override { return done_; }
+  void wait_symmetric(int) override {}
+  void signal_symmetric(int) override {}
+  std::vector<double> exchange(double) override {
+    return {std::exchange(overflows, false) ? std::numeric_limits<double>::infinity() : 0.0};
+  }
+  void copy(View, View, Lane) override {}
+  void accumulate(View, View) override {}
+  void scale(View, float) override {}
+  void fill(View, float) override {}
+  void quantize(View, View, int) override {}
+  void dequantize(View, View, int) override {}
+  void square(int, int, View) override {}
+  double sum_of_squares(int) override { return 0; }
+  WorkPtr read(View, View) override { return done_; }
+  WorkPtr write(View, View) override { return done_; }
+  void bind(int, View) override {}
+  void unbind(int) override {}
+  void set_gradient(int, int, View) override {}
+  void release_gradient(View arrived) override { released(arrived.buffer); }
+  void begin_update() override {}
+  void end_update() override {}
+  void update(int, std::int64_t, std::int64_t, const UpdateTarget&, View, float) override {}
+  void run_beside(std::function<void()> job) override {
+    if (beside) beside(true);
+    job();
+    if (beside) beside(false);
+  }
+  void join() override {}
+
+ private:
+  struct Done : Work {
+    void wait() override {}
+    bool done() override { return true; }
+  };
+  struct Timed final : Done {
+    explicit Timed(DryBackend& dry) : dry(dry) {}
+    bool done() override { return dry.answer(); }
+    DryBackend& dry;
+  };
+  bool answer() {
+    if (completion_.kind != Completion::Replay) return completion_.kind == Completion::Immediate;
+    return next_answer_ < completion_.answers.size() && completion_.answers[next_answer_++];
+  }
+
+  const Completion completion_;
+  const WorkPtr done_ = std::make_shared<Done>();
+  std::size_t next_answer_ = 0;
+};
+
+}  // namespace zero::step

@@ -1,0 +1,27 @@
+// Every operation of a run in its order, with the moment at which it was issued: the observer behind schedules.
+#pragma once
+#include <vector>
+
+#include "step/observer.h"
+
+namespace zero::step {
+
+// Beside: in the background, while the next step runs forward and backward (delayed update).
+enum class Phase { Build, Forward, Backward, Step, Beside };
+
+struct Event {
+  int step = 0, micro = 0;  // micro-batch within the step; 0 in Step and Beside
+  Phase phase = Phase::Build;
+  Op op;
+};
+
+// Whoever drives the program says which moment it is.
+class EventList final : public Observer {
+ public:
+  int step = 0, micro = 0;
+  Phase phase = Phase::Build;
+  std::vector<Event> events;
+  void issued(const Op& op) override { events.push_back({step, micro, phase, op}); }
+};
+
+}  // namespace zero::step

@@ -1,0 +1,251 @@
+// The step program on the dry backend, where no table of a plan looks: groups on axes of their own, reductions that end
+// at any time, boundaries, refused bookings, and that nothing stays behind.
+#include <gtest/gtest.h>
+#include <zero/errors.h>
+
+#include <map>
+#include <random>
+
+#include "plan/dry_run.h"
+#include "plan/model.h"
+#include "plan/model_pass.h"
+#include "plan/topology.h"
+#include "step/event_list.h"
+#include "step/placement.h"
+
+namespace zero::step {
+namespace {
+
+config::Settings settings_of(int stage, config::Precision precision = config::Precision::Fp32) {
+  config::Settings settings;
+  settings.zero.stage = stage;
+  settings.precision = precision;
+  return settings;
+}
+
+PlanModel small_gpt() {
+  PlanModel model{.kind = PlanModel::Kind::Gpt, .name = "", .layers = 4, .hidden = 64, .heads = 4};
+  model.sequence = 32;
+  model.vocabulary = 128;
+  return model;
+}
+
+// Everything of a dry run, and the run.
+struct Training {
+  Training(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation = 1,
+           const Completion& completion = {})
+      : model(small_gpt()),
+        parameters(planning::parameters_of(model)),
+        facts(run_facts(settings, topology, accumulation)),
+        units(planning::cut_into_units(parameters, settings, topology.world, width(facts.precision.param), false)),
+        groups(group_facts(facts, settings, units, place({facts, settings, units, {}}).placements)),
+        dry(facts, units, groups, events, completion) {}
+  void micro_batch() {
+    planning::run_micro_batch(model, parameters, {.samples = 2, .element = width(facts.precision.param)}, dry);
+  }
+  const PlanModel model;
+  const std::vector<planning::Parameter> parameters;
+  const RunFacts facts;
+  const std::vector<Unit> units;
+  const std::vector<GroupFacts> groups;
+  EventList events;
+  planning::DryRun dry;
+};
+
+TEST(StepFacts, AStageIsWhatRestsSharded) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto sharding = ShardingPolicy::of_stage(stage);
+    EXPECT_EQ(sharding.optimizer, stage >= 1);
+    EXPECT_EQ(sharding.grads, stage >= 2);
+    EXPECT_EQ(sharding.params, stage >= 3);
+  }
+}
+
+// Two dense units on four ranks, one of experts on an axis of two, one on an axis of one rank: each group is gathered
+// and reduced among the ranks of its own axis, and what one rank has alone is sent to nobody.
+TEST(StepFacts, EveryGroupHasItsAxis) {
+  RunTopology topology;
+  topology.axes = {{.name = "dp", .size = 4}, {.name = "edp2", .size = 2}, {.name = "edp1", .size = 1}};
+  topology.world = 4;
+  const auto settings = settings_of(3);
+  const auto run = run_facts(settings, topology, 1);
+  std::vector<Unit> units;
+  for (const int axis : {0, 0, 1, 2}) {
+    units.push_back({.name = "unit" + std::to_string(units.size()),
+                     .parameters = {units.size()},
+                     .layout = memory::ShardLayout({6400}, topology.axes[static_cast<std::size_t>(axis)].size, 16),
+                     .axis = axis});
+  }
+  const auto groups = group_facts(run, settings, units, std::vector<Placement>(units.size()));
+  EXPECT_TRUE(groups[0].sharding.params);
+  EXPECT_TRUE(groups[2].sharding.params);
+  EXPECT_FALSE(groups[3].sharding.params) << "one rank has nothing to share";
+  EventList events;
+  planning::DryRun dry(run, units, groups, events);
+  for (std::size_t u = 0; u < units.size(); ++u) dry.use({u});
+  dry.begin_backward();
+  for (auto u = units.size(); u-- > 0;) dry.gradient(u, dry.make(6400 * 4));
+  dry.end_backward();
+  dry.step();
+  std::map<std::pair<int, OpKind>, std::int64_t> sent;
+  for (const auto& event : events.events) sent[{event.op.group, event.op.kind}] += event.op.sent;
+  EXPECT_EQ((sent[{0, OpKind::Unshard}]), 6400 * 4 * 3 / 4);
+  EXPECT_EQ((sent[{1, OpKind::Reduce}]), 6400 * 4 * 3 / 4);
+  EXPECT_EQ((sent[{2, OpKind::Unshard}]), 6400 * 4 / 2);
+  EXPECT_EQ((sent[{2, OpKind::Reduce}]), 6400 * 4 / 2);
+  EXPECT_EQ((sent[{3, OpKind::Unshard}]), 0);
+  EXPECT_EQ((sent[{3, OpKind::Reduce}]), 0);
+}
+
+// The pace of peers decides when blocks come back: never more than a plan's peak, never less than the least.
+TEST(StepProgram, ReductionsThatEndAtAnyTimeStayWithinThePlan) {
+  std::mt19937 random(3);
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto peak = [&](const Completion& completion) {
+      Training run(settings_of(stage), planning::topology_of(2, "shm", false), 2, completion);
+      for (int step = 0; step < 3; ++step) {
+        for (int micro = 0; micro < 2; ++micro) run.micro_batch();
+        run.dry.step();
+      }
+      return run.dry.report().peak(Tier::Device);
+    };
+    const auto most = peak({Completion::Late}), least = peak({Completion::Immediate});
+    EXPECT_LE(least, most);
+    for (int k = 0; k < 8; ++k) {
+      Completion replay{Completion::Replay};
+      for (int i = 0; i < 200; ++i) replay.answers.push_back(random() % 8 < static_cast<unsigned>(k));
+      const auto one = peak(replay);
+      EXPECT_LE(one, most) << stage;
+      EXPECT_GE(one, least) << stage;
+    }
+  }
+}
+
+TEST(StepProgram, ActsAtBoundariesOnly) {
+  Training run(settings_of(2), planning::topology_of(2, "thread", false), 3);
+  for (int micro = 0; micro < 3; ++micro) {
+    EXPECT_FALSE(run.dry.step().acted) << micro;
+    run.micro_batch();
+  }
+  const auto outcome = run.dry.step();
+  EXPECT_TRUE(outcome.acted);
+  EXPECT_TRUE(outcome.updated);
+  EXPECT_FALSE(run.dry.step().acted) << "nothing has been accumulated since";
+}
+
+TEST(StepProgram, AnOverflowUpdatesNothingAndEndsARunThatCannotMend) {
+  Training run(settings_of(1), planning::topology_of(2, "thread", false));
+  const auto updates = [&] {
+    std::int64_t count = 0;
+    for (const auto& event : run.events.events) count += event.op.kind == OpKind::Update;
+    return count;
+  };
+  run.micro_batch();
+  run.dry.step();
+  const auto before = updates();
+  EXPECT_GT(before, 0);
+  StepOutcome outcome;
+  for (int step = 0; step < 10 && !outcome.give_up; ++step) {
+    run.micro_batch();
+    outcome = run.dry.step(/*overflows=*/true);
+    EXPECT_TRUE(outcome.overflow);
+    EXPECT_FALSE(outcome.updated);
+  }
+  EXPECT_TRUE(outcome.give_up);
+  EXPECT_EQ(updates(), before);
+}
+
+TEST(StepProgram, ASecondGradientAfterTheReductionIsRefused) {
+  Training run(settings_of(2), planning::topology_of(2, "thread", false));
+  run.dry.begin_backward();
+  const auto last = run.units.size() - 1;
+  for (const auto parameter : run.units[last].parameters)
+    run.dry.gradient(parameter, run.dry.make(run.parameters[parameter].numel * 4));
+  const auto again = run.units[last].parameters[0];
+  EXPECT_THROW(run.dry.gradient(again, run.dry.make(run.parameters[again].numel * 4)), ConfigError);
+}
+
+// A pass that fails with gradients arrived, held and on their way to a sum, under every way of keeping them.
+TEST(StepProgram, AFailedPassLeavesNothing) {
+  for (const char* transport : {"thread", "shm"}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      Training plain(settings_of(stage), planning::topology_of(2, transport, false), 2);
+      Training failing(settings_of(stage), planning::topology_of(2, transport, false), 2);
+      for (int step = 0; step < 3; ++step) {
+        failing.micro_batch();  // that is accumulated already
+        failing.dry.begin_backward();
+        for (auto u = failing.units.size(); u-- > 2;)
+          for (const auto i : failing.units[u].parameters)
+            failing.dry.gradient(i, failing.dry.make(failing.parameters[i].numel * 4));
+        failing.dry.program().discard_micro_batches();
+        EXPECT_FALSE(failing.dry.step().acted);
+        for (auto* run : {&plain, &failing}) {
+          for (int micro = 0; micro < 2; ++micro) run->micro_batch();
+          EXPECT_TRUE(run->dry.step().updated);
+          run->dry.trim();
+        }
+        for (const auto tier : kTiers)
+          for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
+            const auto purpose = static_cast<Purpose>(p);
+            EXPECT_EQ(failing.dry.report().current(tier, purpose), plain.dry.report().current(tier, purpose))
+                << transport << ", stage " << stage << ", " << MemoryReport::name(purpose);
+          }
+      }
+    }
+  }
+}
+
+TEST(StepProgram, MembersThatAreNotTrainedAreNotAwaited) {
+  for (const int stage : {0, 2}) {
+    Training run(settings_of(stage), planning::topology_of(2, "thread", false));
+    const auto pass = [&](std::size_t without) {
+      run.dry.begin_backward();
+      for (auto u = run.units.size(); u-- > 0;)
+        for (const auto i : run.units[u].parameters)
+          if (i != without) run.dry.gradient(i, run.dry.make(run.parameters[i].numel * 4));
+      return run.dry.program().end_backward();
+    };
+    const auto frozen = run.units[1].parameters[2];
+    const std::pair<int, int> member{1, 2};
+    EXPECT_EQ(pass(frozen), (std::vector{member})) << "awaited while it is trained";
+    run.dry.step();
+    run.dry.program().set_active(1, 2, false);
+    run.events.events.clear();
+    EXPECT_TRUE(pass(frozen).empty());
+    std::vector<int> reduced;
+    for (const auto& event : run.events.events)
+      if (event.op.kind == OpKind::Reduce) reduced.push_back(event.op.group);
+    EXPECT_EQ(reduced.size(), run.units.size()) << "its group is reduced all the same";
+    run.dry.step();
+    run.dry.program().set_active(1, 2, true);
+    EXPECT_EQ(pass(frozen), (std::vector{member}));
+  }
+}
+
+TEST(StepMemory, ARefusedBookingChangesNothingAndNothingStaysBooked) {
+  memory::MemoryLedger ledger;
+  ledger.limit(Tier::Device, 1000, "memory.device", "rank 0/1");
+  DryBackend backend;
+  {
+    Memory memory(backend, ledger, /*checksums=*/true);
+    auto pooled = memory.take(Memory::kReduce, 100, Dtype::F32);
+    EXPECT_THROW(memory.take(Memory::kReduce, 200, Dtype::F32), ConfigError);
+    EXPECT_EQ(ledger.report().current(Tier::Device), 400u);
+    memory.put(Memory::kReduce, pooled);
+    pooled = memory.take(Memory::kReduce, 200, Dtype::F32);  // the idle one makes room
+    EXPECT_EQ(ledger.report().current(Tier::Device), 800u);
+    EXPECT_THROW(memory.take_block(201), ConfigError);
+    const int block = memory.take_block(200);
+    memory.give_block(block);
+    EXPECT_EQ(memory.take_block(200), block);
+    memory.rest({.place = Place::File, .tier = Tier::File, .purpose = Purpose::OptimizerStates}, 1, Dtype::F32);
+    EXPECT_EQ(ledger.report().current(Tier::File), 4096u);
+    EXPECT_EQ(ledger.report().current(Tier::Host), 8u) << "its checksum";
+    ASSERT_EQ(memory.resting().size(), 1u);
+    EXPECT_EQ(memory.resting()[0].bytes, 4096);
+  }
+  for (const auto tier : kTiers) EXPECT_EQ(ledger.report().current(tier), 0u);
+}
+
+}  // namespace
+}  // namespace zero::step
