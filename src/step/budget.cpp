@@ -27,16 +27,14 @@ class Walk {
     backend_.released = [this](int buffer) {
       if (others_memory_.erase(buffer) == 0) memory_.give_block(buffer);
     };
-    for (int g = 0; g < static_cast<int>(groups.size()); ++g)
-      (groups[static_cast<std::size_t>(g)].root ? roots_ : others_).push_back(g);
+    for (int g = 0; g < static_cast<int>(groups.size()); ++g) (spread(g) ? spread_ : others_).push_back(g);
   }
 
   void micro_batch() {
-    for (const auto* part : {&roots_, &others_, &roots_})
+    for (const auto* part : {&spread_, &others_, &spread_})
       for (const int g : *part) use(g);
     program_.begin_backward();
-    // Roots are at both ends: the head's gradient waits with the embedding's until backward ends.
-    for (const int g : roots_) {
+    for (const int g : spread_) {
       use(g);
       for (int i = groups_[static_cast<std::size_t>(g)].num_members(); i-- > 1;) gradient(g, i);
     }
@@ -44,9 +42,13 @@ class Walk {
       use(*g);
       for (int i = groups_[static_cast<std::size_t>(*g)].num_members(); i-- > 0;) gradient(*g, i);
     }
-    for (const int g : roots_) {
+    // What is reduced first arrives last, so that everything else waits for its turn.
+    const auto order = reduce_order(groups_);
+    for (auto it = order.rbegin(); it != order.rend(); ++it) {
+      const auto g = static_cast<int>(*it);
+      if (!spread(g)) continue;
       use(g);
-      if (groups_[static_cast<std::size_t>(g)].num_members() > 0) gradient(g, 0);
+      if (groups_[*it].num_members() > 0) gradient(g, 0);
     }
     program_.end_backward();
   }
@@ -55,6 +57,11 @@ class Walk {
   MemoryReport report() const { return ledger_.report(); }
 
  private:
+  // Has members all over the model, at both ends of backward: embeddings and the head, small parameters of all layers.
+  bool spread(int group) const {
+    const auto& facts = groups_[static_cast<std::size_t>(group)];
+    return facts.root || facts.persistent;
+  }
   void use(int group) { program_.use({&group, 1}, /*training=*/true); }
 
   void gradient(int group, int member) {
@@ -70,7 +77,7 @@ class Walk {
 
   const std::vector<GroupFacts>& groups_;
   const Dtype param_;
-  std::vector<int> roots_, others_;
+  std::vector<int> spread_, others_;
   std::set<int> others_memory_;  // gradients outside of blocks
   memory::MemoryLedger ledger_;
   DryBackend backend_;

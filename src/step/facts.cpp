@@ -139,6 +139,7 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.name = unit.name;
     group.root = unit.root;
     group.trainable = unit.trainable;
+    group.persistent = unit.persistent;
     group.layout = unit.layout;
     group.axis = unit.axis;
     group.sharding = run.sharding;

@@ -91,7 +91,7 @@ struct Segment {
 
 struct GroupFacts {
   std::string name;
-  bool root = false, trainable = true;
+  bool root = false, trainable = true, persistent = false;
   memory::ShardLayout layout{{0}, 1, 1};
   int axis = 0;
   ShardingPolicy sharding;         // params is false for persistent units, and for one rank without offload

@@ -213,6 +213,12 @@ std::vector<std::pair<Tier, Trained>> trained() {
   all.back().second.accumulation = 2;
   add(Tier::Device, "integers of qwZ", 3, topology_of(4, "gloo", false)).zero.quantized_weights = true;
   add(Tier::Device, "reuse distance", 3, topology_of(2, "thread", false)).zero.max_reuse_distance = 1'000'000'000;
+  auto& persistent = add(Tier::Device, "small parameters of all layers are one unit", 3, topology_of(2, "gloo", false));
+  persistent.zero.persistence_threshold = 300;
+  persistent.zero.model_persistence_threshold = 1'000'000;
+  auto& cut = add(Tier::Device, "units and the root in pieces", 1, topology_of(1, "local", false));
+  cut.zero.reduce_bucket_size = 10'000;
+  cut.zero.offload_optimizer.device = OffloadDevice::Cpu;
   auto& converted = add(Tier::Device, "peers read another dtype", 2, topology_of(2, "shm", false));
   converted.communication_dtype = config::Precision::Fp32;
   auto& params = add(Tier::Host, "states on the device, parameters in files", 3, topology_of(2, "thread", false));
