@@ -79,11 +79,6 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
     const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
     if (torchglue::is_intercepted(tensor))
       reject("is held by another Engine. Hint: end that one first (engine.reset() before make_unique)");
-    else if (torchglue::has_no_data(tensor) && !torchglue::is_deferred(tensor))
-      reject(
-          "has no values: it was sharded, and its Engine has ended. Hint: save a checkpoint or full_state_dict() "
-          "before "
-          "a stage 3 Engine ends, and load it into a new model");
     else if (!tensor.is_floating_point())
       reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
     else if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kHalf &&
@@ -100,6 +95,11 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       reject("no strided storage (a sparse or meta tensor)");
     else if (!tensor.device().is_cpu() && !tensor.is_cuda())
       reject("lies on " + tensor.device().str() + ", expected the CPU or a GPU (cuda)");
+    else if (torchglue::has_no_data(tensor) && !torchglue::is_deferred(tensor))
+      reject(
+          "has no values: it was sharded, and its Engine has ended. Hint: save a checkpoint or full_state_dict() "
+          "before "
+          "a stage 3 Engine ends, and load it into a new model");
     else if (tensor.device() != walk.found.front().tensor.device())
       reject("lies on " + tensor.device().str() + " and " + walk.found.front().name + " on " +
              walk.found.front().tensor.device().str() +
