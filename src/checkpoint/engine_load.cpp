@@ -273,20 +273,14 @@ std::string load(engine::State& state, FsOps& fs, const std::string& root, const
     state.require_boundary(kWhere);
     state.require_no_scope(kWhere, /*reading_too=*/true);
     if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
-    const auto unfrozen = "\n" + state.unfrozen_units();
-    if (comm.rank() != 0) return unfrozen;
+    if (comm.rank() != 0) return "";
     choice = choose(fs, root, tag);
-    return choice.manifest_hash + choice.tag + unfrozen;
+    return choice.manifest_hash + choice.tag;
   });
-  const auto end_of_tag = answers[0].find('\n', 32);
-  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32, end_of_tag - 32),
-             unfrozen = answers[0].substr(end_of_tag);
+  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32);
+  state.compare_unfrozen(kWhere);
   std::optional<Loader> loader;
   (void)engine::agree(comm, kWhere, [&] {
-    for (std::size_t r = 1; r < answers.size(); ++r)
-      if (answers[r] != unfrozen)
-        throw ConfigError(base::join("[load_checkpoint] other parameters were unfrozen on rank ", r,
-                                     " than on rank 0. Hint: call requires_grad_() alike on every rank."));
     state.admit_unfrozen();
     loader.emplace(state, fs, root, chosen, hash);
     loader->verify();

@@ -1,4 +1,5 @@
-// What all ranks must have set alike: how to find out, and what to say when they have not.
+// How ranks come to one outcome: what all must have set alike, and parts that all must get through. Every rank goes on,
+// or every rank throws the same error.
 #pragma once
 #include <functional>
 #include <string>

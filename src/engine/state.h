@@ -60,9 +60,9 @@ class State final : public torchglue::UseListener {
   std::vector<StatePiece> pieces_to_load();
   // Before the pieces are filled: an update on its way is dropped, nothing is read ahead.
   void begin_replacing();
-  // Groups that were taken frozen can be trained from now on if a parameter of them requires grad by now. All ranks
-  // have found the same ones.
-  std::string unfrozen_units() const;
+  // Groups taken frozen of which a parameter requires grad by now can be trained from now on, once the ranks have
+  // compared which (collective; ConfigError on all when they differ).
+  void compare_unfrozen(const char* where);
   void admit_unfrozen();
   // After the pieces were filled: compute copies from masters, published over ranks.
   void adopt_loaded();
@@ -100,8 +100,7 @@ class State final : public torchglue::UseListener {
   // construction (state_build.cpp)
   void check_second_shards() const;
   void use_slow_links(GroupContext& context);
-  void arrange_tiers(const GroupContext& context, const std::vector<ModelParameter>& parameters,
-                     const std::vector<Unit>& units);
+  void arrange_tiers(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void take_device(const std::vector<ModelParameter>& parameters);
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values(), adopt_buffers();
@@ -120,9 +119,9 @@ class State final : public torchglue::UseListener {
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
   void run_autograd(const at::Tensor& loss, const BackwardOptions& options);
   std::vector<std::string> reduced_names() const;
+  std::string unfrozen_units() const;
   void note_unused(bool check), choose_active();
-  void close_micro_batch(), begin_accumulation();
-  void copy_sums(), forget_sums();
+  void close_micro_batch(), begin_accumulation(), copy_sums(), forget_sums();
   void on_gradient(int group, std::size_t member);
   void reduce_ready_groups(), finish_reductions(std::size_t most_in_flight);
   void give_pass_up(const std::string& error) noexcept;
@@ -137,7 +136,8 @@ class State final : public torchglue::UseListener {
   bool delays() const;
   void apply(float factor, bool late);
   bool finish_update();
-  void publish(ParamGroup&group), publish_within(std::int64_t numel);
+  void publish(ParamGroup& group);
+  void publish_within(std::int64_t numel);
   std::string where(const char* what) const;
   void begin_trace(const std::string& file, TraceSteps steps);
   void start_trace_of_environment(), end_trace() noexcept;

@@ -149,6 +149,12 @@ std::string State::unfrozen_units() const {
   return names;
 }
 
+void State::compare_unfrozen(const char* what) {
+  if (const auto text = disagreement(*comm_, where(what) + "the units with unfrozen parameters", unfrozen_units());
+      !text.empty())
+    throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+}
+
 void State::admit_unfrozen() {
   if (unfrozen_units().empty()) return;
   if (pending_) background_.wait();
@@ -169,10 +175,7 @@ void State::admit_unfrozen() {
 void State::choose_active() {
   const auto changed = [](const auto& group) { return group->autograd().activity_changed(); };
   if (std::none_of(groups_.begin(), groups_.end(), changed)) return;
-  const auto unfrozen = unfrozen_units();
-  if (!unfrozen.empty() && comm_->size() > 1)
-    if (const auto text = disagreement(*comm_, "[Engine] the units with unfrozen parameters", unfrozen); !text.empty())
-      throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+  if (!unfrozen_units().empty()) compare_unfrozen("backward");
   admit_unfrozen();
   if (pending_) background_.wait();  // it goes by what was chosen before
   for (const auto& group : groups_) group->choose_active();

@@ -101,7 +101,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   if (settings_.wall_clock_breakdown) trace_.trace().count_always();
   context.trace = &trace_.trace();
   agree(*comm_, "Engine", [&]() -> std::string {
-    arrange_tiers(context, parameters, units);
+    arrange_tiers(parameters, units);
     return "";
   });
   relay_.telling([&] {
@@ -177,8 +177,7 @@ void State::take_device(const std::vector<ModelParameter>& parameters) {
   reduce_stream_ = std::make_unique<torchglue::SideStream>(device_, /*high_priority=*/true);
 }
 
-void State::arrange_tiers(const GroupContext&, const std::vector<ModelParameter>& parameters,
-                          const std::vector<Unit>& units) {
+void State::arrange_tiers(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units) {
   const auto width = static_cast<std::int64_t>(at::elementSize(recipe_.parameter));
   std::vector<step::Unit> sized;
   for (const auto& unit : units) {
