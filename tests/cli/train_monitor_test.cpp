@@ -183,7 +183,7 @@ TEST(TrainMonitor, OnATerminalOneLineRedrawsItself) {
   const Place place;
   std::string command = "stty cols 110 2>/dev/null; exec";
   // Enough steps for a fast machine too to pass the second after which the time left is known.
-  for (const std::string& word : place.train(1500)) command += " '" + word + "'";
+  for (const std::string& word : place.train(600)) command += " '" + word + "'";
   const std::string typed = place.folder + "/typed";
   Process process(Process::Settings{{"/usr/bin/script", "-qec", command, typed},
                                     {"OMP_NUM_THREADS=1", "TERM=xterm", "LC_ALL=C.UTF-8", "COLUMNS"},
@@ -201,7 +201,7 @@ TEST(TrainMonitor, OnATerminalOneLineRedrawsItself) {
     if (line.empty()) continue;  // a wipe
     ++redraws;
     EXPECT_EQ(line.find('\n'), std::string::npos) << line;
-    const bool all = line.find("step ") != std::string::npos && line.find("/1500") != std::string::npos &&
+    const bool all = line.find("step ") != std::string::npos && line.find("/600") != std::string::npos &&
                      line.find("loss ") != std::string::npos && line.find(" tok/s") != std::string::npos &&
                      line.find("  mem ") != std::string::npos;
     EXPECT_TRUE(all) << line;
@@ -209,7 +209,7 @@ TEST(TrainMonitor, OnATerminalOneLineRedrawsItself) {
   }
   EXPECT_GE(redraws, 3u);
   EXPECT_TRUE(named) << "time left";
-  EXPECT_EQ(shown.find("step 10/1500 loss 5"), std::string::npos) << "no step lines beside it";
+  EXPECT_EQ(shown.find("step 10/600 loss 5"), std::string::npos) << "no step lines beside it";
   const std::size_t last = shown.rfind("\033[K");
   EXPECT_LT(last, shown.find("memory of rank 0")) << "wiped before the results";
 }
