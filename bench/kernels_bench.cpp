@@ -12,11 +12,11 @@
 #include <cstdlib>
 #include <functional>
 
-#include "base/kernels.h"
+#include "kernels/elementwise.h"
 
 namespace {
 
-using zero::base::Dtype;
+using zero::kernels::Dtype;
 
 struct Variant {
   const char* name;
@@ -59,15 +59,15 @@ int main(int argc, char** argv) {
          sum.copy_(buffer);
        }},
       {"sum of 4 bf16", 10,
-       [&] { zero::base::sum_parts(sum.data_ptr(), Dtype::BF16, parts.data(), 4, Dtype::BF16, numel); },
+       [&] { zero::kernels::sum_parts(sum.data_ptr(), Dtype::BF16, parts.data(), 4, Dtype::BF16, numel); },
        "sum of 4 bf16, torch: casts, 3 adds, cast"},
       {"square sum fp32, torch: norm in fp32", 4, [&] { squares += values.norm().item<double>(); }},
       {"square sum fp32 in fp64", 4,
-       [&] { squares += zero::base::sum_of_squares(values.const_data_ptr(), Dtype::F32, numel); },
+       [&] { squares += zero::kernels::sum_of_squares(values.const_data_ptr(), Dtype::F32, numel); },
        "square sum fp32, torch: norm in fp32"},
       {"fp32 to bf16, torch copy", 6, [&] { sum.copy_(values); }},
       {"fp32 to bf16", 6,
-       [&] { zero::base::convert(sum.data_ptr(), Dtype::BF16, values.const_data_ptr(), Dtype::F32, numel); },
+       [&] { zero::kernels::convert(sum.data_ptr(), Dtype::BF16, values.const_data_ptr(), Dtype::F32, numel); },
        "fp32 to bf16, torch copy"},
   };
   for (int round = -1; round < rounds; ++round)
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     }
 
   std::printf("%lld elements, %d threads, median of %d rounds, SIMD target %s\n", static_cast<long long>(numel),
-              threads, rounds, zero::base::simd_target().c_str());
+              threads, rounds, zero::kernels::simd_target().c_str());
   std::printf("%-46s %10s %10s %8s %8s\n", "", "ms", "Melem/s", "GB/s", "ratio");
   for (auto& variant : variants) {
     const double seconds = variant.median(), count = static_cast<double>(numel);

@@ -11,9 +11,9 @@
 
 #include <zero/version.h>
 
-#include "cli/commands.h"
-#include "cli/console.h"
 #include <zero/config_tools.h>
+#include "cli/commands.h"
+#include "cli/support/console.h"
 
 namespace {
 
@@ -57,11 +57,13 @@ Example
   execv(program.c_str(), argv.data());
   const int error = errno;
   throw ConfigError("[zero " + words[0] + "] got " + std::strerror(error) + " for " + program +
-                    ", expected the part of zero that uses libtorch beside it. Hint: install zero-torch, or build the whole project.");
+                    ", expected the part of zero that uses libtorch beside it. Hint: install zero-torch, or build the "
+                    "whole project.");
 }
 
 int dispatch(const std::vector<std::string>& words) {
-  static const std::vector<std::string> kNames = {"train", "run", "plan", "explain", "report", "bench", "doctor", "checkpoint", "config"};
+  static const std::vector<std::string> kNames = {"train", "run",    "plan",       "explain", "report",
+                                                  "bench", "doctor", "checkpoint", "config"};
   const std::string& word = words[0];
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
@@ -73,7 +75,8 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "plan") return zero_plan(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
   // What is only said needs no libtorch; what is run does.
-  if (word == "explain" && std::find(words.begin(), words.end(), "--live") == words.end()) return zero_explain(argc, argv.data());
+  if (word == "explain" && std::find(words.begin(), words.end(), "--live") == words.end())
+    return zero_explain(argc, argv.data());
   if (word == "explain") continue_with_torch(words);
   if (word == "train" || word == "bench" || word == "checkpoint") continue_with_torch(words);
   const std::string near = zero::nearest_name(word, kNames);
@@ -119,7 +122,8 @@ int main(int argc, char** argv) {
         return 0;
       }
     }
-    throw ConfigError(std::string("[zero] got ") + (argc > 1 ? "\"" + std::string(argv[1]).substr(0, 80) + "\"" : "no word") +
+    throw ConfigError(std::string("[zero] got ") +
+                      (argc > 1 ? "\"" + std::string(argv[1]).substr(0, 80) + "\"" : "no word") +
                       ", expected a subcommand. Hint: zero --help");
   });
 }

@@ -121,7 +121,8 @@ GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
 }
 
 void GptImpl::run_layers_by(std::int64_t count, Runner runner) {
-  if (count < 1) throw std::invalid_argument("[Gpt::run_layers_by] got count " + std::to_string(count) + ", expected at least 1");
+  if (count < 1)
+    throw std::invalid_argument("[Gpt::run_layers_by] got count " + std::to_string(count) + ", expected at least 1");
   parts_ = std::min(count, config_.layers);
   runner_ = std::move(runner);
 }

@@ -63,7 +63,8 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
     std::apply([&](auto&... each) { (refill(each), ...), (void)fn(each...); }, arguments);
   };
   // An exception cannot pass a noexcept function (the second form: copying an argument may throw).
-  constexpr bool kPasses = !std::is_nothrow_invocable_v<Fn&, Inputs&...> && !std::is_nothrow_invocable_v<Fn&, std::decay_t<Inputs>...>;
+  constexpr bool kPasses =
+      !std::is_nothrow_invocable_v<Fn&, Inputs&...> && !std::is_nothrow_invocable_v<Fn&, std::decay_t<Inputs>...>;
   detail::CheckpointScope scope(std::move(tensors), std::move(again), kPasses);
   if constexpr (std::is_void_v<decltype(fn(inputs...))>) {
     fn(inputs...);

@@ -114,7 +114,8 @@ class Communicator {
   bool reads_in_place() const;
   // Whether the data lie in memory from allocate(), where other ranks can read them.
   bool holds(const at::Tensor& tensor) const;
-  // Reduce-scatter (to_all: all-reduce) of a vector that lies in stretches of memory (src/comm/scattered.h).
+  // Reduce-scatter (to_all: all-reduce) of a vector that lies in stretches of memory
+  // (src/runtime/comm/tensor_segments.h).
   std::shared_ptr<Work> reduce_scattered(comm::ScatteredSum sum);
 
   // Longest wait in one operation.

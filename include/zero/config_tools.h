@@ -21,7 +21,7 @@ struct ConfigFault {
   int line = 0, column = 0;  // 1-based, columns in code points; 0: no place
   std::string pointer;       // JSON pointer, RFC 6901
   std::string message, hint;
-  std::string source_line;   // the line of the file, and below which columns the marks go
+  std::string source_line;  // the line of the file, and below which columns the marks go
   int mark_width = 1;
   std::vector<std::string> related;  // other places, "file:line:col"
   bool operator==(const ConfigFault&) const = default;
@@ -41,8 +41,8 @@ std::string faults_json(const std::vector<ConfigFault>& faults, std::string_view
 // Options::explain as one JSON document, schema "zero.config.explain/1".
 std::string explain_json(const Options& options, int world, bool all);
 
-// Why no run can start with these batch sizes: what is missing or does not fit, and what to add. With `world` for that many ranks,
-// without one only what no number of ranks mends. Empty when a run can start.
+// Why no run can start with these batch sizes: what is missing or does not fit, and what to add. With `world` for that
+// many ranks, without one only what no number of ranks mends. Empty when a run can start.
 std::string cannot_start(const Options& options, std::optional<int> world);
 
 // JSON Schema 2020-12 of the configuration file.

@@ -10,13 +10,13 @@ namespace zero {
 // What a program should return to its caller for an error (see docs/cli.md).
 enum class ExitCode : int {
   kOk = 0,
-  kFailed = 1,           // our bug, or a failure of no other class
-  kConfig = 2,           // usage or configuration
-  kCheckpoint = 3,       // checkpoint missing or damaged
-  kOutOfMemory = 4,      // planned or real
-  kIo = 5,               // I/O error or disk full
-  kPeer = 6,             // a rank died, hung, or lost its peers
-  kNumerical = 7,        // Inf/NaN policy
+  kFailed = 1,       // our bug, or a failure of no other class
+  kConfig = 2,       // usage or configuration
+  kCheckpoint = 3,   // checkpoint missing or damaged
+  kOutOfMemory = 4,  // planned or real
+  kIo = 5,           // I/O error or disk full
+  kPeer = 6,         // a rank died, hung, or lost its peers
+  kNumerical = 7,    // Inf/NaN policy
 };
 
 class Error : public std::runtime_error {

@@ -10,7 +10,16 @@ namespace zero {
 
 struct MemoryReport {
   enum class Tier { Device, Host, File };
-  enum class Purpose { Parameters, Gradients, OptimizerStates, MasterParameters, GatherBuffers, ReduceBuffers, Activations, Other };
+  enum class Purpose {
+    Parameters,
+    Gradients,
+    OptimizerStates,
+    MasterParameters,
+    GatherBuffers,
+    ReduceBuffers,
+    Activations,
+    Other
+  };
   static constexpr std::size_t kTiers = 3, kPurposes = 8;
 
   std::uint64_t current(Tier tier, Purpose purpose) const { return current_[index(tier)][index(purpose)]; }
@@ -35,7 +44,9 @@ struct MemoryReport {
   static const char* name(Purpose purpose);
 
   template <class E>
-  static constexpr std::size_t index(E value) { return static_cast<std::size_t>(value); }
+  static constexpr std::size_t index(E value) {
+    return static_cast<std::size_t>(value);
+  }
   std::array<std::array<std::uint64_t, kPurposes>, kTiers> current_{}, peak_{};
   std::array<std::uint64_t, kTiers> peak_total_{};
 };

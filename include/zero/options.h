@@ -11,7 +11,7 @@
 namespace zero {
 namespace config {
 struct Document;  // the parsed file with positions and sources; src/config
-struct Settings;  // typed values; src/config/settings.h
+struct Settings;  // typed values; src/core/config/settings.h
 }  // namespace config
 
 // One key given outside the file. `key` is dotted ("zero_optimization.stage"); `value` is JSON text,
@@ -30,7 +30,9 @@ class Options {
   // Reads a configuration file. Throws ConfigError that lists ALL faults, each with
   // file:line:col, JSON pointer, id, source line and hint; IoError when it cannot be read.
   static Options from_file(const std::filesystem::path& json) { return from_file(json, {}); }
-  static Options from_json(std::string_view text, std::string_view name = "<text>") { return from_json(text, name, {}); }
+  static Options from_json(std::string_view text, std::string_view name = "<text>") {
+    return from_json(text, name, {});
+  }
   // The same with keys from elsewhere on top; later ones win.
   static Options from_file(const std::filesystem::path& json, const std::vector<Setting>& settings);
   static Options from_json(std::string_view text, std::string_view name, const std::vector<Setting>& settings);

@@ -27,8 +27,8 @@ struct PlanModel {
   std::int64_t head_width = 0;  // T5: 0: hidden / heads
   std::int64_t count = 0;       // Kind::Count: parameters
 
-  // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case, '_' and ' ' do not matter.
-  // Throws ConfigError with the nearest name.
+  // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case, '_' and ' ' do not
+  // matter. Throws ConfigError with the nearest name.
   static PlanModel named(std::string_view name);
   static std::vector<std::string> names();
   // 1e5 to 1e15 parameters. Throws ConfigError.

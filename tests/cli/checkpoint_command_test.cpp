@@ -22,8 +22,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST(CheckpointCommand, InspectShowsTheManifest) {
   TempFolder folder;
-  save_sample(checkpoint::system_files(), folder.text(), "one", 1);
-  save_sample(checkpoint::system_files(), folder.text(), "two", 2);
+  save_sample(formats::system_files(), folder.text(), "one", 1);
+  save_sample(formats::system_files(), folder.text(), "two", 2);
   auto answer = ask({"inspect", folder.text()});
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_EQ(answer.err, "");
@@ -42,7 +42,7 @@ TEST(CheckpointCommand, InspectShowsTheManifest) {
 
 TEST(CheckpointCommand, ListTellsWholeFromDamaged) {
   TempFolder folder;
-  for (int i = 1; i <= 3; ++i) save_sample(checkpoint::system_files(), folder.text(), "t" + std::to_string(i), i);
+  for (int i = 1; i <= 3; ++i) save_sample(formats::system_files(), folder.text(), "t" + std::to_string(i), i);
   std::filesystem::remove(folder.path() / "t3" / "SUMS");
   const auto answer = ask({"inspect", folder.text(), "--list", "--json"});
   EXPECT_EQ(answer.code, 0) << answer.err;
@@ -58,7 +58,7 @@ TEST(CheckpointCommand, ListTellsWholeFromDamaged) {
 
 TEST(CheckpointCommand, VerifyReadsEveryByte) {
   TempFolder folder;
-  save_sample(checkpoint::system_files(), folder.text(), "t", 1);
+  save_sample(formats::system_files(), folder.text(), "t", 1);
   EXPECT_EQ(ask({"verify", folder.text()}).code, 0);
   const auto file = folder.path() / "t" / "rank-00000.safetensors";
   auto bytes = read_all(file);

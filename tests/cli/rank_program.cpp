@@ -11,11 +11,11 @@
 #include <cstring>
 #include <string>
 
-#include "base/status_page.h"
+#include "observe/status_page.h"
 
-using zero::base::CollectiveState;
-using zero::base::status_page;
-using zero::base::StatusPhase;
+using zero::observe::CollectiveState;
+using zero::observe::status_page;
+using zero::observe::StatusPhase;
 
 namespace {
 

@@ -21,7 +21,7 @@
 
 #include <zero/errors.h>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
 #include "dist/fork_ranks.h"
@@ -30,8 +30,10 @@
 using namespace std::chrono_literals;
 using zero::CommError;
 using zero::Communicator;
-using zero::comm::Identity;
+using zero::net::Identity;
+namespace base = zero::base;
 namespace comm = zero::comm;
+namespace net = zero::net;
 using zero::test::expect_all_well;
 using zero::test::free_port;
 using zero::test::kKilled;
@@ -340,7 +342,7 @@ TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
       int listens = 0;
       socklen_t length = sizeof listens;
       if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0) continue;
-      require(comm::is_loopback(comm::local_address(fd)), "listens on '" + comm::local_address(fd) + "'");
+      require(net::is_loopback(net::local_address(fd)), "listens on '" + net::local_address(fd) + "'");
     }
   }));
   EXPECT_TRUE(std::filesystem::is_empty(directory));
@@ -348,16 +350,16 @@ TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
 }
 
 TEST(Gloo, RefusesASecondRankZeroOfTheSameRun) {
-  auto point = comm::local_meeting_point("one rank 0");
-  auto first = comm::listen_at(point);
+  auto point = net::local_meeting_point("one rank 0");
+  auto first = net::listen_at(point);
   try {
-    comm::listen_at(point);
+    net::listen_at(point);
     FAIL() << "two listeners";
   } catch (const CommError& error) {
     EXPECT_NE(std::string(error.what()).find("two runs have the same run id"), std::string::npos) << error.what();
   }
   first.close();
-  EXPECT_TRUE(comm::listen_at(point));  // the name ends with its listener
+  EXPECT_TRUE(net::listen_at(point));  // the name ends with its listener
 }
 
 // Strangers at the port: silence, noise, a wrong token, a connection that closes.
@@ -369,16 +371,16 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
       zero::test::check_exchange(open(identity(rank, 3, "run", port)));
       return;
     }
-    std::vector<comm::Descriptor> strangers;
+    std::vector<base::Descriptor> strangers;
     for (int i = 0; i < 200; ++i) {
-      auto fd = comm::connect_to({"", "127.0.0.1", port});
+      auto fd = net::connect_to({"", "127.0.0.1", port});
       if (!fd) {
         std::this_thread::sleep_for(2ms);
         continue;
       }
       const auto words = i % 4 == 0   ? std::string()
                          : i % 4 == 1 ? std::string(1000, 'x')
-                                      : comm::encode('H', 2, "3\nwrong");
+                                      : net::encode('H', 2, "3\nwrong");
       if (!words.empty()) send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL);
       if (i % 3 != 0) strangers.push_back(std::move(fd));
     }

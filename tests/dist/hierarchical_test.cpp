@@ -4,15 +4,15 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/hosts.h"
+#include "net/node_topology.h"
 #include "comm/transport.h"
 #include "dist/collective_checks.h"
 #include "dist/tcp_ranks.h"
 
 using namespace std::chrono_literals;
 using zero::Communicator;
-using zero::comm::Hosts;
-using zero::comm::Identity;
+using zero::net::Hosts;
+using zero::net::Identity;
 using zero::test::expect_all_well;
 using zero::test::free_port;
 using zero::test::require;

@@ -5,22 +5,22 @@
 
 #include <zero/errors.h>
 
-#include "comm/transport_choice.h"
+#include "net/transport_choice.h"
 
 namespace zero::comm {
 namespace {
 
-Environment variables(std::map<std::string, std::string> values) {
+net::Environment variables(std::map<std::string, std::string> values) {
   return [values = std::move(values)](const std::string& name) -> std::optional<std::string> {
     const auto it = values.find(name);
     if (it == values.end()) return std::nullopt;
     return it->second;
   };
 }
-Environment asking(const std::string& transport) { return variables({{"ZERO_TRANSPORT", transport}}); }
+net::Environment asking(const std::string& transport) { return variables({{"ZERO_TRANSPORT", transport}}); }
 
-Identity ranks(int size, int local_size) {
-  Identity identity;
+net::Identity ranks(int size, int local_size) {
+  net::Identity identity;
   identity.rank = size - 1;
   identity.size = size;
   identity.local_size = local_size;
@@ -37,8 +37,8 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-std::string chosen(const Identity& identity, const Environment& environment, int gpus) {
-  return choose_transport(identity, environment, [gpus] { return gpus; }).name;
+std::string chosen(const net::Identity& identity, const net::Environment& environment, int gpus) {
+  return net::choose_transport(identity, environment, [gpus] { return gpus; }).name;
 }
 
 TEST(TransportChoice, ByItself) {
@@ -49,19 +49,19 @@ TEST(TransportChoice, ByItself) {
     EXPECT_EQ(chosen(ranks(4, 4), environment, 4), "nccl");
     EXPECT_EQ(chosen(ranks(8, 4), environment, 0), "shm+gloo");
     EXPECT_EQ(chosen(ranks(8, 4), environment, 4), "nccl");
-    EXPECT_FALSE(choose_transport(ranks(4, 4), environment, [] { return 4; }).asked);
+    EXPECT_FALSE(net::choose_transport(ranks(4, 4), environment, [] { return 4; }).asked);
   }
 }
 
 TEST(TransportChoice, Asked) {
   const auto no_gpus = []() -> int { throw std::logic_error("GPUs were counted"); };
   for (const char* name : {"shm", "gloo", "nccl"}) {
-    const auto choice = choose_transport(ranks(2, 2), asking(name), no_gpus);
+    const auto choice = net::choose_transport(ranks(2, 2), asking(name), no_gpus);
     EXPECT_EQ(choice.name, name);
     EXPECT_TRUE(choice.asked);
-    EXPECT_EQ(choose_transport(ranks(1, 1), asking(name), no_gpus).name, "local");
+    EXPECT_EQ(net::choose_transport(ranks(1, 1), asking(name), no_gpus).name, "local");
   }
-  EXPECT_EQ(choose_transport(ranks(4, 2), asking("gloo"), no_gpus).name, "gloo");
+  EXPECT_EQ(net::choose_transport(ranks(4, 2), asking("gloo"), no_gpus).name, "gloo");
 }
 
 TEST(TransportChoice, UnknownNamesAndTheNearest) {
@@ -83,8 +83,8 @@ TEST(TransportChoice, SharedMemoryDoesNotReachAcrossHosts) {
 
 TEST(TransportChoice, Timeout) {
   using Milliseconds = std::chrono::milliseconds;
-  const auto timeout = [](const std::string& text) { return choose_timeout(variables({{"ZERO_TIMEOUT_S", text}})); };
-  EXPECT_EQ(choose_timeout(variables({})), std::chrono::minutes(30));
+  const auto timeout = [](const std::string& text) { return net::choose_timeout(variables({{"ZERO_TIMEOUT_S", text}})); };
+  EXPECT_EQ(net::choose_timeout(variables({})), std::chrono::minutes(30));
   EXPECT_EQ(timeout("60"), Milliseconds(60000));
   EXPECT_EQ(timeout("0.25"), Milliseconds(250));
   EXPECT_EQ(timeout("1e3"), Milliseconds(1000000));
@@ -94,7 +94,7 @@ TEST(TransportChoice, Timeout) {
   }
 }
 
-TEST(TransportChoice, CountingGpusNeedsNoDriver) { EXPECT_GE(visible_gpus(), 0); }
+TEST(TransportChoice, CountingGpusNeedsNoDriver) { EXPECT_GE(net::visible_gpus(), 0); }
 
 }  // namespace
 }  // namespace zero::comm

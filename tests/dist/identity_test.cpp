@@ -5,15 +5,15 @@
 
 #include <zero/errors.h>
 
-#include "comm/identity.h"
+#include "net/process_info.h"
 
 namespace zero::comm {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Identity identity(const Variables& variables) {
-  return identity_from_env(
+net::Identity identity(const Variables& variables) {
+  return net::identity_from_env(
       [&](const std::string& name) -> std::optional<std::string> {
         const auto it = variables.find(name);
         if (it == variables.end()) return std::nullopt;
@@ -243,30 +243,30 @@ TEST(Identity, FirstSlurmHost) {
                                                  {"a[]", ""},
                                                  {"a[x-y]", ""},
                                                  {"", ""}};
-  for (const auto& [list, host] : cases) EXPECT_EQ(first_slurm_host(list), host) << list;
+  for (const auto& [list, host] : cases) EXPECT_EQ(net::first_slurm_host(list), host) << list;
 }
 
 TEST(Identity, SlurmTasks) {
-  EXPECT_EQ(slurm_tasks_of_node("4", 0), 4);
-  EXPECT_EQ(slurm_tasks_of_node("4(x2)", 1), 4);
-  EXPECT_EQ(slurm_tasks_of_node("4(x2),3", 2), 3);
-  EXPECT_EQ(slurm_tasks_of_node("1,2(x3),5", 3), 2);
-  EXPECT_EQ(slurm_tasks_of_node("4(x2)", 2), std::nullopt);
+  EXPECT_EQ(net::slurm_tasks_of_node("4", 0), 4);
+  EXPECT_EQ(net::slurm_tasks_of_node("4(x2)", 1), 4);
+  EXPECT_EQ(net::slurm_tasks_of_node("4(x2),3", 2), 3);
+  EXPECT_EQ(net::slurm_tasks_of_node("1,2(x3),5", 3), 2);
+  EXPECT_EQ(net::slurm_tasks_of_node("4(x2)", 2), std::nullopt);
   for (const char* bad : {"", "x", "4(x", "4(x)", "4(2)", "0", "4,,", "-1", "4(x0)"})
-    EXPECT_EQ(slurm_tasks_of_node(bad, 0), std::nullopt) << bad;
+    EXPECT_EQ(net::slurm_tasks_of_node(bad, 0), std::nullopt) << bad;
 }
 
 TEST(Identity, OfThisProcess) {
   // Started by a test runner, without a launcher: a world of one, unless a launcher runs the tests.
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
     if (std::getenv(name)) GTEST_SKIP() << "started by a launcher";
-  EXPECT_EQ(identity_from_env().size, 1);
+  EXPECT_EQ(net::identity_from_env().size, 1);
 }
 
 TEST(Identity, TheParentIsTheSameForAllChildren) {
   for (const auto& [name, value] : kOneHost) setenv(name.c_str(), value.c_str(), 1);
   unsetenv("ZERO_RUN_ID");
-  const auto first = identity_from_env().run_id, second = identity_from_env().run_id;
+  const auto first = net::identity_from_env().run_id, second = net::identity_from_env().run_id;
   for (const auto& [name, value] : kOneHost) unsetenv(name.c_str());
   EXPECT_EQ(first, second);
   EXPECT_EQ(first.find("parent-"), 0u);

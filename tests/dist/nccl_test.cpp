@@ -12,16 +12,17 @@
 #include <zero/errors.h>
 
 #include "comm/transport.h"
-#include "comm/transport_choice.h"
+#include "net/transport_choice.h"
 #include "dist/collective_checks.h"
 #include "dist/fork_ranks.h"
 
 namespace comm = zero::comm;
+namespace net = zero::net;
 
 namespace {
 
-comm::Identity identity(int rank, int size) {
-  comm::Identity id;
+net::Identity identity(int rank, int size) {
+  net::Identity id;
   id.rank = id.local_rank = rank;
   id.size = id.local_size = size;
   id.run_id = "nccl-test-" + std::to_string(getppid());
@@ -31,7 +32,7 @@ comm::Identity identity(int rank, int size) {
 // Asked in a child: a process that has initialised the driver may not fork and use it.
 int gpus() {
   const pid_t pid = fork();
-  if (pid == 0) _exit(std::min(comm::visible_gpus(), 100));
+  if (pid == 0) _exit(std::min(net::visible_gpus(), 100));
   int status = 0;
   waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 0;

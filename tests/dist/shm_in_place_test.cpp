@@ -9,8 +9,8 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/scattered.h"
-#include "comm/shared_vector.h"
+#include "comm/tensor_segments.h"
+#include "comm/symmetric_buffer.h"
 #include "dist/shm_ranks.h"
 
 namespace zero::test {

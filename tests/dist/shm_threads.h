@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "comm/shm_arena.h"
+#include "comm/shm/arena.h"
 #include "dist/shm_ranks.h"
 
 namespace zero::test {

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/scattered.h"
-#include "comm/shared_vector.h"
+#include "comm/tensor_segments.h"
+#include "comm/symmetric_buffer.h"
 #include "dist/shm_threads.h"
 #include "parity/training.h"
 

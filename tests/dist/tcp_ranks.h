@@ -18,7 +18,7 @@
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "dist/fork_ranks.h"
 
 namespace zero::test {
@@ -26,8 +26,8 @@ namespace zero::test {
 inline constexpr int kKilled = -SIGKILL;
 
 inline int free_port() {
-  comm::MeetingPoint point{"", "127.0.0.1", 0};
-  comm::listen_at(point);
+  net::MeetingPoint point{"", "127.0.0.1", 0};
+  net::listen_at(point);
   return point.port;
 }
 

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <zero/communicator.h>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "dist/collective_checks.h"
 
 namespace {
@@ -36,8 +36,8 @@ int torchrun(const std::string& options, const std::string& environment) {
 }
 
 int free_port() {
-  zero::comm::MeetingPoint point{"", "127.0.0.1", 0};
-  zero::comm::listen_at(point);
+  zero::net::MeetingPoint point{"", "127.0.0.1", 0};
+  zero::net::listen_at(point);
   return point.port;
 }
 

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "offload/fault_source.h"
-#include "offload/shard_store.h"
+#include "storage/fault_source.h"
+#include "engine/file_regions.h"
 #include "parity/training.h"
 
 namespace zero::test {
@@ -29,13 +29,13 @@ struct Folder {
 };
 
 // The n-th request (of the kind) after it is armed, or every n-th.
-class Nth final : public offload::FaultSource {
+class Nth final : public storage::FaultSource {
  public:
   enum class Kind { Read, Write, Any };
-  Nth(Kind kind, std::int64_t n, bool every, offload::Fault fault) : kind_(kind), n_(n), every_(every), fault_(fault) {}
+  Nth(Kind kind, std::int64_t n, bool every, storage::Fault fault) : kind_(kind), n_(n), every_(every), fault_(fault) {}
   void arm() { armed_ = true; }
   bool fired() const { return fired_; }
-  offload::Fault request(bool write, std::int64_t, std::int64_t) override {
+  storage::Fault request(bool write, std::int64_t, std::int64_t) override {
     if (!armed_ || (kind_ != Kind::Any && write != (kind_ == Kind::Write))) return {};
     const auto k = ++count_;
     if (every_ ? k % n_ != 0 : k != n_) return {};
@@ -47,17 +47,17 @@ class Nth final : public offload::FaultSource {
   const Kind kind_;
   const std::int64_t n_;
   const bool every_;
-  const offload::Fault fault_;
+  const storage::Fault fault_;
   std::atomic<bool> armed_{false}, fired_{false};
   std::atomic<std::int64_t> count_{0};
 };
 
 class Installed {
  public:
-  explicit Installed(std::shared_ptr<offload::FaultSource> faults) {
-    offload::set_faults_of_new_files(std::move(faults));
+  explicit Installed(std::shared_ptr<storage::FaultSource> faults) {
+    storage::set_faults_of_new_files(std::move(faults));
   }
-  ~Installed() { offload::set_faults_of_new_files(nullptr); }
+  ~Installed() { storage::set_faults_of_new_files(nullptr); }
 };
 
 Training setup_in(const std::string& folder, int stage = 3) {
@@ -117,8 +117,8 @@ TEST(TierFault, WhatPassesByItselfChangesNoBit) {
     const auto setup = setup_in(folder.path, stage);
     const auto plain = train(setup, "", nullptr);
     ASSERT_EQ(plain.error[0] + plain.error[1], "");
-    for (const offload::Fault fault :
-         {offload::Fault{EINTR, -1}, offload::Fault{EAGAIN, -1}, offload::Fault{0, 4096}}) {
+    for (const storage::Fault fault :
+         {storage::Fault{EINTR, -1}, storage::Fault{EAGAIN, -1}, storage::Fault{0, 4096}}) {
       for (const std::int64_t n : {2, 3, 7}) {
         auto faults = std::make_shared<Nth>(Nth::Kind::Any, n, /*every=*/true, fault);
         const Installed installed(faults);
@@ -139,7 +139,7 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
   int ended_early = 0, ran_through = 0;
   for (std::int64_t n = 1; n <= 100; n += n < 10 ? 1 : 9) {
     SCOPED_TRACE(n);
-    auto faults = std::make_shared<Nth>(kind, n, /*every=*/false, offload::Fault{error, -1});
+    auto faults = std::make_shared<Nth>(kind, n, /*every=*/false, storage::Fault{error, -1});
     Ended run;
     {
       const Installed installed(faults);
@@ -179,7 +179,7 @@ TEST(TierFault, AFailedLateUpdateIsNotForgotten) {
   auto setup = setup_in(folder.path, 1);
   setup.world = 1;
   setup.zero += R"(, "delayed_update": {"enabled": true, "start_step": 1})";
-  auto faults = std::make_shared<Nth>(Nth::Kind::Read, 1, /*every=*/false, offload::Fault{EIO, -1});
+  auto faults = std::make_shared<Nth>(Nth::Kind::Read, 1, /*every=*/false, storage::Fault{EIO, -1});
   const Installed installed(faults);
   const auto& task = problem(setup.problem);
   auto module = make_module(task);
@@ -205,7 +205,7 @@ TEST(TierFault, OneFailedWriteIsMovedAndChangesNoBit) {
   const auto setup = setup_in(folder.path);
   const auto plain = train(setup, "", nullptr);
   for (const std::int64_t n : {1, 2, 5, 11}) {
-    auto faults = std::make_shared<Nth>(Nth::Kind::Write, n, /*every=*/false, offload::Fault{EIO, -1});
+    auto faults = std::make_shared<Nth>(Nth::Kind::Write, n, /*every=*/false, storage::Fault{EIO, -1});
     const Installed installed(faults);
     const auto run = train(setup, "", faults.get());
     EXPECT_EQ(run.error[0] + run.error[1], "");
@@ -227,8 +227,8 @@ int open_again(const std::string& folder) {
 
 TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
   const Folder folder;
-  offload::ShardFile file(folder.path, {}, "rank 2/4", /*checked=*/true);
-  offload::ShardStore before(&file, 5000, at::kFloat), store(&file, 10000, at::kFloat);
+  engine::ShardFile file(folder.path, {}, "rank 2/4", /*checked=*/true);
+  engine::ShardStore before(&file, 5000, at::kFloat), store(&file, 10000, at::kFloat);
   file.make();
   EXPECT_TRUE(at::equal(store.read(), at::zeros({10000}))) << "a new region is zero, and known to be";
   const auto values = at::arange(10000, at::kFloat);
@@ -265,8 +265,8 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
 
 TEST(Checksums, CanBeTurnedOff) {
   const Folder folder;
-  offload::ShardFile file(folder.path, {}, "rank 0/1", /*checked=*/false);
-  offload::ShardStore store(&file, 2000, at::kFloat);
+  engine::ShardFile file(folder.path, {}, "rank 0/1", /*checked=*/false);
+  engine::ShardStore store(&file, 2000, at::kFloat);
   file.make();
   store.write(0, at::ones({2000}));
   const int fd = open_again(folder.path);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/elements.h"
+#include "kernels/cuda/elements.h"
 #include "gpu/host_kernels.h"
 #include "gpu/kernel_checks.h"
 
@@ -38,7 +38,7 @@ class OnHost : public Kernels {
     EXPECT_EQ(table().first_non_finite({}, in, dtype, numel, &result), 0);
     return result;
   }
-  void update(const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
+  void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
               std::int64_t numel) override {
     EXPECT_EQ(table().update({}, &constants, &range, factor, numel), 0);
   }

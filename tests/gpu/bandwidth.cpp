@@ -13,14 +13,14 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/plugin.h"
-#include "torchglue/streams.h"
+#include "gpu/plugin.h"
+#include "gpu/streams.h"
 
 namespace {
 
-using zero::base::Dtype;
+using zero::kernels::Dtype;
 namespace cuda = zero::cuda;
-namespace optim = zero::optim;
+namespace kernels = zero::kernels;
 
 const at::Device kGpu(at::kCUDA, 0);
 
@@ -63,9 +63,9 @@ int main() {
   for (const std::int64_t numel : {std::int64_t{1} << 20, std::int64_t{1} << 24, std::int64_t{1} << 28}) {
     auto p = at::randn({numel}, options), m = at::zeros({numel}, options), v = at::ones({numel}, options),
          g = at::randn({numel}, options), half = g.to(at::kBFloat16), copy = at::empty_like(half);
-    const cuda::Place place{0, zero::torchglue::native_stream(kGpu)};
-    optim::UpdateConstants c{};
-    c.rule = optim::Rule::AdamDecoupled;
+    const cuda::Place place{0, zero::gpu::native_stream(kGpu)};
+    kernels::UpdateConstants c{};
+    c.rule = kernels::Rule::AdamDecoupled;
     c.keep = 0.999f;
     c.beta1 = 0.9f;
     c.beta2 = 0.999f;
@@ -75,7 +75,7 @@ int main() {
     c.eps = 1e-8f;
     c.negative_step = -1e-3f;
     const auto update = [&](const at::Tensor& gradient, Dtype dtype, void* parameter) {
-      const optim::UpdateRange range{p.data_ptr<float>(), {m.data_ptr<float>(), v.data_ptr<float>()},
+      const kernels::UpdateRange range{p.data_ptr<float>(), {m.data_ptr<float>(), v.data_ptr<float>()},
                                      gradient.data_ptr(), dtype,
                                      parameter,           Dtype::BF16};
       cuda::check(kernels.update(place, &c, &range, 0.5f, numel), "update");
@@ -98,7 +98,7 @@ int main() {
     auto pieces = at::empty({cuda::square_pieces(numel) + 1}, options.dtype(at::kDouble));
     for (const auto& [name, values, dtype] :
          {std::tuple{"sum_of_squares_fp32", g, Dtype::F32}, {"sum_of_squares_bf16", half, Dtype::BF16}}) {
-      report(name, numel, static_cast<double>(zero::base::size_of(dtype)),
+      report(name, numel, static_cast<double>(zero::kernels::size_of(dtype)),
              [&, dtype = dtype, data = values.data_ptr()] {
                cuda::check(kernels.sum_of_squares(place, data, dtype, numel, pieces.data_ptr<double>() + 1,
                                                   pieces.data_ptr<double>()),

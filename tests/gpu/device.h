@@ -2,7 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include "cuda/plugin.h"
+#include "gpu/plugin.h"
 
 #define ZERO_NEEDS_GPU()                       \
   if (zero::cuda::door().interface == nullptr) \

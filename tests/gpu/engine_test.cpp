@@ -12,7 +12,7 @@
 
 #include "gpu/device.h"
 #include "parity/training.h"
-#include "torchglue/streams.h"
+#include "gpu/streams.h"
 
 namespace zero::test {
 namespace {
@@ -210,14 +210,14 @@ TEST(Devices, AParameterElsewhereIsNamed) {
 // A long kernel on one stream, and what waits for it on others.
 TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
   ZERO_NEEDS_GPU();
-  const torchglue::SideStream gather(kGpu, true), reduce(kGpu, false);
+  const gpu::SideStream gather(kGpu, true), reduce(kGpu, false);
   const auto options = at::TensorOptions().device(kGpu).dtype(at::kFloat);
   const auto big = at::ones({4096, 4096}, options) / 4096;
   auto value = at::zeros({1 << 20}, options);
   for (int round = 0; round < 20; ++round) {
-    torchglue::Mark ready, read;
+    gpu::Mark ready, read;
     {
-      const torchglue::SideStream::Scope scope(gather);
+      const gpu::SideStream::Scope scope(gather);
       auto product = big;
       for (int i = 0; i < 10; ++i) product = at::mm(product, product);  // stays 1/4096 everywhere
       value.fill_(static_cast<float>(round + 1)).add_(product.narrow(0, 0, 256).reshape({-1}), 0.0);
@@ -227,7 +227,7 @@ TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
     auto sum = value.sum(at::kDouble);
     read.set(kGpu);
     {
-      const torchglue::SideStream::Scope scope(reduce, /*after_current=*/false);
+      const gpu::SideStream::Scope scope(reduce, /*after_current=*/false);
       read.hold();
       value.zero_();  // only after it was read
       ready.set(kGpu);
@@ -241,7 +241,7 @@ TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
 
 TEST(GpuStreams, HostSlotsArePinnedAndUsedInTurn) {
   ZERO_NEEDS_GPU();
-  torchglue::HostSlots slots(kGpu, 4 << 20, 3);
+  gpu::HostSlots slots(kGpu, 4 << 20, 3);
   const auto options = at::TensorOptions().device(kGpu).dtype(at::kFloat);
   std::vector<at::Tensor> arrived;
   for (int i = 0; i < 12; ++i) {

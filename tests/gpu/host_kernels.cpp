@@ -4,13 +4,13 @@
 #include <atomic>
 #include <cstdint>
 
-#include "cuda/elements.h"
-#include "cuda/rules.h"
+#include "kernels/cuda/elements.h"
+#include "kernels/cuda/rules.h"
 
 namespace zero::test {
 namespace {
 
-using base::Dtype;
+using kernels::Dtype;
 using cuda::Place;
 
 std::atomic<int> calls{0};
@@ -84,7 +84,7 @@ int first_non_finite(Place, const void* in, Dtype dtype, std::int64_t numel, std
   return 0;
 }
 
-int update(Place, const optim::UpdateConstants* constants, const optim::UpdateRange* range, float factor,
+int update(Place, const kernels::UpdateConstants* constants, const kernels::UpdateRange* range, float factor,
            std::int64_t numel) {
   ++calls;
   return cuda::with_rule(*constants, *range, factor, [&](const auto& body) {

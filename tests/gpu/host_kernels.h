@@ -1,7 +1,7 @@
 // The plug-in's table, served by this CPU: the arithmetic of a GPU's threads in plain loops. For tests of what calls
 // the table, and of the arithmetic itself, on machines without a GPU.
 #pragma once
-#include "cuda/interface.h"
+#include "kernels/cuda/interface.h"
 
 namespace zero::test {
 

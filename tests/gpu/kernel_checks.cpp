@@ -12,8 +12,8 @@
 namespace zero::test {
 namespace {
 
-using base::Dtype;
-using optim::Rule;
+using kernels::Dtype;
+using kernels::Rule;
 
 constexpr Dtype kDtypes[] = {Dtype::F32, Dtype::BF16, Dtype::F16};
 // Shorter and longer than a quad, a warp, a launch's group; one and several pieces of a square sum.
@@ -23,9 +23,9 @@ constexpr std::int64_t kNumels[] = {0, 1, 3, 4, 7, 32, 255, 1027, 4096, 65536, 6
 class Array {
  public:
   Array(Dtype dtype, std::int64_t numel, int shift = 0)
-      : dtype_(dtype), numel_(numel), bytes_(static_cast<std::size_t>(numel + shift) * base::size_of(dtype) + 64) {
+      : dtype_(dtype), numel_(numel), bytes_(static_cast<std::size_t>(numel + shift) * kernels::size_of(dtype) + 64) {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
-    offset_ = (64 - address % 64) % 64 + static_cast<std::size_t>(shift) * base::size_of(dtype);
+    offset_ = (64 - address % 64) % 64 + static_cast<std::size_t>(shift) * kernels::size_of(dtype);
   }
   Array(const Array& other) : Array(other.dtype_, other.numel_) { std::memcpy(data(), other.data(), size()); }
   Array& operator=(const Array&) = delete;
@@ -33,17 +33,17 @@ class Array {
   const void* data() const { return bytes_.data() + offset_; }
   float* floats() { return static_cast<float*>(data()); }
   Dtype dtype() const { return dtype_; }
-  std::size_t size() const { return static_cast<std::size_t>(numel_) * base::size_of(dtype_); }
+  std::size_t size() const { return static_cast<std::size_t>(numel_) * kernels::size_of(dtype_); }
   std::int64_t numel() const { return numel_; }
   std::uint32_t bits(std::int64_t i) const {
     std::uint32_t result = 0;
-    std::memcpy(&result, static_cast<const char*>(data()) + i * static_cast<std::int64_t>(base::size_of(dtype_)),
-                base::size_of(dtype_));
+    std::memcpy(&result, static_cast<const char*>(data()) + i * static_cast<std::int64_t>(kernels::size_of(dtype_)),
+                kernels::size_of(dtype_));
     return result;
   }
   void set_bits(std::int64_t i, std::uint32_t bits) {
-    std::memcpy(static_cast<char*>(data()) + i * static_cast<std::int64_t>(base::size_of(dtype_)), &bits,
-                base::size_of(dtype_));
+    std::memcpy(static_cast<char*>(data()) + i * static_cast<std::int64_t>(kernels::size_of(dtype_)), &bits,
+                kernels::size_of(dtype_));
   }
 
  private:
@@ -80,11 +80,11 @@ void fill_near(Array& array, unsigned seed, float size) {
   std::normal_distribution<float> normal(0, size);
   Array exact(Dtype::F32, array.numel());
   for (std::int64_t i = 0; i < array.numel(); ++i) exact.floats()[i] = i % 97 == 5 ? 0.0f : normal(random);
-  base::convert(array.data(), array.dtype(), exact.data(), Dtype::F32, array.numel());
+  kernels::convert(array.data(), array.dtype(), exact.data(), Dtype::F32, array.numel());
 }
 
 std::string text_of(Dtype a, Dtype b, std::int64_t numel, int shift) {
-  return std::string(base::dtype_name(a)) + " to " + base::dtype_name(b) + ", " + std::to_string(numel) +
+  return std::string(kernels::dtype_name(a)) + " to " + kernels::dtype_name(b) + ", " + std::to_string(numel) +
          " elements, shifted by " + std::to_string(shift);
 }
 
@@ -98,7 +98,7 @@ void check_conversions(Kernels& kernels) {
     for (const auto out_dtype : kDtypes) {
       Array got(out_dtype, 65536), expected(out_dtype, 65536);
       kernels.convert(got.data(), out_dtype, in.data(), in_dtype, 65536);
-      base::convert(expected.data(), out_dtype, in.data(), in_dtype, 65536);
+      kernels::convert(expected.data(), out_dtype, in.data(), in_dtype, 65536);
       expect_same(got, expected, "every " + text_of(in_dtype, out_dtype, 65536, 0));
     }
   }
@@ -116,7 +116,7 @@ void check_conversions(Kernels& kernels) {
   for (const auto out_dtype : {Dtype::BF16, Dtype::F16}) {
     Array got(out_dtype, kNumel), expected(out_dtype, kNumel);
     kernels.convert(got.data(), out_dtype, in.data(), Dtype::F32, kNumel);
-    base::convert(expected.data(), out_dtype, in.data(), Dtype::F32, kNumel);
+    kernels::convert(expected.data(), out_dtype, in.data(), Dtype::F32, kNumel);
     expect_same(got, expected, text_of(Dtype::F32, out_dtype, kNumel, 0));
   }
 }
@@ -139,7 +139,7 @@ void check_sums(Kernels& kernels) {
             }
             Array got(out_dtype, numel, shift), expected(out_dtype, numel);
             kernels.sum_parts(got.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel);
-            base::sum_parts(expected.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel);
+            kernels::sum_parts(expected.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel);
             expect_same(got, expected, std::to_string(num_parts) + " parts, " + what);
           }
           Array in(in_dtype, numel, shift), got(out_dtype, numel, shift);
@@ -147,7 +147,7 @@ void check_sums(Kernels& kernels) {
           fill_near(got, ++seed, 100.0f);
           Array expected(got);
           kernels.accumulate(got.data(), out_dtype, in.data(), in_dtype, numel);
-          base::accumulate(expected.data(), out_dtype, in.data(), in_dtype, numel);
+          kernels::accumulate(expected.data(), out_dtype, in.data(), in_dtype, numel);
           expect_same(got, expected, "accumulated, " + what);
         }
       }
@@ -165,7 +165,7 @@ void check_scaling(Kernels& kernels) {
           fill_any(got, ++seed);
           Array expected(got);
           kernels.scale(got.data(), dtype, factor, numel);
-          base::scale(expected.data(), dtype, factor, numel);
+          kernels::scale(expected.data(), dtype, factor, numel);
           expect_same(got, expected, "scaled, " + text_of(dtype, dtype, numel, shift));
         }
       }
@@ -180,7 +180,7 @@ void check_square_sums(Kernels& kernels) {
       for (const int shift : {0, 1}) {
         Array in(dtype, numel, shift);
         fill_near(in, ++seed, 10.0f);
-        EXPECT_EQ(kernels.sum_of_squares(in.data(), dtype, numel), base::sum_of_squares(in.data(), dtype, numel))
+        EXPECT_EQ(kernels.sum_of_squares(in.data(), dtype, numel), kernels::sum_of_squares(in.data(), dtype, numel))
             << text_of(dtype, dtype, numel, shift);
       }
     }
@@ -213,7 +213,7 @@ void check_updates(Kernels& kernels) {
   unsigned seed = 400;
   for (const auto rule : {Rule::AdamDecoupled, Rule::AdamL2, Rule::Sgd, Rule::SgdMomentum, Rule::Adagrad, Rule::Lion}) {
     for (int variant = 0; variant < 4; ++variant) {
-      optim::UpdateConstants c{};
+      kernels::UpdateConstants c{};
       c.rule = rule;
       c.has_weight_decay = variant % 2 == 1;
       c.first = variant == 2;
@@ -243,20 +243,20 @@ void check_updates(Kernels& kernels) {
             for (std::int64_t i = 0; i < numel; ++i) v.floats()[i] = std::fabs(v.floats()[i]);
             Array master2(master), m2(m), v2(v), parameter2(parameter);
             const float factor = 1.0f / 1024 * 0.731f;
-            const optim::UpdateRange got{master.floats(),
+            const kernels::UpdateRange got{master.floats(),
                                          {m.floats(), v.floats()},
                                          gradient.data(),
                                          gradient_dtype,
                                          copy < 0 ? nullptr : parameter.data(),
                                          parameter_dtype};
-            const optim::UpdateRange expected{master2.floats(),
+            const kernels::UpdateRange expected{master2.floats(),
                                               {m2.floats(), v2.floats()},
                                               gradient.data(),
                                               gradient_dtype,
                                               copy < 0 ? nullptr : parameter2.data(),
                                               parameter_dtype};
             kernels.update(c, got, factor, numel);
-            optim::update_range(c, expected, factor, 0, numel);
+            kernels::update_range(c, expected, factor, 0, numel);
             const auto what = "rule " + std::to_string(static_cast<int>(rule)) + ", variant " +
                               std::to_string(variant) + ", " + text_of(gradient_dtype, parameter_dtype, numel, shift);
             expect_same(master, master2, "master, " + what);

@@ -1,18 +1,18 @@
-// What every implementation of the element-wise kernels must give: the bits of base/kernels.h and of
-// optim/update_simd.h on this CPU, for every dtype, length and alignment, special values included. The host test
+// What every implementation of the element-wise kernels must give: the bits of kernels/elementwise.h and of
+// kernels/update_simd.h on this CPU, for every dtype, length and alignment, special values included. The host test
 // runs the GPU's arithmetic compiled for the CPU through it, the device test the plug-in.
 #pragma once
 #include <cstdint>
 
-#include "base/kernels.h"
-#include "optim/update_simd.h"
+#include "kernels/elementwise.h"
+#include "kernels/update_simd.h"
 
 namespace zero::test {
 
-// The kernels of cuda/interface.h on host memory, finished at the return.
+// The kernels of kernels/cuda/interface.h on host memory, finished at the return.
 class Kernels {
  public:
-  using Dtype = base::Dtype;
+  using Dtype = kernels::Dtype;
   virtual ~Kernels() = default;
   virtual void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
                          std::int64_t numel) = 0;
@@ -21,7 +21,7 @@ class Kernels {
   virtual void scale(void* data, Dtype dtype, float factor, std::int64_t numel) = 0;
   virtual double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) = 0;
   virtual std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) = 0;
-  virtual void update(const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
+  virtual void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
                       std::int64_t numel) = 0;
 };
 

@@ -12,9 +12,9 @@
 #include <zero/device.h>
 #include <zero/errors.h>
 
-#include "comm/transport_choice.h"
-#include "cuda/interface.h"
-#include "cuda/plugin.h"
+#include "net/transport_choice.h"
+#include "kernels/cuda/interface.h"
+#include "gpu/plugin.h"
 #include "gpu/device.h"
 #include "gpu/kernel_checks.h"
 
@@ -91,12 +91,12 @@ class OnDevice : public Kernels {
                 "first_non_finite");
     return result.item<std::int64_t>();
   }
-  void update(const optim::UpdateConstants& constants, const optim::UpdateRange& range, float factor,
+  void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
               std::int64_t numel) override {
     Copy master(range.master, numel * 4), m(range.slots[0], numel * 4), v(range.slots[1], numel * 4),
         gradient(range.gradient, bytes(range.gradient_dtype, numel)),
         parameter(range.parameter, bytes(range.parameter_dtype, numel));
-    const optim::UpdateRange there{static_cast<float*>(master.data()),
+    const kernels::UpdateRange there{static_cast<float*>(master.data()),
                                    {static_cast<float*>(m.data()), static_cast<float*>(v.data())},
                                    gradient.data(),
                                    range.gradient_dtype,
@@ -110,7 +110,7 @@ class OnDevice : public Kernels {
   static constexpr cuda::Place kPlace{0, nullptr};  // torch's default stream, on which the copies are
   static const cuda::Interface& kernels() { return *cuda::door().interface; }
   static std::int64_t bytes(Dtype dtype, std::int64_t numel) {
-    return numel * static_cast<std::int64_t>(base::size_of(dtype));
+    return numel * static_cast<std::int64_t>(kernels::size_of(dtype));
   }
 };
 
@@ -119,7 +119,7 @@ OnDevice kernels;
 }  // namespace
 
 TEST(Door, WithoutAGpuTheReasonSaysWhatIsMissingAndWhatToDo) {
-  if (comm::visible_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
+  if (net::visible_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_EQ(cuda::door().interface, nullptr);
   try {
     cuda::interface("[Engine]");
@@ -143,7 +143,7 @@ TEST(Door, WithoutAGpuTheDefaultIsTheCpuForAReason) {
 }
 
 TEST(Door, WhereTheDriverShowsAGpuItOpens) {
-  if (comm::visible_gpus() == 0) GTEST_SKIP() << "no GPU, or no CUDA driver (libcuda.so.1), on this machine";
+  if (net::visible_gpus() == 0) GTEST_SKIP() << "no GPU, or no CUDA driver (libcuda.so.1), on this machine";
   EXPECT_NE(cuda::door().interface, nullptr) << cuda::door().reason;
   EXPECT_TRUE(torch::cuda::is_available());
 }
@@ -162,14 +162,14 @@ TEST(PlugIn, LoadsAnywhereAndItsTableIsWhole) {
               table.first_non_finite && table.update);
   int count = -1;
   const int status = table.device_count(&count);
-  if (comm::visible_gpus() > 0) {
+  if (net::visible_gpus() > 0) {
     EXPECT_EQ(status, 0) << table.error_text(status);
     EXPECT_GT(count, 0);
   } else {
     EXPECT_NE(status, 0);
     EXPECT_GT(std::strlen(table.error_text(status)), 10u);
     float value = 3;
-    EXPECT_NE(table.scale({0, nullptr}, &value, base::Dtype::F32, 2.0f, 1), 0) << "a kernel without a GPU";
+    EXPECT_NE(table.scale({0, nullptr}, &value, kernels::Dtype::F32, 2.0f, 1), 0) << "a kernel without a GPU";
     EXPECT_EQ(value, 3);
   }
 }

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "engine/arithmetic.h"
+#include "engine/tensor_arithmetic.h"
 #include "gpu/host_kernels.h"
 #include "parity/training.h"
 

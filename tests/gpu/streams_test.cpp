@@ -1,6 +1,6 @@
 // Marks, side streams and host slots on a device made of a log: which stream was told to wait for which event, and in
 // what order; and on the CPU, where all of it does nothing. On a real GPU: device_streams_test.cpp.
-#include "torchglue/streams.h"
+#include "gpu/streams.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -15,7 +15,7 @@
 
 #include <zero/errors.h>
 
-namespace zero::torchglue {
+namespace zero::torch_hooks {
 namespace {
 
 constexpr auto kFake = c10::DeviceType::PrivateUse1;
@@ -88,7 +88,7 @@ using Lines = std::vector<std::string>;
 TEST(Streams, AMarkHoldsTheStreamThatIsCurrentThen) {
   told.reset();
   {
-    Mark mark;
+    gpu::Mark mark;
     EXPECT_TRUE(mark.reached());
     mark.hold();  // of a mark that was never set: nothing
     mark.wait();
@@ -108,13 +108,13 @@ TEST(Streams, AMarkHoldsTheStreamThatIsCurrentThen) {
 
 TEST(Streams, ASideStreamBeginsAfterWhatWasCurrentAndGivesItBack) {
   told.reset();
-  SideStream gather(kDevice, /*high_priority=*/true), reduce(kDevice, /*high_priority=*/false);
+  gpu::SideStream gather(kDevice, /*high_priority=*/true), reduce(kDevice, /*high_priority=*/false);
   {
-    SideStream::Scope scope(gather);
+    gpu::SideStream::Scope scope(gather);
     EXPECT_EQ(told.current, 101);
-    EXPECT_EQ(native_stream(kDevice), reinterpret_cast<void*>(1101));
+    EXPECT_EQ(gpu::native_stream(kDevice), reinterpret_cast<void*>(1101));
     {
-      SideStream::Scope inner(reduce, /*after_current=*/false);
+      gpu::SideStream::Scope inner(reduce, /*after_current=*/false);
       EXPECT_EQ(told.current, 2);
     }
     EXPECT_EQ(told.current, 101);
@@ -126,16 +126,16 @@ TEST(Streams, ASideStreamBeginsAfterWhatWasCurrentAndGivesItBack) {
 
 TEST(Streams, AGatherBesideComputation) {
   told.reset();
-  SideStream gather(kDevice, true);
-  Mark arrived, released;
+  gpu::SideStream gather(kDevice, true);
+  gpu::Mark arrived, released;
   {
-    SideStream::Scope scope(gather);
+    gpu::SideStream::Scope scope(gather);
     arrived.set(kDevice);
   }
   arrived.hold();         // the compute stream waits, the host does not
   released.set(kDevice);  // its last use
   {
-    SideStream::Scope scope(gather, false);
+    gpu::SideStream::Scope scope(gather, false);
     released.hold();
   }
   EXPECT_EQ(told.lines, (Lines{"stream 0 sets 1", "stream 101 waits for 1", "stream 101 sets 2", "stream 0 waits for 2",
@@ -146,7 +146,7 @@ TEST(Streams, HostSlotsAreOneSlabUsedInTurn) {
   told.reset();
   at::setHostAllocator(kFake, &host_allocator);
   const int before = host_allocator.blocks;
-  HostSlots slots(kDevice, 1000, 2);
+  gpu::HostSlots slots(kDevice, 1000, 2);
   EXPECT_TRUE(slots.pinned());
   EXPECT_EQ(slots.slot_bytes(), 1024);
   const auto a = slots.take(1000);
@@ -165,15 +165,15 @@ TEST(Streams, HostSlotsAreOneSlabUsedInTurn) {
 
 TEST(Streams, OnTheCpuNothingHappens) {
   told.reset();
-  Mark mark;
+  gpu::Mark mark;
   mark.set(at::kCPU);
   mark.hold();
   mark.wait();
   EXPECT_TRUE(mark.reached());
-  EXPECT_EQ(native_stream(at::kCPU), nullptr);
-  SideStream side(at::kCPU, true);
-  { SideStream::Scope scope(side); }
-  HostSlots slots(at::kCPU, 10, 3);
+  EXPECT_EQ(gpu::native_stream(at::kCPU), nullptr);
+  gpu::SideStream side(at::kCPU, true);
+  { gpu::SideStream::Scope scope(side); }
+  gpu::HostSlots slots(at::kCPU, 10, 3);
   EXPECT_FALSE(slots.pinned());
   for (int i = 0; i < 6; ++i) {
     slots.take(10).fill_(i);
@@ -184,4 +184,4 @@ TEST(Streams, OnTheCpuNothingHappens) {
 }
 
 }  // namespace
-}  // namespace zero::torchglue
+}  // namespace zero::torch_hooks

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <map>
 
-#include "offload/activation_store.h"
+#include "activations/activation_store.h"
 
 namespace zero {
 namespace {
@@ -124,15 +124,15 @@ std::vector<AtEndOfForward> train(Heap& into, bool slab, const std::vector<std::
   config::ActivationSettings settings;
   settings.contiguous = slab;
   settings.num_checkpoints = kLayers;
-  auto store = slab ? offload::ActivationStore::create({.settings = settings,
+  auto store = slab ? activations::ActivationStore::create({.settings = settings,
                                                          .io = {},
                                                          .device = at::kCPU,
-                                                         .ledger = std::make_shared<memory::MemoryLedger>(),
+                                                         .ledger = std::make_shared<step::MemoryLedger>(),
                                                          .who = "rank 0/1",
                                                          .resident = {},
                                                          .profile = {}})
                     : nullptr;
-  torchglue::set_keeping(store);
+  torch_hooks::set_keeping(store);
   heap = &into;
   std::vector<AtEndOfForward> seen;
   for (const auto count : rows) {
@@ -142,7 +142,7 @@ std::vector<AtEndOfForward> train(Heap& into, bool slab, const std::vector<std::
     (void)torch::autograd::grad({loss}, {leaf});
     if (store) store->end_backward();
   }
-  torchglue::set_keeping(nullptr);
+  torch_hooks::set_keeping(nullptr);
   return seen;
 }
 

@@ -6,16 +6,16 @@
 
 #include <filesystem>
 
-#include "offload/activation_store.h"
-#include "torchglue/allocation_observer.h"
+#include "activations/activation_store.h"
+#include "torch_hooks/allocation_observer.h"
 
 namespace zero {
 namespace {
 
 using config::OffloadDevice;
-using memory::Purpose;
-using memory::Tier;
-using offload::ActivationStore;
+using step::Purpose;
+using step::Tier;
+using activations::ActivationStore;
 
 at::Tensor random_tensor(at::IntArrayRef sizes, std::uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
@@ -35,7 +35,7 @@ std::string fault_of(const std::function<void()>& body) {
 class Kept {
  public:
   explicit Kept(const config::ActivationSettings& settings, std::vector<const void*> resident = {})
-      : ledger_(std::make_shared<memory::MemoryLedger>()),
+      : ledger_(std::make_shared<step::MemoryLedger>()),
         observer_([ledger = ledger_](std::int64_t bytes) { ledger->book(Tier::Device, Purpose::Activations, bytes); }) {
     store_ = ActivationStore::create({.settings = settings,
                                       .io = {},
@@ -44,9 +44,9 @@ class Kept {
                                       .who = "rank 0/1",
                                       .resident = std::move(resident),
                                       .profile = [this](const std::string& line) { lines.push_back(line); }});
-    torchglue::set_keeping(store_);
+    torch_hooks::set_keeping(store_);
   }
-  ~Kept() { torchglue::set_keeping(nullptr); }
+  ~Kept() { torch_hooks::set_keeping(nullptr); }
   ActivationStore::Counts counts() const { return store_->counts(); }
   std::int64_t bytes(Tier tier) const {
     return static_cast<std::int64_t>(ledger_->report().current(tier, Purpose::Activations));
@@ -55,8 +55,8 @@ class Kept {
   std::vector<std::string> lines;
 
  private:
-  std::shared_ptr<memory::MemoryLedger> ledger_;
-  torchglue::AllocationObserver observer_;
+  std::shared_ptr<step::MemoryLedger> ledger_;
+  torch_hooks::AllocationObserver observer_;
   std::shared_ptr<ActivationStore> store_;
 };
 
@@ -353,7 +353,7 @@ TEST(Threads, AStoreIsOfItsThread) {
   Kept kept(to(OffloadDevice::Cpu));
   std::thread([&] {
     auto y = (leaf * 2).tanh();
-    EXPECT_EQ(torchglue::keeping(), nullptr);
+    EXPECT_EQ(torch_hooks::keeping(), nullptr);
   }).join();
   EXPECT_EQ(kept.counts().left, 0);
   auto y = (leaf * 2).tanh();

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "dist/shm_ranks.h"
 #include "memory/budget_stack.h"
 
@@ -12,8 +12,8 @@ namespace zero::test {
 namespace {
 
 int free_port() {
-  comm::MeetingPoint point{"", "127.0.0.1", 0};
-  comm::listen_at(point);
+  net::MeetingPoint point{"", "127.0.0.1", 0};
+  net::listen_at(point);
   return point.port;
 }
 

@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 #include <zero/zero.h>
 
-#include "memory/ledger.h"
+#include "step/memory_ledger.h"
 #include "models/gpt_activations.h"
-#include "torchglue/allocation_observer.h"
+#include "torch_hooks/allocation_observer.h"
 
 namespace zero {
 namespace {
@@ -61,8 +61,8 @@ std::int64_t measured(const Case& one, const std::string& recipe, std::int64_t s
 std::int64_t workspace(const Case& one, at::ScalarType dtype) {
   const auto tokens = one.batch * one.shape.sequence, hidden = one.shape.hidden;
   const auto a = at::ones({tokens, hidden}, dtype), b = at::ones({hidden, 4 * hidden}, dtype);
-  const auto ledger = std::make_shared<memory::MemoryLedger>();
-  torchglue::AllocationObserver observer(
+  const auto ledger = std::make_shared<step::MemoryLedger>();
+  torch_hooks::AllocationObserver observer(
       [ledger](std::int64_t bytes) { ledger->book(Tier::Device, Purpose::Activations, bytes); });
   const auto product = a.mm(b);
   return static_cast<std::int64_t>(ledger->report().peak(Tier::Device, Purpose::Activations) - product.nbytes());

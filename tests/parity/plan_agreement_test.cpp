@@ -13,7 +13,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "dist/shm_ranks.h"
 #include "models/gpt.h"
 
@@ -155,8 +155,8 @@ Measured on_threads(const Case& c) {
 }
 
 int free_port() {
-  comm::MeetingPoint point{"", "127.0.0.1", 0};
-  comm::listen_at(point);
+  net::MeetingPoint point{"", "127.0.0.1", 0};
+  net::listen_at(point);
   return point.port;
 }
 

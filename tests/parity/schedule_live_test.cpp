@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "cli/live_steps.h"
+#include "cli/explain/live_steps.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/format_manifest.h"
-#include "checkpoint/rank_file.h"
+#include "formats/manifest.h"
+#include "formats/rank_file.h"
 #include "soundness/small_programs.h"
 
 namespace zero::test {
@@ -45,28 +45,28 @@ class FewFiles {
 TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   constexpr int kRanks = 300;
   const Folder where("files");
-  auto folder = checkpoint::Folder::make(checkpoint::system_files(), where.path());
-  checkpoint::Manifest manifest;
+  auto folder = formats::Folder::make(formats::system_files(), where.path());
+  formats::Manifest manifest;
   std::vector<float> values(2 * kRanks);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
-  std::vector<checkpoint::Tensor> tensors(3, {"master", "", "F32", {kRanks * 2}, true, {}});
+  std::vector<formats::Tensor> tensors(3, {"master", "", "F32", {kRanks * 2}, true, {}});
   for (int r = 0; r < kRanks; ++r) {
-    std::vector<checkpoint::Source> sources;
+    std::vector<formats::Source> sources;
     for (int t = 0; t < 3; ++t) {
-      checkpoint::Source source{"master", "w" + std::to_string(t), "F32", {kRanks * 2}, true, r * 2, 2, {}, true};
+      formats::Source source{"master", "w" + std::to_string(t), "F32", {kRanks * 2}, true, r * 2, 2, {}, true};
       source.read = [&values, r](std::int64_t at, std::int64_t) {
         return std::shared_ptr<const void>(std::shared_ptr<void>(), values.data() + 2 * r + at);
       };
       sources.push_back(std::move(source));
     }
-    auto file = checkpoint::write_rank_file(folder, checkpoint::rank_file_name(r), sources);
+    auto file = formats::write_rank_file(folder, formats::rank_file_name(r), sources);
     manifest.files.push_back(file.file);
     for (std::size_t t = 0; t < 3; ++t) {
       tensors[t].name = file.tensors[t].name;
       for (auto& part : file.tensors[t].parts) tensors[t].parts.push_back(part);
     }
   }
-  const auto read_all = [&](checkpoint::PartReader& reader) {
+  const auto read_all = [&](formats::PartReader& reader) {
     for (const auto& tensor : tensors)
       for (const auto& part : tensor.parts) {
         float got[2];
@@ -77,7 +77,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   };
   {
     const FewFiles few(80);
-    checkpoint::PartReader reader(folder, manifest);
+    formats::PartReader reader(folder, manifest);
     EXPECT_EQ(message_of([&] {
                 read_all(reader);
                 read_all(reader);
@@ -87,16 +87,16 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   }
   // A file that is replaced while it is not open is noticed all the same, by the next read or at the end.
   for (const int replaced : {0, kRanks - 1}) {
-    checkpoint::PartReader reader(folder, manifest);
+    formats::PartReader reader(folder, manifest);
     read_all(reader);
-    const auto path = where.path() + "/" + checkpoint::rank_file_name(replaced);
+    const auto path = where.path() + "/" + formats::rank_file_name(replaced);
     fs::copy_file(path, path + ".copy");
     fs::rename(path + ".copy", path);
     const auto error = message_of([&] {
       read_all(reader);
       reader.finish();
     });
-    EXPECT_TRUE(contains(error, checkpoint::rank_file_name(replaced))) << error;
+    EXPECT_TRUE(contains(error, formats::rank_file_name(replaced))) << error;
     EXPECT_TRUE(contains(error, "replaced")) << error;
   }
 }
@@ -142,7 +142,7 @@ TEST(CheckpointLimits, CountersOfAManifest) {
   }
   std::ifstream in(folder.path() + "/t/manifest.json");
   const std::string text((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_EQ(message_of([&] { checkpoint::parse_manifest(text, "m"); }), "");
+  EXPECT_EQ(message_of([&] { formats::parse_manifest(text, "m"); }), "");
   for (const char* field :
        {"global_steps", "applied_steps", "skipped_steps", "global_samples", "seq", "hysteresis", "good", "floor"}) {
     const auto at = text.find("\"" + std::string(field) + "\": ");
@@ -151,7 +151,7 @@ TEST(CheckpointLimits, CountersOfAManifest) {
     for (const char* count : {"9223372036854775807", "9223372036854775806", "4611686018427387904"}) {
       auto hostile = text;
       hostile.replace(begin, end - begin, count);
-      const auto error = message_of([&] { checkpoint::parse_manifest(hostile, "m"); });
+      const auto error = message_of([&] { formats::parse_manifest(hostile, "m"); });
       EXPECT_TRUE(contains(error, field)) << field << " " << count << ": " << error;
     }
   }

@@ -9,7 +9,7 @@
 
 #include <zero/zero.h>
 
-#include "comm/shared_vector.h"
+#include "comm/symmetric_buffer.h"
 #include "dist/shm_ranks.h"
 #include "soundness/shm_memory.h"
 

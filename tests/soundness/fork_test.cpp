@@ -12,7 +12,7 @@
 
 #include <zero/zero.h>
 
-#include "comm/shared_vector.h"
+#include "comm/symmetric_buffer.h"
 #include "dist/shm_ranks.h"
 
 namespace zero::test {

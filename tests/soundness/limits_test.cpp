@@ -14,8 +14,8 @@
 
 #include <zero/errors.h>
 
-#include "comm/shared_vector.h"
-#include "comm/shm_arena.h"
+#include "comm/symmetric_buffer.h"
+#include "comm/shm/arena.h"
 #include "dist/shm_ranks.h"
 
 namespace zero::test {

@@ -13,7 +13,7 @@
 
 #include <zero/log.h>
 
-#include "comm/socket.h"
+#include "net/socket.h"
 #include "dist/shm_ranks.h"
 
 namespace zero::test {
@@ -81,8 +81,8 @@ TEST(Descriptors, MissingAtAMeetingOverSharedMemoryAreWaitedFor) {
 
 // Ranks of two made-up hosts; what rank 0 told the log.
 std::string notices(const char* token) {
-  comm::MeetingPoint point{"", "127.0.0.1", 0};
-  comm::listen_at(point);
+  net::MeetingPoint point{"", "127.0.0.1", 0};
+  net::listen_at(point);
   const auto ends = fork_ranks(2, [&](int rank) {
     at::set_num_threads(1);
     std::string log;

@@ -7,7 +7,7 @@
 
 #include <stdexcept>
 
-#include "comm/identity.h"
+#include "net/process_info.h"
 #include "comm/transport.h"
 #include "dist/fork_ranks.h"
 
@@ -53,7 +53,7 @@ std::string run_at(const Place& place, const Body& body) {
   const int port = transport == "gloo" ? free_port() : 0;
   return errors_of(fork_ranks(place.world, [&](int rank) {
     at::set_num_threads(1);
-    comm::Identity identity;
+    net::Identity identity;
     identity.rank = rank;
     identity.size = place.world;
     identity.run_id = run_id;

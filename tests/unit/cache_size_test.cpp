@@ -1,5 +1,5 @@
 // The size of the last-level caches from folders as the kernel makes them.
-#include "base/cache_size.h"
+#include "kernels/cache_size.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -41,20 +41,20 @@ TEST_F(CacheSize, EveryLastLevelCacheCountsOnce) {
     cache(cpu, 3, "3", "Unified", "32768K", cpu < 2 ? "0-1" : "2-3");
   }
   fs::create_directories(folder_ / "cpufreq");
-  EXPECT_EQ(last_level_cache_bytes(folder_.string()), std::size_t{64} << 20);
+  EXPECT_EQ(kernels::last_level_cache_bytes(folder_.string()), std::size_t{64} << 20);
 }
 
 TEST_F(CacheSize, TheSecondLevelMayBeTheLast) {
   cache(0, 0, "1", "Data", "64K", "0");
   cache(0, 1, "2", "Unified", "2M", "0-3");
   cache(0, 2, "3", "Unified", "", "0-3");  // a size that the kernel does not know
-  EXPECT_EQ(last_level_cache_bytes(folder_.string()), std::size_t{2} << 20);
+  EXPECT_EQ(kernels::last_level_cache_bytes(folder_.string()), std::size_t{2} << 20);
 }
 
 TEST_F(CacheSize, NothingFoundIsZeroAndTheMachineHasSome) {
-  EXPECT_EQ(last_level_cache_bytes(folder_.string()), 0u);
-  EXPECT_EQ(last_level_cache_bytes((folder_ / "none").string()), 0u);
-  EXPECT_GE(last_level_cache_bytes(), std::size_t{64} << 10);
+  EXPECT_EQ(kernels::last_level_cache_bytes(folder_.string()), 0u);
+  EXPECT_EQ(kernels::last_level_cache_bytes((folder_ / "none").string()), 0u);
+  EXPECT_GE(kernels::last_level_cache_bytes(), std::size_t{64} << 10);
 }
 
 }  // namespace

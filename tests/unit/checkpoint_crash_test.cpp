@@ -13,7 +13,7 @@
 namespace zero::test {
 namespace {
 namespace fs = std::filesystem;
-using namespace zero::checkpoint;
+using namespace zero::formats;
 using Fault = FaultyFiles::Fault;
 
 // What is there before the save that is hit, and the tag it saves.

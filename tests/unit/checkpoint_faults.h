@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format_files.h"
+#include "formats/files.h"
 
 namespace zero::test {
 
-class FaultyFiles : public checkpoint::FsOps {
+class FaultyFiles : public formats::FsOps {
  public:
   enum class Fault { None, Error, Short, DieBefore, DieAfter };
   // What happens at call number `at`, counted from 1.
@@ -45,8 +45,8 @@ class FaultyFiles : public checkpoint::FsOps {
   ZERO_FAULTY(remove_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(remove_folder_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(try_lock, (int fd), (fd))
-  ZERO_FAULTY(info, (int fd, checkpoint::FileInfo* out), (fd, out))
-  ZERO_FAULTY(info_at, (int folder, const char* name, checkpoint::FileInfo* out), (folder, name, out))
+  ZERO_FAULTY(info, (int fd, formats::FileInfo* out), (fd, out))
+  ZERO_FAULTY(info_at, (int folder, const char* name, formats::FileInfo* out), (folder, name, out))
   ZERO_FAULTY(list, (int folder, std::vector<std::string>* names), (folder, names))
   ZERO_FAULTY(free_bytes, (int fd, std::uint64_t* out), (fd, out))
 #undef ZERO_FAULTY
@@ -103,7 +103,7 @@ class FaultyFiles : public checkpoint::FsOps {
 
 // Notes what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
 // entries. Every rename is judged at the moment it is made: what it makes visible must be durable.
-class OrderWatchingFiles : public checkpoint::FsOps {
+class OrderWatchingFiles : public formats::FsOps {
  public:
   std::vector<std::string> faults;  // what was wrong, in words
   int renames = 0, removals = 0;

@@ -12,7 +12,7 @@
 namespace zero::test {
 namespace {
 namespace fs = std::filesystem;
-using namespace zero::checkpoint;
+using namespace zero::formats;
 
 TEST(CheckpointNames, TagsAndFilesArePlainNames) {
   for (const char* tag : {"a", "step-000100", "0", "A.b_c-d", "best..1"}) EXPECT_TRUE(valid_tag(tag)) << tag;

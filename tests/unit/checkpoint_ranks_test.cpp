@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 #include <zero/zero.h>
 
-#include "checkpoint/engine_checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "engine/rank_agreement.h"
 #include "unit/checkpoint_faults.h"
 #include "unit/checkpoint_samples.h"
@@ -100,7 +100,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
     on_ranks(2, [&](const auto& comm) {
       Trained trained(comm, 3);
       trained.step(0);
-      checkpoint::save(trained.state, checkpoint::system_files(), root, "old");
+      checkpoint::save(trained.state, formats::system_files(), root, "old");
       const auto saved = trained.state.state_hash();
       trained.step(1);
       for (int k = 1;; ++k) {
@@ -111,7 +111,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
               if (comm->rank() == hit)
                 checkpoint::save(trained.state, files, root, "new");
               else
-                checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
+                checkpoint::save(trained.state, formats::system_files(), root, "new");
             },
             &text);
         const auto codes = comm->exchange(std::to_string(code) + text);
@@ -133,14 +133,14 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         }
         // What is newest loads; the engine that could not save goes on all the same.
         Trained fresh(comm, 1);
-        const auto tag = checkpoint::load(fresh.state, checkpoint::system_files(), root, "");
+        const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
         if (tag == "old")
           EXPECT_EQ(fresh.state.state_hash(), saved);
         else
           EXPECT_EQ(fresh.state.state_hash(), trained.state.state_hash());
         comm->barrier();
         if (comm->rank() == 0) fs::remove_all(folder.path() / "new");
-        if (comm->rank() == 0) write_all(folder.path() / "latest", checkpoint::latest_text({"old", 1}));
+        if (comm->rank() == 0) write_all(folder.path() / "latest", formats::latest_text({"old", 1}));
         comm->barrier();
       }
       trained.step(2);
@@ -157,7 +157,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
   on_ranks(2, [&](const auto& comm) {
     Trained source(comm, 2);
     source.step(0);
-    checkpoint::save(source.state, checkpoint::system_files(), root, "t");
+    checkpoint::save(source.state, formats::system_files(), root, "t");
     // The calls of verifying are the first half; a fault after it leaves no engine to compare.
     FaultyFiles counting(Fault::None, 0);
     {
@@ -175,7 +175,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
         if (comm->rank() == 1)
           checkpoint::load(trained.state, files, root, "");
         else
-          checkpoint::load(trained.state, checkpoint::system_files(), root, "");
+          checkpoint::load(trained.state, formats::system_files(), root, "");
       } catch (const CommError&) {
         filling = true;
       } catch (const IoError& e) {
@@ -209,13 +209,13 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
             on_ranks(2, [&](const auto& comm) {
               Trained trained(comm, stage);
               trained.step(0);
-              checkpoint::save(trained.state, checkpoint::system_files(), root, "old");
+              checkpoint::save(trained.state, formats::system_files(), root, "old");
               trained.step(1);
               FaultyFiles files(Fault::DieBefore, k);
               if (comm->rank() == hit)
                 checkpoint::save(trained.state, files, root, "new");
               else
-                checkpoint::save(trained.state, checkpoint::system_files(), root, "new");
+                checkpoint::save(trained.state, formats::system_files(), root, "new");
             });
             code = 0;
           } catch (...) {
@@ -236,7 +236,7 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
             std::string tag;
             on_ranks(2, [&](const auto& comm) {
               Trained wanted(comm, 0), got(comm, 0);
-              const auto taken = checkpoint::load(got.state, checkpoint::system_files(), root, "");
+              const auto taken = checkpoint::load(got.state, formats::system_files(), root, "");
               wanted.step(0);
               if (taken == "new") wanted.step(1);
               if (got.state.state_hash() != wanted.state.state_hash()) throw std::runtime_error("other bits");

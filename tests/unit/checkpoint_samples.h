@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format_hash.h"
-#include "checkpoint/rank_file.h"
-#include "checkpoint/root_folder.h"
+#include "formats/hash.h"
+#include "formats/rank_file.h"
+#include "formats/root_folder.h"
 
 namespace zero::test {
 
@@ -57,8 +57,8 @@ struct Sample {
   bool operator==(const Sample&) const = default;
 };
 
-inline checkpoint::Manifest sample_manifest(int value, const checkpoint::RankFile& file) {
-  checkpoint::Manifest m;
+inline formats::Manifest sample_manifest(int value, const formats::RankFile& file) {
+  formats::Manifest m;
   m.libzero_version = m.libtorch_version = "1";
   m.created = "2000-01-01T00:00:00Z";
   m.global_steps = value;
@@ -82,20 +82,20 @@ auto from(const Values& values) {
   };
 }
 
-inline std::vector<checkpoint::Source> sources_of(const Sample& sample) {
+inline std::vector<formats::Source> sources_of(const Sample& sample) {
   return {{"master", "layer.weight", "F32", {30, 10}, true, 0, 300, from(sample.weights), true},
           {"buffer", "mask", "BOOL", {70}, false, 0, 70, from(sample.mask), false},
           {"rank", "own", "U8", {33}, false, 0, 33, from(sample.own), false}};
 }
 
 // What one rank alone does to save.
-inline void save_sample(checkpoint::FsOps& fs, const std::string& root, const std::string& tag, int value) {
+inline void save_sample(formats::FsOps& fs, const std::string& root, const std::string& tag, int value) {
   const Sample sample(value);
-  checkpoint::Commit commit(fs, root, tag);
-  checkpoint::RankFile file;
+  formats::Commit commit(fs, root, tag);
+  formats::RankFile file;
   {
-    const auto folder = checkpoint::Folder::open(fs, root).folder(commit.folder_name());
-    file = checkpoint::write_rank_file(folder, checkpoint::rank_file_name(0), sources_of(sample));
+    const auto folder = formats::Folder::open(fs, root).folder(commit.folder_name());
+    file = formats::write_rank_file(folder, formats::rank_file_name(0), sources_of(sample));
   }
   commit.publish(sample_manifest(value, file));
 }
@@ -107,14 +107,14 @@ struct Loaded {
 
 // Reads and verifies all of the checkpoint; the value must be consistent.
 inline Loaded load_sample(const std::string& root, const std::string& tag = "",
-                          checkpoint::FsOps& fs = checkpoint::system_files()) {
-  const auto choice = checkpoint::choose(fs, root, tag);
-  const auto folder = checkpoint::Folder::open(fs, root).folder(choice.tag);
-  const auto manifest = checkpoint::read_manifest(folder, choice.manifest_hash);
+                          formats::FsOps& fs = formats::system_files()) {
+  const auto choice = formats::choose(fs, root, tag);
+  const auto folder = formats::Folder::open(fs, root).folder(choice.tag);
+  const auto manifest = formats::read_manifest(folder, choice.manifest_hash);
   const int value = static_cast<int>(manifest.global_steps);
   Sample got(value + 1);
-  checkpoint::PartReader reader(folder, manifest);
-  const auto take = [&](const checkpoint::Tensor& tensor, void* to, std::size_t width) {
+  formats::PartReader reader(folder, manifest);
+  const auto take = [&](const formats::Tensor& tensor, void* to, std::size_t width) {
     for (const auto& part : tensor.parts)
       std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(part.start) * width, reader.read(tensor, part),
                   static_cast<std::size_t>(part.numel) * width);

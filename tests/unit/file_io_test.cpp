@@ -26,15 +26,15 @@
 #include <zero/errors.h>
 #include <zero/log.h>
 
-#include "offload/fault_source.h"
-#include "offload/leftovers.h"
-#include "offload/storage_file.h"
-#include "offload/swap_file.h"
+#include "storage/fault_source.h"
+#include "storage/leftovers.h"
+#include "storage/storage_file.h"
+#include "storage/swap_file.h"
 
 namespace {
 
 using namespace zero;
-using namespace zero::offload;
+using namespace zero::storage;
 namespace fs = std::filesystem;
 using Path = IoSettings::Path;
 

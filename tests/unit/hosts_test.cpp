@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/hostfile.h"
-#include "launch/reach.h"
-#include "launch/wire.h"
+#include "launch/remote/hostfile.h"
+#include "launch/remote/reach.h"
+#include "launch/remote/wire.h"
 
 namespace zero::launch {
 namespace {
@@ -178,18 +178,18 @@ HostPlan sample_plan() {
   return p;
 }
 
-base::StatusSnapshot sample_page() {
-  base::StatusSnapshot s;
+observe::StatusSnapshot sample_page() {
+  observe::StatusSnapshot s;
   s.pid = 4711;
   s.changes = 1ull << 40;
   s.step = -1;
   s.commits = 3;
   s.micro_batch = 2;
-  s.phase = base::StatusPhase::Backward;
+  s.phase = observe::StatusPhase::Backward;
   s.unit = "layers.7";
   s.error = "[x] got y";
   s.error_code = 7;
-  s.collectives.push_back({8812, 1048576, base::CollectiveState::Inside, "reduce_scatter", "bf16", "layers.7", "a.cpp:1"});
+  s.collectives.push_back({8812, 1048576, observe::CollectiveState::Inside, "reduce_scatter", "bf16", "layers.7", "a.cpp:1"});
   return s;
 }
 
@@ -209,16 +209,16 @@ TEST(Wire, PlansAndPagesComeBackAsTheyWere) {
   Packer out;
   pack_page(out, sample_page());
   Unpacker page_in(out.bytes());
-  const base::StatusSnapshot s = unpack_page(page_in);
+  const observe::StatusSnapshot s = unpack_page(page_in);
   EXPECT_EQ(s.pid, 4711);
   EXPECT_EQ(s.changes, 1ull << 40);
   EXPECT_EQ(s.step, -1);
-  EXPECT_EQ(s.phase, base::StatusPhase::Backward);
+  EXPECT_EQ(s.phase, observe::StatusPhase::Backward);
   EXPECT_EQ(s.unit, "layers.7");
   EXPECT_EQ(s.error_code, 7);
   ASSERT_EQ(s.collectives.size(), 1u);
   EXPECT_EQ(s.collectives[0].sequence, 8812u);
-  EXPECT_EQ(s.collectives[0].state, base::CollectiveState::Inside);
+  EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);
   EXPECT_EQ(s.collectives[0].site, "a.cpp:1");
   Packer real;
   real.real(0.25).number(-7).numbers({});

@@ -1,6 +1,6 @@
 // The element-wise kernels against models in plain scalar code, on every SIMD target this CPU has,
 // for any cut and any number of threads: always bit for bit.
-#include "base/kernels.h"
+#include "kernels/elementwise.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -16,11 +16,11 @@
 namespace zero::base {
 namespace {
 
-constexpr Dtype kDtypes[] = {Dtype::F32, Dtype::BF16, Dtype::F16};
+constexpr kernels::Dtype kDtypes[] = {kernels::Dtype::F32, kernels::Dtype::BF16, kernels::Dtype::F16};
 
 // Value of 16 bits with 8 or 5 exponent bits, from the definition of the format.
-double decode(std::uint16_t bits, Dtype dtype) {
-  const int fraction_bits = dtype == Dtype::BF16 ? 7 : 10, bias = dtype == Dtype::BF16 ? 127 : 15;
+double decode(std::uint16_t bits, kernels::Dtype dtype) {
+  const int fraction_bits = dtype == kernels::Dtype::BF16 ? 7 : 10, bias = dtype == kernels::Dtype::BF16 ? 127 : 15;
   const int exponent = (bits & 0x7fff) >> fraction_bits, fraction = bits & ((1 << fraction_bits) - 1);
   const double sign = bits & 0x8000 ? -1 : 1;
   if (exponent == 2 * bias + 1) return fraction ? std::nan("") : sign * std::numeric_limits<double>::infinity();
@@ -29,8 +29,8 @@ double decode(std::uint16_t bits, Dtype dtype) {
 }
 
 // Nearest even, searched for instead of computed: the positive values of a format ascend with their bits.
-std::uint16_t encode(float value, Dtype dtype) {
-  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0, infinite = dtype == Dtype::BF16 ? 0x7f80 : 0x7c00;
+std::uint16_t encode(float value, kernels::Dtype dtype) {
+  const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0, infinite = dtype == kernels::Dtype::BF16 ? 0x7f80 : 0x7c00;
   if (std::isnan(value)) return static_cast<std::uint16_t>(sign | infinite | 1);
   const double magnitude = std::fabs(static_cast<double>(value));
   if (std::isinf(magnitude)) return sign | infinite;
@@ -51,17 +51,17 @@ std::uint16_t encode(float value, Dtype dtype) {
   return static_cast<std::uint16_t>(sign | nearest);
 }
 
-bool is_nan(std::uint16_t bits, Dtype dtype) { return (bits & 0x7fff) > (dtype == Dtype::BF16 ? 0x7f80 : 0x7c00); }
+bool is_nan(std::uint16_t bits, kernels::Dtype dtype) { return (bits & 0x7fff) > (dtype == kernels::Dtype::BF16 ? 0x7f80 : 0x7c00); }
 
 // A typed array that reads and writes through the model.
 struct Array {
-  Dtype dtype;
+  kernels::Dtype dtype;
   std::vector<char> bytes;
-  Array(Dtype type, std::int64_t numel) : dtype(type), bytes(static_cast<std::size_t>(numel) * size_of(type)) {}
-  void* at(std::int64_t i = 0) { return bytes.data() + i * static_cast<std::int64_t>(size_of(dtype)); }
-  const void* at(std::int64_t i = 0) const { return bytes.data() + i * static_cast<std::int64_t>(size_of(dtype)); }
+  Array(kernels::Dtype type, std::int64_t numel) : dtype(type), bytes(static_cast<std::size_t>(numel) * kernels::size_of(type)) {}
+  void* at(std::int64_t i = 0) { return bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(dtype)); }
+  const void* at(std::int64_t i = 0) const { return bytes.data() + i * static_cast<std::int64_t>(kernels::size_of(dtype)); }
   float get(std::int64_t i) const {
-    if (dtype == Dtype::F32) {
+    if (dtype == kernels::Dtype::F32) {
       float value;
       std::memcpy(&value, at(i), 4);
       return value;
@@ -72,12 +72,12 @@ struct Array {
   }
   void set(std::int64_t i, float value) {
     const auto bits = encode(value, dtype);
-    std::memcpy(at(i), dtype == Dtype::F32 ? static_cast<const void*>(&value) : &bits, size_of(dtype));
+    std::memcpy(at(i), dtype == kernels::Dtype::F32 ? static_cast<const void*>(&value) : &bits, kernels::size_of(dtype));
   }
   bool operator==(const Array&) const = default;
 };
 
-Array random_array(Dtype dtype, std::int64_t numel, unsigned seed, float size = 1) {
+Array random_array(kernels::Dtype dtype, std::int64_t numel, unsigned seed, float size = 1) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, size);
   Array values(dtype, numel);
@@ -89,25 +89,25 @@ Array random_array(Dtype dtype, std::int64_t numel, unsigned seed, float size = 
 class Kernels : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    set_simd_target(GetParam());
-    ASSERT_EQ(simd_target(), GetParam());
+    kernels::set_simd_target(GetParam());
+    ASSERT_EQ(kernels::simd_target(), GetParam());
   }
   void TearDown() override {
-    set_simd_target("");
+    kernels::set_simd_target("");
     omp_set_num_threads(threads_);
   }
   const int threads_ = omp_get_max_threads();
 };
-INSTANTIATE_TEST_SUITE_P(Targets, Kernels, testing::ValuesIn(simd_targets()),
+INSTANTIATE_TEST_SUITE_P(Targets, Kernels, testing::ValuesIn(kernels::simd_targets()),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Kernels, EverySixteenBitValueIsReadExactlyAndWrittenBack) {
-  for (const auto dtype : {Dtype::BF16, Dtype::F16}) {
+  for (const auto dtype : {kernels::Dtype::BF16, kernels::Dtype::F16}) {
     std::vector<std::uint16_t> all(65536), back(65536);
     std::vector<float> wide(65536);
     for (int i = 0; i < 65536; ++i) all[i] = static_cast<std::uint16_t>(i);
-    convert(wide.data(), Dtype::F32, all.data(), dtype, 65536);
-    convert(back.data(), dtype, wide.data(), Dtype::F32, 65536);
+    kernels::convert(wide.data(), kernels::Dtype::F32, all.data(), dtype, 65536);
+    kernels::convert(back.data(), dtype, wide.data(), kernels::Dtype::F32, 65536);
     for (int i = 0; i < 65536; ++i) {
       if (is_nan(all[i], dtype)) {
         ASSERT_TRUE(std::isnan(wide[i]) && is_nan(back[i], dtype)) << i;
@@ -123,7 +123,7 @@ TEST_P(Kernels, EverySixteenBitValueIsReadExactlyAndWrittenBack) {
 }
 
 TEST_P(Kernels, RoundsToNearestEven) {
-  for (const auto dtype : {Dtype::BF16, Dtype::F16}) {
+  for (const auto dtype : {kernels::Dtype::BF16, kernels::Dtype::F16}) {
     std::vector<float> values;
     for (int i = 0; i < 65536; ++i) {  // around every value and every halfway point
       const auto a = static_cast<float>(decode(static_cast<std::uint16_t>(i), dtype));
@@ -145,13 +145,13 @@ TEST_P(Kernels, RoundsToNearestEven) {
       values.push_back(std::bit_cast<float>(bits));
     const auto numel = static_cast<std::int64_t>(values.size());
     std::vector<std::uint16_t> got(values.size());
-    convert(got.data(), dtype, values.data(), Dtype::F32, numel);
+    kernels::convert(got.data(), dtype, values.data(), kernels::Dtype::F32, numel);
     for (std::int64_t i = 0; i < numel; ++i) {
       const auto wanted = encode(values[i], dtype);
       if (is_nan(wanted, dtype)) {
         ASSERT_TRUE(is_nan(got[i], dtype)) << std::hexfloat << values[i];
       } else {
-        ASSERT_EQ(got[i], wanted) << std::hexfloat << values[i] << " " << dtype_name(dtype);
+        ASSERT_EQ(got[i], wanted) << std::hexfloat << values[i] << " " << kernels::dtype_name(dtype);
       }
     }
   }
@@ -172,12 +172,12 @@ TEST_P(Kernels, SumPartsAddsInOrderWithOneRounding) {
             for (int p = 1; p < num_parts; ++p) sum += parts[p].get(i);
             wanted.set(i, sum);
           }
-          sum_parts(got.at(), out, pointers.data(), num_parts, in, numel);
+          kernels::sum_parts(got.at(), out, pointers.data(), num_parts, in, numel);
           ASSERT_EQ(got, wanted) << num_parts << " parts of " << numel;
-          if (size_of(in) != size_of(out)) continue;
+          if (kernels::size_of(in) != kernels::size_of(out)) continue;
           for (int p = 0; p < num_parts; ++p) {  // the result over any of the parts
             const auto saved = parts[p];
-            sum_parts(parts[p].at(), out, pointers.data(), num_parts, in, numel);
+            kernels::sum_parts(parts[p].at(), out, pointers.data(), num_parts, in, numel);
             ASSERT_EQ(parts[p].bytes, wanted.bytes) << "over part " << p;
             parts[p] = saved;
             pointers[p] = parts[p].at();
@@ -196,14 +196,14 @@ TEST_P(Kernels, StreamedSumsHaveTheSameBitsAndTouchNothingElse) {
           for (const auto& part : parts) pointers.push_back(part.at());
           for (const std::int64_t first : {0, 1, 13}) {  // where cache lines do not begin
             auto wanted = random_array(out, numel + 100, 7), got = wanted;
-            sum_parts(wanted.at(first), out, pointers.data(), num_parts, in, numel);
-            sum_parts(got.at(first), out, pointers.data(), num_parts, in, numel, Stores::Streaming);
+            kernels::sum_parts(wanted.at(first), out, pointers.data(), num_parts, in, numel);
+            kernels::sum_parts(got.at(first), out, pointers.data(), num_parts, in, numel, kernels::Stores::Streaming);
             ASSERT_EQ(got, wanted) << num_parts << " parts of " << numel << " from " << first;
           }
-          if (size_of(in) != size_of(out) || num_parts < 2) continue;
+          if (kernels::size_of(in) != kernels::size_of(out) || num_parts < 2) continue;
           Array wanted(out, numel);
-          sum_parts(wanted.at(), out, pointers.data(), num_parts, in, numel);
-          sum_parts(parts[1].at(), out, pointers.data(), num_parts, in, numel, Stores::Streaming);
+          kernels::sum_parts(wanted.at(), out, pointers.data(), num_parts, in, numel);
+          kernels::sum_parts(parts[1].at(), out, pointers.data(), num_parts, in, numel, kernels::Stores::Streaming);
           ASSERT_EQ(parts[1].bytes, wanted.bytes) << "over a part";
         }
 }
@@ -213,13 +213,13 @@ TEST_P(Kernels, CopiesAreWholeAndTouchNothingElse) {
   for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 31 + i / 256);
   for (const int threads : {1, 3}) {
     omp_set_num_threads(threads);
-    for (const auto stores : {Stores::Cached, Stores::Streaming})
+    for (const auto stores : {kernels::Stores::Cached, kernels::Stores::Streaming})
       for (const std::size_t bytes : {0, 1, 63, 64, 65, 255, 256, 257, 511, 4096, 10007, (2 << 20) + 77})
         for (const std::size_t first : {0, 1, 32, 63})
           for (const std::size_t source : {0, 5}) {
             std::vector<unsigned char> got(first + bytes + 64, 0xee), wanted = got;
             std::memcpy(wanted.data() + first, from.data() + source, bytes);
-            copy(got.data() + first, from.data() + source, static_cast<std::int64_t>(bytes), stores);
+            kernels::copy(got.data() + first, from.data() + source, static_cast<std::int64_t>(bytes), stores);
             ASSERT_EQ(got, wanted) << bytes << " bytes to " << first << " from " << source;
           }
   }
@@ -229,9 +229,9 @@ TEST_P(Kernels, MinusZeroAndSpecialsPass) {
   const float a[] = {-0.f, INFINITY, INFINITY, 3e38f, NAN}, b[] = {-0.f, 1, -INFINITY, 3e38f, 1};
   const void* parts[] = {a, b};
   float one[5], two[5];
-  sum_parts(one, Dtype::F32, parts, 1, Dtype::F32, 5);
+  kernels::sum_parts(one, kernels::Dtype::F32, parts, 1, kernels::Dtype::F32, 5);
   EXPECT_TRUE(std::signbit(one[0]));
-  sum_parts(two, Dtype::F32, parts, 2, Dtype::F32, 5);
+  kernels::sum_parts(two, kernels::Dtype::F32, parts, 2, kernels::Dtype::F32, 5);
   EXPECT_TRUE(std::signbit(two[0]));
   EXPECT_EQ(two[1], INFINITY);
   EXPECT_TRUE(std::isnan(two[2]));
@@ -246,10 +246,10 @@ TEST_P(Kernels, AccumulateAndScaleRoundOnce) {
         auto sum = random_array(acc, numel, 1), add = random_array(in, numel, 2, 0.1f);
         Array wanted(acc, numel), scaled(acc, numel);
         for (std::int64_t i = 0; i < numel; ++i) wanted.set(i, sum.get(i) + add.get(i));
-        accumulate(sum.at(), acc, add.at(), in, numel);
+        kernels::accumulate(sum.at(), acc, add.at(), in, numel);
         ASSERT_EQ(sum, wanted);
         for (std::int64_t i = 0; i < numel; ++i) scaled.set(i, sum.get(i) * 0.3f);
-        scale(sum.at(), acc, 0.3f, numel);
+        kernels::scale(sum.at(), acc, 0.3f, numel);
         ASSERT_EQ(sum, scaled);
       }
 }
@@ -259,18 +259,18 @@ TEST_P(Kernels, NothingBehindTheRangeIsTouched) {
     for (std::int64_t numel = 0; numel < 70; ++numel) {
       auto out = random_array(dtype, numel + 40, 3);
       const auto before = out;
-      const auto in = random_array(Dtype::F32, numel, 4);
-      convert(out.at(), dtype, in.at(), Dtype::F32, numel);
-      accumulate(out.at(), dtype, in.at(), Dtype::F32, numel);
-      scale(out.at(), dtype, 3, numel);
+      const auto in = random_array(kernels::Dtype::F32, numel, 4);
+      kernels::convert(out.at(), dtype, in.at(), kernels::Dtype::F32, numel);
+      kernels::accumulate(out.at(), dtype, in.at(), kernels::Dtype::F32, numel);
+      kernels::scale(out.at(), dtype, 3, numel);
       for (std::int64_t i = numel; i < numel + 40; ++i)
-        ASSERT_EQ(std::memcmp(out.at(i), before.at(i), size_of(dtype)), 0);
+        ASSERT_EQ(std::memcmp(out.at(i), before.at(i), kernels::size_of(dtype)), 0);
     }
 }
 
 TEST_P(Kernels, SameBitsForAnyThreadsAndAnyCut) {
   const std::int64_t numel = (1 << 20) + 12345;
-  for (const auto dtype : {Dtype::F32, Dtype::BF16}) {
+  for (const auto dtype : {kernels::Dtype::F32, kernels::Dtype::BF16}) {
     const auto a = random_array(dtype, numel, 5), b = random_array(dtype, numel, 6, 30);
     const void* parts[] = {a.at(), b.at()};
     const auto run = [&](auto&& cut) {
@@ -279,9 +279,9 @@ TEST_P(Kernels, SameBitsForAnyThreadsAndAnyCut) {
       return out;
     };
     const auto whole = [&](Array& out) {
-      sum_parts(out.at(), dtype, parts, 2, dtype, numel);
-      accumulate(out.at(), dtype, a.at(), dtype, numel);
-      scale(out.at(), dtype, 1.7f, numel);
+      kernels::sum_parts(out.at(), dtype, parts, 2, dtype, numel);
+      kernels::accumulate(out.at(), dtype, a.at(), dtype, numel);
+      kernels::scale(out.at(), dtype, 1.7f, numel);
     };
     omp_set_num_threads(1);
     const auto wanted = run(whole);
@@ -294,9 +294,9 @@ TEST_P(Kernels, SameBitsForAnyThreadsAndAnyCut) {
                 for (std::int64_t begin = 0, end; begin < numel; begin = end) {
                   end = std::min<std::int64_t>(numel, begin + 1 + static_cast<std::int64_t>(random() % 50000));
                   const void* cut[] = {a.at(begin), b.at(begin)};
-                  sum_parts(out.at(begin), dtype, cut, 2, dtype, end - begin);
-                  accumulate(out.at(begin), dtype, a.at(begin), dtype, end - begin);
-                  scale(out.at(begin), dtype, 1.7f, end - begin);
+                  kernels::sum_parts(out.at(begin), dtype, cut, 2, dtype, end - begin);
+                  kernels::accumulate(out.at(begin), dtype, a.at(begin), dtype, end - begin);
+                  kernels::scale(out.at(begin), dtype, 1.7f, end - begin);
                 }
               }),
               wanted);
@@ -326,7 +326,7 @@ TEST_P(Kernels, SquareSumsHaveOneOrder) {
       const double wanted = model_of_squares(values, numel);
       for (const int threads : {1, 2, 5}) {
         omp_set_num_threads(threads);
-        ASSERT_EQ(sum_of_squares(values.at(), dtype, numel), wanted) << numel << " elements, " << threads << " threads";
+        ASSERT_EQ(kernels::sum_of_squares(values.at(), dtype, numel), wanted) << numel << " elements, " << threads << " threads";
       }
       long double exact = 0;
       for (std::int64_t i = 0; i < numel; ++i) exact += static_cast<long double>(values.get(i)) * values.get(i);
@@ -339,37 +339,37 @@ TEST_P(Kernels, NonFiniteValuesAreSeenWhereverTheyAre) {
     for (const float bad : {INFINITY, -INFINITY, NAN})
       for (const std::int64_t where : {0, 1, 30, 32, 65535, 65536, 65570}) {
         auto values = random_array(dtype, 65571, 10);
-        ASSERT_EQ(first_non_finite(values.at(), dtype, 65571), -1);
+        ASSERT_EQ(kernels::first_non_finite(values.at(), dtype, 65571), -1);
         values.set(where, bad);
-        ASSERT_FALSE(std::isfinite(sum_of_squares(values.at(), dtype, 65571)));
-        ASSERT_EQ(first_non_finite(values.at(), dtype, 65571), where);
+        ASSERT_FALSE(std::isfinite(kernels::sum_of_squares(values.at(), dtype, 65571)));
+        ASSERT_EQ(kernels::first_non_finite(values.at(), dtype, 65571), where);
       }
   const std::vector<float> large(100000, std::numeric_limits<float>::max());
-  EXPECT_TRUE(std::isfinite(sum_of_squares(large.data(), Dtype::F32, 100000)));
-  EXPECT_EQ(first_non_finite(large.data(), Dtype::F32, 100000), -1);
+  EXPECT_TRUE(std::isfinite(kernels::sum_of_squares(large.data(), kernels::Dtype::F32, 100000)));
+  EXPECT_EQ(kernels::first_non_finite(large.data(), kernels::Dtype::F32, 100000), -1);
 }
 
 TEST(KernelTargets, ScalarIsAlwaysThereAndUnknownOnesAreRefused) {
-  const auto targets = simd_targets();
+  const auto targets = kernels::simd_targets();
   EXPECT_EQ(targets.back(), "SCALAR");
-  EXPECT_EQ(simd_target(), targets.front());  // the best one
-  EXPECT_THROW(set_simd_target("MMX"), InternalError);
+  EXPECT_EQ(kernels::simd_target(), targets.front());  // the best one
+  EXPECT_THROW(kernels::set_simd_target("MMX"), InternalError);
 }
 
 TEST(KernelArguments, ContractViolationsAreInternalErrors) {
   float x = 1;
   const void* parts[] = {&x};
-  EXPECT_THROW(sum_parts(&x, Dtype::F32, parts, 0, Dtype::F32, 1), InternalError);
-  EXPECT_THROW(convert(nullptr, Dtype::BF16, &x, Dtype::F32, 1), InternalError);
-  EXPECT_THROW(scale(&x, Dtype::F32, 2, -1), InternalError);
-  EXPECT_THROW(copy(&x, nullptr, 4), InternalError);
-  EXPECT_NO_THROW(accumulate(nullptr, Dtype::F32, nullptr, Dtype::BF16, 0));
+  EXPECT_THROW(kernels::sum_parts(&x, kernels::Dtype::F32, parts, 0, kernels::Dtype::F32, 1), InternalError);
+  EXPECT_THROW(kernels::convert(nullptr, kernels::Dtype::BF16, &x, kernels::Dtype::F32, 1), InternalError);
+  EXPECT_THROW(kernels::scale(&x, kernels::Dtype::F32, 2, -1), InternalError);
+  EXPECT_THROW(kernels::copy(&x, nullptr, 4), InternalError);
+  EXPECT_NO_THROW(kernels::accumulate(nullptr, kernels::Dtype::F32, nullptr, kernels::Dtype::BF16, 0));
 }
 
 TEST(ParallelRanges, CoversEveryElementOnce) {
   for (const std::int64_t numel : {0, 1, 1000, (1 << 20) + 1, 3000000}) {
     std::vector<int> seen(static_cast<std::size_t>(numel));
-    parallel_ranges(numel, [&](std::int64_t begin, std::int64_t end) {
+    kernels::parallel_ranges(numel, [&](std::int64_t begin, std::int64_t end) {
       for (auto i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
     });
     for (const int times : seen) ASSERT_EQ(times, 1);

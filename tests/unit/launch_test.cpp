@@ -14,20 +14,20 @@
 #include <string>
 #include <vector>
 
-#include "launch/death_watch.h"
-#include "launch/failure.h"
-#include "launch/host.h"
-#include "launch/hostfile.h"
-#include "launch/line_splitter.h"
-#include "launch/machine.h"
+#include "launch/local/death_watch.h"
+#include "launch/supervise/failure.h"
+#include "launch/machine/host.h"
+#include "launch/remote/hostfile.h"
+#include "launch/local/line_splitter.h"
+#include "launch/machine/machine.h"
 
 namespace zero::launch {
 namespace {
 
-using base::CollectiveSnapshot;
-using base::CollectiveState;
-using base::StatusPhase;
-using base::StatusSnapshot;
+using observe::CollectiveSnapshot;
+using observe::CollectiveState;
+using observe::StatusPhase;
+using observe::StatusSnapshot;
 
 std::string error_of(const std::function<void()>& body) {
   try {

@@ -1,10 +1,10 @@
 // Bytes by purpose and tier: what is held now, the most that was, and budgets.
-#include "memory/ledger.h"
+#include "step/memory_ledger.h"
 
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 
-namespace zero::memory {
+namespace zero::step {
 namespace {
 
 TEST(Ledger, CountsByPurposeAndTier) {
@@ -79,4 +79,4 @@ TEST(Ledger, ABudgetIsKeptToTheByte) {
 }
 
 }  // namespace
-}  // namespace zero::memory
+}  // namespace zero::step

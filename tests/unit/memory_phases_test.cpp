@@ -1,5 +1,5 @@
 // Tables of bytes at the moments of a step: sums, units, both layouts, exact JSON.
-#include "cli/memory_phases.h"
+#include "report/text/memory_phases.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 namespace {
 
 using namespace zero;
-using cli::MemoryPhases;
-using cli::Phase;
+using report::MemoryPhases;
+using report::Phase;
 using Purpose = MemoryReport::Purpose;
 using Tier = MemoryReport::Tier;
 
@@ -132,7 +132,7 @@ TEST(MemoryPhases, PeaksAreResetAfterEachNote) {
 TEST(MemoryPhases, ComparesSetupsInOneUnit) {
   MemoryPhases small;
   small.note(Phase::BeforeForward, report_of({{Purpose::Parameters, 1 << 20}}, 1 << 20));
-  const auto lines = lines_of(cli::compare_phases({{"0", example()}, {"3", small}}));
+  const auto lines = lines_of(report::compare_phases({{"0", example()}, {"3", small}}));
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].substr(0, 11), "stage (MiB)");
   EXPECT_EQ(words_of(lines[1]), (std::vector<std::string>{"0", "14.00", "2.50", "5.00", "14.00", "30.00"}));

@@ -15,8 +15,8 @@
 #include <zero/errors.h>
 #include <zero/monitor.h>
 
-#include "report/csv_file.h"
-#include "report/event_file.h"
+#include "observe/csv_file.h"
+#include "observe/event_file.h"
 
 namespace zero::report {
 namespace {
@@ -140,10 +140,10 @@ std::vector<Event> read_events(const std::string& file) {
 
 TEST(EventFile, ChecksumIsTheOneOfTheStandard) {
   // RFC 3720, B.4, and the usual check value.
-  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
-  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
-  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
-  EXPECT_EQ(crc32c(""), 0u);
+  EXPECT_EQ(observe::crc32c("123456789"), 0xe3069283u);
+  EXPECT_EQ(observe::crc32c(std::string(32, '\0')), 0x8a9136aau);
+  EXPECT_EQ(observe::crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+  EXPECT_EQ(observe::crc32c(""), 0u);
 }
 
 TEST(EventFile, ReadsBackAsItWasWritten) {
@@ -151,7 +151,7 @@ TEST(EventFile, ReadsBackAsItWasWritten) {
   const std::string long_tag(300, 'x');  // a length of two bytes
   fs::path path;
   {
-    EventFile file(folder.path / "a" / "b");
+    observe::EventFile file(folder.path / "a" / "b");
     path = file.path();
     file.write(24, {{"Train/Samples/train_loss", 2.5}, {"Train/Samples/lr", 1e-3}});
     file.write(std::int64_t{1} << 40, {{long_tag, -0.0}, {"\u00e9", std::numeric_limits<double>::infinity()}});
@@ -178,35 +178,35 @@ TEST(EventFile, ReadsBackAsItWasWritten) {
 
 TEST(EventFile, TwoOfOneSecondHaveNamesOfTheirOwn) {
   const Folder folder;
-  const EventFile a(folder.path), b(folder.path);
+  const observe::EventFile a(folder.path), b(folder.path);
   EXPECT_NE(a.path(), b.path());
 }
 
 TEST(EventFile, AFolderThatCannotBeMadeIsAnIoError) {
   const Folder folder;
   std::ofstream(folder.path / "file") << "x";
-  EXPECT_THROW(EventFile(folder.path / "file" / "below"), IoError);
+  EXPECT_THROW(observe::EventFile(folder.path / "file" / "below"), IoError);
 }
 
 TEST(CsvFiles, OneFileATagThatAResumedRunGoesOnWith) {
   const Folder folder;
-  EXPECT_EQ(CsvFiles::file_name("Train/Samples/lr"), "Train_Samples_lr.csv");
+  EXPECT_EQ(observe::CsvFiles::file_name("Train/Samples/lr"), "Train_Samples_lr.csv");
   {
-    CsvFiles files(folder.path / "job");
+    observe::CsvFiles files(folder.path / "job");
     files.write("Train/Samples/lr", 8, 0.001);
     files.write("Train/Samples/train_loss", 8, 5.5);
     files.write("Train/Samples/lr", 16, 1.0 / 3);
   }
   {
-    CsvFiles files(folder.path / "job");
+    observe::CsvFiles files(folder.path / "job");
     files.write("Train/Samples/lr", 24, std::nan(""));
   }
   EXPECT_EQ(slurp(folder.path / "job" / "Train_Samples_lr.csv"), "step,lr\n8,0.001\n16,0.333333333\n24,nan\n");
   EXPECT_EQ(slurp(folder.path / "job" / "Train_Samples_train_loss.csv"), "step,train_loss\n8,5.5\n");
   std::ofstream(folder.path / "file") << "x";
-  EXPECT_THROW(CsvFiles(folder.path / "file" / "job"), IoError);
+  EXPECT_THROW(observe::CsvFiles(folder.path / "file" / "job"), IoError);
   fs::create_directories(folder.path / "taken.csv");
-  EXPECT_THROW(CsvFiles(folder.path).write("taken", 1, 1), IoError);
+  EXPECT_THROW(observe::CsvFiles(folder.path).write("taken", 1, 1), IoError);
 }
 
 TEST(Monitor, WritesWhatTheConfigurationAsksForOnRankZero) {

@@ -16,7 +16,7 @@
 namespace zero::optim {
 namespace {
 
-using base::Dtype;
+using kernels::Dtype;
 using config::OptimizerSettings;
 using config::OptimizerType;
 
@@ -79,7 +79,7 @@ Shard new_shard(const ShardedOptimizer& optimizer, std::int64_t numel, Dtype par
   shard.master = normal(numel, 1);
   for (int k = 0; k < optimizer.num_slots(); ++k)
     shard.slots[k].assign(static_cast<std::size_t>(numel), optimizer.slot_initial_value());
-  shard.parameter.resize(static_cast<std::size_t>(numel) * base::size_of(parameter));
+  shard.parameter.resize(static_cast<std::size_t>(numel) * kernels::size_of(parameter));
   return shard;
 }
 
@@ -91,8 +91,8 @@ std::vector<char> gradient(std::int64_t numel, int step, Dtype dtype) {
     if (i % 31 == 5) values[i] = 1e-39f;
     if (i % 53 == 8) values[i] *= 1e5f;
   }
-  std::vector<char> out(values.size() * base::size_of(dtype));
-  base::convert(out.data(), dtype, values.data(), Dtype::F32, numel);
+  std::vector<char> out(values.size() * kernels::size_of(dtype));
+  kernels::convert(out.data(), dtype, values.data(), Dtype::F32, numel);
   return out;
 }
 
@@ -102,9 +102,9 @@ Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dty
   Span span;
   span.master = shard.master.data() + begin;
   for (int k = 0; k < 2; ++k) span.slots[k] = at(shard.slots[k], begin);
-  span.gradient = gradient.data() + begin * static_cast<std::int64_t>(base::size_of(gradient_dtype));
+  span.gradient = gradient.data() + begin * static_cast<std::int64_t>(kernels::size_of(gradient_dtype));
   span.gradient_dtype = gradient_dtype;
-  span.parameter = at(shard.parameter, begin * static_cast<std::int64_t>(base::size_of(parameter_dtype)));
+  span.parameter = at(shard.parameter, begin * static_cast<std::int64_t>(kernels::size_of(parameter_dtype)));
   span.parameter_dtype = parameter_dtype;
   span.numel = end - begin;
   return span;
@@ -179,26 +179,26 @@ Shard train_model(const OptimizerSettings& settings, std::int64_t numel, Dtype i
     ++model.count;
     const auto grad = gradient(numel, step, in);
     std::vector<float> g(static_cast<std::size_t>(numel));
-    base::convert(g.data(), Dtype::F32, grad.data(), in, numel);
+    kernels::convert(g.data(), Dtype::F32, grad.data(), in, numel);
     float none = 0;
     for (std::size_t i = 0; i < g.size(); ++i)
       model.update(shard.master[i], optimizer.num_slots() > 0 ? shard.slots[0][i] : none,
                    optimizer.num_slots() > 1 ? shard.slots[1][i] : none, g[i] * factor);
   }
-  base::convert(shard.parameter.data(), out, shard.master.data(), Dtype::F32, numel);
+  kernels::convert(shard.parameter.data(), out, shard.master.data(), Dtype::F32, numel);
   return shard;
 }
 
 class Update : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { base::set_simd_target(GetParam()); }
+  void SetUp() override { kernels::set_simd_target(GetParam()); }
   void TearDown() override {
-    base::set_simd_target("");
+    kernels::set_simd_target("");
     omp_set_num_threads(threads_);
   }
   const int threads_ = omp_get_max_threads();
 };
-INSTANTIATE_TEST_SUITE_P(Targets, Update, testing::ValuesIn(base::simd_targets()),
+INSTANTIATE_TEST_SUITE_P(Targets, Update, testing::ValuesIn(kernels::simd_targets()),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Update, EveryRuleAndRecipeHasTheModelsBits) {
@@ -207,8 +207,8 @@ TEST_P(Update, EveryRuleAndRecipeHasTheModelsBits) {
       for (const auto out : kDtypes)
         for (const std::int64_t numel : {1, 15, 16, 64, 333})
           ASSERT_EQ(train(settings, numel, in, out, 5, 1), train_model(settings, numel, in, out, 5, 1))
-              << name << ", " << numel << " elements, gradient " << base::dtype_name(in) << ", parameter "
-              << base::dtype_name(out);
+              << name << ", " << numel << " elements, gradient " << kernels::dtype_name(in) << ", parameter "
+              << kernels::dtype_name(out);
 }
 
 TEST_P(Update, FactorIsOneRoundingOfTheGradient) {
@@ -234,10 +234,10 @@ TEST_P(Update, SameBitsForAnyThreadsAndAnyCut) {
               whole)
         << name << ", cut at random";
   }
-  base::set_simd_target("SCALAR");
+  kernels::set_simd_target("SCALAR");
   omp_set_num_threads(2);
   const auto scalar = train(adam(), numel, Dtype::F32, Dtype::BF16, 3, 1);
-  base::set_simd_target(GetParam());
+  kernels::set_simd_target(GetParam());
   ASSERT_EQ(train(adam(), numel, Dtype::F32, Dtype::BF16, 3, 1), scalar);
 }
 

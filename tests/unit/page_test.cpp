@@ -12,10 +12,10 @@
 
 #include <zero/errors.h>
 
-#include "report/chart_data.h"
-#include "report/html_page.h"
-#include "report/run_record.h"
-#include "report/text.h"
+#include "report/page/chart_data.h"
+#include "report/page/html_page.h"
+#include "report/page/run_record.h"
+#include "report/text/text.h"
 
 namespace zero::report {
 namespace {

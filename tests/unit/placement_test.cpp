@@ -18,7 +18,7 @@ namespace {
 // a rank keeps 18000, 4 bytes each, and moments of 8.
 std::vector<Unit> units() {
   const auto unit = [](const std::string& name, std::vector<std::int64_t> numels, std::int64_t alignment) {
-    Unit made{.name = name, .parameters = {}, .layout = memory::ShardLayout(std::move(numels), 2, alignment)};
+    Unit made{.name = name, .parameters = {}, .layout = sharding::ShardLayout(std::move(numels), 2, alignment)};
     made.parameters.resize(made.layout.num_parameters());
     return made;
   };

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-#include "cli/fit.h"
+#include "plan/nnls.h"
 
 namespace zero {
 namespace {
@@ -128,20 +128,20 @@ TEST(PlanProfile, ReadsWhatItWrites) {
 }
 
 TEST(Fit, FindsTheSpeedsThatTimesWereMadeFrom) {
-  std::vector<cli::FitRow> rows;
+  std::vector<planning::FitRow> rows;
   const double truth[] = {2e-9, 0, 3e-4, 1e-3};
   for (int i = 1; i <= 12; ++i) {
-    cli::FitRow row{{1e6 * i * i, 1e5 * (i % 5 + 1), static_cast<double>(i % 3), 1}, 0, 1};
+    planning::FitRow row{{1e6 * i * i, 1e5 * (i % 5 + 1), static_cast<double>(i % 3), 1}, 0, 1};
     for (std::size_t k = 0; k < 4; ++k) row.seconds += truth[k] * row.amounts[k];
     row.weight = 1 / row.seconds;
     rows.push_back(row);
   }
-  const auto fit = cli::nonnegative_fit(rows);
+  const auto fit = planning::nonnegative_fit(rows);
   ASSERT_EQ(fit.size(), 4u);
   for (std::size_t k = 0; k < 4; ++k) EXPECT_NEAR(fit[k], truth[k], 1e-6 * truth[k] + 1e-15) << k;
   // An unneeded amount and one whose best speed would be negative get none.
   for (auto& row : rows) row.amounts[1] = 0, row.seconds -= 1e-4 * row.amounts[2] * 6;
-  const auto held = cli::nonnegative_fit(rows);
+  const auto held = planning::nonnegative_fit(rows);
   EXPECT_EQ(held[1], 0);
   EXPECT_EQ(held[2], 0);
   for (const double x : held) EXPECT_GE(x, 0);

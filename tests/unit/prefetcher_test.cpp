@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "memory/prefetcher.h"
+#include "step/prefetcher.h"
 
-namespace zero::memory {
+namespace zero::step {
 namespace {
 
 struct Noted final : GatherUnit {
@@ -128,4 +128,4 @@ TEST_F(Prefetching, AnotherOrderIsLearned) {
 }
 
 }  // namespace
-}  // namespace zero::memory
+}  // namespace zero::step

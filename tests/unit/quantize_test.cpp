@@ -1,5 +1,5 @@
 // Blockwise integers against their definition, their error bounds, and what becomes of values that are not finite.
-#include "base/quantize.h"
+#include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -21,14 +21,14 @@ std::vector<float> heavy_tailed(std::int64_t numel, unsigned seed) {
 
 std::vector<char> quantized(const std::vector<float>& values, int bits) {
   const auto numel = static_cast<std::int64_t>(values.size());
-  std::vector<char> out(static_cast<std::size_t>(quantized_bytes(numel, bits)));
-  quantize(out.data(), bits, values.data(), Dtype::F32, numel);
+  std::vector<char> out(static_cast<std::size_t>(kernels::quantized_bytes(numel, bits)));
+  kernels::quantize(out.data(), bits, values.data(), kernels::Dtype::F32, numel);
   return out;
 }
 
 std::vector<float> round_trip(const std::vector<float>& values, int bits) {
   std::vector<float> back(values.size());
-  dequantize(back.data(), Dtype::F32, quantized(values, bits).data(), bits, static_cast<std::int64_t>(values.size()));
+  kernels::dequantize(back.data(), kernels::Dtype::F32, quantized(values, bits).data(), bits, static_cast<std::int64_t>(values.size()));
   return back;
 }
 
@@ -39,8 +39,8 @@ TEST_P(Quantize, IsOffByAtMostHalfAScale) {
   const float limit = bits == 8 ? 127 : 7;
   for (const std::int64_t numel : {1, 2, 255, 256, 257, 1000, 100'001}) {
     const auto values = heavy_tailed(numel, 3), back = round_trip(values, bits);
-    for (std::int64_t block = 0; block < numel; block += kQuantizedBlock) {
-      const auto end = std::min(numel, block + kQuantizedBlock);
+    for (std::int64_t block = 0; block < numel; block += kernels::kQuantizedBlock) {
+      const auto end = std::min(numel, block + kernels::kQuantizedBlock);
       float largest = 0;
       for (auto i = block; i < end; ++i) largest = std::max(largest, std::fabs(values[static_cast<std::size_t>(i)]));
       for (auto i = block; i < end; ++i) {
@@ -76,10 +76,10 @@ TEST_P(Quantize, TinyValuesBecomeZeroWithoutDividingByThem) {
 
 TEST_P(Quantize, BytesOfOneScaleABlockAndTheIntegers) {
   const int bits = GetParam();
-  EXPECT_EQ(quantized_bytes(0, bits), 0);
-  EXPECT_EQ(quantized_bytes(1, bits), 8);
-  EXPECT_EQ(quantized_bytes(256, bits), 4 + 32 * bits);
-  EXPECT_EQ(quantized_bytes(1 << 20, bits), (1 << 20) * bits / 8 + 4 * 4096);
+  EXPECT_EQ(kernels::quantized_bytes(0, bits), 0);
+  EXPECT_EQ(kernels::quantized_bytes(1, bits), 8);
+  EXPECT_EQ(kernels::quantized_bytes(256, bits), 4 + 32 * bits);
+  EXPECT_EQ(kernels::quantized_bytes(1 << 20, bits), (1 << 20) * bits / 8 + 4 * 4096);
 }
 
 TEST_P(Quantize, SameBytesWithAnyNumberOfThreadsAndDtype) {
@@ -93,13 +93,13 @@ TEST_P(Quantize, SameBytesWithAnyNumberOfThreadsAndDtype) {
   omp_set_num_threads(before);
 
   std::vector<std::uint16_t> bf16(values.size()), back(values.size());
-  convert(bf16.data(), Dtype::BF16, values.data(), Dtype::F32, numel);
+  kernels::convert(bf16.data(), kernels::Dtype::BF16, values.data(), kernels::Dtype::F32, numel);
   std::vector<char> out(one.size());
-  quantize(out.data(), GetParam(), bf16.data(), Dtype::BF16, numel);
+  kernels::quantize(out.data(), GetParam(), bf16.data(), kernels::Dtype::BF16, numel);
   std::vector<float> exact(values.size()), rounded(values.size());
-  dequantize(exact.data(), Dtype::F32, out.data(), GetParam(), numel);
-  dequantize(back.data(), Dtype::BF16, out.data(), GetParam(), numel);
-  convert(rounded.data(), Dtype::F32, back.data(), Dtype::BF16, numel);
+  kernels::dequantize(exact.data(), kernels::Dtype::F32, out.data(), GetParam(), numel);
+  kernels::dequantize(back.data(), kernels::Dtype::BF16, out.data(), GetParam(), numel);
+  kernels::convert(rounded.data(), kernels::Dtype::F32, back.data(), kernels::Dtype::BF16, numel);
   for (std::size_t i = 0; i < exact.size(); i += 997)
     ASSERT_LE(std::fabs(rounded[i] - exact[i]), std::fabs(exact[i]) / 256) << i;
 }
@@ -107,7 +107,7 @@ TEST_P(Quantize, SameBytesWithAnyNumberOfThreadsAndDtype) {
 TEST_P(Quantize, AddsToASum) {
   const auto values = heavy_tailed(1000, 9), back = round_trip(values, GetParam());
   std::vector<float> sum(values.size(), 2.0f);
-  add_dequantized(sum.data(), quantized(values, GetParam()).data(), GetParam(), 1000);
+  kernels::add_dequantized(sum.data(), quantized(values, GetParam()).data(), GetParam(), 1000);
   for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], 2.0f + back[i]);
 }
 

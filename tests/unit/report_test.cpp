@@ -10,12 +10,12 @@
 
 #include <zero/errors.h>
 
-#include "report/plot.h"
-#include "report/progress.h"
-#include "report/step_line.h"
-#include "report/table.h"
-#include "report/terminal.h"
-#include "report/text.h"
+#include "report/text/plot.h"
+#include "report/text/progress.h"
+#include "report/text/step_line.h"
+#include "report/text/table.h"
+#include "report/text/terminal.h"
+#include "report/text/text.h"
 
 namespace zero::report {
 namespace {

@@ -1,9 +1,9 @@
 // The arithmetic of shards against its definition, element by element.
 #include <gtest/gtest.h>
 
-#include "memory/shard_layout.h"
+#include "sharding/shard_layout.h"
 
-namespace zero::memory {
+namespace zero::sharding {
 namespace {
 
 TEST(ShardLayout, EveryElementLiesInOnePlaceOfOneShard) {
@@ -62,4 +62,4 @@ TEST(ShardLayout, PiecesOfAnyRange) {
 }
 
 }  // namespace
-}  // namespace zero::memory
+}  // namespace zero::sharding

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cli/live_record.h"
+#include "cli/explain/live_record.h"
 #include "plan/formulas.h"
 #include "plan/model.h"
 #include "plan/schedule.h"

@@ -11,25 +11,25 @@
 #include <string>
 #include <thread>
 
-#include "base/status_page.h"
+#include "observe/status_page.h"
 
 namespace zero::base {
 namespace {
 
 TEST(StatusPage, WritesAreReadBack) {
-  StatusMemory memory(3);
-  StatusWriter w = memory.writer(1);
+  observe::StatusMemory memory(3);
+  observe::StatusWriter w = memory.writer(1);
   w.set_step(217, 2);
-  w.set_phase(StatusPhase::Backward);
+  w.set_phase(observe::StatusPhase::Backward);
   w.set_unit("layers.7");
-  w.set_collective(8812, "reduce_scatter", "bf16", 1048576, CollectiveState::Inside, "layers.7", "engine.cpp:10");
+  w.set_collective(8812, "reduce_scatter", "bf16", 1048576, observe::CollectiveState::Inside, "layers.7", "engine.cpp:10");
   w.set_error("[Engine::step] got NaN", ExitCode::kNumerical);
   w.note_commit();
-  const StatusSnapshot s = memory.read(1);
+  const observe::StatusSnapshot s = memory.read(1);
   EXPECT_EQ(s.commits, 1u);
   EXPECT_EQ(s.step, 217);
   EXPECT_EQ(s.micro_batch, 2);
-  EXPECT_STREQ(phase_name(s.phase), "backward");
+  EXPECT_STREQ(observe::phase_name(s.phase), "backward");
   EXPECT_EQ(s.unit, "layers.7");
   EXPECT_EQ(s.error, "[Engine::step] got NaN");
   EXPECT_EQ(s.error_code, 7);
@@ -42,46 +42,46 @@ TEST(StatusPage, WritesAreReadBack) {
   EXPECT_EQ(s.collectives[0].numel, 1048576);
   EXPECT_EQ(s.collectives[0].group, "layers.7");
   EXPECT_EQ(s.collectives[0].site, "engine.cpp:10");
-  EXPECT_EQ(s.collectives[0].state, CollectiveState::Inside);
-  const StatusSnapshot untouched = memory.read(0);
+  EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);
+  const observe::StatusSnapshot untouched = memory.read(0);
   EXPECT_EQ(untouched.pid, 0);
   EXPECT_EQ(untouched.step, -1);
   EXPECT_TRUE(untouched.collectives.empty());
 }
 
 TEST(StatusPage, KeepsTheLastCollectivesInOrder) {
-  StatusMemory memory(1);
-  StatusWriter w = memory.writer(0);
+  observe::StatusMemory memory(1);
+  observe::StatusWriter w = memory.writer(0);
   for (std::uint64_t i = 0; i < 100; ++i) {
-    w.set_collective(i, "all_gather", "float", static_cast<std::int64_t>(i), CollectiveState::Before);
-    w.set_collective(i, "all_gather", "float", static_cast<std::int64_t>(i), CollectiveState::After);
+    w.set_collective(i, "all_gather", "float", static_cast<std::int64_t>(i), observe::CollectiveState::Before);
+    w.set_collective(i, "all_gather", "float", static_cast<std::int64_t>(i), observe::CollectiveState::After);
   }
-  w.set_collective(3, "all_gather", "float", 3, CollectiveState::After);  // too late to be kept
-  const StatusSnapshot s = memory.read(0);
-  ASSERT_EQ(s.collectives.size(), kStatusRing);
+  w.set_collective(3, "all_gather", "float", 3, observe::CollectiveState::After);  // too late to be kept
+  const observe::StatusSnapshot s = memory.read(0);
+  ASSERT_EQ(s.collectives.size(), observe::kStatusRing);
   EXPECT_EQ(s.collectives.front().sequence, 68u);
   EXPECT_EQ(s.collectives.back().sequence, 99u);
-  EXPECT_EQ(s.collectives.back().state, CollectiveState::After);
+  EXPECT_EQ(s.collectives.back().state, observe::CollectiveState::After);
 }
 
 // A gather in place has the number of the collective that comes next, until that begins.
 TEST(StatusPage, ACollectiveTakesThePlaceOfAnotherOneOfItsNumber) {
-  StatusMemory memory(1);
-  StatusWriter w = memory.writer(0);
-  w.set_collective(5, "all_gather", "fp32", 4160, CollectiveState::Inside);
-  w.set_collective(5, "all_gather", "fp32", 4160, CollectiveState::Before);
-  EXPECT_EQ(memory.read(0).collectives.at(0).state, CollectiveState::Before);
-  w.set_collective(5, "exchange", "byte", 0, CollectiveState::Inside);
-  const StatusSnapshot s = memory.read(0);
+  observe::StatusMemory memory(1);
+  observe::StatusWriter w = memory.writer(0);
+  w.set_collective(5, "all_gather", "fp32", 4160, observe::CollectiveState::Inside);
+  w.set_collective(5, "all_gather", "fp32", 4160, observe::CollectiveState::Before);
+  EXPECT_EQ(memory.read(0).collectives.at(0).state, observe::CollectiveState::Before);
+  w.set_collective(5, "exchange", "byte", 0, observe::CollectiveState::Inside);
+  const observe::StatusSnapshot s = memory.read(0);
   ASSERT_EQ(s.collectives.size(), 1u);
   EXPECT_EQ(s.collectives[0].op, "exchange");
   EXPECT_EQ(s.collectives[0].numel, 0);
-  EXPECT_EQ(s.collectives[0].state, CollectiveState::Inside);
+  EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);
 }
 
 TEST(StatusPage, UsesAreChangesNowAndThen) {
-  StatusMemory memory(1);
-  StatusWriter w = memory.writer(0);
+  observe::StatusMemory memory(1);
+  observe::StatusWriter w = memory.writer(0);
   w.set_step(1);
   const auto before = memory.read(0).changes;
   const auto begin = std::chrono::steady_clock::now();
@@ -94,13 +94,13 @@ TEST(StatusPage, UsesAreChangesNowAndThen) {
 }
 
 TEST(StatusPage, LongTextsAreCut) {
-  StatusMemory memory(2);
-  StatusWriter w = memory.writer(0);
+  observe::StatusMemory memory(2);
+  observe::StatusWriter w = memory.writer(0);
   const std::string longer(5000, 'x');
   w.set_unit(longer);
   w.set_error(longer);
-  w.set_collective(0, longer, longer, 1, CollectiveState::Before, longer, longer);
-  const StatusSnapshot s = memory.read(0);
+  w.set_collective(0, longer, longer, 1, observe::CollectiveState::Before, longer, longer);
+  const observe::StatusSnapshot s = memory.read(0);
   EXPECT_EQ(s.unit, std::string(91, 'x'));
   EXPECT_EQ(s.error, std::string(379, 'x'));
   EXPECT_EQ(s.collectives[0].op, std::string(15, 'x'));
@@ -109,7 +109,7 @@ TEST(StatusPage, LongTextsAreCut) {
 }
 
 TEST(StatusPage, WithoutAPageNothingHappens) {
-  StatusWriter none;
+  observe::StatusWriter none;
   none.set_step(1);
   none.set_unit("x");
   none.set_error("x");
@@ -117,11 +117,11 @@ TEST(StatusPage, WithoutAPageNothingHappens) {
   none.beat();
   EXPECT_FALSE(none.active());
   EXPECT_EQ(none.failed_rank(), -1);
-  Heartbeat beat(none);
+  observe::Heartbeat beat(none);
 }
 
 TEST(StatusPage, FirstFailedRankWins) {
-  StatusMemory memory(2);
+  observe::StatusMemory memory(2);
   EXPECT_EQ(memory.writer(1).failed_rank(), -1);
   memory.set_failed_rank(0);
   memory.set_failed_rank(1);
@@ -132,16 +132,16 @@ TEST(StatusPage, FirstFailedRankWins) {
 }
 
 TEST(StatusPage, HeartbeatIsNotProgress) {
-  StatusMemory memory(1);
-  StatusWriter w = memory.writer(0);
+  observe::StatusMemory memory(1);
+  observe::StatusWriter w = memory.writer(0);
   w.set_step(1);
-  const StatusSnapshot before = memory.read(0);
+  const observe::StatusSnapshot before = memory.read(0);
   {
-    Heartbeat beat(w);
+    observe::Heartbeat beat(w);
     for (int i = 0; i < 500 && memory.read(0).heartbeat_ns == before.heartbeat_ns; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  const StatusSnapshot after = memory.read(0);
+  const observe::StatusSnapshot after = memory.read(0);
   EXPECT_GT(after.heartbeat_ns, before.heartbeat_ns);
   EXPECT_EQ(after.changes, before.changes);
   EXPECT_EQ(after.changed_ns, before.changed_ns);
@@ -149,8 +149,8 @@ TEST(StatusPage, HeartbeatIsNotProgress) {
 
 // A reader never sees a mixture of two texts, and hardly ever none.
 TEST(StatusPage, TextsAreWhole) {
-  StatusMemory memory(1);
-  StatusWriter w = memory.writer(0);
+  observe::StatusMemory memory(1);
+  observe::StatusWriter w = memory.writer(0);
   w.set_unit(std::string(80, 'a'));
   std::atomic<bool> stop{false};
   std::thread writer([&] {
@@ -188,23 +188,23 @@ int in_rank(int fd, const char* local_rank, Body body) {
 }
 
 TEST(StatusPage, OutlivesAKilledRank) {
-  StatusMemory memory(2);
+  observe::StatusMemory memory(2);
   const int status = in_rank(memory.fd(), "1", [] {
-    if (!status_page().active()) _exit(9);
-    status_page().set_step(41);
+    if (!observe::status_page().active()) _exit(9);
+    observe::status_page().set_step(41);
     kill(getpid(), SIGKILL);
   });
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(memory.read(1).step, 41);
   EXPECT_GT(memory.read(1).pid, 0);
-  EXPECT_EQ(memory.read(1).phase, StatusPhase::Startup);
+  EXPECT_EQ(memory.read(1).phase, observe::StatusPhase::Startup);
   EXPECT_EQ(memory.read(0).pid, 0);
 }
 
 TEST(StatusPage, StaleDescriptorIsNotBelieved) {
-  StatusMemory memory(1);
+  observe::StatusMemory memory(1);
   const int null = open("/dev/null", O_RDWR);
-  auto inactive = [] { _exit(status_page().active() ? 1 : 0); };
+  auto inactive = [] { _exit(observe::status_page().active() ? 1 : 0); };
   EXPECT_EQ(in_rank(null, "0", inactive), 0);
   EXPECT_EQ(in_rank(memory.fd(), "1", inactive), 0) << "a rank beyond the memory";
   EXPECT_EQ(in_rank(memory.fd(), "x", inactive), 0);

@@ -73,7 +73,7 @@ TEST(StepFacts, EveryGroupHasItsAxis) {
   for (const int axis : {0, 0, 1, 2}) {
     units.push_back({.name = "unit" + std::to_string(units.size()),
                      .parameters = {units.size()},
-                     .layout = memory::ShardLayout({6400}, topology.axes[static_cast<std::size_t>(axis)].size, 16),
+                     .layout = sharding::ShardLayout({6400}, topology.axes[static_cast<std::size_t>(axis)].size, 16),
                      .axis = axis});
   }
   const auto groups = group_facts(run, settings, units, std::vector<Placement>(units.size()));
@@ -223,7 +223,7 @@ TEST(StepProgram, MembersThatAreNotTrainedAreNotAwaited) {
 }
 
 TEST(StepMemory, ARefusedBookingChangesNothingAndNothingStaysBooked) {
-  memory::MemoryLedger ledger;
+  step::MemoryLedger ledger;
   ledger.limit(Tier::Device, 1000, "memory.device", "rank 0/1");
   DryBackend backend;
   {

@@ -1,9 +1,9 @@
 // Which parameters are communicated together, by hand.
-#include "memory/unit_cut.h"
+#include "sharding/unit_cut.h"
 
 #include <gtest/gtest.h>
 
-namespace zero::memory {
+namespace zero::sharding {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -69,4 +69,4 @@ TEST(UnitCut, SmallParametersStayUntilTheirSumIsReached) {
 }
 
 }  // namespace
-}  // namespace zero::memory
+}  // namespace zero::sharding

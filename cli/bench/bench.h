@@ -1,0 +1,20 @@
+// The measurements of `zero bench`, one function each; bench.cpp chooses by name. argv[0] is the word;
+// all throw the library's errors and return the exit code.
+#pragma once
+
+namespace zero::cli {
+
+int bench_stages(int argc, char** argv);
+int bench_step(int argc, char** argv);
+int bench_collectives(int argc, char** argv);
+int bench_optimizer(int argc, char** argv);
+int bench_activations(int argc, char** argv);
+int bench_io(int argc, char** argv);
+int bench_profile(int argc, char** argv);
+
+// One rank of those, as they start it.
+int bench_step_rank(int argc, char** argv);
+int bench_collectives_rank(int argc, char** argv);
+int bench_profile_rank(int argc, char** argv);
+
+}  // namespace zero::cli

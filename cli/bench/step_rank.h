@@ -1,0 +1,45 @@
+// What one rank of `zero bench step` does: trains the measured GPT at one stage and recipe, or runs only
+// the forward and backward of the plain module beside the other ranks, and times the parts of its
+// steps. Which configurations there are, and what is printed, is bench_step.cpp.
+#pragma once
+#include <zero/communicator.h>
+#include <zero/options.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/support/measurement.h"
+#include "models/gpt.h"
+
+namespace zero::cli {
+
+struct StepTask {
+  std::string recipe = "fp32";  // "fp32", "bf16", "fp16"
+  bool on_gpu = false;
+  int stage = 0;  // kCompute: the plain module without communication
+  static constexpr int kCompute = -1;
+  std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
+  models::GptConfig gpt;
+  std::vector<std::string> set;  // "KEY=VALUE" of the configuration
+  std::string trace;             // file of a trace of steps that are not measured; empty: none
+
+  Json json() const;
+  static StepTask from(const Json& json);
+};
+
+// The configuration of that task: AdamW with lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1.
+// Throws ConfigError.
+Options options_of(const StepTask& task);
+
+// Collective. Times are rank 0's, in seconds, one a measured step:
+//   {"transport", "step_s", "forward_s", "backward_s", "optimizer_s": [...], "losses": [...],
+//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "memory": {...} on a GPU, "trace": {...}, "trace_lines":
+//    [...]}
+// and for kCompute {"step_s", "forward_s", "backward_s", "adamw_s"}: forward and backward, and a fused
+// AdamW step over 1/world of the parameters' number in fp32. PSS is that of three more steps, not timed,
+// less what the rank held before it built the model. Complete on rank 0 only.
+Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm);
+
+}  // namespace zero::cli

@@ -1,0 +1,327 @@
+// `zero explain`: what ZeRO stages and offload do with parameters, gradients and optimizer states in each phase of a
+// step, for one configuration: the schedule of the engine itself (plan/schedule.h), as tables. With --live the same
+// steps are run on ranks, and the command fails where they differ. `zero` has the first, `zero-torch` both.
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include <zero/config_tools.h>
+#include <zero/plan.h>
+
+#include "base/check.h"
+#include "cli/commands.h"
+#include "cli/explain/live_ranks.h"
+#include "cli/explain/text.h"
+#include "cli/support/console.h"
+#include "cli/support/options.h"
+#include "config/batch.h"
+#include "config/document.h"
+#include "config/settings.h"
+#include "plan/model.h"
+#include "plan/model_pass.h"
+#include "plan/topology.h"
+#include "report/text/terminal.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+
+using config::OffloadDevice;
+
+// Larger ones would take minutes where seconds are expected.
+constexpr std::int64_t kMostLiveParameters = 30'000'000;
+
+struct Request {
+  std::vector<std::string> words;
+  std::string config;
+  std::vector<std::pair<std::string, std::string>> set;
+  bool strict = false;
+  std::string recipe, transport, device = "cpu", model;
+  std::int64_t world = 2, accumulation = 0, layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0;
+  bool live = false;
+};
+
+void declare(Command& c, Request& r) {
+  c.positionals(r.words, "WHAT",
+                "stage 0|1|2|3, offload, infinity; or \"stage 3 offload\"; without any, the configuration as it is", 0);
+  c.section("Configuration");
+  c.config(r.config, r.set, r.strict);
+  c.choice("--dtype", r.recipe, {"fp32", "bf16", "fp16"}, "recipe (the configuration's, else bf16)");
+  c.option("--accumulation", r.accumulation, "N", "micro-batches a step (the configuration's, else 1)", 1, 1024);
+  c.section("Ranks");
+  c.option("--world", r.world, "N", "ranks (2)", 1, 1 << 20);
+  c.choice("--transport", r.transport, {"thread", "shm", "gloo", "shm+gloo", "nccl"},
+           "between ranks (shm: one host's memory; nccl with --device cuda)");
+  c.choice("--device", r.device, {"cpu", "cuda"}, "where parameters are computed with (cpu)");
+  c.section("Model");
+  c.option("--model", r.model, "NAME", "gpt2, bert-base, llama-3-8b, ... (the configuration's, else a small GPT)");
+  c.option("--layers", r.layers, "N", "blocks (2)", 1, 1000);
+  c.option("--hidden", r.hidden, "N", "width (64)", 1, 65536);
+  c.option("--heads", r.heads, "N", "attention heads (4)", 1, 1024);
+  c.option("--sequence", r.sequence, "N", "tokens of a sample (32)", 1, 1 << 20);
+  c.option("--vocabulary", r.vocabulary, "N", "different tokens (256)", 2, 1 << 24);
+  c.section("Check");
+  c.flag("--live", r.live, "run three steps on ranks, and fail (exit 1) where they differ from the schedule");
+}
+
+// The words, read from the left.
+struct Asked {
+  int stage = -1;
+  bool offload = false, infinity = false;
+};
+
+Asked read_words(const std::vector<std::string>& words) {
+  Asked asked;
+  const auto fail = [](const std::string& got, const std::string& expected, const std::string& hint = "") {
+    throw ConfigError("[zero explain] got " + got + ", expected " + expected + (hint.empty() ? "" : ". Hint: " + hint));
+  };
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const auto& word = words[i];
+    if (word == "stage") {
+      const auto number = i + 1 < words.size() ? words[++i] : std::string();
+      if (number.size() != 1 || number[0] < '0' || number[0] > '3')
+        fail(number.empty() ? "stage without a number" : "stage " + number.substr(0, 40), "stage 0, 1, 2 or 3",
+             "zero explain stage 3");
+      if (asked.stage >= 0) fail("two stages", "one");
+      asked.stage = number[0] - '0';
+    } else if (word == "offload") {
+      asked.offload = true;
+    } else if (word == "infinity") {
+      asked.infinity = true;
+    } else if (word.size() == 6 && word.starts_with("stage") && word[5] >= '0' && word[5] <= '3') {
+      if (asked.stage >= 0) fail("two stages", "one");
+      asked.stage = word[5] - '0';
+    } else {
+      const auto near = nearest_name(word, {"stage", "offload", "infinity"});
+      fail("\"" + word.substr(0, 80) + "\"", "stage N, offload or infinity",
+           near.empty() ? "zero explain --help" : "did you mean \"" + near + "\"?");
+    }
+  }
+  if (asked.infinity && asked.stage >= 0 && asked.stage != 3)
+    fail(base::join("infinity at stage ", asked.stage), "stage 3", "leave the stage out");
+  if (asked.offload && asked.stage == 0) fail("offload at stage 0", "stage 1, 2 or 3");
+  return asked;
+}
+
+// A folder that is gone with this.
+class Scratch {
+ public:
+  Scratch() {
+    auto name = (std::filesystem::temp_directory_path() / "zero-explain-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw IoError("[zero explain] got no folder below " + name + ", expected to make one");
+    path_ = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// What is not said by the file gets what the words mean.
+void complete(LiveTask& task, const Request& request, const Asked& asked, const std::string& folder) {
+  const auto add = [&](const char* key, const std::string& value, const char* source) {
+    task.settings.push_back({key, value, source, false});
+  };
+  if (request.config.empty()) {
+    Json text = {{"train_micro_batch_size_per_gpu", 1},
+                 {"gradient_accumulation_steps", std::max<std::int64_t>(request.accumulation, 1)},
+                 {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}}};
+    if (request.recipe != "fp32") text[request.recipe.empty() ? "bf16" : request.recipe]["enabled"] = true;
+    task.text = text.dump();
+  } else {
+    task.config = request.config;
+    if (request.accumulation > 0)
+      add("gradient_accumulation_steps", std::to_string(request.accumulation), "--accumulation");
+    if (!request.recipe.empty()) {
+      add("bf16.enabled", request.recipe == "bf16" ? "true" : "false", "--dtype");
+      add("fp16.enabled", request.recipe == "fp16" ? "true" : "false", "--dtype");
+    }
+  }
+  if (asked.stage >= 0) add("zero_optimization.stage", std::to_string(asked.stage), "command line");
+  const auto with_sets = [&](LiveTask some) {
+    for (const auto& [key, value] : request.set) some.settings.push_back({key, value, "--set", false});
+    return some;
+  };
+  // What --set sets may need what the words mean, and the other way round: whatever can be read on its own.
+  const auto given = [&] {
+    try {
+      return with_sets(task).options();
+    } catch (const ConfigError&) {
+      return task.options();
+    }
+  }();
+  const auto sets = [&](const std::string& key) {
+    return std::any_of(request.set.begin(), request.set.end(), [&](const auto& one) { return one.first == key; });
+  };
+  const auto says = [&](const std::string& key) { return given.document().is_set(key) || sets(key); };
+  const auto& zero = given.settings().zero;
+  if (given.settings().optimizer.type == config::OptimizerType::None && !says("optimizer.type"))
+    add("optimizer.type", "AdamW", "zero explain");
+  if (asked.infinity && zero.stage != 3) add("zero_optimization.stage", "3", "command line");
+  if (asked.offload && zero.stage == 0 && !asked.infinity) add("zero_optimization.stage", "2", "command line");
+  if (asked.infinity) {
+    for (const std::string block : {"zero_optimization.offload_optimizer.", "zero_optimization.offload_param."}) {
+      if (!sets(block + "device")) add((block + "device").c_str(), "nvme", "command line");
+      if (!says(block + "nvme_path")) add((block + "nvme_path").c_str(), folder, "command line");
+    }
+    if (!says("zero_optimization.offload_param.max_in_cpu"))
+      add("zero_optimization.offload_param.max_in_cpu", "0", "command line");
+  } else if (asked.offload && !says("zero_optimization.offload_optimizer.device")) {
+    add("zero_optimization.offload_optimizer.device", "cpu", "command line");
+  }
+  task = with_sets(std::move(task));
+}
+
+PlanModel model_of(const Request& r, const Options& options) {
+  PlanModel model;
+  const auto& block = options.settings().model;
+  if (!r.model.empty())
+    model = PlanModel::named(r.model);
+  else if (!r.config.empty() || block.layers > 0 || block.hidden > 0)
+    model = PlanModel::of_options(options);
+  else
+    model = {.kind = PlanModel::Kind::Gpt,
+             .name = "",
+             .layers = 2,
+             .hidden = 64,
+             .heads = 4,
+             .sequence = 32,
+             .vocabulary = 256};
+  const auto published = model.num_parameters();
+  const bool other = r.layers > 0 || r.hidden > 0 || r.heads > 0 || r.sequence > 0 || r.vocabulary > 0;
+  if (other && model.kind != PlanModel::Kind::Gpt)
+    throw ConfigError("[zero explain] got a shape for --model " + r.model + ", expected one for a GPT");
+  if (r.layers > 0) model.layers = r.layers;
+  if (r.hidden > 0) model.hidden = r.hidden;
+  if (r.heads > 0) model.heads = r.heads;
+  if (r.sequence > 0) model.sequence = r.sequence;
+  if (r.vocabulary > 0) model.vocabulary = r.vocabulary;
+  model.validate();
+  if (model.num_parameters() != published) model.name.clear();
+  return model;
+}
+
+std::string title_of(const config::ZeroSettings& zero) {
+  const auto place = [](OffloadDevice device) { return device == OffloadDevice::Nvme ? "files" : "host memory"; };
+  const bool optimizer = zero.stage >= 1 && zero.offload_optimizer.device != OffloadDevice::None;
+  const bool parameters = zero.stage == 3 && zero.offload_param.device != OffloadDevice::None;
+  std::string title = base::join("ZeRO stage ", zero.stage);
+  if (optimizer) title += base::join(", optimizer states in ", place(zero.offload_optimizer.device));
+  if (parameters) title += base::join(", parameters in ", place(zero.offload_param.device));
+  if (zero.delayed_update && optimizer)
+    title += base::join(", updates one step late from step ", zero.delayed_start_step);
+  return title;
+}
+
+std::string model_text(const PlanModel& model) {
+  const auto count = report::human_parameters(static_cast<double>(model.num_parameters()));
+  if (model.kind != PlanModel::Kind::Gpt) return model.name + ", " + count + " parameters";
+  return base::join(model.name.empty() ? "GPT" : model.name, " of ", count, " parameters, ", model.layers,
+                    " layers, hidden ", model.hidden);
+}
+
+}  // namespace
+
+int explain(int argc, char** argv) {
+  Request request;
+  Command command(
+      "explain", "who holds and who sends what in each phase of a step, by the engine's own schedule",
+      "[WHAT...] [options]",
+      "  zero explain stage 3 --world 4 --layers 4 --hidden 128\n  zero explain offload --config ds.json --live\n");
+  declare(command, request);
+  if (!command.parse(argc, argv)) return 0;
+  const auto& global = command.global();
+  install_log_sink("explain", global);
+  const auto asked = read_words(request.words);
+  const bool gpu = request.device == "cuda";
+  std::unique_ptr<Scratch> scratch;
+  if (request.live) scratch = std::make_unique<Scratch>();
+
+  LiveTask task;
+  complete(task, request, asked, scratch ? scratch->path() : "/tmp");
+  const auto options = task.options();
+  if (request.strict && !options.notices().empty())
+    throw ConfigError("[--strict] got a notice: " + options.notices().front());
+  config::require_built(options);
+  const auto& settings = options.settings();
+  const int world = static_cast<int>(request.world);
+  std::string transport = request.transport;
+  if (transport.empty()) transport = gpu ? "nccl" : settings.transport == "auto" ? "shm" : settings.transport;
+  if ((transport == "nccl") != gpu && world > 1)
+    throw ConfigError("[--transport] got " + transport + " with --device " + request.device + ", expected " +
+                      (gpu ? "nccl" : "shm, gloo, shm+gloo or thread"));
+  if (world == 1) transport = "local";
+  const auto model = model_of(request, options);
+  const auto batch = config::resolve_batch(options, world);
+
+  planning::ScheduleInput input;
+  input.parameters = planning::parameters_of(model);
+  input.pass = model.kind == PlanModel::Kind::Gpt
+                   ? planning::gpt_pass(input.parameters, planning::segments_of(options, model.layers))
+                   : planning::pass_by_units(input.parameters);
+  input.topology = planning::topology_of(world, transport, gpu, /*deferred_init=*/!gpu);
+  input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
+                                          [&](const char* key) { return options.document().is_set(key); });
+  // The third step: the order of use is known. Late updates begin where the configuration says.
+  const auto first = settings.zero.delayed_update ? settings.zero.delayed_start_step : 0;
+  const auto schedule = planning::schedule(input, settings, batch.accumulation, first, 3);
+
+  Explained what;
+  what.title = title_of(settings.zero);
+  what.recipe = settings.precision == config::Precision::Bf16   ? "bf16"
+                : settings.precision == config::Precision::Fp16 ? "fp16"
+                                                                : "fp32";
+  what.optimizer = planning::name(settings.optimizer.type);
+  what.model = model_text(model);
+  what.transport = transport;
+  what.parameters = model.num_parameters();
+  what.gpu = gpu;
+  what.delayed = std::any_of(schedule.events.begin(), schedule.events.end(),
+                             [](const auto& e) { return e.phase == planning::Phase::Beside; });
+  const auto columns = static_cast<std::size_t>(report::describe_terminal(1, global.color).columns);
+
+  if (!request.live) {
+    print_result(global.json ? explain_json(schedule, what).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                             : explain_text(schedule, what, columns));
+    return 0;
+  }
+  if (gpu)
+    throw ConfigError("[--live] got --device cuda, expected cpu. Hint: leave --live out; script/gpu-check runs GPUs.");
+  if (model.kind != PlanModel::Kind::Gpt || what.parameters > kMostLiveParameters || world > 16 ||
+      transport == "shm+gloo")
+    throw ConfigError(base::join(
+        "[--live] got ", what.model, " on ", world, " ranks over ", transport, ", expected a GPT of at most ",
+        kMostLiveParameters, " parameters on at most 16 ranks of this host. Hint: --layers 2 --hidden 64 --world 2"));
+  if (run_live == nullptr) throw InternalError("[--live] got a program without libtorch, expected zero-torch");
+  task.gpt = {model.layers, model.hidden, model.heads, model.sequence, model.vocabulary, model.tied ? 1 : 0};
+  task.folder = scratch->path();
+  task.transport = transport;
+  task.world = world;
+  const auto run = run_live(task, global);
+  input.topology = planning::topology_of(world, run.transport, gpu);
+  const auto of_run = planning::schedule(input, settings, batch.accumulation, run.first_step,
+                                         static_cast<int>(run.overflowed.size()), run.overflowed);
+  const auto difference = first_difference(of_run, run);
+  if (global.json) {
+    auto document = explain_json(schedule, what);
+    document["live"] = live_json(of_run, run, difference);
+    print_result(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  } else {
+    print_result(explain_text(schedule, what, columns) + live_text(of_run, run, difference, columns));
+  }
+  if (difference.empty()) return 0;
+  print_error("explain", "[--live] the ranks did not do what the schedule says: " + difference);
+  return static_cast<int>(ExitCode::kFailed);
+}
+
+}  // namespace zero::cli
+
+int zero_explain(int argc, char** argv) { return zero::cli::explain(argc, argv); }

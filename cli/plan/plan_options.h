@@ -1,0 +1,38 @@
+// What the command line of `zero plan` asks for, as plain values: model, machine, configuration, what to compare.
+// Reading it is plan_options.cpp, answering and printing plan.cpp.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/plan.h>
+
+#include "cli/support/options.h"
+
+namespace zero::cli {
+
+// As given; 0 or empty: not given.
+struct PlanArguments {
+  std::string config_positional, config, model, params, paper, write, nvme_path = "/tmp";
+  std::vector<std::pair<std::string, std::string>> set;
+  bool strict = false, untied = false;
+  std::int64_t layers = 0, hidden = 0, heads = 0, vocabulary = 0, sequence = 0;
+  std::int64_t world = 0, hosts = 0, devices = 0, micro_batch_size = 0, accumulation = 0;
+  std::string memory, host_memory, nvme, reserve, device = "cuda", profile;
+  std::string link, network, pcie, disk, flops;
+  std::string stage = "all", offload = "all", checkpointing = "all", dtype, optimizer;
+};
+
+struct PlanQuestion {
+  PlanModel model;
+  Options options;
+  PlanMachine machine;
+  PlanChoices choices;
+  bool from_file = false;  // there is a configuration to be looked at as it is
+};
+
+void declare_plan(Command& command, PlanArguments& arguments);
+// Throws ConfigError, IoError.
+PlanQuestion question_of(const Command& command, const PlanArguments& arguments);
+
+}  // namespace zero::cli

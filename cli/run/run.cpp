@@ -1,0 +1,449 @@
+// `zero run`: options and hosts become LaunchSettings; lines, notices and reports of the launcher
+// become stdout and stderr. How ranks are started and ended, here and on other hosts, is src/launch.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/support/config_check.h"
+#include "cli/support/options.h"
+#include "launch/machine/host.h"
+#include "launch/remote/agent.h"
+#include "launch/remote/hostfile.h"
+#include "launch/supervise/launcher.h"
+#include "report/text/text.h"
+#include "base/system.h"
+
+namespace {
+
+using namespace zero;
+using launch::Host;
+using launch::LaunchHost;
+
+constexpr int kPortOfSeveralHosts = 29500;
+
+struct RunOptions {
+  std::string ranks, hostfile, include, exclude, master_address, launcher = "ssh", launcher_args, log_dir,
+                                                                 output = "all", core_list, save_pid, env_file;
+  std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 0, restarts = 0;
+  double grace = 3, stop_timeout = 600, hang_timeout = 600, host_timeout = 30;
+  bool no_ssh = false, no_prefix = false, bind = false, pass_local_rank = false, strict = false;
+  std::string config;
+  std::vector<std::pair<std::string, std::string>> set;
+  std::vector<std::string> exported, program;
+};
+
+// Bytes waiting for a stream that may be slow. Writes of at most PIPE_BUF after poll() said "room"
+// do not block, so a stopped reader cannot keep the launcher from its signals.
+class Waiting {
+ public:
+  explicit Waiting(int fd) : fd_(fd) {}
+  void add(std::string_view text) {
+    if (error_ == 0) bytes_ += text;
+  }
+  std::size_t size() const { return bytes_.size() - at_; }
+  int error() const { return error_; }
+  bool pump() {
+    while (at_ < bytes_.size()) {
+      pollfd ready{fd_, POLLOUT, 0};
+      if (poll(&ready, 1, 0) <= 0) return false;
+      const ssize_t n = ::write(fd_, bytes_.data() + at_, std::min<std::size_t>(bytes_.size() - at_, 4096));
+      if (n < 0 && (errno == EINTR || errno == EAGAIN)) return false;
+      if (n < 0) {
+        error_ = errno;
+        break;
+      }
+      at_ += static_cast<std::size_t>(n);
+    }
+    bytes_.clear();
+    at_ = 0;
+    return true;
+  }
+
+ private:
+  int fd_;
+  std::string bytes_;
+  std::size_t at_ = 0;
+  int error_ = 0;
+};
+
+class Terminal final : public launch::LaunchSink {
+ public:
+  // `hosts`: shown in the prefix when there are several.
+  Terminal(const RunOptions& options, const cli::Global& global, const std::vector<LaunchHost>& hosts)
+      : json_(global.json), prefix_(!options.no_prefix), output_(options.output), least_(cli::log_threshold(global)) {
+    for (const LaunchHost& host : hosts)
+      hosts_.insert(hosts_.end(), host.slots.size(), hosts.size() > 1 ? host.name + ":" : "");
+  }
+
+  void line(int rank, launch::Stream stream, std::string_view text) override {
+    if (output_ == "none" || (output_ == "rank0" && rank != 0)) return;
+    std::string whole = prefix_ ? "[" + hosts_[static_cast<std::size_t>(rank)] + std::to_string(rank) + "] " : "";
+    whole.append(text) += '\n';
+    // With --json stdout is the document's alone.
+    (stream == launch::Stream::Out && !json_ ? out_ : err_).add(whole);
+  }
+  void notice(LogLevel level, std::string_view text) override {
+    if (level < least_) return;
+    std::string line = "zero run: ";
+    if (level == LogLevel::Warning) line += "warning: ";
+    if (level == LogLevel::Error) line += "error: ";
+    err_.add(line.append(text) += '\n');
+  }
+  void failed(const launch::FailureReport& report) override {
+    std::string text;
+    if (!report.last_lines.empty()) {
+      text += "--- last lines of rank " + std::to_string(report.rank) + " ---\n";
+      for (const std::string& line : report.last_lines) text += line + "\n";
+      text += "---\n";
+    }
+    err_.add(text + launch::failure_text(report));
+    reports_.push_back(launch::failure_json(report));
+  }
+  bool pump() override {
+    const bool out = out_.pump();
+    return err_.pump() && out;
+  }
+  bool full() const override { return out_.size() + err_.size() > kMostBytes; }
+  int out_error() const override { return out_.error(); }
+  const std::vector<std::string>& reports() const { return reports_; }
+
+ private:
+  static constexpr std::size_t kMostBytes = 4 << 20;
+  Waiting out_{1}, err_{2};
+  bool json_, prefix_;
+  std::string output_;
+  LogLevel least_;
+  std::vector<std::string> hosts_;    // of each rank, with a colon; empty on one host
+  std::vector<std::string> reports_;  // JSON, one an attempt
+};
+
+// The launcher's process id in a file for as long as it runs.
+class PidFile {
+ public:
+  explicit PidFile(const std::string& path) : path_(path) {
+    if (path_.empty()) return;
+    std::ofstream out(path_);
+    out << getpid() << "\n";
+    if (!out.flush())
+      throw IoError("[--save-pid] got " + std::string(std::strerror(errno)) + " for " + path_ +
+                    ", expected a file to write");
+  }
+  ~PidFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  PidFile(const PidFile&) = delete;
+  PidFile& operator=(const PidFile&) = delete;
+
+ private:
+  std::string path_;
+};
+
+void declare(cli::Command& c, RunOptions& o) {
+  c.section("Ranks and hosts");
+  c.option("-n,--num-gpus,--nproc-per-node", o.ranks, "N",
+           "ranks on each host: a number, gpu, cpu or auto (GPUs if any, else cores)");
+  c.option("--num-nodes,--nnodes", o.nodes, "N", "use the first N hosts of the hostfile", 1, 65536);
+  c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"HOST slots=N\"");
+  c.option("-i,--include", o.include, "FILTER", "only HOST[:SLOT,...][@HOST...]; localhost needs no hostfile");
+  c.option("-e,--exclude", o.exclude, "FILTER", "all but these, same form");
+  c.option("--master-addr", o.master_address, "ADDRESS", "MASTER_ADDR of the ranks (the first host)");
+  c.option("--master-port", o.master_port, "PORT", "MASTER_PORT of the ranks (a free one; on several hosts 29500)", 1,
+           65535);
+  c.option("--node-rank", o.node_rank, "N", "the same command is started on every host by hand, and this is host N", 0,
+           65535);
+  c.flag("--no-ssh", o.no_ssh, "as --node-rank, which it needs");
+  c.choice("--launcher", o.launcher, {"ssh", "srun", "mpirun"}, "how other hosts are reached (ssh)");
+  c.option("--ssh-port", o.ssh_port, "PORT", "port of ssh", 1, 65535);
+  c.option("--launcher-args", o.launcher_args, "ARGS", "further arguments of that program");
+  c.section("Environment");
+  c.repeated("--export", o.exported, "NAME", "a variable that other hosts get, too");
+  c.option("--env-file", o.env_file, "FILE", "lines of NAME=VALUE for every rank");
+  c.flag("--bind-cores-to-rank", o.bind, "pin ranks to cores, NUMA node by node");
+  c.option("--bind-core-list", o.core_list, "LIST", "the cores to use, such as 0,2-5 (implies the above)");
+  c.flag("--pass-local-rank", o.pass_local_rank, "append --local_rank=N to the program's arguments");
+  c.config(o.config, o.set, o.strict);
+  c.section("Output");
+  c.option("--log-dir,--enable-each-rank-log", o.log_dir, "DIR", "also write DIR/<run-id>/rank-<N>.out and .err");
+  c.choice("--output", o.output, {"all", "rank0", "none"}, "ranks whose lines are shown");
+  c.flag("--no-prefix", o.no_prefix, "lines without \"[rank] \"");
+  c.section("Failure");
+  c.option("--grace", o.grace, "S", "seconds from SIGTERM to SIGKILL after a failure (3)", 0, 86400);
+  c.option("--stop-timeout", o.stop_timeout, "S", "seconds to save after SIGTERM or SIGUSR1 (600)", 0, 864000);
+  c.option("--hang-timeout", o.hang_timeout, "S", "seconds without progress that are a failure (600)", 0.1, 864000);
+  c.option("--host-timeout", o.host_timeout, "S", "seconds of silence after which another host is lost (30)", 0.5,
+           86400);
+  c.option("--max-restarts", o.restarts, "N", "start all ranks again after a failure (0)", 0, 1000000);
+  c.option("--save-pid", o.save_pid, "FILE", "write the launcher's process id");
+  const std::string direct = "programs are always started directly";
+  c.no_effect("--no-python", false, direct);
+  c.no_effect("--no-ssh-check", false, "hosts are not probed");
+  c.no_effect("--force-multi", false, "one host is started without ssh");
+  c.no_effect("--no-local-rank", false, "--local_rank is only appended with --pass-local-rank");
+  c.refused("--module", false, "it starts Python modules; name the program: zero run python -m MODULE");
+  c.refused("--venv-script", true, "activate the environment before zero run");
+  c.refused("--elastic-training", false, "a changing number of ranks is not built");
+  c.refused("--autotuning", true, "not built; see `zero bench stages`");
+  c.trailing(o.program, "PROGRAM [ARGS...]", "what each rank runs; options end here");
+}
+
+// This host with its slots; on a host without GPUs a slot is a core.
+Host own_host(const std::vector<std::string>& gpus) {
+  Host host{"localhost", {}};
+  const int slots = gpus.empty() ? launch::usable_cores() : static_cast<int>(gpus.size());
+  for (int i = 0; i < slots; ++i) host.slots.push_back(i);
+  return host;
+}
+
+// `slots`: GPUs of this host, or the hostfile's slots of `host`, which its name then tells.
+int rank_count(const std::string& text, std::size_t slots, const std::string& host = "") {
+  const int cores = launch::usable_cores();
+  if (text == "gpu") {
+    if (slots == 0) throw ConfigError("[--num-gpus] got gpu, expected a host with GPUs. Hint: use -n cpu or a number.");
+    return static_cast<int>(slots);
+  }
+  if (text == "cpu") return cores;
+  if (text == "auto") return slots > 0 ? static_cast<int>(slots) : cores;
+  char* end = nullptr;
+  const long n = std::strtol(text.c_str(), &end, 10);
+  if (text.empty() || text[0] < '0' || text[0] > '9' || *end || n < 1 || n > 1024)
+    throw ConfigError("[--num-gpus] got \"" + text.substr(0, 80) +
+                      "\", expected a number from 1 to 1024, gpu, cpu or auto");
+  if (slots > 0 && n > static_cast<long>(slots))
+    throw ConfigError("[--num-gpus] got " + text + " ranks, expected at most the " + std::to_string(slots) +
+                      (host.empty() ? " GPUs of this host. Hint: CUDA_VISIBLE_DEVICES= zero run ... starts CPU ranks."
+                                    : " slots of " + host));
+  return static_cast<int>(n);
+}
+
+struct Chosen {
+  std::vector<LaunchHost> hosts;
+  int by_hand = -1;
+  std::string source;  // where they came from
+  std::string master_address;
+  bool others = false;  // some are not this host and started from here
+};
+
+// The hosts that the hostfile, the filters and --num-nodes leave.
+std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus,
+                             Chosen& chosen) {
+  const bool filtered = c.given("--include") || c.given("--exclude");
+  if (c.given("--include") && c.given("--exclude"))
+    throw ConfigError("[--exclude] got --include as well, expected one of the two");
+  if (filtered && (c.given("--num-nodes") || c.given("--num-gpus")))
+    throw ConfigError(
+        "[--include, --exclude] got --num-nodes or --num-gpus as well, expected either a filter or numbers");
+  std::vector<Host> hosts;
+  if (!o.hostfile.empty()) {
+    hosts = launch::read_hostfile(o.hostfile);
+    chosen.source = o.hostfile;
+  } else {
+    hosts.push_back(own_host(gpus));
+    chosen.source = gpus.empty() ? "one host without GPUs" : "the GPUs of this host";
+  }
+  if (c.given("--include")) hosts = launch::include_hosts(hosts, o.include), chosen.source = "--include";
+  if (c.given("--exclude")) hosts = launch::exclude_hosts(hosts, o.exclude), chosen.source = "--exclude";
+  const bool by_hand = c.given("--node-rank") || o.no_ssh;
+  if (o.hostfile.empty() && by_hand && o.nodes > 1) {  // every host is taken to be like this one
+    hosts[0].name = base::host_name("localhost");
+    hosts.resize(static_cast<std::size_t>(o.nodes), hosts[0]);
+  }
+  if (c.given("--num-nodes")) {
+    if (o.nodes > static_cast<std::int64_t>(hosts.size()))
+      throw ConfigError(
+          "[--num-nodes] got " + std::to_string(o.nodes) + " hosts, expected at most " + std::to_string(hosts.size()) +
+          (o.hostfile.empty() ? ". Hint: name the hosts in a --hostfile, or give --node-rank on each of them."
+                              : " (" + o.hostfile + ")"));
+    hosts.resize(static_cast<std::size_t>(o.nodes));
+  }
+  if (c.given("--num-gpus")) {
+    for (Host& host : hosts) {
+      if (hosts.size() > 1 && o.ranks == "cpu")
+        throw ConfigError("[--num-gpus] got cpu for " + std::to_string(hosts.size()) + " hosts, expected a number");
+      const int n =
+          o.hostfile.empty() ? rank_count(o.ranks, gpus.size()) : rank_count(o.ranks, host.slots.size(), host.name);
+      host.slots.resize(static_cast<std::size_t>(n));
+      for (int i = 0; i < n; ++i) host.slots[static_cast<std::size_t>(i)] = i;
+    }
+    chosen.source = "--num-gpus";
+  } else if (o.hostfile.empty() && !filtered && gpus.empty()) {
+    for (Host& host : hosts) host.slots = {0};
+  }
+  return hosts;
+}
+
+// Which of several hosts this is, when each is started by hand.
+int own_number(const cli::Command& c, const RunOptions& o, const std::vector<Host>& hosts) {
+  if (!c.given("--node-rank"))
+    throw ConfigError("[--no-ssh] got " + std::to_string(hosts.size()) +
+                      " hosts without --node-rank, expected the number of this one");
+  if (o.node_rank >= static_cast<std::int64_t>(hosts.size()))
+    throw ConfigError("[--node-rank] got " + std::to_string(o.node_rank) + " of " + std::to_string(hosts.size()) +
+                      " hosts, expected at most " + std::to_string(hosts.size() - 1) +
+                      (hosts.size() == 1 ? ". Hint: --nnodes N tells how many there are." : ""));
+  if (o.hostfile.empty()) return static_cast<int>(o.node_rank);
+  const Host& own = hosts[static_cast<std::size_t>(o.node_rank)];
+  for (const Host& host : hosts)
+    if (host.name != own.name && !launch::is_this_host(own.name) && launch::is_this_host(host.name))
+      throw ConfigError("[--node-rank] got " + std::to_string(o.node_rank) + ", which is " + own.name + " in " +
+                        o.hostfile + ", but this host is " + host.name + ", expected one story");
+  return static_cast<int>(o.node_rank);
+}
+
+Chosen choose_hosts(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus) {
+  Chosen chosen;
+  const std::vector<Host> hosts = list_hosts(c, o, gpus, chosen);
+  const bool by_hand = c.given("--node-rank") || (o.no_ssh && hosts.size() > 1);
+  if (by_hand) chosen.by_hand = own_number(c, o, hosts);
+  if (by_hand && c.given("--launcher"))
+    throw ConfigError(
+        "[--launcher] got --node-rank or --no-ssh as well, expected one of the two ways to start other hosts");
+  const Host* here = nullptr;
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    const Host& host = hosts[h];
+    const bool own = by_hand ? static_cast<int>(h) == chosen.by_hand : launch::is_this_host(host.name);
+    if (own && here)
+      throw ConfigError("[zero run] got this host as " + here->name + " and as " + host.name + ", expected one name");
+    if (own) here = &host;
+    if (own && !gpus.empty())
+      for (const int slot : host.slots)
+        if (slot >= static_cast<int>(gpus.size()))
+          throw ConfigError("[" + chosen.source + "] got slot " + std::to_string(slot) + " of " + host.name +
+                            ", expected one of its " + std::to_string(gpus.size()) + " GPUs");
+    chosen.hosts.push_back({host.name, host.slots, own});
+    chosen.others |= !own && !by_hand;
+  }
+  if (c.given("--launcher") && o.launcher != "ssh" && !chosen.others)
+    throw ConfigError("[--launcher] got " + o.launcher + " and no other host, expected a --hostfile that names some");
+  chosen.master_address = o.master_address;
+  if (o.master_address.empty()) {
+    chosen.master_address = hosts.size() > 1 ? hosts[0].name : "127.0.0.1";
+    const bool nowhere = hosts.size() > 1 && (o.hostfile.empty() || launch::is_loopback(hosts[0].name));
+    if (nowhere)
+      throw ConfigError("[--master-addr] got none and " +
+                        (o.hostfile.empty() ? std::string("no hostfile") : hosts[0].name + " as the first host") +
+                        ", expected an address of the first host that the others can reach");
+  }
+  return chosen;
+}
+
+std::map<std::string, std::string> read_env_file(const std::string& path) {
+  std::map<std::string, std::string> values;
+  if (path.empty()) return values;
+  std::ifstream in(path);
+  if (!in)
+    throw IoError(
+        "[--env-file] got " + std::string(std::strerror(errno)) + " for " + path + ", expected a readable file",
+        ExitCode::kConfig);
+  int number = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++number;
+    if (line.empty() || line[0] == '#') continue;
+    const std::size_t equals = line.find('=');
+    const std::string name = line.substr(0, equals);
+    const bool ok =
+        equals != std::string::npos && !name.empty() &&
+        name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+    if (!ok)
+      throw ConfigError(path + ":" + std::to_string(number) + ":1: error: got \"" + line.substr(0, 80) +
+                        "\", expected NAME=VALUE");
+    values[name] = line.substr(equals + 1);
+  }
+  return values;
+}
+
+// "localhost", "host w1", "2 hosts (w0, w1)", "host w1 (number 1 of 2)".
+std::string place_of(const Chosen& chosen) {
+  if (chosen.by_hand >= 0)
+    return "host " + chosen.hosts[static_cast<std::size_t>(chosen.by_hand)].name + " (number " +
+           std::to_string(chosen.by_hand) + " of " + std::to_string(chosen.hosts.size()) + ")";
+  if (chosen.hosts.size() == 1) return chosen.others ? "host " + chosen.hosts[0].name : "localhost";
+  std::string names;
+  for (std::size_t h = 0; h < chosen.hosts.size() && h < 8; ++h) names += (h ? ", " : "") + chosen.hosts[h].name;
+  return std::to_string(chosen.hosts.size()) + " hosts (" + names + (chosen.hosts.size() > 8 ? ", ...)" : ")");
+}
+
+}  // namespace
+
+int zero_run(int argc, char** argv) {
+  // Started by a launcher on another host: stdin and stdout are its connection.
+  if (argc == 2 && std::strcmp(argv[1], "--agent") == 0) return launch::run_agent(0, 1);
+  RunOptions o;
+  cli::Command c("run", "start ranks of any program, here or on several hosts, and look after them",
+                 "[options] [--] PROGRAM [ARGS...]", "  zero run -n 4 --log-dir logs ./my_program --epochs 3\n");
+  declare(c, o);
+  if (!c.parse(argc, argv)) return 0;
+  if (!o.config.empty()) cli::check_config(o.config, o.set, o.strict);
+
+  const Chosen chosen = choose_hosts(c, o, launch::gpu_slots());
+  const bool several = chosen.hosts.size() > 1;
+  launch::LaunchSettings s;
+  s.program = o.program;
+  s.hosts = chosen.hosts;
+  s.by_hand = chosen.by_hand;
+  s.bind_cores = o.bind;
+  s.core_list = o.core_list;
+  s.master_address = chosen.master_address;
+  s.master_port =
+      o.master_port == 0 && (several || chosen.others) ? kPortOfSeveralHosts : static_cast<int>(o.master_port);
+  s.reach = {o.launcher, static_cast<int>(o.ssh_port), launch::split_words(o.launcher_args, "--launcher-args")};
+  s.exported = o.exported;
+  s.host_timeout_s = o.host_timeout;
+  s.log_folder = o.log_dir.empty() ? c.global().log_dir : o.log_dir;
+  s.environment = read_env_file(o.env_file);
+  if (!o.config.empty()) s.environment["ZERO_CONFIG"] = std::filesystem::absolute(o.config);
+  s.pass_local_rank = o.pass_local_rank;
+  s.grace_s = o.grace;
+  s.stop_timeout_s = o.stop_timeout;
+  s.hang_timeout_s = o.hang_timeout;
+  s.max_restarts = static_cast<int>(o.restarts);
+
+  Terminal terminal(o, c.global(), s.hosts);
+  if (!o.set.empty()) terminal.notice(LogLevel::Warning, "--set is only checked here: give it to the program, too");
+  for (const std::string& notice : c.notices()) terminal.notice(LogLevel::Warning, notice);
+  for (const char* folder : {static_cast<const char*>(std::getenv("HOME")), "."})
+    if (folder && access((std::string(folder) + "/.deepspeed_env").c_str(), F_OK) == 0)
+      terminal.notice(LogLevel::Warning, std::string(folder) + "/.deepspeed_env is not read: use --env-file");
+  launch::Launcher launcher(s, terminal);
+  const PidFile pid_file(o.save_pid);
+  std::string first =
+      "ranks: " + std::to_string(launcher.ranks()) + " on " + place_of(chosen) + " from " + chosen.source;
+  if (several) first += ", meeting at " + s.master_address + ":" + std::to_string(s.master_port);
+  first += ", run " + launcher.run_id();
+  if (launcher.omp_threads() > 0) first += ", OMP_NUM_THREADS=" + std::to_string(launcher.omp_threads());
+  terminal.notice(LogLevel::Info, first);
+
+  const launch::LaunchResult result = launcher.run();
+  int code = result.exit_code;
+  if (code == 0 && terminal.out_error() != 0 && terminal.out_error() != EPIPE) {
+    cli::print_error("run", std::string("[stdout] got ") + std::strerror(terminal.out_error()) +
+                                ", expected to write the ranks' lines");
+    code = static_cast<int>(ExitCode::kIo);
+  }
+  if (c.global().json) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%.3f", result.seconds);
+    const auto& reports = terminal.reports();
+    std::string document = "{\"schema\": \"zero.run/1\", ";
+    if (code != 0 && !reports.empty()) {  // the last failure's fields are the document's own
+      document += reports.back().substr(1, reports.back().size() - 2);
+    } else {
+      document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + report::json_quote(result.run_id);
+    }
+    document += ", \"ranks\": " + std::to_string(launcher.ranks()) +
+                ", \"attempts\": " + std::to_string(result.attempts) + ", \"seconds\": " + seconds +
+                ", \"failures\": [";
+    for (std::size_t i = 0; i < reports.size(); ++i) document += (i ? ", " : "") + reports[i];
+    cli::print_result(document + "]}\n");
+  }
+  return code;
+}

@@ -1,0 +1,37 @@
+#include "cli/support/gpt_segments.h"
+
+#include <algorithm>
+
+#include <zero/activation_checkpoint.h>
+
+#include "config/batch.h"
+#include "config/settings.h"
+#include "models/gpt_activations.h"
+
+namespace zero::cli {
+
+std::int64_t segments_of(const Options& options, const models::GptConfig& model) {
+  const auto& activations = options.settings().activations;
+  // A block that asks only for what has no effect here asks for checkpointing all the same.
+  const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
+  if (!activations.checkpointing && !split) return 0;
+  return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, model.layers) : model.layers;
+}
+
+void place_segments(models::Gpt& model, std::int64_t segments) {
+  if (segments == 0) return;
+  model->run_layers_by(
+      segments, [](const models::GptImpl::Part& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
+}
+
+Options with_room_for_activations(const Options& options, const models::GptConfig& model, std::int64_t segments,
+                                  int world) {
+  const auto& settings = options.settings();
+  if (!settings.memory.device || settings.memory.activations) return options;
+  const std::int64_t element = settings.precision == config::Precision::Fp32 ? 4 : 2;
+  const auto bytes =
+      models::activations_of(model, config::resolve_batch(options, world).micro, element, segments).peak();
+  return options.with("memory.activations", std::to_string(bytes), "rule: what the model keeps for backward");
+}
+
+}  // namespace zero::cli

@@ -1,0 +1,198 @@
+// `zero checkpoint`: what is in a directory of checkpoints. Reads manifests and hashes through
+// include/zero/checkpoint_tools.h; what the files mean is the library's business.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <zero/checkpoint_tools.h>
+#include <zero/config_tools.h>
+
+#include "base/printable.h"
+#include "cli/commands.h"
+#include "cli/support/console.h"
+#include "cli/support/options.h"
+#include "report/text/table.h"
+#include "report/text/terminal.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+namespace fs = std::filesystem;
+using report::Align;
+using report::human_bytes;
+using report::json_quote;
+
+// DIR, or DIR/TAG itself.
+struct Place {
+  std::string dir, tag;
+  void declare(Command& command) {
+    command.positional(dir, "DIR", "directory of the checkpoints, or one checkpoint", false);
+    command.option("--tag", tag, "TAG", "which one; without it the newest whole one");
+  }
+  void resolve(const std::string& verb) {
+    if (dir.empty())
+      throw ConfigError("[zero checkpoint " + verb + "] got no directory, expected one. Hint: zero checkpoint " + verb +
+                        " runs/ckpt");
+    fs::path path(dir);
+    if (!path.has_filename()) path = path.parent_path();
+    std::error_code error;
+    if (!tag.empty() || !fs::exists(path / "manifest.json", error)) return;
+    tag = path.filename().string();
+    dir = path.has_parent_path() ? path.parent_path().string() : ".";
+  }
+};
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+std::string bytes_text(std::int64_t bytes) { return bytes < 0 ? "-" : human_bytes(static_cast<std::uint64_t>(bytes)); }
+std::string count_text(std::int64_t count) { return count < 0 ? "-" : std::to_string(count); }
+
+std::string list_text(const std::vector<CheckpointEntry>& entries, const report::Terminal& terminal) {
+  using Narrow = report::Column::Narrow;
+  report::Table table({{"tag"},
+                       {"seq", Align::Right},
+                       {"step", Align::Right},
+                       {"bytes", Align::Right},
+                       {"state", Align::Left, Narrow::Wrap}});
+  for (const auto& entry : entries)
+    table.row({entry.tag, count_text(entry.seq), count_text(entry.global_steps), bytes_text(entry.bytes),
+               !entry.fault.empty() ? "damaged: " + entry.fault
+               : entry.latest       ? "whole, newest"
+                                    : "whole"});
+  return table.render(static_cast<std::size_t>(terminal.columns), terminal.utf8);
+}
+
+std::string info_text(const CheckpointInfo& info, const std::string& dir, const report::Terminal& terminal) {
+  using Narrow = report::Column::Narrow;
+  const auto columns = static_cast<std::size_t>(terminal.columns);
+  report::Table head({{"name"}, {"value", Align::Left, Narrow::Wrap}});
+  head.row({"checkpoint", dir + "/" + info.tag});
+  head.row({"saved", info.created + " by libzero " + info.libzero_version + ", libtorch " + info.libtorch_version});
+  head.row({"commit", "number " + std::to_string(info.seq) + " of its directory"});
+  head.row({"steps", std::to_string(info.global_steps) + ", of which " + std::to_string(info.applied_steps) +
+                         " updated and " + std::to_string(info.skipped_steps) + " were skipped"});
+  head.row({"ranks", std::to_string(info.world)});
+  head.row({"stage", std::to_string(info.stage)});
+  head.row({"recipe", info.recipe});
+  head.row({"optimizer", info.optimizer});
+  head.row({"loss scale", info.loss_scale});
+  head.row({"user state", info.user_state.empty() ? "none" : std::to_string(info.user_state.size()) + " bytes"});
+  head.row({"size", human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " + std::to_string(info.files.size()) +
+                        " files"});
+  std::string text = head.render(columns, terminal.utf8, false) + "\n";
+  report::Table tensors({{"kind"},
+                         {"name", Align::Left, Narrow::Cut, 16},
+                         {"dtype"},
+                         {"shape"},
+                         {"bytes", Align::Right},
+                         {"parts", Align::Right},
+                         {"rank", Align::Right}});
+  for (const auto& tensor : info.tensors)
+    tensors.row({tensor.kind, tensor.name, tensor.dtype, shape_text(tensor.shape), bytes_text(tensor.bytes),
+                 std::to_string(tensor.parts), tensor.rank < 0 ? "all" : std::to_string(tensor.rank)});
+  text += tensors.render(columns, terminal.utf8) + "\n";
+  report::Table files({{"file"}, {"bytes", Align::Right}, {"xxh128"}});
+  for (const auto& file : info.files) files.row({file.name, std::to_string(file.bytes), file.hash});
+  return text + files.render(columns, terminal.utf8);
+}
+
+std::string list_json(const std::vector<CheckpointEntry>& entries) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto& entry = entries[i];
+    text += std::string(i == 0 ? "" : ", ") + "{\"tag\": " + json_quote(entry.tag) +
+            ", \"whole\": " + (entry.fault.empty() ? "true" : "false") +
+            ", \"newest\": " + (entry.latest ? "true" : "false");
+    if (entry.fault.empty())
+      text += ", \"seq\": " + std::to_string(entry.seq) + ", \"global_steps\": " + std::to_string(entry.global_steps) +
+              ", \"bytes\": " + std::to_string(entry.bytes);
+    else
+      text += ", \"fault\": " + json_quote(entry.fault);
+    text += "}";
+  }
+  return text + "]";
+}
+
+int inspect(int argc, char** argv) {
+  Place place;
+  bool list = false;
+  Command command("checkpoint inspect", "Shows the manifest of a checkpoint, or all checkpoints of a directory.",
+                  "DIR [options]", "zero checkpoint inspect runs/ckpt --tag step-1000");
+  place.declare(command);
+  command.flag("--list", list, "one line for every checkpoint of DIR");
+  if (!command.parse(argc, argv)) return 0;
+  if (list && !place.tag.empty())
+    throw ConfigError("[zero checkpoint inspect] got --list and --tag, expected one of them");
+  const auto terminal = report::describe_terminal(STDOUT_FILENO, command.global().color);
+  if (list) {
+    if (place.dir.empty()) place.resolve("inspect");
+    const auto entries = list_checkpoints(place.dir);
+    print_result(command.global().json ? "{\"schema\": \"zero.checkpoint.list/1\", \"directory\": " +
+                                             json_quote(place.dir) + ", \"checkpoints\": " + list_json(entries) + "}\n"
+                                       : base::printable(list_text(entries, terminal)));
+    return 0;
+  }
+  place.resolve("inspect");
+  const auto info = inspect_checkpoint(place.dir, place.tag);
+  print_result(command.global().json
+                   ? "{\"schema\": \"zero.checkpoint.inspect/1\", \"directory\": " + json_quote(place.dir) +
+                         ", \"tag\": " + json_quote(info.tag) + ", \"manifest\": " + info.manifest + "}\n"
+                   : base::printable(info_text(info, place.dir, terminal)));
+  return 0;
+}
+
+int verify(int argc, char** argv) {
+  Place place;
+  Command command("checkpoint verify", "Reads every byte of a checkpoint and compares all hashes; exit 0 or 3.",
+                  "DIR [options]", "zero checkpoint verify runs/ckpt");
+  place.declare(command);
+  if (!command.parse(argc, argv)) return 0;
+  place.resolve("verify");
+  const auto info = inspect_checkpoint(place.dir, place.tag, true);
+  print_result(command.global().json
+                   ? "{\"schema\": \"zero.checkpoint.verify/1\", \"directory\": " + json_quote(place.dir) +
+                         ", \"tag\": " + json_quote(info.tag) + ", \"bytes\": " + std::to_string(info.bytes) + "}\n"
+                   : base::printable(place.dir + "/" + info.tag) + ": whole, " +
+                         human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " +
+                         std::to_string(info.files.size()) + " files have the right hashes\n");
+  return 0;
+}
+
+constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints
+
+Usage: zero checkpoint inspect|verify DIR [options]
+
+  inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
+  verify DIR      reads every byte and compares all hashes; exit 0 or 3
+
+Example
+  zero checkpoint inspect runs/ckpt --list
+)";
+
+}  // namespace
+}  // namespace zero::cli
+
+int zero_checkpoint(int argc, char** argv) {
+  using namespace zero;
+  const std::string verb = argc > 1 ? argv[1] : "";
+  if (verb == "inspect") return cli::inspect(argc - 1, argv + 1);
+  if (verb == "verify") return cli::verify(argc - 1, argv + 1);
+  if (verb == "-h" || verb == "--help" || verb == "help") {
+    cli::print_result(cli::kHelp);
+    return 0;
+  }
+  for (const char* later : {"export", "import", "diff", "reshard", "prune"})
+    if (verb == later)
+      throw ConfigError("[zero checkpoint] got " + verb +
+                        ", which is not available in this version, expected inspect or verify");
+  const auto near = nearest_name(verb, {"inspect", "verify"});
+  throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") +
+                    ", expected inspect or verify" +
+                    (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
+}

@@ -1,0 +1,72 @@
+// `zero report`: reads run folders, writes one HTML file. Reading and drawing are src/report's.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/support/options.h"
+#include "report/page/html_page.h"
+#include "report/page/run_record.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+
+constexpr std::size_t kMostRuns = 16;
+
+// The whole page or the one before it.
+void write_page(const std::string& path, const std::string& text) {
+  const std::string partial = path + ".partial";
+  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (out && std::rename(partial.c_str(), path.c_str()) == 0) return;
+  const int error = errno;
+  std::remove(partial.c_str());
+  throw IoError("[--out] got \"" + std::string(std::strerror(error)) + "\" for " + path + ", expected to write " +
+                std::to_string(text.size()) + " bytes");
+}
+
+}  // namespace
+}  // namespace zero::cli
+
+int zero_report(int argc, char** argv) {
+  using namespace zero;
+  using namespace zero::cli;
+  std::vector<std::string> folders;
+  std::string out = "report.html";
+  Command command("report", "one HTML page about one run or several: curves, memory, traffic, groups",
+                  "RUN... [options]", "  zero report runs/stage0 runs/stage3 --out report.html\n");
+  command.positionals(folders, "RUN", "folder that `zero train --out` wrote", 1);
+  command.option("--out", out, "FILE", "the page (report.html); it opens offline, in any browser");
+  if (!command.parse(argc, argv)) return 0;
+  if (folders.size() > kMostRuns)
+    throw ConfigError("[zero report] got " + std::to_string(folders.size()) + " runs, expected at most " +
+                      std::to_string(kMostRuns) + ": more cannot be told apart on one page");
+  std::vector<report::RunRecord> runs;
+  for (const std::string& folder : folders) {
+    runs.push_back(report::read_run(folder));
+    if (runs.back().log.empty())
+      throw ConfigError("[report] got " + folder + "/log.jsonl without a step, expected at least one");
+    if (runs.back().recorded_step == 0)
+      print_note("report", LogLevel::Warning, folder + " has no recorded step: only what its log says is shown");
+  }
+  report::label_runs(runs);
+  const std::string page = report::html_page(runs);
+  write_page(out, page);
+  if (command.global().json) {
+    nlohmann::ordered_json document{{"schema", "zero.report/1"}, {"file", out}, {"bytes", page.size()}};
+    for (const auto& run : runs)
+      document["runs"].push_back({{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}});
+    print_result(document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  } else {
+    print_result(out + ": " + std::to_string(runs.size()) + (runs.size() == 1 ? " run, " : " runs, ") +
+                 report::human_bytes(page.size()) + "\n");
+  }
+  return 0;
+}

@@ -1,0 +1,268 @@
+// Gathering and writing the record. The trace of the recorded step lies in the run folder where all ranks see it; a
+// rank that does not writes its part among its temporary files and removes it.
+#include "cli/train/run_recorder.h"
+
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <zero/config_tools.h>
+#include <zero/plan.h>
+
+#include "base/check.h"
+#include "config/settings.h"
+#include "launch/machine/host.h"
+#include "launch/machine/machine.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Purpose = MemoryReport::Purpose;
+using Tier = MemoryReport::Tier;
+
+constexpr const char* kTrace = "trace.json";
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> environment_of(const Communicator& comm, c10::Device device) {
+  const launch::CpuFacts cpu = launch::cpu_facts();
+  const launch::MemoryFacts memory = launch::memory_facts();
+  utsname system{};
+  ::uname(&system);
+  std::vector<std::pair<std::string, std::string>> rows{
+      {"zero", ZERO_VERSION},
+      {"libtorch", TORCH_VERSION},
+      {"compiler", std::string("g++ ") + __VERSION__},
+      {"host", system.nodename},
+      {"system", std::string(system.sysname) + " " + system.release + " " + system.machine},
+      {"CPU", cpu.model},
+      {"cores", std::to_string(launch::usable_cores()) + " usable"},
+      {"threads a rank", std::to_string(at::get_num_threads())},
+      {"memory", report::human_bytes(memory.total_bytes)},
+      {"ranks", std::to_string(comm.size()) + ", " + std::to_string(comm.local_size()) + " on this host"},
+      {"transport", comm.transport()},
+      {"device", device.is_cpu() ? "CPU" : "GPU"}};
+  if (memory.cgroup_limit_bytes > 0)
+    rows.emplace_back("memory limit of the cgroup", report::human_bytes(memory.cgroup_limit_bytes));
+  return rows;
+}
+
+std::vector<report::ConfigRow> configuration_of(const Options& options, int world) {
+  const json all = json::parse(explain_json(options, world, true), nullptr, false);
+  const json set = json::parse(explain_json(options, world, false), nullptr, false);
+  std::vector<report::ConfigRow> rows;
+  if (!all.is_object() || !set.is_object()) return rows;
+  for (const auto& [key, row] : all["values"].items())
+    rows.push_back({key, row["value"].dump(), row["source"].get<std::string>(), !set["values"].contains(key)});
+  return rows;
+}
+
+report::PhaseMemory phase_memory(report::Phase phase, const MemoryReport& memory) {
+  report::PhaseMemory out{name(phase), {}};
+  for (std::size_t t = 0; t < MemoryReport::kTiers; ++t) {
+    const auto tier = static_cast<Tier>(t);
+    if (memory.peak(tier) == 0) continue;
+    report::TierMemory row{MemoryReport::name(tier), {}, memory.peak(tier)};
+    for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
+      if (const auto bytes = memory.current(tier, static_cast<Purpose>(p)); bytes > 0)
+        row.by_purpose.emplace_back(MemoryReport::name(static_cast<Purpose>(p)), bytes);
+    out.tiers.push_back(std::move(row));
+  }
+  return out;
+}
+
+std::vector<report::TrafficRow> traffic_between(const CommStats& before, const CommStats& after) {
+  std::vector<report::TrafficRow> rows;
+  const auto add = [&](const std::string& name, const CommStats::Row& from, const CommStats::Row& to) {
+    if (to.calls > from.calls) rows.push_back({name, to.calls - from.calls, to.bytes_sent - from.bytes_sent});
+  };
+  for (const auto& [name, row] : after.by_op) {
+    const auto found = before.by_op.find(name);
+    add(name, found == before.by_op.end() ? CommStats::Row{} : found->second, row);
+  }
+  add("control", before.control, after.control);
+  return rows;
+}
+
+// What `zero plan` would say of this run. A model or a machine that cannot be planned is no reason to stop.
+void add_plan(report::RunRecord& r, const Options& options, const Communicator& comm, bool gpu) {
+  PlanMachine machine;
+  machine.ranks_per_host = comm.local_size();
+  machine.hosts = comm.size() / comm.local_size();
+  machine.gpu = gpu;
+  machine.shared_memory = comm.transport() == "shm";
+  try {
+    const Plan foreseen = plan(PlanModel::of_options(options), options, machine);
+    report::PhaseMemory memory = phase_memory(report::Phase::BeforeForward, foreseen.memory);
+    r.planned = std::move(memory.tiers);
+    r.planned_sent = foreseen.traffic.sent();
+  } catch (const Error&) {
+    r.planned.clear();
+  }
+}
+
+// The whole file or the one before it, whatever happens.
+void write_atomically(const fs::path& path, const std::string& text) {
+  const fs::path partial = path.string() + ".partial";
+  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (out && std::rename(partial.c_str(), path.c_str()) == 0) return;
+  const int error = errno;
+  std::remove(partial.c_str());
+  throw IoError("[--out] got " + std::string(std::strerror(error)) + " for " + path.string() + ", expected to write " +
+                std::to_string(text.size()) + " bytes");
+}
+
+}  // namespace
+
+RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder)
+    : plan_(plan), engine_(engine), comm_(engine.communicator()), folder_(folder) {
+  if (comm_.rank() != 0) return;
+  const config::Settings& s = plan.options.settings();
+  report::RunRecord& r = record_;
+  r.started = utc_now();
+  r.command = plan.command;
+  r.text = plan.text;
+  r.stage = s.zero.stage;
+  r.world = comm_.size();
+  r.recipe = s.precision == config::Precision::Bf16 ? "bf16" : s.precision == config::Precision::Fp16 ? "fp16" : "fp32";
+  r.device = device.is_cpu() ? "cpu" : "cuda";
+  r.transport = comm_.transport();
+  r.steps = plan.steps;
+  r.parameters = plan.model.num_parameters();
+  r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * comm_.size();
+  r.tokens_per_step = r.samples_per_step * plan.model.sequence;
+  r.model = {{"parameters", std::to_string(r.parameters)},      {"layers", std::to_string(plan.model.layers)},
+             {"hidden", std::to_string(plan.model.hidden)},     {"heads", std::to_string(plan.model.heads)},
+             {"sequence", std::to_string(plan.model.sequence)}, {"vocabulary", std::to_string(plan.model.vocabulary)}};
+  r.environment = environment_of(comm_, device);
+  r.configuration = configuration_of(plan.options, comm_.size());
+  add_plan(r, plan.options, comm_, !device.is_cpu());
+  write();
+}
+
+void RunRecorder::write() const {
+  if (comm_.rank() == 0) write_atomically(fs::path(folder_) / "run.json", report::run_json(record_));
+}
+
+void RunRecorder::begin(std::int64_t first) {
+  // Not the first step: it also makes what later ones keep.
+  step_ = std::min(first + 2, plan_.steps - 1);
+  if (step_ < first || !plan_.trace.empty()) return;
+  std::error_code error;
+  const std::string shared = comm_.exchange(comm_.rank() == 0 ? fs::absolute(folder_).string() : "").front();
+  const bool sees = fs::is_directory(shared, error);
+  bool all_see = true;
+  for (const std::string& word : comm_.exchange(sees ? "1" : "0")) all_see = all_see && word == "1";
+  trace_is_own_ = comm_.rank() != 0 && !all_see;
+  trace_file_ = trace_is_own_ ? (fs::temp_directory_path() / base::join("zero-trace-", ::getpid())).string()
+                              : (fs::path(shared) / kTrace).string();
+  const std::int64_t count = step_ - first + 1;
+  engine_.start_trace(trace_file_, {count, count});
+  tracing_ = true;
+}
+
+void RunRecorder::note(report::Phase phase, const MemoryReport& memory) {
+  if (comm_.rank() == 0) record_.phases.push_back(phase_memory(phase, memory));
+}
+
+void RunRecorder::begin_step() { before_ = comm_.stats(); }
+
+void RunRecorder::end_step() {
+  if (comm_.rank() == 0) {
+    record_.recorded_step = step_ + 1;
+    record_.traffic = traffic_between(before_, comm_.stats());
+  }
+  if (tracing_) {
+    tracing_ = false;
+    const TraceSummary summary = engine_.stop_trace();
+    if (comm_.rank() == 0) {
+      read_timeline(summary.file);
+    } else if (!summary.joined) {
+      std::error_code error;
+      fs::remove(summary.file, error);
+    }
+  }
+  write();
+}
+
+void RunRecorder::take_trace(const std::string& file) {
+  if (comm_.rank() != 0 || record_.recorded_step == 0) return;
+  read_timeline(file);
+  write();
+}
+
+// Rank 0's events of the first step in the file; one event a line, those of later steps behind it.
+void RunRecorder::read_timeline(const std::string& file) {
+  std::ifstream in(file);
+  std::map<std::int64_t, std::string> tracks;
+  std::vector<json> events;
+  double begin = 0, end = -1;
+  const auto time_of = [](const json& event) { return event.value("ts", 0.0); };
+  for (std::string line; std::getline(in, line);) {
+    if (!line.empty() && line.back() == ',') line.pop_back();
+    json event = json::parse(line, nullptr, false);
+    if (!event.is_object() || event.value("pid", -1) != 0) continue;
+    const std::string kind = event.value("ph", "");
+    if (kind == "M" && event.value("name", "") == "thread_name") tracks[event["tid"]] = event["args"]["name"];
+    if (kind != "X" && kind != "C") continue;
+    if (end >= 0 && time_of(event) > end) continue;
+    if (end < 0 && event.value("cat", "") == "step") begin = time_of(event), end = begin + event.value("dur", 0.0);
+    if (events.size() > 200000) break;
+    events.push_back(std::move(event));
+  }
+  if (end < 0) return;  // the trace ended before it
+  record_.purposes.clear();
+  for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
+    record_.purposes.emplace_back(MemoryReport::name(static_cast<Purpose>(p)));
+  std::stable_sort(events.begin(), events.end(), [&](const json& a, const json& b) { return time_of(a) < time_of(b); });
+  record_.timeline.clear();
+  record_.samples.clear();
+  std::vector<std::uint64_t> bytes(MemoryReport::kPurposes);
+  std::set<std::size_t> known;  // the first moment counts every purpose, one after the other
+  for (const json& event : events) {
+    const double at = time_of(event), until = at + event.value("dur", 0.0);
+    if (at > end || until < begin) continue;
+    const std::string name = event["name"];
+    if (event["ph"] == "X") {
+      report::TimelineSlice slice{tracks[event["tid"]],  name, event["cat"], (at - begin) / 1e3,
+                                  (until - begin) / 1e3, -1};
+      if (event.contains("args") && event["args"].contains("bytes")) slice.bytes = event["args"]["bytes"];
+      if (slice.category != "step") record_.timeline.push_back(std::move(slice));
+      continue;
+    }
+    for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
+      if (name == "bytes of " + record_.purposes[p]) {
+        bytes[p] = event["args"]["bytes"];
+        known.insert(p);
+      }
+    if (known.size() < MemoryReport::kPurposes) continue;
+    const double ms = (at - begin) / 1e3;
+    // Counters of one moment are some hundred nanoseconds apart.
+    if (!record_.samples.empty() && ms - record_.samples.back().ms < 0.002) record_.samples.pop_back();
+    record_.samples.push_back({ms, bytes});
+  }
+}
+
+}  // namespace zero::cli

@@ -1,0 +1,225 @@
+// `zero train`: from the command line to a finished run. The order is parse, plan, ranks, model, engine,
+// loop; an error before the loop that all ranks share is printed once.
+#include <zero/zero.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/support/gpt_segments.h"
+#include "cli/train/train.h"
+#include "cli/train/train_report.h"
+#include "cli/train/train_run.h"
+#include "config/settings.h"
+#include "data/corpus.h"
+#include "models/gpt.h"
+#include "observe/status_page.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+
+// A failure on its way through this file: the exit code and the text to print.
+struct Failure {
+  ExitCode code = ExitCode::kOk;
+  std::string text;
+};
+
+// What body() throws as an exit code and a text without a stack trace.
+template <class Body>
+Failure failure_of(Body&& body) {
+  try {
+    body();
+    return {};
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const c10::OutOfMemoryError& error) {
+    return {ExitCode::kOutOfMemory, error.what_without_backtrace()};
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    // The CPU allocator has no error type of its own.
+    return {text.find("DefaultCPUAllocator") == std::string::npos ? ExitCode::kFailed : ExitCode::kOutOfMemory, text};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::kOutOfMemory, "[memory] got no more from the system, expected to go on"};
+  } catch (const std::exception& error) {
+    return {ExitCode::kFailed, error.what()};
+  }
+}
+
+// This process's rank as its launcher says, before there is a Communicator.
+bool is_first_rank() {
+  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
+    if (const char* value = std::getenv(name)) return std::string(value) == "0";
+  return true;
+}
+
+// The launcher names the failure in its root-cause block.
+void publish(const Failure& failure) { observe::status_page().set_error(failure.text, failure.code); }
+
+// Throws away the failures that others print as well; returns this rank's exit code, 0 when no rank failed.
+int agree_on_start(Communicator& comm, const Failure& mine) {
+  if (mine.code != ExitCode::kOk) publish(mine);
+  const std::vector<std::string> all = comm.exchange(mine.text);
+  bool any = false, alike = true;
+  for (const std::string& text : all) {
+    any = any || !text.empty();
+    alike = alike && text == all.front();
+  }
+  if (!any) return 0;
+  if (!mine.text.empty() && (!alike || comm.rank() == 0)) {
+    const std::string where =
+        alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
+    print_error("train", mine.text + where);
+  }
+  comm.barrier();  // a launcher ends all ranks when one ends, and the word must be out by then
+  return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
+}
+
+// libzero.transport and libzero.timeout_s, where the environment does not say otherwise.
+void prepare_environment(const config::Settings& settings, bool on_gpu) {
+  if (settings.transport != "auto") ::setenv("ZERO_TRANSPORT", settings.transport.c_str(), 0);
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.17g", settings.timeout_s);
+  ::setenv("ZERO_TIMEOUT_S", seconds, 0);
+  ::unsetenv("ZERO_TRACE");  // in the plan, as --trace is
+  // On the CPU a GPU would make the choice of a transport nccl.
+  const char* asked = std::getenv("ZERO_TRANSPORT");
+  if (!on_gpu && (!asked || std::string(asked) != "nccl")) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+}
+
+// The level that --log-level, -q, -v and ZERO_LOG_LEVEL leave open is the configuration's.
+void take_log_level(Global& global, const config::Settings& settings) {
+  if (!global.log_level.empty() || global.quiet || global.verbose || std::getenv("ZERO_LOG_LEVEL")) return;
+  global.log_level = settings.log_level.value_or("");
+  if (global.log_level == "critical") global.log_level = "error";
+  install_log_sink("train", global);
+}
+
+const char* name(config::Precision precision) {
+  return precision == config::Precision::Bf16 ? "bf16" : precision == config::Precision::Fp16 ? "fp16" : "fp32";
+}
+
+c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
+  if (!plan.on_gpu) return c10::kCPU;
+  if (const auto why = why_no_gpu(comm); !why.empty())
+    throw ConfigError("[--device] got cuda, but " + why + ". Hint: leave --device out, or see `zero doctor`.");
+  return default_device(comm);
+}
+
+// On the CPU never more than a shard and a unit in memory; on a GPU built in host memory, and moved.
+models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
+  if (device.is_cpu()) return zero::build(plan.options, [&] { return models::Gpt(plan.model); });
+  models::Gpt model(plan.model);
+  model->to(device);
+  return model;
+}
+
+void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine,
+               c10::Device device) {
+  const config::Settings& s = plan.options.settings();
+  report.note(LogLevel::Info, "stage " + std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " +
+                                  std::to_string(s.seed) + (device.is_cpu() ? ", on CPUs" : ", on GPUs"));
+  report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) +
+                                  " parameters: " + std::to_string(plan.model.layers) + " layers, hidden " +
+                                  std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
+                                  " heads, sequence " + std::to_string(plan.model.sequence));
+  report.note(LogLevel::Info,
+              "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
+                  std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
+                  " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
+                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.communicator().size()));
+  if (plan.segments > 0)
+    report.note(LogLevel::Info, "activation checkpointing: " + std::to_string(plan.segments) + " segments of " +
+                                    std::to_string(plan.model.layers) +
+                                    " layers run again in backward; their inputs wait in " +
+                                    (!s.activations.file_path.empty() ? "a file in " + s.activations.file_path
+                                     : s.activations.to_host          ? "host memory"
+                                                                      : "the device's memory"));
+  if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
+  if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
+    report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) +
+                                       " is more than the schedule's total_num_steps " +
+                                       std::to_string(s.schedule.total_num_steps));
+}
+
+}  // namespace
+}  // namespace zero::cli
+
+int zero_train(int argc, char** argv) {
+  using namespace zero;
+  using namespace zero::cli;
+  TrainArguments arguments;
+  Command command("train", "train a built-in GPT on your text, alone or as one of many ranks",
+                  "CONFIG.json --text FILE [options]",
+                  "  zero run -n 2 zero train configs/gpt-demo.json --text book.txt --steps 300\n");
+  declare_train(command, arguments);
+  bool parsed = false;
+  Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
+  if (failure.code != ExitCode::kOk) {  // every rank has the same words
+    publish(failure);
+    // A launcher ends all ranks when one fails: the others give the first the time to say it.
+    if (is_first_rank())
+      print_error("train", failure.text);
+    else
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    return static_cast<int>(failure.code);
+  }
+  if (!parsed) return 0;
+
+  TrainPlan plan;
+  std::unique_ptr<data::Corpus> corpus;
+  Global global = command.global();
+  failure = failure_of([&] {
+    plan = plan_train(command, arguments);
+    plan.command.assign(argv, argv + argc);
+    const config::Settings& settings = plan.options.settings();
+    take_log_level(global, settings);
+    prepare_environment(settings, plan.on_gpu);
+    try {
+      corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, settings.seed);
+    } catch (const std::exception& error) {
+      throw ConfigError(error.what());
+    }
+  });
+  std::shared_ptr<Communicator> comm;
+  const Failure no_ranks = failure_of([&] { comm = Communicator::from_env(); });
+  if (no_ranks.code != ExitCode::kOk) {
+    publish(no_ranks);
+    print_error("train", no_ranks.text);
+    return static_cast<int>(no_ranks.code);
+  }
+  if (const int code = agree_on_start(*comm, failure); code != 0) return code;
+
+  if (comm->rank() != 0) {  // what the library has to say, rank 0 says for all
+    global.log_level = "error";
+    install_log_sink("train", global);
+  }
+  int code = 0;
+  failure = failure_of([&] {
+    plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
+    // The GPU first: seeding asks libtorch whether it has CUDA, and the first answer is kept ([Note: asked too early]).
+    const c10::Device device = device_of(plan, *comm);
+    torch::manual_seed(plan.options.settings().seed);
+    models::Gpt model = build_model(plan, device);
+    place_segments(model, plan.segments);
+    Engine engine(model, plan.options, comm);
+    TrainReport report(global, plan, comm->rank());
+    for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);
+    for (const std::string& notice : plan.options.notices()) report.note(LogLevel::Warning, notice);
+    if (plan.options.settings().dump_state)
+      report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
+    introduce(report, plan, *corpus, engine, device);
+    code = TrainRun(plan, *corpus, model, engine, report).run();
+  });
+  if (failure.code == ExitCode::kOk) return code;
+  publish(failure);
+  comm->abort(failure.text);
+  // These two are agreed on: every rank ends with the same text.
+  const bool alike = failure.code == ExitCode::kNumerical || failure.code == ExitCode::kCheckpoint;
+  if (!alike || comm->rank() == 0) print_error("train", failure.text);
+  return static_cast<int>(failure.code);
+}

@@ -1,0 +1,183 @@
+// Options of `zero train` and how they join with the configuration: a flag wins over the file, a value
+// that the file leaves "auto" is filled by its flag, and what neither says has the defaults shown in the help text.
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+
+#include <zero/errors.h>
+
+#include "cli/support/gpt_segments.h"
+#include "cli/train/train.h"
+#include "config/settings.h"
+
+namespace zero::cli {
+namespace {
+
+// Shortest digits that read back as the same number.
+std::string shown(double value) {
+  char text[40];
+  for (int digits = 6; digits <= 17; ++digits) {
+    std::snprintf(text, sizeof text, "%.*g", digits, value);
+    if (std::stod(text) == value) break;
+  }
+  return text;
+}
+
+std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
+  std::vector<Setting> all;
+  const auto add = [&](const char* flag, const char* key, const std::string& value, bool only_auto = false) {
+    if (c.given(flag)) all.push_back({key, value, std::string("CLI ") + flag, only_auto});
+  };
+  add("--stage", "zero_optimization.stage", std::to_string(a.stage));
+  // The length of the run is not the schedule's: a schedule that names its own length keeps it.
+  add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
+  add("--warmup-steps", "scheduler.params.warmup_num_steps", std::to_string(a.warmup_steps));
+  add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
+  add("--optimizer", "optimizer.type", a.optimizer);
+  add("--lr", "optimizer.params.lr", shown(a.lr));
+  add("--weight-decay", "optimizer.params.weight_decay", shown(a.weight_decay));
+  if (c.given("--dtype")) {
+    all.push_back({"bf16.enabled", a.dtype == "bf16" ? "true" : "false", "CLI --dtype"});
+    all.push_back({"fp16.enabled", a.dtype == "fp16" ? "true" : "false", "CLI --dtype"});
+  }
+  for (const auto& [key, value] : a.set) all.push_back({key, value, "CLI --set"});
+  return all;
+}
+
+std::string config_file(const TrainArguments& a) {
+  if (!a.config_positional.empty() && !a.config.empty())
+    throw ConfigError("[zero train] got " + a.config_positional + " and --config " + a.config +
+                      ", expected one configuration");
+  if (!a.config_positional.empty()) return a.config_positional;
+  if (!a.config.empty()) return a.config;
+  if (const char* file = std::getenv("ZERO_CONFIG"); file && *file) return file;
+  throw ConfigError("[zero train] got no CONFIG.json, expected the path of a configuration. Hint: zero train --help");
+}
+
+// For a first try without a text: English that every Debian has. Said once, in the line that names the text.
+std::string any_text() {
+  const char* text = "/usr/share/common-licenses/GPL-3";
+  if (std::filesystem::exists(text)) return text;
+  throw ConfigError(
+      "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
+      "configuration; any text will do, it is read byte by byte.");
+}
+
+models::GptConfig model_of(const config::ModelSettings& m) {
+  models::GptConfig model;
+  try {
+    if (!m.size.empty()) model = models::GptConfig::preset(m.size);
+    const auto replace = [](std::int64_t& field, std::int64_t value) {
+      if (value != 0) field = value;
+    };
+    replace(model.layers, m.layers);
+    replace(model.hidden, m.hidden);
+    replace(model.heads, m.heads);
+    replace(model.sequence, m.seq_length);
+    replace(model.vocabulary, m.vocabulary);
+    model.dropout = m.dropout;
+    model.tied_output = m.tied;
+    model.validate();
+  } catch (const std::invalid_argument& error) {
+    throw ConfigError(std::string("[libzero.model] ") + error.what());
+  }
+  if (model.vocabulary < 256)
+    throw ConfigError("[libzero.model.vocabulary] got " + std::to_string(model.vocabulary) +
+                      ", expected at least 256: the tokens of a text are its bytes");
+  return model;
+}
+
+void plan_trace(const Command& c, const TrainArguments& a, TrainPlan& plan) {
+  const auto from_env = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text ? text : "");
+  };
+  plan.trace = a.trace.empty() ? from_env("ZERO_TRACE") : a.trace;
+  if (plan.trace.empty()) {
+    if (c.given("--trace-steps")) throw ConfigError("[--trace-steps] got no --trace, expected the file of the trace");
+    return;
+  }
+  const bool given = c.given("--trace-steps");
+  const std::string steps = given ? a.trace_steps : from_env("ZERO_TRACE_STEPS");
+  if (given || !steps.empty())
+    plan.trace_steps = TraceSteps::parse(steps, given ? "--trace-steps" : "ZERO_TRACE_STEPS");
+  const auto folder = std::filesystem::absolute(plan.trace).parent_path();
+  if (std::error_code error; !std::filesystem::is_directory(folder, error))
+    throw ConfigError("[--trace] got " + plan.trace + ", expected a file in a folder that exists");
+}
+
+}  // namespace
+
+void declare_train(Command& c, TrainArguments& a) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 53;
+  c.positional(a.config_positional, "CONFIG.json",
+               "configuration (DeepSpeed's JSON; libzero.model and libzero.data "
+               "choose model and text)",
+               false);
+  c.section("Run");
+  c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text; else the text of the GPL)");
+  c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
+           kMost);
+  c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
+  c.choice("--device", a.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
+  c.config(a.config, a.set, a.strict);
+  c.section("Values that win over the file and fill its \"auto\"");
+  c.option("--warmup-steps", a.warmup_steps, "K", "warm-up of the schedule", 1, kMost);
+  c.option("--micro-batch-size", a.micro_batch_size, "M", "samples a rank and forward", 1, kMost);
+  c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion");
+  c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
+  c.option("--weight-decay", a.weight_decay, "R", "decay of weights", 0, 1e6);
+  c.choice("--dtype", a.dtype, {"fp32", "fp16", "bf16"}, "dtype of parameters and compute");
+  c.section("Results");
+  c.option("--out", a.out, "DIR", "folder of the run's files (runs/<time>-stage<S>)");
+  c.option("--sample", a.sample, "N", "bytes of text that the model writes at the end (200)", 0, 1000000);
+  c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save here at the end and when told to stop");
+  c.option("--save-every", a.save_every, "K", "and every K steps", 1, kMost);
+  c.option("--resume", a.resume, "TAG|auto", "go on from a checkpoint; auto: the newest whole one, if any");
+  c.option("--trace", a.trace, "FILE", "what happens when, for ui.perfetto.dev (ZERO_TRACE)");
+  c.option("--trace-steps", a.trace_steps, "A:B", "steps in it, counted from the start of this run (3:22)");
+  c.no_effect("--deepspeed", false, "configurations are DeepSpeed's here in any case");
+  c.option("--local-rank", a.local_rank, "N", "as launchers append it; must agree with LOCAL_RANK", 0, 65535);
+}
+
+TrainPlan plan_train(const Command& c, const TrainArguments& a) {
+  if (c.given("--local-rank")) {
+    const char* from_env = std::getenv("LOCAL_RANK");
+    if (from_env && std::to_string(a.local_rank) != from_env)
+      throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
+                        " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
+  }
+  for (const char* flag : {"--save-every", "--resume"})
+    if (c.given(flag) && a.checkpoint_dir.empty())
+      throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
+
+  TrainPlan plan;
+  plan.config = config_file(a);
+  plan.options = Options::from_file(plan.config, settings_of(c, a));
+  const config::Settings& s = plan.options.settings();
+  if (a.strict && !plan.options.notices().empty())
+    throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +
+                      " notices, expected none; the first: " + plan.options.notices().front());
+  if (!s.managed_gradient_accumulation)
+    throw ConfigError(
+        "[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide "
+        "boundaries");
+  plan.model = model_of(s.model);
+  plan.segments = segments_of(plan.options, plan.model);
+  plan.on_gpu = a.device == "cuda";
+  plan.text = a.text.empty() ? s.data.text : a.text;
+  if (plan.text.empty()) plan.text = any_text();
+  plan.holdout = s.data.holdout;
+  plan.eval_batches = s.data.eval_batches;
+  plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;
+  plan.save_every = a.save_every;
+  plan.sample = a.sample;
+  plan.checkpoint_dir = a.checkpoint_dir;
+  plan.resume = a.resume;
+  plan.out = a.out;
+  plan_trace(c, a, plan);
+  return plan;
+}
+
+}  // namespace zero::cli

@@ -1,0 +1,74 @@
+// What a run of `zero train` says and leaves behind: step lines or JSON on stdout, a progress line on
+// terminals, and the files of the run folder. Rank 0 only; on other ranks every call does nothing.
+// Training and measuring are train_run.cpp's.
+#pragma once
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/monitor.h>
+
+#include "cli/support/console.h"
+#include "cli/train/train.h"
+#include "report/text/memory_phases.h"
+#include "report/text/progress.h"
+#include "report/text/step_line.h"
+
+namespace zero::cli {
+
+struct TrainSummary {
+  std::int64_t steps = 0;  // reached
+  std::int64_t skipped = 0;
+  double final_loss = 0;          // mean of the last steps that made up a tenth of the run, at most 50
+  double seconds = 0;             // in steps, this start alone; evaluation and saving are not in it
+  double tokens_per_s = 0;        // over these seconds
+  std::optional<double> heldout;  // nats per byte
+  std::int64_t heldout_samples = 0;
+  std::string sample_prompt, sample;
+  report::MemoryPhases memory;
+  std::uint64_t peak_bytes = 0;  // of the whole run, device tier of rank 0
+  std::string checkpoint;        // the last one's path
+  int stopped_by = 0;            // the signal that ended the run early
+  std::optional<TraceSummary> trace;
+};
+
+class TrainReport {
+ public:
+  // Makes the run folder and its config.json, later log.jsonl and the others. Throws IoError.
+  TrainReport(const Global& global, const TrainPlan& plan, int rank);
+  ~TrainReport();
+
+  // Lines for people on stderr, from `level` on.
+  void note(LogLevel level, const std::string& text);
+  // Whether a plain line is due after that step; the same on every rank.
+  bool prints(std::int64_t step) const { return print_every_ > 0 && (step % print_every_ == 0 || step == total_); }
+  // `samples`: all ranks' so far.
+  void step(const report::StepRow& row, std::int64_t samples);
+  // Tables, curve and sample on stdout (nothing with --json), sample.txt, result.json.
+  void finish(const TrainSummary& summary);
+  // For a signal handler: whether a progress line may have to be wiped.
+  bool draws() const { return draws_; }
+  const std::string& folder() const { return folder_; }
+
+ private:
+  void open_folder(const TrainPlan& plan);
+  void write_file(const std::string& name, const std::string& text);
+  std::string result_json(const TrainSummary& summary) const;
+
+  bool active_, json_, draws_ = false, lines_ = true;
+  LogLevel least_;
+  report::Terminal out_;
+  std::int64_t print_every_ = 0, total_ = 0;
+  std::string folder_;
+  std::ofstream log_;
+  std::unique_ptr<report::ProgressLine> progress_;
+  double shown_tokens_per_s_ = 0;
+  Monitor monitor_;
+  std::vector<std::pair<std::int64_t, double>> curve_;
+};
+
+}  // namespace zero::cli

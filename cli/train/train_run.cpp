@@ -1,0 +1,315 @@
+// The loop of `zero train`. Every rank goes through the same forwards, collectives and saves; what only
+// rank 0 does (writing) is behind TrainReport.
+#include "cli/train/train_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/train/train_signals.h"
+#include "config/settings.h"
+#include "base/system.h"
+
+namespace zero::cli {
+namespace {
+
+using Tier = MemoryReport::Tier;
+
+// On a GPU "device" is what its allocator counts, activations included.
+report::MemoryPoint memory_point(report::Phase phase, const MemoryReport& memory) {
+  const char* after = phase == report::Phase::AfterForward    ? "forward"
+                      : phase == report::Phase::AfterBackward ? "backward"
+                                                              : "step";
+  report::MemoryPoint point{after, memory.current(Tier::Device), memory.peak(Tier::Device), memory.current(Tier::Host),
+                            memory.peak(Tier::Host)};
+  if (memory.allocator)
+    point.device_bytes = memory.allocator->allocated, point.device_peak = memory.allocator->allocated_peak;
+  return point;
+}
+
+// What ranks tell each other after a step.
+struct Message {
+  double loss;
+  std::int64_t weight;  // samples behind it
+  int stop_signal;
+};
+
+// The weighted mean of the losses, summed in rank order so that every rank has the same bits.
+Message agree(Communicator& comm, const Message& mine) {
+  Message all{0, 0, 0};
+  for (const std::string& text : comm.exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    Message part{};
+    std::memcpy(&part, text.data(), std::min(text.size(), sizeof part));
+    if (part.weight > 0) all.loss += part.loss * static_cast<double>(part.weight);
+    all.weight += part.weight;
+    all.stop_signal = std::max(all.stop_signal, part.stop_signal);
+  }
+  if (all.weight > 0) all.loss /= static_cast<double>(all.weight);
+  return all;
+}
+
+// The same on every rank: rank 0 looks, for the folder may be slow to show everywhere.
+bool any_checkpoint(Communicator& comm, const std::string& dir) {
+  std::error_code error;
+  bool found = false;
+  if (comm.rank() == 0)
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) found = found || entry.is_directory();
+  return comm.exchange(found ? "1" : "0").front() == "1";
+}
+
+}  // namespace
+
+TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine,
+                   TrainReport& report)
+    : plan_(plan),
+      corpus_(corpus),
+      model_(std::move(model)),
+      device_(model_->parameters().front().device()),
+      engine_(engine),
+      report_(report),
+      comm_(engine.communicator()),
+      reader_(corpus, comm_.rank(), comm_.size()),
+      recorder_(plan, engine, device_, report.folder()) {}
+
+at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
+  const std::int64_t length = corpus_.sequence() + 1;
+  at::Tensor tokens = torch::empty({static_cast<std::int64_t>(samples.size()), length}, torch::kLong);
+  std::int64_t* out = tokens.mutable_data_ptr<std::int64_t>();
+  for (const std::uint8_t* sample : samples) out = std::copy(sample, sample + length, out);
+  return tokens.to(device_);
+}
+
+double TrainRun::now() const {
+  if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
+  return base::steady_seconds();
+}
+
+// On a GPU the allocator's word, which includes activations.
+std::uint64_t TrainRun::peak_bytes() const {
+  const MemoryReport memory = engine_.memory();
+  return memory.allocator ? memory.allocator->allocated_peak : memory.peak(Tier::Device);
+}
+
+void TrainRun::resume() {
+  if (plan_.resume.empty()) return;
+  const bool newest = plan_.resume == "auto";
+  if (newest && !any_checkpoint(comm_, plan_.checkpoint_dir)) {
+    report_.note(LogLevel::Info, "no checkpoint in " + plan_.checkpoint_dir + ": starting from the beginning");
+    return;
+  }
+  const std::string tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
+  const auto saved = nlohmann::json::parse(engine_.user_state(), nullptr, false);
+  if (!saved.is_object() || !saved.contains("reader"))
+    throw ConfigError("[--resume] got checkpoint " + plan_.checkpoint_dir + "/" + tag +
+                          " without a position in the text, expected one that `zero train` wrote",
+                      ExitCode::kCheckpoint);
+  try {
+    reader_.restore(saved["reader"].dump());
+  } catch (const std::runtime_error& error) {
+    throw ConfigError(std::string("[--resume] ") + error.what());
+  }
+  saved_step_ = engine_.global_step();
+  report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
+                                   std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
+}
+
+double TrainRun::step(StepResult& result, report::StepRow& row) {
+  const config::Settings& settings = plan_.options.settings();
+  const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
+  const bool recorded = engine_.global_step() == recorder_.step(), measured = engine_.global_step() == measured_step_;
+  if (engine_.global_step() + 1 == recorder_.step()) {
+    summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
+    engine_.reset_peak_memory();
+  }
+  const bool breakdown = settings.memory_breakdown && report_.prints(engine_.global_step() + 1);
+  const auto note = [&](report::Phase phase) {
+    if (!recorded && !measured && !breakdown) return;
+    const MemoryReport memory = engine_.memory();
+    if (recorded) recorder_.note(phase, memory);
+    if (!measured && !breakdown) return;
+    summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
+    engine_.reset_peak_memory();
+    if (measured) summary_.memory.note(phase, memory);
+    if (breakdown && phase != report::Phase::BeforeForward) row.memory.push_back(memory_point(phase, memory));
+  };
+  // Parts of the step, when wall_clock_breakdown asks for them.
+  double at = 0, reduce_before = 0;
+  const auto begin_part = [&] {
+    if (settings.wall_clock_breakdown) at = now();
+  };
+  const auto end_part = [&](std::optional<double>& part) {
+    if (settings.wall_clock_breakdown) part = part.value_or(0) + now() - at;
+  };
+  double sum = 0;
+  for (std::int64_t i = 0; i < accumulation; ++i) {
+    const bool last = i + 1 == accumulation;
+    // A function of what is read, not of how long the process runs: a resumed run draws the same.
+    if (plan_.model.dropout > 0)
+      torch::manual_seed(plan_.options.settings().seed * 1000003 +
+                         static_cast<std::uint64_t>(reader_.position()) * 1009 +
+                         static_cast<std::uint64_t>(comm_.rank()));
+    const at::Tensor data = batch(reader_.next(micro));
+    if (last) note(report::Phase::BeforeForward);
+    begin_part();
+    at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    end_part(row.forward_seconds);
+    if (last) note(report::Phase::AfterForward);
+    reduce_before = engine_.times().reduce_wait_s;
+    begin_part();
+    engine_.backward(loss);
+    end_part(row.backward_seconds);
+    if (settings.wall_clock_breakdown)
+      row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
+    sum += loss.item<double>();
+    loss.reset();
+    if (last) note(report::Phase::AfterBackward);
+    begin_part();
+    result = engine_.step();
+    end_part(row.update_seconds);
+    if (last) note(report::Phase::AfterStep);
+  }
+  return sum / static_cast<double>(accumulation);
+}
+
+void TrainRun::save() {
+  if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
+  const std::string tag = "global_step" + std::to_string(engine_.global_step());
+  engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
+  const double begin = base::steady_seconds();
+  engine_.save_checkpoint(plan_.checkpoint_dir, tag);
+  saved_step_ = engine_.global_step();
+  summary_.checkpoint = plan_.checkpoint_dir + "/" + tag;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - begin);
+  report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
+}
+
+void TrainRun::end_trace() {
+  if (plan_.trace.empty()) return;
+  summary_.trace = engine_.stop_trace();
+  if (summary_.trace->steps > 0) recorder_.take_trace(summary_.trace->file);
+  if (summary_.trace->steps == 0)
+    report_.note(LogLevel::Warning, "the trace is empty: the run ended before step " +
+                                        std::to_string(plan_.trace_steps.first) + " of it. Hint: --trace-steps 1:");
+}
+
+void TrainRun::evaluate() {
+  engine_.flush();
+  const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = comm_.size();
+  if (held == 0) return;
+  const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  Message mine{0, 0, 0};
+  // All ranks do as many forwards, for at stage 3 these are collectives: one without a sample of its
+  // own left repeats one that does not count.
+  for (std::int64_t first = comm_.rank() * micro; first - comm_.rank() * micro < wanted; first += micro * ranks) {
+    std::vector<const std::uint8_t*> samples;
+    for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i)
+      samples.push_back(corpus_.heldout(i * held / wanted));
+    const auto count = static_cast<std::int64_t>(samples.size());
+    if (count == 0) samples.push_back(corpus_.heldout(0));
+    const at::Tensor data = batch(samples);
+    const at::Tensor loss =
+        model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    mine.loss += loss.item<double>() * static_cast<double>(count);
+    mine.weight += count;
+  }
+  model_->train();
+  if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
+  const Message all = agree(comm_, mine);
+  summary_.heldout = all.loss;
+  summary_.heldout_samples = all.weight;
+}
+
+void TrainRun::write_sample() {
+  if (plan_.sample == 0) return;
+  const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
+  const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
+  const at::Tensor prompt = batch({text}).narrow(1, 0, length);
+  // On every rank alike: the same weights and the same generator choose the same bytes.
+  const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1}).cpu();
+  // At stage 3 a rank reads the others' shards until its own last byte: nobody may leave before. (On one host a gather
+  // waits for no one, and a rank that is ahead would take its shards with it.)
+  comm_.barrier();
+  summary_.sample_prompt.assign(text, text + length);
+  const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = length; i < said.numel(); ++i)
+    summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
+}
+
+int TrainRun::run() {
+  const StopSignals signals(report_.draws());
+  if (!plan_.trace.empty()) engine_.start_trace(plan_.trace, plan_.trace_steps);
+  resume();
+  const std::int64_t first = engine_.global_step();
+  recorder_.begin(first);
+  measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
+  // Measuring gives idle buffers back, which belong to the recorded step's peak.
+  if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
+  const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
+  const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
+  std::vector<double> losses;
+  model_->train();
+  while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
+    const double begin = base::steady_seconds();
+    const std::uint64_t sent_before = comm_.stats().bytes_sent();
+    const bool recorded = engine_.global_step() == recorder_.step();
+    if (recorded) recorder_.begin_step();
+    report::StepRow row;
+    StepResult result;
+    const double loss = step(result, row);
+    const Message all = agree(comm_, {loss, 1, StopSignals::requested()});
+    summary_.stopped_by = all.stop_signal;
+    const double seconds = base::steady_seconds() - begin;
+    summary_.seconds += seconds;
+    losses.push_back(all.loss);
+    const auto done = static_cast<double>(losses.size());
+
+    row.step = result.global_step;
+    row.steps = plan_.steps;
+    row.loss = all.loss;
+    row.grad_norm = result.grad_norm < 0 ? std::numeric_limits<double>::quiet_NaN() : result.grad_norm;
+    row.lr = result.lr;
+    row.loss_scale = result.loss_scale;
+    row.skipped = engine_.skipped_steps();
+    row.memory_bytes = std::max(summary_.peak_bytes, peak_bytes());
+    row.step_seconds = seconds;
+    row.tokens_per_s = tokens_per_step / seconds;
+    row.bytes_sent = comm_.stats().bytes_sent() - sent_before;
+    if (result.global_step < plan_.steps)
+      row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
+    report_.step(row, result.global_step * samples_per_step);
+    if (recorded) recorder_.end_step();
+    if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
+  }
+  summary_.steps = engine_.global_step();
+  summary_.skipped = engine_.skipped_steps();
+  if (!losses.empty()) {
+    const std::size_t tail = std::clamp<std::size_t>(losses.size() / 10, 1, 50);
+    for (std::size_t i = losses.size() - tail; i < losses.size(); ++i)
+      summary_.final_loss += losses[i] / static_cast<double>(tail);
+    summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
+  }
+  summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
+  save();
+  end_trace();
+  if (summary_.stopped_by == 0) {
+    evaluate();
+    write_sample();
+  }
+  report_.finish(summary_);
+  if (summary_.stopped_by == 0) return 0;
+  const bool saved = !plan_.checkpoint_dir.empty();
+  report_.note(LogLevel::Warning, "stopped by signal " + std::to_string(summary_.stopped_by) + " after step " +
+                                      std::to_string(summary_.steps) +
+                                      (saved ? ", state saved in " + summary_.checkpoint + ": go on with --resume auto"
+                                             : "; nothing was saved, for there is no --checkpoint-dir"));
+  return saved ? 75 : 143;
+}
+
+}  // namespace zero::cli

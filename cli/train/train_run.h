@@ -1,0 +1,51 @@
+// One run of training on this rank: the loop, its agreements between ranks (loss, stop signals), the
+// held-out loss, the sample, checkpoints. Reads a TrainPlan, writes through a TrainReport.
+#pragma once
+#include <memory>
+
+#include <zero/zero.h>
+
+#include "cli/train/run_recorder.h"
+#include "cli/train/train.h"
+#include "cli/train/train_report.h"
+#include "data/corpus.h"
+#include "models/gpt.h"
+
+namespace zero::cli {
+
+class TrainRun {
+ public:
+  TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine, TrainReport& report);
+
+  // Loads what --resume asks for, trains, evaluates, samples, saves; returns the exit code.
+  int run();
+
+ private:
+  void resume();
+  // One optimizer step: this rank's mean loss over its micro-batches.
+  double step(StepResult& result, report::StepRow& row);
+  // Seconds, when the device has done what it was asked to.
+  double now() const;
+  // int64 [samples, sequence + 1], where the model is.
+  at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
+  std::uint64_t peak_bytes() const;
+  void save();
+  void end_trace();
+  void evaluate();
+  void write_sample();
+
+  const TrainPlan& plan_;
+  const data::Corpus& corpus_;
+  models::Gpt model_;
+  c10::Device device_;
+  Engine& engine_;
+  TrainReport& report_;
+  Communicator& comm_;
+  data::Reader reader_;
+  TrainSummary summary_;
+  std::int64_t saved_step_ = -1;
+  RunRecorder recorder_;
+  std::int64_t measured_step_ = 0;  // the step whose memory is shown
+};
+
+}  // namespace zero::cli

@@ -1,0 +1,232 @@
+// Options: the facade over a document.
+#include <zero/options.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/hex.h"
+#include "base/printable.h"
+#include "config/batch.h"
+#include "config/document.h"
+#include "config/json_reader.h"
+
+namespace zero {
+namespace config {
+
+const Entry* Document::find(std::string_view path) const {
+  const auto found = entries.find(path);
+  return found == entries.end() ? nullptr : &found->second;
+}
+
+bool Document::is_set(std::string_view path) const {
+  const Entry* entry = find(path);
+  return entry && !entry->automatic;
+}
+
+std::string Document::effective(const Key& key) const {
+  const Entry* entry = find(key.path);
+  if (entry && !entry->automatic) return entry->value.json();
+  const auto adagrad = [&] {
+    const Entry* type = find("optimizer.type");
+    return type && type->value.text == "Adagrad";
+  };
+  if (key.path == "optimizer.params.lr" && adagrad()) return "0.01";
+  if (key.path == "optimizer.params.eps" && adagrad()) return "1e-10";
+  return std::string(key.fallback);
+}
+
+Place Document::place(std::string_view path) const {
+  const Entry* entry = find(path);
+  return entry ? entry->place : Place{};
+}
+
+std::shared_ptr<const Document> read_document(std::shared_ptr<const Source> source, std::vector<Setting> overrides,
+                                              Faults& faults) {
+  auto document = std::make_shared<Document>();
+  document->source = std::move(source);
+  document->overrides = std::move(overrides);
+  read_entries(*document, faults);
+  // Values that were refused are not entries, so the checks see defaults there and stay meaningful.
+  check_entries(*document, faults);
+  Faults not_built;
+  list_not_built(*document, not_built);
+  document->not_built = not_built.sorted();
+  for (const auto& fault : faults.sorted())
+    if (fault.severity == ConfigFault::Severity::Notice) document->notices.push_back(fault);
+  if (!faults.has_errors()) document->settings = typed_settings(*document);
+  return document;
+}
+
+namespace {
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ostringstream text;
+  if (file == "-") {
+    text << std::cin.rdbuf();
+    return text.str();
+  }
+  errno = 0;
+  std::ifstream in(file, std::ios::binary);
+  if (!in || std::filesystem::is_directory(file))
+    throw IoError("[Options::from_file] cannot read \"" + base::printable(file.string(), base::Lines::Escape) +
+                      "\": " + (std::filesystem::is_directory(file) ? "it is a directory" : std::strerror(errno)) +
+                      ". Hint: give the path of a JSON configuration.",
+                  ExitCode::kConfig);
+  // One byte above the limit is enough to see that it is too large.
+  std::string bytes(kMaxFileBytes + 1, '\0');
+  in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<std::size_t>(in.gcount()));
+  return bytes;
+}
+
+std::shared_ptr<const Document> document_or_throw(std::shared_ptr<const Source> source,
+                                                  std::vector<Setting> overrides) {
+  Faults faults;
+  const std::string name = source->name;
+  auto document = read_document(std::move(source), std::move(overrides), faults);
+  if (faults.has_errors()) {
+    std::vector<ConfigFault> errors;
+    for (auto& fault : faults.sorted())
+      if (fault.severity == ConfigFault::Severity::Error) errors.push_back(std::move(fault));
+    throw ConfigError("[Options] the configuration cannot be used:\n" + faults_text(errors, name));
+  }
+  return document;
+}
+
+}  // namespace
+
+BatchSizes resolve_batch(const Options& options, int world) {
+  const Settings& s = options.settings();
+  const Document& d = options.document();
+  const auto describe = [&](const char* path) {
+    const Entry* entry = d.find(path);
+    return entry && !entry->automatic ? " (" + base::printable(entry->source, base::Lines::Escape) + ")"
+                                      : std::string();
+  };
+  const auto fail = [&](const std::string& message, const std::string& hint) {
+    throw ConfigError("[Options] /train_batch_size" + describe("train_batch_size") + ": " + message +
+                      ". Hint: " + hint);
+  };
+  if (s.data_parallel_size && *s.data_parallel_size != world)
+    throw ConfigError(base::join("[Options] /data_parallel_size", describe("data_parallel_size"), ": got ",
+                                 *s.data_parallel_size, ", expected ", world,
+                                 ", the number of ranks. Hint: leave it out; libzero has data-parallel ranks only."));
+  const std::int64_t w = world;
+  const auto T = s.train_batch_size, M = s.micro_batch_size, A = s.accumulation_steps;
+  if (!T && !M)
+    throw ConfigError(
+        "[Options] batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one of them. "
+        "Hint: add \"train_micro_batch_size_per_gpu\": 1 to " +
+        base::printable(d.source->name, base::Lines::Escape) + ".");
+  const auto equation = [&](std::int64_t m, std::int64_t a) {
+    return base::join(m, " (micro", describe("train_micro_batch_size_per_gpu"), ") x ", a, " (accumulation",
+                      describe("gradient_accumulation_steps"), ") x ", w, " (ranks)");
+  };
+  if (!T) return {*M * A.value_or(1) * w, *M, A.value_or(1)};
+  if (M && A) {
+    if (*M * *A * w != *T)
+      fail(base::join(*T, " is not ", equation(*M, *A), " = ", *M * *A * w),
+           base::join("set it to ", *M * *A * w, ", or leave one of the three out."));
+    return {*T, *M, *A};
+  }
+  const std::int64_t known = (M ? *M : A ? *A : 1) * w;
+  if (*T % known != 0)
+    fail(
+        base::join(*T, " cannot be divided by ", known, " = ",
+                   M ? base::join(*M, " (micro)") : base::join(A.value_or(1), " (accumulation)"), " x ", w, " (ranks)"),
+        base::join("set it to ", std::max<std::int64_t>(1, *T / known) * known, " or ", (*T / known + 1) * known, "."));
+  const std::int64_t other = *T / known;
+  return M ? BatchSizes{*T, *M, other} : BatchSizes{*T, other, A.value_or(1)};
+}
+
+void require_built(const Options& options) {
+  const auto& not_built = options.document().not_built;
+  if (!not_built.empty())
+    throw ConfigError("[Options] the configuration asks for what this version does not have:\n" +
+                      faults_text(not_built, options.document().source->name));
+}
+
+}  // namespace config
+
+Options::Options() : Options(from_json("{}", "<defaults>")) {}
+
+Options Options::from_file(const std::filesystem::path& json, const std::vector<Setting>& settings) {
+  auto source = std::make_shared<config::Source>(
+      config::Source{json == "-" ? "<stdin>" : json.string(), config::read_text(json)});
+  return Options(config::document_or_throw(std::move(source), settings));
+}
+
+Options Options::from_json(std::string_view text, std::string_view name, const std::vector<Setting>& settings) {
+  return Options(config::document_or_throw(
+      std::make_shared<config::Source>(config::Source{std::string(name), std::string(text)}), settings));
+}
+
+Options Options::with(const std::vector<Setting>& settings) const {
+  auto all = document_->overrides;
+  all.insert(all.end(), settings.begin(), settings.end());
+  return Options(config::document_or_throw(document_->source, std::move(all)));
+}
+
+std::vector<std::string> Options::notices() const {
+  std::vector<std::string> lines;
+  for (const auto& fault : document_->notices)
+    lines.push_back(base::printable(fault.file + ":" + std::to_string(fault.line) + ":" + std::to_string(fault.column) +
+                                        ": " + fault.pointer + ": " + fault.message +
+                                        (fault.hint.empty() ? "" : "; " + fault.hint),
+                                    base::Lines::Escape));
+  return lines;
+}
+
+std::map<std::string, std::string> Options::effective() const {
+  std::map<std::string, std::string> values;
+  for (const config::Key& key : config::keys()) {
+    if (key.path == "comet.api_key") continue;  // a secret
+    values.emplace(key.path, document_->effective(key));
+  }
+  return values;
+}
+
+std::string Options::digest() const {
+  std::string all;
+  for (const auto& [path, value] : effective()) all += path + "=" + value + "\n";
+  const auto hash = XXH3_128bits(all.data(), all.size());
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, hash);
+  return base::hex(canonical.digest, sizeof canonical.digest);
+}
+
+const config::Settings& Options::settings() const { return document_->settings; }
+
+std::vector<ConfigFault> check_config(const std::filesystem::path& file, const std::vector<Setting>& settings,
+                                      std::optional<int> world) {
+  auto source = std::make_shared<config::Source>(
+      config::Source{file == "-" ? "<stdin>" : file.string(), config::read_text(file)});
+  config::Faults faults;
+  const auto document = config::read_document(source, settings, faults);
+  auto all = faults.sorted();
+  all.insert(all.end(), document->not_built.begin(), document->not_built.end());
+  if (!faults.has_errors()) {
+    const bool missing = !document->is_set("train_batch_size") && !document->is_set("train_micro_batch_size_per_gpu");
+    try {
+      if (world || missing)
+        config::resolve_batch(Options::from_json(source->text, source->name, settings), world.value_or(1));
+    } catch (const ConfigError& e) {
+      config::Faults late;
+      std::string text = e.what();
+      late.error(missing ? "missing" : "conflict", document->place("train_batch_size"), "/train_batch_size",
+                 text.substr(text.find(": ") + 2));
+      const auto more = late.sorted();
+      all.insert(all.end(), more.begin(), more.end());
+    }
+  }
+  return all;
+}
+
+}  // namespace zero

@@ -1,0 +1,193 @@
+// The typed values of a configuration, as the layers below read them. Plain data; every field
+// mirrors one row of the key table (key_table.cpp), which owns names, ranges and defaults.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zero::config {
+
+enum class Precision { Fp32, Bf16, Fp16 };
+enum class OptimizerType { None, Adam, AdamW, Sgd, Adagrad, Lion };
+enum class ScheduleType { Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle };
+enum class ReduceOp { Mean, Sum };
+
+// Overrides for parameters whose name matches `pattern` (shell wildcards * and ?); the first
+// matching entry wins. Group 0 is everything that no entry matches.
+struct ParameterGroup {
+  std::string pattern;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+};
+
+struct OptimizerSettings {
+  OptimizerType type = OptimizerType::None;
+  double lr = 1e-3, weight_decay = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  bool bias_correction = true, adam_w_mode = true;  // adam_w_mode true: decoupled decay
+  double momentum = 0, dampening = 0;
+  bool nesterov = false;
+  double lr_decay = 0, initial_accumulator_value = 0;  // Adagrad
+};
+
+// A number or one number per parameter group.
+using PerGroup = std::vector<double>;
+
+struct ScheduleSettings {
+  ScheduleType type = ScheduleType::Constant;
+  PerGroup warmup_min_lr{0}, warmup_max_lr;  // empty max: the optimizer's lr
+  std::int64_t warmup_num_steps = 1000, total_num_steps = 0;
+  bool warmup_log = true;  // false: linear
+  double warmup_min_ratio = 0, cos_min_ratio = 1e-4;
+  PerGroup range_min_lr{1e-3};
+  std::int64_t range_step_size = 2000;
+  double range_step_rate = 1;
+  bool range_staircase = false;
+  PerGroup cycle_min_lr, cycle_max_lr;
+  std::int64_t cycle_first_step_size = 2000;
+  std::optional<std::int64_t> cycle_second_step_size;
+  std::int64_t cycle_first_stair_count = 0;
+  std::optional<std::int64_t> cycle_second_stair_count;
+  std::int64_t decay_step_size = 0;
+  double decay_lr_rate = 0;
+  bool cycle_momentum = true;
+  PerGroup cycle_min_mom{0.8}, cycle_max_mom{0.9};
+  double decay_mom_rate = 0;
+  std::int64_t last_batch_iteration = -1;
+};
+
+struct ScalerSettings {     // fp16 only
+  double static_scale = 0;  // 0: dynamic
+  int initial_scale_power = 16;
+  std::int64_t window = 1000, hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  std::int64_t min_scale = 1;
+};
+
+// Where states rest: on the device that computes, in host memory, in a file.
+enum class OffloadDevice { None, Cpu, Nvme };
+
+struct OffloadOptimizerSettings {
+  OffloadDevice device = OffloadDevice::None;
+  std::string path;  // of the folder, for Nvme
+  bool pin_memory = true;
+  std::optional<std::int64_t> buffer_count, buffer_size;  // buffers of elements; unset: as many as a pipeline needs
+  bool pipeline_read = true, pipeline_write = true;
+  double ratio = 1;  // of the elements; the rest stays on the device
+};
+
+struct OffloadParamSettings {
+  OffloadDevice device = OffloadDevice::None;
+  std::string path;
+  bool pin_memory = true;
+  std::optional<std::int64_t> buffer_count, buffer_size;
+  std::int64_t max_in_cpu = 1000000000;  // elements that stay in host memory though the device is Nvme
+};
+
+struct AioSettings {
+  std::int64_t block_size = 1048576;  // bytes
+  int queue_depth = 8, threads = 1;
+  bool single_submit = false, overlap_events = true;
+  bool checksums = true;  // libzero.tier_checksums
+};
+
+struct ZeroSettings {
+  int stage = 0;
+  OffloadOptimizerSettings offload_optimizer;
+  OffloadParamSettings offload_param;
+  std::int64_t sub_group_size = 1000000000;  // elements of an optimizer tile at most
+  bool delayed_update = false;
+  std::int64_t delayed_start_step = 40;  // first step, counted from 0, whose gradients are applied one step late
+  std::optional<bool> overlap_comm;      // unset: true at stage 3, else false
+  bool ignore_unused_parameters = true;
+  // Elements: of a group with several parameters at most; of the all-gathers under way after an update at most.
+  std::int64_t reduce_bucket_size = 500000000, allgather_bucket_size = 500000000;
+  std::int64_t prefetch_bucket_size = 50000000;                             // elements gathered ahead; 0 = none
+  std::int64_t persistence_threshold = 0, model_persistence_threshold = 0;  // elements of a parameter, of all of them
+  std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;    // elements
+  int hpz_ranks = 1;                                                        // that keep second shards together
+  bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
+  bool log_trace_cache_warnings = false;
+};
+
+// How activations wait between forward and backward.
+struct ActivationSettings {
+  // Segments: into how many `zero train` splits its layers (0: one a layer), and whether it does.
+  std::int64_t num_checkpoints = 0;
+  bool checkpointing = false;  // a key that says how checkpoints are kept differs from its default
+  bool to_host = false, contiguous = false, synchronize = false, profile = false;
+  std::string file_path;  // folder of the file that segments' inputs go to; empty: none
+  struct Offload {        // any saved tensor of at least min_bytes
+    OffloadDevice device = OffloadDevice::None;
+    std::string path;
+    std::int64_t min_bytes = 65536;
+  } offload;
+};
+
+// What one rank may hold, in bytes by tier; unset: no limit (file: nothing moves there).
+struct MemoryBudget {
+  std::optional<std::int64_t> device, host, file, activations;
+  std::string path;  // of the folder for what moves to a file
+};
+
+// The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); each number that is
+// not 0 replaces the preset's.
+struct ModelSettings {
+  std::string size;
+  std::int64_t layers = 0, hidden = 0, heads = 0, seq_length = 0, vocabulary = 0;
+  double dropout = 0;
+  bool tied = true;  // output layer = token embedding
+};
+
+// Files of metrics in output_path/job_name.
+struct MonitorSettings {
+  bool enabled = false;
+  std::string output_path, job_name = "DeepSpeedJobName";
+};
+
+struct DataSettings {
+  std::string text;       // file; empty: the command line names it
+  double holdout = 0.05;  // last part of the file, never trained on
+  std::int64_t eval_batches = 32;
+};
+
+struct Settings {
+  std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps, data_parallel_size;
+  bool managed_gradient_accumulation = true, dataloader_drop_last = false;
+  OptimizerSettings optimizer;
+  std::vector<ParameterGroup> parameter_groups;  // libzero.parameter_groups
+  std::vector<std::string> units;   // libzero.units: module paths that are gather units; empty: found automatically
+  std::int64_t unit_min_numel = 0;  // neighbouring units of fewer elements merge
+  ScheduleSettings schedule;
+  Precision precision = Precision::Fp32;
+  ScalerSettings scaler;
+  bool check_grad_overflow = true;  // bf16
+  std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
+  double gradient_clipping = 1.0;  // 0: off
+  ReduceOp reduce_op = ReduceOp::Mean;
+  bool prescale_gradients = false;
+  double predivide_factor = 1;
+  ZeroSettings zero;
+  AioSettings aio;
+  MemoryBudget memory;
+  std::optional<std::int64_t> steps_per_print = 10;
+  bool wall_clock_breakdown = false, memory_breakdown = false;
+  bool dump_state = false;
+  MonitorSettings tensorboard, csv_monitor;
+  std::optional<std::string> log_level;
+  std::string checkpoint_tag_validation = "Warn";
+  std::uint64_t seed = 1234;
+  std::string transport = "auto";
+  double timeout_s = 1800;
+  std::int64_t max_skipped_steps = 10;
+  ActivationSettings activations;
+  ModelSettings model;
+  DataSettings data;
+};
+
+// The three batch numbers for a world of `world` ranks (train = micro * accumulation * world).
+struct BatchSizes {
+  std::int64_t train, micro, accumulation;
+};
+
+}  // namespace zero::config

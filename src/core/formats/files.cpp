@@ -1,0 +1,344 @@
+#include "formats/files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "base/check.h"
+#include "base/printable.h"
+#include "base/size_signal.h"
+
+namespace zero::formats {
+namespace {
+
+int result_of(int value) { return value < 0 ? -errno : value; }
+
+int fill(const struct stat& from, FileInfo* out) {
+  out->regular = S_ISREG(from.st_mode);
+  out->directory = S_ISDIR(from.st_mode);
+  out->bytes = static_cast<std::uint64_t>(from.st_size);
+  out->inode = from.st_ino;
+  out->device = from.st_dev;
+  out->modified_ns = static_cast<std::int64_t>(from.st_mtim.tv_sec) * 1000000000 + from.st_mtim.tv_nsec;
+  return 0;
+}
+
+// The kernel takes at most about 2 GiB in one call.
+constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
+
+}  // namespace
+
+int FsOps::open_folder(const char* path) { return result_of(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
+int FsOps::open_folder_at(int folder, const char* name) {
+  return result_of(::openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+int FsOps::open_read_at(int folder, const char* name) {
+  // O_NONBLOCK: a FIFO opens at once instead of waiting for a writer, and is then refused.
+  return result_of(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+}
+int FsOps::create_at(int folder, const char* name) {
+  return result_of(::openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+}
+int FsOps::open_lock_at(int folder, const char* name) {
+  return result_of(::openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+}
+int FsOps::make_folder(const char* path) { return result_of(::mkdir(path, 0777)); }
+int FsOps::make_folder_at(int folder, const char* name) { return result_of(::mkdirat(folder, name, 0777)); }
+ssize_t FsOps::pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) {
+  const auto n = ::pread(fd, out, bytes, static_cast<off_t>(offset));
+  return n < 0 ? -errno : n;
+}
+ssize_t FsOps::pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) {
+  const base::SizeSignalOff guard;
+  const auto n = ::pwrite(fd, data, bytes, static_cast<off_t>(offset));
+  return n < 0 ? -errno : n;
+}
+int FsOps::fallocate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
+  return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
+}
+int FsOps::truncate(int fd, std::uint64_t bytes) {
+  const base::SizeSignalOff guard;
+  return result_of(::ftruncate(fd, static_cast<off_t>(bytes)));
+}
+int FsOps::fdatasync(int fd) { return result_of(::fdatasync(fd)); }
+int FsOps::fsync(int fd) { return result_of(::fsync(fd)); }
+int FsOps::close(int fd) { return result_of(::close(fd)); }
+int FsOps::rename_at(int folder, const char* from, const char* to) {
+  return result_of(::renameat(folder, from, folder, to));
+}
+int FsOps::exchange_at(int folder, const char* a, const char* b) {
+  return result_of(static_cast<int>(::syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE)));
+}
+int FsOps::remove_at(int folder, const char* name) { return result_of(::unlinkat(folder, name, 0)); }
+int FsOps::remove_folder_at(int folder, const char* name) { return result_of(::unlinkat(folder, name, AT_REMOVEDIR)); }
+int FsOps::try_lock(int fd) { return result_of(::flock(fd, LOCK_EX | LOCK_NB)); }
+int FsOps::info(int fd, FileInfo* out) {
+  struct stat found;
+  return ::fstat(fd, &found) < 0 ? -errno : fill(found, out);
+}
+int FsOps::info_at(int folder, const char* name, FileInfo* out) {
+  struct stat found;
+  return ::fstatat(folder, name, &found, AT_SYMLINK_NOFOLLOW) < 0 ? -errno : fill(found, out);
+}
+int FsOps::list(int folder, std::vector<std::string>* names) {
+  const int fd = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  DIR* stream = ::fdopendir(fd);
+  if (stream == nullptr) {
+    const int error = errno;
+    ::close(fd);
+    return -error;
+  }
+  errno = 0;
+  while (const auto* entry = ::readdir(stream)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names->push_back(name);
+    errno = 0;
+  }
+  const int error = errno;
+  ::closedir(stream);
+  return -error;
+}
+int FsOps::free_bytes(int fd, std::uint64_t* out) {
+  struct statvfs found;
+  if (::fstatvfs(fd, &found) < 0) return -errno;
+  *out = static_cast<std::uint64_t>(found.f_bavail) * found.f_frsize;
+  return 0;
+}
+
+FsOps& system_files() {
+  static auto* instance = new FsOps;
+  return *instance;
+}
+
+void fail_io(const std::string& path, const std::string& what, int error) {
+  throw IoError(base::join("[checkpoint] ", base::printable(path), ": ", what, ": ",
+                           std::generic_category().message(error), " (errno ", error, ")"));
+}
+
+void fail_damaged(const std::string& path, const std::string& what) {
+  throw IoError(base::printable("[checkpoint] " + path + ": " + what), ExitCode::kCheckpoint);
+}
+
+// --- File -------------------------------------------------------------------------------------
+
+File::~File() {
+  if (fd_ >= 0) (void)fs_->close(fd_);
+}
+
+FileInfo File::info() const {
+  FileInfo result;
+  if (const int r = fs_->info(fd_, &result); r < 0) fail_io(path_, "fstat", -r);
+  return result;
+}
+
+void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const auto want = std::min(bytes, kMostPerCall);
+    const auto n = fs_->pwrite(fd_, from, want, offset);
+    if (n == -EINTR) continue;
+    if (n <= 0 || static_cast<std::size_t>(n) > want) {
+      // Writing nothing without a reason is how some file systems say that they are full.
+      const int error = n < 0 ? static_cast<int>(-n) : n == 0 ? ENOSPC : EIO;
+      std::uint64_t free = 0;
+      const bool known = fs_->free_bytes(fd_, &free) >= 0;
+      fail_io(path_,
+              base::join("writing ", want, " bytes at offset ", offset,
+                         known ? base::join(" (", free, " bytes free)") : ""),
+              error);
+    }
+    from += n;
+    bytes -= static_cast<std::size_t>(n);
+    offset += static_cast<std::uint64_t>(n);
+  }
+}
+
+void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
+  auto* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    const auto want = std::min(bytes, kMostPerCall);
+    const auto n = fs_->pread(fd_, to, want, offset);
+    if (n == -EINTR) continue;
+    if (n < 0) fail_io(path_, base::join("reading ", want, " bytes at offset ", offset), static_cast<int>(-n));
+    if (n == 0)
+      fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));
+    if (static_cast<std::size_t>(n) > want) fail_io(path_, "reading more than was asked for", EIO);
+    to += n;
+    bytes -= static_cast<std::size_t>(n);
+    offset += static_cast<std::uint64_t>(n);
+  }
+}
+
+void File::reserve(std::uint64_t bytes) {
+  if (bytes == 0) return;
+  int r;
+  do r = fs_->fallocate(fd_, bytes);
+  while (r == -EINTR);
+  if (r >= 0 || r == -EOPNOTSUPP || r == -ENOSYS) return;
+  std::uint64_t free = 0;
+  const bool known = fs_->free_bytes(fd_, &free) >= 0;
+  fail_io(path_, base::join("taking room for ", bytes, " bytes", known ? base::join(" (", free, " bytes free)") : ""),
+          -r);
+}
+
+void File::sync() {
+  if (const int r = fs_->fdatasync(fd_); r < 0) fail_io(path_, "fdatasync", -r);
+}
+
+void File::close() {
+  if (const int r = fs_->close(std::exchange(fd_, -1)); r < 0) fail_io(path_, "close", -r);
+}
+
+// --- Folder -----------------------------------------------------------------------------------
+
+Folder Folder::open(FsOps& fs, const std::string& path) {
+  const int fd = fs.open_folder(path.c_str());
+  if (fd == -ENOENT) fail_damaged(path, "there is no such directory. Hint: check the path given to load or resume.");
+  if (fd < 0) fail_io(path, "opening the directory", -fd);
+  return Folder(fs, fd, path);
+}
+
+Folder Folder::make(FsOps& fs, const std::string& path) {
+  int fd = fs.open_folder(path.c_str());
+  if (fd == -ENOENT) {
+    for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+      const auto part = path.substr(0, end);
+      const int r = fs.make_folder(part.c_str());
+      // Parents may exist and yet be refused to us (EACCES, EROFS): only the last answer counts.
+      if (r < 0 && r != -EEXIST && end == std::string::npos) fail_io(part, "making the directory", -r);
+      if (r >= 0) {
+        // A directory is there for good when its parent says so.
+        const auto slash = part.find_last_of('/');
+        open(fs, slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash)).sync();
+      }
+      if (end == std::string::npos) break;
+    }
+    fd = fs.open_folder(path.c_str());
+  }
+  if (fd < 0) fail_io(path, "opening the directory", -fd);
+  return Folder(fs, fd, path);
+}
+
+Folder::~Folder() {
+  if (fd_ >= 0) (void)fs_->close(fd_);
+}
+
+Folder Folder::folder(const std::string& name) const {
+  const int fd = fs_->open_folder_at(fd_, name.c_str());
+  if (fd == -ENOENT || fd == -ENOTDIR || fd == -ELOOP)
+    fail_damaged(path_of(name), fd == -ENOENT ? "there is no such directory" : "is not a directory");
+  if (fd < 0) fail_io(path_of(name), "opening the directory", -fd);
+  return Folder(*fs_, fd, path_of(name));
+}
+
+void Folder::make_folder(const std::string& name) const {
+  if (const int r = fs_->make_folder_at(fd_, name.c_str()); r < 0) fail_io(path_of(name), "making the directory", -r);
+}
+
+File Folder::create(const std::string& name) const {
+  const int fd = fs_->create_at(fd_, name.c_str());
+  if (fd < 0) fail_io(path_of(name), "creating the file", -fd);
+  return File(*fs_, fd, path_of(name));
+}
+
+File Folder::open_file(const std::string& name, std::optional<std::uint64_t> bytes) const {
+  const int fd = fs_->open_read_at(fd_, name.c_str());
+  if (fd == -ENOENT) fail_damaged(path_of(name), "the file is missing");
+  if (fd == -ELOOP) fail_damaged(path_of(name), "is a symbolic link, expected a regular file");
+  if (fd == -ENXIO) fail_damaged(path_of(name), "is not a regular file");
+  if (fd < 0) fail_io(path_of(name), "opening the file", -fd);
+  File file(*fs_, fd, path_of(name));
+  const auto info = file.info();
+  if (!info.regular) fail_damaged(path_of(name), "is not a regular file");
+  if (bytes && info.bytes != *bytes)
+    fail_damaged(path_of(name), base::join("has ", info.bytes, " bytes, expected ", *bytes));
+  return file;
+}
+
+std::string Folder::read_file(const std::string& name, std::uint64_t limit) const {
+  auto file = open_file(name);
+  const auto before = file.info();
+  if (before.bytes > limit)
+    fail_damaged(path_of(name), base::join("has ", before.bytes, " bytes, expected at most ", limit));
+  std::string text(static_cast<std::size_t>(before.bytes), '\0');
+  file.read(text.data(), text.size(), 0);
+  check_not_replaced(*this, name, file, before);
+  return text;
+}
+
+void Folder::write_file(const std::string& name, std::string_view text) const {
+  auto file = create(name);
+  file.write(text.data(), text.size(), 0);
+  file.sync();
+  file.close();
+}
+
+std::optional<FileInfo> Folder::info_of(const std::string& name) const {
+  FileInfo info;
+  const int r = fs_->info_at(fd_, name.c_str(), &info);
+  if (r == -ENOENT) return std::nullopt;
+  if (r < 0) fail_io(path_of(name), "stat", -r);
+  return info;
+}
+
+bool Folder::exists(const std::string& name) const { return info_of(name).has_value(); }
+
+std::vector<std::string> Folder::names() const {
+  std::vector<std::string> result;
+  if (const int r = fs_->list(fd_, &result); r < 0) fail_io(path_, "listing the directory", -r);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+void Folder::rename(const std::string& from, const std::string& to) const {
+  if (const int r = fs_->rename_at(fd_, from.c_str(), to.c_str()); r < 0)
+    fail_io(path_of(from), "renaming to " + to, -r);
+}
+
+void Folder::sync() const {
+  if (const int r = fs_->fsync(fd_); r < 0) fail_io(path_, "fsync of the directory", -r);
+}
+
+std::string Folder::remove_all(const std::string& name) const noexcept {
+  try {
+    int r = fs_->remove_at(fd_, name.c_str());
+    if (r >= 0 || r == -ENOENT) return "";
+    if (r != -EISDIR && r != -EPERM) return path_of(name) + ": " + std::generic_category().message(-r);
+    std::string first;
+    {
+      // Our folders hold files only; the recursion ends where there are none.
+      const auto inner = folder(name);
+      for (const auto& entry : inner.names())
+        if (auto text = inner.remove_all(entry); !text.empty() && first.empty()) first = std::move(text);
+    }
+    if (!first.empty()) return first;
+    r = fs_->remove_folder_at(fd_, name.c_str());
+    return r >= 0 ? "" : path_of(name) + ": " + std::generic_category().message(-r);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+void check_not_replaced(const Folder& folder, const std::string& name, const File& file, const FileInfo& before) {
+  const auto same = [&](const FileInfo& now) {
+    return now.bytes == before.bytes && now.inode == before.inode && now.device == before.device &&
+           now.modified_ns == before.modified_ns;
+  };
+  const auto at_name = folder.info_of(name);
+  if (!same(file.info()) || !at_name || !same(*at_name))
+    fail_damaged(file.path(), "was changed or replaced while it was read");
+}
+
+}  // namespace zero::formats

@@ -1,0 +1,132 @@
+// The one place where checkpoint code touches the file system. FsOps is the seam: tests replace it
+// to fail, shorten or die at any call. File and Folder above it look at every byte count and every
+// error, never follow a link, and put path, offset and the system's text into the message.
+// What the bytes mean is not known here; nor is torch.
+#pragma once
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <zero/errors.h>
+
+namespace zero::formats {
+
+struct FileInfo {
+  bool regular = false, directory = false;
+  std::uint64_t bytes = 0, inode = 0, device = 0;
+  std::int64_t modified_ns = 0;
+};
+
+// The system calls. A result below zero is -errno; every name is one component, relative to a
+// directory descriptor. The base class is the real file system.
+class FsOps {
+ public:
+  virtual ~FsOps() = default;
+  virtual int open_folder(const char* path);                 // absolute or relative path
+  virtual int open_folder_at(int folder, const char* name);  // O_NOFOLLOW
+  virtual int open_read_at(int folder, const char* name);    // O_NOFOLLOW | O_NONBLOCK
+  virtual int create_at(int folder, const char* name);       // O_EXCL, for reading and writing
+  virtual int open_lock_at(int folder, const char* name);    // created when missing
+  virtual int make_folder(const char* path);
+  virtual int make_folder_at(int folder, const char* name);
+  virtual ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset);
+  virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset);
+  virtual int fallocate(int fd, std::uint64_t bytes);
+  virtual int truncate(int fd, std::uint64_t bytes);
+  virtual int fdatasync(int fd);
+  virtual int fsync(int fd);
+  virtual int close(int fd);
+  virtual int rename_at(int folder, const char* from, const char* to);
+  virtual int exchange_at(int folder, const char* a, const char* b);  // RENAME_EXCHANGE
+  virtual int remove_at(int folder, const char* name);
+  virtual int remove_folder_at(int folder, const char* name);
+  virtual int try_lock(int fd);  // flock, exclusive, without waiting
+  virtual int info(int fd, FileInfo* out);
+  virtual int info_at(int folder, const char* name, FileInfo* out);  // of a link: the link
+  virtual int list(int folder, std::vector<std::string>* names);     // without . and ..
+  virtual int free_bytes(int fd, std::uint64_t* out);
+};
+FsOps& system_files();
+
+// "[checkpoint] PATH: WHAT: No space left on device (errno 28)". `error` is positive.
+[[noreturn]] void fail_io(const std::string& path, const std::string& what, int error);
+// The same form with code kCheckpoint: what is there is not what was written.
+[[noreturn]] void fail_damaged(const std::string& path, const std::string& what);
+
+class Folder;
+
+// An open file. Closed by the destructor without looking, by close() with.
+class File {
+ public:
+  File(FsOps& fs, int fd, std::string path) : fs_(&fs), fd_(fd), path_(std::move(path)) {}
+  File(File&& other) noexcept : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+  File& operator=(File&&) = delete;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  int fd() const { return fd_; }
+  FileInfo info() const;
+  void write(const void* data, std::size_t bytes, std::uint64_t offset);
+  // The end of the file inside the range is damage (kCheckpoint).
+  void read(void* out, std::size_t bytes, std::uint64_t offset) const;
+  // Takes the room now: a full disk is seen before any work. Says needed and free bytes.
+  void reserve(std::uint64_t bytes);
+  void sync();  // contents and size; a failed one is never tried again
+  void close();
+
+ private:
+  FsOps* fs_;
+  int fd_;
+  std::string path_;
+};
+
+// An open directory.
+class Folder {
+ public:
+  // Throws IoError: kCheckpoint when there is none, else kIo.
+  static Folder open(FsOps& fs, const std::string& path);
+  // Makes it and its parents first.
+  static Folder make(FsOps& fs, const std::string& path);
+  Folder(Folder&& other) noexcept : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+  Folder& operator=(Folder&&) = delete;
+  ~Folder();
+
+  const std::string& path() const { return path_; }
+  std::string path_of(const std::string& name) const { return path_ + "/" + name; }
+  FsOps& fs() const { return *fs_; }
+  int fd() const { return fd_; }
+
+  Folder folder(const std::string& name) const;
+  void make_folder(const std::string& name) const;
+  File create(const std::string& name) const;
+  // A regular file, not a link; of that size when one is given. Damage otherwise.
+  File open_file(const std::string& name, std::optional<std::uint64_t> bytes = std::nullopt) const;
+  // A whole small file of at most `limit` bytes, checked not to have been replaced meanwhile.
+  std::string read_file(const std::string& name, std::uint64_t limit) const;
+  // A new file with this text, on disk when it returns.
+  void write_file(const std::string& name, std::string_view text) const;
+  bool exists(const std::string& name) const;
+  std::optional<FileInfo> info_of(const std::string& name) const;
+  std::vector<std::string> names() const;  // sorted
+  void rename(const std::string& from, const std::string& to) const;
+  void sync() const;
+  // Removes name and everything in it; errors are returned as text, "" when all is gone.
+  std::string remove_all(const std::string& name) const noexcept;
+
+ private:
+  Folder(FsOps& fs, int fd, std::string path) : fs_(&fs), fd_(fd), path_(std::move(path)) {}
+  FsOps* fs_;
+  int fd_;
+  std::string path_;
+};
+
+// Rule 13: the file behind `name` is still the one that was opened, with the size and time it had.
+void check_not_replaced(const Folder& folder, const std::string& name, const File& file, const FileInfo& before);
+
+}  // namespace zero::formats

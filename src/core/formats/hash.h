@@ -1,0 +1,31 @@
+// XXH3-128 in canonical (big-endian) hex, 32 digits: what xxh128sum prints. It finds rot, not forgery.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace zero::formats {
+
+class Hasher {
+ public:
+  Hasher();
+  ~Hasher();
+  Hasher(const Hasher&) = delete;
+  Hasher& operator=(const Hasher&) = delete;
+  void add(const void* data, std::size_t bytes);
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string hash_of(const void* data, std::size_t bytes);
+inline std::string hash_of(std::string_view text) { return hash_of(text.data(), text.size()); }
+// 32 lower-case hex digits.
+bool is_hash(std::string_view text);
+// 32 hex digits from the system's random numbers.
+std::string random_id();
+
+}  // namespace zero::formats

@@ -1,0 +1,116 @@
+// The public look into checkpoints, over the same readers that a load uses.
+#include <zero/checkpoint_tools.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "formats/hash.h"
+#include "formats/root_folder.h"
+#include "formats/safetensors.h"
+
+namespace zero {
+namespace {
+using namespace formats;
+
+std::int64_t bytes_of(const Manifest& manifest) {
+  std::int64_t bytes = 0;
+  for (const auto& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+CheckpointTensor describe(const Tensor& tensor, int rank) {
+  return {tensor.kind,
+          tensor.name,
+          tensor.dtype,
+          tensor.shape,
+          numel_of(tensor.shape) * (bits_of(tensor.dtype) / 8),
+          static_cast<std::int64_t>(tensor.parts.size()),
+          tensor.requires_grad,
+          rank};
+}
+
+void verify_file(const Folder& folder, const Manifest::FileEntry& entry) {
+  const auto file = folder.open_file(entry.name, static_cast<std::uint64_t>(entry.bytes));
+  const auto before = file.info();
+  Hasher hasher;
+  std::vector<char> slice(std::size_t{4} << 20);
+  for (std::uint64_t done = 0; done < before.bytes;) {
+    const auto bytes = std::min<std::uint64_t>(slice.size(), before.bytes - done);
+    file.read(slice.data(), bytes, done);
+    hasher.add(slice.data(), bytes);
+    done += bytes;
+  }
+  check_not_replaced(folder, entry.name, file, before);
+  if (const auto got = hasher.hex(); got != entry.hash)
+    fail_damaged(file.path(),
+                 "has the hash " + got + ", expected " + entry.hash + ": it was damaged after it was written");
+  (void)read_header(file);
+}
+
+}  // namespace
+
+std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir) {
+  auto& fs = system_files();
+  const auto root = Folder::open(fs, dir.string());
+  std::string newest;
+  try {
+    newest = choose(fs, dir.string(), "").tag;
+  } catch (const IoError&) {
+    // None is whole: every entry below says why.
+  }
+  std::vector<CheckpointEntry> entries;
+  for (const auto& name : root.names()) {
+    const auto info = root.info_of(name);
+    if (!valid_tag(name) || !info || !info->directory) continue;
+    CheckpointEntry entry;
+    entry.tag = name;
+    entry.latest = name == newest;
+    try {
+      const auto folder = root.folder(name);
+      const auto manifest = read_manifest(folder, require_whole(folder));
+      entry.seq = manifest.seq;
+      entry.global_steps = manifest.global_steps;
+      entry.bytes = bytes_of(manifest);
+    } catch (const IoError& e) {
+      entry.fault = e.what();
+    }
+    entries.push_back(std::move(entry));
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.seq > b.seq; });
+  return entries;
+}
+
+CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag, bool verify) {
+  auto& fs = system_files();
+  const auto choice = choose(fs, dir.string(), tag);
+  const auto folder = Folder::open(fs, dir.string()).folder(choice.tag);
+  const auto m = read_manifest(folder, choice.manifest_hash);
+  CheckpointInfo info;
+  info.tag = choice.tag;
+  info.created = m.created;
+  info.optimizer = m.optimizer;
+  info.recipe = m.parameter_dtype;
+  info.seq = m.seq;
+  info.global_steps = m.global_steps;
+  info.applied_steps = m.applied_steps;
+  info.skipped_steps = m.skipped_steps;
+  info.world = m.world;
+  info.stage = m.stage;
+  info.loss_scale = base::join(m.loss_scale);
+  info.libzero_version = m.libzero_version;
+  info.libtorch_version = m.libtorch_version;
+  info.config_hash = m.config_hash;
+  info.user_state = m.user_state;
+  info.bytes = bytes_of(m);
+  for (const auto& file : m.files) {
+    if (verify) verify_file(folder, file);
+    info.files.push_back({file.name, file.hash, file.bytes});
+  }
+  for (const auto& tensor : m.tensors) info.tensors.push_back(describe(tensor, -1));
+  for (std::size_t r = 0; r < m.ranks.size(); ++r)
+    for (const auto& tensor : m.ranks[r]) info.tensors.push_back(describe(tensor, static_cast<int>(r)));
+  info.manifest = folder.read_file(kManifestName, kMostManifestBytes);
+  return info;
+}
+
+}  // namespace zero

@@ -1,0 +1,257 @@
+#include "formats/root_folder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "formats/hash.h"
+#include "formats/json.h"
+#include "base/system.h"
+
+namespace zero::formats {
+namespace {
+
+constexpr std::uint64_t kMostSumsBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMostLatestBytes = 4096;
+
+// .tmp-<32 hex>, .del-<32 hex>, each perhaps with "-latest" or "-probe" after it.
+bool is_leftover(const std::string& name) {
+  if (!name.starts_with(".tmp-") && !name.starts_with(".del-")) return false;
+  const auto rest = std::string_view(name).substr(5);
+  return is_hash(rest.substr(0, 32)) &&
+         (rest.size() == 32 || rest.substr(32) == "-latest" || rest.substr(32) == "-probe");
+}
+
+File take_lock(const Folder& root) {
+  const auto path = root.path_of(kLockName);
+  const int fd = root.fs().open_lock_at(root.fd(), kLockName);
+  if (fd < 0) fail_io(path, "opening the lock", -fd);
+  File file(root.fs(), fd, path);
+  if (!file.info().regular) fail_damaged(path, "is not a regular file");
+  const int locked = root.fs().try_lock(fd);
+  if (locked == -EWOULDBLOCK) {
+    std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file.info().bytes, 300)), '\0');
+    file.read(owner.data(), owner.size(), 0);
+    throw ConfigError("[save_checkpoint] " + path + " is held by another writer (" +
+                      (owner.empty() ? "unknown" : owner) +
+                      "). Hint: two runs must not save into one directory; give each its own.");
+  }
+  if (locked < 0) fail_io(path, "locking", -locked);
+  const auto owner = base::join("host ", base::host_name(""), ", pid ", ::getpid());
+  if (const int r = root.fs().truncate(fd, 0); r < 0) fail_io(path, "emptying the lock", -r);
+  file.write(owner.data(), owner.size(), 0);
+  return file;
+}
+
+// Unknown for a checkpoint that is damaged; an error of the disk is one.
+std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
+  try {
+    const auto checkpoint = root.folder(tag);
+    const auto path = checkpoint.path_of(kManifestName);
+    const auto json = parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8);
+    return JsonView(json, path).at("seq").count(INT64_MAX - 1);
+  } catch (const IoError& e) {
+    if (e.code() != ExitCode::kCheckpoint) throw;
+    return std::nullopt;
+  }
+}
+
+std::optional<Latest> latest_of(const Folder& root, std::string* fault) {
+  try {
+    if (!root.exists(kLatestName)) return std::nullopt;
+    return parse_latest(root.read_file(kLatestName, kMostLatestBytes), root.path_of(kLatestName));
+  } catch (const IoError& e) {
+    if (e.code() != ExitCode::kCheckpoint) throw;
+    *fault = e.what();
+    return std::nullopt;
+  }
+}
+
+std::vector<std::string> tags_in(const Folder& root) {
+  std::vector<std::string> tags;
+  for (const auto& name : root.names()) {
+    if (!valid_tag(name)) continue;
+    const auto info = root.info_of(name);
+    if (info && info->directory) tags.push_back(name);
+  }
+  return tags;
+}
+
+}  // namespace
+
+// --- writing ----------------------------------------------------------------------------------
+
+Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : root_(Folder::make(fs, root)), tag_(tag) {
+  lock_.emplace(take_lock(root_));
+  remove_leftovers();
+  id_ = random_id();
+  if (const auto info = root_.info_of(tag_)) {
+    // What is replaced is deleted: it must be a checkpoint.
+    if (!info->directory || !root_.folder(tag_).exists(kManifestName))
+      throw IoError("[save_checkpoint] " + root_.path_of(tag_) +
+                    " exists and is no checkpoint. Hint: choose another tag.");
+    replaces_ = true;
+    probe_exchange();
+  }
+  seq_ = highest_seq() + 1;
+  root_.make_folder(folder_name());
+  ours_ = true;
+}
+
+Commit::~Commit() {
+  if (ours_) (void)root_.remove_all(folder_name());
+}
+
+void Commit::remove_leftovers() {
+  for (const auto& name : root_.names()) {
+    if (!is_leftover(name)) continue;
+    const auto fault = root_.remove_all(name);
+    base::log(fault.empty() ? LogLevel::Info : LogLevel::Warning,
+              "checkpoint: " + (fault.empty() ? "removed " + root_.path_of(name) + ", left by a writer that died"
+                                              : "left over: " + fault));
+  }
+}
+
+// Not every file system can exchange two names; better to know before the work.
+void Commit::probe_exchange() {
+  const auto a = folder_name(), b = a + "-probe";
+  root_.make_folder(a);
+  root_.make_folder(b);
+  const int r = root_.fs().exchange_at(root_.fd(), a.c_str(), b.c_str());
+  for (const auto& name : {a, b})
+    if (const auto fault = root_.remove_all(name); !fault.empty()) throw IoError("[checkpoint] " + fault);
+  if (r < 0)
+    fail_io(root_.path_of(tag_),
+            "this file system cannot replace a directory in one step; choose another tag. Exchanging two names", -r);
+}
+
+std::int64_t Commit::highest_seq() const {
+  std::string fault;
+  const auto latest = latest_of(root_, &fault);
+  // A number given twice would make an old checkpoint the newest: what is damaged is passed over,
+  // what cannot be read now is not.
+  std::int64_t highest = latest ? latest->seq : 0;
+  for (const auto& tag : tags_in(root_)) highest = std::max(highest, seq_of(root_, tag).value_or(0));
+  return highest;
+}
+
+void Commit::publish(Manifest manifest) {
+  manifest.tag = tag_;
+  manifest.id = id_;
+  manifest.seq = seq_;
+  const auto own = folder_name();
+  const auto folder = root_.folder(own);
+  prove_coverage(manifest, folder.path_of(kManifestName));
+  const auto text = manifest_text(manifest);
+  if (text.size() > kMostManifestBytes)
+    fail_io(folder.path_of(kManifestName), base::join("a manifest of ", text.size(), " bytes"), EFBIG);
+  folder.write_file(kManifestName, text);
+  folder.write_file(kSumsName, sums_text(manifest, hash_of(text)));
+  folder.sync();
+  if (replaces_) {
+    if (const int r = root_.fs().exchange_at(root_.fd(), own.c_str(), tag_.c_str()); r < 0)
+      fail_io(root_.path_of(own), "exchanging it with " + tag_, -r);
+  } else {
+    root_.rename(own, tag_);
+  }
+  ours_ = false;  // from here on .tmp-<id>, if there, is the old checkpoint
+  const auto committed = "[save_checkpoint] " + root_.path_of(tag_) + " is whole, but ";
+  try {
+    root_.sync();  // the commit point
+    const auto next = own + "-latest";
+    root_.write_file(next, latest_text({tag_, seq_}));
+    root_.rename(next, kLatestName);
+    root_.sync();
+  } catch (const IoError& e) {
+    throw IoError(committed + "the directory may still name the one before as the latest: " + e.what());
+  }
+  if (!replaces_) return;
+  const auto old = ".del-" + id_;
+  const int renamed = root_.fs().rename_at(root_.fd(), own.c_str(), old.c_str());
+  const auto fault = root_.remove_all(renamed < 0 ? own : old);
+  if (!fault.empty()) base::log(LogLevel::Warning, "checkpoint: the replaced checkpoint is left over: " + fault);
+}
+
+// --- reading ----------------------------------------------------------------------------------
+
+Manifest read_manifest(const Folder& checkpoint, const std::string& hash) {
+  const auto path = checkpoint.path_of(kManifestName);
+  const auto text = checkpoint.read_file(kManifestName, kMostManifestBytes);
+  if (const auto got = hash_of(text); got != hash) fail_damaged(path, "has the hash " + got + ", expected " + hash);
+  return parse_manifest(text, path);
+}
+
+std::string require_whole(const Folder& checkpoint) {
+  const auto sums_path = checkpoint.path_of(kSumsName);
+  auto sums = parse_sums(checkpoint.read_file(kSumsName, kMostSumsBytes), sums_path);
+  const auto hash = sums.at(kManifestName);
+  const auto manifest = read_manifest(checkpoint, hash);
+  sums.erase(kManifestName);
+  for (const auto& file : manifest.files) {
+    const auto found = sums.find(file.name);
+    if (found == sums.end() || found->second != file.hash)
+      fail_damaged(sums_path, "does not agree with the manifest about " + file.name);
+    (void)checkpoint.open_file(file.name, static_cast<std::uint64_t>(file.bytes));
+    sums.erase(found);
+  }
+  if (!sums.empty()) fail_damaged(sums_path, "lists " + sums.begin()->first + ", which the manifest does not");
+  return hash;
+}
+
+Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
+  const auto root = Folder::open(fs, root_path);
+  if (!tag.empty()) {
+    if (!valid_tag(tag))
+      throw ConfigError("[load_checkpoint] \"" + tag + "\" is not a tag. Hint: letters, digits, '.', '_' and '-'.");
+    if (!root.exists(tag)) {
+      std::string known;
+      for (const auto& name : tags_in(root)) known += (known.empty() ? "" : ", ") + name;
+      fail_damaged(root.path_of(tag), "there is no such checkpoint. Hint: " +
+                                          (known.empty() ? "the directory has none." : "there are " + known + "."));
+    }
+    return {tag, require_whole(root.folder(tag)), {}};
+  }
+  Choice choice;
+  std::string fault;
+  const auto latest = latest_of(root, &fault);
+  if (!fault.empty()) choice.notices.push_back("skipped the pointer: " + fault);
+  struct Candidate {
+    int rank;  // 0: newer than latest or unreadable (so that the skip is told), 1: latest, 2: older
+    std::int64_t seq;
+    std::string tag;
+  };
+  std::vector<Candidate> candidates;
+  for (const auto& name : tags_in(root)) {
+    std::optional<std::int64_t> seq;
+    try {
+      seq = seq_of(root, name);
+    } catch (const IoError&) {
+      // require_whole below meets it again and tells why it was skipped.
+    }
+    const bool pointed = latest && latest->tag == name;
+    candidates.push_back({!seq || (latest && *seq > latest->seq) ? 0 : pointed ? 1 : 2, seq.value_or(-1), name});
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.rank != b.rank ? a.rank < b.rank : a.seq != b.seq ? a.seq > b.seq : a.tag > b.tag;
+  });
+  for (const auto& candidate : candidates) {
+    try {
+      choice.manifest_hash = require_whole(root.folder(candidate.tag));
+      choice.tag = candidate.tag;
+      if (candidate.rank == 0 && latest)
+        choice.notices.push_back(candidate.tag + " was committed after " + latest->tag +
+                                 ", which the pointer names; taking it");
+      return choice;
+    } catch (const IoError& e) {
+      choice.notices.push_back("skipped " + candidate.tag + ": " + e.what());
+    }
+  }
+  std::string faults;
+  for (const auto& notice : choice.notices) faults += "\n  " + notice;
+  fail_damaged(root_path, "there is no whole checkpoint here" + faults);
+}
+
+}  // namespace zero::formats

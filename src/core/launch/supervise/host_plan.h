@@ -1,0 +1,59 @@
+// What one host is to do for a run, and the checks that come before its first process. The same for the
+// launcher's own host and for another one, where it arrives by wire. Starts nothing.
+#pragma once
+#include <map>
+#include <string>
+#include <vector>
+
+namespace zero::launch {
+
+struct HostPlan {
+  std::string name;  // as in the hostfile
+  std::string run_id;
+  int attempt = 0;                           // 0: the first
+  int first_rank = 0, ranks = 1, world = 1;  // this host's are [first_rank, first_rank + ranks)
+  int group = 0, groups = 1;                 // number of this host, and of all
+  std::vector<std::string> program;          // [0] is looked up in PATH unless it has a slash
+  std::string folder;                        // working directory; empty: the launcher's own
+  std::vector<int> slots;  // positions in the host's list of GPUs; empty: CUDA_VISIBLE_DEVICES is left alone
+  bool bind_cores = false;
+  std::string core_list;  // "0,2-5", empty: all
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;
+  std::string log_folder;                          // of this run, empty: none
+  std::map<std::string, std::string> environment;  // added to every rank's
+  std::string token;                               // ZERO_TOKEN of the ranks; empty: none is set
+  bool pass_local_rank = false;
+};
+
+// A plan that this host can carry out.
+class PreparedHost {
+ public:
+  // Looks for the program, the cores, the GPUs. Throws ConfigError or IoError.
+  explicit PreparedHost(HostPlan plan);
+
+  const HostPlan& plan() const { return plan_; }
+  const std::string& path() const { return path_; }
+  int omp_threads() const { return omp_threads_; }  // 0: OMP_NUM_THREADS was set already
+  std::vector<std::string> arguments_of(int local_rank) const;
+  // `status_fd` is the descriptor of the status pages in the rank.
+  std::vector<std::string> environment_of(int local_rank, int status_fd) const;
+  std::vector<int> cores_of(int local_rank) const;  // empty: not bound
+  // Entries that tell the ranks of this host and this run from all other processes.
+  std::vector<std::string> marks() const;
+
+ private:
+  HostPlan plan_;
+  std::string path_;
+  std::vector<std::string> common_;
+  std::vector<std::vector<int>> cores_;
+  int omp_threads_ = 0;
+};
+
+// Names that the launcher sets itself, or that belong to whoever started it.
+bool set_by_launcher(const std::string& name);
+// Variables of this process that ranks on other hosts get: NCCL_*, GLOO_*, CUDA_* (but not the choice of
+// devices), OMP_*, UCX_*, ZERO_*, and those named. Throws ConfigError for a name that is not set.
+std::map<std::string, std::string> environment_for_others(const std::vector<std::string>& named);
+
+}  // namespace zero::launch

@@ -1,0 +1,210 @@
+// Checks before the start, the plan of each host, and restarts; an attempt itself is in attempt.cpp.
+#include "launch/supervise/launcher.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "launch/local/rank_process.h"
+#include "launch/machine/host.h"
+#include "launch/supervise/attempt.h"
+
+namespace zero::launch {
+namespace {
+
+constexpr std::uint64_t kLeastLogSpace = 1 << 20;
+constexpr double kLongestBackOff = 60;
+
+bool worth_a_restart(const AttemptResult& result) {
+  switch (result.exit_code) {
+    case 0:
+    case 2:
+    case 3:
+    case 4:
+    case 7:
+    case 75:
+    case 130:
+    case 143:
+      return false;
+    case 5:
+      return !result.disk_full;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::move(settings)), sink_(sink) {
+  ZERO_CHECK(!settings_.program.empty() && !settings_.hosts.empty(), "launcher without a program or hosts");
+  agree_on_names();
+  if (settings_.hosts.size() == 1 && settings_.master_port > 0) check_port(settings_.master_port);
+  if (!settings_.log_folder.empty()) {
+    std::error_code error;
+    settings_.log_folder = std::filesystem::absolute(settings_.log_folder);
+    std::filesystem::create_directories(settings_.log_folder, error);
+    struct statvfs space {};
+    if (error || access(settings_.log_folder.c_str(), W_OK) != 0 || statvfs(settings_.log_folder.c_str(), &space) != 0)
+      throw IoError(base::join("[--log-dir] got ", error ? error.message() : std::strerror(errno), " for ",
+                               settings_.log_folder.string(), ", expected a folder that can be written"));
+    const std::uint64_t free_bytes = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
+    if (free_bytes < kLeastLogSpace)
+      throw IoError(base::join("[--log-dir] got ", free_bytes, " bytes free in ", settings_.log_folder.string(),
+                               ", expected at least ", kLeastLogSpace));
+  }
+  bool others = false;
+  for (const LaunchHost& host : settings_.hosts) others |= !host.here && settings_.by_hand < 0;
+  if (others) {
+    others_environment_ = environment_for_others(settings_.exported);
+    find_program(settings_.reach.launcher);
+  }
+  for (HostPlan& plan : plans(run_id_, 0)) {
+    if (!plan.folder.empty()) continue;
+    plan.log_folder.clear();  // made when the run begins
+    omp_threads_ = PreparedHost(plan).omp_threads();
+  }
+}
+
+int Launcher::ranks() const {
+  std::size_t ranks = 0;
+  for (const LaunchHost& host : settings_.hosts) ranks += host.slots.size();
+  return static_cast<int>(ranks);
+}
+
+void Launcher::agree_on_names() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  token_ = variable("ZERO_TOKEN");
+  if (settings_.by_hand < 0 || settings_.hosts.size() == 1) {
+    run_id_ = new_run_id();
+    if (token_.empty()) token_ = random_hex(32);
+    return;
+  }
+  // Launchers that never meet must come to the same name and secret.
+  static constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+  run_id_ = variable("ZERO_RUN_ID");
+  if (run_id_.empty()) {
+    run_id_ = base::join("hosts-", settings_.master_address, "-", settings_.master_port);
+    for (char& c : run_id_)
+      if (kPlain.find(c) == std::string_view::npos) c = '_';
+  }
+  if (run_id_.size() > 100 || run_id_[0] == '.' || run_id_.find_first_not_of(kPlain) != std::string::npos)
+    throw ConfigError(
+        base::join("[zero run] got ZERO_RUN_ID=\"", run_id_.substr(0, 100),
+                   "\", expected at most 100 letters, digits, dots, dashes and underscores, and no dot first"));
+  if (token_.empty())
+    sink_.notice(LogLevel::Info, "the ranks show each other no secret: set ZERO_TOKEN to the same one on every host");
+}
+
+std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt) const {
+  std::vector<HostPlan> list;
+  int first_rank = 0;
+  for (std::size_t h = 0; h < settings_.hosts.size(); ++h) {
+    const LaunchHost& host = settings_.hosts[h];
+    HostPlan plan;
+    plan.name = host.name;
+    plan.run_id = run_id;
+    plan.attempt = attempt;
+    plan.first_rank = first_rank;
+    plan.ranks = static_cast<int>(host.slots.size());
+    first_rank += plan.ranks;
+    plan.world = ranks();
+    plan.group = static_cast<int>(h);
+    plan.groups = static_cast<int>(settings_.hosts.size());
+    plan.program = settings_.program;
+    plan.slots = host.slots;
+    plan.bind_cores = settings_.bind_cores;
+    plan.core_list = settings_.core_list;
+    plan.master_address = settings_.master_address;
+    plan.master_port = settings_.master_port;
+    if (!settings_.log_folder.empty()) plan.log_folder = (settings_.log_folder / run_id).string();
+    plan.token = token_;
+    plan.pass_local_rank = settings_.pass_local_rank;
+    plan.environment = settings_.environment;
+    if (settings_.by_hand >= 0) {
+      if (settings_.by_hand == static_cast<int>(h)) list.push_back(std::move(plan));
+      continue;
+    }
+    if (!host.here) {
+      plan.folder = std::filesystem::current_path().string();
+      plan.environment.insert(others_environment_.begin(), others_environment_.end());
+    }
+    list.push_back(std::move(plan));
+  }
+  return list;
+}
+
+LaunchResult Launcher::run() {
+  const auto began = std::chrono::steady_clock::now();
+  // A signal that was ignored when we were started (nohup, a shell's "&") stays so; not SIGINT and
+  // SIGTERM, which only ever come on purpose.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int s : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals, s);
+  struct sigaction hangup {};
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const base::Descriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (signal_fd.get() < 0) throw IoError(base::join("[Launcher] got ", std::strerror(errno), ", expected a signalfd"));
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+
+  LaunchResult result;
+  std::int64_t failed_step = -1;
+  for (int attempt = 0;; ++attempt) {
+    const std::string id = attempt == 0 ? run_id_ : run_id_ + ".r" + std::to_string(attempt);
+    AttemptResult outcome;
+    {
+      Attempt job(settings_, sink_, signal_fd.get(), plans(id, attempt));
+      outcome = job.run();
+    }
+    result.run_id = id;
+    result.attempts = attempt + 1;
+    result.exit_code = outcome.exit_code;
+    if (outcome.failure) sink_.failed(*outcome.failure);
+    if (outcome.exit_code == 0 || outcome.asked_to_stop || !worth_a_restart(outcome) ||
+        attempt == settings_.max_restarts)
+      break;
+    const std::int64_t step = outcome.failure ? outcome.failure->step : -1;
+    if (attempt > 0 && step >= 0 && step == failed_step && outcome.commits == 0) {
+      sink_.notice(LogLevel::Error, base::join("not restarted again: two failures in a row at step ", step,
+                                               " without a new checkpoint"));
+      break;
+    }
+    failed_step = step;
+    const double pause = std::min(kLongestBackOff, static_cast<double>(1 << std::min(attempt, 6)));
+    sink_.notice(LogLevel::Warning,
+                 base::join("restart ", attempt + 1, " of ", settings_.max_restarts, " in ", pause, " s"));
+    sink_.pump();
+    pollfd waiting{signal_fd.get(), POLLIN, 0};
+    if (poll(&waiting, 1, static_cast<int>(pause * 1000)) > 0) {
+      signalfd_siginfo info{};
+      [[maybe_unused]] const ssize_t n = ::read(signal_fd.get(), &info, sizeof info);
+      result.exit_code = info.ssi_signo == SIGINT ? 130 : 143;
+      break;
+    }
+  }
+  // Hand over what is left to print; a signal now means that nobody waits for it.
+  const bool hurried = result.exit_code == 130 || result.exit_code == 143;
+  const auto flush_end = std::chrono::steady_clock::now() + std::chrono::milliseconds(hurried ? 300 : 24 * 3600 * 1000);
+  while (!sink_.pump() && std::chrono::steady_clock::now() < flush_end) {
+    pollfd waiting{signal_fd.get(), POLLIN, 0};
+    if (poll(&waiting, 1, 5) > 0) break;
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return result;
+}
+
+}  // namespace zero::launch

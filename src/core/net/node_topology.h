@@ -1,0 +1,29 @@
+// Which ranks share a host, when ranks are numbered host by host as launchers do. No communication here.
+#pragma once
+#include <utility>
+#include <vector>
+
+namespace zero::net {
+
+class Hosts {
+ public:
+  Hosts() = default;
+  // (local_rank, local_size) of every rank, in order. Empty if they do not fit ranks numbered host by host.
+  explicit Hosts(const std::vector<std::pair<int, int>>& local);
+
+  bool empty() const { return first_.empty(); }
+  int count() const { return static_cast<int>(first_.size()); }
+  int host_of(int rank) const { return host_of_[static_cast<std::size_t>(rank)]; }
+  // The host's ranks are first(host) to first(host) + ranks(host) - 1.
+  int first(int host) const { return first_[static_cast<std::size_t>(host)]; }
+  int ranks(int host) const;
+  // Known, and `count` divides the ranks of every host.
+  bool divisible_by(int count) const;
+  // Every host has as many ranks as every other.
+  bool even() const;
+
+ private:
+  std::vector<int> first_, host_of_;
+};
+
+}  // namespace zero::net

@@ -1,0 +1,353 @@
+// Reading the launchers' variables. The sets are one table; what they do not say (where rank 0
+// lives, what tells two runs apart) is worked out afterwards.
+#include "net/process_info.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <vector>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+
+namespace zero::net {
+namespace {
+
+using base::join;
+
+constexpr int kDefaultPort = 29500;
+
+enum class Launcher { Torchrun, OpenMpi, Mpich, Slurm };
+
+// The names of one launcher's variables; any of the alternatives of `local_size` will do.
+struct VariableSet {
+  Launcher launcher;
+  const char* source;
+  const char *rank, *size, *local_rank;
+  std::vector<const char*> local_size;
+};
+
+const std::array<VariableSet, 4>& variable_sets() {
+  static const std::array<VariableSet, 4> sets{{
+      {Launcher::Torchrun,
+       "torchrun environment",
+       "RANK",
+       "WORLD_SIZE",
+       "LOCAL_RANK",
+       {"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}},
+      {Launcher::OpenMpi,
+       "Open MPI",
+       "OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {Launcher::Mpich, "MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", {"MPI_LOCALNRANKS"}},
+      {Launcher::Slurm, "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", {}},
+  }};
+  return sets;
+}
+
+std::optional<long long> number_of(const std::string& text) {
+  long long value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+class Reader {
+ public:
+  Reader(const Environment& environment, const std::function<std::string()>& parent)
+      : environment_(environment), parent_(parent) {}
+
+  Identity read() {
+    const VariableSet* chosen = nullptr;
+    std::vector<const VariableSet*> halves;
+    for (const auto& set : variable_sets()) {
+      if (!begun(set)) continue;
+      if (missing_of(set).empty()) {
+        chosen = &set;
+        break;
+      }
+      halves.push_back(&set);
+    }
+    if (!chosen) {
+      for (const auto* half : halves) faults_.push_back(half_text(*half));
+      throw_faults();
+      return {};
+    }
+    Identity identity = numbers_of(*chosen);
+    for (const auto* half : halves) contradictions(*half, *chosen, identity);
+    throw_faults();
+    meeting_point(*chosen, identity);
+    throw_faults();
+    identity.run_id = run_id_of(*chosen, identity);
+    return identity;
+  }
+
+ private:
+  // Slurm sets its variables in a batch script and in an interactive shell too, where no task has
+  // been started: no step there, or one of the numbers it keeps for itself.
+  bool begun(const VariableSet& set) const {
+    constexpr long long kFirstReservedStep = 0xfffffff0;
+    if (set.launcher == Launcher::Slurm) {
+      const auto step = environment_("SLURM_STEP_ID");
+      return step && number_of(*step).value_or(0) < kFirstReservedStep && environment_(set.rank);
+    }
+    return environment_(set.rank) || environment_(set.size) || environment_(set.local_rank);
+  }
+
+  std::vector<std::string> missing_of(const VariableSet& set) const {
+    std::vector<std::string> missing;
+    for (const char* name : {set.rank, set.size})
+      if (!environment_(name)) missing.push_back(name);
+    // A world of one has no need to say where its rank is.
+    const auto size = environment_(set.size);
+    if (size && number_of(*size) == 1) return missing;
+    if (!environment_(set.local_rank)) missing.push_back(set.local_rank);
+    if (!set.local_size.empty() && !local_size_name(set)) missing.push_back(set.local_size.front());
+    return missing;
+  }
+
+  const char* local_size_name(const VariableSet& set) const {
+    for (const char* name : set.local_size)
+      if (environment_(name)) return name;
+    return nullptr;
+  }
+
+  std::string half_text(const VariableSet& set) const {
+    std::string present, missing;
+    for (const char* name : {set.rank, set.size, set.local_rank})
+      if (const auto value = environment_(name)) present += join(present.empty() ? "" : ", ", name, "=", *value);
+    for (const auto& name : missing_of(set)) missing += join(missing.empty() ? "" : ", ", name);
+    return join("got ", present, " without ", missing, ", expected the whole set of ", set.source);
+  }
+
+  // The value within [least, most], else a fault and `least`.
+  int number(const std::string& name, long long least, long long most, const std::string& what = "") {
+    const auto text = environment_(name);
+    const auto value = number_of(text.value_or(""));
+    if (value && *value >= least && *value <= most) return static_cast<int>(*value);
+    std::string expected = join("a whole number from ", least);
+    if (most < std::numeric_limits<int>::max())
+      expected += join(" to ", most);
+    else
+      expected += " on";
+    faults_.push_back(join("got ", name, "='", text.value_or(""), "', expected ", expected, what));
+    return static_cast<int>(least);
+  }
+
+  Identity numbers_of(const VariableSet& set) {
+    constexpr long long kNoLimit = std::numeric_limits<int>::max();
+    Identity identity;
+    identity.source = set.source;
+    if (set.launcher == Launcher::Torchrun && environment_("ZERO_RUN_ID")) identity.source = "zero run";
+    const auto faults_before = faults_.size();
+    identity.size = number(set.size, 1, kNoLimit);
+    const bool size_known = faults_.size() == faults_before;
+    identity.rank = number(set.rank, 0, size_known ? identity.size - 1 : kNoLimit,
+                           size_known ? join(" (", set.size, " is ", identity.size, ")") : "");
+    bool local_size_known = true;
+    if (set.launcher == Launcher::Slurm) {
+      identity.local_size = size_known ? slurm_local_size(identity) : 1;
+      local_size_known = size_known && identity.local_size > 0;
+    } else if (const char* name = local_size_name(set)) {
+      const auto before = faults_.size();
+      identity.local_size = number(name, 1, size_known ? identity.size : kNoLimit);
+      local_size_known = faults_.size() == before;
+    }
+    if (environment_(set.local_rank))
+      identity.local_rank = number(set.local_rank, 0, local_size_known ? identity.local_size - 1 : kNoLimit);
+    return identity;
+  }
+
+  // 0 and a fault if the variables do not say.
+  int slurm_local_size(const Identity& identity) {
+    if (identity.size == 1) return 1;
+    int node = 0, nodes = 0;
+    if (const auto text = environment_("SLURM_NODEID")) node = static_cast<int>(number_of(*text).value_or(0));
+    for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
+      if (const auto text = environment_(name); text && nodes == 0)
+        nodes = static_cast<int>(number_of(*text).value_or(0));
+    }
+    if (nodes == 1) return identity.size;
+    // The first two say it of every node; the last is what the user asked for, a single number.
+    for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}) {
+      const auto text = environment_(name);
+      if (!text) continue;
+      if (const auto per_node = number_of(*text)) {
+        const bool fits = *per_node >= 1 && *per_node <= identity.size &&
+                          (nodes > 1 ? *per_node * nodes == identity.size : identity.size % *per_node == 0);
+        if (fits) return static_cast<int>(*per_node);
+        continue;
+      }
+      const auto tasks = slurm_tasks_of_node(*text, node);
+      if (tasks && *tasks <= identity.size) return *tasks;
+      faults_.push_back(
+          join("got ", name, "='", *text, "' on node ", node, ", expected a form like '4(x2),3' that covers the node"));
+      return 0;
+    }
+    faults_.push_back(join("got ", identity.size, " Slurm tasks on ", nodes,
+                           " nodes without their number on this one, expected "
+                           "SLURM_STEP_TASKS_PER_NODE or a fitting SLURM_NTASKS_PER_NODE"));
+    return 0;
+  }
+
+  // An unfinished set is no harm, as long as it says nothing else.
+  void contradictions(const VariableSet& half, const VariableSet& chosen, const Identity& identity) {
+    const auto compare = [&](const char* name, int value, const char* chosen_name) {
+      const auto text = environment_(name);
+      if (text && number_of(*text) != value)
+        faults_.push_back(join("got ", name, "=", *text, " beside ", chosen_name, "=", value,
+                               ", expected one story (unset ", name, ", or complete its set with ",
+                               missing_of(half).front(), ")"));
+    };
+    compare(half.rank, identity.rank, chosen.rank);
+    compare(half.size, identity.size, chosen.size);
+  }
+
+  void meeting_point(const VariableSet& set, Identity& identity) {
+    if (identity.size == 1) return;
+    identity.master_addr = environment_("MASTER_ADDR").value_or("");
+    if (environment_("MASTER_PORT")) identity.master_port = number("MASTER_PORT", 1, 65535);
+    if (set.launcher == Launcher::Slurm) {
+      for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+        const auto list = environment_(name);
+        if (!list || !identity.master_addr.empty()) continue;
+        identity.master_addr = first_slurm_host(*list);
+        if (identity.master_addr.empty())
+          faults_.push_back(join("got ", name, "='", *list, "', expected a form like 'a[01-03,7],b'"));
+      }
+      // Jobs that share a host need ports of their own.
+      const auto job = number_of(environment_("SLURM_JOB_ID").value_or("0")).value_or(0);
+      const auto step = number_of(environment_("SLURM_STEP_ID").value_or("0")).value_or(0);
+      if (!environment_("MASTER_PORT"))
+        identity.master_port = static_cast<int>(20000 + static_cast<unsigned long long>(job * 13 + step) % 12000);
+    }
+    if (identity.one_host()) return;
+    if (identity.master_addr.empty())
+      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source,
+                             ") without MASTER_ADDR, expected the host of rank 0"));
+    if (set.launcher == Launcher::Torchrun && !environment_("MASTER_PORT"))
+      faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source,
+                             ") without MASTER_PORT, expected a free port of that host"));
+    if (identity.master_port == 0) identity.master_port = kDefaultPort;
+  }
+
+  std::string run_id_of(const VariableSet& set, const Identity& identity) const {
+    const auto text = [&](const char* name) { return environment_(name).value_or(""); };
+    if (environment_("ZERO_RUN_ID")) return text("ZERO_RUN_ID");
+    if (identity.size == 1) return "";
+    if (set.launcher == Launcher::Torchrun && environment_("TORCHELASTIC_RUN_ID"))
+      return join("torchelastic-", text("TORCHELASTIC_RUN_ID"), "-", text("MASTER_PORT"), "-",
+                  text("TORCHELASTIC_RESTART_COUNT"));
+    if (set.launcher == Launcher::OpenMpi && environment_("PMIX_NAMESPACE")) return "pmix-" + text("PMIX_NAMESPACE");
+    if (set.launcher == Launcher::Slurm && environment_("SLURM_JOB_ID"))
+      return join("slurm-", text("SLURM_JOB_ID"), ".", text("SLURM_STEP_ID"));
+    if (!identity.master_addr.empty() && identity.master_port != 0)
+      return join(identity.master_addr, ":", identity.master_port);
+    return "parent-" + parent_();
+  }
+
+  void throw_faults() const {
+    if (faults_.empty()) return;
+    std::string text;
+    for (const auto& fault : faults_) text += (text.empty() ? "" : "; ") + fault;
+    throw ConfigError(join("[Communicator::from_env] ", text,
+                           ". Hint: start the program with `zero run`, torchrun, mpirun or srun, or unset these "
+                           "variables to run one rank"));
+  }
+
+  const Environment& environment_;
+  const std::function<std::string()>& parent_;
+  std::vector<std::string> faults_;
+};
+
+// Its id and the clock ticks from boot to its start, since ids are used again.
+std::string parent_of_this_process() {
+  const auto parent = ::getppid();
+  std::ifstream in(join("/proc/", parent, "/stat"));
+  std::string line;
+  std::getline(in, line);
+  // The name in parentheses may hold anything; the start time is field 22, the 20th after it.
+  const auto close = line.rfind(')');
+  std::istringstream fields(close == std::string::npos ? "" : line.substr(close + 1));
+  std::string start;
+  for (int i = 0; i < 20; ++i) fields >> start;
+  return join(parent, "-", start);
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    if (!value || *value == '\0') return std::nullopt;
+    return value;
+  };
+}
+
+Identity identity_from_env(const Environment& environment, const std::function<std::string()>& parent) {
+  return Reader(environment, parent).read();
+}
+
+Identity identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
+
+Identity Identity::of_neighbours(int count) const {
+  const int first = rank - local_rank % count;
+  Identity some = *this;
+  some.rank = some.local_rank = local_rank % count;
+  some.size = some.local_size = count;
+  some.first_rank = first_rank + first;
+  some.run_size = run_size > 0 ? run_size : size;
+  some.run_id = join(run_id, "|", master_addr, ":", master_port, "|ranks ", first, " to ", first + count - 1);
+  return some;
+}
+
+std::string Identity::place() const { return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size); }
+
+std::string Identity::name_of(int rank_here) const { return join("rank ", rank_in_run(rank_here)); }
+
+std::string first_slurm_host(const std::string& node_list) {
+  const auto end = node_list.find_first_of("[,");
+  const std::string prefix = node_list.substr(0, end);
+  if (end == std::string::npos || node_list[end] == ',') return prefix;
+  const auto close = node_list.find(']', end);
+  if (close == std::string::npos) return "";
+  const std::string ranges = node_list.substr(end + 1, close - end - 1);
+  const std::string first = ranges.substr(0, ranges.find_first_of("-,"));
+  if (first.empty() || first.find_first_not_of("0123456789") != std::string::npos) return "";
+  // What follows the brackets belongs to the name: "rack[1-2]n[3-4]", "a[1-2]-ib".
+  const std::string rest = node_list.substr(close + 1);
+  if (rest.empty() || rest[0] == ',') return prefix + first;
+  const auto suffix = first_slurm_host(rest);
+  return suffix.empty() ? "" : prefix + first + suffix;
+}
+
+std::optional<int> slurm_tasks_of_node(const std::string& tasks, int node) {
+  if (node < 0) return std::nullopt;
+  std::istringstream in(tasks);
+  long long covered = 0;
+  std::optional<int> found;
+  for (std::string entry; std::getline(in, entry, ',');) {
+    long long times = 1;
+    std::string count = entry;
+    if (const auto open = entry.find("(x"); open != std::string::npos) {
+      if (entry.back() != ')') return std::nullopt;
+      times = number_of(entry.substr(open + 2, entry.size() - open - 3)).value_or(0);
+      count = entry.substr(0, open);
+    }
+    const auto value = number_of(count);
+    if (!value || *value < 1 || *value > std::numeric_limits<int>::max() || times < 1) return std::nullopt;
+    covered += times;
+    if (!found && node < covered) found = static_cast<int>(*value);
+  }
+  return found;
+}
+
+}  // namespace zero::net

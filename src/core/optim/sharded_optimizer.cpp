@@ -1,0 +1,241 @@
+// From settings, schedule and count to the constants of one update, and the cut over threads. The
+// arithmetic on elements is in update_simd.cpp.
+#include "optim/sharded_optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace zero::optim {
+namespace {
+
+using config::OptimizerType;
+
+// Whole-text match of * (any run) and ? (any one character): greedy, going back to the last * only.
+bool matches(std::string_view pattern, std::string_view text) {
+  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      resume = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++resume;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+std::vector<double> base_rates(const config::OptimizerSettings& optimizer,
+                               const std::vector<config::ParameterGroup>& groups) {
+  std::vector<double> rates{optimizer.lr};
+  for (const auto& group : groups) rates.push_back(group.lr.value_or(optimizer.lr));
+  return rates;
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, const config::ScheduleSettings& schedule,
+                                   const std::vector<config::ParameterGroup>& groups)
+    : settings_(optimizer), groups_{{"", optimizer.weight_decay}}, schedule_(schedule, base_rates(optimizer, groups)) {
+  if (settings_.type == OptimizerType::None)
+    throw ConfigError(
+        "[ShardedOptimizer] got no optimizer type, expected Adam, AdamW, SGD, Adagrad or Lion. "
+        "Hint: set optimizer.type in the configuration.");
+  for (const auto& group : groups) {
+    if (group.lr && !schedule_.uses_base_lr())
+      throw ConfigError(
+          base::join("[ShardedOptimizer] got lr ", *group.lr, " for the parameter group '", group.pattern,
+                     "', expected none: the scheduler sets the rates of all groups. Hint: give the scheduler's "
+                     "rate as a list with one entry per group, the unnamed group first."));
+    groups_.push_back({group.pattern, group.weight_decay.value_or(optimizer.weight_decay)});
+  }
+  set_rates_.assign(groups_.size(), -1.0);
+}
+
+kernels::Rule ShardedOptimizer::rule() const {
+  switch (settings_.type) {
+    case OptimizerType::Adam:
+      return settings_.adam_w_mode ? kernels::Rule::AdamDecoupled : kernels::Rule::AdamL2;
+    case OptimizerType::AdamW:
+      return kernels::Rule::AdamDecoupled;
+    case OptimizerType::Sgd:
+      return settings_.momentum != 0 ? kernels::Rule::SgdMomentum : kernels::Rule::Sgd;
+    case OptimizerType::Adagrad:
+      return kernels::Rule::Adagrad;
+    case OptimizerType::Lion:
+      return kernels::Rule::Lion;
+    case OptimizerType::None:
+      break;
+  }
+  ZERO_CHECK(false, "[ShardedOptimizer] got no optimizer type");
+  return kernels::Rule::Sgd;
+}
+
+int ShardedOptimizer::num_slots() const {
+  switch (rule()) {
+    case kernels::Rule::AdamDecoupled:
+    case kernels::Rule::AdamL2:
+      return 2;
+    case kernels::Rule::Sgd:
+      return 0;
+    case kernels::Rule::SgdMomentum:
+    case kernels::Rule::Adagrad:
+    case kernels::Rule::Lion:
+      break;
+  }
+  return 1;
+}
+
+const char* ShardedOptimizer::slot_name(int slot) const {
+  ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ",
+             num_slots());
+  switch (rule()) {
+    case kernels::Rule::SgdMomentum:
+      return "momentum_buffer";
+    case kernels::Rule::Adagrad:
+      return "sum";
+    case kernels::Rule::AdamDecoupled:
+    case kernels::Rule::AdamL2:
+    case kernels::Rule::Lion:
+    case kernels::Rule::Sgd:
+      break;
+  }
+  return slot == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+float ShardedOptimizer::slot_initial_value() const {
+  return rule() == kernels::Rule::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
+}
+
+int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vector<std::string>& aliases) const {
+  for (std::size_t g = 1; g < groups_.size(); ++g)
+    if (pattern_names(groups_[g].pattern, name, aliases)) return static_cast<int>(g);
+  return 0;
+}
+
+bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases) {
+  return matches(pattern, name) ||
+         std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) { return matches(pattern, alias); });
+}
+
+double ShardedOptimizer::lr(int group) const {
+  ZERO_CHECK(group >= 0 && group < num_parameter_groups(), "[ShardedOptimizer::lr] got group ", group,
+             ", expected below ", num_parameter_groups());
+  const double set = set_rates_[static_cast<std::size_t>(group)];
+  return set >= 0 ? set : schedule_.rate(group, schedule_.index(applied_));
+}
+
+void ShardedOptimizer::set_lr(int group, double lr) {
+  const auto expect = [&](bool condition, const std::string& what) {
+    if (!condition) throw ConfigError("[Engine::set_lr] " + what);
+  };
+  expect(group >= 0 && group < num_parameter_groups(),
+         base::join("got parameter group ", group, ", expected 0 to ", num_parameter_groups() - 1,
+                    ". Hint: 0 holds what no pattern of libzero.parameter_groups matches, 1 the first pattern's."));
+  expect(std::isfinite(lr) && lr >= 0, base::join("got the rate ", lr, ", expected a finite number of at least 0"));
+  expect(schedule_.constant(),
+         "got a rate, but the configuration's scheduler sets the rates. Hint: leave the block scheduler out.");
+  set_rates_[static_cast<std::size_t>(group)] = lr;
+}
+
+void ShardedOptimizer::check_rates(const std::vector<double>& rates) const {
+  if (!rates.empty() && rates.size() != groups_.size())
+    throw ConfigError(base::join("[load_checkpoint] got rates that the program set for ", rates.size(),
+                                 " parameter groups, expected ", groups_.size(),
+                                 ". Hint: libzero.parameter_groups has changed since the checkpoint was saved."),
+                      ExitCode::kCheckpoint);
+}
+
+void ShardedOptimizer::restore_rates(std::vector<double> rates) {
+  check_rates(rates);
+  if (rates.empty()) rates.assign(groups_.size(), -1.0);
+  set_rates_ = std::move(rates);
+}
+
+kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t missed_steps) const {
+  const auto narrow = [](double value) { return static_cast<float>(value); };
+  const double rate = lr(group), decay = groups_[static_cast<std::size_t>(group)].weight_decay;
+  const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1),
+               beta2 = settings_.beta2;
+  const auto updates = applied_ + 1 - missed_steps;  // of these elements, this one included
+  const auto count = static_cast<double>(updates);
+  kernels::UpdateConstants c{};
+  c.rule = rule();
+  c.has_weight_decay = decay != 0;
+  c.weight_decay = narrow(decay);
+  c.keep = narrow(1 - rate * decay);
+  c.beta1 = narrow(beta1);
+  c.beta2 = narrow(beta2);
+  c.new1 = narrow(1 - beta1);
+  c.new2 = narrow(1 - beta2);
+  c.eps = narrow(settings_.eps);
+  c.first = updates == 1;
+  c.nesterov = settings_.nesterov;
+  c.momentum = narrow(settings_.momentum);
+  c.undamped = narrow(1 - settings_.dampening);
+  c.negative_step = narrow(-rate);
+  if (c.rule == kernels::Rule::AdamDecoupled || c.rule == kernels::Rule::AdamL2) {
+    const double correction1 = settings_.bias_correction ? 1 - std::pow(beta1, count) : 1;
+    const double correction2 = settings_.bias_correction ? 1 - std::pow(beta2, count) : 1;
+    c.root2 = narrow(std::sqrt(correction2));
+    c.negative_step = narrow(-(rate / correction1));
+  } else if (c.rule == kernels::Rule::Adagrad) {
+    c.negative_step = narrow(-(rate / (1 + (count - 1) * settings_.lr_decay)));
+  }
+  return c;
+}
+
+void ShardedOptimizer::begin_step() {
+  constants_.clear();
+  for (int group = 0; group < num_parameter_groups(); ++group) constants_.push_back(constants_of(group, 0));
+  in_step_ = true;
+}
+
+void ShardedOptimizer::update(const Span& span, float factor) {
+  ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
+  ZERO_CHECK(span.parameter_group >= 0 && span.parameter_group < num_parameter_groups(),
+             "[ShardedOptimizer::update] got parameter group ", span.parameter_group, ", expected below ",
+             num_parameter_groups());
+  ZERO_CHECK(span.numel >= 0, "[ShardedOptimizer::update] got ", span.numel, " elements, expected 0 or more");
+  if (span.numel == 0) return;
+  bool complete = span.master != nullptr && span.gradient != nullptr;
+  for (int slot = 0; slot < num_slots(); ++slot) complete = complete && span.slots[slot] != nullptr;
+  ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
+  const kernels::UpdateConstants constants = span.missed_steps == 0
+                                                 ? constants_[static_cast<std::size_t>(span.parameter_group)]
+                                                 : constants_of(span.parameter_group, span.missed_steps);
+  const bool copies = span.parameter != span.master;
+  ZERO_CHECK(copies || span.parameter_dtype == kernels::Dtype::F32,
+             "[ShardedOptimizer::update] got a 16-bit copy over its own master");
+  const kernels::UpdateRange range{span.master,         {span.slots[0], span.slots[1]},    span.gradient,
+                                   span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
+  if (range_update_) return range_update_(constants, range, factor, span.numel);
+  kernels::parallel_ranges(span.numel, [&](std::int64_t begin, std::int64_t end) {
+    kernels::update_range(constants, range, factor, begin, end);
+  });
+}
+
+void ShardedOptimizer::end_step() {
+  ZERO_CHECK(in_step_, "[ShardedOptimizer::end_step] got no begin_step before it");
+  ++applied_;
+  in_step_ = false;
+}
+
+void ShardedOptimizer::set_applied_steps(std::int64_t applied) {
+  if (applied < 0)
+    throw ConfigError(base::join("[ShardedOptimizer::set_applied_steps] got ", applied,
+                                 ", expected 0 or more. Hint: the checkpoint is damaged; load an older one."),
+                      ExitCode::kCheckpoint);
+  applied_ = applied;
+  in_step_ = false;
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,59 @@
+// See units.h.
+#include "plan/units.h"
+
+#include <algorithm>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "sharding/unit_cut.h"
+
+namespace zero::planning {
+namespace {
+
+// The deepest of the named modules that has the parameter.
+std::string named_unit_of(const std::string& parameter, const std::vector<std::string>& named) {
+  std::string unit;
+  for (const auto& path : named)
+    if (path.size() > unit.size() && parameter.compare(0, path.size() + 1, path + ".") == 0) unit = path;
+  return unit;
+}
+
+// The rules that a configuration sets, as the engine reads them.
+sharding::UnitRules unit_rules(const config::Settings& settings) {
+  return {.min_numel = settings.unit_min_numel,
+          .max_numel = settings.zero.reduce_bucket_size,
+          .persistent_numel = settings.zero.stage == 3 ? settings.zero.persistence_threshold : 0,
+          .persistent_total = settings.zero.model_persistence_threshold};
+}
+
+}  // namespace
+
+std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
+                                 std::int64_t width, bool gpu) {
+  if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
+  std::vector<sharding::UnitMember> members;
+  for (const auto& parameter : parameters)
+    members.push_back({parameter.numel,
+                       settings.units.empty() ? parameter.unit : named_unit_of(parameter.name, settings.units),
+                       parameter.trainable});
+  for (const auto& path : settings.units)
+    if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
+      throw ConfigError(
+          base::join("[plan] got libzero.units \"", path, "\", expected modules of the model that have parameters"));
+  std::vector<Unit> units;
+  for (auto& cut : sharding::cut_units(members, unit_rules(settings))) {
+    std::vector<std::int64_t> numels;
+    for (const auto i : cut.parameters) numels.push_back(parameters[i].numel);
+    units.push_back({.name = std::move(cut.name),
+                     .root = cut.root,
+                     .trainable = cut.trainable,
+                     .persistent = cut.persistent,
+                     .parameters = std::move(cut.parameters),
+                     .layout = sharding::ShardLayout(std::move(numels), world, sharding::flat_alignment(width, !gpu)),
+                     .axis = 0});
+  }
+  return units;
+}
+
+}  // namespace zero::planning

@@ -1,0 +1,497 @@
+// Sections and tables. A table holds the exact number of a cell in data-value, beside the rounded text for people.
+#include "report/page/html_page.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "report/page/chart_data.h"
+#include "report/text/text.h"
+
+namespace zero::report {
+namespace {
+
+using Runs = std::vector<RunRecord>;
+
+
+// 1,234,567
+std::string grouped(double value) {
+  std::string text = printed("%.0f", value);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (text[0] == '-' ? 1 : 0); at -= 3)
+    text.insert(static_cast<std::size_t>(at), ",");
+  return text;
+}
+
+// "31.2 MiB"
+std::string size_text(std::uint64_t bytes) {
+  std::string text = human_bytes(bytes);
+  text.insert(text.find_first_not_of("0123456789."), " ");
+  return text;
+}
+
+struct Cell {
+  std::string text;
+  std::string value;  // exact; empty: text for people only
+  bool numeric = true;
+};
+
+Cell count(double value) { return {grouped(value), printed("%.17g", value)}; }
+Cell bytes(std::uint64_t value) { return {value == 0 ? "0" : size_text(value), std::to_string(value)}; }
+Cell words(std::string text) { return {std::move(text), "", false}; }
+Cell fixed(const char* format, const std::optional<double>& value) {
+  if (!value) return {"\u2013", ""};
+  return {printed(format, *value), printed("%.17g", *value)};
+}
+Cell grouped_or_none(const std::optional<double>& value) { return value ? count(*value) : Cell{"\u2013", ""}; }
+
+class HtmlTable {
+ public:
+  HtmlTable(std::string name, std::string caption, std::vector<std::string> header)
+      : name_(std::move(name)), caption_(std::move(caption)), header_(std::move(header)) {}
+  // `color`: of the mark before the first cell, a variable of the style sheet; empty: none.
+  void row(const std::string& name, const std::vector<Cell>& cells, const std::string& color = "") {
+    numeric_ = !cells.empty() && cells[0].numeric;
+    rows_ += "<tr><th scope=\"row\">" + (color.empty() ? "" : "<i style=\"background:var(--" + color + ")\"></i>") +
+             html_text(name) + "</th>";
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      const Cell& cell = cells[i];
+      rows_ += cell.numeric ? "<td class=\"n\"" : "<td class=\"wide\"";
+      if (!cell.value.empty())
+        rows_ += " data-row=\"" + html_text(name) + "\" data-column=\"" +
+                 html_text(i + 1 < header_.size() ? header_[i + 1] : "") + "\" data-value=\"" + html_text(cell.value) +
+                 "\"";
+      rows_ += ">" + html_text(cell.text) + "</td>";
+    }
+    rows_ += "</tr>\n";
+  }
+  std::string done() const {
+    std::string out = "<div class=\"scroll\"><table data-table=\"" + html_text(name_) + "\"><caption>" +
+                      html_text(caption_) + "</caption>\n<thead><tr>";
+    for (std::size_t i = 0; i < header_.size(); ++i)
+      out += std::string("<th scope=\"col\"") + (i > 0 && numeric_ ? " class=\"n\"" : "") + ">" +
+             html_text(header_[i]) + "</th>";
+    return out + "</tr></thead>\n<tbody>\n" + rows_ + "</tbody></table></div>\n";
+  }
+
+ private:
+  std::string name_, caption_;
+  std::vector<std::string> header_;
+  std::string rows_;
+  bool numeric_ = true;  // so are all rows of a table
+};
+
+std::string color_of_run(std::size_t i) { return "r" + std::to_string(i % 8); }
+
+std::string section(const std::string& title, const std::string& says, const std::string& body) {
+  return "<section><h2>" + html_text(title) + "</h2>\n<p>" + html_text(says) + "</p>\n" + body + "</section>\n";
+}
+
+std::string chart(const std::string& id, const std::string& title) {
+  return "<div class=\"chart\" id=\"" + id + "\" data-title=\"" + html_text(title) + "\"></div>\n";
+}
+
+std::string curve_card(const std::string& id, const std::string& title, const std::string& says,
+                       const std::string& table) {
+  return section(title, says, chart(id, title) + "<p class=\"note\" id=\"" + id + "-note\"></p>\n" + table);
+}
+
+std::string details(const std::string& summary, const std::string& body) {
+  return "<details><summary>" + html_text(summary) + "</summary>\n" + body + "</details>\n";
+}
+
+std::string legend(const std::vector<std::pair<std::string, std::string>>& entries) {
+  std::string out = "<ul class=\"legend\">";
+  for (const auto& [color, name] : entries)
+    out += "<li><i style=\"background:var(--" + color + ")\"></i>" + html_text(name) + "</li>";
+  return out + "</ul>\n";
+}
+
+std::string legend_of_runs(const Runs& runs) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (std::size_t i = 0; i < runs.size(); ++i) entries.emplace_back(color_of_run(i), runs[i].label);
+  return legend(entries);
+}
+
+// "stages 0, 1, 2 and 3" is said in the title where it tells the runs apart.
+std::string title_of(const Runs& runs) {
+  if (runs.size() == 1) return runs[0].stage < 0 ? "The run " + runs[0].label : "A run at " + runs[0].label;
+  std::string text = std::to_string(runs.size()) + " runs: ";
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == runs.size() ? " and " : ", ") + runs[i].label;
+  return text.size() > 120 ? std::to_string(runs.size()) + " runs" : text;
+}
+
+std::string subtitle_of(const Runs& runs) {
+  const RunRecord& r = runs[0];
+  if (r.stage < 0) return "";
+  std::string text = human_parameters(static_cast<double>(r.parameters)) + " parameters, " + r.recipe + ", " +
+                     std::to_string(r.world) + (r.world == 1 ? " rank" : " ranks") + " on " +
+                     (r.device == "cpu" ? "CPUs" : "GPUs") + " (" + r.transport + "), " +
+                     grouped(static_cast<double>(r.tokens_per_step)) + " tokens a step; begun " + r.started;
+  const bool alike = std::all_of(runs.begin(), runs.end(), [&](const RunRecord& o) {
+    return o.parameters == r.parameters && o.recipe == r.recipe && o.world == r.world && o.device == r.device &&
+           o.transport == r.transport && o.tokens_per_step == r.tokens_per_step;
+  });
+  return alike ? text : "The runs differ in model, recipe, ranks or batch: see the tables. The first: " + text;
+}
+
+std::string summary_table(const Runs& runs) {
+  HtmlTable table(
+      "runs", "The runs in numbers: medians over all steps of the log, peaks of rank 0",
+      {"run", "steps", "last loss", "held-out loss", "tokens per second", "step, ms", "peak memory", "sent per step"});
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const RunRecord& r = runs[i];
+    const auto peak = highest_of(r, &StepPoint::memory_bytes), sent = median_of(r, &StepPoint::bytes_sent);
+    table.row(
+        r.label,
+        {count(r.log.empty() ? 0 : static_cast<double>(r.log.back().step)), fixed("%.4f", last_of(r, &StepPoint::loss)),
+         fixed("%.4f", r.heldout), grouped_or_none(median_of(r, &StepPoint::tokens_per_s)),
+         fixed("%.2f", median_of(r, &StepPoint::step_ms)),
+         peak ? bytes(static_cast<std::uint64_t>(*peak)) : Cell{"\u2013", ""},
+         sent ? bytes(static_cast<std::uint64_t>(*sent)) : Cell{"\u2013", ""}},
+        color_of_run(i));
+  }
+  return table.done();
+}
+
+// What a curve shows at some eleven steps of each run.
+std::string curve_table(const Runs& runs, const std::string& id, const std::string& title,
+                        std::optional<double> StepPoint::*value, const char* format) {
+  std::vector<std::string> header{"step"};
+  for (const RunRecord& run : runs) header.push_back(run.label);
+  HtmlTable table(id, title, header);
+  std::set<std::int64_t> steps;
+  for (const RunRecord& run : runs)
+    for (std::size_t k = 0; k <= 10 && !run.log.empty(); ++k) steps.insert(run.log[k * (run.log.size() - 1) / 10].step);
+  for (const std::int64_t step : steps) {
+    std::vector<Cell> cells;
+    for (const RunRecord& run : runs) {
+      const auto found = std::lower_bound(run.log.begin(), run.log.end(), step,
+                                          [](const StepPoint& point, std::int64_t s) { return point.step < s; });
+      cells.push_back(found == run.log.end() || found->step != step ? Cell{"\u2013", ""}
+                                                                    : fixed(format, (*found).*value));
+    }
+    table.row(std::to_string(step), cells);
+  }
+  return details("The same as a table", table.done());
+}
+
+// Drawn where fp16 moved it.
+bool scale_moves(const Runs& runs) {
+  for (const RunRecord& run : runs)
+    for (const StepPoint& point : run.log)
+      if (point.loss_scale && *point.loss_scale != 1) return true;
+  return false;
+}
+
+std::vector<std::pair<std::string, std::string>> purposes_shown(const Runs& runs) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  const std::vector<std::string>* names = nullptr;
+  for (const RunRecord& run : runs)
+    if (!names && !run.purposes.empty()) names = &run.purposes;
+  for (std::size_t p = 0; names && p < names->size(); ++p) {
+    bool used = false;
+    for (const RunRecord& run : runs) {
+      for (const MemorySample& sample : run.samples) used = used || sample.bytes[p] > 0;
+      for (const PhaseMemory& phase : run.phases)
+        for (const auto& tier : phase.tiers)
+          used = used || (tier.tier == "device" && bytes_of(tier.by_purpose, (*names)[p]) > 0);
+    }
+    if (used) entries.emplace_back("p" + std::to_string(p % 8), (*names)[p]);
+  }
+  return entries;
+}
+
+std::string memory_table(const Runs& runs) {
+  const auto purposes = purposes_shown(runs);
+  std::vector<std::string> header{"run, phase"};
+  for (const auto& [color, name] : purposes) header.push_back(name);
+  header.emplace_back("total");
+  HtmlTable table("memory", "Device bytes of rank 0 at four moments of one step", header);
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    for (const PhaseMemory& phase : runs[i].phases) {
+      const auto* tier = device_memory(phase.tiers);
+      if (!tier) continue;
+      std::vector<Cell> cells;
+      for (const auto& [color, name] : purposes) cells.push_back(bytes(bytes_of(tier->by_purpose, name)));
+      cells.push_back(bytes(sum_of(tier->by_purpose)));
+      table.row(runs[i].label + ", " + phase.phase, cells, color_of_run(i));
+      if (&phase != &runs[i].phases.back()) continue;
+      cells.assign(purposes.size(), Cell{"", ""});
+      cells.push_back(bytes(peak_of(runs[i].phases)));
+      table.row(runs[i].label + ", peak", cells, color_of_run(i));
+    }
+  return table.done();
+}
+
+std::string lower_tiers_table(const Runs& runs) {
+  HtmlTable table("tiers", "Bytes of rank 0 in lower tiers", {"run, phase", "tier", "bytes", "peak"});
+  bool any = false;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    for (const PhaseMemory& phase : runs[i].phases)
+      for (const auto& tier : phase.tiers) {
+        if (tier.tier == "device") continue;
+        any = true;
+        table.row(runs[i].label + ", " + phase.phase,
+                  {{tier.tier, ""}, bytes(sum_of(tier.by_purpose)), bytes(tier.peak)}, color_of_run(i));
+      }
+  return any ? table.done() : "";
+}
+
+std::string memory_section(const Runs& runs) {
+  std::string areas, out;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    if (!runs[i].samples.empty())
+      areas += "<div><h3>" + html_text(runs[i].label) + "</h3>\n" +
+               chart("area-" + std::to_string(i), runs[i].label + ": bytes by purpose over one step") + "</div>\n";
+  if (!areas.empty())
+    out += section("Memory over one step",
+                   "Device bytes of rank 0 by purpose, on one scale for all runs. The dotted lines are the four "
+                   "moments of the table: before forward, after forward, after backward (shaded), after step.",
+                   legend(purposes_shown(runs)) + "<div class=\"pair\">" + areas + "</div>\n" +
+                       details("The same as a table", memory_table(runs)));
+  bool rest = false, planned = false;
+  for (const RunRecord& run : runs)
+    rest = rest || device_memory(run.phases, "before forward"), planned = planned || !run.planned.empty();
+  if (!rest) return out;
+  std::string body =
+      legend(purposes_shown(runs)) + chart("rest", "Bytes at rest and at the peak") + lower_tiers_table(runs);
+  if (areas.empty()) body += details("The same as a table", memory_table(runs));
+  return out + section("At rest and at the peak",
+                       std::string(
+                           "Bars: what rank 0 holds between steps. The line goes on to the highest sum within a step") +
+                           (planned ? "; the diamond is the peak that was planned." : "."),
+                       body);
+}
+
+Cell difference(std::uint64_t planned, std::uint64_t measured) {
+  if (planned == 0) return {measured == 0 ? "0 %" : "\u2013", ""};
+  const double part = (static_cast<double>(measured) / static_cast<double>(planned) - 1) * 100;
+  return {printed("%+.2f %%", part), printed("%.17g", part)};
+}
+
+std::string planned_section(const Runs& runs) {
+  HtmlTable table("planned", "Rank 0: planned beside measured", {"run, what", "planned", "measured", "difference"});
+  HtmlTable purposes("planned purposes", "At rest, by purpose", {"run, purpose", "planned", "measured", "off"});
+  bool any = false;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const RunRecord& run = runs[i];
+    const auto* planned = device_memory(run.planned);
+    const auto* rest = device_memory(run.phases, "before forward");
+    if (!planned || !rest) continue;
+    any = true;
+    std::uint64_t sent = 0;
+    for (const TrafficRow& row : run.traffic)
+      if (row.operation != "control") sent += row.bytes_sent;
+    const auto p = sum_of(planned->by_purpose), m = sum_of(rest->by_purpose), peak = peak_of(run.phases);
+    const auto row = [&](const char* what, std::uint64_t foreseen, std::uint64_t measured) {
+      table.row(run.label + ", " + what, {bytes(foreseen), bytes(measured), difference(foreseen, measured)},
+                color_of_run(i));
+    };
+    row("at rest", p, m);
+    row("peak", planned->peak, peak);
+    row("sent in a step", run.planned_sent, sent);
+    for (const std::string& name : run.purposes) {
+      const auto here = bytes_of(planned->by_purpose, name), there = bytes_of(rest->by_purpose, name);
+      if (here + there > 0)
+        purposes.row(run.label + ", " + name, {bytes(here), bytes(there), difference(here, there)}, color_of_run(i));
+    }
+  }
+  if (!any) return "";
+  return section("Planned and measured",
+                 "What zero plan foresees from the shape of the model alone, and what the recorded step needed.",
+                 table.done() + details("By purpose", purposes.done()));
+}
+
+std::string wire_section(const Runs& runs) {
+  const auto operations = operations_of(runs);
+  if (operations.empty()) return "";
+  std::vector<std::string> header{"run"};
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (std::size_t o = 0; o < operations.size(); ++o) {
+    header.push_back(operations[o]);
+    entries.emplace_back(color_of_operation(operations[o]), operations[o]);
+  }
+  header.insert(header.end(), {"all", "calls"});
+  HtmlTable table("traffic", "Payload that one rank sends in one step, by collective", header);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::vector<Cell> cells;
+    std::uint64_t sum = 0, calls = 0;
+    for (const std::string& operation : operations) {
+      cells.push_back(bytes(sent_by(runs[i], operation)));
+      sum += sent_by(runs[i], operation);
+    }
+    for (const TrafficRow& row : runs[i].traffic)
+      if (row.operation != "control") calls += row.calls;
+    cells.push_back(bytes(sum));
+    cells.push_back(count(static_cast<double>(calls)));
+    table.row(runs[i].label, cells, color_of_run(i));
+  }
+  return section(
+      "Bytes on the wire",
+      "Payload of the collectives of one step, by the volume of a ring; a rank receives as much as it sends.",
+      legend(entries) + chart("wire", "Bytes sent in one step") + table.done());
+}
+
+std::string groups_section(const Runs& runs) {
+  std::string body, tables;
+  bool any = false, whole = false, tiers = false;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const GroupRows groups = group_rows(runs[i]);
+    if (groups.rows.empty()) continue;
+    any = true;
+    for (const GroupSlice& slice : groups.slices)
+      whole = whole || slice.kind == "who", tiers = tiers || slice.kind == "tie";
+    body += "<h3>" + html_text(runs[i].label) + "</h3>\n" +
+            chart("groups-" + std::to_string(i), runs[i].label + ": what each group did when");
+    HtmlTable table("groups-" + std::to_string(i),
+                    runs[i].label + ": milliseconds of step " + std::to_string(runs[i].recorded_step) + ", by group",
+                    {"group", "gather or publish", "forward", "backward", "reduce", "update", "waits"});
+    for (std::size_t row = 0; row < groups.rows.size(); ++row) {
+      std::vector<Cell> cells;
+      for (const char* kind : {"gat", "fwd", "bwd", "red", "upd", "wai"}) {
+        const double ms = groups.total(row, kind);
+        cells.push_back(ms > 0 ? Cell{printed("%.3f", ms), printed("%.17g", ms)} : Cell{"", ""});
+      }
+      table.row(groups.rows[row], cells);
+    }
+    tables += table.done();
+  }
+  if (!any) return "";
+  std::vector<std::pair<std::string, std::string>> entries{{"fwd", "forward"}, {"bwd", "backward"},
+                                                           {"upd", "update"},  {"gat", "gather or publish"},
+                                                           {"red", "reduce"},  {"wai", "this rank stands still"}};
+  if (whole) entries.insert(entries.begin(), {"who", "whole on this rank"});
+  if (tiers) entries.push_back({"tie", "to or from a lower tier"});
+  return section(
+      "The groups in one step",
+      "A row is a group of parameters that travels as one; the broad bars are compute on rank 0, the narrow ones its "
+      "communication, which may run beside the compute of other groups. The last row is what overlap did not hide.",
+      legend(entries) + body + details("The same as tables", tables));
+}
+
+std::string configuration_section(const Runs& runs) {
+  std::vector<std::string> header{"key"};
+  for (const RunRecord& run : runs) header.push_back(run.label);
+  HtmlTable differing("differing", "Keys in which the runs differ", header),
+      common("configuration", "Keys that were set, and where", {"key", "value", "source"}),
+      defaults("defaults", "Keys that kept their default", {"key", "value", "source"});
+  std::size_t differ = 0, rows = 0;
+  const auto find = [](const RunRecord& run, const std::string& key) -> const ConfigRow* {
+    for (const ConfigRow& row : run.configuration)
+      if (row.key == key) return &row;
+    return nullptr;
+  };
+  for (const ConfigRow& row : runs[0].configuration) {
+    bool same = true;
+    for (const RunRecord& run : runs) {
+      const ConfigRow* other = find(run, row.key);
+      same = same && (!other || other->value == row.value);
+    }
+    if (same) {
+      ++rows;
+      (row.is_default ? defaults : common).row(row.key, {words(row.value), words(row.source)});
+      continue;
+    }
+    ++differ;
+    std::vector<Cell> cells;
+    for (const RunRecord& run : runs) {
+      const ConfigRow* other = find(run, row.key);
+      cells.push_back(words(other ? other->value + " (" + other->source + ")" : "\u2013"));
+    }
+    differing.row(row.key, cells);
+  }
+  if (rows + differ == 0) return "";
+  return section("Configuration", "Every value that was in force and where it came from.",
+                 (differ > 0 ? differing.done() : "") + details("Keys that were set", common.done()) +
+                     details("Defaults", defaults.done()));
+}
+
+std::string environment_section(const Runs& runs) {
+  std::vector<std::string> header{"", runs.size() == 1 ? "this run" : "all runs"}, names;
+  for (const RunRecord& run : runs)
+    for (const auto* list : {&run.environment, &run.model})
+      for (const auto& [name, value] : *list)
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  if (names.empty()) return "";
+  const auto value_of = [](const RunRecord& run, const std::string& name) -> std::string {
+    for (const auto* list : {&run.environment, &run.model})
+      for (const auto& [other, value] : *list)
+        if (other == name) return value;
+    return "\u2013";
+  };
+  const auto command_of = [](const RunRecord& run) {
+    std::string text = "zero";
+    for (const std::string& word : run.command) text += " " + word;
+    return text;
+  };
+  HtmlTable table("environment", "Machine, versions, model", header);
+  for (const std::string& name : names) {
+    std::string text = value_of(runs[0], name);
+    const bool same =
+        std::all_of(runs.begin(), runs.end(), [&](const RunRecord& run) { return value_of(run, name) == text; });
+    if (!same) {
+      text.clear();
+      for (const RunRecord& run : runs) text += (text.empty() ? "" : "; ") + run.label + ": " + value_of(run, name);
+    }
+    table.row(name, {words(text)});
+  }
+  HtmlTable commands("commands", "How each run was started", {"run", "command", "folder", "text"});
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    commands.row(runs[i].label, {words(command_of(runs[i])), words(runs[i].folder), words(runs[i].text)},
+                 color_of_run(i));
+  return section("Environment", "Where the runs ran.", table.done() + commands.done());
+}
+
+}  // namespace
+
+std::string html_page(const Runs& records) {
+  Runs runs = records;
+  share_purposes(runs);
+  std::string out =
+      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+      "script-src 'unsafe-inline'\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>zero report: " +
+      html_text(title_of(runs)) + "</title>\n<style>" + page_style() + "</style></head>\n<body><main>\n<h1>" +
+      html_text(title_of(runs)) + "</h1>\n<p>" + html_text(subtitle_of(runs)) + "</p>\n";
+  out +=
+      "<noscript><p>The charts need a script that is part of this file; the tables show the same numbers without "
+      "it.</p></noscript>\n";
+  out += "<section>" + summary_table(runs) + "</section>\n";
+  std::string thinned;
+  for (const RunRecord& run : runs)
+    if (run.log.size() > kMostPoints) thinned = " Long runs are drawn as means of neighbouring steps.";
+  out += "<div class=\"two\">";
+  out += section("Training loss", "Mean over all ranks of each step, in nats per byte." + thinned,
+                 legend_of_runs(runs) + chart("loss", "Training loss over steps") +
+                     "<p class=\"note\" id=\"loss-note\"></p>\n" +
+                     curve_table(runs, "loss", "Training loss, nats per byte", &StepPoint::loss, "%.5f"));
+  out +=
+      section("Throughput", "Tokens of all ranks per second, as a running median.",
+              legend_of_runs(runs) + chart("throughput", "Tokens per second over steps") +
+                  "<p class=\"note\" id=\"throughput-note\"></p>\n" +
+                  curve_table(runs, "throughput", "Tokens per second, of each step", &StepPoint::tokens_per_s, "%.0f"));
+  out += "</div>\n<div class=\"two\">";
+  const bool moves = scale_moves(runs);
+  out += curve_card("lr", "Learning rate",
+                    std::string("What each step used.") + (moves ? "" : " The loss scale was 1 throughout."),
+                    curve_table(runs, "lr", "Learning rate", &StepPoint::lr, "%.6g"));
+  out += curve_card("norm", "Gradient norm", "Of all parameters, before clipping; a gap where it was not finite.",
+                    curve_table(runs, "norm", "Gradient norm", &StepPoint::grad_norm, "%.5g"));
+  if (moves)
+    out += curve_card("scale", "Loss scale",
+                      "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
+                      curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
+  out += "</div>\n";
+  out += memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
+         configuration_section(runs) + environment_section(runs);
+  out +=
+      "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "
+      "the pictures.</footer>\n";
+  out += "</main>\n<script type=\"application/json\" id=\"data\">" + chart_json(runs) + "</script>\n<script>" +
+         page_script() + "</script>\n</body></html>\n";
+  return out;
+}
+
+}  // namespace zero::report

@@ -1,0 +1,277 @@
+// The two spellings of a run record.
+#include "report/page/run_record.h"
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+
+namespace zero::report {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+constexpr const char* kSchema = "zero.run/1";
+
+Json bytes_json(const Bytes& bytes) {
+  Json object = Json::object();
+  for (const auto& [name, value] : bytes) object[name] = value;
+  return object;
+}
+
+Json tiers_json(const std::vector<TierMemory>& tiers) {
+  Json object = Json::object();
+  for (const TierMemory& tier : tiers)
+    object[tier.tier] = {{"bytes", bytes_json(tier.by_purpose)}, {"peak_bytes", tier.peak}};
+  return object;
+}
+
+Json phases_json(const std::vector<PhaseMemory>& phases) {
+  Json list = Json::array();
+  for (const PhaseMemory& phase : phases) {
+    list.push_back({{"phase", phase.phase}, {"tiers", tiers_json(phase.tiers)}});
+  }
+  return list;
+}
+
+Json pairs_json(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  Json object = Json::object();
+  for (const auto& [name, value] : pairs) object[name] = value;
+  return object;
+}
+
+double rounded(double ms) { return std::round(ms * 1e6) / 1e6; }
+
+std::vector<TierMemory> tiers_of(const Json& object) {
+  std::vector<TierMemory> tiers;
+  for (const auto& [name, value] : object.items()) {
+    TierMemory tier{name, {}, value.at("peak_bytes").get<std::uint64_t>()};
+    for (const auto& [purpose, bytes] : value.at("bytes").items())
+      tier.by_purpose.emplace_back(purpose, bytes.get<std::uint64_t>());
+    tiers.push_back(std::move(tier));
+  }
+  return tiers;
+}
+
+std::vector<PhaseMemory> phases_of(const Json& list) {
+  std::vector<PhaseMemory> phases;
+  for (const Json& item : list) phases.push_back({item.at("phase").get<std::string>(), tiers_of(item.at("tiers"))});
+  return phases;
+}
+
+std::vector<std::pair<std::string, std::string>> pairs_of(const Json& object) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const auto& [name, value] : object.items())
+    pairs.emplace_back(name, value.is_string() ? value.get<std::string>() : value.dump());
+  return pairs;
+}
+
+void read_record(const Json& j, RunRecord& r) {
+  if (j.at("schema") != kSchema)
+    throw std::runtime_error("schema " + j.at("schema").dump() + " and not \"" + kSchema + "\"");
+  j.at("started").get_to(r.started);
+  j.at("command").get_to(r.command);
+  j.at("stage").get_to(r.stage);
+  j.at("world").get_to(r.world);
+  j.at("recipe").get_to(r.recipe);
+  j.at("device").get_to(r.device);
+  j.at("transport").get_to(r.transport);
+  j.at("text").get_to(r.text);
+  j.at("steps").get_to(r.steps);
+  j.at("parameters").get_to(r.parameters);
+  j.at("samples_per_step").get_to(r.samples_per_step);
+  j.at("tokens_per_step").get_to(r.tokens_per_step);
+  r.model = pairs_of(j.at("model"));
+  r.environment = pairs_of(j.at("environment"));
+  for (const Json& row : j.at("configuration"))
+    r.configuration.push_back({row.at("key").get<std::string>(), row.at("value").dump(),
+                               row.at("source").get<std::string>(), row.at("default").get<bool>()});
+  if (!j.contains("recorded")) return;
+  const Json& step = j.at("recorded");
+  step.at("step").get_to(r.recorded_step);
+  r.phases = phases_of(step.at("memory"));
+  step.at("purposes").get_to(r.purposes);
+  for (const Json& row : step.at("samples")) {
+    MemorySample sample{row.at("ms").get<double>(), row.at("bytes").get<std::vector<std::uint64_t>>()};
+    if (sample.bytes.size() != r.purposes.size())
+      throw std::runtime_error("a memory sample of " + std::to_string(sample.bytes.size()) + " numbers for " +
+                               std::to_string(r.purposes.size()) + " purposes");
+    r.samples.push_back(std::move(sample));
+  }
+  for (const Json& row : step.at("timeline"))
+    r.timeline.push_back({row.at("track").get<std::string>(), row.at("name").get<std::string>(),
+                          row.at("category").get<std::string>(), row.at("begin_ms").get<double>(),
+                          row.at("end_ms").get<double>(), row.value("bytes", std::int64_t{-1})});
+  for (const Json& row : step.at("traffic"))
+    r.traffic.push_back({row.at("operation").get<std::string>(), row.at("calls").get<std::uint64_t>(),
+                         row.at("bytes_sent").get<std::uint64_t>()});
+  if (!step.contains("planned")) return;
+  r.planned = tiers_of(step.at("planned").at("tiers"));
+  step.at("planned").at("bytes_sent").get_to(r.planned_sent);
+}
+
+std::string slurp(const fs::path& path, bool required) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  if (required && (!in || fs::is_directory(path)))
+    throw IoError("[report] got \"" + std::string(std::strerror(errno ? errno : EIO)) + "\" for " + path.string() +
+                  ", expected the log of a run. Hint: name a folder that `zero train --out` wrote.");
+  return text;
+}
+
+// What nlohmann says, without its number and library talk.
+std::string plain(const std::string& what) {
+  const auto end = what.find("] ");
+  return what.rfind("[json.exception", 0) == 0 && end != std::string::npos ? what.substr(end + 2) : what;
+}
+
+std::optional<double> number(const Json& row, const char* name) {
+  const auto found = row.find(name);
+  if (found == row.end() || found->is_null()) return {};
+  return found->get<double>();
+}
+
+StepPoint point_of(const std::string& line) {
+  const Json row = Json::parse(line);
+  StepPoint point;
+  row.at("step").get_to(point.step);
+  point.loss = number(row, "loss");
+  point.grad_norm = number(row, "grad_norm");
+  point.lr = number(row, "lr");
+  point.loss_scale = number(row, "loss_scale");
+  point.step_ms = number(row, "step_ms");
+  point.tokens_per_s = number(row, "tokens_per_s");
+  point.memory_bytes = number(row, "memory_bytes");
+  point.bytes_sent = number(row, "bytes_sent");
+  return point;
+}
+
+std::vector<StepPoint> read_log(const fs::path& path) {
+  const std::string text = slurp(path, true);
+  std::vector<StepPoint> log;
+  std::size_t begin = 0;
+  for (int line = 1; begin < text.size(); ++line) {
+    const std::size_t end = text.find('\n', begin);
+    if (end == std::string::npos) break;
+    try {
+      const StepPoint point = point_of(text.substr(begin, end - begin));
+      while (!log.empty() && log.back().step >= point.step) log.pop_back();
+      log.push_back(point);
+    } catch (const std::exception& error) {
+      throw ConfigError(base::join("[report] got ", path.string(), ":", line, ": ", plain(error.what()),
+                                   ", expected one step as a JSON object a line. Hint: remove the line, or the run."));
+    }
+    begin = end + 1;
+  }
+  return log;
+}
+
+}  // namespace
+
+std::string run_json(const RunRecord& r) {
+  Json configuration = Json::array();
+  for (const ConfigRow& row : r.configuration) {
+    Json value = Json::parse(row.value, nullptr, false);
+    if (value.is_discarded()) value = row.value;
+    configuration.push_back({{"key", row.key}, {"value", value}, {"source", row.source}, {"default", row.is_default}});
+  }
+  Json j{{"schema", kSchema},
+         {"started", r.started},
+         {"command", r.command},
+         {"stage", r.stage},
+         {"world", r.world},
+         {"recipe", r.recipe},
+         {"device", r.device},
+         {"transport", r.transport},
+         {"text", r.text},
+         {"steps", r.steps},
+         {"parameters", r.parameters},
+         {"samples_per_step", r.samples_per_step},
+         {"tokens_per_step", r.tokens_per_step}};
+  j["model"] = pairs_json(r.model);
+  j["environment"] = pairs_json(r.environment);
+  j["configuration"] = configuration;
+  if (r.recorded_step > 0) {
+    Json samples = Json::array(), timeline = Json::array(), traffic = Json::array();
+    for (const MemorySample& sample : r.samples)
+      samples.push_back({{"ms", rounded(sample.ms)}, {"bytes", sample.bytes}});
+    for (const TimelineSlice& slice : r.timeline) {
+      Json row{{"track", slice.track},
+               {"name", slice.name},
+               {"category", slice.category},
+               {"begin_ms", rounded(slice.begin_ms)},
+               {"end_ms", rounded(slice.end_ms)}};
+      if (slice.bytes >= 0) row["bytes"] = slice.bytes;
+      timeline.push_back(std::move(row));
+    }
+    for (const TrafficRow& row : r.traffic)
+      traffic.push_back({{"operation", row.operation}, {"calls", row.calls}, {"bytes_sent", row.bytes_sent}});
+    Json step{{"step", r.recorded_step}, {"memory", phases_json(r.phases)},
+              {"traffic", traffic},      {"purposes", r.purposes},
+              {"samples", samples},      {"timeline", timeline}};
+    if (!r.planned.empty()) step["planned"] = {{"tiers", tiers_json(r.planned)}, {"bytes_sent", r.planned_sent}};
+    j["recorded"] = step;
+  }
+  // One line a key is enough structure for a person who looks into it.
+  std::string out = "{";
+  for (const auto& [key, value] : j.items())
+    out += (out.size() > 1 ? ",\n " : "\n ") + Json(key).dump() + ": " +
+           value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return out + "\n}\n";
+}
+
+RunRecord read_run(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error))
+    throw IoError("[report] got no folder " + folder.string() +
+                  ", expected one that a run wrote. Hint: `zero train --out " + folder.string() + "`.");
+  RunRecord record;
+  record.folder = folder.string();
+  record.log = read_log(folder / "log.jsonl");
+  const auto read = [&](const char* name, const auto& take) {
+    const fs::path path = folder / name;
+    const std::string text = slurp(path, false);
+    if (text.empty()) return;
+    try {
+      take(Json::parse(text));
+    } catch (const std::exception& fault) {
+      throw ConfigError(
+          "[report] got " + path.string() + ": " + plain(fault.what()) +
+          ", expected what this version of `zero train` writes. Hint: without the file the rest is shown.");
+    }
+  };
+  read("run.json", [&](const Json& j) { read_record(j, record); });
+  read("result.json", [&](const Json& j) {
+    if (j.contains("heldout_nats_per_byte")) record.heldout = number(j, "heldout_nats_per_byte");
+  });
+  return record;
+}
+
+void label_runs(std::vector<RunRecord>& runs) {
+  const auto label = [&](const auto& label_of) {
+    std::set<std::string> seen;
+    for (RunRecord& run : runs) {
+      run.label = label_of(run);
+      if (run.label.empty() || !seen.insert(run.label).second) return false;
+    }
+    return true;
+  };
+  if (label([](const RunRecord& r) { return r.stage < 0 ? std::string() : "stage " + std::to_string(r.stage); }))
+    return;
+  const auto name_of = [](const RunRecord& r) {
+    const auto path = fs::path(r.folder).lexically_normal();
+    return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+  };
+  if (label(name_of)) return;
+  if (label([](const RunRecord& r) { return r.folder; })) return;
+  for (std::size_t i = 0; i < runs.size(); ++i) runs[i].label = runs[i].folder + " #" + std::to_string(i + 1);
+}
+
+}  // namespace zero::report

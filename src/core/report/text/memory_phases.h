@@ -1,0 +1,55 @@
+// Bytes at the moments of a training step, as tables and JSON: what a stage shards shows as the
+// column that shrinks. One rank's device tier. Measuring (Engine::memory) belongs to the caller;
+// nothing here runs a step, and nothing here needs libtorch.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/memory_report.h>
+
+namespace zero::report {
+
+enum class Phase { BeforeForward, AfterForward, AfterBackward, AfterStep };
+inline constexpr std::size_t kPhases = 4;
+const char* name(Phase phase);  // "before forward"
+
+class MemoryPhases {
+ public:
+  // The report at the end of a phase. Its peaks are those since the previous note, so reset them
+  // (Engine::reset_peak_memory) after every note. A phase noted again replaces the older one.
+  void note(Phase phase, const MemoryReport& report);
+  // The same from an Engine, peaks reset.
+  template <class Engine>
+  void note_and_reset(Phase phase, Engine& engine) {
+    note(phase, engine.memory());
+    engine.reset_peak_memory();
+  }
+
+  bool has(Phase phase) const { return reports_[MemoryReport::index(phase)].has_value(); }
+  // Current bytes of the device tier; 0 for a phase not noted.
+  std::uint64_t total(Phase phase) const;
+  // The highest sum of the phases noted.
+  std::uint64_t peak() const;
+
+  // Rows: the moments; columns: purposes, total and the peak of the phase that ended there. One unit
+  // (B, KiB, MiB, GiB) for the whole table, named in its first line. When it is wider than `columns`
+  // rows and columns change places.
+  std::string table(std::size_t columns = 80) const;
+  // {"before_forward": {"parameters_bytes": ..., "total_bytes": ..., "peak_bytes": ...}, ...}; exact.
+  std::string json() const;
+
+ private:
+  bool uses(MemoryReport::Tier tier) const;
+  std::array<std::optional<MemoryReport>, kPhases> reports_;
+};
+
+// Several setups side by side: a row each, the totals at the four moments, and the highest peak.
+std::string compare_phases(const std::vector<std::pair<std::string, MemoryPhases>>& setups,
+                           const std::string& what = "stage", std::size_t columns = 80);
+
+}  // namespace zero::report

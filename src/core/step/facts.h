@@ -1,0 +1,170 @@
+// What is known about a run before its first step, as plain values: derived once from the configuration, the topology
+// and the placement, for the engine, the planner and the budgets alike. This file and facts.cpp are the only code of
+// the layer that knows ZeRO stages and configuration keys; everything else reads the facts.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <zero/memory_report.h>
+
+#include "config/settings.h"
+#include "sharding/shard_layout.h"
+
+namespace zero::step {
+
+using Tier = MemoryReport::Tier;
+using Purpose = MemoryReport::Purpose;
+inline constexpr Tier kTiers[] = {Tier::Device, Tier::Host, Tier::File};
+
+enum class Dtype : std::uint8_t { U8, F16, BF16, F32 };
+// Bytes of one element.
+constexpr int width(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dtype::U8 ? 1 : 2; }
+
+Dtype dtype_of(config::Precision precision);
+
+// Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054: stage 1 shards the optimizer's, stage 2
+// also the gradients, stage 3 also the parameters). What is not sharded is whole on every rank.
+struct ShardingPolicy {
+  bool optimizer = false, grads = false, params = false;
+  static ShardingPolicy of_stage(int stage) { return {stage >= 1, stage >= 2, stage >= 3}; }
+};
+
+// As FSDP2's MixedPrecisionPolicy. Masters and optimizer states are always fp32.
+struct MixedPrecisionPolicy {
+  Dtype param = Dtype::F32;   // of parameters and computation
+  Dtype reduce = Dtype::F32;  // of gradients while they are reduced
+  Dtype grad = Dtype::F32;    // of the kept, accumulated gradient
+};
+
+// The ranks that share one kind of parameter. A dense model has one axis, "dp"; sequence parallelism widens it, experts
+// have one of their own. A group of parameters belongs to one axis.
+struct Axis {
+  std::string name = "dp";
+  int size = 1, rank = 0;
+  bool peer_reads = false;  // processes of one host that map each other's memory
+  bool quantizes = false;   // a network is in the way, so integers save bytes (ZeRO++, arXiv:2306.10209)
+  int secondary_ranks = 0;  // hpZ: consecutive ranks that keep secondary shards together; 0: none. Set by run_facts()
+};
+
+struct RunTopology {
+  std::vector<Axis> axes{Axis{}};
+  int world = 1;  // ranks of the run, over which losses are a mean
+  bool gpu = false;
+  bool deferred_init = true;  // every rank makes the initial values itself, so none are sent
+};
+
+// One unit of parameters (a module, or a part of one) that is unsharded and reduced as a whole, before it is placed.
+struct Unit {
+  std::string name;  // as in traces and messages: "root", "blocks.0", ...
+  bool root = false, trainable = true;
+  bool persistent = false;              // its parameters are never sharded
+  std::vector<std::size_t> parameters;  // indices into the model's parameters, in the order of `layout`
+  sharding::ShardLayout layout;         // of its flat vector over the ranks of the axis
+  int axis = 0;                         // index into RunTopology::axes
+
+  std::int64_t numel() const { return layout.numel(); }
+  std::int64_t padded_numel() const { return layout.padded_numel(); }
+  std::int64_t shard_numel() const { return layout.shard_numel(); }
+};
+
+// Where the states of one unit rest.
+struct Placement {
+  Tier params = Tier::Device, optimizer = Tier::Device;
+  auto operator<=>(const Placement&) const = default;
+};
+
+// Where a group's gradients are kept between their arrival and the update.
+enum class GradStorageKind {
+  Autograd,  // in the parameters' own .grad; nothing is copied
+  Flat,      // copied into one vector of the group, which collectives reduce
+  PeerRead,  // in memory that peers read, until each rank has summed its shard out of it
+};
+
+// A part of a group's masters and optimizer states, on one tier.
+struct Segment {
+  Tier tier = Tier::Device;
+  std::int64_t begin = 0, numel = 0;  // elements within the range whose optimizer states this rank owns
+  bool aliases_master = false;        // the resting fp32 parameter is the master
+  bool param_travels = false;         // the update cannot write the parameter where it rests: by way of a host buffer
+};
+
+struct GroupFacts {
+  std::string name;
+  bool root = false, trainable = true, persistent = false;
+  sharding::ShardLayout layout{{0}, 1, 1};
+  int axis = 0;
+  ShardingPolicy sharding;         // params is false for persistent units, and for one rank without offload
+  Tier param_tier = Tier::Device;  // of the resting parameters
+  bool symmetric = false;          // peers read the resting shards in place; unsharding moves nothing
+  int unshard_bits = 0;            // parameters are gathered as integers of so many bits (qwZ); 0: as they are
+  int reduce_bits = 0;             // gradients are reduced as integers of so many bits (qgZ); 0: exact
+  GradStorageKind grads = GradStorageKind::Flat;
+  bool grads_on_host = false;     // reductions end in host memory, where the update reads them
+  bool grads_copied = false;      // the reduced shard is copied to host memory
+  bool delayed = false;           // updates run beside training: a second gradient buffer, pending parameters
+  std::vector<Segment> segments;  // empty: frozen
+
+  int num_members() const { return static_cast<int>(layout.num_parameters()); }
+  std::int64_t padded() const { return layout.padded_numel(); }
+  std::int64_t shard() const { return layout.shard_numel(); }
+  // Elements whose optimizer states, and whose parameters, rest on this rank.
+  std::int64_t owned() const { return sharding.optimizer ? shard() : padded(); }
+  std::int64_t resting() const { return sharding.params ? shard() : padded(); }
+  bool in_file() const { return sharding.params && param_tier == Tier::File; }
+};
+
+struct RunFacts {
+  RunTopology topology;
+  ShardingPolicy sharding;
+  MixedPrecisionPolicy precision;
+  int num_slots = 2;             // fp32 optimizer states per element beside the master
+  float slot_initial_value = 0;  // of those states
+  std::int64_t accumulation = 1;
+  bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
+  float predivide = 1, postmultiply = 1;   // of gradients: before the reduction; in the update
+  double clip = 0;                         // largest norm; 0: none
+  bool checks_overflow = true;             // gradients that are not finite skip the update
+  bool overlap_reduce = true;              // a reduction may go on while backward computes the next gradients
+  double offload_ratio = 1;                // of a group's optimizer states, on its placement's tier
+  bool delayed = false;                    // from delayed_start on, updates of offloaded states run beside training
+  std::int64_t delayed_start = 0;          // step
+  std::int64_t tile_numel = 1, tiles = 1;  // of the update of what is in files: elements of one; how many at once
+  bool pipeline_read = true, pipeline_write = true;
+  bool checksums = false;                                                    // of files, in host memory
+  std::int64_t prefetch_numel = 0, max_live_numel = 0, max_reuse_numel = 0;  // of unsharding, see step/prefetcher.h
+  std::int64_t allgather_numel = 0;  // of the all-gathers of new parameters under way at once
+  int fetch_ahead = 0;               // shards on their way from a file, behind the group unsharded ahead
+  bool whole_segments = false;       // a dry run that only counts bytes need not cut segments into tiles
+
+  const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
+  // Each rank sums its shard straight out of the peers' gradients, instead of by a collective on a flat vector.
+  bool peer_reduces(const GroupFacts& group) const {
+    return group.grads == GradStorageKind::PeerRead ||
+           (group.grads == GradStorageKind::Autograd && axis_of(group).size > 1);
+  }
+};
+
+// `accumulation`: micro-batches of a step. `topology` needs no secondary_ranks.
+RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation);
+
+// One a unit. `placements`: one a unit, from step/placement.h.
+std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,
+                                    const std::vector<Unit>& units, const std::vector<Placement>& placements);
+
+// Bytes that one rank sends in a ring collective over a vector of `bytes` bytes.
+constexpr std::int64_t ring_bytes(std::int64_t bytes, int ranks) { return (ranks - 1) * bytes / ranks; }
+
+// The order in which gradients are reduced, as indices: trainable units from the last to the first, roots last, since
+// backward reaches them last.
+template <class Units>
+std::vector<std::size_t> reduce_order(const Units& units) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = units.size(); i-- > 0;)
+    if (units[i].trainable && !units[i].root) order.push_back(i);
+  for (std::size_t i = 0; i < units.size(); ++i)
+    if (units[i].trainable && units[i].root) order.push_back(i);
+  return order;
+}
+
+}  // namespace zero::step

@@ -1,0 +1,397 @@
+// See grad_storage.h.
+//
+// [Note: one rounding] A reduced gradient is the fp32 sum over ranks, rounded once to the reduce dtype, under every
+// sharding policy: where gradients are whole they have to be sent on, and the others must see the same bits.
+#include "step/grad_storage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "kernels/quantize.h"
+
+namespace zero::step {
+
+GradStorage::GradStorage(const Context& context, const GroupFacts& facts, int group)
+    : c_(context),
+      facts_(facts),
+      group_(group),
+      active_(static_cast<std::size_t>(facts.num_members()), 1),
+      taken_(active_.size()) {
+  if (!facts.trainable) return;
+  const auto rest = [&](Tier tier, Role role, std::int64_t numel) {
+    return c_.memory.rest(
+        {.place = c_.place_of(tier), .tier = tier, .purpose = Purpose::Gradients, .role = role, .group = group}, numel,
+        precision().grad);
+  };
+  if (facts.grads != GradStorageKind::Autograd)
+    kept_ = rest(facts.grads_on_host ? Tier::Host : Tier::Device, Role::Grads,
+                 facts.sharding.grads ? facts.shard() : facts.padded());
+  if (facts.grads_copied) copied_ = rest(Tier::Host, Role::Grads, facts.shard());
+  if (facts.delayed) pending_ = rest(Tier::Host, Role::PendingGrads, facts.shard());
+}
+
+void GradStorage::begin_micro_step(bool first, bool boundary) {
+  first_ = first;
+  boundary_ = boundary;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  awaited_ = facts_.trainable ? static_cast<int>(std::count(active_.begin(), active_.end(), 1)) : 0;
+}
+
+bool GradStorage::take(int member, View arrived, bool peer_readable) {
+  if (active_[static_cast<std::size_t>(member)] == 0) {
+    c_.backend.model.release_gradient(arrived);
+    return false;
+  }
+  const bool again = std::exchange(taken_[static_cast<std::size_t>(member)], 1) != 0;
+  if (again && (work_ || awaited_ == 0))
+    throw ConfigError(base::join("[Engine::backward] got a second gradient of a parameter after group ", facts_.name,
+                                 " was reduced, expected one. Hint: run one backward per Engine::backward; reentrant "
+                                 "checkpointing is not supported."));
+  keep(member, arrived, peer_readable, again);
+  return !again && --awaited_ == 0;
+}
+
+std::vector<int> GradStorage::fill_missing() {
+  std::vector<int> missing;
+  for (int i = 0; awaited_ > 0; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (active_[at] == 0 || std::exchange(taken_[at], 1) != 0) continue;
+    missing.push_back(i);
+    fill(i);
+    --awaited_;
+  }
+  return missing;
+}
+
+void GradStorage::begin_reduce() {
+  if (!facts_.trainable || facts_.padded() == 0) return;
+  for (int i = 0; i < facts_.num_members(); ++i)
+    if (std::exchange(taken_[static_cast<std::size_t>(i)], 1) == 0) fill(i);  // not active
+  work_ = start_reduce();
+}
+
+void GradStorage::finish_reduce() {
+  if (!facts_.trainable) return;
+  if (work_) {
+    std::exchange(work_, nullptr)->wait();
+    end_reduce();
+  }
+  if (!boundary_) return;
+  if (!std::exchange(squared_, false)) square();
+  if (!copied_) return;
+  c_.observer.issued({.kind = OpKind::Copy,
+                      .reason = OpReason::Leaves,
+                      .group = group_,
+                      .bytes = copied_.bytes(),
+                      .from = Tier::Device,
+                      .to = Tier::Host});
+  copy_to_host();
+}
+
+void GradStorage::close_accumulation() {
+  boundary_ = true;
+  if (!facts_.sharding.grads) begin_reduce();  // sharded ones were reduced after every micro-batch
+  finish_reduce();
+}
+
+void GradStorage::discard() {
+  if (work_) std::exchange(work_, nullptr)->wait();
+  drop();
+  awaited_ = 0;
+  squared_ = false;
+}
+
+void GradStorage::hand_over() {
+  if (pending_) std::swap(pending_, copied_ ? copied_ : kept_);
+}
+
+View GradStorage::own_part(const View& flat) const {
+  return flat.numel == facts_.shard() ? flat : flat.part(shard_begin(), facts_.shard());
+}
+
+void GradStorage::keep_reduced(View& reduced) {
+  if (!reduced) return;
+  if (first_)
+    c_.backend.tensors.copy(kept_, reduced, Lane::Compute);
+  else
+    c_.backend.tensors.accumulate(kept_, reduced);
+  c_.memory.put(Memory::kReduce, reduced);
+}
+
+void GradStorage::observe_reduce(bool to_all) const {
+  const auto ranks = axis().size, bits = facts_.reduce_bits;
+  const auto bytes = facts_.padded() * width(precision().reduce);
+  c_.observer.issued({.kind = OpKind::Reduce,
+                      .reason = OpReason::Sum,
+                      .group = group_,
+                      .bytes = bytes,
+                      .sent = bits > 0 ? (ranks - 1) * kernels::quantized_bytes(facts_.shard(), bits)
+                                       : ring_bytes(bytes, ranks) * (to_all ? 2 : 1),
+                      .quantized = bits > 0,
+                      .to_all = to_all});
+}
+
+namespace {
+
+// Copied into one vector, which a collective reduces.
+class FlatGrads final : public GradStorage {
+ public:
+  FlatGrads(const Context& context, const GroupFacts& facts, int group) : GradStorage(context, facts, group) {}
+
+ private:
+  View input() {
+    if (!input_) {
+      input_ = c_.memory.take(Memory::kReduce, facts_.padded(), precision().reduce);
+      for (const auto& gap : facts_.layout.gaps()) c_.backend.tensors.fill(input_.part(gap.begin, gap.numel), 0);
+    }
+    return input_;
+  }
+
+  View place_of(int member) {
+    return (facts_.sharding.grads ? input() : kept_)
+        .part(facts_.layout.parameter_offset(static_cast<std::size_t>(member)), numel_of(member));
+  }
+
+  void keep(int member, View arrived, bool /*peer_readable*/, bool again) override {
+    const auto place = place_of(member);
+    if (again || (!facts_.sharding.grads && !first_))
+      c_.backend.tensors.accumulate(place, arrived);
+    else
+      c_.backend.tensors.copy(place, arrived, Lane::Compute);
+    c_.backend.model.release_gradient(arrived);
+  }
+
+  void fill(int member) override {
+    if (facts_.sharding.grads || first_) c_.backend.tensors.fill(place_of(member), 0);
+  }
+
+  WorkPtr start_reduce() override {
+    if (!facts_.sharding.grads && !boundary_) return nullptr;
+    View in, out;
+    if (facts_.sharding.grads) {
+      in = input();
+      out = sums_straight() ? kept_ : output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
+    } else {
+      in = kept_;
+      if (precision().grad != precision().reduce) {
+        in = input_ = c_.memory.take(Memory::kReduce, facts_.padded(), precision().reduce);
+        c_.backend.tensors.copy(in, kept_, Lane::Compute);
+      }
+      out = in.part(shard_begin(), facts_.shard());
+    }
+    if (c_.facts.predivide != 1) c_.backend.tensors.scale(in, c_.facts.predivide);
+    observe_reduce(/*to_all=*/false);
+    return c_.backend.comm.reduce_scatter(facts_.axis, out, in, facts_.reduce_bits);
+  }
+
+  void end_reduce() override {
+    if (!facts_.sharding.optimizer && axis().size > 1) {  // the second half of an all-reduce
+      const auto whole = input_ ? input_ : kept_;
+      c_.observer.issued({.kind = OpKind::AllGatherGrads,
+                          .reason = OpReason::Sum,
+                          .group = group_,
+                          .bytes = whole.bytes(),
+                          .sent = ring_bytes(whole.bytes(), axis().size)});
+      c_.backend.comm.all_gather(facts_.axis, whole, whole.part(shard_begin(), facts_.shard()), Lane::Reduce)->wait();
+    }
+    keep_reduced(output_);
+    if (!input_) return;
+    if (!facts_.sharding.grads) {
+      const bool own = facts_.sharding.optimizer;
+      c_.backend.tensors.copy(own ? own_part(kept_) : kept_, own ? own_part(input_) : input_, Lane::Compute);
+    }
+    c_.memory.put(Memory::kReduce, input_);
+  }
+
+  void drop() override {
+    if (output_) c_.memory.put(Memory::kReduce, output_);
+    if (input_) c_.memory.put(Memory::kReduce, input_);
+  }
+
+  void copy_to_host() override { c_.backend.tensors.copy(copied_, own_part(kept_), Lane::Offload); }
+  void square() override { c_.backend.tensors.square(group_, 0, own_part(kept_)); }
+
+  View input_, output_;
+};
+
+// Held, member by member, where peers can read them.
+class HeldGrads : public GradStorage {
+ protected:
+  HeldGrads(const Context& context, const GroupFacts& facts, int group)
+      : GradStorage(context, facts, group), held_(static_cast<std::size_t>(facts.num_members())) {}
+
+  View new_block(int member) {
+    const auto bytes = numel_of(member) * width(precision().reduce);
+    return {c_.memory.take_block(bytes), 0, numel_of(member), precision().reduce};
+  }
+
+  // The gradient in the dtype of the reduction, in memory that peers read.
+  View in_block(int member, View arrived, bool peer_readable) {
+    if (peer_readable && arrived.dtype == precision().reduce) return arrived;
+    const auto block = new_block(member);
+    c_.backend.tensors.copy(block, arrived, Lane::Compute);
+    c_.backend.model.release_gradient(arrived);
+    return block;
+  }
+
+  void hold_zeros(int member) {
+    if (numel_of(member) == 0) return;
+    c_.backend.tensors.fill(held(member) = new_block(member), 0);
+  }
+
+  PeerReduce all_held() {
+    PeerReduce request{.group = group_, .pieces = {}, .out = {}};
+    for (int i = 0; i < facts_.num_members(); ++i) {
+      if (numel_of(i) == 0) continue;
+      if (c_.facts.predivide != 1) c_.backend.tensors.scale(held(i), c_.facts.predivide);
+      request.pieces.emplace_back(facts_.layout.parameter_offset(static_cast<std::size_t>(i)), held(i));
+    }
+    return request;
+  }
+
+  void release_all() {
+    for (auto& view : held_)
+      if (view) c_.backend.model.release_gradient(std::exchange(view, View{}));
+  }
+
+  View& held(int member) { return held_[static_cast<std::size_t>(member)]; }
+
+ private:
+  std::vector<View> held_;
+};
+
+// Peers sum their shards out of what is held, after every micro-batch.
+class PeerReadGrads final : public HeldGrads {
+ public:
+  PeerReadGrads(const Context& context, const GroupFacts& facts, int group) : HeldGrads(context, facts, group) {}
+
+ private:
+  void keep(int member, View arrived, bool peer_readable, bool) override {
+    const auto block = in_block(member, arrived, peer_readable);
+    if (!held(member)) {
+      held(member) = block;
+      return;
+    }
+    c_.backend.tensors.accumulate(held(member), block);
+    c_.backend.model.release_gradient(block);
+  }
+
+  void fill(int member) override { hold_zeros(member); }
+
+  WorkPtr start_reduce() override {
+    auto request = all_held();
+    request.out =
+        sums_straight() ? kept_ : output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
+    request.square = squared_ = boundary_ && sums_straight();
+    observe_reduce(/*to_all=*/false);
+    return c_.backend.comm.reduce_pieces(facts_.axis, request);
+  }
+
+  void end_reduce() override {
+    keep_reduced(output_);
+    release_all();
+  }
+
+  void drop() override {
+    if (output_) c_.memory.put(Memory::kReduce, output_);
+    release_all();
+  }
+
+  void copy_to_host() override { c_.backend.tensors.copy(copied_, kept_, Lane::Offload); }
+  void square() override { c_.backend.tensors.square(group_, 0, kept_); }
+
+  View output_;
+};
+
+// Autograd's own .grad is kept. With peers it is in memory that they read, and reduced there at the boundary.
+class AutogradGrads final : public HeldGrads {
+ public:
+  AutogradGrads(const Context& context, const GroupFacts& facts, int group)
+      : HeldGrads(context, facts, group), booked_(static_cast<std::size_t>(facts.num_members())) {}
+
+  void clear() override {
+    for (auto& bytes : booked_) book(-std::exchange(bytes, 0));
+    release_all();
+  }
+
+ private:
+  bool peers() const { return c_.facts.peer_reduces(facts_); }
+
+  // On a CPU whoever counts allocations has booked the tensor as an activation.
+  void book(std::int64_t bytes) {
+    auto& ledger = c_.memory.ledger();
+    if (bytes == 0) return;
+    if (c_.facts.topology.gpu)
+      ledger.book(Tier::Device, Purpose::Gradients, bytes);
+    else if (bytes > 0)
+      ledger.rebook(Tier::Device, Purpose::Activations, Purpose::Gradients, bytes);
+    else
+      ledger.rebook(Tier::Device, Purpose::Gradients, Purpose::Activations, -bytes);
+  }
+
+  void keep(int member, View arrived, bool peer_readable, bool) override {
+    if (held(member)) {  // autograd has added in place
+      c_.backend.model.release_gradient(arrived);
+    } else {
+      held(member) = peers() ? in_block(member, arrived, peer_readable) : arrived;
+      c_.backend.model.set_gradient(group_, member, held(member));
+      if (!peers()) book(booked_[static_cast<std::size_t>(member)] = arrived.bytes());  // blocks are booked when made
+    }
+    squares_on_arrival_ = boundary_ && !peers();
+    if (squares_on_arrival_) c_.backend.tensors.square(group_, member, held(member));  // while it is in the cache
+  }
+
+  void fill(int member) override {
+    if (!peers() || held(member)) return;
+    hold_zeros(member);
+    if (held(member)) c_.backend.model.set_gradient(group_, member, held(member));
+  }
+
+  WorkPtr start_reduce() override {
+    if (!peers() || !boundary_) return nullptr;
+    auto request = all_held();
+    request.to_all = !facts_.sharding.optimizer;
+    request.square = squared_ = true;
+    observe_reduce(request.to_all);
+    return c_.backend.comm.reduce_pieces(facts_.axis, request);
+  }
+
+  void drop() override { clear(); }
+
+  // Where step() declared the boundary; else they were taken when gradients arrived.
+  void square() override {
+    for (int i = 0; !squares_on_arrival_ && i < facts_.num_members(); ++i)
+      if (held(i)) c_.backend.tensors.square(group_, i, held(i));
+  }
+
+  // And the device has room again.
+  void copy_to_host() override {
+    for (const auto& piece : facts_.layout.pieces(shard_begin(), facts_.shard()))
+      if (const auto& kept = held(static_cast<int>(piece.parameter)))
+        c_.backend.tensors.copy(copied_.part(piece.range_begin, piece.numel),
+                                kept.part(piece.parameter_begin, piece.numel), Lane::Offload);
+    clear();
+  }
+
+  std::vector<std::int64_t> booked_;  // bytes, by member
+  bool squares_on_arrival_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<GradStorage> GradStorage::make(const Context& context, const GroupFacts& facts, int group) {
+  switch (facts.grads) {
+    case GradStorageKind::Autograd:
+      return std::make_unique<AutogradGrads>(context, facts, group);
+    case GradStorageKind::PeerRead:
+      return std::make_unique<PeerReadGrads>(context, facts, group);
+    case GradStorageKind::Flat:
+      break;
+  }
+  return std::make_unique<FlatGrads>(context, facts, group);
+}
+
+}  // namespace zero::step

@@ -1,0 +1,238 @@
+// See param_storage.h.
+#include "step/param_storage.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/quantize.h"
+#include "step/tiers.h"
+
+namespace zero::step {
+
+ParamStorage::ParamStorage(const Context& context, const GroupFacts& facts, int group, Place place)
+    : c_(context), facts_(facts), group_(group) {
+  resting_ = c_.memory.rest({.place = place,
+                             .tier = facts.param_tier,
+                             .purpose = Purpose::Parameters,
+                             .role = Role::Params,
+                             .group = group,
+                             .axis = facts.axis},
+                            facts.resting(), c_.facts.precision.param);
+  if (facts.sharding.params) residency_ = Residency::Sharded;
+}
+
+void ParamStorage::broadcast(View values) {
+  if (axis().size == 1) return;
+  c_.observer.issued({.kind = OpKind::Broadcast,
+                      .reason = OpReason::InitialValues,
+                      .group = group_,
+                      .bytes = values.bytes(),
+                      .sent = ring_bytes(values.bytes(), axis().size)});
+  c_.backend.comm.broadcast(facts_.axis, values, /*root=*/0)->wait();
+}
+
+namespace {
+
+// Whole on every rank. Where the optimizer is sharded, each rank's new part is gathered after the update.
+class ReplicatedParams final : public ParamStorage {
+ public:
+  ReplicatedParams(const Context& context, const GroupFacts& facts, int group)
+      : ParamStorage(context, facts, group, Place::Device) {}
+
+  void finish_unshard() override {}
+  void reshard() override {}
+
+  void begin_all_gather() override {
+    if (!facts_.trainable || !facts_.sharding.optimizer || axis().size == 1 || resting_.numel == 0) return;
+    c_.observer.issued({.kind = OpKind::AllGatherParams,
+                        .reason = OpReason::NewValues,
+                        .group = group_,
+                        .bytes = whole_bytes(),
+                        .sent = ring_bytes(whole_bytes(), axis().size)});
+    work_ =
+        c_.backend.comm.all_gather(facts_.axis, resting_, resting_.part(shard_begin(), facts_.shard()), Lane::Compute);
+  }
+
+  void finish_all_gather() override {
+    if (work_) std::exchange(work_, nullptr)->wait();
+  }
+
+ private:
+  WorkPtr work_;
+};
+
+// Shards that every rank of the host reads where they are: nothing is copied.
+class SymmetricParams final : public ParamStorage {
+ public:
+  SymmetricParams(const Context& context, const GroupFacts& facts, int group)
+      : ParamStorage(context, facts, group, Place::Symmetric) {}
+
+  void finish_unshard() override {
+    if (residency_ == Residency::Gathered) return;
+    c_.observer.issued({.kind = OpKind::UnshardSymmetric,
+                        .reason = OpReason::BeforeUse,
+                        .group = group_,
+                        .bytes = whole_bytes(),
+                        .sent = ring_bytes(whole_bytes(), axis().size),
+                        .from = facts_.param_tier,
+                        .to = facts_.param_tier});
+    c_.backend.comm.wait_symmetric(group_);
+    c_.backend.model.bind(group_, resting_);
+    residency_ = Residency::Gathered;
+  }
+
+  void unshard_copy() override {
+    if (copy_) return;
+    finish_unshard();
+    copy_ = c_.memory.take(Memory::kUnshard, facts_.padded(), c_.facts.precision.param);
+    c_.backend.tensors.copy(copy_, resting_, Lane::Compute);
+    c_.backend.model.bind(group_, copy_);
+  }
+
+  void reshard() override {
+    if (residency_ == Residency::Sharded) return;
+    c_.backend.model.unbind(group_);
+    if (copy_) c_.memory.put(Memory::kUnshard, copy_);
+    residency_ = Residency::Sharded;
+  }
+
+  void mark_updated() override { c_.backend.comm.signal_symmetric(group_); }
+
+ private:
+  View copy_;
+};
+
+// Shards that are gathered into a buffer: from the device, host memory or a file; as integers (qwZ); from secondary
+// shards of the node (hpZ).
+class ShardedParams final : public ParamStorage {
+ public:
+  ShardedParams(const Context& context, const GroupFacts& facts, int group)
+      : ParamStorage(context, facts, group, context.place_of(facts.param_tier)) {
+    if (const auto ranks = axis().secondary_ranks; ranks > 0)
+      secondary_ = c_.memory.rest({.place = Place::Device,
+                                   .tier = Tier::Device,
+                                   .purpose = Purpose::Parameters,
+                                   .role = Role::SecondaryShard,
+                                   .group = group},
+                                  facts.padded() / ranks, c_.facts.precision.param);
+  }
+
+  void begin_fetch() override {
+    if (!rests_in_file() || residency_ != Residency::Sharded || fetch_ || resting_.numel == 0) return;
+    fetched_ = c_.memory.take_io(resting_.numel, resting_.dtype);
+    c_.observer.issued({.kind = OpKind::Fetch,
+                        .reason = OpReason::Arrives,
+                        .group = group_,
+                        .bytes = step::whole_blocks(resting_.bytes()),
+                        .from = Tier::File,
+                        .to = Tier::Host});
+    fetch_ = c_.backend.tensors.read(fetched_, resting_);
+  }
+
+  void cancel_fetch() override {
+    if (!fetch_) return;
+    std::exchange(fetch_, nullptr)->wait();
+    c_.memory.give_io(fetched_);
+  }
+
+  void begin_unshard() override { begin(/*exact=*/false); }
+
+  void finish_unshard() override {
+    if (residency_ == Residency::Gathered) return;
+    if (residency_ == Residency::Sharded) begin(/*exact=*/false);
+    end();
+    c_.backend.model.bind(group_, whole_);
+    residency_ = Residency::Gathered;
+  }
+
+  void unshard_copy() override {
+    if (facts_.unshard_bits > 0) {  // others compute with rounded values, but these are read or written
+      reshard();
+      begin(/*exact=*/true);
+    }
+    finish_unshard();
+  }
+
+  void reshard() override {
+    if (residency_ == Residency::Sharded) return;
+    if (residency_ == Residency::Gathering) end();
+    c_.backend.model.unbind(group_);
+    c_.memory.put(Memory::kUnshard, whole_);
+    residency_ = Residency::Sharded;
+  }
+
+  void mark_updated() override { secondary_valid_ = false; }
+
+ private:
+  // The own shard, where a collective can read it: once `whole_` has been taken.
+  View shard_to_gather(View fetched) {
+    const auto shard = rests_in_file() ? fetched : resting_;
+    if (!c_.facts.topology.gpu || facts_.param_tier == Tier::Device) return shard;
+    const auto own = whole_.part(shard_begin(), facts_.shard());
+    c_.observer.issued({.kind = OpKind::Copy,
+                        .reason = OpReason::Arrives,
+                        .group = group_,
+                        .bytes = resting_.bytes(),
+                        .from = Tier::Host,
+                        .to = Tier::Device});
+    c_.backend.tensors.copy(own, shard, Lane::Unshard);
+    return own;
+  }
+
+  void begin(bool exact) {
+    ZERO_CHECK(residency_ == Residency::Sharded, "group ", name(), " is unsharded twice");
+    begin_fetch();
+    if (fetch_) std::exchange(fetch_, nullptr)->wait();
+    whole_ = c_.memory.take(Memory::kUnshard, facts_.padded(), resting_.dtype);
+    const auto shard = shard_to_gather(fetched_);
+    residency_ = Residency::Gathering;
+    Op op{.kind = OpKind::Unshard, .reason = OpReason::BeforeUse, .group = group_, .bytes = whole_bytes()};
+    if (secondary_valid_ && !exact) {
+      op.node = true;
+      op.sent = ring_bytes(op.bytes, axis().secondary_ranks);
+      c_.observer.issued(op);
+      work_ = c_.backend.comm.all_gather_node(facts_.axis, whole_, secondary_, Lane::Unshard);
+    } else if (facts_.unshard_bits > 0 && !exact) {
+      const auto bytes = kernels::quantized_bytes(resting_.numel, facts_.unshard_bits);
+      op.quantized = true;
+      op.sent = (axis().size - 1) * bytes;
+      c_.observer.issued(op);
+      integers_ = c_.memory.take(Memory::kUnshard, bytes * axis().size, Dtype::U8);
+      const auto mine = integers_.part(axis().rank * bytes, bytes);
+      c_.backend.tensors.quantize(mine, shard, facts_.unshard_bits);
+      work_ = c_.backend.comm.all_gather(facts_.axis, integers_, mine, Lane::Unshard);
+    } else {
+      op.sent = ring_bytes(op.bytes, axis().size);
+      c_.observer.issued(op);
+      work_ = c_.backend.comm.all_gather(facts_.axis, whole_, shard, Lane::Unshard);
+    }
+  }
+
+  void end() {
+    std::exchange(work_, nullptr)->wait();
+    c_.memory.give_io(fetched_);
+    if (integers_) {
+      // The own part, too, is what the others see: every rank computes with the same parameters.
+      c_.backend.tensors.dequantize(whole_, integers_, facts_.unshard_bits);
+      c_.memory.put(Memory::kUnshard, integers_);
+    }
+    if (secondary_ && !std::exchange(secondary_valid_, true)) {
+      const auto node_rank = axis().rank % axis().secondary_ranks;
+      c_.backend.tensors.copy(secondary_, whole_.part(node_rank * secondary_.numel, secondary_.numel), Lane::Unshard);
+    }
+  }
+
+  View secondary_, fetched_, whole_, integers_;
+  bool secondary_valid_ = false;
+  WorkPtr fetch_, work_;
+};
+
+}  // namespace
+
+std::unique_ptr<ParamStorage> ParamStorage::make(const Context& context, const GroupFacts& facts, int group) {
+  if (!facts.sharding.params) return std::make_unique<ReplicatedParams>(context, facts, group);
+  if (facts.symmetric) return std::make_unique<SymmetricParams>(context, facts, group);
+  return std::make_unique<ShardedParams>(context, facts, group);
+}
+
+}  // namespace zero::step

@@ -1,0 +1,70 @@
+// The parameters of one group: how they rest on this rank, and how they are unsharded before their use and resharded
+// after it. Three strategies: replicated, sharded, and sharded in memory that all ranks of a host map. When any of this
+// happens is decided by step/prefetcher.h and the program.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "step/context.h"
+#include "step/prefetcher.h"
+
+namespace zero::step {
+
+class ParamStorage : public step::GatherUnit {
+ public:
+  // `context` and `facts` outlive the result, which makes its resting buffers.
+  static std::unique_ptr<ParamStorage> make(const Context& context, const GroupFacts& facts, int group);
+
+  // From their file to host memory, so that begin_unshard() need not wait. Not a collective.
+  void begin_fetch() override {}
+  // Drops what was fetched and not used: before the file is written.
+  void cancel_fetch() override {}
+  virtual void begin_unshard() {}
+  // The members alias the whole parameters when it returns; begins what was not begun.
+  virtual void finish_unshard() = 0;
+  // The same, in memory of this rank that may be written, and exact where others compute with rounded values.
+  virtual void unshard_copy() { finish_unshard(); }
+  virtual void reshard() = 0;
+
+  // The resting values are new.
+  virtual void mark_updated() {}
+  // Gathers the ranks' new parts of replicated parameters; nothing for other strategies.
+  virtual void begin_all_gather() {}
+  virtual void finish_all_gather() {}
+  // Sends rank 0's first values, fp32 and whole, to all ranks.
+  void broadcast(View values);
+
+  const View& resting() const { return resting_; }
+  // Elements [begin, begin + numel) of the range whose optimizer states this rank owns, where they rest.
+  View resting_part(std::int64_t begin, std::int64_t numel) const {
+    return resting_.part(facts_.sharding.params ? begin : owned_begin() + begin, numel);
+  }
+
+  // For the prefetcher.
+  const std::string& name() const final { return facts_.name; }
+  bool root() const final { return facts_.root; }
+  std::int64_t padded_numel() const final { return facts_.padded(); }
+  bool rests_sharded() const final { return facts_.sharding.params; }
+  bool rests_in_file() const final { return facts_.in_file(); }
+  bool gathers_in_place() const final { return facts_.symmetric; }
+  Residency residency() const final { return residency_; }
+  void begin_gather() final { begin_unshard(); }
+  void finish_gather() final { finish_unshard(); }
+  void gather_copy() final { unshard_copy(); }
+  void release() final { reshard(); }
+
+ protected:
+  ParamStorage(const Context& context, const GroupFacts& facts, int group, Place place);
+  const Axis& axis() const { return c_.facts.axis_of(facts_); }
+  std::int64_t whole_bytes() const { return facts_.padded() * width(c_.facts.precision.param); }
+  std::int64_t shard_begin() const { return axis().rank * facts_.shard(); }
+  std::int64_t owned_begin() const { return facts_.sharding.optimizer ? shard_begin() : 0; }
+
+  const Context& c_;
+  const GroupFacts& facts_;
+  const int group_;
+  View resting_;
+  Residency residency_ = Residency::Gathered;
+};
+
+}  // namespace zero::step

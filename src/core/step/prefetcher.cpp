@@ -1,0 +1,246 @@
+// See prefetcher.h.
+#include "step/prefetcher.h"
+
+#include <algorithm>
+
+#include <zero/errors.h>
+
+namespace zero::step {
+
+Prefetcher::Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy,
+                       std::function<void(const std::string&)> diverged)
+    : groups_(std::move(groups)), policy_(policy), readers_(groups_.size()), on_divergence_(std::move(diverged)) {}
+
+Prefetcher::Alone::Alone(Prefetcher& prefetcher, const std::string& where) : prefetcher_(prefetcher) {
+  const Lock lock(prefetcher_.mutex_);
+  for (std::size_t g = 0; g < prefetcher_.groups_.size(); ++g)
+    if (prefetcher_.read_now(static_cast<int>(g)))
+      throw ConfigError(where + "an operator of another thread is reading parameters of group " +
+                        prefetcher_.groups_[g]->name() +
+                        ". Hint: wait for forwards in other threads before calls that replace parameters.");
+  ++prefetcher_.alone_;
+}
+
+Prefetcher::Alone::~Alone() {
+  const Lock lock(prefetcher_.mutex_);
+  --prefetcher_.alone_;
+}
+
+// False: an operator reads it, and it stays for now.
+bool Prefetcher::release(int group) {
+  if (read_now(group)) return false;
+  groups_[static_cast<std::size_t>(group)]->release();
+  return true;
+}
+
+void Prefetcher::note_use(int group, bool training) {
+  if (group == last_) return;
+  last_ = group;
+  // Forwards that never come to a backward are no order to learn.
+  constexpr std::size_t kMostSeen = std::size_t{1} << 20;
+  if (training && seen_[phase_].size() < kMostSeen) seen_[phase_].push_back(group);
+  const auto& order = order_[phase_];
+  if (order.empty()) return;
+  const std::size_t next = at_start_ ? 0 : position_ + 1;
+  at_start_ = false;
+  if (next < order.size() && order[next] == group) {
+    position_ = next;
+    return;
+  }
+  // Somewhere else in the order (an evaluation starts again, a module was skipped): go on there.
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const auto at = (next + k) % order.size();
+    if (order[at] != group) continue;
+    position_ = at;
+    break;
+  }
+  if (training && !diverged_) {
+    diverged_ = true;
+    ++divergences_;
+    on_divergence_(groups_[static_cast<std::size_t>(group)]->name());
+  }
+}
+
+int Prefetcher::expected_next() const {
+  const auto& order = order_[phase_];
+  for (std::size_t k = position_ + 1; k < order.size(); ++k) {
+    const auto* group = groups_[static_cast<std::size_t>(order[k])];
+    if (order[k] == last_ || group->root() || !group->rests_sharded() || group->gathers_in_place()) continue;
+    return group->padded_numel() <= policy_.ahead ? order[k] : -1;
+  }
+  return -1;
+}
+
+// Costs memory while it is gathered.
+bool Prefetcher::releasable(int group) const {
+  const auto* g = groups_[static_cast<std::size_t>(group)];
+  return g->residency() != GatherUnit::Residency::Sharded && g->rests_sharded() && !g->gathers_in_place();
+}
+
+std::int64_t Prefetcher::numel_of(int group) const { return groups_[static_cast<std::size_t>(group)]->padded_numel(); }
+
+std::int64_t Prefetcher::gathered_numel() const {
+  const Lock lock(mutex_);
+  std::int64_t gathered = 0;
+  for (const auto* group : groups_)
+    if (group->rests_sharded() && group->residency() != GatherUnit::Residency::Sharded)
+      gathered += group->padded_numel();
+  return gathered;
+}
+
+std::int64_t Prefetcher::live_numel() const {
+  std::int64_t live = 0;
+  for (const int g : held_)
+    if (releasable(g)) live += numel_of(g);
+  return live;
+}
+
+void Prefetcher::hold(int group) {
+  const auto* g = groups_[static_cast<std::size_t>(group)];
+  if (!g->rests_sharded() || g->gathers_in_place()) return;  // never to be released for others
+  const auto at = std::lower_bound(held_.begin(), held_.end(), group);
+  if (at == held_.end() || *at != group) held_.insert(at, group);
+}
+
+// By the expected order, which goes from forward on to backward.
+bool Prefetcher::used_soon(int group) const {
+  std::int64_t between = 0;
+  std::size_t at = at_start_ ? 0 : position_ + 1;
+  for (int phase = phase_; phase <= kBackward && between <= policy_.max_reuse; ++phase, at = 0) {
+    for (; at < order_[phase].size() && between <= policy_.max_reuse; ++at) {
+      if (order_[phase][at] == group) return true;
+      between += numel_of(order_[phase][at]);
+    }
+  }
+  return false;
+}
+
+void Prefetcher::release_others(const int* groups, int count, int next) {
+  std::int64_t live = 0;  // what stays and what comes
+  for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
+  if (next >= 0) live += numel_of(next);
+  std::vector<int> others;
+  for (const int g : held_) {
+    if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
+    if (g == next) continue;
+    if (groups_[static_cast<std::size_t>(g)]->root() && count > 0)
+      live += numel_of(g);
+    else
+      others.push_back(g);
+  }
+  for (const int g : others) {
+    if (policy_.max_reuse > 0 && live + numel_of(g) <= policy_.max_live && used_soon(g))
+      live += numel_of(g);
+    else
+      release(g);
+  }
+  std::erase_if(held_, [&](int g) {
+    return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
+  });
+}
+
+void Prefetcher::begin_use(const int* groups, int count, bool training) {
+  const Lock lock(mutex_);
+  if (alone_ != 0)
+    throw ConfigError("[Engine::forward] parameters of group " + groups_[static_cast<std::size_t>(groups[0])]->name() +
+                      " are read while another thread replaces them (step, load_checkpoint, gathered_parameters). "
+                      "Hint: wait for that call before forwards in other threads.");
+  use(groups, count, training);
+  for (int i = 0; i < count; ++i) readers_[static_cast<std::size_t>(groups[i])].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Prefetcher::end_use(const int* groups, int count) noexcept {
+  for (int i = 0; i < count; ++i) readers_[static_cast<std::size_t>(groups[i])].fetch_sub(1, std::memory_order_release);
+}
+
+void Prefetcher::use(const int* groups, int count, bool training) {
+  const Lock lock(mutex_);
+  bool all_there = true;
+  for (int i = 0; i < count; ++i) {
+    const auto* group = groups_[static_cast<std::size_t>(groups[i])];
+    all_there &= group->residency() == GatherUnit::Residency::Gathered;
+  }
+  if (pinned_ || (all_there && count == 1 && groups[0] == last_)) return;
+  for (int i = 0; i < count; ++i) note_use(groups[i], training);
+  const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
+  if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
+  for (int i = 0; i < count; ++i) {
+    groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
+    hold(groups[i]);
+  }
+  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == GatherUnit::Residency::Sharded &&
+      live_numel() + numel_of(next) <= policy_.max_live) {
+    groups_[static_cast<std::size_t>(next)]->begin_gather();
+    hold(next);
+  }
+  if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
+}
+
+// The next shards in the phase's order that rest in files and are not here yet.
+void Prefetcher::fetch_from(std::size_t position) {
+  const auto& order = order_[phase_];
+  int count = 0;
+  for (auto k = position; k < order.size() && count < policy_.fetch_ahead; ++k) {
+    auto* group = groups_[static_cast<std::size_t>(order[k])];
+    if (!group->rests_in_file() || group->residency() != GatherUnit::Residency::Sharded) continue;
+    group->begin_fetch();
+    ++count;
+  }
+}
+
+void Prefetcher::fetch_first() {
+  const Lock lock(mutex_);
+  if (policy_.fetch_ahead > 0 && !pinned_) fetch_from(0);
+}
+
+void Prefetcher::release_all() {
+  if (!pinned_) {
+    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) release(g);
+    std::erase_if(held_, [&](int g) {
+      return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
+    });
+  }
+  for (auto* group : groups_) group->cancel_fetch();
+  at_start_ = true;
+  last_ = -1;
+}
+
+void Prefetcher::begin_backward() {
+  const Lock lock(mutex_);
+  phase_ = kBackward;
+  at_start_ = true;
+  last_ = -1;
+  if (pinned_) return;
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
+    if (groups_[static_cast<std::size_t>(g)]->gathers_in_place()) release(g);
+  release_others(nullptr, 0, -1);
+  fetch_first();
+}
+
+void Prefetcher::end_pass() {
+  const Lock lock(mutex_);
+  release_all();
+  for (const auto phase : {kForward, kBackward}) {
+    if (!seen_[phase].empty()) order_[phase] = std::move(seen_[phase]);
+    seen_[phase].clear();
+  }
+  phase_ = kForward;
+  diverged_ = false;
+}
+
+void Prefetcher::pin_all() {
+  const Lock lock(mutex_);
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
+    groups_[static_cast<std::size_t>(g)]->gather_copy();
+    hold(g);
+  }
+  pinned_ = true;
+}
+
+void Prefetcher::unpin_all() {
+  const Lock lock(mutex_);
+  pinned_ = false;
+  release_all();
+}
+
+}  // namespace zero::step

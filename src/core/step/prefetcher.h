@@ -1,0 +1,128 @@
+// When groups are gathered and released at stage 3. On use: a group is gathered when an operator
+// touches it, and others are let go. Ahead: the order of the last training pass tells which group
+// comes next, and its gather is begun early. A different order costs nothing but the wait, and is
+// learned anew. Decisions depend only on the order of uses, so all ranks take the same ones.
+//
+// Groups that are read in place cost nothing and stay until the end of the phase. Of the others at most two are
+// gathered at once (the one in use and the next), beside the root, which stays from its first use to the end of the
+// phase. Forward and backward are two phases with an order each; everything is released between them (ZeRO's volume:
+// two gathers and a reduction). A reuse distance keeps more: groups that the expected order uses again soon, up to a
+// limit of elements. Nothing here knows tensors: an Engine and a forecast of one go by the same decisions.
+//
+// [Note: several threads] Uses may come from several threads. One lock is around each decision; it is not held while an
+// operator runs, so autograd's threads cannot wait for each other by it. A group that an operator reads, from
+// begin_use() to end_use(), is not released: whoever would have leaves it to the next. What replaces the parameters
+// themselves asks to be Alone, and is refused beside such an operator, as are uses beside it.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace zero::step {
+
+// What is gathered and released together: an engine's group, or one that only writes down what would happen to it.
+class GatherUnit {
+ public:
+  enum class Residency { Sharded, Gathering, Gathered };
+
+  virtual ~GatherUnit() = default;
+  virtual const std::string& name() const = 0;
+  virtual bool root() const = 0;
+  virtual std::int64_t padded_numel() const = 0;
+  virtual bool rests_sharded() const = 0;
+  virtual bool rests_in_file() const = 0;
+  // The shards are read where they rest: gathering costs no memory, and nothing need be released for others.
+  virtual bool gathers_in_place() const = 0;
+  virtual Residency residency() const = 0;
+
+  // Reads the shard from its file, if it rests in one, so that begin_gather() need not wait. Not a collective.
+  virtual void begin_fetch() = 0;
+  // Ends a fetch that no gather took: before the file is written.
+  virtual void cancel_fetch() = 0;
+  virtual void begin_gather() = 0;
+  virtual void finish_gather() = 0;  // from Sharded or Gathering
+  virtual void gather_copy() = 0;    // the same, into memory of this rank that the program may write
+  virtual void release() = 0;        // drops the gathered copy; finishes a gather in flight first
+};
+
+class Prefetcher {
+ public:
+  // In elements.
+  struct Policy {
+    std::int64_t ahead;      // the largest group gathered ahead; 0: none
+    std::int64_t max_live;   // gathered at once; nothing is gathered ahead or kept beyond it
+    std::int64_t max_reuse;  // used in between, for a group to be kept; 0: none is
+    int fetch_ahead = 0;     // groups, behind the one gathered ahead, whose shards are fetched from files
+  };
+  Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
+
+  // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
+  // ends in a backward, so its order is worth learning.
+  void use(const int* groups, int count, bool training);
+  // The same, and they stay until end_use() whatever other threads use. Throws ConfigError while someone is Alone.
+  void begin_use(const int* groups, int count, bool training);
+  void end_use(const int* groups, int count) noexcept;
+  // While it lives the parameters may be replaced. Throws ConfigError, beginning with `where`, when an operator of
+  // another thread reads one.
+  class Alone {
+   public:
+    Alone(Prefetcher& prefetcher, const std::string& where);
+    ~Alone();
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+   private:
+    Prefetcher& prefetcher_;
+  };
+  // Forward is over: everything is released that is not used again within the reuse distance.
+  void begin_backward();
+  // Backward is over: everything is released, and the orders just seen are those to expect.
+  void end_pass();
+  // The shards that forward needs first come from their files: after an update.
+  void fetch_first();
+  // Gathers copies of everything and keeps them until unpin_all().
+  void pin_all();
+  void unpin_all();
+  // Of the groups that rest sharded and do not now.
+  std::int64_t gathered_numel() const;
+
+  // Passes in which the order differed from the one expected.
+  std::int64_t divergences() const { return divergences_; }
+
+ private:
+  using Lock = std::lock_guard<std::recursive_mutex>;
+  bool read_now(int group) const {
+    return readers_[static_cast<std::size_t>(group)].load(std::memory_order_acquire) != 0;
+  }
+  bool release(int group);
+  void note_use(int group, bool training);
+  int expected_next() const;
+  void release_all();
+  void hold(int group);
+  void fetch_from(std::size_t position);
+  void release_others(const int* groups, int count, int next);
+  bool releasable(int group) const;
+  std::int64_t numel_of(int group) const;
+  std::int64_t live_numel() const;
+  bool used_soon(int group) const;
+
+  std::vector<GatherUnit*> groups_;
+  const Policy policy_;
+  mutable std::recursive_mutex mutex_;     // around all that is below but readers_, and the groups' residency
+  std::vector<std::atomic<int>> readers_;  // by group: operators that read it now; raised under the lock
+  int alone_ = 0;
+  std::function<void(const std::string&)> on_divergence_;
+  enum Phase { kForward, kBackward };
+  Phase phase_ = kForward;
+  std::vector<int> order_[2], seen_[2];
+  std::vector<int> held_;     // gathered copies, here or on their way, in order: few of many
+  std::size_t position_ = 0;  // in the phase's order, of the group used last
+  bool at_start_ = true, diverged_ = false, pinned_ = false;
+  int last_ = -1;
+  std::int64_t divergences_ = 0;
+};
+
+}  // namespace zero::step

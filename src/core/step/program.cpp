@@ -1,0 +1,250 @@
+// See program.h.
+#include "step/program.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "optim/clipping.h"
+#include "step/tiers.h"
+
+namespace zero::step {
+
+StepProgram::StepProgram(const RunFacts& facts, const std::vector<GroupFacts>& groups, Backend backend, Memory& memory,
+                         optim::LossScaler& scaler, Observer& observer)
+    : facts_(facts), group_facts_(groups), c_{facts_, backend, memory, observer}, scaler_(scaler) {
+  std::vector<step::GatherUnit*> units;
+  bool in_file = false;
+  for (std::size_t g = 0; g < group_facts_.size(); ++g) {
+    const auto& group = group_facts_[g];
+    groups_.push_back(std::make_unique<Group>(c_, group, static_cast<int>(g)));
+    units.push_back(groups_.back()->params.get());
+    unshards_ |= group.sharding.params;
+    delayed_ |= group.delayed;
+    in_file |= group.in_file();
+  }
+  for (const auto g : reduce_order(group_facts_)) reduce_order_.push_back(groups_[g].get());
+  serve_blocks();
+  optimizer_ = std::make_unique<OptimizerStep>(c_, groups_);
+  prefetcher_ =
+      std::make_unique<step::Prefetcher>(std::move(units),
+                                         step::Prefetcher::Policy{.ahead = facts_.prefetch_numel,
+                                                                  .max_live = facts_.max_live_numel,
+                                                                  .max_reuse = facts_.max_reuse_numel,
+                                                                  .fetch_ahead = in_file ? facts_.fetch_ahead : 0},
+                                         [](const std::string&) {});
+}
+
+// Gradients that need no conversion are made where peers can read them.
+void StepProgram::serve_blocks() {
+  for (const auto& group : group_facts_) {
+    if (!group.trainable || !facts_.peer_reduces(group)) continue;
+    c_.memory.serve_blocks(group.sharding.grads ? Purpose::ReduceBuffers : Purpose::Gradients);
+    if (facts_.precision.reduce != facts_.precision.param) continue;
+    for (std::size_t i = 0; i < group.layout.num_parameters(); ++i)
+      c_.memory.serve(group.layout.parameter_numel(i) * width(facts_.precision.param) + step::kReadableOverhead);
+  }
+}
+
+void StepProgram::initialise(int group, View values, bool broadcast) {
+  auto& g = *groups_[static_cast<std::size_t>(group)];
+  if (broadcast) g.params->broadcast(values);
+  g.initialise(c_, values);
+}
+
+// --- forward and backward ---------------------------------------------------------------------
+
+void StepProgram::use(std::span<const int> groups, bool training) {
+  if (unshards_) prefetcher_->use(groups.data(), static_cast<int>(groups.size()), training);
+}
+
+void StepProgram::begin_backward() {
+  const bool boundary = facts_.boundary_by_count && micro_step_ + 1 == facts_.accumulation;
+  for (const auto& group : groups_) group->grads->begin_micro_step(micro_step_ == 0, boundary);
+  reduce_next_ = 0;
+  reducing_.clear();
+  prefetcher_->begin_backward();
+  // The update that follows is this step's own, and no other one is under way.
+  reads_ahead_ = boundary && !delays() && !pending_;
+  c_.memory.open_blocks(true);
+}
+
+void StepProgram::gradient(int group, int member, View arrived, bool peer_readable) {
+  if (groups_[static_cast<std::size_t>(group)]->grads->take(member, arrived, peer_readable)) reduce_ready();
+}
+
+// Reductions begin in one order on all ranks, whatever the order in which gradients arrive, so that a parameter that
+// one rank does not use cannot mix up the collectives.
+void StepProgram::reduce_ready() {
+  while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->grads->all_taken()) {
+    auto* group = reduce_order_[reduce_next_++];
+    // What is summed and kept where it is costs no memory while it waits.
+    const bool waits_free = facts_.peer_reduces(group->facts) && !group->facts.sharding.grads;
+    finish_reductions(waits_free ? reducing_.size() : facts_.overlap_reduce ? 1 : 0);
+    group->grads->begin_reduce();
+    reducing_.push_back(group);
+    if (reads_ahead_) optimizer_->read_ahead(reduce_next_, reduce_order_.size());
+  }
+}
+
+// A reduction may be finished early, which depends on the pace of the peers, only where no collective follows it: by
+// peers' reads.
+void StepProgram::finish_reductions(std::size_t most_in_flight) {
+  while (!reducing_.empty()) {
+    auto* oldest = reducing_.front();
+    const bool early = facts_.peer_reduces(oldest->facts) && oldest->grads->reduced();
+    if (reducing_.size() <= most_in_flight && !early) return;
+    oldest->grads->finish_reduce();
+    reducing_.pop_front();
+  }
+}
+
+std::vector<std::pair<int, int>> StepProgram::end_backward() {
+  c_.memory.open_blocks(false);
+  std::vector<std::pair<int, int>> missing;
+  for (auto* group : reduce_order_)
+    for (const int member : group->grads->fill_missing()) missing.emplace_back(group->index, member);
+  reduce_ready();
+  finish_reductions(0);
+  prefetcher_->end_pass();
+  ++micro_step_;
+  return missing;
+}
+
+void StepProgram::discard_micro_batches() {
+  c_.memory.open_blocks(false);
+  for (const auto& group : groups_) group->grads->discard();
+  reducing_.clear();
+  prefetcher_->end_pass();
+  micro_step_ = 0;
+}
+
+void StepProgram::set_active(int group, int member, bool active) {
+  groups_[static_cast<std::size_t>(group)]->grads->set_active(member, active);
+}
+
+bool StepProgram::at_boundary() const {
+  return facts_.boundary_by_count ? micro_step_ == facts_.accumulation : micro_step_ > 0;
+}
+
+// --- step() -----------------------------------------------------------------------------------
+
+// Group by group and rank by rank in one order: the same bits everywhere and under every sharding policy.
+StepOutcome StepProgram::norm_and_overflow() {
+  double mine = 0;
+  for (const auto* group : reduce_order_) mine += c_.backend.tensors.sum_of_squares(group->index);
+  double total = 0;
+  for (const double part : c_.backend.comm.exchange(mine)) total += part;
+  const double norm = std::sqrt(total) * static_cast<double>(facts_.postmultiply) / scaler_.scale();
+  return {.acted = true,
+          .overflow = facts_.checks_overflow && !std::isfinite(total),
+          .norm = std::isfinite(norm) ? norm : -1};
+}
+
+StepOutcome StepProgram::step() {
+  if (!at_boundary()) return {};
+  prefetcher_->end_pass();  // an evaluation since may have left groups unsharded
+  if (!facts_.boundary_by_count)
+    for (auto* group : reduce_order_) group->grads->close_accumulation();
+  auto outcome = norm_and_overflow();
+  const double scale = scaler_.scale();
+  outcome.give_up = scaler_.update(outcome.overflow);
+  const bool delay = delays();
+  ++step_;
+  micro_step_ = 0;
+  outcome.updated = finish_delayed();
+  if (outcome.give_up) return outcome;
+  if (!outcome.overflow) {
+    apply(optim::gradient_factor(scale, outcome.norm, facts_.clip, facts_.postmultiply), delay);
+    outcome.updated |= !delay;
+  }
+  for (const auto& group : groups_) group->grads->clear();
+  prefetcher_->fetch_first();
+  return outcome;
+}
+
+void StepProgram::apply(float factor, bool delay) {
+  for (const auto& group : groups_) group->grads->hand_over();
+  c_.backend.optimizer.begin_update();
+  if (delay) {
+    pending_ = true;
+    c_.backend.optimizer.run_beside(
+        [this, factor] { optimizer_->run(factor, OptimizerStep::To::PendingParams, [](Group&) {}); });
+    return;
+  }
+  optimizer_->run(factor, OptimizerStep::To::Params, [this](Group& group) { all_gather(group); });
+  finish_all_gathers(0);
+  c_.backend.optimizer.end_update();
+}
+
+// What was updated in the background becomes what is computed with; true if there was something.
+bool StepProgram::finish_delayed() {
+  if (!std::exchange(pending_, false)) return false;
+  c_.backend.optimizer.join();
+  for (const auto& group : groups_) {
+    if (const auto& pending = group->pending_params) {
+      const bool file = group->facts.in_file();
+      c_.observer.issued({.kind = file ? OpKind::Store : OpKind::Copy,
+                          .reason = OpReason::NewValues,
+                          .group = group->index,
+                          .bytes = pending.bytes(),
+                          .from = Tier::Host,
+                          .to = group->facts.param_tier});
+      const auto resting = group->params->resting_part(0, pending.numel);
+      if (file)
+        c_.backend.tensors.write(resting, pending)->wait();
+      else
+        c_.backend.tensors.copy(resting, pending, Lane::Compute);
+      group->params->mark_updated();
+    }
+    all_gather(*group);
+  }
+  finish_all_gathers(0);
+  c_.backend.optimizer.end_update();
+  return true;
+}
+
+void StepProgram::all_gather(Group& group) {
+  finish_all_gathers(facts_.allgather_numel - group.facts.padded());
+  group.params->begin_all_gather();
+  gathering_.push_back(&group);
+}
+
+// Waits for the oldest all-gathers of new parameters until those under way have at most so many elements.
+void StepProgram::finish_all_gathers(std::int64_t numel_under_way) {
+  std::int64_t under_way = 0;
+  for (const auto* group : gathering_) under_way += group->facts.padded();
+  while (!gathering_.empty() && (under_way > numel_under_way || numel_under_way <= 0)) {
+    under_way -= gathering_.front()->facts.padded();
+    gathering_.front()->params->finish_all_gather();
+    gathering_.pop_front();
+  }
+}
+
+// --- between steps ----------------------------------------------------------------------------
+
+void StepProgram::flush() {
+  if (!pending_) return optimizer_->settle();
+  prefetcher_->end_pass();
+  c_.backend.comm.exchange(0);  // nobody reads a shard in place any more
+  finish_delayed();
+  optimizer_->settle();
+  prefetcher_->fetch_first();
+}
+
+void StepProgram::begin_replacing() {
+  prefetcher_->end_pass();
+  if (std::exchange(pending_, false)) {
+    c_.backend.optimizer.join();
+    c_.backend.optimizer.end_update();
+  }
+  optimizer_->settle();
+}
+
+void StepProgram::begin_unsharded() {
+  flush();
+  prefetcher_->pin_all();
+}
+
+void StepProgram::end_unsharded() { prefetcher_->unpin_all(); }
+
+}  // namespace zero::step

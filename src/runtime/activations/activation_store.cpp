@@ -1,0 +1,394 @@
+#include "activations/activation_store.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+
+namespace zero::activations {
+namespace {
+
+using config::OffloadDevice;
+using Seconds = std::chrono::duration<double>;
+
+// Where a stretch that does not begin with its storage may begin, in bytes: data keep their alignment.
+constexpr std::int64_t kBorder = 64;
+
+at::Tensor over(const c10::Storage& storage, std::int64_t byte_offset, at::IntArrayRef sizes, at::IntArrayRef strides,
+                at::ScalarType dtype) {
+  at::NoGradGuard no_grad;
+  const auto width = static_cast<std::int64_t>(at::elementSize(dtype));
+  ZERO_CHECK(byte_offset % width == 0, "a tensor of ", c10::toString(dtype), " at byte ", byte_offset);
+  return at::empty({0}, at::TensorOptions(dtype).device(storage.device()))
+      .set_(storage, byte_offset / width, sizes, strides);
+}
+
+void check_folder(const char* key, const std::string& folder) {
+  std::error_code error;
+  if (!folder.empty() && !std::filesystem::is_directory(folder, error))
+    throw ConfigError(base::join("[Engine] ", key, ": got ", folder, ", expected a folder that exists"));
+}
+
+}  // namespace
+
+// --- a stretch --------------------------------------------------------------------------------
+
+class ActivationStore::Away {
+ public:
+  Away(std::shared_ptr<ActivationStore> store, const Key& key, const c10::Storage& source, Depot& depot)
+      : store_(std::move(store)), key_(key), number_(store_->next_++), source_(source.getWeakStorageImpl()) {
+    const auto begin = std::get<1>(key), end = std::get<2>(key);
+    parcel_ = depot.leave(over(source, begin, {end - begin}, {1}, at::kByte));
+    store_->order_[number_] = this;
+    ++store_->counts_.left;
+    ++store_->counts_.in_store;
+    store_->counts_.bytes_left += end - begin;
+  }
+  ~Away() {
+    const std::lock_guard lock(store_->mutex_);
+    parcel_.reset();
+    store_->order_.erase(number_);
+    const auto known = store_->known_.find(key_);
+    if (known != store_->known_.end() && known->second.first == this) store_->known_.erase(known);
+    --store_->counts_.in_store;
+  }
+  Away(const Away&) = delete;
+  Away& operator=(const Away&) = delete;
+
+  std::uint64_t number() const { return number_; }
+  std::int64_t begin() const { return std::get<1>(key_); }
+
+  void begin_return() {
+    if (source_.expired() && returned_.expired()) parcel_->begin_return();
+  }
+  // Hooks that will ask, each with a number of its own to remember when it did.
+  void add_user() { ++users_; }
+  void remove_user(std::uint64_t asked) {
+    --users_;
+    if (asked != pass_) one_less();
+  }
+  // A storage that has the stretch at the byte returned second.
+  std::pair<c10::Storage, std::int64_t> on_device(std::uint64_t& asked) {
+    if (auto there = source_.lock()) {
+      ++store_->counts_.still_there;
+      return {c10::Storage(std::move(there)), begin()};
+    }
+    auto there = returned_.lock();
+    if (!there) {
+      held_ = parcel_->returned();
+      returned_ = held_.storage().getWeakStorageImpl();
+      there = returned_.lock();
+      returned_begin_ = held_.storage_offset();
+      ++pass_;
+      awaited_ = users_;
+      ++store_->counts_.returned;
+      store_->counts_.bytes_returned += held_.numel();
+      store_->fetch_before(*this);
+    }
+    if (std::exchange(asked, pass_) != pass_) one_less();
+    return {c10::Storage(std::move(there)), returned_begin_};
+  }
+  void let_go() { held_.reset(); }
+
+ private:
+  const std::shared_ptr<ActivationStore> store_;
+  const Key key_;
+  const std::uint64_t number_;
+  // Weak: the address in the key stays this storage's own, its memory goes.
+  const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> returned_{c10::intrusive_ptr<c10::StorageImpl>()};
+  std::int64_t returned_begin_ = 0;
+  std::unique_ptr<Parcel> parcel_;
+  // What came back stays until every hook has asked for it, as the tensor itself would have stayed.
+  void one_less() {
+    if (--awaited_ <= 0) held_.reset();
+  }
+  at::Tensor held_;
+  std::int64_t users_ = 0, awaited_ = 0;
+  std::uint64_t pass_ = 0;
+};
+
+struct ActivationStore::View {
+  std::vector<std::int64_t> sizes, strides;
+  std::int64_t offset;  // bytes from the stretch's begin
+  at::ScalarType dtype;
+
+  View(const at::Tensor& tensor, std::int64_t begin)
+      : sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        offset(tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) - begin),
+        dtype(tensor.scalar_type()) {}
+  at::Tensor in(Away& stretch, std::uint64_t& asked) const {
+    const auto [storage, begin] = stretch.on_device(asked);
+    return over(storage, begin + offset, sizes, strides, dtype);
+  }
+};
+
+// --- what autograd holds ----------------------------------------------------------------------
+
+class ActivationStore::Stored final : public torch_hooks::KeptSegment {
+ public:
+  Stored(std::shared_ptr<ActivationStore> store, std::size_t index, std::weak_ptr<Stored> before)
+      : store_(std::move(store)), index_(index), before_(std::move(before)) {}
+
+  std::unique_ptr<torch_hooks::SavedTensorHooks> input(const at::Tensor& tensor) override;
+  void begin_again() override {
+    store_->synchronize();
+    begin_ = Clock::now();
+    const std::lock_guard lock(store_->mutex_);
+    fetch();
+    if (const auto before = before_.lock()) before->fetch();
+  }
+  void end_again() override {
+    store_->synchronize();
+    const std::lock_guard lock(store_->mutex_);
+    if (index_ < store_->times_.size()) store_->times_[index_].again += Seconds(Clock::now() - begin_).count();
+  }
+  void add(const std::shared_ptr<Away>& stretch) { stretches_.push_back(stretch); }
+  ActivationStore& store() const { return *store_; }
+
+ private:
+  void fetch() const {
+    for (const auto& stretch : stretches_)
+      if (const auto one = stretch.lock()) one->begin_return();
+  }
+  const std::shared_ptr<ActivationStore> store_;
+  const std::size_t index_;
+  const std::weak_ptr<Stored> before_;
+  std::vector<std::weak_ptr<Away>> stretches_;
+  std::size_t position_ = 0;
+  Clock::time_point begin_;
+};
+
+class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
+ public:
+  // Of an input of `segment`, or null; leaves to `depot` from at_least bytes on.
+  Hooks(std::shared_ptr<ActivationStore> store, Depot& depot, std::int64_t at_least, Stored* segment)
+      : store_(std::move(store)), depot_(depot), at_least_(at_least), segment_(segment) {}
+  ~Hooks() override {
+    if (!stretch_) return;
+    const std::lock_guard lock(store_->mutex_);
+    stretch_->remove_user(asked_);
+  }
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    version_ = torch_hooks::SavedVersion(tensor);
+    if (store_->eligible(tensor)) {
+      const std::lock_guard lock(store_->mutex_);
+      stretch_ = store_->away(tensor, at_least_, depot_);
+      if (stretch_) stretch_->add_user();
+    }
+    if (stretch_) {
+      view_.emplace(tensor, stretch_->begin());
+      if (segment_ != nullptr) segment_->add(stretch_);
+    } else {
+      // detach(): an output that its own node keeps would be a cycle.
+      kept_ = tensor.detach();
+    }
+  }
+  at::Tensor call_unpack_hook() override {
+    if (!version_.unchanged()) {
+      if (segment_ != nullptr)
+        throw ConfigError(
+            "[activation_checkpoint] got an input that was written in place after the segment ran, expected it "
+            "unchanged");
+      throw ConfigError(
+          "[Engine::backward] got a tensor that was written in place after an operation had saved it for backward, "
+          "expected it unchanged. Hint: leave out the underscore: x = x.add(y) instead of x.add_(y).");
+    }
+    if (!stretch_) return kept_;
+    const std::lock_guard lock(store_->mutex_);
+    return view_->in(*stretch_, asked_);
+  }
+
+ private:
+  const std::shared_ptr<ActivationStore> store_;
+  Depot& depot_;
+  const std::int64_t at_least_;
+  Stored* const segment_;  // only asked whether there is one once the tensor is packed
+  torch_hooks::SavedVersion version_;
+  std::shared_ptr<Away> stretch_;
+  std::uint64_t asked_ = 0;
+  std::optional<View> view_;
+  at::Tensor kept_;
+};
+
+std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(const at::Tensor&) {
+  if (!store_->keeps_inputs()) {
+    if (store_->setup_.settings.offload.device == OffloadDevice::None) return nullptr;
+    return std::make_unique<Hooks>(store_, store_->depot_for_saved(), store_->setup_.settings.offload.min_bytes, this);
+  }
+  return std::make_unique<Hooks>(store_, store_->depot_for_input(position_++), 1, this);
+}
+
+// --- the store --------------------------------------------------------------------------------
+
+std::shared_ptr<ActivationStore> ActivationStore::create(Setup setup) {
+  const auto& s = setup.settings;
+  const bool keeps = s.to_host || s.contiguous || !s.file_path.empty() || s.offload.device != OffloadDevice::None;
+  if (!keeps && !s.profile && !s.synchronize) return nullptr;
+  check_folder("libzero.activation_file_path", s.file_path);
+  if (s.offload.device == OffloadDevice::Nvme) check_folder("libzero.activation_offload.nvme_path", s.offload.path);
+  return std::make_shared<ActivationStore>(std::move(setup));
+}
+
+ActivationStore::ActivationStore(Setup setup) : setup_(std::move(setup)) { set_resident(setup_.resident); }
+
+void ActivationStore::set_resident(const std::vector<const void*>& storages) {
+  const std::lock_guard lock(mutex_);
+  resident_ = {storages.begin(), storages.end()};
+}
+
+ActivationStore::~ActivationStore() = default;
+
+bool ActivationStore::keeps_inputs() const {
+  return setup_.settings.to_host || setup_.settings.contiguous || !setup_.settings.file_path.empty();
+}
+
+HostBlocks* ActivationStore::new_blocks() {
+  blocks_.push_back(std::make_shared<HostBlocks>(setup_.device, setup_.ledger));
+  return blocks_.back().get();
+}
+
+std::unique_ptr<Depot> ActivationStore::in_host_memory() {
+  new_blocks();
+  return std::make_unique<HostDepot>(setup_.device, blocks_.back());
+}
+
+std::unique_ptr<Depot> ActivationStore::in_file(const std::string& folder) {
+  new_blocks();
+  return std::make_unique<FileDepot>(setup_.device, blocks_.back(), setup_.ledger, folder, setup_.io, setup_.who);
+}
+
+Depot& ActivationStore::depot_for_saved() {
+  const std::lock_guard lock(mutex_);
+  const auto& offload = setup_.settings.offload;
+  if (!saved_depot_) saved_depot_ = offload.device == OffloadDevice::Nvme ? in_file(offload.path) : in_host_memory();
+  return *saved_depot_;
+}
+
+Depot& ActivationStore::depot_for_input(std::size_t position) {
+  const std::lock_guard lock(mutex_);
+  const auto& s = setup_.settings;
+  const bool slabs = s.contiguous && s.file_path.empty();  // a file is one piece anyway
+  if (!slabs) position = 0;
+  while (input_depots_.size() <= position) {
+    if (!s.file_path.empty()) {
+      input_depots_.push_back(in_file(s.file_path));
+    } else if (!slabs) {
+      input_depots_.push_back(in_host_memory());
+    } else if (s.to_host) {
+      auto slab = std::make_shared<Slab>(
+          s.num_checkpoints, [device = setup_.device](std::int64_t bytes) { return host_memory(device, bytes); },
+          [ledger = setup_.ledger](std::int64_t bytes) {
+            ledger->book(step::Tier::Host, step::Purpose::Activations, bytes);
+          });
+      input_depots_.push_back(std::make_unique<HostDepot>(setup_.device, std::move(slab)));
+    } else {
+      // Counted where tensors of the device are.
+      input_depots_.push_back(std::make_unique<SlabDepot>(
+          std::make_unique<Slab>(s.num_checkpoints, [device = setup_.device](std::int64_t bytes) {
+            return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+          })));
+    }
+  }
+  return *input_depots_[position];
+}
+
+bool ActivationStore::eligible(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.device() == setup_.device &&
+         tensor.has_storage() && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_conj() &&
+         !tensor.is_neg() && !tensor._is_zerotensor() && tensor.numel() > 0 && tensor.storage().data() != nullptr &&
+         resident_.count(tensor.storage().unsafeGetStorageImpl()) == 0 && !torch_hooks::is_parameter(tensor);
+}
+
+std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& tensor, std::int64_t at_least,
+                                                             Depot& depot) {
+  const auto width = static_cast<std::int64_t>(tensor.element_size());
+  const auto total = static_cast<std::int64_t>(tensor.storage().nbytes());
+  std::int64_t first = tensor.storage_offset() * width, last = first + width;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d) * width;
+  // The whole storage, unless it is much more than the tensor: other views of it are saved, too.
+  std::int64_t begin = 0, end = total;
+  if (2 * (last - first) < total) {
+    begin = first / kBorder * kBorder;
+    end = last;
+  }
+  if (end - begin < at_least) return nullptr;
+  const Key key{tensor.storage().unsafeGetStorageImpl(), begin, end, torch_hooks::SavedVersion(tensor).value()};
+  if (const auto known = known_.find(key); known != known_.end())
+    if (auto stretch = known->second.second.lock()) return stretch;
+  auto stretch = std::make_shared<Away>(shared_from_this(), key, tensor.storage(), depot);
+  known_[key] = {stretch.get(), stretch};
+  return stretch;
+}
+
+// Backward asks in about the order opposite to that of the departures.
+void ActivationStore::fetch_before(const Away& stretch) {
+  const auto it = order_.find(stretch.number());
+  if (it != order_.end() && it != order_.begin()) std::prev(it)->second->begin_return();
+}
+
+void ActivationStore::synchronize() const {
+  if (setup_.settings.synchronize || setup_.settings.profile) gpu::synchronize(setup_.device);
+}
+
+std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::saved() {
+  const auto& offload = setup_.settings.offload;
+  if (offload.device == OffloadDevice::None || ended_) return nullptr;
+  const std::lock_guard lock(mutex_);  // forwards may run in several threads
+  return std::make_unique<Hooks>(shared_from_this(), depot_for_saved(), offload.min_bytes, nullptr);
+}
+
+void ActivationStore::begin_segment() {
+  if (ended_) return;
+  synchronize();
+  const std::lock_guard lock(mutex_);
+  segment_begin_ = Clock::now();
+}
+
+std::shared_ptr<torch_hooks::KeptSegment> ActivationStore::end_segment() {
+  if (ended_) return nullptr;
+  synchronize();
+  const std::lock_guard lock(mutex_);
+  times_.push_back({Seconds(Clock::now() - segment_begin_).count(), 0});
+  auto segment = std::make_shared<Stored>(shared_from_this(), times_.size() - 1, last_segment_);
+  last_segment_ = segment;
+  return segment;
+}
+
+void ActivationStore::end_backward() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, stretch] : order_) stretch->let_go();  // of hooks that this pass did not reach
+  if (saved_depot_) saved_depot_->settle();
+  for (const auto& depot : input_depots_) depot->settle();
+  for (const auto& blocks : blocks_) blocks->trim();
+  if (setup_.settings.profile && setup_.profile && !times_.empty()) {
+    std::string line = base::join("activation checkpointing: ", times_.size(), " segments, ms forward + again:");
+    double first = 0, again = 0;
+    char text[64];
+    for (const auto& times : times_) {
+      std::snprintf(text, sizeof text, " %.2f+%.2f", times.first * 1e3, times.again * 1e3);
+      line += text;
+      first += times.first;
+      again += times.again;
+    }
+    std::snprintf(text, sizeof text, "; together %.2f + %.2f", first * 1e3, again * 1e3);
+    setup_.profile(line + text);
+  }
+  times_.clear();
+}
+
+ActivationStore::Counts ActivationStore::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+}  // namespace zero::activations

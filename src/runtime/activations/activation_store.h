@@ -1,0 +1,104 @@
+// What autograd keeps between forward and backward, away from the device: the inputs of checkpointed segments, and any
+// saved tensor above a size. Decides which bytes leave, each once, and when they come back; where they wait is depot.h,
+// how autograd is asked is torch_hooks/saved_tensors.h. One for each Engine that asks for it.
+//
+// [Note: bytes, not tensors] What leaves is a stretch of a storage, so that views of one storage leave together and
+// come back with their strides: kernels then take the same paths, and give the same bits.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <unordered_set>
+#include <vector>
+
+#include "activations/offload_backend.h"
+#include "config/settings.h"
+#include "step/memory_ledger.h"
+#include "torch_hooks/saved_tensors.h"
+
+namespace zero::activations {
+
+class ActivationStore final : public torch_hooks::ActivationKeeping,
+                              public std::enable_shared_from_this<ActivationStore> {
+ public:
+  struct Setup {
+    config::ActivationSettings settings;
+    storage::IoSettings io;
+    at::Device device = at::kCPU;  // of the activations; others stay where they are
+    std::shared_ptr<step::MemoryLedger> ledger;
+    std::string who;                                  // "rank 2/4"
+    std::vector<const void*> resident;                // set_resident()
+    std::function<void(const std::string&)> profile;  // a line for the log after each backward
+  };
+  // nullptr when the settings ask for nothing. Throws ConfigError for a folder that is none.
+  static std::shared_ptr<ActivationStore> create(Setup setup);
+  explicit ActivationStore(Setup setup);
+  ~ActivationStore() override;
+
+  // Storages that are there in backward anyway and stay where they are: buffers.
+  void set_resident(const std::vector<const void*>& storages);
+  std::unique_ptr<torch_hooks::SavedTensorHooks> saved() override;
+  void begin_segment() override;
+  std::shared_ptr<torch_hooks::KeptSegment> end_segment() override;
+  // A backward pass has ended: copies under way are awaited, idle host memory that was not needed is freed.
+  void end_backward();
+  // Its Engine is gone: threads that it is still installed in keep nothing more here.
+  void end() { ended_ = true; }
+
+  struct Counts {
+    std::int64_t left = 0, bytes_left = 0;          // stretches that left
+    std::int64_t returned = 0, bytes_returned = 0;  // copies that came back
+    std::int64_t still_there = 0;                   // asked for while someone kept them on the device
+    std::int64_t in_store = 0;                      // stretches now
+  };
+  Counts counts() const;
+
+ private:
+  class Away;                                                                      // a stretch of a storage
+  class Hooks;                                                                     // of one saved tensor
+  class Stored;                                                                    // the inputs of one segment
+  struct View;                                                                     // a tensor within a stretch
+  using Key = std::tuple<const void*, std::int64_t, std::int64_t, std::uint32_t>;  // storage, begin, end, version
+  using Clock = std::chrono::steady_clock;
+
+  bool eligible(const at::Tensor& tensor) const;
+  // nullptr: smaller than at_least.
+  std::shared_ptr<Away> away(const at::Tensor& tensor, std::int64_t at_least, Depot& depot);
+  Depot& depot_for_saved();
+  Depot& depot_for_input(std::size_t position);
+  bool keeps_inputs() const;
+  HostBlocks* new_blocks();
+  std::unique_ptr<Depot> in_host_memory();
+  std::unique_ptr<Depot> in_file(const std::string& folder);
+  void fetch_before(const Away& stretch);
+  void synchronize() const;
+
+  const Setup setup_;
+  std::atomic<bool> ended_{false};
+  std::unordered_set<const void*> resident_;
+  mutable std::recursive_mutex mutex_;
+  std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one for each depot, see its note on streams
+  std::unique_ptr<Depot> saved_depot_;
+  std::vector<std::unique_ptr<Depot>> input_depots_;  // by position where each has a slab, else one
+  std::map<Key, std::pair<const Away*, std::weak_ptr<Away>>> known_;
+  std::map<std::uint64_t, Away*> order_;  // as they left
+  std::uint64_t next_ = 0;
+  std::weak_ptr<Stored> last_segment_;
+  Counts counts_;
+  Clock::time_point segment_begin_;
+  struct Times {
+    double first = 0, again = 0;  // seconds
+  };
+  std::vector<Times> times_;  // of the segments since the last backward
+};
+
+}  // namespace zero::activations

@@ -1,0 +1,18 @@
+// Engine's checkpoint calls, on the real file system.
+#include "checkpoint/checkpoint.h"
+
+#include "observe/trace.h"
+
+namespace zero {
+
+void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
+  observe::TraceSpan files(state_->trace(), observe::TraceKind::Save, "save");
+  checkpoint::save(*state_, formats::system_files(), dir.string(), tag);
+}
+
+std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
+  observe::TraceSpan files(state_->trace(), observe::TraceKind::Load, "load");
+  return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
+}
+
+}  // namespace zero

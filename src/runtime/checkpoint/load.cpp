@@ -1,0 +1,301 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "engine/rank_agreement.h"
+#include "formats/rank_file.h"
+#include "formats/root_folder.h"
+#include "observe/status_page.h"
+#include "optim/loss_scaler.h"
+
+namespace zero::checkpoint {
+namespace {
+
+constexpr const char* kWhere = "load_checkpoint";
+constexpr std::size_t kMostShown = 20;
+
+std::string text_of(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += base::join(i == 0 ? "" : ", ", shape[i]);
+  return text + "]";
+}
+
+// A wider float holds every value of a narrower one.
+bool fits(const std::string& stored, const std::string& wanted) {
+  return stored == wanted || (wanted == "F32" && (stored == "BF16" || stored == "F16")) ||
+         (wanted == "F64" && stored == "F32");
+}
+
+// Of dtypes that may stand for another.
+at::ScalarType scalar_type_of(const std::string& dtype) {
+  return dtype == "BF16" ? at::kBFloat16 : dtype == "F16" ? at::kHalf : dtype == "F32" ? at::kFloat : at::kDouble;
+}
+
+using Names = std::map<std::pair<std::string, std::string>, const formats::Tensor*>;
+
+Names by_name(const std::vector<formats::Tensor>& tensors) {
+  Names result;
+  for (const auto& tensor : tensors) result[{tensor.kind, tensor.name}] = &tensor;
+  return result;
+}
+
+// What this rank finds in the checkpoint: shared tensors and its own.
+Names stored_for(const formats::Manifest& manifest, int rank) {
+  auto stored = by_name(manifest.tensors);
+  stored.merge(by_name(manifest.ranks[static_cast<std::size_t>(rank)]));
+  return stored;
+}
+
+void require_same_run(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
+  if (manifest.world != state.comm().size())
+    throw ConfigError(base::join(
+        "[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ", state.comm().size(),
+        ". Hint: this version loads at the same number of ranks only; run with ", manifest.world, "."));
+  const auto optimizer = optimizer_name(state.settings().optimizer.type);
+  if (manifest.optimizer != optimizer)
+    throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
+                      ", this run has " + optimizer +
+                      ". Hint: optimizer.type must be the one of the run that saved it.");
+}
+
+// What a tensor of this run is filled from: the one of its kind; the values of a parameter that was frozen when it was
+// saved for its master; null: nothing, for such a parameter's moments.
+const formats::Tensor* source_of(const Names& stored, const std::string& kind, const std::string& name) {
+  if (const auto found = stored.find({kind, name}); found != stored.end()) return found->second;
+  const auto frozen = kind == "master" ? stored.find({"param", name}) : stored.end();
+  return frozen == stored.end() ? nullptr : frozen->second;
+}
+
+bool was_frozen(const Names& stored, const std::string& name) { return stored.contains({"param", name}); }
+
+void require_same_model(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
+  const auto wanted = tensors_of(state);
+  auto stored = stored_for(manifest, state.comm().rank());
+  std::vector<std::string> differences;
+  std::set<std::string> frozen_here;  // and trained there: one line each
+  std::set<std::pair<std::string, std::string>> taken;
+  for (const auto& tensor : wanted) {
+    const auto name = tensor.kind + " of " + tensor.name;
+    const auto* const found = source_of(stored, tensor.kind, tensor.name);
+    if (found == nullptr) {
+      if (tensor.kind == "param" && stored.contains({"master", tensor.name})) {
+        frozen_here.insert(tensor.name);
+        differences.push_back(tensor.name +
+                              ": frozen in the model, trained in the checkpoint. Hint: requires_grad_(true) before "
+                              "load_checkpoint");
+      } else if (tensor.kind == kBuffer || !was_frozen(stored, tensor.name)) {
+        differences.push_back(name + ": not in the checkpoint");
+      }
+      continue;
+    }
+    if (found->shape != tensor.shape)
+      differences.push_back(name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
+                            text_of(tensor.shape) + " in the model");
+    if (!fits(found->dtype, tensor.dtype))
+      differences.push_back(name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
+    taken.insert({found->kind, found->name});
+  }
+  for (const auto& [key, tensor] : stored)
+    if (key.first != kPrivate && !taken.contains(key) && (key.first == kBuffer || !frozen_here.contains(key.second)))
+      differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
+  const auto aliases = state.aliases();
+  for (const auto& [alias, owner] : aliases)
+    if (const auto found = manifest.aliases.find(alias); found == manifest.aliases.end() || found->second != owner)
+      differences.push_back(alias + ": tied to " + owner + " in the model, not in the checkpoint");
+  for (const auto& [alias, owner] : manifest.aliases)
+    if (!aliases.contains(alias))
+      differences.push_back(alias + ": tied to " + owner + " in the checkpoint, not in the model");
+  if (differences.empty()) return;
+  std::string text =
+      base::join("[load_checkpoint] ", label, " does not fit the model; ", differences.size(), " differences:");
+  for (std::size_t i = 0; i < std::min(differences.size(), kMostShown); ++i) text += "\n  " + differences[i];
+  if (differences.size() > kMostShown) text += base::join("\n  and ", differences.size() - kMostShown, " more");
+  throw ConfigError(text);
+}
+
+void tell_differences(engine::State& state, const formats::Manifest& manifest, const formats::Choice& choice) {
+  const auto notice = [&](const std::string& text) {
+    base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text);
+  };
+  for (const auto& text : choice.notices) notice(text);
+  const auto parameter = file_dtype(state.recipe().parameter, "parameters");
+  if (manifest.parameter_dtype != parameter)
+    notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
+           "; masters are taken and cast again");
+  if (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability())
+    notice(base::join("was written with ", manifest.torch_threads, " torch threads on ", manifest.cpu_capability,
+                      ", this run has ", at::get_num_threads(), " on ", at::get_cpu_capability(),
+                      "; results may differ in the last bits"));
+}
+
+class Loader {
+ public:
+  Loader(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
+         const std::string& manifest_hash)
+      : state_(state),
+        folder_(formats::Folder::open(fs, root).folder(tag)),
+        manifest_(formats::read_manifest(folder_, manifest_hash)),
+        reader_(folder_, manifest_) {}
+
+  const formats::Manifest& manifest() const { return manifest_; }
+  std::string label() const { return folder_.path(); }
+
+  // Finds and reads everything this rank needs, and changes nothing.
+  void verify() {
+    require_same_run(state_, manifest_, label());
+    require_same_model(state_, manifest_, label());
+    counters_ = {manifest_.global_steps,  manifest_.skipped_steps,
+                 manifest_.applied_steps, {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
+                 manifest_.set_rates,     manifest_.missed_steps};
+    optim::LossScaler(state_.settings()).set_state(counters_.scaler);
+    if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
+      formats::fail_damaged(folder_.path_of(formats::kManifestName), "counts more applied or skipped steps than steps");
+    const auto stored = stored_for(manifest_, state_.comm().rank());
+    for (const auto& tensor : tensors_of(state_))
+      if (tensor.kind == "master" && was_frozen(stored, tensor.name))
+        counters_.missed_steps[tensor.name] = counters_.applied_steps;
+    for (const auto& [name, missed] : counters_.missed_steps)
+      if (missed > counters_.applied_steps)
+        formats::fail_damaged(folder_.path_of(formats::kManifestName),
+                              "counts more steps without " + name + " than applied steps");
+    state_.optimizer().check_rates(counters_.set_rates);
+    pieces_ = state_.pieces_to_load();
+    visit([](const engine::StatePiece&, const formats::Tensor&, std::int64_t, std::int64_t, const char*) {});
+    read_generator();
+    reader_.finish();
+  }
+
+  // Reads again, verifying again, into the live state.
+  void fill() {
+    visit([](const engine::StatePiece& piece, const formats::Tensor& tensor, std::int64_t at, std::int64_t numel,
+             const char* from) {
+      const bool same = file_dtype(piece.dtype, piece.name) == tensor.dtype;
+      auto stored = at::empty({numel}, same ? piece.dtype : scalar_type_of(tensor.dtype));
+      std::memcpy(stored.mutable_data_ptr(), from, stored.nbytes());
+      piece.write(at, stored);
+    });
+    reader_.finish();
+    fill_moments_of_frozen();
+    auto generator = at::detail::getDefaultCPUGenerator();
+    {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(generator_state_);
+    }
+    state_.set_counters(counters_);
+    state_.user_state = manifest_.user_state;
+  }
+
+ private:
+  // Every run of elements that a piece and a part share: element `at` of the piece, whose bytes in
+  // the part begin at the pointer.
+  template <class Take>
+  void visit(Take&& take) {
+    const auto stored = stored_for(manifest_, state_.comm().rank());
+    for (const auto& piece : pieces_) {
+      const auto* const source = source_of(stored, piece.kind, piece.name);
+      if (source == nullptr && was_frozen(stored, piece.name)) continue;
+      ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
+      const auto& tensor = *source;
+      const auto width = formats::bits_of(tensor.dtype) / 8;
+      const auto begin = piece.begin, end = piece.begin + piece.numel;
+      for (const auto& part : tensor.parts) {
+        const auto first = std::max(begin, part.start), last = std::min(end, part.start + part.numel);
+        if (first >= last) continue;
+        const char* bytes = reader_.read(tensor, part);
+        take(piece, tensor, first - begin, last - first, bytes + (first - part.start) * width);
+      }
+    }
+  }
+
+  void fill_moments_of_frozen() {
+    constexpr std::int64_t kMost = 1 << 20;  // elements at once
+    const auto stored = stored_for(manifest_, state_.comm().rank());
+    for (const auto& piece : pieces_) {
+      if (source_of(stored, piece.kind, piece.name) != nullptr) continue;
+      const auto initial =
+          at::full({std::min(kMost, piece.numel)}, state_.optimizer().slot_initial_value(), piece.dtype);
+      for (std::int64_t at = 0; at < piece.numel; at += kMost)
+        piece.write(at, initial.narrow(0, 0, std::min(kMost, piece.numel - at)));
+    }
+  }
+
+  void read_generator() {
+    const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(state_.comm().rank())]);
+    const auto found = stored.find({kPrivate, kGenerator});
+    const auto path = folder_.path_of(formats::kManifestName);
+    if (found == stored.end())
+      formats::fail_damaged(path, base::join("has no random number generator of rank ", state_.comm().rank()));
+    const auto& tensor = *found->second;
+    if (tensor.dtype != "U8" || tensor.parts.size() != 1 || tensor.shape.size() != 1)
+      formats::fail_damaged(path, "has a random number generator of another form");
+    generator_state_ = at::empty({tensor.shape[0]}, at::kByte);
+    std::memcpy(generator_state_.mutable_data_ptr(), reader_.read(tensor, tensor.parts[0]), generator_state_.nbytes());
+    try {
+      at::make_generator<at::CPUGeneratorImpl>().set_state(generator_state_);
+    } catch (const std::exception& e) {
+      formats::fail_damaged(path, std::string("has a random number generator that libtorch refuses: ") + e.what());
+    }
+  }
+
+  engine::State& state_;
+  formats::Folder folder_;
+  formats::Manifest manifest_;
+  formats::PartReader reader_;
+  std::vector<engine::StatePiece> pieces_;
+  engine::State::Counters counters_{};
+  at::Tensor generator_state_;
+};
+
+struct Phase {
+  Phase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
+  ~Phase() {
+    observe::status_page().set_unit("");
+    observe::status_page().set_phase(observe::StatusPhase::Idle);
+  }
+};
+
+}  // namespace
+
+std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+  const Phase phase;
+  const at::NoGradGuard no_grad;
+  auto& comm = state.comm();
+  formats::Choice choice;
+  const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
+    state.require_boundary(kWhere);
+    state.require_no_scope(kWhere, /*reading_too=*/true);
+    if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
+    if (comm.rank() != 0) return "";
+    choice = formats::choose(fs, root, tag);
+    return choice.manifest_hash + choice.tag;
+  });
+  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32);
+  state.compare_unfrozen(kWhere);
+  std::optional<Loader> loader;
+  (void)engine::agree(comm, kWhere, [&] {
+    state.admit_unfrozen();
+    loader.emplace(state, fs, root, chosen, hash);
+    loader->verify();
+    return "";
+  });
+  if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
+  // From here on the state changes: a failure now leaves no rank usable.
+  state.relay().telling([&] {
+    state.begin_replacing();
+    loader->fill();
+  });
+  (void)engine::agree(comm, kWhere, [] { return ""; });
+  state.adopt_loaded();
+  return chosen;
+}
+
+}  // namespace zero::checkpoint

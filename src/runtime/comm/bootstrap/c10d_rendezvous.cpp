@@ -1,0 +1,150 @@
+// Choice of the meeting point, and the store over the watch's keys; see c10d_rendezvous.h.
+#include "comm/bootstrap/c10d_rendezvous.h"
+
+#include <cstdlib>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "base/check.h"
+
+namespace zero::comm {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// What distinguishes this run, and this attempt of it, from others at the same time.
+std::string run_key(const net::Identity& identity) {
+  return base::join(identity.run_id, "|", identity.master_addr, "|", identity.master_port, "|",
+                    variable("TORCHELASTIC_RESTART_COUNT"));
+}
+
+// The agent's store, or null where nobody listens yet: the plain connection spares c10d's own
+// attempts, which write to stderr.
+c10::intrusive_ptr<c10d::Store> agent_store(const net::Identity& identity, std::chrono::milliseconds timeout) {
+  if (!net::connect_to({"", identity.master_addr, identity.master_port})) return nullptr;
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(identity.master_port);
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::PrefixStore>("zero/" + run_key(identity),
+                                                c10::make_intrusive<c10d::TCPStore>(identity.master_addr, options));
+}
+
+constexpr const char* kPlaceKey = "place";
+
+std::unique_ptr<PeerWatch> meet_by_agent(const net::Identity& identity, const std::string& token,
+                                         std::chrono::milliseconds timeout) {
+  const auto deadline = net::Clock::now() + timeout;
+  c10::intrusive_ptr<c10d::Store> store;
+  try {
+    while (!(store = agent_store(identity, timeout)) && net::Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError(base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store at ",
+                               identity.master_addr, ":", identity.master_port,
+                               ". Hint: look at the launcher's output."));
+  }
+  if (!store) {
+    throw CommError(base::join("[comm::rendezvous] got no answer at ", identity.master_addr, ":", identity.master_port,
+                               ", expected the agent's store. Hint: look at the launcher's output."));
+  }
+  if (identity.rank == 0) {
+    net::MeetingPoint point{"", identity.master_addr, 0};
+    auto listener = net::listen_at(point);
+    try {
+      store->set(kPlaceKey, std::to_string(point.port));
+    } catch (const std::exception& error) {
+      throw CommError(
+          base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
+    }
+    return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
+  }
+  // An earlier rendezvous of this run leaves its port in the store: nobody listens there any more,
+  // and the key is read again.
+  const auto locate = [&]() -> net::MeetingPoint {
+    try {
+      if (!store->check({kPlaceKey})) return {};
+      return {"", identity.master_addr, std::atoi(store->get_to_str(kPlaceKey).c_str())};
+    } catch (const std::exception& error) {
+      throw CommError(
+          base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
+    }
+  };
+  return std::make_unique<PeerWatch>(identity, token, locate, timeout);
+}
+
+class WatchStore : public c10d::Store {
+ public:
+  WatchStore(PeerWatch& watch, std::chrono::milliseconds timeout) : c10d::Store(timeout), watch_(watch) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<WatchStore>(watch_, timeout_); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    watch_.set(key, std::string(value.begin(), value.end()));
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    const auto value = watch_.get(key, net::Clock::now() + timeout_);
+    return {value.begin(), value.end()};
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    for (const auto& key : keys) {
+      if (!watch_.has(key)) return false;
+    }
+    return true;
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    for (const auto& key : keys) watch_.get(key, net::Clock::now() + timeout);
+  }
+  // gloo's full mesh needs none of these.
+  int64_t add(const std::string&, int64_t) override { C10_THROW_ERROR(NotImplementedError, "add"); }
+  bool deleteKey(const std::string&) override { C10_THROW_ERROR(NotImplementedError, "deleteKey"); }
+  int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "getNumKeys"); }
+
+ private:
+  PeerWatch& watch_;
+};
+
+}  // namespace
+
+std::unique_ptr<PeerWatch> meet(const net::Identity& identity, std::chrono::milliseconds timeout) {
+  const auto token = run_key(identity) + "|" + variable("ZERO_TOKEN");
+  net::MeetingPoint point;
+  if (identity.one_host()) {
+    point = net::local_meeting_point(run_key(identity));
+  } else if (identity.master_addr.empty() || identity.master_port == 0) {
+    throw ConfigError(
+        base::join("[comm::rendezvous] got no address to meet at (", identity.source, ", ", identity.size, " ranks, ",
+                   identity.local_size,
+                   " on this host), expected MASTER_ADDR and MASTER_PORT. "
+                   "Hint: set both to the host of rank 0 and a free port of it, the same on every rank."));
+  } else if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") {
+    return meet_by_agent(identity, token, timeout);
+  } else {
+    point = {"", identity.master_addr, identity.master_port};
+  }
+  if (identity.rank != 0) {
+    return std::make_unique<PeerWatch>(
+        identity, token, [&] { return point; }, timeout);
+  }
+  auto listener = net::listen_at(point);
+  return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
+}
+
+c10::intrusive_ptr<c10d::Store> store_of(PeerWatch& watch, std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<WatchStore>(watch, timeout);
+}
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,70 @@
+// See blame.h.
+#include "comm/bootstrap/fault_attribution.h"
+
+#include "base/check.h"
+
+namespace zero::comm {
+namespace {
+
+// News of a death and the break of a data connection travel on two ways.
+constexpr std::chrono::milliseconds kGrace{3000};
+// A thread of the peer answers, whatever the rank does; who does not within this is stopped.
+constexpr std::chrono::milliseconds kAnswer{1500};
+
+std::string rank_text(int rank) { return rank < 0 ? "a rank" : base::join("rank ", rank); }
+
+PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
+  const auto progress = watch.ask_progress(kAnswer);
+  const auto text = [&](const std::string& got, const std::string& hint) {
+    return at_call(w.call.op,
+                   base::join("got ", got, ", expected ", w.call.text(), " within ", duration_text(w.timeout)), w.rank,
+                   w.size, w.sequence, hint);
+  };
+  for (int r = 0; r < w.size; ++r) {
+    if (!progress[r].answered) {
+      return {r, text(base::join("no sign of life of rank ", r), "its process is stopped, or its host is cut off.")};
+    }
+  }
+  // Two ranks that make different calls as the same operation keep all the others waiting, who may
+  // be at another operation themselves.
+  for (int r = 0; r < w.size; ++r) {
+    for (int s = r + 1; s < w.size; ++s) {
+      if (progress[r].begun != progress[s].begun || progress[r].op == progress[s].op) continue;
+      const int odd = s == w.rank ? r : s;
+      return {odd, text(base::join("another call on rank ", odd, ": ", progress[odd].op, " where rank ",
+                                   odd == s ? r : s, " makes ", progress[odd == s ? r : s].op),
+                        base::join(kSameCallsHint, "."))};
+    }
+  }
+  int late = w.rank;
+  for (int r = 0; r < w.size; ++r) {
+    if (progress[r].begun < progress[late].begun) late = r;
+  }
+  if (progress[late].begun < w.sequence) {
+    return {late, text(base::join("rank ", late, " late at operation ", progress[late].begun, ", ", progress[late].op),
+                       "look at what that rank does; a longer time limit helps if it is only slow.")};
+  }
+  return {suspect, text(base::join("no data of ", rank_text(suspect)),
+                        "that rank does not wait for its operations, or the network fails.")};
+}
+
+}  // namespace
+
+PeerFailure blame_the_late(PeerWatch& watch, const Waiting& waiting, int suspect) {
+  if (auto known = watch.failure()) return *known;
+  auto failure = late_one(watch, waiting, suspect);
+  if (auto known = watch.failure()) return *known;
+  watch.abort(failure.rank, failure.reason);
+  return failure;
+}
+
+PeerFailure blame_the_broken(PeerWatch& watch, const Waiting& w, int suspect, const std::string& error) {
+  if (auto known = watch.cause(kGrace)) return *known;
+  PeerFailure failure{
+      suspect, at_call(w.call.op, base::join("got '", error, "' from ", rank_text(suspect), ", expected its data"),
+                       w.rank, w.size, w.sequence, "the connection to that rank broke.")};
+  watch.abort(failure.rank, failure.reason);
+  return failure;
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,49 @@
+// One collective as all ranks must make it: what its errors show, and what a transport compares to
+// notice that the ranks have left the common order of calls. Also the words shared by the messages
+// of all transports. Nothing here moves data.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/elementwise.h"
+
+namespace zero::comm {
+
+struct Call {
+  std::string op;  // "all_gather", ..., "exchange"
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  std::int64_t numel = 0;  // of the larger side: what all ranks hold together
+  int root = -1;           // of a broadcast
+  std::string of = {};     // what an all_gather is of, if it is said
+
+  bool operator==(const Call&) const = default;
+  // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "exchange()".
+  std::string text() const;
+};
+
+// "fp32", "bf16", "fp16", "byte", else torch's word.
+std::string dtype_text(c10::ScalarType dtype);
+
+// Whether sums of this dtype are supported, and its kernel dtype. `sum_dtype` is for summable ones only.
+bool summable(c10::ScalarType dtype);
+kernels::Dtype sum_dtype(c10::ScalarType dtype);
+
+// "rank 2", "ranks 1, 3, 5".
+std::string ranks_text(const std::vector<int>& ranks);
+// "1.5 s", "250 ms".
+std::string duration_text(std::chrono::milliseconds duration);
+
+// What to do about different calls.
+inline constexpr const char* kSameCallsHint =
+    "all ranks make the same calls in the same order; at stage 3 forward takes the same way through the model on all";
+
+// "[Communicator::all_gather] TEXT (rank 0/4, operation 17)", and ". Hint: HINT" if there is one.
+std::string at_call(std::string_view op, const std::string& text, int rank, int size, std::uint64_t sequence,
+                    const std::string& hint = {});
+
+}  // namespace zero::comm

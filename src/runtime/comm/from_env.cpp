@@ -1,0 +1,59 @@
+// From the launcher's variables to a communicator: who, over what, and then the meeting itself.
+#include <zero/communicator.h>
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/transport.h"
+#include "net/process_info.h"
+#include "net/transport_choice.h"
+
+namespace zero {
+namespace {
+
+using net::Identity;
+
+std::unique_ptr<comm::Transport> open_transport(const std::string& name, const Identity& identity,
+                                                std::chrono::milliseconds timeout, bool asked) {
+  if (name == "local") return comm::make_local();
+  if (name == "shm") return comm::make_shm(identity, timeout);
+  if (name == "gloo") return comm::make_gloo(identity, timeout);
+  if (name == "shm+gloo") return comm::make_hierarchical(identity, timeout, asked);
+  ZERO_CHECK(name == "nccl", "transport ", name);
+  return comm::make_nccl(identity, timeout);
+}
+
+std::unique_ptr<comm::Transport> meet(const Identity& identity, const net::Environment& environment,
+                                      std::chrono::milliseconds timeout) {
+  const auto choice = net::choose_transport(identity, environment, net::visible_gpus);
+  if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout, choice.asked);
+  try {
+    return open_transport(choice.name, identity, timeout, false);
+  } catch (const ConfigError& error) {
+    // The plug-in cannot be opened here, so on no rank: nobody has met yet.
+    const auto other = net::transport_without_gpus(identity);
+    if (identity.rank == 0)
+      base::log(LogLevel::Info, base::join("transport ", other, " although there are GPUs: ", error.what()));
+    return open_transport(other, identity, timeout, false);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> Communicator::from_env() {
+  const auto environment = net::process_environment();
+  const auto identity = net::identity_from_env();
+  const auto timeout = net::choose_timeout(environment);
+  auto transport = meet(identity, environment, timeout);
+  transport->set_timeout(timeout);
+  if (identity.rank == 0)
+    base::log(LogLevel::Info,
+              base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
+  if (identity.rank == 0 && !identity.one_host() && !environment("ZERO_TOKEN"))
+    base::log(LogLevel::Info,
+              "ranks of several hosts show each other no secret, so whoever reaches their ports can join them: use a "
+              "private network, and set ZERO_TOKEN to the same one for all");
+  return std::make_shared<Communicator>(std::move(transport));
+}
+
+}  // namespace zero

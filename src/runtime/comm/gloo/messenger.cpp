@@ -1,0 +1,422 @@
+// Connections, messages and their failures; see gloo_messages.h.
+#include "comm/gloo/messenger.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "base/check.h"
+#include "comm/bootstrap/c10d_rendezvous.h"
+#include "comm/bootstrap/fault_attribution.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long the end of a rank waits for the others to have received what it sent.
+constexpr milliseconds kFarewell{2000};
+
+constexpr const char* kExchange = "exchange";
+// Bytes of a control message that go without a second round, and of the slot that holds them.
+constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
+
+// gloo writes to sockets without asking for no signal, and a write to a dead peer's would end this
+// process. The signal is held back from this thread, and from those it starts, without changing what
+// the program does with it elsewhere.
+class HoldBrokenPipe {
+ public:
+  HoldBrokenPipe() {
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~HoldBrokenPipe() {
+    const timespec now{};
+    while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &now) == SIGPIPE) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  HoldBrokenPipe(const HoldBrokenPipe&) = delete;
+  HoldBrokenPipe& operator=(const HoldBrokenPipe&) = delete;
+
+ private:
+  sigset_t pipe_, before_;
+  bool was_pending_ = false;
+};
+
+}  // namespace
+
+// What outlives the Messenger while a MessageWork is held.
+struct Messenger::Lane {
+  net::Identity identity;
+  net::Hosts hosts;
+  std::unique_ptr<PeerWatch> watch;
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
+  std::atomic<milliseconds> timeout{milliseconds(0)};
+  std::atomic<std::uint64_t> bytes_across{0};
+  std::mutex mutex;                                // the members below, and every Operation's messages
+  std::set<Operation*> active;                     // all whose messages may be waited for
+  std::deque<std::weak_ptr<Operation>> two_phase;  // those with a second phase to begin
+  std::optional<PeerFailure> failure;              // why nothing goes on here
+  std::function<void(const PeerFailure&)> on_failure;
+  bool closed = false;  // the Messenger is gone
+
+  void connect(milliseconds limit);
+  net::Hosts meet_hosts(milliseconds limit);
+  void stop_all(const PeerFailure& cause) noexcept;
+  int rank() const { return identity.rank; }
+  int size() const { return identity.size; }
+  bool elsewhere(int peer) const {
+    return hosts.empty() ? !identity.one_host() : hosts.host_of(peer) != hosts.host_of(rank());
+  }
+};
+
+class Messenger::Operation final : public MessageWork, public std::enable_shared_from_this<Operation> {
+ public:
+  Operation(std::shared_ptr<Lane> lane, std::uint64_t sequence, Call call)
+      : lane_(std::move(lane)), sequence_(sequence), call_(std::move(call)) {
+    // [Note: tags] Messages match by peer and tag. The call is a part of the tag, so that ranks that
+    // have left the common order of calls wait for each other, and are named, instead of
+    // receiving each other's bytes.
+    const auto hash = std::hash<std::string>{}(call_.text()) & 0x3fff;
+    tag_ = static_cast<int>((sequence_ & 0xffff) << 15 | hash << 1);
+    std::lock_guard lock(lane_->mutex);
+    lane_->active.insert(this);
+  }
+
+  ~Operation() override {
+    if (waiter_.valid()) waiter_.wait();
+    std::lock_guard lock(lane_->mutex);
+    lane_->active.erase(this);
+    messages_.clear();
+  }
+
+  void send(int peer, const at::Tensor& bytes) override { post(peer, bytes, true); }
+  void receive(int peer, const at::Tensor& bytes) override { post(peer, bytes, false); }
+  void then(std::function<void()> step) override { step_ = std::move(step); }
+  void then_post(std::function<void()> step) override {
+    step_ = std::move(step);
+    std::lock_guard lock(lane_->mutex);
+    lane_->two_phase.push_back(weak_from_this());
+  }
+
+  void wait() override {
+    if (waiter_.valid()) {
+      waiter_.get();
+    } else {
+      finish();
+    }
+  }
+
+  // gloo cannot be asked whether a message is through, only waited for: the first question starts
+  // a thread that waits.
+  bool done() override {
+    {
+      std::unique_lock lock(mutex_, std::try_to_lock);
+      if (lock.owns_lock() && (finished_ || error_)) return true;
+    }
+    if (!waiter_.valid()) {
+      waiter_ = std::async(std::launch::async, [this] { finish(); }).share();
+    }
+    return waiter_.wait_for(milliseconds(0)) == std::future_status::ready;
+  }
+
+  // Completes the first phase, so that the peers can complete the whole: a rank that waits for a
+  // later operation first must not hold them up.
+  void advance() {
+    std::lock_guard lock(mutex_);
+    if (!finished_ && !error_) guarded([&] { first_phase(); });
+  }
+
+  // Under the lane's mutex.
+  void stop_messages() const noexcept {
+    for (const auto& message : messages_) message.work->abort();
+  }
+
+  const Call& call() const { return call_; }
+  std::uint64_t sequence() const { return sequence_; }
+
+ private:
+  struct Message {
+    int peer;
+    bool sends;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  void post(int peer, const at::Tensor& bytes, bool sends) {
+    if (bytes.numel() == 0) return;
+    std::lock_guard lock(lane_->mutex);
+    if (lane_->failure) throw CommError(lane_->failure->reason, lane_->failure->rank);
+    std::vector<at::Tensor> tensors{bytes};
+    const HoldBrokenPipe hold;
+    const int tag = tag_ | (second_ ? 1 : 0);
+    if (sends && call_.op != kExchange && lane_->elsewhere(peer)) lane_->bytes_across += bytes.nbytes();
+    try {
+      messages_.push_back(
+          {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
+    } catch (const std::exception& error) {
+      posting_error_ = {peer, first_line(error)};
+    }
+  }
+
+  void finish() {
+    std::lock_guard lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
+    if (finished_) return;
+    guarded([&] {
+      {
+        std::lock_guard lane_lock(lane_->mutex);
+        if (lane_->closed)
+          throw CommError("[comm::gloo] got a wait after the end of the Communicator, expected it before");
+      }
+      advance_earlier();
+      first_phase();
+      drain();
+    });
+    finished_ = true;
+    lane_->watch->ended(sequence_);
+  }
+
+  void advance_earlier() {
+    std::vector<std::shared_ptr<Operation>> earlier;
+    {
+      std::lock_guard lock(lane_->mutex);
+      std::erase_if(lane_->two_phase, [](const auto& op) { return op.expired(); });
+      for (const auto& weak : lane_->two_phase) {
+        auto op = weak.lock();
+        if (op && op->sequence() < sequence_) earlier.push_back(std::move(op));
+      }
+    }
+    for (const auto& op : earlier) op->advance();
+  }
+
+  void first_phase() {
+    if (second_) return;
+    drain();
+    second_ = true;
+    if (step_) std::exchange(step_, nullptr)();
+  }
+
+  template <class F>
+  void guarded(F&& body) {
+    try {
+      body();
+    } catch (...) {
+      error_ = std::current_exception();
+      throw;
+    }
+  }
+
+  // Waits for the messages posted so far, receipts first: they show best who is late.
+  void drain() {
+    const HoldBrokenPipe hold;
+    const auto deadline = net::Clock::now() + lane_->timeout.load();
+    if (posting_error_.first >= 0) fail(posting_error_.first, posting_error_.second, deadline);
+    for (const bool sends : {false, true}) {
+      for (std::size_t i = 0; i < messages_.size(); ++i) {
+        const auto& message = messages_[i];  // only this thread adds or removes, holding mutex_
+        if (message.sends != sends) continue;
+        const auto left = std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now());
+        bool complete = false;
+        std::string error = "the wait was ended";
+        try {
+          complete = message.work->wait(std::max(left, milliseconds(1)));
+        } catch (const std::exception& caught) {
+          error = first_line(caught);
+        }
+        if (!complete) fail(message.peer, error, deadline);
+      }
+    }
+    std::lock_guard lock(lane_->mutex);
+    messages_.clear();
+  }
+
+  [[noreturn]] void fail(int peer, const std::string& error, net::Clock::time_point deadline);
+
+  const std::shared_ptr<Lane> lane_;
+  const std::uint64_t sequence_;
+  const Call call_;
+  int tag_ = 0;
+  std::recursive_mutex mutex_;  // one waiter at a time; done()'s thread is one
+  std::vector<Message> messages_;
+  std::pair<int, std::string> posting_error_{-1, ""};
+  std::function<void()> step_;
+  bool second_ = false, finished_ = false;
+  std::exception_ptr error_;
+  std::shared_future<void> waiter_;
+};
+
+void Messenger::Lane::stop_all(const PeerFailure& cause) noexcept {
+  std::lock_guard lock(mutex);
+  if (!failure) failure = cause;
+  for (auto* op : active) op->stop_messages();
+  if (on_failure) on_failure(cause);
+}
+
+void Messenger::Operation::fail(int peer, const std::string& error, net::Clock::time_point deadline) {
+  const Waiting waiting{call_, sequence_, lane_->rank(), lane_->size(), lane_->timeout.load()};
+  const auto failure = net::Clock::now() >= deadline ? blame_the_late(*lane_->watch, waiting, peer)
+                                                     : blame_the_broken(*lane_->watch, waiting, peer, error);
+  {
+    std::lock_guard lock(lane_->mutex);
+    if (!lane_->failure) lane_->failure = failure;
+  }
+  throw CommError(failure.reason, failure.rank);
+}
+
+void Messenger::Lane::connect(milliseconds limit) {
+  const HoldBrokenPipe hold;
+  const auto deadline = net::Clock::now() + limit;
+  watch = meet(identity, limit);
+  hosts = meet_hosts(limit);
+  const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()));
+  try {
+    auto options = c10d::ProcessGroupGloo::Options::create(left);
+    options->threads = 1;  // messages need none, c10d wants one
+    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+    if (identity.one_host()) {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    } else if (interface != nullptr && *interface != '\0') {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+    } else {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(watch->own_address()));
+    }
+    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store_of(*watch, left), rank(), size(), options);
+  } catch (const std::exception& error) {
+    if (const auto cause = watch->cause(milliseconds(200))) throw CommError(cause->reason, cause->rank);
+    const auto text =
+        base::join("[comm::gloo] got '", first_line(error), "', expected connections to all ranks (rank ", rank(), "/",
+                   size(), "). Hint: set GLOO_SOCKET_IFNAME to the interface that joins the hosts.");
+    watch->abort(rank(), text);
+    throw CommError(text, rank());
+  }
+  watch->on_failure([this](const PeerFailure& cause) { stop_all(cause); });
+}
+
+// Every rank tells where it is among its host's ranks.
+net::Hosts Messenger::Lane::meet_hosts(milliseconds limit) {
+  if (identity.one_host()) return net::Hosts(std::vector<std::pair<int, int>>());
+  const auto deadline = net::Clock::now() + limit;
+  const auto key = [](int rank) { return base::join("host/", rank); };
+  watch->set(key(rank()), base::join(identity.local_rank, " ", identity.local_size));
+  std::vector<std::pair<int, int>> local(static_cast<std::size_t>(size()));
+  for (int r = 0; r < size(); ++r) {
+    std::istringstream in(watch->get(key(r), deadline));
+    in >> local[static_cast<std::size_t>(r)].first >> local[static_cast<std::size_t>(r)].second;
+  }
+  return net::Hosts(local);
+}
+
+Messenger::Messenger(const net::Identity& identity, milliseconds timeout) : lane_(std::make_shared<Lane>()) {
+  lane_->timeout = timeout;
+  lane_->identity = identity;
+  lane_->connect(timeout);
+}
+
+Messenger::~Messenger() {
+  const HoldBrokenPipe hold;
+  lane_->watch->on_failure(nullptr);
+  const auto broken = [this] {
+    std::lock_guard lock(lane_->mutex);
+    return lane_->failure.has_value();
+  };
+  // Every rank that is still there has ended what this one has begun.
+  const auto all_ended = [this] {
+    const auto progress = lane_->watch->ask_progress(milliseconds(200));
+    return std::all_of(progress.begin(), progress.end(),
+                       [&](const auto& p) { return !p.answered || p.ended >= sequence_; });
+  };
+  // A socket that is closed before the peer has read what was sent may lose it.
+  const auto deadline = net::Clock::now() + kFarewell;
+  while (!broken() && net::Clock::now() < deadline && !all_ended()) std::this_thread::sleep_for(milliseconds(5));
+  {
+    std::lock_guard lock(lane_->mutex);
+    lane_->closed = true;
+    for (auto* op : lane_->active) op->stop_messages();
+  }
+  lane_->group.reset();
+  lane_->watch.reset();
+}
+
+std::shared_ptr<MessageWork> Messenger::begin(Call call) {
+  {
+    std::lock_guard lock(lane_->mutex);
+    if (!lane_->failure) lane_->failure = lane_->watch->failure();
+    if (lane_->failure) throw CommError(lane_->failure->reason, lane_->failure->rank);
+  }
+  ++sequence_;
+  lane_->watch->began(sequence_, call.text());
+  return std::make_shared<Operation>(lane_, sequence_, std::move(call));
+}
+
+void Messenger::set_timeout(milliseconds timeout) { lane_->timeout = timeout; }
+
+void Messenger::abort(int rank, const std::string& reason) noexcept { lane_->watch->abort(rank, reason); }
+
+void Messenger::on_failure(std::function<void(const PeerFailure&)> callback) {
+  std::lock_guard lock(lane_->mutex);
+  if (callback && lane_->failure) callback(*lane_->failure);
+  lane_->on_failure = std::move(callback);
+}
+
+std::shared_ptr<MessageWork> Messenger::begin_exchange() { return begin({kExchange, at::kByte, 0, -1}); }
+
+// One slot a rank: the length, and the message itself if it fits, so that a barrier and most control messages are
+// through at once. The rest follows for the ranks whose message is longer.
+std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
+                                  std::string_view mine) {
+  std::vector<std::string> messages(ranks.size());
+  messages[own] = mine;
+  auto slots = at::zeros({static_cast<std::int64_t>(ranks.size()), kSlot}, at::kByte);
+  const auto slot = [&](std::size_t i) { return static_cast<char*>(slots.mutable_data_ptr()) + i * kSlot; };
+  const auto length = [&](std::size_t i) {
+    std::uint64_t bytes;
+    std::memcpy(&bytes, slot(i), sizeof bytes);
+    return static_cast<std::int64_t>(bytes);
+  };
+  const auto each_peer = [&](const auto& body) {
+    for (std::size_t i = 1; i < ranks.size(); ++i) body((own + i) % ranks.size());
+  };
+  const auto in_slot = mine.substr(0, kInline);
+  const std::uint64_t own_length = mine.size();
+  std::memcpy(slot(own), &own_length, sizeof own_length);
+  std::copy(in_slot.begin(), in_slot.end(), slot(own) + sizeof own_length);  // an empty one may have no address
+  each_peer([&](std::size_t i) { work.receive(ranks[i], slots[static_cast<std::int64_t>(i)]); });
+  each_peer([&](std::size_t i) { work.send(ranks[i], slots[static_cast<std::int64_t>(own)]); });
+  std::vector<at::Tensor> rest(ranks.size());
+  work.then_post([&] {
+    each_peer([&](std::size_t i) {
+      rest[i] = at::empty({std::max<std::int64_t>(0, length(i) - kInline)}, at::kByte);
+      work.receive(ranks[i], rest[i]);
+    });
+    const auto own_rest = at::empty({std::max<std::int64_t>(0, length(own) - kInline)}, at::kByte);
+    if (own_rest.numel() > 0) std::memcpy(own_rest.mutable_data_ptr(), mine.data() + kInline, own_rest.nbytes());
+    each_peer([&](std::size_t i) { work.send(ranks[i], own_rest); });
+  });
+  work.wait();
+  each_peer([&](std::size_t i) {
+    messages[i].assign(slot(i) + sizeof(std::uint64_t), static_cast<std::size_t>(std::min(length(i), kInline)));
+    if (rest[i].numel() > 0) messages[i].append(static_cast<const char*>(rest[i].const_data_ptr()), rest[i].nbytes());
+  });
+  return messages;
+}
+
+PeerWatch& Messenger::watch() { return *lane_->watch; }
+const net::Hosts& Messenger::hosts() const { return lane_->hosts; }
+std::uint64_t Messenger::bytes_across_hosts() const { return lane_->bytes_across; }
+
+}  // namespace zero::comm

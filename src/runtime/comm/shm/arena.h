@@ -1,0 +1,108 @@
+// One rank's memory that its peers can read: a sparse memfd mapped whole, and the allocator of its
+// pieces. Pages appear on first use and go back to the system when freed ranges add up; nothing
+// lies on a disk or in /dev/shm. Here are addresses and bytes only: no ranks, no collectives, no torch.
+//
+// [Note: warm bytes] A freed range stays resident for the next allocation until kWarmBytes of such
+// ranges have gathered; then all of them go back to the system at once.
+#pragma once
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "net/socket.h"
+
+namespace zero::comm::shm {
+
+inline constexpr std::size_t kPage = 4096;
+inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+inline constexpr std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / unit * unit; }
+
+// Disjoint ranges [at, at + bytes), neighbours joined.
+class RangeSet {
+ public:
+  void add(std::size_t at, std::size_t bytes);
+  void remove(std::size_t at, std::size_t bytes);  // what of it is in the set
+  void clear();
+  std::size_t total() const { return total_; }
+  const std::map<std::size_t, std::size_t>& ranges() const { return ranges_; }  // at -> bytes
+
+ private:
+  std::map<std::size_t, std::size_t> ranges_;
+  std::size_t total_ = 0;
+};
+
+// A peer's arena in this process. IoError where the address space has no room.
+class Mapping {
+ public:
+  explicit Mapping(int fd);  // maps the whole file; the descriptor may be closed afterwards
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  std::byte* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// One mapping of each file for all who ask. For ranks that are threads of one process: what goes by addresses, as
+// ThreadSanitizer does, then sees them meet in the same memory.
+class Mappings {
+ public:
+  std::shared_ptr<Mapping> of(int fd);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<Mapping>> by_inode_;  // all are memfds
+};
+
+// The own arena. Safe for several threads at once: tensors may die anywhere, also after the transport.
+class Arena {
+ public:
+  static constexpr std::size_t kAlign = 64;             // of every piece
+  static constexpr std::size_t kLargeBytes = 64 << 10;  // from here on: page-aligned and present at once
+  static constexpr std::size_t kWarmBytes = 4 << 20;
+
+  // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError. `mappings`, if there
+  // are any, is where the mapping comes from.
+  Arena(std::size_t capacity, std::size_t reserved, Mappings* mappings = nullptr);
+
+  // IoError with the bytes needed where the arena or the machine's memory is full. bytes > 0.
+  std::byte* take(std::size_t bytes);
+  // Also gives memory back to the system, see [Note: warm bytes].
+  void give(std::byte* piece) noexcept;
+  // The piece will never be given: a peer may still read it after this process lost interest.
+  void pin(std::byte* piece) noexcept;
+
+  bool holds(const void* data, std::size_t bytes) const;
+  std::size_t offset(const void* data) const { return static_cast<const std::byte*>(data) - mapping_->base(); }
+  std::byte* base() const { return mapping_->base(); }
+  std::size_t capacity() const { return mapping_->bytes(); }
+  int fd() const { return fd_.get(); }
+  void close_fd() { fd_.close(); }
+
+  std::size_t used_bytes() const;
+  std::size_t warm_bytes() const;
+
+ private:
+  void trim();
+
+  base::Descriptor fd_;
+  const pid_t pid_;
+  std::shared_ptr<Mapping> mapping_;
+  mutable std::mutex mutex_;
+  RangeSet free_;
+  RangeSet warm_;  // free and perhaps resident
+  std::map<std::size_t, std::size_t> used_;
+  std::size_t used_bytes_ = 0;
+};
+
+// A capacity that any use on this machine fits in, for `size` ranks.
+std::size_t default_capacity(int size);
+
+}  // namespace zero::comm::shm

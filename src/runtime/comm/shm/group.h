@@ -1,0 +1,123 @@
+// What the ranks of one host tell each other without a message: one page per rank with counters,
+// announcements of operations and a bell, and one failure for all. A Group waits on the peers'
+// pages and turns death, departure, delay and disagreement into errors that name the rank.
+// It moves no payload and knows no tensors.
+//
+// [Note: order of memory] Plain fields of an Announcement, and the payload, are written before a
+// release-store of Page::posted (or reduced, finished) and read after an acquire-load of it. An
+// announcement's place is used again kRing operations later, when every peer has finished the old one.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/collective_call.h"
+#include "comm/shm/rendezvous.h"
+
+namespace zero::comm::shm {
+
+enum class Op : std::uint32_t { None, AllGather, ReduceScatter, AllReduce, Broadcast, AllToAll, Exchange, Scattered };
+// What a rank says of one operation.
+struct Announcement {
+  std::uint64_t sequence = 0;
+  Op op = Op::None;
+  std::int32_t dtype = 0;  // at::ScalarType
+  std::int64_t numel = 0;  // of the larger side; 0 for an exchange
+  std::int32_t root = -1;
+  std::uint32_t without_own = 0;        // 1: the payload leaves out the part meant for this rank itself
+  std::uint64_t offset = 0, bytes = 0;  // this rank's payload in its arena
+  std::uint64_t of_hash = 0;            // of what an all_gather is of
+  char of[48] = {};                     // the end of its name, for messages
+  void set_of(std::string_view name);
+};
+
+// "all_gather"; and the call as in the messages of all transports.
+const char* op_name(Op op);
+Call call_of(const Announcement& announcement);
+
+constexpr std::uint64_t kRing = 128;
+constexpr std::size_t kTextBytes = 1024, kHintBytes = 256;
+
+// The failure of the whole group: the first one wins. Only rank 0's is used.
+struct Failure {
+  enum State : std::uint32_t { Empty, Writing, Ready };
+  std::atomic<std::uint32_t> state;
+  std::int32_t rank;  // -1: not one alone
+  char text[kTextBytes];
+  char hint[kHintBytes];
+};
+
+// At the start of every rank's arena. All zero at first.
+struct Page {
+  // How many operations this rank has announced; of how many it has put its sum (all_reduce) there;
+  // of how many it has read everything that it wanted of its peers.
+  alignas(64) std::atomic<std::uint64_t> posted, reduced, finished;
+  std::atomic<std::uint32_t> left;  // 1: its transport was destroyed
+  // The futex: raised with every change above. `sleepers` wait for it.
+  alignas(64) std::atomic<std::uint32_t> bell;
+  std::atomic<std::uint32_t> sleepers;
+  alignas(64) Announcement ring[kRing];
+  alignas(64) Failure failure;
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+class Group {
+ public:
+  // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any.
+  Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings = nullptr);
+  ~Group();
+
+  Page& page(int rank) const { return *pages_[rank]; }
+  Page& mine() const { return *pages_[identity_.rank]; }
+  const std::byte* base(int rank) const { return bases_[rank]; }
+  const Announcement& announcement(int rank, std::uint64_t sequence) const { return page(rank).ring[sequence % kRing]; }
+
+  // Waits until `ready(peer)` holds for every peer. `ready` looks at the peer's page only. `at` is the
+  // own operation. CommError: the group's failure, a peer that is gone or has left, and after
+  // the timeout the ranks that are late. The error is told to the others.
+  void await(const std::function<bool(int peer)>& ready, const Announcement& at);
+  // The longest wait of all that wait here, from the next one on; shared vectors do, too.
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  // Wakes those who wait for this rank.
+  void ring();
+  // Throws the failure of the group if there is one. Once thrown it stays.
+  void check_failure(const Announcement& at);
+  // Records the failure for all, unless there is one already; wakes all. `rank` is the run's. From any thread.
+  void fail(std::string_view text, std::string_view hint, int rank) noexcept;
+  // The same, and throws what was recorded.
+  [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int peer);
+  // Both at a disagreement about what operation this is.
+  [[noreturn]] void fail_for_other_call(const Announcement& at, int peer);
+
+ private:
+  bool sleep(int peer, std::uint32_t bell);
+  bool gone(int peer) const;
+  void look_around(const std::function<bool(int)>& ready, const Announcement& at);
+  void fail_if_late(const std::function<bool(int)>& ready, const Announcement& at, std::chrono::milliseconds timeout);
+  [[noreturn]] void throw_failure(const Announcement& at) const;
+  std::string who(int peer) const;  // "rank 2 (pid 123)"
+  std::string expected(const Announcement& at) const;
+
+  const net::Identity identity_;
+  std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
+  std::vector<pid_t> pids_;
+  std::vector<base::Descriptor> processes_;
+  std::vector<std::shared_ptr<Mapping>> mappings_;  // none for the own one
+  std::vector<Page*> pages_;
+  std::vector<const std::byte*> bases_;
+  struct Known {
+    std::string text, hint;
+    int rank = -1;
+  };
+  std::optional<Known> failure_;
+};
+
+}  // namespace zero::comm::shm

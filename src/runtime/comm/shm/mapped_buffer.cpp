@@ -1,0 +1,161 @@
+// [Note: pages and edges] Pages that lie in one shard entirely are mapped from its rank's arena. That works for any
+// shard size because each rank puts its shard at the place within a page that it has in the whole vector. The page in
+// which two shards meet is private to the reader, who copies it whenever the shards were published: at most a page for
+// each border.
+//
+// [Note: leaving] A rank that gives the vector up keeps its shard's pages as they are until no peer maps them any more
+// (shm_pieces.h): a peer computes with what was published long after this rank has ended its part of the run.
+#include "comm/shm/mapped_buffer.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include <ATen/ops/from_blob.h>
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "net/transport_choice.h"
+
+namespace zero::comm::shm {
+namespace {
+
+std::size_t up(std::size_t bytes) { return round_up(bytes, kPage); }
+std::size_t down(std::size_t bytes) { return round_down(bytes, kPage); }
+
+// This rank's number while it has to do with the vector: as long as it may read its peers' shards.
+struct OwnEpoch {
+  const std::shared_ptr<SharedPieces> pieces;
+  const Epoch epoch;
+  const std::shared_ptr<std::vector<Epoch>> peers = std::make_shared<std::vector<Epoch>>();  // the own one left out
+  explicit OwnEpoch(std::shared_ptr<SharedPieces> all) : pieces(std::move(all)), epoch(pieces->begin()) {}
+  ~OwnEpoch() { pieces->end(epoch, peers); }
+  void tell(std::uint64_t more) const { pieces->tell(epoch, more); }
+  OwnEpoch(const OwnEpoch&) = delete;
+  OwnEpoch& operator=(const OwnEpoch&) = delete;
+};
+
+struct Whole {
+  std::byte* const at;
+  const std::size_t bytes;
+  const std::shared_ptr<OwnEpoch> mine;  // ends after the last read
+  Whole(std::byte* address, std::size_t num_bytes, std::shared_ptr<OwnEpoch> own)
+      : at(address), bytes(num_bytes), mine(std::move(own)) {}
+  ~Whole() { ::munmap(at, bytes); }
+  Whole(const Whole&) = delete;
+  Whole& operator=(const Whole&) = delete;
+};
+
+[[noreturn]] void fail_to_map(const char* what, std::size_t bytes) {
+  throw IoError(
+      base::join("[Shm::share] got \"", std::strerror(errno), "\" when ", what, " ", bytes,
+                 " bytes of address space. Hint: raise vm.max_map_count or the limit of virtual memory (ulimit -v), or "
+                 "set ZERO_TRANSPORT=gloo."));
+}
+
+class Vector final : public SharedVector {
+ public:
+  Vector(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype)
+      : group_(place.group), identity_(*place.identity), mine_(std::make_shared<OwnEpoch>(place.pieces)) {
+    Arena& arena = *place.arena;
+    const std::size_t bytes = static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype);
+    const auto options = at::TensorOptions().dtype(dtype);
+    const std::size_t phase = static_cast<std::size_t>(identity_.rank) * bytes % kPage;
+    std::byte* const piece = arena.take(bytes + phase + kPage);
+    std::byte* const shard = arena.base() + up(arena.offset(piece)) + phase;
+    shard_ = at::from_blob(
+        shard, {shard_numel},
+        [pieces = place.pieces, piece, peers = mine_->peers](void*) { pieces->give(piece, peers); }, options);
+
+    struct Told {
+      std::uint64_t shard, number, begin;
+    };
+    const Told mine{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin};
+    const auto all = place.exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
+    std::vector<Told> told_by(all.size());
+    for (int rank = 0; rank < identity_.size; ++rank) {
+      Told& told = told_by[rank];
+      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", identity_.rank_in_run(rank), " shared something else");
+      std::memcpy(&told, all[rank].data(), sizeof told);
+      auto* const number = const_cast<std::byte*>(group_->base(rank) + told.number);
+      if (rank != identity_.rank) mine_->peers->push_back({reinterpret_cast<Epoch::Number*>(number), told.begin});
+    }
+    const std::size_t total = bytes * static_cast<std::size_t>(identity_.size);
+    auto* const at =
+        static_cast<std::byte*>(::mmap(nullptr, up(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (at == MAP_FAILED) fail_to_map("reserving", up(total));
+    auto owner = std::make_shared<Whole>(at, up(total), mine_);
+    for (int rank = 0; rank < identity_.size; ++rank) {
+      const Told& told = told_by[rank];
+      const std::byte* const base = group_->base(rank);
+      const std::size_t begin = rank * bytes, end = begin + bytes;
+      const std::size_t first = std::min(up(begin), end), last = std::max(down(end), first);
+      const auto edge = [&](std::size_t from, std::size_t to) {
+        if (from < to) edges_.push_back({at + from, base + told.shard + (from - begin), to - from});
+      };
+      edge(begin, first);
+      edge(last, end);
+      if (first == last) continue;
+      // An old size of zero maps the same shared pages a second time (mremap(2)).
+      auto* const source = const_cast<std::byte*>(base + told.shard + (first - begin));
+      if (::mremap(source, 0, last - first, MREMAP_MAYMOVE | MREMAP_FIXED, at + first) == MAP_FAILED ||
+          ::mprotect(at + first, last - first, PROT_READ) != 0)
+        fail_to_map("mapping", last - first);
+      ::madvise(at + first, last - first,
+                MADV_POPULATE_READ);  // where the kernel has it; else the pages come by faults
+    }
+    ::madvise(at, up(total), MADV_DONTDUMP);
+    whole_ = at::from_blob(
+        at, {shard_numel * identity_.size}, [owner](void*) mutable { owner.reset(); }, options);
+    announcement_.op = Op::AllGather;
+    announcement_.dtype = static_cast<std::int32_t>(dtype);
+    announcement_.numel = shard_numel * identity_.size;
+  }
+
+  ~Vector() override { mine_->tell(Epoch::kGivenUp); }
+
+  void publish() override {
+    ++published_;
+    mine_->tell(Epoch::kPublication);
+  }
+
+  void wait() override {
+    if (seen_ == published_) return;
+    announcement_.sequence = published_;
+    group_->await([this](int peer) { return of(peer).published() >= published_ || of(peer).given_up(); },
+                  announcement_);
+    for (int peer = 0; peer < identity_.size; ++peer)
+      if (peer != identity_.rank && of(peer).published() < published_)
+        group_->fail_and_throw(announcement_,
+                               base::join(identity_.name_of(peer), " has given up its shard, expected it to stay"),
+                               "every rank keeps its Engine while another one trains", peer);
+    for (const Edge& edge : edges_) std::memcpy(edge.to, edge.from, edge.bytes);
+    seen_ = published_;
+  }
+
+ private:
+  struct Edge {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t bytes;
+  };
+  const Epoch& of(int peer) const { return (*mine_->peers)[peer < identity_.rank ? peer : peer - 1]; }
+
+  std::shared_ptr<Group> group_;
+  const net::Identity identity_;
+  const std::shared_ptr<OwnEpoch> mine_;
+  std::vector<Edge> edges_;
+  std::uint64_t published_ = 0, seen_ = 0;
+  Announcement announcement_;  // what the messages of a failed wait say
+};
+
+}  // namespace
+
+std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype) {
+  if (static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype) < net::kLeastMappedBytes) return nullptr;
+  return std::make_shared<Vector>(place, shard_numel, dtype);
+}
+
+}  // namespace zero::comm::shm

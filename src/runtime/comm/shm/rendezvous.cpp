@@ -1,0 +1,331 @@
+// Rank 0 listens, the others say hello with their descriptors; when all have come, rank 0 sends
+// everybody's descriptors to everybody and closes the socket. A fault is told to all who wait there.
+#include "comm/shm/rendezvous.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "comm/collective_call.h"
+
+namespace zero::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kMagic = 0x7a65726f2d736d32;  // "zero-sm2": changes with every layout below or in shm_group.h
+// Time for rank 0 to tell the others what it found before they give up by themselves.
+constexpr auto kGrace = 1s;
+
+enum class Kind : std::int32_t { Hello, Member, Refusal };
+
+struct Message {
+  std::uint64_t magic = kMagic;
+  Kind kind = Kind::Hello;
+  std::int32_t rank = 0, size = 0, pid = 0;
+  char text[448] = {};  // Hello: the run id, Refusal: the reason
+};
+
+void set_text(Message& message, const std::string& text) {
+  const std::size_t count = std::min(text.size(), sizeof message.text - 1);
+  std::memcpy(message.text, text.data(), count);
+  message.text[count] = '\0';
+}
+
+// False with errno where it could not be sent.
+bool send_message(int socket, const Message& message, const int* fds, int num_fds) {
+  iovec data{const_cast<Message*>(&message), sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (num_fds > 0) {
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+    std::memcpy(CMSG_DATA(rights), fds, num_fds * sizeof(int));
+  }
+  // Descriptors in flight are limited per user; the receivers take them out as fast as they can.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    if (::sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    if (errno != ETOOMANYREFS && errno != EINTR) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return false;
+}
+
+bool send_member(int socket, int rank, const Member& member) {
+  Message message;
+  message.kind = Kind::Member;
+  message.rank = rank;
+  message.pid = member.pid;
+  const int fds[2] = {member.memory.get(), member.process.get()};
+  return send_message(socket, message, fds, member.process ? 2 : 1);
+}
+
+// False at the end of the stream (or on an error, which means the same here).
+bool receive_message(int socket, Message& message, Member& member) {
+  iovec data{&message, sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t got;
+  do got = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  while (got < 0 && errno == EINTR);
+  if (got < 0) return false;
+  for (cmsghdr* rights = CMSG_FIRSTHDR(&header); rights != nullptr; rights = CMSG_NXTHDR(&header, rights)) {
+    if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    int fds[2] = {-1, -1};
+    std::memcpy(fds, CMSG_DATA(rights), std::min<std::size_t>(count, 2) * sizeof(int));
+    member.memory = base::Descriptor(fds[0]);
+    member.process = base::Descriptor(fds[1]);
+  }
+  message.text[sizeof message.text - 1] = '\0';
+  return got == static_cast<ssize_t>(sizeof message) && message.magic == kMagic;
+}
+
+// Of a poll, so that the one who waits can look around.
+constexpr auto kPollSlice = 100ms;
+
+int slice_ms(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kPollSlice.count()));
+}
+
+base::Descriptor open_process() {
+#ifdef SYS_pidfd_open
+  return base::Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+#else
+  return base::Descriptor();
+#endif
+}
+
+class Meeting {
+ public:
+  Meeting(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
+          const std::function<void()>& look)
+      : identity_(identity),
+        look_(look),
+        address_(net::local_name("shm", identity.run_id)),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout) {
+    mine_.pid = ::getpid();
+    mine_.memory = base::Descriptor(::fcntl(memory, F_DUPFD_CLOEXEC, 0));
+    mine_.process = open_process();
+    if (!mine_.memory) fail(base::join("got \"", std::strerror(errno), "\" for one more descriptor"), identity.rank);
+  }
+
+  std::vector<Member> run() {
+    if (identity_.size == 1) {
+      std::vector<Member> members;
+      members.push_back(std::move(mine_));
+      return members;
+    }
+    for (;;) {
+      look();
+      if (identity_.rank == 0) {
+        if (const base::Descriptor listener = listen()) return gather(listener.get());
+        // Somebody else keeps the name: a second rank 0, which our hello brings to light, or the end of an earlier run.
+      }
+      std::vector<Member> members;
+      if (visit(members)) return members;
+      if (Clock::now() >= deadline_) {
+        if (identity_.rank == 0) fail("another process holds this run's socket and does not answer", 0);
+        fail(base::join(identity_.name_of(0), " did not come within ", duration_text(timeout_)), 0);
+      }
+      std::this_thread::sleep_for(5ms);
+    }
+  }
+
+ private:
+  void look() const {
+    if (look_) look_();
+  }
+
+  bool readable(int fd, Clock::time_point deadline) const {
+    for (;;) {
+      look();
+      pollfd entry{fd, POLLIN, 0};
+      if (::poll(&entry, 1, slice_ms(deadline)) > 0) return true;
+      if (Clock::now() >= deadline) return false;
+    }
+  }
+
+  struct Visitor {
+    base::Descriptor socket;
+    int rank = -1;
+    pid_t pid = 0;
+  };
+
+  [[noreturn]] void fail(const std::string& what, int rank) const {
+    throw CommError(base::join("[Shm::rendezvous] ", what, ", expected ", identity_.size, " processes of run \"",
+                               identity_.run_id, "\" (", identity_.place(),
+                               "). Hint: look at the output of the ranks named, or raise ZERO_TIMEOUT_S."),
+                    identity_.rank_in_run(rank));
+  }
+
+  base::Descriptor listen() const {
+    base::Descriptor listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!listener) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), 0);
+    if (::bind(listener.get(), address_.get(), address_.length) != 0) return base::Descriptor();
+    if (::listen(listener.get(), std::max(identity_.size, 16)) != 0) return base::Descriptor();
+    return listener;
+  }
+
+  // As a rank that is not the listener. False: nobody listens (yet), or he went away without a word.
+  bool visit(std::vector<Member>& members) {
+    const base::Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!socket) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), identity_.rank);
+    if (::connect(socket.get(), address_.get(), address_.length) != 0) return false;
+    const ucred owner = net::other_end(socket.get());
+    if (owner.uid != ::getuid()) {
+      fail(base::join("the socket of this run belongs to user ", owner.uid, " (pid ", owner.pid, ")"), 0);
+    }
+    Message hello;
+    hello.rank = identity_.rank;
+    hello.size = identity_.size;
+    hello.pid = mine_.pid;
+    set_text(hello, identity_.run_id);
+    const int fds[2] = {mine_.memory.get(), mine_.process.get()};
+    if (!send_message(socket.get(), hello, fds, mine_.process ? 2 : 1)) return false;
+    // Rank 0 came later than this rank, so it waits longer, and it knows who is missing.
+    const auto until = Clock::now() + timeout_ + kGrace;
+    members.resize(identity_.size);
+    for (int got = 0; got < identity_.size; ++got) {
+      if (!readable(socket.get(), until)) {
+        fail(base::join(identity_.name_of(0), " (pid ", owner.pid, ") did not answer within ", duration_text(timeout_)),
+             0);
+      }
+      Message message;
+      Member member;
+      if (!receive_message(socket.get(), message, member)) {
+        members.clear();
+        return false;
+      }
+      if (message.kind == Kind::Refusal) fail(message.text, message.rank);
+      if (message.rank < 0 || message.rank >= identity_.size || !member.memory) {
+        fail(identity_.name_of(0) + " sent an unknown message", 0);
+      }
+      member.pid = message.pid;
+      members[message.rank] = std::move(member);
+    }
+    return true;
+  }
+
+  // Rank 0: until all have come.
+  std::vector<Member> gather(int listener) {
+    std::vector<Member> members(identity_.size);
+    members[0] = std::move(mine_);
+    int missing = identity_.size - 1;
+    while (missing > 0) {
+      std::vector<pollfd> entries{{listener, POLLIN, 0}};
+      for (const Visitor& visitor : visitors_) entries.push_back({visitor.socket.get(), POLLIN, 0});
+      look();
+      if (Clock::now() >= deadline_) refuse_absent(members);
+      ::poll(entries.data(), entries.size(), slice_ms(deadline_));
+      for (std::size_t i = 0; i < visitors_.size(); ++i) {
+        Visitor& visitor = visitors_[i];
+        if (entries[i + 1].revents == 0) continue;
+        Message hello;
+        Member member;
+        if (receive_message(visitor.socket.get(), hello, member)) {
+          admit(visitor, hello, std::move(member), members);
+          --missing;
+        } else if (visitor.rank >= 0) {
+          refuse(base::join(identity_.name_of(visitor.rank), " (pid ", visitor.pid, ") died while the others came"),
+                 visitor.rank);
+        } else {
+          visitor.socket = base::Descriptor();  // a stranger, or one who came twice
+        }
+      }
+      std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
+      if ((entries[0].revents & POLLIN) != 0) {
+        Visitor visitor{base::Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
+        // Out of descriptors: the connection waits on, and poll() would return at once.
+        if (!visitor.socket) std::this_thread::sleep_for(5ms);
+        const bool same_user = visitor.socket && net::other_end(visitor.socket.get()).uid == ::getuid();
+        if (same_user) visitors_.push_back(std::move(visitor));
+      }
+    }
+    for (const Visitor& visitor : visitors_) {
+      for (int rank = 0; visitor.rank >= 0 && rank < identity_.size; ++rank) {
+        // A visitor who died meanwhile is found by his pidfd.
+        if (!send_member(visitor.socket.get(), rank, members[rank])) break;
+      }
+    }
+    return members;
+  }
+
+  void admit(Visitor& visitor, const Message& hello, Member member, std::vector<Member>& members) {
+    const pid_t pid = net::other_end(visitor.socket.get()).pid;
+    const std::string who = base::join(identity_.name_of(hello.rank), " (pid ", pid, ")");
+    if (hello.kind != Kind::Hello || !member.memory) refuse(base::join(who, " sent an unknown message"), hello.rank);
+    if (identity_.run_id.substr(0, sizeof hello.text - 1) != hello.text) {
+      refuse(base::join(who, " belongs to run \"", hello.text, "\""), hello.rank);
+    }
+    if (hello.size != identity_.size) refuse(base::join(who, " is of a world of ", hello.size), hello.rank);
+    if (hello.rank < 0 || hello.rank >= identity_.size) refuse(base::join(who, " is out of range"), hello.rank);
+    Member& place = members[hello.rank];
+    if (place.memory) {
+      refuse(base::join("two processes claim ", identity_.name_of(hello.rank), ": pid ", place.pid, " and pid ", pid),
+             hello.rank);
+    }
+    visitor.rank = hello.rank;
+    visitor.pid = pid;
+    place = std::move(member);
+    place.pid = pid;
+  }
+
+  [[noreturn]] void refuse(const std::string& what, int rank) {
+    Message message;
+    message.kind = Kind::Refusal;
+    message.rank = rank;
+    set_text(message, what);
+    for (const Visitor& visitor : visitors_) {
+      if (visitor.socket) send_message(visitor.socket.get(), message, nullptr, 0);
+    }
+    fail(what, rank);
+  }
+
+  [[noreturn]] void refuse_absent(const std::vector<Member>& members) {
+    std::vector<int> absent;
+    for (int rank = 1; rank < identity_.size; ++rank) {
+      if (!members[rank].memory) absent.push_back(identity_.rank_in_run(rank));
+    }
+    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)),
+           absent.front() - identity_.first_rank);
+  }
+
+  const net::Identity& identity_;
+  const std::function<void()>& look_;
+  net::LocalAddress address_;
+  std::chrono::milliseconds timeout_;
+  Clock::time_point deadline_;
+  Member mine_;
+  std::vector<Visitor> visitors_;
+};
+
+}  // namespace
+
+std::vector<Member> meet(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
+                         const std::function<void()>& look) {
+  return Meeting(identity, memory, timeout, look).run();
+}
+
+}  // namespace zero::comm::shm

@@ -1,0 +1,389 @@
+// The transport of hosts with several ranks each: shared memory inside a host, messages over TCP between hosts. A
+// collective is made of both: an all-gather sends each shard to every other host once, to the rank of the same number
+// there, and the ranks of a host read it from each other; a reduction takes every rank's part to the owner, who sums
+// all in fp32 in rank order, so that the bits are those of every other transport.
+//
+// [Note: column] The ranks of one number on their hosts. Messages go inside a column only.
+//
+// [Note: one thread for all] A thread of this rank carries the collectives out one after the other, in the order of
+// their calls, which is the same on all ranks: no rank waits for a peer that has not come that far, and the program
+// computes meanwhile. Messages that need nothing from the host's ranks are on their way from the call on.
+#include <omp.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include <ATen/ops/empty.h>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "comm/gloo/messenger.h"
+#include "comm/quantized_reduce.h"
+#include "comm/transport.h"
+#include "kernels/elementwise.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Up to here an all_reduce is summed by every rank: one wait for the network instead of two.
+constexpr std::size_t kOnePhaseBytes = 16 << 10;
+// Waits inside a host are longer, so that who is late is found between the hosts, where all ranks can be asked.
+constexpr milliseconds kLonger{10000};
+// News of a death and the break of a connection travel on two ways.
+constexpr milliseconds kGrace{3000};
+// How long the end of a rank waits for its own collectives.
+constexpr milliseconds kFarewell{2000};
+
+at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t numel) {
+  return tensor.narrow(0, begin, numel).view(at::kByte);
+}
+
+void copy_data(const at::Tensor& to, const at::Tensor& from) {
+  if (to.numel() > 0 && to.const_data_ptr() != from.const_data_ptr())
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+}
+
+// Runs jobs one after the other on a thread of its own.
+class Worker {
+ public:
+  Worker()
+      : thread_([this] {
+          omp_set_num_threads(1);  // the program's threads compute
+          run();
+        }) {}
+  ~Worker() {
+    {
+      std::lock_guard lock(mutex_);
+      end_ = true;
+    }
+    news_.notify_all();
+    thread_.join();
+  }
+
+  std::shared_future<void> add(std::function<void()> job) {
+    std::packaged_task<void()> task(std::move(job));
+    auto result = task.get_future().share();
+    {
+      std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(task));
+    }
+    news_.notify_all();
+    return result;
+  }
+
+  // Whether all jobs have ended within the limit.
+  bool idle_within(milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    return news_.wait_for(lock, limit, [this] { return jobs_.empty() && !busy_; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      news_.wait(lock, [this] { return end_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      auto job = std::move(jobs_.front());
+      jobs_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      job();
+      job = {};  // with its tensors
+      lock.lock();
+      busy_ = false;
+      news_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::deque<std::packaged_task<void()>> jobs_;
+  bool busy_ = false, end_ = false;
+  std::thread thread_;
+};
+
+class JobWork final : public Work {
+ public:
+  explicit JobWork(std::shared_future<void> result) : result_(std::move(result)) {}
+  void wait() override { result_.get(); }
+  bool done() override { return result_.wait_for(milliseconds(0)) == std::future_status::ready; }
+
+ private:
+  std::shared_future<void> result_;
+};
+
+class Hierarchical final : public Transport {
+ public:
+  Hierarchical(const net::Identity& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
+      : Transport(identity),
+        messenger_(std::move(messenger)),
+        host_(messenger_->hosts().host_of(rank())),
+        hosts_(messenger_->hosts().count()),
+        place_(identity.local_rank),
+        ranks_(identity.local_size),
+        inside_(make_shm(identity.of_neighbours(identity.local_size), timeout + kLonger, [this] {
+          if (const auto cause = messenger_->watch().failure()) throw CommError(cause->reason, cause->rank);
+        })) {
+    timeout_ = timeout;
+    for (int host = 0; host < hosts_; ++host) column_.push_back(host * ranks_ + place_);
+    messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
+  }
+
+  ~Hierarchical() override {
+    if (!worker_.idle_within(kFarewell)) {
+      // A collective that some rank never called: nothing but an end gets its messages out of the way.
+      const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
+      messenger_->abort(rank(), text);
+    }
+    worker_.idle_within(kFarewell);
+    messenger_->on_failure(nullptr);
+  }
+
+  std::string name() const override { return "shm+gloo"; }
+
+  void set_timeout(milliseconds timeout) override {
+    timeout_ = timeout;
+    messenger_->set_timeout(timeout);
+    inside_->set_timeout(timeout + kLonger);
+  }
+
+  at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override { return inside_->allocate(numel, dtype); }
+  std::uint64_t bytes_across_hosts() const override { return messenger_->bytes_across_hosts(); }
+  void abort(const std::string& reason) noexcept override { messenger_->abort(rank(), reason); }
+  void stop(const std::string& reason, int failed) noexcept override { messenger_->abort(failed, reason); }
+  bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
+
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
+    copy_data(out.narrow(0, in.numel() * rank(), in.numel()), in);
+    auto work = messenger_->begin({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)});
+    gather_across(*work, out);
+    return start([this, work, out, of = std::string(of)] { gather_inside(*work, out, of); });
+  }
+
+  std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
+    auto work = messenger_->begin({"reduce_scatter", in.scalar_type(), in.numel(), -1});
+    return start([this, work, out, in] { sum_own_part(*work, out, in); });
+  }
+
+  bool quantizes() const override { return true; }
+  std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, at::Tensor in, int bits) override {
+    auto work = messenger_->begin(
+        {base::join("reduce_scatter_quantized to ", bits, " bits"), in.scalar_type(), in.numel(), -1});
+    return start([this, work, out, in, bits] { sum_quantized(*work, out, in, bits); });
+  }
+
+  std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
+    const Call call{"all_reduce", inout.scalar_type(), inout.numel(), -1};
+    auto work = messenger_->begin(call);
+    if (inout.nbytes() <= kOnePhaseBytes) return start([this, work, inout] { sum_all(*work, inout); });
+    auto second = messenger_->begin(call);
+    return start([this, work, second, inout] {
+      const auto part = (inout.numel() + size() - 1) / size();
+      auto whole = inout;
+      if (part * size() != inout.numel()) {
+        whole = at::empty({part * size()}, inout.options());
+        whole.narrow(0, inout.numel(), part * size() - inout.numel()).zero_();
+        copy_data(whole.narrow(0, 0, inout.numel()), inout);
+      }
+      sum_own_part(*work, whole.narrow(0, part * rank(), part), whole);
+      gather_across(*second, whole);
+      gather_inside(*second, whole);
+      copy_data(inout, whole.narrow(0, 0, inout.numel()));
+    });
+  }
+
+  std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
+    auto work = messenger_->begin({"broadcast", inout.scalar_type(), inout.numel(), root});
+    return start([this, work, inout, root] {
+      const auto bytes = bytes_of(inout, 0, inout.numel());
+      if (rank() == root) {
+        others([&](int host) { work->send(column_[host], bytes); });
+      } else if (root % ranks_ == place_) {
+        work->receive(root, bytes);
+      }
+      work->wait();
+      inside_->broadcast(inout, root % ranks_)->wait();
+    });
+  }
+
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
+    auto work = messenger_->begin({"all_to_all", in.scalar_type(), in.numel(), -1});
+    return start([this, work, out, in] { exchange_parts(*work, out, in); });
+  }
+
+  std::vector<std::string> exchange(std::string_view mine) override {
+    auto work = messenger_->begin_exchange();
+    std::vector<std::string> messages;
+    start([&] {
+      std::string packed;
+      for (const auto& message : inside_->exchange(mine)) {
+        const std::uint64_t bytes = message.size();
+        packed.append(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(message);
+      }
+      for (const auto& host : comm::exchange(*work, column_, static_cast<std::size_t>(host_), packed)) {
+        for (std::size_t at = 0; at < host.size();) {
+          std::uint64_t bytes;
+          std::memcpy(&bytes, host.data() + at, sizeof bytes);
+          messages.push_back(host.substr(at + sizeof bytes, bytes));
+          at += sizeof bytes + bytes;
+        }
+      }
+    })->wait();
+    ZERO_CHECK(static_cast<int>(messages.size()) == size(), "exchange of ", messages.size(), " messages");
+    return messages;
+  }
+
+ private:
+  std::shared_ptr<Work> start(std::function<void()> job) {
+    return std::make_shared<JobWork>(worker_.add([this, job = std::move(job)] {
+      try {
+        job();
+      } catch (const CommError& error) {
+        // The first failure that any rank noticed is everybody's.
+        auto cause = messenger_->watch().cause(kGrace);
+        if (!cause) {
+          messenger_->abort(error.rank(), error.what());
+          cause = PeerFailure{error.rank(), error.what()};
+        }
+        throw CommError(cause->reason, cause->rank);
+      } catch (const std::exception& error) {
+        messenger_->abort(rank(), error.what());
+        throw;
+      }
+    }));
+  }
+
+  // Every other host, the next one first.
+  template <class F>
+  void others(F&& body) const {
+    for (int i = 1; i < hosts_; ++i) body((host_ + i) % hosts_);
+  }
+
+  // Posts the messages that bring this column's parts of `out`, of which the own one is there.
+  void gather_across(MessageWork& work, const at::Tensor& out) const {
+    const auto part = out.numel() / size();
+    others([&](int host) { work.receive(column_[host], bytes_of(out, column_[host] * part, part)); });
+    others([&](int host) { work.send(column_[host], bytes_of(out, rank() * part, part)); });
+  }
+
+  // Waits for them; then the host's ranks take from each other what each has received.
+  void gather_inside(MessageWork& work, const at::Tensor& out, std::string_view of = {}) const {
+    work.wait();
+    const auto part = out.numel() / size();
+    std::vector<std::shared_ptr<Work>> parts;
+    for (int host = 0; host < hosts_; ++host)
+      parts.push_back(inside_->all_gather(out.narrow(0, host * ranks_ * part, ranks_ * part),
+                                          out.narrow(0, column_[host] * part, part), of));
+    for (const auto& one : parts) one->wait();
+  }
+
+  // of_host[h]: what the ranks of this host have for the ranks of host h in this column, part by part.
+  void take_column_inside(const std::vector<at::Tensor>& of_host, const at::Tensor& in) const {
+    const auto numel = in.numel() / hosts_;
+    std::vector<std::shared_ptr<Work>> parts;
+    for (int host = 0; host < hosts_; ++host)
+      parts.push_back(inside_->all_to_all(of_host[host], in.narrow(0, host * numel, numel)));
+    for (const auto& one : parts) one->wait();
+  }
+
+  // out: what every rank has for this one, in rank order. First each rank of the host gets what all of them have for
+  // its column, then it goes to the hosts.
+  void exchange_parts(MessageWork& work, const at::Tensor& out, const at::Tensor& in) const {
+    const auto of_host = in.numel() / hosts_;
+    auto column = at::empty({in.numel()}, in.options());
+    std::vector<at::Tensor> parts;
+    for (int host = 0; host < hosts_; ++host)
+      parts.push_back((host == host_ ? out : column).narrow(0, host * of_host, of_host));
+    take_column_inside(parts, in);
+    others([&](int host) { work.receive(column_[host], bytes_of(out, host * of_host, of_host)); });
+    others([&](int host) { work.send(column_[host], bytes_of(column, host * of_host, of_host)); });
+    work.wait();
+  }
+
+  // out = the sum of all ranks' parts of `in` for this one; it may be this rank's own part of `in`.
+  void sum_own_part(MessageWork& work, const at::Tensor& out, const at::Tensor& in) const {
+    auto parts = at::empty({in.numel()}, in.options());
+    exchange_parts(work, parts, in);
+    std::vector<const void*> each;
+    for (int r = 0; r < size(); ++r)
+      each.push_back(static_cast<const char*>(parts.const_data_ptr()) + r * static_cast<std::int64_t>(out.nbytes()));
+    sum(out, each);
+  }
+
+  // The ranks of a host sum what they have for each rank of the column, exactly; one integer sum a host crosses.
+  void sum_quantized(MessageWork& work, const at::Tensor& out, const at::Tensor& in, int bits) const {
+    const auto numel = out.numel(), of_host = numel * ranks_;
+    const auto dtype = sum_dtype(in.scalar_type());
+    auto column = at::empty({in.numel()}, in.options()), sums = at::empty({hosts_ * numel}, at::kFloat);
+    std::vector<at::Tensor> parts;
+    for (int host = 0; host < hosts_; ++host) parts.push_back(column.narrow(0, host * of_host, of_host));
+    take_column_inside(parts, in);
+    std::vector<const void*> of_hosts;
+    for (int host = 0; host < hosts_; ++host) {
+      std::vector<const void*> each;
+      for (int r = 0; r < ranks_; ++r) each.push_back(parts[host].narrow(0, r * numel, numel).const_data_ptr());
+      auto to = sums.narrow(0, host * numel, numel);
+      if (numel > 0) kernels::sum_parts(to.mutable_data_ptr(), kernels::Dtype::F32, each.data(), ranks_, dtype, numel);
+      of_hosts.push_back(to.const_data_ptr());
+    }
+    QuantizedSum sum(column_, static_cast<std::size_t>(host_), numel, bits);
+    sum.post(work, of_hosts, kernels::Dtype::F32);
+    work.wait();
+    sum.finish(out.mutable_data_ptr(), dtype, of_hosts[static_cast<std::size_t>(host_)], kernels::Dtype::F32);
+  }
+
+  void sum_all(MessageWork& work, const at::Tensor& inout) const {
+    const auto numel = inout.numel();
+    auto column = at::empty({hosts_ * numel}, inout.options());
+    copy_data(column.narrow(0, host_ * numel, numel), inout);
+    others([&](int host) { work.receive(column_[host], bytes_of(column, host * numel, numel)); });
+    others([&](int host) { work.send(column_[host], bytes_of(column, host_ * numel, numel)); });
+    work.wait();
+    auto all = at::empty({size() * numel}, inout.options());
+    inside_->all_gather(all, column)->wait();
+    std::vector<const void*> each;
+    for (int r = 0; r < size(); ++r)
+      each.push_back(static_cast<const char*>(all.const_data_ptr()) +
+                     (r % ranks_ * hosts_ + r / ranks_) * static_cast<std::int64_t>(inout.nbytes()));
+    sum(inout, each);
+  }
+
+  static void sum(const at::Tensor& out, const std::vector<const void*>& parts) {
+    if (out.numel() == 0) return;
+    const auto dtype = sum_dtype(out.scalar_type());
+    kernels::sum_parts(out.mutable_data_ptr(), dtype, parts.data(), static_cast<int>(parts.size()), dtype, out.numel());
+  }
+
+  std::unique_ptr<Messenger> messenger_;
+  const int host_, hosts_, place_, ranks_;  // place_: among the host's ranks_
+  std::vector<int> column_;
+  std::unique_ptr<Transport> inside_;
+  Worker worker_;  // the first to go
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_hierarchical(const net::Identity& identity, milliseconds timeout, bool asked) {
+  auto messenger = std::make_unique<Messenger>(identity, timeout);
+  const net::Hosts& hosts = messenger->hosts();
+  if (hosts.even() && hosts.count() > 1 && identity.local_size > 1)
+    return std::make_unique<Hierarchical>(identity, timeout, std::move(messenger));
+  if (asked)
+    throw ConfigError(
+        base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo, expected several ranks, equally many, on "
+                   "each of several hosts, numbered host by host (",
+                   identity.place(), "). Hint: ZERO_TRANSPORT=auto"));
+  if (identity.rank == 0 && hosts.count() != identity.size)
+    base::log(LogLevel::Info,
+              "all ranks over TCP: hosts have different numbers of ranks, or ranks are not numbered host by host");
+  return make_gloo(identity, timeout, std::move(messenger));
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,92 @@
+// The public face: forwards to State. Checkpoints are in src/checkpoint.
+#include <zero/build.h>
+#include <zero/engine.h>
+
+#include <unistd.h>
+
+#include "base/log.h"
+#include "engine/state.h"
+#include "torch_hooks/deferred_init.h"
+
+namespace zero {
+
+namespace {
+
+// A fork of the rank has copies of the Engine's threads' handles, not the threads, and nothing to say to the peers.
+void end_unless_forked(engine::State* state, pid_t maker) {
+  if (::getpid() == maker) delete state;
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
+    : state_(new engine::State(std::move(model), std::move(options), std::move(comm)),
+             [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
+Engine::~Engine() = default;
+Engine::Engine(Engine&&) noexcept = default;
+
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward(loss, options); }
+std::int64_t Engine::discard_micro_batch() { return state_->discard_micro_batch(); }
+at::Tensor Engine::gradient(const std::string& name) { return state_->gradient(name); }
+OwnGradient Engine::own_gradient(const std::string& name) { return state_->own_gradient(name); }
+std::int64_t Engine::micro_batches() const { return state_->micro_batches(); }
+void Engine::set_lr(int group, double lr) { state_->set_lr(group, lr); }
+StepResult Engine::step() { return state_->step(); }
+void Engine::flush() { state_->flush(); }
+bool Engine::is_gradient_accumulation_boundary() const { return state_->at_boundary(); }
+MemoryReport Engine::memory() const { return state_->memory(); }
+void Engine::reset_peak_memory() { state_->reset_peak_memory(); }
+GatheredParameters Engine::gathered_parameters(bool modify) { return GatheredParameters(state_, modify); }
+std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->full_state_dict(); }
+std::string Engine::state_hash() { return state_->state_hash(); }
+void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
+  state_->start_trace(file.string(), steps);
+}
+TraceSummary Engine::stop_trace() { return state_->stop_trace(); }
+void Engine::set_user_state(std::string json) { state_->user_state = std::move(json); }
+std::string Engine::user_state() const { return state_->user_state; }
+StepTimes Engine::times() const { return state_->step_times(); }
+std::int64_t Engine::global_step() const { return state_->global_steps(); }
+std::int64_t Engine::skipped_steps() const { return state_->skipped_steps(); }
+std::int64_t Engine::accumulation_steps() const { return state_->accumulation_steps(); }
+std::int64_t Engine::micro_batch_size() const { return state_->micro_batch_size(); }
+double Engine::loss_scale() const { return state_->loss_scale(); }
+double Engine::lr(int group) const { return state_->lr(group); }
+const Options& Engine::options() const { return state_->options(); }
+Communicator& Engine::communicator() const { return state_->comm(); }
+
+std::vector<std::pair<std::string, std::int64_t>> Engine::groups() const {
+  std::vector<std::pair<std::string, std::int64_t>> result;
+  for (const auto& group : state_->groups()) result.emplace_back(group->name(), group->layout().numel());
+  return result;
+}
+
+GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, bool modify)
+    : state_(std::move(state)), modify_(modify) {
+  state_->begin_gathered(modify_);
+}
+
+GatheredParameters::GatheredParameters(GatheredParameters&&) noexcept = default;
+
+void GatheredParameters::close() {
+  if (auto state = std::move(state_)) state->end_gathered(modify_);
+}
+
+GatheredParameters::~GatheredParameters() {
+  if (state_) state_->relay().tell_if_unwinding();  // or the end of the scope would wait for the peers
+  try {
+    close();
+  } catch (const std::exception& e) {
+    base::log(LogLevel::Error, std::string("gathered_parameters: ") + e.what());
+  }
+}
+
+namespace detail {
+struct DeferredScope::State {
+  torch_hooks::DeferredRecording recording;
+};
+DeferredScope::DeferredScope(const Options&) : state_(std::make_unique<State>()) {}
+DeferredScope::~DeferredScope() = default;
+}  // namespace detail
+
+}  // namespace zero

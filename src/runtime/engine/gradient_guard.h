@@ -1,0 +1,39 @@
+// What a program finds in the .grad of an Engine's parameters from the end of Engine::backward to step(): a tensor of
+// the parameter's shape without data. The gradient belongs to the Engine then; what of it a rank holds, and whether it
+// is summed over ranks yet, differs between stages. Reading or writing the guard is one error at every stage.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/units.h"
+#include "torch_hooks/interception.h"
+
+namespace zero::engine {
+
+class GradientGuard final : public torch_hooks::UseListener {
+ public:
+  // `members` outlive the guard.
+  explicit GradientGuard(const std::vector<ModelParameter>& members);
+  ~GradientGuard() override;
+  GradientGuard(const GradientGuard&) = delete;
+  GradientGuard& operator=(const GradientGuard&) = delete;
+
+  // Sets the member's .grad to its guard.
+  void put(std::size_t member);
+  // Sets it to `grad`, which may be undefined.
+  void lift(std::size_t member, const at::Tensor& grad);
+  bool is_there(std::size_t member) const;
+
+ private:
+  void before_use(const int* tags, int count, const char* op) override;
+  void after_use(const int*, int) noexcept override {}
+  bool before_write(int tag, const char* op) override;
+  [[noreturn]] void fail(int tag, const char* op) const;
+
+  const std::vector<ModelParameter>& members_;
+  std::vector<at::Tensor> guards_;  // by member, made when first needed
+};
+
+}  // namespace zero::engine

@@ -1,0 +1,78 @@
+// The steps of training as slices of a base::Trace: which step, phase and unit the compute thread is in, which steps
+// are recorded, and what the slices of a step add up to. Gathers, reductions and updates record themselves
+// (ParamGroup). Off, every call is one relaxed load. Nothing here talks to other ranks.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <zero/trace.h>
+
+#include "observe/trace.h"
+#include "step/memory_ledger.h"
+
+namespace zero::engine {
+
+class StepTrace {
+ public:
+  // Throws as base::Trace::start().
+  void start(observe::Trace::Setup setup, TraceSteps steps);
+  bool started() const { return trace_.started(); }
+  // Ends what is open. `file` and `joined` of the summary are the caller's to fill. True: this rank's part is whole.
+  bool stop(TraceSummary* summary);
+
+  observe::Trace& trace() { return trace_; }
+  bool on() const { return trace_.on(); }
+  bool recording() const { return trace_.recording(); }
+  // Seconds since the Engine began, all 0 before base::Trace::count_always().
+  StepTimes times() const;
+
+  // --- the compute thread, and others that run forwards; names live until stop() ---
+  void begin_phase(observe::TraceKind phase) {
+    if (on()) begin_phase_on(phase);
+  }
+  void end_phase() {
+    if (on()) end_phase_on();
+  }
+  // From now on that unit is at work in the phase.
+  void enter(const std::string& unit) {
+    if (on()) enter_on(unit);
+  }
+  // An optimizer step is over.
+  void end_step(std::int64_t number) {
+    if (started()) end_step_started(number);
+  }
+  // Bytes that changed since they were counted last.
+  void count(const step::MemoryLedger& ledger, std::int64_t gathered_bytes);
+
+ private:
+  // Nanoseconds of one step; at first of all slices so far.
+  struct Row {
+    std::int64_t step = 0, compute = 0, gather_wait = 0, reduce_wait = 0, optimizer = 0, communication = 0;
+  };
+  void begin_phase_on(observe::TraceKind phase);
+  void end_phase_on();
+  void end_unit();
+  void enter_on(const std::string& unit);
+  void end_step_started(std::int64_t number);
+  void choose_recording();
+  std::int64_t waited() const;
+  Row sums() const;
+
+  observe::Trace trace_;
+  std::recursive_mutex mutex_;  // around what follows
+  TraceSteps steps_;
+  std::int64_t done_ = 0;  // steps since start()
+  bool in_phase_ = false;
+  observe::TraceKind phase_{};
+  const std::string* unit_ = nullptr;
+  std::int64_t step_begin_ = 0, phase_begin_ = 0, unit_begin_ = 0;  // 0: none open
+  std::int64_t counted_[MemoryReport::kPurposes + 1] = {};
+  std::int64_t waited_before_ = 0;     // this phase
+  std::int64_t waited_in_passes_ = 0;  // all forwards and backwards
+  Row before_;                         // sums() at the end of the step before
+  std::vector<Row> rows_;
+};
+
+}  // namespace zero::engine

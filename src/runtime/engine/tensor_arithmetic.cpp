@@ -1,0 +1,104 @@
+// The two ways of every operation, and the read-back of norms.
+#include "engine/tensor_arithmetic.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/check.h"
+#include "gpu/plugin.h"
+
+namespace zero::engine {
+namespace {
+
+cuda::Place place_on(at::Device device) { return {device.index(), gpu::native_stream(device)}; }
+std::atomic<const cuda::Interface*> host_kernels{nullptr};
+
+void check_same(const char* what, const Stretch& a, const Stretch& b) {
+  ZERO_CHECK(a.numel == b.numel && a.device == b.device, "[engine::", what, "] got ", a.numel, " elements on ",
+             a.device.str(), " and ", b.numel, " on ", b.device.str());
+}
+
+}  // namespace
+
+const cuda::Interface* kernels_for(at::Device device) {
+  return device.is_cpu() ? host_kernels.load(std::memory_order_relaxed) : &cuda::interface("[Engine]");
+}
+
+void serve_host_memory_by(const cuda::Interface* kernels) { host_kernels = kernels; }
+
+void convert(const Stretch& to, const Stretch& from) {
+  check_same("convert", to, from);
+  const auto* kernels = kernels_for(to.device);
+  if (kernels == nullptr) return kernels::convert(to.data, to.dtype, from.data, from.dtype, to.numel);
+  cuda::check(kernels->convert(place_on(to.device), to.data, to.dtype, from.data, from.dtype, to.numel), "convert");
+}
+
+void accumulate(const Stretch& to, const Stretch& from) {
+  check_same("accumulate", to, from);
+  const auto* kernels = kernels_for(to.device);
+  if (kernels == nullptr) return kernels::accumulate(to.data, to.dtype, from.data, from.dtype, to.numel);
+  cuda::check(kernels->accumulate(place_on(to.device), to.data, to.dtype, from.data, from.dtype, to.numel),
+              "accumulate");
+}
+
+void scale(const Stretch& data, float factor) {
+  const auto* kernels = kernels_for(data.device);
+  if (kernels == nullptr) return kernels::scale(data.data, data.dtype, factor, data.numel);
+  cuda::check(kernels->scale(place_on(data.device), data.data, data.dtype, factor, data.numel), "scale");
+}
+
+optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device) {
+  const auto* kernels = kernels_for(device);
+  if (kernels == nullptr) return nullptr;
+  return [device, kernels](const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
+                           std::int64_t numel) {
+    cuda::check(kernels->update(place_on(device), &constants, &range, factor, numel), "update");
+  };
+}
+
+int DeviceSums::reserve(int count) {
+  const int first = count_;
+  count_ += count;
+  return first;
+}
+
+void DeviceSums::add(int index, const Stretch& values) {
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
+  if (!sums_.defined()) sums_ = at::zeros({count_}, options);
+  // Freed at the return; the caching allocator gives it to later work of the same stream only.
+  auto pieces = at::empty({cuda::square_pieces(values.numel)}, options);
+  cuda::check(
+      kernels_for(device_)->sum_of_squares(place_on(device_), values.data, values.dtype, values.numel,
+                                           pieces.mutable_data_ptr<double>(), sums_.mutable_data_ptr<double>() + index),
+      "sum_of_squares");
+}
+
+void DeviceSums::fetch() {
+  values_.assign(static_cast<std::size_t>(count_), 0.0);
+  if (!sums_.defined()) return;
+  const auto bytes = static_cast<std::int64_t>(sums_.nbytes());
+  if (!host_) host_ = std::make_unique<gpu::HostSlots>(device_, bytes, 1);
+  auto host = host_->take(bytes).view(at::kDouble);
+  host.copy_(sums_, /*non_blocking=*/true);
+  host_->used();
+  host_->take(bytes);  // waits for the copy
+  std::copy_n(host.const_data_ptr<double>(), count_, values_.begin());
+}
+
+std::optional<MemoryReport::Allocator> allocator_report(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  const auto stats = at::accelerator::getDeviceStats(device.index());
+  const auto bytes = [](std::int64_t value) { return static_cast<std::uint64_t>(value); };
+  return MemoryReport::Allocator{bytes(stats.allocated_bytes[0].current), bytes(stats.allocated_bytes[0].peak),
+                                 bytes(stats.reserved_bytes[0].current), bytes(stats.reserved_bytes[0].peak),
+                                 stats.num_alloc_retries};
+}
+
+void reset_allocator_peak(at::Device device) {
+  if (!device.is_cpu()) at::accelerator::resetPeakStats(device.index());
+}
+
+}  // namespace zero::engine

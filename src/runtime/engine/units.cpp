@@ -1,0 +1,135 @@
+#include "engine/units.h"
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "base/check.h"
+#include "optim/sharded_optimizer.h"
+#include "torch_hooks/deferred_init.h"
+#include "torch_hooks/gradient_hook.h"
+#include "torch_hooks/interception.h"
+#include "torch_hooks/storage_access.h"
+
+namespace zero::engine {
+namespace {
+
+std::string child_path(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+struct Walk {
+  const std::vector<std::string>& named;
+  std::vector<std::string> seen_units;
+  std::unordered_map<c10::TensorImpl*, std::size_t> known;
+  std::vector<ModelParameter> found;
+
+  void visit(torch::nn::Module& module, const std::string& path, const std::string& unit) {
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const auto name = child_path(path, item.key());
+      const auto& tensor = item.value();
+      if (!tensor.defined()) continue;
+      const auto [it, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.size());
+      if (fresh)
+        found.push_back({name, {}, tensor, unit});
+      else
+        found[it->second].aliases.push_back(name);
+    }
+    const bool list = module.as<torch::nn::ModuleList>() != nullptr || module.as<torch::nn::Sequential>() != nullptr;
+    for (const auto& item : module.named_children()) {
+      const auto child = child_path(path, item.key());
+      bool starts_unit = false;
+      if (!named.empty())
+        starts_unit = std::find(named.begin(), named.end(), child) != named.end();
+      else
+        starts_unit = unit.empty() && list;
+      if (starts_unit) seen_units.push_back(child);
+      visit(*item.value(), child, starts_unit ? child : unit);
+    }
+  }
+};
+
+// Of two contiguous tensors in one storage: no element in common.
+bool apart(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_contiguous() && b.is_contiguous() && a.scalar_type() == b.scalar_type() &&
+         (a.storage_offset() + a.numel() <= b.storage_offset() || b.storage_offset() + b.numel() <= a.storage_offset());
+}
+
+}  // namespace
+
+std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings) {
+  Walk walk{settings.units, {}, {}, {}};
+  walk.visit(model, "", "");
+  std::string faults;
+  for (const auto& name : settings.units)
+    if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
+      faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
+  for (const auto& group : settings.parameter_groups)
+    if (std::none_of(walk.found.begin(), walk.found.end(), [&](const ModelParameter& parameter) {
+          return optim::pattern_names(group.pattern, parameter.name, parameter.aliases);
+        }))
+      faults += "\n  libzero.parameter_groups: the pattern \"" + group.pattern + "\" matches no parameter";
+  std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;
+  for (const auto& parameter : walk.found) {
+    const auto& tensor = parameter.tensor;
+    const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
+    if (torch_hooks::is_intercepted(tensor))
+      reject("is held by another Engine. Hint: end that one first (engine.reset() before make_unique)");
+    else if (!tensor.is_floating_point())
+      reject(base::join("dtype ", c10::toString(tensor.scalar_type()), ", expected a floating-point type"));
+    else if (tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kHalf &&
+             tensor.scalar_type() != at::kBFloat16)
+      reject(base::join("dtype ", c10::toString(tensor.scalar_type()),
+                        ", expected Float, Half or BFloat16: masters are fp32. Hint: model->to(torch::kFloat)"));
+    else if (tensor.is_inference())
+      reject("was made inside c10::InferenceMode, and can never be trained. Hint: build the model outside");
+    else if (torch_hooks::gradient_hook_of(tensor) == torch_hooks::HookPlace::Foreign)
+      reject(
+          "has a post-accumulate-grad hook, whose one place the Engine needs. Hint: remove it; tensor.register_hook() "
+          "sees gradients too");
+    else if (!tensor.has_storage() || tensor.layout() != at::kStrided)
+      reject("no strided storage (a sparse or meta tensor)");
+    else if (!tensor.device().is_cpu() && !tensor.is_cuda())
+      reject("lies on " + tensor.device().str() + ", expected the CPU or a GPU (cuda)");
+    else if (torch_hooks::has_no_data(tensor) && !torch_hooks::is_deferred(tensor))
+      reject(
+          "has no values: it was sharded, and its Engine has ended. Hint: save a checkpoint or full_state_dict() "
+          "before "
+          "a stage 3 Engine ends, and load it into a new model");
+    else if (tensor.device() != walk.found.front().tensor.device())
+      reject("lies on " + tensor.device().str() + " and " + walk.found.front().name + " on " +
+             walk.found.front().tensor.device().str() +
+             ", expected one device. Hint: model->to(zero::default_device(*comm))");
+    else if (!tensor.is_leaf())
+      reject("is not a leaf of the autograd graph");
+    else if (tensor.numel() > 0) {
+      auto* const storage = tensor.storage().unsafeGetStorageImpl();
+      const auto [first, last] = storages.equal_range(storage);
+      for (auto it = first; it != last; ++it) {
+        // On a GPU a recurrent module lays its weights side by side in one storage; here each gets its own place.
+        if (tensor.is_cuda() && apart(tensor, it->second->tensor)) continue;
+        reject("shares its storage with " + it->second->name +
+               " without being the same parameter; register one tensor twice to tie them");
+        break;
+      }
+      storages.emplace(storage, &parameter);
+    }
+  }
+  if (walk.found.empty())
+    throw ConfigError("[Engine] the model has no parameters. Hint: register modules with register_module.");
+  if (!faults.empty()) throw ConfigError("[Engine] the model cannot be taken:" + faults);
+  return std::move(walk.found);
+}
+
+std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {
+  std::vector<sharding::UnitMember> members;
+  for (const auto& parameter : parameters)
+    members.push_back({parameter.tensor.numel(), parameter.unit, parameter.tensor.requires_grad()});
+  return sharding::cut_units(members, rules);
+}
+
+}  // namespace zero::engine

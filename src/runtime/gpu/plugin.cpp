@@ -1,0 +1,82 @@
+// Finding and opening the two libraries, in the order that libtorch needs.
+#include "gpu/plugin.h"
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <dlfcn.h>
+
+#include <filesystem>
+
+#include "base/check.h"
+#include "net/transport_choice.h"
+
+namespace zero::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The directory of the library or program that has the code at `address`.
+fs::path directory_of(const void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  return fs::canonical(info.dli_fname, ignored).parent_path();
+}
+
+std::string error_of_dlopen() {
+  const char* text = dlerror();
+  return text == nullptr ? "no reason" : text;
+}
+
+Door open() {
+  // The driver's answer, then the runtime's: asking torch would fix its own before its library is here.
+  int gpus = net::visible_gpus();
+  if (gpus == 0)
+    return {nullptr, "no GPU, or no CUDA driver (libcuda.so.1), on this machine", "leave the model on the CPU."};
+  const auto path = directory_of(reinterpret_cast<const void*>(&door)) / kPlugin;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored))
+    return {nullptr, "no plug-in at " + path.string(), "build with the CUDA 13 toolkit, -DZERO_CUDA=ON."};
+  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (plugin == nullptr)
+    return {nullptr, "'" + error_of_dlopen() + "' opening " + path.string(), "build libzero and its plug-in together."};
+  const auto entry = reinterpret_cast<Entry>(dlsym(plugin, kEntry));
+  const auto* interface = entry == nullptr ? nullptr : entry();
+  if (interface == nullptr || interface->version != kInterfaceVersion)
+    return {nullptr, "a plug-in of another build at " + path.string(), "build libzero and its plug-in together."};
+  if (const int status = interface->device_count(&gpus); status != 0 || gpus == 0)
+    return {nullptr, base::join("'", interface->error_text(status), "' from the CUDA runtime, ", gpus, " devices"),
+            "the driver must be as new as the CUDA 13 runtime needs (580 or newer)."};
+  // Never closed: its kernels register themselves for the life of the process.
+  const auto torch_cuda = directory_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
+  if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
+    return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),
+            "run script/setup --cuda: libtorch's CUDA libraries must lie beside it (nvidia/...)."};
+  if (!at::detail::getCUDAHooks().hasCUDA())
+    return {nullptr, "a libtorch that says it has no CUDA although its library is open and the driver shows a GPU",
+            "ask zero::default_device first: something in this process asked libtorch about CUDA before."};
+  return {interface, "", ""};
+}
+
+}  // namespace
+
+const Door& door() {
+  static const Door opened = open();
+  return opened;
+}
+
+const Interface& interface(const char* where) {
+  if (door().interface == nullptr)
+    throw ConfigError(
+        base::join(where, " got ", door().reason, ", expected a GPU that libzero can use. Hint: ", door().hint));
+  return *door().interface;
+}
+
+void check(int status, const char* what) {
+  const auto* interface = door().interface;
+  ZERO_CHECK(status == 0, "[cuda::", what, "] got '",
+             interface == nullptr ? base::join("status ", status) : interface->error_text(status),
+             "', expected success");
+}
+
+}  // namespace zero::cuda

@@ -1,0 +1,275 @@
+#include "torch_hooks/deferred_init.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "torch_hooks/storage_access.h"
+
+namespace zero::torch_hooks {
+namespace {
+constexpr auto kMode = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+struct Recorded {
+  c10::OperatorHandle op;
+  torch::jit::Stack arguments;
+};
+
+at::Generator generator_from(const at::Tensor& state) {
+  auto generator = at::detail::createCPUGenerator();
+  generator.set_state(state);
+  return generator;
+}
+
+at::Tensor default_state() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_default_state(const at::Tensor& state) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+}  // namespace
+
+// The initialisers of one recording, in program order, and the generator they draw from.
+class DeferredTape {
+ public:
+  DeferredTape() : start_(default_state()) {}
+
+  void record(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
+    // Initialisers that take no generator draw from the process's default one. Ranks may be
+    // threads of one process, so a replay uses a generator of its own: put it where the operator
+    // takes one.
+    tape_.push_back({op, std::move(arguments)});
+  }
+  void add(c10::StorageImpl* storage) { storages_.insert(storage); }
+  bool holds(c10::StorageImpl* storage) const { return storages_.count(storage) != 0; }
+
+  // Runs everything recorded so far; after_write(storage, left) tells how many recorded
+  // initialisers of that storage are still to come.
+  void replay(const std::function<void(c10::StorageImpl*, std::size_t)>& after_write) {
+    at::NoGradGuard no_grad;
+    std::unordered_map<c10::StorageImpl*, std::size_t> left;
+    for (const auto& entry : tape_) ++left[storage_of(entry.arguments[0])];
+    auto generator = generator_from(start_);
+    auto tape = std::move(tape_);
+    tape_.clear();
+    for (auto& entry : tape) {
+      const auto target = entry.arguments[0].toTensor();
+      auto* storage = storage_of(entry.arguments[0]);
+      if (has_no_data(target)) fill(storage);
+      const auto& parameters = entry.op.schema().arguments();
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (parameters[i].name() == "generator" && entry.arguments[i].isNone()) entry.arguments[i] = generator;
+      entry.op.callBoxed(entry.arguments);
+      entry.arguments.clear();
+      after_write(storage, --left[storage]);
+    }
+    start_ = generator.get_state();
+  }
+  // Where the generator stands after what was replayed.
+  const at::Tensor& state() const { return start_; }
+  void set_state(at::Tensor state) { start_ = std::move(state); }
+  bool moved() const { return moved_; }
+  void move_generator(at::Tensor state) {
+    moved_ = moved_ || !at::equal(state, start_);
+    start_ = std::move(state);
+  }
+
+  static c10::StorageImpl* storage_of(const c10::IValue& value) {
+    return value.toTensor().storage().unsafeGetStorageImpl();
+  }
+  static void fill(c10::StorageImpl* storage) {
+    storage->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(storage->nbytes()));
+  }
+
+ private:
+  std::vector<Recorded> tape_;
+  std::set<c10::StorageImpl*> storages_;
+  at::Tensor start_;
+  bool moved_ = false;
+};
+
+namespace {
+
+std::mutex registry_mutex;
+// Which tape a data-less storage waits on.
+std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>& living_tapes() {
+  static auto* instance = new std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>;
+  return *instance;
+}
+thread_local std::shared_ptr<DeferredTape> recording;
+
+bool lacks_data(const c10::IValue& value) { return value.isTensor() && has_no_data(value.toTensor()); }
+
+// Behind the null pointer of a storage without data: the tape lives as long as a tensor waits on
+// it, and the registry forgets the storage when it is filled or dies.
+struct Waiting {
+  std::shared_ptr<DeferredTape> tape;
+  c10::StorageImpl* storage;
+  ~Waiting() {
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    living_tapes().erase(storage);
+  }
+};
+
+void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard guard(kMode);
+  const auto tape = recording;
+  if (!tape) return op.callBoxed(*stack);
+  const auto& schema = op.schema();
+  const std::size_t count = schema.arguments().size(), first = stack->size() - count;
+  if (schema.name() == "aten::empty" && schema.overload_name() == "memory_format") {
+    const auto device = (*stack)[first + 3];
+    if (device.isNone() || device.toDevice().is_cpu()) {
+      const auto sizes = (*stack)[first].toIntVector();
+      const auto dtype =
+          (*stack)[first + 1].isNone() ? at::get_default_dtype_as_scalartype() : (*stack)[first + 1].toScalarType();
+      auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
+      auto* storage = tensor.storage().unsafeGetStorageImpl();
+      tape->add(storage);
+      // The null pointer's context owns a share of the tape, so that it lives with the tensor.
+      storage->set_data_ptr_noswap(c10::DataPtr(
+          nullptr, new Waiting{tape, storage}, [](void* context) { delete static_cast<Waiting*>(context); },
+          c10::Device(c10::kCPU)));
+      std::lock_guard<std::mutex> lock(registry_mutex);
+      living_tapes()[storage] = tape;
+      torch::jit::drop(*stack, count);
+      stack->emplace_back(std::move(tensor));
+      return;
+    }
+  }
+  const auto* alias = count > 0 ? schema.arguments()[0].alias_info() : nullptr;
+  const bool writes_first = alias != nullptr && alias->isWrite(), pure_view = alias != nullptr && !writes_first;
+  bool others_lack_data = false;
+  for (std::size_t i = first + 1; i < stack->size(); ++i) others_lack_data |= lacks_data((*stack)[i]);
+  if (count > 0 && writes_first && lacks_data((*stack)[first]) && !others_lack_data) {
+    auto self = (*stack)[first].toTensor();
+    tape->record(op, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()));
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(std::move(self));
+    return;
+  }
+  const auto& name = schema.name();
+  const bool metadata_only =
+      pure_view || name == "aten::detach" || name == "aten::set_data" || name == "aten::requires_grad_";
+  if (metadata_only) return op.callBoxed(*stack);
+  // [Note: catching up] An operator that reads, or that draws random numbers outside an in-place
+  // initialiser, needs everything before it done: only program order keeps the random numbers.
+  bool reads = false;
+  for (std::size_t i = first; i < stack->size(); ++i) reads |= lacks_data((*stack)[i]);
+  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+  if (reads || draws) {
+    tape->replay([](c10::StorageImpl*, std::size_t) {});
+    for (std::size_t i = first; i < stack->size(); ++i)
+      if (lacks_data((*stack)[i])) DeferredTape::fill(DeferredTape::storage_of((*stack)[i]));
+  }
+  if (!draws) return op.callBoxed(*stack);
+  set_default_state(tape->state());
+  op.callBoxed(*stack);
+  tape->set_state(default_state());
+}
+
+void register_mode() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static auto* library = new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&mode>());
+  });
+}
+
+}  // namespace
+
+DeferredRecording::DeferredRecording() {
+  register_mode();
+  ZERO_CHECK(!recording, "zero::build inside zero::build");
+  recording = tape_ = std::make_shared<DeferredTape>();
+  c10::impl::tls_set_dispatch_key_included(kMode, true);
+}
+
+DeferredRecording::~DeferredRecording() {
+  c10::impl::tls_set_dispatch_key_included(kMode, false);
+  recording.reset();
+}
+
+bool is_deferred(const at::Tensor& tensor) {
+  if (!has_no_data(tensor)) return false;
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  return living_tapes().count(tensor.storage().unsafeGetStorageImpl()) != 0;
+}
+
+namespace {
+
+// The tapes that tensors wait on, in the order of the tensors; `index`: storage -> tensor.
+std::vector<std::shared_ptr<DeferredTape>> tapes_of(
+    const std::vector<at::Tensor>& tensors, std::unordered_map<c10::StorageImpl*, std::size_t>* index = nullptr) {
+  std::vector<std::shared_ptr<DeferredTape>> tapes;
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto* storage = tensors[i].storage().unsafeGetStorageImpl();
+    const auto it = living_tapes().find(storage);
+    if (it == living_tapes().end()) continue;
+    if (index) (*index)[storage] = i;
+    auto tape = it->second.lock();
+    if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
+  }
+  return tapes;
+}
+
+}  // namespace
+
+std::string deferred_generators(const std::vector<at::Tensor>& tensors) {
+  std::string states;
+  for (const auto& tape : tapes_of(tensors))
+    states.append(static_cast<const char*>(tape->state().const_data_ptr()), tape->state().nbytes());
+  return states;
+}
+
+void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::string& states) {
+  std::size_t at = 0;
+  for (const auto& tape : tapes_of(tensors)) {
+    auto state = at::empty_like(tape->state());
+    // Another model made more recordings; the caller's comparison of models has said so already.
+    if (at + state.nbytes() > states.size()) return;
+    std::memcpy(state.data_ptr(), states.data() + at, state.nbytes());
+    at += state.nbytes();
+    tape->move_generator(std::move(state));
+  }
+}
+
+void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function<void(std::size_t)>& finished) {
+  std::unordered_map<c10::StorageImpl*, std::size_t> index;
+  const auto tapes = tapes_of(tensors, &index);
+  std::set<std::size_t> done;
+  const auto finish = [&](std::size_t i) {
+    if (done.insert(i).second) finished(i);
+  };
+  // The generator ends where an eager build leaves it, also when nothing was drawn here because
+  // a catch-up had done it.
+  for (const auto& tape : tapes) {
+    tape->replay([&](c10::StorageImpl* storage, std::size_t left) {
+      const auto it = index.find(storage);
+      if (left == 0 && it != index.end()) finish(it->second);
+    });
+    if (!tape->moved()) set_default_state(tape->state());
+  }
+  for (const auto& [storage, i] : index) {
+    if (done.count(i) != 0) continue;
+    if (has_no_data(tensors[i])) DeferredTape::fill(storage);
+    finish(i);
+  }
+}
+
+}  // namespace zero::torch_hooks

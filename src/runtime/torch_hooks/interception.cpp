@@ -1,0 +1,273 @@
+#include "torch_hooks/interception.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/check.h"
+
+namespace zero::torch_hooks {
+namespace {
+
+// Reserved in core, above autograd and autocast; no kernel of core uses it.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
+// key_set_ is protected; a derived type may name it as a pointer to member.
+struct KeySetAccess : c10::TensorImpl {
+  static c10::DispatchKeySet c10::TensorImpl::*member() { return &KeySetAccess::key_set_; }
+};
+
+struct Target {
+  UseListener* listener;
+  int tag;
+};
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<c10::StorageImpl*, Target> targets;
+};
+// Never destroyed: operators may run while other statics are destroyed.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+// Views that touch metadata only: they need no data, so a released parameter stays released.
+bool is_pure_view(const std::string& name) {
+  static const auto* names = new std::unordered_set<std::string>{"aten::t",
+                                                                 "aten::transpose",
+                                                                 "aten::view",
+                                                                 "aten::select",
+                                                                 "aten::slice",
+                                                                 "aten::narrow",
+                                                                 "aten::detach",
+                                                                 "aten::alias",
+                                                                 "aten::expand",
+                                                                 "aten::as_strided",
+                                                                 "aten::unsqueeze",
+                                                                 "aten::squeeze",
+                                                                 "aten::permute",
+                                                                 "aten::unbind",
+                                                                 "aten::split",
+                                                                 "aten::chunk",
+                                                                 "aten::numpy_T",
+                                                                 "aten::diagonal",
+                                                                 "aten::unfold",
+                                                                 "aten::movedim",
+                                                                 "aten::view_as",
+                                                                 "aten::expand_as",
+                                                                 "aten::split_with_sizes",
+                                                                 "aten::mT",
+                                                                 "aten::swapaxes",
+                                                                 "aten::unflatten",
+                                                                 "aten::swapdims",
+                                                                 "aten::moveaxis",
+                                                                 "aten::hsplit",
+                                                                 "aten::vsplit",
+                                                                 "aten::dsplit",
+                                                                 "aten::mH",
+                                                                 "aten::adjoint",
+                                                                 "aten::matrix_H",
+                                                                 "aten::tensor_split",
+                                                                 "aten::_reshape_alias"};
+  return names->count(name) != 0;
+}
+
+// What comes of them depends on sizes, strides and types only. A test compares the names with the dispatcher's.
+bool reads_metadata_only(const std::string& name) {
+  static const auto* names = new std::unordered_set<std::string>{"aten::zeros_like",
+                                                                 "aten::ones_like",
+                                                                 "aten::empty_like",
+                                                                 "aten::full_like",
+                                                                 "aten::rand_like",
+                                                                 "aten::randn_like",
+                                                                 "aten::randint_like",
+                                                                 "aten::_efficientzerotensor",
+                                                                 "aten::new_empty",
+                                                                 "aten::new_zeros",
+                                                                 "aten::new_ones",
+                                                                 "aten::new_full",
+                                                                 "aten::new_empty_strided",
+                                                                 "aten::size",
+                                                                 "aten::stride",
+                                                                 "aten::sym_size",
+                                                                 "aten::sym_stride",
+                                                                 "aten::sym_numel",
+                                                                 "aten::numel",
+                                                                 "aten::dim",
+                                                                 "aten::storage_offset",
+                                                                 "aten::sym_storage_offset",
+                                                                 "aten::is_same_size",
+                                                                 "aten::is_floating_point",
+                                                                 "aten::is_complex",
+                                                                 "aten::is_signed",
+                                                                 "aten::is_conj",
+                                                                 "aten::is_neg",
+                                                                 "aten::is_inference",
+                                                                 "aten::is_leaf",
+                                                                 "aten::output_nr",
+                                                                 "aten::_version",
+                                                                 "aten::retains_grad",
+                                                                 "aten::result_type",
+                                                                 "aten::can_cast",
+                                                                 "aten::_has_compatible_shallow_copy_type",
+                                                                 "aten::_has_same_storage_numel",
+                                                                 "aten::_is_zerotensor",
+                                                                 "aten::is_set_to",
+                                                                 "aten::_debug_has_internal_overlap",
+                                                                 "aten::sparse_dim",
+                                                                 "aten::dense_dim",
+                                                                 "aten::is_distributed",
+                                                                 "aten::is_contiguous",
+                                                                 "aten::sym_is_contiguous",
+                                                                 "aten::is_non_overlapping_and_dense"};
+  return names->count(name) != 0;
+}
+
+// In-place by their schema, but they leave the data alone.
+bool writes_metadata_only(const std::string& name) {
+  return name == "aten::requires_grad_" || name == "aten::retain_grad" || name == "aten::detach_" ||
+         name == "aten::rename_" || name == "aten::set_data" || name == "aten::_backward";
+}
+
+// What one operator reads of one listener's parameters, however many: only together do they stay until it has run.
+struct Uses {
+  UseListener* listener = nullptr;
+  c10::SmallVector<int, 8> tags;
+};
+
+// False: the operator is to be left out.
+bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all) {
+  if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage()) return true;
+  Target target;
+  {
+    auto& r = registry();
+    std::shared_lock<std::shared_mutex> lock(r.mutex);
+    const auto it = r.targets.find(tensor.storage().unsafeGetStorageImpl());
+    if (it == r.targets.end()) return true;
+    target = it->second;
+  }
+  if (written && !target.listener->before_write(target.tag, op)) return false;
+  if (!reads) return true;
+  for (auto& uses : all) {
+    if (uses.listener != target.listener) continue;
+    uses.tags.push_back(target.tag);
+    return true;
+  }
+  all.push_back({});
+  all.back().listener = target.listener;
+  all.back().tags.push_back(target.tag);
+  return true;
+}
+
+// Told of the uses before and, whatever happens in between, after the operator.
+class Running {
+ public:
+  explicit Running(std::vector<Uses>& all) : all_(all) {}
+  void begin(const char* op) {
+    for (const auto& uses : all_) {
+      uses.listener->before_use(uses.tags.data(), static_cast<int>(uses.tags.size()), op);
+      ++begun_;
+    }
+  }
+  ~Running() {
+    for (std::size_t i = 0; i < begun_; ++i)
+      all_[i].listener->after_use(all_[i].tags.data(), static_cast<int>(all_[i].tags.size()));
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  std::vector<Uses>& all_;
+  std::size_t begun_ = 0;
+};
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const char* name = schema.name().c_str();
+  const auto& returns = schema.returns();
+  const bool may_alias = !returns.empty() && returns[0].alias_info() != nullptr && !returns[0].alias_info()->isWrite();
+  const bool reads = !(may_alias ? is_pure_view(schema.name()) : reads_metadata_only(schema.name()));
+  thread_local std::vector<Uses> reused;
+  auto all = std::move(reused);
+  all.clear();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const auto& value = values[i];
+    const auto* alias = arguments[i].alias_info();
+    const bool written = alias != nullptr && alias->isWrite() && !writes_metadata_only(schema.name());
+    if (value.isTensor()) {
+      if (collect(value.toTensor(), written, name, reads, all)) continue;
+      const auto unchanged = value;
+      torch::jit::drop(*stack, arguments.size());
+      for (std::size_t r = 0; r < returns.size(); ++r) stack->push_back(unchanged);
+      return;
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) collect(tensor, written, name, reads, all);
+    } else if (value.isList()) {  // Tensor?[] arrives as a list of optionals
+      for (const auto& element : value.toListRef())
+        if (element.isTensor()) collect(element.toTensor(), written, name, reads, all);
+    }
+  }
+  {
+    Running running(all);
+    running.begin(name);
+    // Without the guard composite operators would enter again for their parts.
+    c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  }
+  reused = std::move(all);
+}
+
+void register_fallback() {
+  static std::once_flag once;
+  static std::string failure;
+  std::call_once(once, [] {
+    try {
+      static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+      library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+  });
+  if (!failure.empty())
+    throw ConfigError("[Engine] the dispatch key libzero needs is taken: " + failure.substr(0, failure.find('\n')) +
+                      ". Hint: link one copy of libzero into the process.");
+}
+
+}  // namespace
+
+void intercept(const at::Tensor& parameter, UseListener* listener, int tag) {
+  register_fallback();
+  auto* impl = parameter.unsafeGetTensorImpl();
+  {
+    auto& r = registry();
+    std::unique_lock<std::shared_mutex> lock(r.mutex);
+    r.targets[parameter.storage().unsafeGetStorageImpl()] = {listener, tag};
+  }
+  impl->*KeySetAccess::member() = impl->key_set().add(kKey);
+}
+
+void stop_intercepting(const at::Tensor& parameter, const c10::Storage& storage) {
+  auto* impl = parameter.unsafeGetTensorImpl();
+  impl->*KeySetAccess::member() = impl->key_set().remove(kKey);
+  auto& r = registry();
+  std::unique_lock<std::shared_mutex> lock(r.mutex);
+  r.targets.erase(storage.unsafeGetStorageImpl());
+}
+
+bool is_intercepted(const at::Tensor& parameter) {
+  if (!parameter.key_set().has(kKey)) return false;
+  auto& r = registry();
+  std::shared_lock<std::shared_mutex> lock(r.mutex);
+  return r.targets.count(parameter.storage().unsafeGetStorageImpl()) != 0;
+}
+
+}  // namespace zero::torch_hooks

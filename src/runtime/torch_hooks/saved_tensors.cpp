@@ -1,0 +1,74 @@
+#include "torch_hooks/saved_tensors.h"
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <mutex>
+#include <utility>
+
+#include <zero/errors.h>
+
+#include "torch_hooks/interception.h"
+
+namespace zero::torch_hooks {
+namespace {
+
+thread_local std::shared_ptr<ActivationKeeping> current_keeping;
+thread_local Recorder* recorder = nullptr;
+thread_local bool silent = false;  // a recording by nobody
+
+// The public way to such hooks, a stack of default hooks, takes Python objects only.
+struct RecordingEngine final : torch::autograd::Engine {
+  ~RecordingEngine() override { stop(); }
+  std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks() override {
+    if (recorder != nullptr) return recorder->hooks();
+    return silent || !current_keeping ? nullptr : current_keeping->saved();
+  }
+};
+
+torch::autograd::Engine& recording_engine() {
+  static auto* engine = new RecordingEngine;  // never destroyed: its threads may outlive main
+  return *engine;
+}
+
+}  // namespace
+
+const std::shared_ptr<ActivationKeeping>& keeping() { return current_keeping; }
+
+void set_keeping(std::shared_ptr<ActivationKeeping> now) {
+  if (now) install_engine();
+  current_keeping = std::move(now);
+}
+
+Recording::Recording(Recorder* now)
+    : before_(std::exchange(recorder, now)), silent_before_(std::exchange(silent, now == nullptr)) {}
+Recording::~Recording() {
+  recorder = before_;
+  silent = silent_before_;
+}
+bool Recording::active() { return recorder != nullptr; }
+
+void install_engine() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    using torch::autograd::Engine;
+    if (&Engine::get_default_engine() != &Engine::get_base_engine())
+      throw ConfigError(
+          "[activation_checkpoint] got an autograd engine installed by someone else (an embedded Python with torch?), "
+          "expected libtorch's own. Hint: do without checkpointing and libzero.activation_offload in this process.");
+    torch::autograd::set_default_engine_stub(&recording_engine);
+  });
+}
+
+bool is_parameter(const at::Tensor& tensor) {
+  if (is_intercepted(tensor)) return true;
+  const at::TensorBase& owner = tensor.is_view() ? tensor._base() : tensor;
+  return owner.is_leaf() && owner.requires_grad();
+}
+
+SavedVersion::SavedVersion(const at::Tensor& tensor) {
+  if (tensor.is_inference()) return;
+  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+  version_ = counter_.current_version();
+}
+
+}  // namespace zero::torch_hooks
