@@ -161,12 +161,12 @@ function tellShared(note, lines) {
 
 function curves(id, key, name, fromZero) {
   const lines = sharedLines(key);
-  const note = document.getElementById(id + "-note");
+  const remark = document.getElementById(id + "-note");
   if (!lines.length) {
-    if (note) note.textContent = "No step has a value.";
+    if (remark) remark.textContent = "No step has a value.";
     return;
   }
-  tellShared(note, lines);
+  tellShared(remark, lines);
   const known = lines.flatMap(line => line.values.filter(v => v !== null));
   const steps = [...new Set(lines.flatMap(line => line.steps))].sort((a, b) => a - b);
   const first = steps[0], last = Math.max(steps[steps.length - 1], first + 1);
