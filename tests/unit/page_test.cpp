@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
@@ -202,6 +203,16 @@ TEST(ChartData, GroupsAreRowsInTheOrderOfForward) {
 
 TEST(Text, HtmlHasNoWayOut) {
   EXPECT_EQ(html_text("<a href=\"x\">&'\x01\xff\u00e9\n"), "&lt;a href=&quot;x&quot;&gt;&amp;&#39;?\ufffd\u00e9\n");
+}
+
+TEST(HtmlPage, HasTheFilesOfTheFolderPageInIt) {
+  const auto bytes_of = [](const char* name) {
+    std::ifstream file(std::string(ZERO_SOURCE_DIR "/src/core/report/page/") + name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string page = html_page({sample()});
+  EXPECT_NE(page.find("<script>\n" + bytes_of("page.js") + "</script>\n</body>"), std::string::npos);
+  EXPECT_NE(page.find("<style>\n" + bytes_of("page.css") + "</style></head>"), std::string::npos);
 }
 
 TEST(HtmlPage, LoadsNothingAndShowsWordsAsWords) {

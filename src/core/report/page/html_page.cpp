@@ -453,7 +453,7 @@ std::string html_page(const Runs& records) {
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
       "script-src 'unsafe-inline'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>zero report: " +
-      html_text(title_of(runs)) + "</title>\n<style>" + page_style() + "</style></head>\n<body><main>\n<h1>" +
+      html_text(title_of(runs)) + "</title>\n<style>\n" + page_style() + "</style></head>\n<body><main>\n<h1>" +
       html_text(title_of(runs)) + "</h1>\n<p>" + html_text(subtitle_of(runs)) + "</p>\n";
   out +=
       "<noscript><p>The charts need a script that is part of this file; the tables show the same numbers without "
@@ -489,7 +489,7 @@ std::string html_page(const Runs& records) {
   out +=
       "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "
       "the pictures.</footer>\n";
-  out += "</main>\n<script type=\"application/json\" id=\"data\">" + chart_json(runs) + "</script>\n<script>" +
+  out += "</main>\n<script type=\"application/json\" id=\"data\">" + chart_json(runs) + "</script>\n<script>\n" +
          page_script() + "</script>\n</body></html>\n";
   return out;
 }

@@ -11,8 +11,8 @@ namespace zero::report {
 // The whole document. Runs need labels (label_runs()); they keep their order, colours included.
 std::string html_page(const std::vector<RunRecord>& runs);
 
-// Parts of the document that no run changes (page_style.cpp, page_script.cpp).
+// Parts of the document that no run changes: the files of the folder page, which the build puts into the program.
 const char* page_style();
-std::string page_script();
+const char* page_script();
 
 }  // namespace zero::report

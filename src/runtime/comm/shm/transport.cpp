@@ -1,8 +1,7 @@
 // The transport for processes of one host: collectives over memory that every rank can read.
 // begin() makes the input visible and announces it, wait() reads the peers' inputs in place; no
-// helper threads, no messages. This file has the order of reading and writing; the files beside it
-// wait and fail (group.h), hold memory (arena.h, staging.h), find the peers (rendezvous.h), add up
-// tensor segments (reduce_segments.h) and map whole vectors (mapped_buffer.h).
+// helper threads, no messages. This file has the order of reading and writing. The files beside it
+// wait and fail, hold memory, find the peers, add up tensor segments and map whole vectors.
 //
 // [Note: order of completion] Operations complete in order of issue: waiting for one completes all
 // before it. So no rank can hold up the second phase of an earlier operation by waiting for a later

@@ -1,12 +1,8 @@
-// The script of the page: draws SVG from the data that html_page.cpp put beside it, and shows values under the pointer.
-// It loads nothing and changes nothing but its charts; every number that matters is in a table as well. In three parts:
-// what all charts share, curves and areas, bars and groups.
-#include "report/page/html_page.h"
-
-namespace zero::report {
-namespace {
-
-constexpr const char* kShared = R"js("use strict";
+// The script of the page that zero report writes: draws SVG from the data that html_page.cpp put beside it, and shows
+// values under the pointer. It loads nothing and changes nothing but its charts; every number that matters is in a table
+// as well. In three parts: what all charts share, curves and areas, bars and groups. The build puts this file into the
+// program byte for byte (cmake/EmbedText.cmake).
+"use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 
 function svgElement(name, attributes, parent, text) {
@@ -139,9 +135,7 @@ function stepParts(svg, part, place, y1, y0, lineTop) {
     else if (name === "step") svgElement("text", {x: place(end) + 8, y: y1, "text-anchor": "end"}, svg, name);
   }
 }
-)js";
 
-constexpr const char* kCurves = R"js(
 // --- curves over steps; runs with the same numbers share a line ---
 const sameList = (a, b) => a.length === b.length && a.every((value, i) => value === b[i]);
 
@@ -167,12 +161,12 @@ function tellShared(note, lines) {
 
 function curves(id, key, name, fromZero) {
   const lines = sharedLines(key);
-  const note = document.getElementById(id + "-note");
+  const remark = document.getElementById(id + "-note");
   if (!lines.length) {
-    if (note) note.textContent = "No step has a value.";
+    if (remark) remark.textContent = "No step has a value.";
     return;
   }
-  tellShared(note, lines);
+  tellShared(remark, lines);
   const known = lines.flatMap(line => line.values.filter(v => v !== null));
   const steps = [...new Set(lines.flatMap(line => line.steps))].sort((a, b) => a - b);
   const first = steps[0], last = Math.max(steps[steps.length - 1], first + 1);
@@ -273,9 +267,7 @@ data.runs.forEach((run, index) => {
     }, () => { cross.style.visibility = "hidden"; note.hide(); });
   });
 });
-)js";
 
-constexpr const char* kBars = R"js(
 // --- stacked bars, one a run: {label, parts: [[colour, name, bytes]], peak, planned} ---
 function bars(id, rows, what) {
   if (!rows.length) return;
@@ -364,10 +356,3 @@ addEventListener("resize", () => {
   waiting = setTimeout(() => redraws.forEach(redraw => redraw()), 80);
 });
 document.documentElement.dataset.drawn = "yes";
-)js";
-
-}  // namespace
-
-std::string page_script() { return std::string(kShared) + kCurves + kBars; }
-
-}  // namespace zero::report
