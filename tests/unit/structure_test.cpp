@@ -218,6 +218,21 @@ TEST(Structure, FilesStayShort) {
   }
 }
 
+TEST(Structure, EveryFileThatTheDocumentsNameIsThere) {
+  const std::regex file(
+      "`((src|cli|include|script|tests|models|data|examples|bench|cmake|configs)/[A-Za-z0-9_./-]+\\.[a-z]+)`");
+  int named = 0;
+  for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
+    if (entry.path().extension() != ".md") continue;
+    for (const auto& line : lines_of(entry.path()))
+      for (std::sregex_iterator match(line.begin(), line.end(), file), end; match != end; ++match) {
+        ++named;
+        EXPECT_TRUE(fs::exists(kRoot / (*match)[1].str())) << entry.path() << " names " << (*match)[1];
+      }
+  }
+  EXPECT_GT(named, 30);
+}
+
 std::string output_of(const std::string& command) {
   std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
   std::string text;
