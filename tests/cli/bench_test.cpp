@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace {
 
@@ -45,7 +45,10 @@ TEST(BenchStages, TheDocumentAgreesWithWhatZeroPromises) {
     for (int stage = 0; stage <= 3; ++stage) {
       EXPECT_EQ(runs[recipe][stage]["state_hash"], runs[recipe][0]["state_hash"]) << stage;
       EXPECT_EQ(runs[recipe][stage]["last_loss"], runs[recipe][0]["last_loss"]) << stage;
-      EXPECT_GT(runs[recipe][stage]["total_s"].get<double>(), 0);
+      const json& times = runs[recipe][stage]["step_s"];
+      EXPECT_LE(times["p10"].get<double>(), times["median"].get<double>());
+      EXPECT_LE(times["median"].get<double>(), times["p90"].get<double>());
+      EXPECT_GE(runs[recipe][stage]["total_s"].get<double>(), times["median"].get<double>()) << "of all steps";
       EXPECT_GT(runs[recipe][stage]["bytes_sent_per_step"].get<double>(), 0);
       // Parameters whole below stage 3, else half, but for padding.
       const double width = recipe == "fp32" ? 4 : 2;

@@ -15,7 +15,7 @@
 #include <set>
 #include <string>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {

@@ -1,5 +1,6 @@
 // `zero run` when things go wrong: which rank is named, that all others end, that nothing is left,
-// and what signals do. Every test looks for processes that carry the run's id.
+// and what signals do. Every test looks for processes that carry the run's id. Ranks that have to be ended sleep for a
+// minute, longer than finish() waits.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
@@ -14,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -54,7 +55,6 @@ TEST(RunFailure, FirstExitCodeIsPassedOn) {
   EXPECT_TRUE(p.says("root cause   rank 2 of 4, host ")) << p.err;
   EXPECT_TRUE(p.says(": exit code 3\n")) << p.err;
   EXPECT_TRUE(p.says("collateral   ranks 0 1 3 were stopped")) << p.err;
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
@@ -71,13 +71,11 @@ TEST(RunFailure, StubbornRanksAndTheirChildrenAreGoneAfterTheGrace) {
   Job p({"-n", "4", "--grace", "0.5"}, {"ignore=15", "ignore=2", "child", "daemon", "0:sleep=300", "0:exit=9", "sleep=60000"});
   EXPECT_EQ(p.finish(), 9);
   EXPECT_GE(p.seconds, 0.5);
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, GrandchildrenDoNotOutliveASuccess) {
   Job p({"-n", "2"}, {"child", "daemon", "out=done"});
   EXPECT_EQ(p.finish(), 0);
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, OrderOfDeathNotOfForking) {
@@ -135,7 +133,6 @@ TEST(RunFailure, HangNamesTheRankThatIsNotInside) {
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
   EXPECT_TRUE(p.says("step 4")) << p.err;
   EXPECT_TRUE(std::filesystem::exists(folder + "/" + run_id(p) + "/rank-0.collectives"));
-  EXPECT_LT(p.seconds, 8);
 }
 
 TEST(RunFailure, HangOfAStoppedProcess) {
@@ -160,19 +157,17 @@ TEST(RunFailure, SlowButMovingIsNoHang) {
   EXPECT_EQ(foreign.finish(), 0) << foreign.err;
 }
 
-TEST(RunFailure, InterruptIsOverInTwoSeconds) {
+TEST(RunFailure, InterruptDoesNotWaitForTheGrace) {
   Job polite({"-n", "3"}, {"out=up", "sleep=60000"});
   ASSERT_TRUE(polite.wait_for("[2] up"));
   polite.signal(SIGINT);
   EXPECT_EQ(polite.finish(), 130);
-  EXPECT_LT(polite.seconds, 2);
   EXPECT_FALSE(polite.says("FAILED")) << polite.err;
 
-  Job deaf({"-n", "3", "--grace", "30"}, {"ignore=2", "ignore=15", "child", "out=up", "sleep=60000"});
+  Job deaf({"-n", "3", "--grace", "600"}, {"ignore=2", "ignore=15", "child", "out=up", "sleep=60000"});
   ASSERT_TRUE(deaf.wait_for("[2] up"));
   deaf.signal(SIGINT);
   EXPECT_EQ(deaf.finish(), 130);
-  EXPECT_LT(deaf.seconds, 2);
   EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
 }
 
@@ -205,13 +200,11 @@ TEST(RunFailure, ControlCOnATerminal) {
     return false;
   };
   EXPECT_TRUE(until("] up", 3, 20)) << shown;
-  const auto began = std::chrono::steady_clock::now();
   EXPECT_EQ(write(terminal, "\003", 1), 1);
-  EXPECT_TRUE(until("] told", 3, 5)) << shown;
-  until("nothing more", 1, 5);  // to the end
+  EXPECT_TRUE(until("] told", 3, 20)) << shown;
+  until("nothing more", 1, 30);  // to the end
   int status = 0;
   EXPECT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
   EXPECT_NE(shown.find("zero run: interrupted"), std::string::npos) << shown;
   EXPECT_EQ(shown.find("FAILED"), std::string::npos) << shown;
@@ -234,30 +227,29 @@ TEST(RunFailure, ARankThatEndsTooEarlyIsNamed) {
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
 }
 
+// The second one ends ranks that ignore everything; the first was told to the reader before it.
 TEST(RunFailure, SecondInterruptKillsAtOnce) {
   Job p({"-n", "3"}, {"ignore=2", "ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
   p.signal(SIGINT);
-  usleep(100000);
+  ASSERT_TRUE(p.wait_for("interrupted"));
   p.signal(SIGINT);
   EXPECT_EQ(p.finish(), 130);
-  EXPECT_LT(p.seconds, 0.8);
 }
 
 TEST(RunFailure, InterruptWhileNobodyReadsOurOutput) {
   Job p({"-n", "2"}, {"err=up", "lines=2000000", "sleep=60000"});
   ASSERT_TRUE(p.wait_for("up"));
-  usleep(300000);  // the pipe is full now
+  // Until the pipe is full, and then until it has become a zombie. Nothing is read on purpose.
+  const auto state = [&](const char* wanted) {
+    return slurp("/proc/" + std::to_string(p.pid()) + "/stat").find(std::string(") ") + wanted + " ") != std::string::npos;
+  };
+  bool full = false, ended = false;
+  for (int tries = 0; tries < 3000 && !(full = p.unread_out() >= 60000); ++tries) usleep(10000);
+  ASSERT_TRUE(full) << p.unread_out();
   p.signal(SIGINT);
-  const auto began = std::chrono::steady_clock::now();
-  while (kill(p.pid(), 0) == 0 && std::chrono::steady_clock::now() - began < std::chrono::seconds(5)) {
-    // Not read on purpose: only whether it has become a zombie.
-    std::ifstream stat("/proc/" + std::to_string(p.pid()) + "/stat");
-    const std::string text((std::istreambuf_iterator<char>(stat)), {});
-    if (text.find(") Z ") != std::string::npos) break;
-    usleep(10000);
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  for (int tries = 0; tries < 3000 && !(ended = state("Z")); ++tries) usleep(10000);
+  EXPECT_TRUE(ended) << "it waits for a reader";
   EXPECT_EQ(p.finish(), 130);
 }
 
@@ -278,7 +270,6 @@ TEST(RunFailure, TerminateForwardsAndPassesTheSaveOn) {
   for (const char* rank : {"0", "1"}) ASSERT_TRUE(mixed.wait_for(std::string("[") + rank + "] up"));
   mixed.signal(SIGTERM);
   EXPECT_EQ(mixed.finish(), 143);
-  EXPECT_LT(mixed.seconds, 5);
 }
 
 TEST(RunFailure, TerminateEndsAfterTheStopTimeoutOrASecondOne) {
@@ -287,14 +278,12 @@ TEST(RunFailure, TerminateEndsAfterTheStopTimeoutOrASecondOne) {
   slow.signal(SIGTERM);
   EXPECT_EQ(slow.finish(), 143);
   EXPECT_GE(slow.seconds, 0.5);
-  EXPECT_LT(slow.seconds, 4);
   Job twice({"-n", "2"}, {"ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1"}) ASSERT_TRUE(twice.wait_for(std::string("[") + rank + "] up"));
   twice.signal(SIGTERM);
-  usleep(100000);
+  ASSERT_TRUE(twice.wait_for("s to save and stop"));
   twice.signal(SIGTERM);
   EXPECT_EQ(twice.finish(), 143);
-  EXPECT_LT(twice.seconds, 2);
 }
 
 TEST(RunFailure, RanksThatAgreeToStopByThemselves) {
@@ -315,7 +304,7 @@ TEST(RunFailure, KilledLauncherLeavesNothing) {
   EXPECT_GE(found, 12u) << "ranks, their children and daemons";
   p.signal(SIGKILL);
   EXPECT_EQ(p.wait(), 1000 + SIGKILL);
-  EXPECT_TRUE(left_behind(entry, 3).empty());
+  EXPECT_TRUE(left_behind(entry).empty());
 }
 
 TEST(RunFailure, RestartsAllRanksUntilTheyDo) {
@@ -353,7 +342,7 @@ TEST(RunFailure, InterruptDuringTheBackOff) {
   ASSERT_TRUE(p.wait_for("restart 3 of 50"));
   p.signal(SIGINT);
   EXPECT_EQ(p.finish(), 130);
-  EXPECT_LT(p.seconds, 2);
+  EXPECT_FALSE(p.says("restart 4 of 50")) << p.err;
 }
 
 TEST(RunFailure, JsonHasTheSameFields) {

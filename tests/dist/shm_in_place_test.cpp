@@ -11,7 +11,7 @@
 
 #include "comm/scattered.h"
 #include "comm/shared_vector.h"
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "comm/scattered.h"
 #include "comm/shared_vector.h"
-#include "dist/shm_threads.h"
+#include "support/shm_threads.h"
 #include "parity/training.h"
 
 namespace zero::test {

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "parity/problems.h"
-#include "parity/spawn.h"
+#include "support/spawn.h"
 #include "parity/training.h"
 
 namespace zero::test {

@@ -9,10 +9,11 @@
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
-#include "dist/shm_ranks.h"
 #include "plan/model.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
+#include "support/folder.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -21,11 +22,7 @@ using cli::LiveRun;
 using cli::LiveTask;
 
 const std::string& folder() {
-  static const std::string path = [] {
-    auto made = (std::filesystem::temp_directory_path() / "zero-schedule-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return made;
-  }();
+  static const std::string path = temporary_folder();
   return path;
 }
 

@@ -10,7 +10,7 @@
 #include <zero/zero.h>
 
 #include "comm/shared_vector.h"
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 #include "soundness/shm_memory.h"
 
 namespace zero::test {
@@ -176,13 +176,12 @@ TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
     comm->set_timeout(300ms);
     if (comm->rank() == 1) return std::this_thread::sleep_for(4s);
     vector->publish();
-    const auto begin = std::chrono::steady_clock::now();
     try {
       comm->gather(*vector);
     } catch (const CommError& error) {
-      require(error.rank() == 1 && contains(error.what(), "300 ms"), error.what());
+      return require(error.rank() == 1 && contains(error.what(), "300 ms"), error.what());
     }
-    require(std::chrono::steady_clock::now() - begin < 3s, "waited for longer than the limit");
+    throw std::runtime_error("no error");
   });
   EXPECT_EQ(errors_of(ends), "");
 }
