@@ -105,17 +105,18 @@ TEST(FileDepotFiles, GrowAndBecomeOne) {
   const auto blocks = std::make_shared<HostBlocks>(at::kCPU, ledger);
   FileDepot depot(at::kCPU, blocks, ledger, folder.text(), IoSettings{}, "rank 0/1");
   const auto in_files = [&] { return ledger->report().current(Tier::File, Purpose::Activations) >> 20; };
+  const auto large = [](int salt) { return at::full({7 << 20}, salt + 1, at::kByte); };
   EXPECT_EQ(in_files(), 0u) << "none before the first departure";
   std::vector<std::unique_ptr<Parcel>> parcels;
-  for (int i = 0; i < 5; ++i) parcels.push_back(depot.leave(bytes_of(7 << 20, i)));
+  for (int i = 0; i < 5; ++i) parcels.push_back(depot.leave(large(i)));
   EXPECT_EQ(in_files(), 64u) << "16, and 16, and 32 more";
-  for (int i = 0; i < 5; ++i) EXPECT_TRUE(torch::equal(parcels[static_cast<std::size_t>(i)]->returned(), bytes_of(7 << 20, i))) << i;
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(torch::equal(parcels[static_cast<std::size_t>(i)]->returned(), large(i))) << i;
   depot.settle();
   EXPECT_EQ(in_files(), 64u) << "something is in them";
   parcels.clear();
   depot.settle();
   EXPECT_EQ(in_files(), 64u);
-  for (int i = 0; i < 9; ++i) parcels.push_back(depot.leave(bytes_of(7 << 20, i)));
+  for (int i = 0; i < 9; ++i) parcels.push_back(depot.leave(large(i)));
   EXPECT_EQ(in_files(), 64u) << "nine fit into the one of 64, where three files had room for eight";
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <zero/errors.h>
 
@@ -28,9 +30,9 @@ at::Tensor all_values(std::int64_t numel, int size, int round) {
   return at::cat(parts);
 }
 
-// A page has 1024 elements: shards in one page, at its borders, across several.
+// A page has 1024 elements: shards that end at its borders, and anywhere in it.
 TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
-  for (const std::int64_t numel : {1, 5, 1023, 1024, 1025, 3000, 10240}) {
+  for (const std::int64_t numel : {1024, 1025, 1500, 3000, 10240}) {
     with_shm_threads(3, [&](const Comm& comm) {
       const auto vector = comm->share(numel, at::kFloat);
       require(vector->shard().numel() == numel && vector->whole().numel() == 3 * numel, "sizes");
@@ -48,10 +50,17 @@ TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
   }
 }
 
+TEST(ShmVector, NoneForAShardOfLessThanAPage) {
+  with_shm_threads(2, [](const Comm& comm) {
+    require(comm->share(1023, at::kFloat) == nullptr && comm->share(2047, at::kBFloat16) == nullptr, "too small");
+    require(comm->share(1024, at::kFloat) != nullptr, "a page");
+  });
+}
+
 TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
   with_shm_threads(2, [](const Comm& comm) {
     const auto half = comm->share(3001, at::kBFloat16);
-    const auto whole = comm->share(77, at::kDouble);
+    const auto whole = comm->share(777, at::kDouble);
     half->shard().fill_(comm->rank() + 1);
     whole->shard().fill_(comm->rank() + 10);
     whole->publish();
@@ -59,7 +68,7 @@ TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
     half->wait();
     whole->wait();
     require(half->whole().slice(0, 0, 3001).eq(1).all().item<bool>() && half->whole().slice(0, 3001).eq(2).all().item<bool>(), "bf16");
-    require(whole->whole()[0].item<double>() == 10 && whole->whole()[153].item<double>() == 11, "fp64");
+    require(whole->whole()[0].item<double>() == 10 && whole->whole()[1553].item<double>() == 11, "fp64");
   });
 }
 
@@ -111,7 +120,7 @@ TEST(ShmVector, WhatWasPublishedOutlivesTheVectorsOfPeers) {
 TEST(ShmVector, APeerThatGaveItsShardUpUnpublishedIsNamed) {
   EXPECT_THROW(with_shm_threads(2,
                                 [](const Comm& comm) {
-                                  auto vector = comm->share(100, at::kFloat);
+                                  auto vector = comm->share(2000, at::kFloat);
                                   if (comm->rank() == 1) {
                                     vector.reset();
                                     return;
@@ -128,7 +137,7 @@ TEST(ShmVector, APeerThatGaveItsShardUpUnpublishedIsNamed) {
 }
 
 TEST(ShmVector, ShardsOfDifferentSizesAreAnError) {
-  EXPECT_ANY_THROW(with_shm_threads(2, [](const Comm& comm) { auto vector = comm->share(100 + comm->rank(), at::kFloat); comm->gather(*vector); }));
+  EXPECT_ANY_THROW(with_shm_threads(2, [](const Comm& comm) { auto vector = comm->share(2000 + comm->rank(), at::kFloat); comm->gather(*vector); }));
 }
 
 }  // namespace
