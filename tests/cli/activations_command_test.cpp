@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -27,11 +27,33 @@ struct Trained {
 
 Trained train(const std::string& text, const std::string& folder, const Words& more, int ranks) {
   static int runs = 0;
-  Process process({Words{kZero, "run", "-n", std::to_string(ranks), "--no-prefix", kZero, "train",
-                    ZERO_SOURCE_DIR "/configs/stage3-fp32.json", "--text", text, "--steps", "3", "--sample", "0", "--json",
-                    "--out", folder + "/run" + std::to_string(runs++), "--set", "libzero.model.layers=4", "--set",
-                    "libzero.model.hidden=48", "--set", "libzero.model.heads=3", "--set", "libzero.model.seq_length=32",
-                    "--set", "libzero.data.eval_batches=1"} +
+  Process process({Words{kZero,
+                         "run",
+                         "-n",
+                         std::to_string(ranks),
+                         "--no-prefix",
+                         kZero,
+                         "train",
+                         ZERO_SOURCE_DIR "/configs/stage3-fp32.json",
+                         "--text",
+                         text,
+                         "--steps",
+                         "3",
+                         "--sample",
+                         "0",
+                         "--json",
+                         "--out",
+                         folder + "/run" + std::to_string(runs++),
+                         "--set",
+                         "libzero.model.layers=4",
+                         "--set",
+                         "libzero.model.hidden=48",
+                         "--set",
+                         "libzero.model.heads=3",
+                         "--set",
+                         "libzero.model.seq_length=32",
+                         "--set",
+                         "libzero.data.eval_batches=1"} +
                        more,
                    {"OMP_NUM_THREADS=1"},
                    "",
@@ -73,13 +95,14 @@ TEST(TrainActivations, TheSameNumbersHoweverTheyAreKept) {
     EXPECT_EQ(run.losses, plain.losses);
     EXPECT_NE(run.err.find(says), std::string::npos) << run.err;
     if (settings.back().find("profile") != std::string::npos)
-      EXPECT_NE(run.err.find("activation checkpointing: 4 segments, ms forward + again:"), std::string::npos) << run.err;
+      EXPECT_NE(run.err.find("activation checkpointing: 4 segments, ms forward + again:"), std::string::npos)
+          << run.err;
   }
 }
 
 TEST(BenchActivations, LargerBatchesTheLessIsKept) {
-  Process process({Words{kZero, "bench", "activations", "--budget", "12", "--layers", "6", "--hidden", "64", "--sequence", "64",
-                    "--most", "32", "--quiet", "--json"},
+  Process process({Words{kZero, "bench", "activations", "--budget", "12", "--layers", "6", "--hidden", "64",
+                         "--sequence", "64", "--most", "32", "--quiet", "--json"},
                    {"OMP_NUM_THREADS=2"},
                    "",
                    -1});

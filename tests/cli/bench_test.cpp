@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace {
 
@@ -18,7 +18,8 @@ using zero::test::Process;
 using zero::test::run_to_end;
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
-const std::vector<std::string> kSmall = {"--layers", "2", "--hidden", "32", "--heads", "2", "--sequence", "16", "--micro-batch-size", "2", "--iterations", "3"};
+const std::vector<std::string> kSmall = {"--layers",   "2",  "--hidden",           "32", "--heads",      "2",
+                                         "--sequence", "16", "--micro-batch-size", "2",  "--iterations", "3"};
 
 Ended bench(std::vector<std::string> words, bool small = true) {
   std::vector<std::string> arguments{kZero, "bench"};
@@ -41,23 +42,31 @@ TEST(BenchStages, TheDocumentAgreesWithWhatZeroPromises) {
     SCOPED_TRACE(recipe);
     ASSERT_EQ(runs[recipe].size(), 4u);
     EXPECT_EQ(document["equal_state"][recipe], true);
-    const auto rest = [&](int stage, const char* what) { return runs[recipe][stage]["memory"]["before_forward"][what].get<double>(); };
+    const auto rest = [&](int stage, const char* what) {
+      return runs[recipe][stage]["memory"]["before_forward"][what].get<double>();
+    };
     for (int stage = 0; stage <= 3; ++stage) {
       EXPECT_EQ(runs[recipe][stage]["state_hash"], runs[recipe][0]["state_hash"]) << stage;
       EXPECT_EQ(runs[recipe][stage]["last_loss"], runs[recipe][0]["last_loss"]) << stage;
-      EXPECT_GT(runs[recipe][stage]["total_s"].get<double>(), 0);
+      const json& times = runs[recipe][stage]["step_s"];
+      EXPECT_LE(times["p10"].get<double>(), times["median"].get<double>());
+      EXPECT_LE(times["median"].get<double>(), times["p90"].get<double>());
+      EXPECT_GE(runs[recipe][stage]["total_s"].get<double>(), times["median"].get<double>()) << "of all steps";
       EXPECT_GT(runs[recipe][stage]["bytes_sent_per_step"].get<double>(), 0);
       // Parameters whole below stage 3, else half, but for padding.
       const double width = recipe == "fp32" ? 4 : 2;
       EXPECT_NEAR(rest(stage, "parameters_bytes") / (elements * width), stage == 3 ? 0.5 : 1, 0.02) << stage;
       const double states = recipe == "fp32" ? 8 : 12;  // with fp32 the parameter is its own master
-      EXPECT_NEAR(rest(stage, "master_and_optimizer_states_bytes") / (elements * states), stage == 0 ? 1 : 0.5, 0.02) << stage;
+      EXPECT_NEAR(rest(stage, "master_and_optimizer_states_bytes") / (elements * states), stage == 0 ? 1 : 0.5, 0.02)
+          << stage;
       const auto& memory = runs[recipe][stage]["memory"];
       EXPECT_GT(memory["after_forward"]["activations_bytes"], memory["after_step"]["activations_bytes"]) << stage;
       EXPECT_GE(memory["after_backward"]["peak_bytes"], memory["after_backward"]["total_bytes"]);
     }
     // Stage 2 keeps the gradients of its shard only.
-    const auto gradients = [&](int stage) { return runs[recipe][stage]["memory"]["after_backward"]["gradients_bytes"].get<double>(); };
+    const auto gradients = [&](int stage) {
+      return runs[recipe][stage]["memory"]["after_backward"]["gradients_bytes"].get<double>();
+    };
     EXPECT_NEAR(gradients(2) / gradients(1), 0.5, 0.02);
     EXPECT_EQ(gradients(3), gradients(2));
   }
@@ -67,8 +76,9 @@ TEST(BenchStages, TheDocumentAgreesWithWhatZeroPromises) {
 TEST(BenchStages, TablesForPeople) {
   const auto run = bench({"stages", "--stages", "0,3", "--recipes", "bf16"});
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* text : {"bf16, stage 0: memory of rank 0", "bf16, stage 3: memory of rank 0", "before forward", "after backward",
-                           "master + optimizer", "bf16: memory of rank 0 by stage", "median ms", "state hash equal at all stages: "})
+  for (const char* text :
+       {"bf16, stage 0: memory of rank 0", "bf16, stage 3: memory of rank 0", "before forward", "after backward",
+        "master + optimizer", "bf16: memory of rank 0 by stage", "median ms", "state hash equal at all stages: "})
     EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
   EXPECT_NE(run.err.find("zero bench stages: bf16, stage 3: 3 steps"), std::string::npos) << run.err;
   for (const auto& line : zero::test::lines(run.out)) EXPECT_LE(line.size(), 100u) << line;
@@ -106,8 +116,9 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
 }
 
 Ended bench_step(std::vector<std::string> words) {
-  const std::vector<std::string> tiny = {"step",  "--layers", "2",         "--hidden", "32",    "--heads", "2",         "--sequence", "16",
-                                         "--vocabulary", "64", "--rounds", "2",        "--steps", "3",      "--warmup", "1"};
+  const std::vector<std::string> tiny = {"step", "--layers",   "2",  "--hidden",     "32", "--heads",
+                                         "2",    "--sequence", "16", "--vocabulary", "64", "--rounds",
+                                         "2",    "--steps",    "3",  "--warmup",     "1"};
   words.insert(words.begin(), tiny.begin(), tiny.end());
   return bench(words, false);
 }
@@ -132,7 +143,9 @@ TEST(BenchStep, RanksAreProcessesAndTheDocumentIsConsistent) {
     ASSERT_EQ(one["round_medians_s"].size(), 2u);
     for (std::size_t i = 0; i < 6; ++i)
       EXPECT_NEAR(samples["step_s"][i].get<double>(),
-                  samples["forward_s"][i].get<double>() + samples["backward_s"][i].get<double>() + samples["optimizer_s"][i].get<double>(), 1e-6);
+                  samples["forward_s"][i].get<double>() + samples["backward_s"][i].get<double>() +
+                      samples["optimizer_s"][i].get<double>(),
+                  1e-6);
     EXPECT_LE(one["step_s"]["min"], one["step_s"]["median"]);
     EXPECT_LE(one["step_s"]["median"], one["step_s"]["p99"]);
     EXPECT_EQ(one["peak_pss_bytes"]["by_rank"].size(), 2u);
@@ -162,8 +175,8 @@ TEST(BenchStep, TableAndProgress) {
   EXPECT_EQ(run.code, 2) << "given twice";
   const auto good = bench_step({"--stages", "2", "--recipes", "fp16", "--transport", "gloo"});
   ASSERT_EQ(good.code, 0) << good.err;
-  for (const char* text : {"2 ranks (gloo), threads a rank 1; 2 rounds of 3 steps after 1", "stage 2", "compute", "+ AdamW share",
-                           "losses equal in all stages and rounds"})
+  for (const char* text : {"2 ranks (gloo), threads a rank 1; 2 rounds of 3 steps after 1", "stage 2", "compute",
+                           "+ AdamW share", "losses equal in all stages and rounds"})
     EXPECT_NE(good.out.find(text), std::string::npos) << text << "\n" << good.out;
   EXPECT_NE(good.err.find("zero bench step: round 2 of 2: fp16, stage 2: "), std::string::npos) << good.err;
   for (const auto& line : zero::test::lines(good.out)) EXPECT_LE(line.size(), 100u) << line;
@@ -174,7 +187,8 @@ TEST(BenchStep, TableAndProgress) {
 
 TEST(BenchStep, ARankThatDiesEndsTheCommandAndIsNamed) {
   const std::string mark = "BENCH_TEST_MARK=" + std::to_string(getpid());
-  Process process({{kZero, "bench", "step", "--layers", "1", "--hidden", "16", "--heads", "2", "--stages", "1", "--steps", "1000000", "--no-compute", "--json"},
+  Process process({{kZero, "bench", "step", "--layers", "1", "--hidden", "16", "--heads", "2", "--stages", "1",
+                    "--steps", "1000000", "--no-compute", "--json"},
                    {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE", mark},
                    {},
                    -1});
@@ -215,8 +229,10 @@ TEST(BenchStep, FaultsBeforeAnythingRuns) {
 }
 
 TEST(BenchStep, UnderALauncherItUsesTheRanks) {
-  std::vector<std::string> arguments{kZero, "run", "-n", "2", "--no-prefix", "--", kZero, "bench", "step", "--layers", "1", "--hidden", "16", "--heads", "2",
-                                     "--vocabulary", "32", "--rounds", "1", "--steps", "2", "--recipes", "bf16", "--stages", "1,3", "--json"};
+  std::vector<std::string> arguments{
+      kZero,      "run",     "-n",       "2",         "--no-prefix", "--",       kZero,          "bench", "step",
+      "--layers", "1",       "--hidden", "16",        "--heads",     "2",        "--vocabulary", "32",    "--rounds",
+      "1",        "--steps", "2",        "--recipes", "bf16",        "--stages", "1,3",          "--json"};
   Process process({arguments, {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1});
   ASSERT_EQ(process.wait(120), 0) << process.err;
   const auto document = json::parse(process.out);
@@ -226,7 +242,9 @@ TEST(BenchStep, UnderALauncherItUsesTheRanks) {
 }
 
 TEST(BenchCollectives, AllRowsOfAllTransports) {
-  const auto run = bench({"collectives", "--smallest", "65536", "--largest", "1048576", "--rounds", "1", "--dtype", "bf16", "--json"}, false);
+  const auto run = bench(
+      {"collectives", "--smallest", "65536", "--largest", "1048576", "--rounds", "1", "--dtype", "bf16", "--json"},
+      false);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto document = json::parse(run.out);
   EXPECT_EQ(document["schema"], "zero.bench.collectives/1");
@@ -234,16 +252,24 @@ TEST(BenchCollectives, AllRowsOfAllTransports) {
   EXPECT_EQ(document["world"], 2);
   std::map<std::string, int> rows;
   for (const auto& one : document["runs"]) {
-    rows[one["operation"].get<std::string>() + (one["transport"].is_null() ? "" : "/" + one["transport"].get<std::string>())]++;
+    rows[one["operation"].get<std::string>() +
+         (one["transport"].is_null() ? "" : "/" + one["transport"].get<std::string>())]++;
     const auto& time = one["time_s"];
     EXPECT_GT(time["min"], 0);
     EXPECT_LE(time["min"], time["median"]);
     EXPECT_LE(time["median"], time["p99"]);
     EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(), one["bytes"].get<double>() / time["median"].get<double>());
   }
-  const std::map<std::string, int> expected{{"memcpy", 3},          {"reduce_scatter/shm", 3}, {"reduce_scatter/gloo", 3}, {"all_gather/shm", 3},
-                                            {"all_gather/gloo", 3}, {"all_reduce/shm", 3},     {"all_reduce/gloo", 3},
-                                            {"reduce_scatter/gloo_library", 3}, {"all_gather/gloo_library", 3}, {"all_reduce/gloo_library", 3}};
+  const std::map<std::string, int> expected{{"memcpy", 3},
+                                            {"reduce_scatter/shm", 3},
+                                            {"reduce_scatter/gloo", 3},
+                                            {"all_gather/shm", 3},
+                                            {"all_gather/gloo", 3},
+                                            {"all_reduce/shm", 3},
+                                            {"all_reduce/gloo", 3},
+                                            {"reduce_scatter/gloo_library", 3},
+                                            {"all_gather/gloo_library", 3},
+                                            {"all_reduce/gloo_library", 3}};
   EXPECT_EQ(rows, expected);
   EXPECT_EQ(document["ratios"].size(), 9u);
   EXPECT_TRUE(document["ratios"][0].contains("shm_time_over_gloo"));
@@ -251,7 +277,9 @@ TEST(BenchCollectives, AllRowsOfAllTransports) {
 }
 
 TEST(BenchCollectives, TableAndRefusals) {
-  const auto run = bench({"collectives", "--operations", "all_gather", "--transports", "shm", "--largest", "65536", "--rounds", "2", "--world", "3"}, false);
+  const auto run = bench({"collectives", "--operations", "all_gather", "--transports", "shm", "--largest", "65536",
+                          "--rounds", "2", "--world", "3"},
+                         false);
   ASSERT_EQ(run.code, 0) << run.err;
   for (const char* text : {"3 ranks, fp32", "all_gather\n", "64.0KiB", "shm ms", "memcpy GB/s", "all results exact"})
     EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
@@ -269,7 +297,8 @@ TEST(BenchCollectives, TableAndRefusals) {
 TEST(BenchOptimizer, EveryRuleAndJobIsCheckedAndTheDocumentIsConsistent) {
   // More than one period of the values and an odd rest; 2 threads share from about a million elements on.
   const auto run = bench({"optimizer", "--elements", "1.2e6", "--threads", "2,1", "--jobs", "fp32,bf16,fp16", "--rules",
-                          "adamw,adam,sgd,adagrad,lion", "--iterations", "3", "--warmup", "1", "--json", "--quiet"}, false);
+                          "adamw,adam,sgd,adagrad,lion", "--iterations", "3", "--warmup", "1", "--json", "--quiet"},
+                         false);
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.err, "");
   const auto document = json::parse(run.out);
@@ -287,22 +316,26 @@ TEST(BenchOptimizer, EveryRuleAndJobIsCheckedAndTheDocumentIsConsistent) {
     EXPECT_LE(time["median"], time["p99"]);
     EXPECT_EQ(one["samples_s"].size(), 3u);
     EXPECT_DOUBLE_EQ(one["elements_per_s"].get<double>(), 1.2e6 / time["median"].get<double>());
-    EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(), one["elements_per_s"].get<double>() * one["bytes_per_element"].get<double>());
-    EXPECT_DOUBLE_EQ(one["bytes_per_s_over_triad"].get<double>(), one["bytes_per_s"].get<double>() / one["triad_bytes_per_s"].get<double>());
+    EXPECT_DOUBLE_EQ(one["bytes_per_s"].get<double>(),
+                     one["elements_per_s"].get<double>() * one["bytes_per_element"].get<double>());
+    EXPECT_DOUBLE_EQ(one["bytes_per_s_over_triad"].get<double>(),
+                     one["bytes_per_s"].get<double>() / one["triad_bytes_per_s"].get<double>());
   }
   EXPECT_EQ(document["runs"][0]["threads"], 2);
   EXPECT_EQ(document["runs"][1]["threads"], 1);
   const std::map<std::string, int> expected{
-      {"adamw/fp32", 28}, {"adamw/bf16", 28}, {"adamw/fp16", 28}, {"adam/fp32", 28}, {"adam/bf16", 28}, {"adam/fp16", 28}, {"sgd/fp32", 20}, {"sgd/bf16", 20},
-      {"sgd/fp16", 20}, {"adagrad/fp32", 20}, {"adagrad/bf16", 20}, {"adagrad/fp16", 20}, {"lion/fp32", 20}, {"lion/bf16", 20}, {"lion/fp16", 20}};
+      {"adamw/fp32", 28},   {"adamw/bf16", 28},   {"adamw/fp16", 28}, {"adam/fp32", 28}, {"adam/bf16", 28},
+      {"adam/fp16", 28},    {"sgd/fp32", 20},     {"sgd/bf16", 20},   {"sgd/fp16", 20},  {"adagrad/fp32", 20},
+      {"adagrad/bf16", 20}, {"adagrad/fp16", 20}, {"lion/fp32", 20},  {"lion/bf16", 20}, {"lion/fp16", 20}};
   EXPECT_EQ(bytes, expected);
 }
 
 TEST(BenchOptimizer, TableAndProgress) {
-  const auto run = bench({"optimizer", "--elements", "1000", "--threads", "1", "--iterations", "2", "--jobs", "bf16"}, false);
+  const auto run =
+      bench({"optimizer", "--elements", "1000", "--threads", "1", "--iterations", "2", "--jobs", "bf16"}, false);
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* text : {"1.00k parameters in one flat tensor; 2 updates after 2", "median ms", "triad GB/s", "adamw  bf16",
-                           "all elements have the bits of a scalar reference\n"})
+  for (const char* text : {"1.00k parameters in one flat tensor; 2 updates after 2", "median ms", "triad GB/s",
+                           "adamw  bf16", "all elements have the bits of a scalar reference\n"})
     EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
   EXPECT_EQ(run.out.find("fp32"), std::string::npos) << run.out;
   EXPECT_EQ(run.err, "zero bench optimizer: adamw, bf16\n");
@@ -318,7 +351,8 @@ TEST(BenchOptimizer, FaultsBeforeAnythingRuns) {
     EXPECT_NE(run.err.find(text), std::string::npos) << run.err;
     EXPECT_EQ(run.out, "");
   };
-  refused({"--rules", "adamw,adamx"}, "[--rules] got \"adamw,adamx\", expected some of adamw, adam, sgd, adagrad, lion");
+  refused({"--rules", "adamw,adamx"},
+          "[--rules] got \"adamw,adamx\", expected some of adamw, adam, sgd, adagrad, lion");
   refused({"--jobs", "fp8"}, "[--jobs] got \"fp8\"");
   for (const char* threads : {"0", "1,1", "2,", ",2", "two", "1 2", "2000"})
     refused({"--threads", threads}, std::string("[--threads] got \"") + threads + "\"");
@@ -340,7 +374,8 @@ TEST(Bench, Help) {
 }
 
 TEST(BenchStages, UnderALauncherItUsesTheRanks) {
-  std::vector<std::string> arguments{kZero, "run", "-n", "2", "--no-prefix", "--", kZero, "bench", "stages", "--recipes", "fp32", "--stages", "0,3", "--json"};
+  std::vector<std::string> arguments{kZero,   "run",    "-n",        "2",    "--no-prefix", "--",  kZero,
+                                     "bench", "stages", "--recipes", "fp32", "--stages",    "0,3", "--json"};
   arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
   Process process({arguments, {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1});
   ASSERT_EQ(process.wait(120), 0) << process.err;

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/process.h"
-#include "unit/checkpoint_samples.h"
+#include "support/process.h"
+#include "unit/formats/checkpoint_samples.h"
 
 namespace zero::test {
 namespace {

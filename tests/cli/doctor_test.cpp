@@ -4,8 +4,8 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/vfs.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include <set>
 #include <string>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -77,9 +77,30 @@ TEST(Doctor, DocumentHasTheFormItPromises) {
     EXPECT_EQ(i["hint"].is_null(), verdict == "ok") << "what is not ok says how to get it: " << i;
     missing |= verdict == "missing";
   }
-  for (const char* name : {"zero", "libzero", "libtorch", "NCCL plug-in", "CPU", "CPU features", "cores", "OMP threads", "NUMA nodes", "memory",
-                           "/dev/shm", "memfd", "io_uring", "O_DIRECT", "offload to files", "free space", "temporary folder", "open files", "locked memory", "GPUs",
-                           "pidfd", "subreaper", "ports", "ssh"})
+  for (const char* name : {"zero",
+                           "libzero",
+                           "libtorch",
+                           "NCCL plug-in",
+                           "CPU",
+                           "CPU features",
+                           "cores",
+                           "OMP threads",
+                           "NUMA nodes",
+                           "memory",
+                           "/dev/shm",
+                           "memfd",
+                           "io_uring",
+                           "O_DIRECT",
+                           "offload to files",
+                           "free space",
+                           "temporary folder",
+                           "open files",
+                           "locked memory",
+                           "GPUs",
+                           "pidfd",
+                           "subreaper",
+                           "ports",
+                           "ssh"})
     EXPECT_TRUE(names.count(name)) << name;
   EXPECT_EQ(d.code, missing ? 1 : 0);
   EXPECT_EQ(d.err, "");
@@ -129,13 +150,15 @@ TEST(Doctor, SeesTheAffinityItWasGiven) {
 
 TEST(Doctor, FindsLibzeroAndItsLibtorch) {
   const Doctor d;
-  const bool built = std::filesystem::exists(ZERO_BINARY_DIR "/lib/libzero.so.0") && std::filesystem::exists(ZERO_BINARY_DIR "/bin/zero-torch");
+  const bool built = std::filesystem::exists(ZERO_BINARY_DIR "/lib/libzero.so.0") &&
+                     std::filesystem::exists(ZERO_BINARY_DIR "/bin/zero-torch");
   EXPECT_EQ(d.item("libzero")["verdict"] == "ok", built) << d.item("libzero");
   if (!built) {
     EXPECT_EQ(d.code, 1);
     GTEST_SKIP() << "libzero.so and zero-torch are not built here";
   }
-  EXPECT_TRUE(std::filesystem::equivalent(d.value("libzero", "path").get<std::string>(), ZERO_BINARY_DIR "/lib/libzero.so.0"));
+  EXPECT_TRUE(
+      std::filesystem::equivalent(d.value("libzero", "path").get<std::string>(), ZERO_BINARY_DIR "/lib/libzero.so.0"));
   EXPECT_EQ(d.item("libtorch")["verdict"], "ok") << d.item("libtorch");
   EXPECT_EQ(d.value("libtorch", "version").get<std::string>().rfind("2.11.", 0), 0u);
   EXPECT_TRUE(std::filesystem::exists(d.value("libtorch", "path").get<std::string>() + "/lib/libtorch_cpu.so"));
@@ -217,7 +240,8 @@ TEST(Doctor, AsksTheDriverAndSurvivesIt) {
   EXPECT_EQ(two.value("GPUs", "devices")[1]["name"], "Fake GPU 1");
   EXPECT_EQ(two.value("GPUs", "devices")[1]["bytes"], 1ull << 35);
   EXPECT_EQ(two.item("GPUs")["found"].get<std::string>().find("Fake GPU 0 16.0GiB, Fake GPU 1 32.0GiB"), 0u);
-  for (const auto& [mode, word] : std::vector<std::pair<std::string, std::string>>{{"error", "cuInit says 100"}, {"crash", "crashed"}}) {
+  for (const auto& [mode, word] :
+       std::vector<std::pair<std::string, std::string>>{{"error", "cuInit says 100"}, {"crash", "crashed"}}) {
     const Doctor broken({}, {path, "FAKE_CUDA=" + mode});
     EXPECT_EQ(broken.item("GPUs")["verdict"], "note");
     EXPECT_EQ(broken.value("GPUs", "count"), 0);

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -77,8 +77,10 @@ TEST(Explain, MistakesAreNamed) {
 
 TEST(Explain, TablesFit) {
   for (const int columns : {60, 80, 100, 132})
-    for (const Words& words : {Words{"stage", "0"}, Words{"stage", "1", "offload"}, Words{"stage", "3", "--world", "8", "--accumulation", "4"},
-                               Words{"infinity", "--layers", "12"}, Words{"stage", "3", "--device", "cuda", "--model", "gpt2"}}) {
+    for (const Words& words :
+         {Words{"stage", "0"}, Words{"stage", "1", "offload"},
+          Words{"stage", "3", "--world", "8", "--accumulation", "4"}, Words{"infinity", "--layers", "12"},
+          Words{"stage", "3", "--device", "cuda", "--model", "gpt2"}}) {
       const auto outcome = explain(words, {"COLUMNS=" + std::to_string(columns)});
       EXPECT_EQ(outcome.code, 0) << outcome.err;
       EXPECT_GT(lines(outcome.out).size(), 15u);
@@ -92,7 +94,8 @@ TEST(Explain, TablesFit) {
 // The homework's question about each stage, as facts of the document.
 TEST(Explain, WhoHoldsAndWhoSendsWhat) {
   for (const int stage : {0, 1, 2, 3}) {
-    const auto d = document({"stage", std::to_string(stage), "--world", "4", "--transport", "gloo", "--layers", "4", "--hidden", "128"});
+    const auto d = document(
+        {"stage", std::to_string(stage), "--world", "4", "--transport", "gloo", "--layers", "4", "--hidden", "128"});
     EXPECT_EQ(d["schema"], "zero.explain/1");
     EXPECT_EQ(d["stage"], stage);
     std::map<std::string, bool> sharded;
@@ -103,12 +106,15 @@ TEST(Explain, WhoHoldsAndWhoSendsWhat) {
     EXPECT_EQ(sharded["parameters"], stage == 3) << stage;
     std::map<std::string, std::set<std::string>> moved;  // "forward parameters" -> how
     for (const auto& event : d["events"])
-      if (is_collective(event)) moved[event["phase"].get<std::string>() + " " + event["what"].get<std::string>()].insert(event["how"]);
-    for (const auto& [key, ways] : moved) EXPECT_EQ(key.find("optimizer states"), std::string::npos) << "never sent, at any stage";
+      if (is_collective(event))
+        moved[event["phase"].get<std::string>() + " " + event["what"].get<std::string>()].insert(event["how"]);
+    for (const auto& [key, ways] : moved)
+      EXPECT_EQ(key.find("optimizer states"), std::string::npos) << "never sent, at any stage";
     using Ways = std::set<std::string>;
     EXPECT_EQ(moved["forward parameters"], stage == 3 ? Ways{"all-gather"} : Ways{}) << stage;
     EXPECT_EQ(moved["backward parameters"], stage == 3 ? Ways{"all-gather"} : Ways{}) << stage;
-    EXPECT_EQ(moved["backward gradients"], stage == 0 ? (Ways{"reduce-scatter", "all-gather"}) : Ways{"reduce-scatter"}) << stage;
+    EXPECT_EQ(moved["backward gradients"], stage == 0 ? (Ways{"reduce-scatter", "all-gather"}) : Ways{"reduce-scatter"})
+        << stage;
     EXPECT_EQ(moved["step parameters"], stage == 1 || stage == 2 ? Ways{"all-gather"} : Ways{}) << stage;
     EXPECT_EQ(moved["step gradients"], Ways{}) << stage;
     EXPECT_NEAR(d["volume"]["times_parameters"].get<double>(), stage == 3 ? 3 : 2, 0.01) << stage;
@@ -119,17 +125,21 @@ TEST(Explain, WhoHoldsAndWhoSendsWhat) {
 TEST(Explain, OffloadAndInfinityArePlaces) {
   const auto offload = document({"offload"});
   EXPECT_EQ(offload["stage"], 2);
-  for (const auto& holding : offload["holdings"]) EXPECT_EQ(holding["tier"], holding["state"] == "parameters" ? "device" : "host") << holding.dump();
+  for (const auto& holding : offload["holdings"])
+    EXPECT_EQ(holding["tier"], holding["state"] == "parameters" ? "device" : "host") << holding.dump();
   const auto infinity = document({"infinity"});
   EXPECT_EQ(infinity["stage"], 3);
-  for (const auto& holding : infinity["holdings"]) EXPECT_EQ(holding["tier"], holding["state"] == "gradients" ? "host" : "file") << holding.dump();
+  for (const auto& holding : infinity["holdings"])
+    EXPECT_EQ(holding["tier"], holding["state"] == "gradients" ? "host" : "file") << holding.dump();
   EXPECT_GT(infinity["totals"]["step"]["read_bytes"].get<std::int64_t>(), 0);
   EXPECT_EQ(document({"stage", "1", "offload"})["stage"], 1);
   // On a GPU what is offloaded crosses to the host and back.
   const auto gpu = document({"offload", "--device", "cuda"});
   std::set<std::string> ways;
   for (const auto& event : gpu["events"])
-    if (event["how"] == "copy") ways.insert(event["what"].get<std::string>() + " " + event["from"].get<std::string>() + " " + event["to"].get<std::string>());
+    if (event["how"] == "copy")
+      ways.insert(event["what"].get<std::string>() + " " + event["from"].get<std::string>() + " " +
+                  event["to"].get<std::string>());
   EXPECT_EQ(ways, (std::set<std::string>{"gradients device host", "parameters host device"}));
 }
 
@@ -137,13 +147,15 @@ TEST(Explain, AConfigurationAsItIs) {
   const auto d = document({"--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json"});
   EXPECT_EQ(d["stage"], 3);
   EXPECT_EQ(d["recipe"], "bf16");
-  EXPECT_EQ(document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
+  EXPECT_EQ(
+      document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
   // Those of the seed, with models and worlds of their own.
   int read = 0;
   for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/seeds")) {
     if (entry.path().extension() != ".json") continue;
-    const auto outcome = explain({"--config", entry.path().string(), "--world", "1", "--transport", "shm", "--set", "train_batch_size=auto",
-                                  "--set", "train_micro_batch_size_per_gpu=1", "--set", "gradient_accumulation_steps=1"});
+    const auto outcome = explain({"--config", entry.path().string(), "--world", "1", "--transport", "shm", "--set",
+                                  "train_batch_size=auto", "--set", "train_micro_batch_size_per_gpu=1", "--set",
+                                  "gradient_accumulation_steps=1"});
     EXPECT_EQ(outcome.code, 0) << entry.path() << outcome.err;
     ++read;
   }
@@ -151,20 +163,21 @@ TEST(Explain, AConfigurationAsItIs) {
 }
 
 TEST(Explain, LiveAgrees) {
-  const std::vector<Words> cases{{"stage", "0"},
-                                 {"stage", "1", "--accumulation", "2"},
-                                 {"stage", "2", "--dtype", "fp32"},
-                                 {"stage", "3"},
-                                 {"stage", "3", "--world", "3", "--dtype", "fp16"},
-                                 {"stage", "3", "--world", "1"},
-                                 {"stage", "3", "--transport", "gloo", "--set", "zero_optimization.zero_quantized_weights=true"},
-                                 {"stage", "2", "--transport", "gloo", "--accumulation", "2"},
-                                 {"stage", "0", "--transport", "gloo"},
-                                 {"offload"},
-                                 {"offload", "--transport", "thread", "--set", "zero_optimization.delayed_update.enabled=true", "--set",
-                                  "zero_optimization.delayed_update.start_step=1"},
-                                 {"infinity"},
-                                 {"infinity", "--transport", "thread", "--accumulation", "2"}};
+  const std::vector<Words> cases{
+      {"stage", "0"},
+      {"stage", "1", "--accumulation", "2"},
+      {"stage", "2", "--dtype", "fp32"},
+      {"stage", "3"},
+      {"stage", "3", "--world", "3", "--dtype", "fp16"},
+      {"stage", "3", "--world", "1"},
+      {"stage", "3", "--transport", "gloo", "--set", "zero_optimization.zero_quantized_weights=true"},
+      {"stage", "2", "--transport", "gloo", "--accumulation", "2"},
+      {"stage", "0", "--transport", "gloo"},
+      {"offload"},
+      {"offload", "--transport", "thread", "--set", "zero_optimization.delayed_update.enabled=true", "--set",
+       "zero_optimization.delayed_update.start_step=1"},
+      {"infinity"},
+      {"infinity", "--transport", "thread", "--accumulation", "2"}};
   for (const auto& words : cases) {
     std::string text;
     for (const auto& word : words) text += word + " ";

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {

@@ -46,53 +46,94 @@ std::string unescaped(const std::string& text) {
 
 void act(const std::string& action, const std::string& value) {
   const int number = std::atoi(value.c_str());
-  if (action == "out") put(1, unescaped(value) + "\n");
-  else if (action == "err") put(2, unescaped(value) + "\n");
-  else if (action == "raw") put(1, unescaped(value));
-  else if (action == "long") put(1, std::string(static_cast<std::size_t>(number), 'x') + "\n");
-  else if (action == "lines") for (int i = 0; i < number; ++i) put(1, "line " + std::to_string(i) + " of rank " + std::getenv("RANK") + "\n");
-  else if (action == "env") put(1, value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
-  else if (action == "sleep") { for (int left = number; left > 0 && !got_signal; left -= 10) usleep(10000); }
-  else if (action == "exit") _exit(number);
-  else if (action == "kill") { signal(number, SIG_DFL); kill(getpid(), number); pause(); }
-  else if (action == "ignore") signal(number, SIG_IGN);
+  if (action == "out")
+    put(1, unescaped(value) + "\n");
+  else if (action == "err")
+    put(2, unescaped(value) + "\n");
+  else if (action == "raw")
+    put(1, unescaped(value));
+  else if (action == "long")
+    put(1, std::string(static_cast<std::size_t>(number), 'x') + "\n");
+  else if (action == "lines")
+    for (int i = 0; i < number; ++i) put(1, "line " + std::to_string(i) + " of rank " + std::getenv("RANK") + "\n");
+  else if (action == "env")
+    put(1, value + "=" + (std::getenv(value.c_str()) ? std::getenv(value.c_str()) : "(unset)") + "\n");
+  else if (action == "sleep") {
+    for (int left = number; left > 0 && !got_signal; left -= 10) usleep(10000);
+  } else if (action == "exit")
+    _exit(number);
+  else if (action == "kill") {
+    signal(number, SIG_DFL);
+    kill(getpid(), number);
+    pause();
+  } else if (action == "ignore")
+    signal(number, SIG_IGN);
   else if (action == "handle") {  // SIGNAL,CODE: exit with it at once; CODE -1: only end sleeps
     exit_on_signal = std::atoi(value.c_str() + value.find(',') + 1);
     signal(number, on_signal);
-  }
-  else if (action == "step") { status_page().set_phase(StatusPhase::Forward); status_page().set_step(number, 2); }
-  else if (action == "phase") status_page().set_phase(static_cast<StatusPhase>(number));
-  else if (action == "unit") status_page().set_unit(value);
-  else if (action == "inside") status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576, CollectiveState::Inside, "layers.7", "test.cpp:1");
-  else if (action == "after") status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576, CollectiveState::After, "layers.7", "test.cpp:1");
-  else if (action == "error") status_page().set_error(value, zero::ExitCode::kNumerical);
-  else if (action == "lost") status_page().set_error("[Communicator] got a closed connection", zero::ExitCode::kPeer);
-  else if (action == "commit") status_page().note_commit();
-  else if (action == "wait-for-failure") { while (status_page().failed_rank() < 0) usleep(5000); }
-  else if (action == "progress") { for (int i = 0; i < number; ++i) { status_page().set_step(i); usleep(50000); } }
-  else if (action == "cores") {
+  } else if (action == "step") {
+    status_page().set_phase(StatusPhase::Forward);
+    status_page().set_step(number, 2);
+  } else if (action == "phase")
+    status_page().set_phase(static_cast<StatusPhase>(number));
+  else if (action == "unit")
+    status_page().set_unit(value);
+  else if (action == "inside")
+    status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576,
+                                 CollectiveState::Inside, "layers.7", "test.cpp:1");
+  else if (action == "after")
+    status_page().set_collective(static_cast<std::uint64_t>(number), "reduce_scatter", "bf16", 1048576,
+                                 CollectiveState::After, "layers.7", "test.cpp:1");
+  else if (action == "error")
+    status_page().set_error(value, zero::ExitCode::kNumerical);
+  else if (action == "lost")
+    status_page().set_error("[Communicator] got a closed connection", zero::ExitCode::kPeer);
+  else if (action == "commit")
+    status_page().note_commit();
+  else if (action == "wait-for-failure") {
+    while (status_page().failed_rank() < 0) usleep(5000);
+  } else if (action == "progress") {
+    for (int i = 0; i < number; ++i) {
+      status_page().set_step(i);
+      usleep(50000);
+    }
+  } else if (action == "cores") {
     cpu_set_t set;
     sched_getaffinity(0, sizeof set, &set);
     std::string list;
-    for (int c = 0; c < CPU_SETSIZE; ++c) if (CPU_ISSET(c, &set)) list += " " + std::to_string(c);
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+      if (CPU_ISSET(c, &set)) list += " " + std::to_string(c);
     put(1, "cores" + list + "\n");
-  }
-  else if (action == "fd-count") {
+  } else if (action == "fd-count") {
     int open_fds = 0;
     for (int fd = 0; fd < 256; ++fd) open_fds += fcntl(fd, F_GETFD) >= 0;
     put(1, "fds " + std::to_string(open_fds) + "\n");
-  }
-  else if (action == "child") {  // a child in our group, deaf to SIGTERM and SIGINT
-    if (fork() == 0) { signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); sleep(600); _exit(0); }
-  }
-  else if (action == "daemon") {  // a grandchild in a session of its own
-    if (fork() == 0) { if (fork() == 0) { setsid(); signal(SIGTERM, SIG_IGN); sleep(600); } _exit(0); }
-  }
-  else if (action == "first-time") {  // FILE,CODE: exit with CODE unless the file is there
+  } else if (action == "child") {  // a child in our group, deaf to SIGTERM and SIGINT
+    if (fork() == 0) {
+      signal(SIGTERM, SIG_IGN);
+      signal(SIGINT, SIG_IGN);
+      sleep(600);
+      _exit(0);
+    }
+  } else if (action == "daemon") {  // a grandchild in a session of its own
+    if (fork() == 0) {
+      if (fork() == 0) {
+        setsid();
+        signal(SIGTERM, SIG_IGN);
+        sleep(600);
+      }
+      _exit(0);
+    }
+  } else if (action == "first-time") {  // FILE,CODE: exit with CODE unless the file is there
     const std::string file = value.substr(0, value.find(','));
-    if (access(file.c_str(), F_OK) != 0) { close(open(file.c_str(), O_CREAT | O_WRONLY, 0644)); _exit(std::atoi(value.c_str() + value.find(',') + 1)); }
+    if (access(file.c_str(), F_OK) != 0) {
+      close(open(file.c_str(), O_CREAT | O_WRONLY, 0644));
+      _exit(std::atoi(value.c_str() + value.find(',') + 1));
+    }
+  } else {
+    std::fprintf(stderr, "rank_program: unknown action %s\n", action.c_str());
+    _exit(98);
   }
-  else { std::fprintf(stderr, "rank_program: unknown action %s\n", action.c_str()); _exit(98); }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // `zero run` when things go wrong: which rank is named, that all others end, that nothing is left,
-// and what signals do. Every test looks for processes that carry the run's id.
+// and what signals do. Every test looks for processes that carry the run's id. Ranks that have to be ended sleep for a
+// minute, longer than finish() waits.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
@@ -14,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -30,7 +31,8 @@ std::string run_id(const Process& p) {
 
 struct Job : Process {
   Job(std::vector<std::string> options, std::vector<std::string> actions) : Process(arguments(options, actions)) {}
-  static std::vector<std::string> arguments(const std::vector<std::string>& options, const std::vector<std::string>& actions) {
+  static std::vector<std::string> arguments(const std::vector<std::string>& options,
+                                            const std::vector<std::string>& actions) {
     std::vector<std::string> all{kZero, "run"};
     all.insert(all.end(), options.begin(), options.end());
     all.push_back(kRank);
@@ -54,11 +56,11 @@ TEST(RunFailure, FirstExitCodeIsPassedOn) {
   EXPECT_TRUE(p.says("root cause   rank 2 of 4, host ")) << p.err;
   EXPECT_TRUE(p.says(": exit code 3\n")) << p.err;
   EXPECT_TRUE(p.says("collateral   ranks 0 1 3 were stopped")) << p.err;
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
-  for (const auto& [number, name] : std::vector<std::pair<int, std::string>>{{SIGKILL, "SIGKILL"}, {SIGSEGV, "SIGSEGV"}, {SIGTERM, "SIGTERM"}}) {
+  for (const auto& [number, name] :
+       std::vector<std::pair<int, std::string>>{{SIGKILL, "SIGKILL"}, {SIGSEGV, "SIGSEGV"}, {SIGTERM, "SIGTERM"}}) {
     Job p({"-n", "3"}, {"1:sleep=100", "1:kill=" + std::to_string(number), "sleep=60000"});
     EXPECT_EQ(p.finish(), 6);
     EXPECT_TRUE(p.says("rank 1 of 3")) << p.err;
@@ -68,16 +70,15 @@ TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
 }
 
 TEST(RunFailure, StubbornRanksAndTheirChildrenAreGoneAfterTheGrace) {
-  Job p({"-n", "4", "--grace", "0.5"}, {"ignore=15", "ignore=2", "child", "daemon", "0:sleep=300", "0:exit=9", "sleep=60000"});
+  Job p({"-n", "4", "--grace", "0.5"},
+        {"ignore=15", "ignore=2", "child", "daemon", "0:sleep=300", "0:exit=9", "sleep=60000"});
   EXPECT_EQ(p.finish(), 9);
   EXPECT_GE(p.seconds, 0.5);
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, GrandchildrenDoNotOutliveASuccess) {
   Job p({"-n", "2"}, {"child", "daemon", "out=done"});
   EXPECT_EQ(p.finish(), 0);
-  EXPECT_LT(p.seconds, 5);
 }
 
 TEST(RunFailure, OrderOfDeathNotOfForking) {
@@ -107,15 +108,20 @@ TEST(RunFailure, RanksThatLostTheirPeerAreCollateral) {
 TEST(RunFailure, BlockTellsWhatThePageSays) {
   const std::string folder = temporary_folder();
   // Deaf to SIGTERM, so that they end by what they saw and not by when they were scheduled.
-  Job p({"-n", "4", "--log-dir", folder}, {"ignore=15", "step=217", "phase=4", "unit=layers.7", "0:inside=8812", "1:inside=8812", "2:inside=8812", "3:sleep=300",
-                                           "3:err=the last words", "3:kill=9", "wait-for-failure", "exit=6"});
+  Job p({"-n", "4", "--log-dir", folder},
+        {"ignore=15", "step=217", "phase=4", "unit=layers.7", "0:inside=8812", "1:inside=8812", "2:inside=8812",
+         "3:sleep=300", "3:err=the last words", "3:kill=9", "wait-for-failure", "exit=6"});
   EXPECT_EQ(p.finish(), 6);
   const std::string block = p.err.substr(p.err.find("zero run: FAILED"));
   EXPECT_NE(block.find("rank 3 of 4"), std::string::npos) << p.err;
   EXPECT_NE(block.find("where        step 217, micro-batch 2, backward, unit layers.7, "), std::string::npos) << p.err;
-  EXPECT_NE(block.find("collective   reduce_scatter #8812, bf16, 1048576 elements: ranks 0 1 2 inside, rank 3 not"), std::string::npos) << p.err;
+  EXPECT_NE(block.find("collective   reduce_scatter #8812, bf16, 1048576 elements: ranks 0 1 2 inside, rank 3 not"),
+            std::string::npos)
+      << p.err;
   EXPECT_NE(block.find("collateral   ranks 0 1 2 lost their peer"), std::string::npos) << p.err;
-  EXPECT_NE(block.find("log          " + folder + "/" + run_id(p) + "/rank-3.err (last 1 lines above)"), std::string::npos) << p.err;
+  EXPECT_NE(block.find("log          " + folder + "/" + run_id(p) + "/rank-3.err (last 1 lines above)"),
+            std::string::npos)
+      << p.err;
   EXPECT_TRUE(p.says("--- last lines of rank 3 ---\nthe last words\n---\nzero run: FAILED")) << p.err;
 }
 
@@ -128,14 +134,14 @@ TEST(RunFailure, ErrorTextOfThePage) {
 
 TEST(RunFailure, HangNamesTheRankThatIsNotInside) {
   const std::string folder = temporary_folder();
-  Job p({"-n", "3", "--hang-timeout", "1", "--log-dir", folder}, {"step=4", "0:inside=11", "2:inside=11", "sleep=60000"});
+  Job p({"-n", "3", "--hang-timeout", "1", "--log-dir", folder},
+        {"step=4", "0:inside=11", "2:inside=11", "sleep=60000"});
   EXPECT_EQ(p.finish(), 6);
   EXPECT_TRUE(p.says("root cause   rank 1 of 3")) << p.err;
   EXPECT_TRUE(p.says("no progress for 1 s")) << p.err;
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
   EXPECT_TRUE(p.says("step 4")) << p.err;
   EXPECT_TRUE(std::filesystem::exists(folder + "/" + run_id(p) + "/rank-0.collectives"));
-  EXPECT_LT(p.seconds, 8);
 }
 
 TEST(RunFailure, HangOfAStoppedProcess) {
@@ -144,7 +150,8 @@ TEST(RunFailure, HangOfAStoppedProcess) {
   EXPECT_TRUE(p.says("rank 1 of 2")) << p.err;
   EXPECT_TRUE(p.says("the process is stopped")) << p.err;
   // With nothing known of collectives, and after the others had fallen silent.
-  Job late({"-n", "3", "--hang-timeout", "1", "--grace", "0.5"}, {"step=1", "2:sleep=400", "2:step=2", "2:kill=19", "sleep=60000"});
+  Job late({"-n", "3", "--hang-timeout", "1", "--grace", "0.5"},
+           {"step=1", "2:sleep=400", "2:step=2", "2:kill=19", "sleep=60000"});
   EXPECT_EQ(late.finish(), 6);
   EXPECT_TRUE(late.says("root cause   rank 2 of 3")) << late.err;
   EXPECT_TRUE(late.says("the process is stopped")) << late.err;
@@ -160,26 +167,25 @@ TEST(RunFailure, SlowButMovingIsNoHang) {
   EXPECT_EQ(foreign.finish(), 0) << foreign.err;
 }
 
-TEST(RunFailure, InterruptIsOverInTwoSeconds) {
+TEST(RunFailure, InterruptDoesNotWaitForTheGrace) {
   Job polite({"-n", "3"}, {"out=up", "sleep=60000"});
   ASSERT_TRUE(polite.wait_for("[2] up"));
   polite.signal(SIGINT);
   EXPECT_EQ(polite.finish(), 130);
-  EXPECT_LT(polite.seconds, 2);
   EXPECT_FALSE(polite.says("FAILED")) << polite.err;
 
-  Job deaf({"-n", "3", "--grace", "30"}, {"ignore=2", "ignore=15", "child", "out=up", "sleep=60000"});
+  Job deaf({"-n", "3", "--grace", "600"}, {"ignore=2", "ignore=15", "child", "out=up", "sleep=60000"});
   ASSERT_TRUE(deaf.wait_for("[2] up"));
   deaf.signal(SIGINT);
   EXPECT_EQ(deaf.finish(), 130);
-  EXPECT_LT(deaf.seconds, 2);
   EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
 }
 
 // The terminal signals its foreground group: the launcher's, not the ranks', which are told once.
 TEST(RunFailure, ControlCOnATerminal) {
   int terminal = -1;
-  const std::vector<std::string> words = Job::arguments({"-n", "3"}, {"handle=2,-1", "out=up", "sleep=60000", "out=told"});
+  const std::vector<std::string> words =
+      Job::arguments({"-n", "3"}, {"handle=2,-1", "out=up", "sleep=60000", "out=told"});
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
   argv.push_back(nullptr);
@@ -205,13 +211,11 @@ TEST(RunFailure, ControlCOnATerminal) {
     return false;
   };
   EXPECT_TRUE(until("] up", 3, 20)) << shown;
-  const auto began = std::chrono::steady_clock::now();
   EXPECT_EQ(write(terminal, "\003", 1), 1);
-  EXPECT_TRUE(until("] told", 3, 5)) << shown;
-  until("nothing more", 1, 5);  // to the end
+  EXPECT_TRUE(until("] told", 3, 20)) << shown;
+  until("nothing more", 1, 30);  // to the end
   int status = 0;
   EXPECT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status;
   EXPECT_NE(shown.find("zero run: interrupted"), std::string::npos) << shown;
   EXPECT_EQ(shown.find("FAILED"), std::string::npos) << shown;
@@ -227,37 +231,38 @@ TEST(RunFailure, PeerLossUnderAnotherCodeIsCollateral) {
 }
 
 TEST(RunFailure, ARankThatEndsTooEarlyIsNamed) {
-  Job p({"-n", "3", "--hang-timeout", "1"}, {"step=4", "1:inside=10", "1:after=10", "1:exit=0", "inside=11", "sleep=60000"});
+  Job p({"-n", "3", "--hang-timeout", "1"},
+        {"step=4", "1:inside=10", "1:after=10", "1:exit=0", "inside=11", "sleep=60000"});
   EXPECT_EQ(p.finish(), 6);
   EXPECT_TRUE(p.says("root cause   rank 1 of 3")) << p.err;
   EXPECT_TRUE(p.says("it ended with exit code 0 while the others wait for it")) << p.err;
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
 }
 
+// The second one ends ranks that ignore everything; the first was told to the reader before it.
 TEST(RunFailure, SecondInterruptKillsAtOnce) {
   Job p({"-n", "3"}, {"ignore=2", "ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
   p.signal(SIGINT);
-  usleep(100000);
+  ASSERT_TRUE(p.wait_for("interrupted"));
   p.signal(SIGINT);
   EXPECT_EQ(p.finish(), 130);
-  EXPECT_LT(p.seconds, 0.8);
 }
 
 TEST(RunFailure, InterruptWhileNobodyReadsOurOutput) {
   Job p({"-n", "2"}, {"err=up", "lines=2000000", "sleep=60000"});
   ASSERT_TRUE(p.wait_for("up"));
-  usleep(300000);  // the pipe is full now
+  // Until the pipe is full, and then until it has become a zombie. Nothing is read on purpose.
+  const auto state = [&](const char* wanted) {
+    return slurp("/proc/" + std::to_string(p.pid()) + "/stat").find(std::string(") ") + wanted + " ") !=
+           std::string::npos;
+  };
+  bool full = false, ended = false;
+  for (int tries = 0; tries < 3000 && !(full = p.unread_out() >= 60000); ++tries) usleep(10000);
+  ASSERT_TRUE(full) << p.unread_out();
   p.signal(SIGINT);
-  const auto began = std::chrono::steady_clock::now();
-  while (kill(p.pid(), 0) == 0 && std::chrono::steady_clock::now() - began < std::chrono::seconds(5)) {
-    // Not read on purpose: only whether it has become a zombie.
-    std::ifstream stat("/proc/" + std::to_string(p.pid()) + "/stat");
-    const std::string text((std::istreambuf_iterator<char>(stat)), {});
-    if (text.find(") Z ") != std::string::npos) break;
-    usleep(10000);
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  for (int tries = 0; tries < 3000 && !(ended = state("Z")); ++tries) usleep(10000);
+  EXPECT_TRUE(ended) << "it waits for a reader";
   EXPECT_EQ(p.finish(), 130);
 }
 
@@ -278,7 +283,6 @@ TEST(RunFailure, TerminateForwardsAndPassesTheSaveOn) {
   for (const char* rank : {"0", "1"}) ASSERT_TRUE(mixed.wait_for(std::string("[") + rank + "] up"));
   mixed.signal(SIGTERM);
   EXPECT_EQ(mixed.finish(), 143);
-  EXPECT_LT(mixed.seconds, 5);
 }
 
 TEST(RunFailure, TerminateEndsAfterTheStopTimeoutOrASecondOne) {
@@ -287,14 +291,12 @@ TEST(RunFailure, TerminateEndsAfterTheStopTimeoutOrASecondOne) {
   slow.signal(SIGTERM);
   EXPECT_EQ(slow.finish(), 143);
   EXPECT_GE(slow.seconds, 0.5);
-  EXPECT_LT(slow.seconds, 4);
   Job twice({"-n", "2"}, {"ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1"}) ASSERT_TRUE(twice.wait_for(std::string("[") + rank + "] up"));
   twice.signal(SIGTERM);
-  usleep(100000);
+  ASSERT_TRUE(twice.wait_for("s to save and stop"));
   twice.signal(SIGTERM);
   EXPECT_EQ(twice.finish(), 143);
-  EXPECT_LT(twice.seconds, 2);
 }
 
 TEST(RunFailure, RanksThatAgreeToStopByThemselves) {
@@ -315,12 +317,13 @@ TEST(RunFailure, KilledLauncherLeavesNothing) {
   EXPECT_GE(found, 12u) << "ranks, their children and daemons";
   p.signal(SIGKILL);
   EXPECT_EQ(p.wait(), 1000 + SIGKILL);
-  EXPECT_TRUE(left_behind(entry, 3).empty());
+  EXPECT_TRUE(left_behind(entry).empty());
 }
 
 TEST(RunFailure, RestartsAllRanksUntilTheyDo) {
   const std::string folder = temporary_folder();
-  Job p({"-n", "2", "--max-restarts", "3", "--log-dir", folder + "/logs"}, {"1:first-time=" + folder + "/mark,6", "env=ZERO_RESTART_COUNT", "env=ZERO_RUN_ID", "sleep=100"});
+  Job p({"-n", "2", "--max-restarts", "3", "--log-dir", folder + "/logs"},
+        {"1:first-time=" + folder + "/mark,6", "env=ZERO_RESTART_COUNT", "env=ZERO_RUN_ID", "sleep=100"});
   EXPECT_EQ(p.finish(), 0) << p.err;
   EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
   EXPECT_TRUE(p.says("restart 1 of 3 in 1 s")) << p.err;
@@ -353,15 +356,17 @@ TEST(RunFailure, InterruptDuringTheBackOff) {
   ASSERT_TRUE(p.wait_for("restart 3 of 50"));
   p.signal(SIGINT);
   EXPECT_EQ(p.finish(), 130);
-  EXPECT_LT(p.seconds, 2);
+  EXPECT_FALSE(p.says("restart 4 of 50")) << p.err;
 }
 
 TEST(RunFailure, JsonHasTheSameFields) {
   Job p({"-n", "2", "--json"}, {"step=3", "1:err=\\\"quoted\\\"", "1:exit=5", "sleep=60000"});
   EXPECT_EQ(p.finish(), 5);
   ASSERT_EQ(lines(p.out).size(), 1u) << p.out;
-  for (const char* part : {"\"schema\": \"zero.run/1\"", "\"exit_code\": 5", "\"root_cause\": {\"rank\": 1, \"ranks\": 2", "\"rank_exit_code\": 5",
-                           "\"where\": {\"time\": ", "\"step\": 3", "\"stopped\": [0]", "\"last_lines\": [\"\\\"quoted\\\"\"]"})
+  for (const char* part :
+       {"\"schema\": \"zero.run/1\"", "\"exit_code\": 5", "\"root_cause\": {\"rank\": 1, \"ranks\": 2",
+        "\"rank_exit_code\": 5", "\"where\": {\"time\": ", "\"step\": 3", "\"stopped\": [0]",
+        "\"last_lines\": [\"\\\"quoted\\\"\"]"})
     EXPECT_NE(p.out.find(part), std::string::npos) << part << "\n" << p.out;
 }
 

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -77,7 +77,8 @@ TEST(Run, OutputChoices) {
 }
 
 TEST(Run, LongLinesAreCutAndBarsBecomeTheirLastState) {
-  Process p(run_arguments({"-n", "1"}, {"long=200000", "long=65536", "raw=10%\\r50%\\r100%\\n", "raw=a\\r\\nb\\n", "raw=no newline"}));
+  Process p(run_arguments(
+      {"-n", "1"}, {"long=200000", "long=65536", "raw=10%\\r50%\\r100%\\n", "raw=a\\r\\nb\\n", "raw=no newline"}));
   EXPECT_EQ(p.wait(), 0);
   const std::vector<std::string> shown = lines(p.out);
   ASSERT_EQ(shown.size(), 6u);
@@ -91,7 +92,8 @@ TEST(Run, LongLinesAreCutAndBarsBecomeTheirLastState) {
 
 TEST(Run, LogFilesHoldUnprefixedLines) {
   const std::string folder = temporary_folder();
-  Process p(run_arguments({"-n", "2", "--enable_each_rank_log", folder + "/logs", "--output", "none"}, {"out=to out", "err=to err", "env=ZERO_LOG_DIR", "env=ZERO_RUN_ID"}));
+  Process p(run_arguments({"-n", "2", "--enable_each_rank_log", folder + "/logs", "--output", "none"},
+                          {"out=to out", "err=to err", "env=ZERO_LOG_DIR", "env=ZERO_RUN_ID"}));
   EXPECT_EQ(p.wait(), 0) << p.err;
   std::vector<std::filesystem::path> runs;
   for (const auto& entry : std::filesystem::directory_iterator(folder + "/logs")) runs.push_back(entry.path());
@@ -99,7 +101,8 @@ TEST(Run, LogFilesHoldUnprefixedLines) {
   const std::string id = runs[0].filename();
   EXPECT_NE(p.err.find("run " + id), std::string::npos);
   for (const char* rank : {"0", "1"}) {
-    EXPECT_EQ(slurp(runs[0] / (std::string("rank-") + rank + ".out")), "to out\nZERO_LOG_DIR=" + runs[0].string() + "\nZERO_RUN_ID=" + id + "\n");
+    EXPECT_EQ(slurp(runs[0] / (std::string("rank-") + rank + ".out")),
+              "to out\nZERO_LOG_DIR=" + runs[0].string() + "\nZERO_RUN_ID=" + id + "\n");
     EXPECT_EQ(slurp(runs[0] / (std::string("rank-") + rank + ".err")), "to err\n");
   }
 }
@@ -107,26 +110,32 @@ TEST(Run, LogFilesHoldUnprefixedLines) {
 TEST(Run, SetsTheEnvironmentOfARank) {
   Process::Settings settings;
   settings.arguments = run_arguments({"-n", "4"}, {});
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK",
-                           "CROSS_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "KEPT", "ZERO_TOKEN"})
+  for (const char* name :
+       {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_SIZE",
+        "CROSS_RANK", "CROSS_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "KEPT", "ZERO_TOKEN"})
     settings.arguments.push_back(std::string("2:env=") + name);
   for (const char* name : {"MASTER_PORT", "ZERO_RUN_ID"}) settings.arguments.push_back(std::string("env=") + name);
-  settings.environment = {"RANK=77", "WORLD_SIZE=78", "TORCHELASTIC_RUN_ID=old", "KEPT=yes", "OMP_NUM_THREADS", "ZERO_TOKEN"};
+  settings.environment = {"RANK=77",  "WORLD_SIZE=78",   "TORCHELASTIC_RUN_ID=old",
+                          "KEPT=yes", "OMP_NUM_THREADS", "ZERO_TOKEN"};
   Process p(settings);
   EXPECT_EQ(p.wait(), 0);
   std::vector<std::string> of_two;
   std::set<std::string> ports, ids;
   for (const std::string& line : lines(p.out)) {
     const std::string text = line.substr(4);
-    if (text.find("MASTER_PORT=") == 0) ports.insert(text.substr(12));
-    else if (text.find("ZERO_RUN_ID=") == 0) ids.insert(text.substr(12));
-    else of_two.push_back(text);
+    if (text.find("MASTER_PORT=") == 0)
+      ports.insert(text.substr(12));
+    else if (text.find("ZERO_RUN_ID=") == 0)
+      ids.insert(text.substr(12));
+    else
+      of_two.push_back(text);
   }
   const int threads = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / 4);
   ASSERT_EQ(of_two.size(), 14u);
   EXPECT_EQ(std::vector<std::string>(of_two.begin(), of_two.begin() + 10),
-            (std::vector<std::string>{"RANK=2", "WORLD_SIZE=4", "LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "GROUP_RANK=0", "GROUP_WORLD_SIZE=1",
-                                      "LOCAL_SIZE=4", "CROSS_RANK=0", "CROSS_SIZE=1", "MASTER_ADDR=127.0.0.1"}));
+            (std::vector<std::string>{"RANK=2", "WORLD_SIZE=4", "LOCAL_RANK=2", "LOCAL_WORLD_SIZE=4", "GROUP_RANK=0",
+                                      "GROUP_WORLD_SIZE=1", "LOCAL_SIZE=4", "CROSS_RANK=0", "CROSS_SIZE=1",
+                                      "MASTER_ADDR=127.0.0.1"}));
   const int given = std::atoi(of_two[10].c_str() + strlen("OMP_NUM_THREADS="));
   EXPECT_GE(given, 1);
   EXPECT_LE(given, threads);
@@ -143,13 +152,15 @@ TEST(Run, KeepsWhatTheUserSet) {
   Process::Settings settings;
   const std::string folder = temporary_folder();
   std::ofstream(folder + "/vars") << "# comment\nFROM_FILE=a b=c\n";
-  settings.arguments = run_arguments({"-n1", "--env-file", folder + "/vars", "--master_port=4242", "--master-addr", "localhost", "--pass_local_rank"},
-                                     {"env=OMP_NUM_THREADS", "env=FROM_FILE", "env=MASTER_PORT", "env=MASTER_ADDR"});
+  settings.arguments = run_arguments(
+      {"-n1", "--env-file", folder + "/vars", "--master_port=4242", "--master-addr", "localhost", "--pass_local_rank"},
+      {"env=OMP_NUM_THREADS", "env=FROM_FILE", "env=MASTER_PORT", "env=MASTER_ADDR"});
   settings.environment = {"OMP_NUM_THREADS=7"};
   Process p(settings);
   EXPECT_EQ(p.wait(), 0);
-  EXPECT_EQ(lines(p.out), (std::vector<std::string>{"[0] OMP_NUM_THREADS=7", "[0] FROM_FILE=a b=c", "[0] MASTER_PORT=4242", "[0] MASTER_ADDR=localhost",
-                                                    "[0] argument --local_rank=0"}));
+  EXPECT_EQ(lines(p.out),
+            (std::vector<std::string>{"[0] OMP_NUM_THREADS=7", "[0] FROM_FILE=a b=c", "[0] MASTER_PORT=4242",
+                                      "[0] MASTER_ADDR=localhost", "[0] argument --local_rank=0"}));
 }
 
 TEST(Run, VisibleDevicesAreTheSlots) {
@@ -158,7 +169,8 @@ TEST(Run, VisibleDevicesAreTheSlots) {
   settings.environment = {"CUDA_VISIBLE_DEVICES=4,5,6,7"};
   Process p(settings);
   EXPECT_EQ(p.wait(), 0) << p.err;
-  EXPECT_EQ(sorted(lines(p.out)), (std::vector<std::string>{"[0] CUDA_VISIBLE_DEVICES=5,7", "[1] CUDA_VISIBLE_DEVICES=5,7"}));
+  EXPECT_EQ(sorted(lines(p.out)),
+            (std::vector<std::string>{"[0] CUDA_VISIBLE_DEVICES=5,7", "[1] CUDA_VISIBLE_DEVICES=5,7"}));
   settings.arguments = run_arguments({"-n", "5"}, {"out=x"});
   Process more(settings);
   EXPECT_EQ(more.wait(), 2);
@@ -173,7 +185,8 @@ TEST(Run, RanksGetOnlyTheirOwnDescriptors) {
   Process p(run_arguments({"-n4", "--log-dir", temporary_folder()}, {"fd-count"}));
   EXPECT_EQ(p.wait(), 0);
   EXPECT_EQ(lines(p.out).size(), 4u);
-  for (const std::string& line : lines(p.out)) EXPECT_EQ(line.substr(4), "fds " + std::to_string(inherited + 1)) << "one more: the status page";
+  for (const std::string& line : lines(p.out))
+    EXPECT_EQ(line.substr(4), "fds " + std::to_string(inherited + 1)) << "one more: the status page";
 }
 
 TEST(Run, BindsCoresToRanks) {
@@ -245,15 +258,23 @@ TEST(Run, ChecksBeforeStarting) {
       {{"run", "-i", "other", "true"}, 2, "got host \"other\""},
       {{"run", "-H", folder + "/hosts", "true"}, 2, "[--master-addr] got none and localhost as the first host"},
       {{"run", "-H", folder, "true"}, 2, "[--hostfile] got a directory"},
-      {{"run", "-H", folder + "/hosts", "-n", "3", "true"}, 2, "got 3 ranks, expected at most the 2 slots of localhost"},
+      {{"run", "-H", folder + "/hosts", "-n", "3", "true"},
+       2,
+       "got 3 ranks, expected at most the 2 slots of localhost"},
       {{"run", "-H", folder + "/hosts", "-n", "cpu", "true"}, 2, "got cpu for 2 hosts, expected a number"},
       {{"run", "-H", folder + "/hosts", "--nnodes=3", "true"}, 2, "got 3 hosts, expected at most 2"},
       {{"run", "-H", folder + "/hosts", "--node_rank=2", "true"}, 2, "got 2 of 2 hosts, expected at most 1"},
-      {{"run", "-H", folder + "/hosts", "--node_rank=1", "true"}, 2, "is elsewhere in " + folder + "/hosts, but this host is localhost"},
+      {{"run", "-H", folder + "/hosts", "--node_rank=1", "true"},
+       2,
+       "is elsewhere in " + folder + "/hosts, but this host is localhost"},
       {{"run", "-H", folder + "/hosts", "--no_ssh", "true"}, 2, "got 2 hosts without --node-rank"},
       {{"run", "-H", folder + "/hosts", "--node_rank=0", "--launcher=ssh", "true"}, 2, "expected one of the two ways"},
-      {{"run", "-H", folder + "/hosts", "--master_addr=h", "--launcher_args='", "true"}, 2, "[--launcher-args:1:1] got a ' without its end"},
-      {{"run", "-H", folder + "/hosts", "--master_addr=h", "--export=NO_SUCH_NAME", "true"}, 2, "got \"NO_SUCH_NAME\", which is not set"},
+      {{"run", "-H", folder + "/hosts", "--master_addr=h", "--launcher_args='", "true"},
+       2,
+       "[--launcher-args:1:1] got a ' without its end"},
+      {{"run", "-H", folder + "/hosts", "--master_addr=h", "--export=NO_SUCH_NAME", "true"},
+       2,
+       "got \"NO_SUCH_NAME\", which is not set"},
       {{"run", "-H", folder + "/hosts", "--master_addr=h", "--export=MASTER_ADDR", "true"}, 2, "[--export] got "},
       {{"run", "--nnodes=2", "--node_rank=0", "true"}, 2, "[--master-addr] got none and no hostfile"},
       {{"run", "-H", folder + "/none", "true"}, 2, "No such file"},
@@ -341,7 +362,8 @@ TEST(Run, HelpFitsAndEndsWithAnExample) {
     for (const std::string& line : lines(p.out)) EXPECT_LE(line.size(), 80u) << line;
     const std::size_t example = p.out.find("\nExample\n  zero ");
     ASSERT_NE(example, std::string::npos) << p.out;
-    EXPECT_EQ(std::count(p.out.begin() + static_cast<std::ptrdiff_t>(example), p.out.end(), '\n'), 3) << "nothing comes after it";
+    EXPECT_EQ(std::count(p.out.begin() + static_cast<std::ptrdiff_t>(example), p.out.end(), '\n'), 3)
+        << "nothing comes after it";
   }
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {
@@ -32,14 +32,16 @@ std::string text_file(const std::string& folder) {
 // A small model; one line a step.
 struct TrainingJob : Process {
   TrainingJob(const Words& options, const Words& training, const std::string& folder)
-      : Process(Settings{Words{kZero, "run", "-n", "2"} + options +
-                             Words{"zero", "train", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--text", text_file(folder)} +
-                             Words{"--set", "steps_per_print=1", "--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=48", "--set",
-                                   "libzero.model.heads=3", "--set", "libzero.model.seq_length=32", "--set", "libzero.data.eval_batches=1"} +
-                             training,
-                         {"OMP_NUM_THREADS=1"},
-                         folder,
-                         -1}) {}
+      : Process(Settings{
+            Words{kZero, "run", "-n", "2"} + options +
+                Words{"zero", "train", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--text", text_file(folder)} +
+                Words{"--set", "steps_per_print=1", "--set", "libzero.model.layers=2", "--set",
+                      "libzero.model.hidden=48", "--set", "libzero.model.heads=3", "--set",
+                      "libzero.model.seq_length=32", "--set", "libzero.data.eval_batches=1"} +
+                training,
+            {"OMP_NUM_THREADS=1"},
+            folder,
+            -1}) {}
   std::string run_id() const {
     const std::size_t at = err.find(", run ");
     return at == std::string::npos ? "" : err.substr(at + 6, err.find_first_of(",\n", at + 6) - at - 6);

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/process.h"
-#include "unit/trace_file.h"
+#include "support/process.h"
+#include "unit/observe/trace_file.h"
 
 namespace zero::test {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <zero/errors.h>
 
-#include "dist/collective_checks.h"
+#include "support/collective_checks.h"
 
 namespace zero {
 namespace {
@@ -101,13 +101,25 @@ TEST(Thread, TheAbsentRankIsNamed) {
 
 TEST(Thread, AllAbsentRanksAreNamed) {
   ThreadFaults faults;
-  faults.timeout = Milliseconds(150);
-  const auto errors = told(4, faults, [](Comm comm) {
-    if (comm->rank() % 2 == 1) std::this_thread::sleep_for(Milliseconds(600));
-    comm->barrier();
+  faults.timeout = Milliseconds(1000);
+  std::atomic<int> here{0}, heard{0};
+  const auto errors = told(4, faults, [&](Comm comm) {
+    if (comm->rank() % 2 == 1) {
+      while (heard < 2) std::this_thread::yield();
+      comm->barrier();
+      return;
+    }
+    ++here;
+    while (here < 2) std::this_thread::yield();  // both wait from here
+    try {
+      comm->barrier();
+    } catch (...) {
+      ++heard;
+      throw;
+    }
   });
   for (const auto& error : errors) {
-    EXPECT_TRUE(contains(error.text, "ranks 1, 3 within 150 ms")) << error.text;
+    EXPECT_TRUE(contains(error.text, "ranks 1, 3 within 1 s")) << error.text;
     EXPECT_EQ(error.rank, -1);
   }
   EXPECT_TRUE(contains(errors[2].text, "(rank 2/4, operation 0)")) << errors[2].text;
@@ -233,7 +245,10 @@ TEST(Thread, TheFirstFailureInTimeIsRethrown) {
   for (const int first : {0, 1, 2}) {
     try {
       run_ranks(3, [&](Comm comm) {
-        std::this_thread::sleep_for(Milliseconds(comm->rank() == first ? 20 : 200));
+        try {
+          if (comm->rank() != first) comm->barrier();  // until the first has failed
+        } catch (const CommError&) {
+        }
         throw std::runtime_error("rank " + std::to_string(comm->rank()));
       });
       FAIL() << "nothing thrown";
@@ -245,14 +260,20 @@ TEST(Thread, TheFirstFailureInTimeIsRethrown) {
 
 TEST(Thread, AnErrorToldByAbortBeforeItIsThrownIsStillTheFirst) {
   for (int i = 0; i < 10; ++i) {
+    std::atomic<int> ended{0};
     EXPECT_THROW(run_ranks(3,
-                           [](Comm comm) {
+                           [&](Comm comm) {
                              if (comm->rank() == 2) {
                                comm->abort("told");
-                               std::this_thread::sleep_for(Milliseconds(20));  // the others end first
+                               while (ended < 2) std::this_thread::yield();  // the others end first
                                throw ConfigError("thrown");
                              }
-                             comm->barrier();
+                             try {
+                               comm->barrier();
+                             } catch (...) {
+                               ++ended;
+                               throw;
+                             }
                            }),
                  ConfigError);
   }
@@ -292,13 +313,13 @@ TEST(Thread, WaitGivesItsErrorEveryTime) {
 }
 
 TEST(Thread, DoneTurnsTrueByItself) {
-  run_ranks(2, [](Comm comm) {
-    if (comm->rank() == 1) std::this_thread::sleep_for(Milliseconds(100));
+  std::atomic<bool> looked{false};
+  run_ranks(2, [&](Comm comm) {
+    while (comm->rank() == 1 && !looked) std::this_thread::yield();
     auto work = comm->all_reduce(at::ones({2}));
     if (comm->rank() == 0 && work->done()) throw std::runtime_error("done without the other rank");
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!work->done() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    if (!work->done()) throw std::runtime_error("never done");
+    looked = true;
+    while (!work->done()) std::this_thread::yield();
     work->wait();
   });
 }

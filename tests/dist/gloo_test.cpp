@@ -21,11 +21,12 @@
 
 #include <zero/errors.h>
 
-#include "net/socket.h"
 #include "comm/transport.h"
-#include "dist/collective_checks.h"
-#include "dist/fork_ranks.h"
-#include "dist/tcp_ranks.h"
+#include "net/socket.h"
+#include "support/collective_checks.h"
+#include "support/folder.h"
+#include "support/fork_ranks.h"
+#include "support/tcp_ranks.h"
 
 using namespace std::chrono_literals;
 using zero::CommError;
@@ -34,6 +35,7 @@ using zero::net::Identity;
 namespace base = zero::base;
 namespace comm = zero::comm;
 namespace net = zero::net;
+using zero::test::By;
 using zero::test::expect_all_well;
 using zero::test::free_port;
 using zero::test::kKilled;
@@ -155,8 +157,8 @@ TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
           rounds();
           kill(getpid(), SIGKILL);
         }
-        require_named(victim, "rank " + std::to_string(victim), 5s, rounds);
-        require_named(victim, "rank " + std::to_string(victim), 1s, [&] { comm->barrier(); });
+        require_named(victim, "rank " + std::to_string(victim), By::News, rounds);
+        require_named(victim, "rank " + std::to_string(victim), By::News, [&] { comm->barrier(); });
         comm.reset();  // must not wait for the dead
       });
       EXPECT_EQ(statuses[victim], kKilled);
@@ -176,10 +178,10 @@ TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
     }
     // Both wait for data of the root, and for nothing of the rank that dies.
     auto data = torch::ones({1000});
-    if (rank == 2) require_named(1, "rank 1", 5s, [&] { comm->broadcast(data, 0)->wait(); });
+    if (rank == 2) require_named(1, "rank 1", By::News, [&] { comm->broadcast(data, 0)->wait(); });
     if (rank == 0) {
       std::this_thread::sleep_for(1s);
-      require_named(1, "rank 1", 1s, [&] { comm->broadcast(data, 0)->wait(); });
+      require_named(1, "rank 1", By::News, [&] { comm->broadcast(data, 0)->wait(); });
     }
   });
   EXPECT_EQ(statuses[1], kKilled);
@@ -199,7 +201,8 @@ TEST(Gloo, NamesAnAbsentRank) {
       const int port = tcp ? free_port() : 0;
       const auto statuses = run_processes(3, [&](int rank) {
         if (rank == absent) return;
-        require_named(absent, "rank " + std::to_string(absent), 5s, [&] { open(identity(rank, 3, id, port), 1s); });
+        require_named(absent, "rank " + std::to_string(absent), By::TimeLimit,
+                      [&] { open(identity(rank, 3, id, port), 1s); });
       });
       expect_all_well(statuses);
     }
@@ -220,7 +223,7 @@ TEST(Gloo, NamesARankThatDiesDuringTheStart) {
       }).detach();
       open(identity(rank, 3, id), 60s);
     }
-    require_named(1, "rank 1", 5s, [&] { open(identity(rank, 3, id), 60s); });
+    require_named(1, "rank 1", By::News, [&] { open(identity(rank, 3, id), 60s); });
   });
   EXPECT_EQ(statuses[1], kKilled);
   EXPECT_EQ(statuses[0], 0);
@@ -250,7 +253,7 @@ TEST(Gloo, NamesAStoppedRank) {
       }
       raise(SIGSTOP);
     }
-    require_named(1, "rank 1", 5s, [&] { comm->barrier(); });
+    require_named(1, "rank 1", By::TimeLimit, [&] { comm->barrier(); });
   });
   EXPECT_EQ(statuses[1], kKilled);
   expect_all_well(statuses, 1);
@@ -330,10 +333,10 @@ TEST(Gloo, SeveralCommunicatorsOfOneRunOneAfterTheOtherAndAtATime) {
 
 TEST(Gloo, LeavesNothingBehindAndListensOnTheLoopbackOnly) {
   const auto id = zero::test::fresh_run_id();
-  char directory[] = "/tmp/zero-gloo-test-XXXXXX";
-  ASSERT_NE(mkdtemp(directory), nullptr);
+  const zero::test::TempFolder folder;
+  const auto directory = folder.text();
   expect_all_well(run_processes(2, [&](int rank) {
-    setenv("TMPDIR", directory, 1);
+    setenv("TMPDIR", directory.c_str(), 1);
     auto comm = open(identity(rank, 2, id));
     comm->barrier();
     require(std::filesystem::is_empty(directory), "the meeting point is still there");

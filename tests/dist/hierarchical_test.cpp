@@ -4,15 +4,16 @@
 #include <chrono>
 #include <thread>
 
-#include "net/node_topology.h"
 #include "comm/transport.h"
-#include "dist/collective_checks.h"
-#include "dist/tcp_ranks.h"
+#include "net/node_topology.h"
+#include "support/collective_checks.h"
+#include "support/tcp_ranks.h"
 
 using namespace std::chrono_literals;
 using zero::Communicator;
 using zero::net::Hosts;
 using zero::net::Identity;
+using zero::test::By;
 using zero::test::expect_all_well;
 using zero::test::free_port;
 using zero::test::require;
@@ -144,7 +145,7 @@ TEST(Hierarchical, NamesAnAbsentRank) {
     const int port = free_port();
     expect_all_well(run_processes(4, [&](int rank) {
       if (rank == absent) return;
-      require_named(absent, "rank " + std::to_string(absent), 6s, [&] { open(rank, 4, 2, port, 1500ms); });
+      require_named(absent, "rank " + std::to_string(absent), By::TimeLimit, [&] { open(rank, 4, 2, port, 1500ms); });
     }));
   }
 }
@@ -177,7 +178,7 @@ TEST(Hierarchical, NeighboursAreAWorldOfTheirOwn) {
     if (rank == 5) return;
     if (rank == 4) {
       pair->set_timeout(300ms);
-      require_named(5, "rank 5", 5s, [&] { pair->barrier(); });
+      require_named(5, "rank 5", By::TimeLimit, [&] { pair->barrier(); });
     }
   }));
 }

@@ -9,8 +9,8 @@
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
-#include "dist/collective_checks.h"
-#include "dist/fork_ranks.h"
+#include "support/collective_checks.h"
+#include "support/fork_ranks.h"
 
 namespace zero {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "comm/transport.h"
 #include "net/transport_choice.h"
-#include "dist/collective_checks.h"
-#include "dist/fork_ranks.h"
+#include "support/collective_checks.h"
+#include "support/fork_ranks.h"
 
 namespace comm = zero::comm;
 namespace net = zero::net;

@@ -9,9 +9,9 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/tensor_segments.h"
 #include "comm/symmetric_buffer.h"
-#include "dist/shm_ranks.h"
+#include "comm/tensor_segments.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

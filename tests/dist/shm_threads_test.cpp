@@ -5,10 +5,10 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/tensor_segments.h"
 #include "comm/symmetric_buffer.h"
-#include "dist/shm_threads.h"
+#include "comm/tensor_segments.h"
 #include "parity/training.h"
+#include "support/shm_threads.h"
 
 namespace zero::test {
 namespace {

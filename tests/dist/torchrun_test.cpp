@@ -12,7 +12,7 @@
 #include <zero/communicator.h>
 
 #include "net/socket.h"
-#include "dist/collective_checks.h"
+#include "support/collective_checks.h"
 
 namespace {
 

@@ -4,7 +4,8 @@
 
 #include <filesystem>
 
-#include "parity/spawn.h"
+#include "support/folder.h"
+#include "support/spawn.h"
 
 namespace zero::test {
 namespace {
@@ -26,12 +27,11 @@ TEST_P(RankFault, EndsEveryRankAndNamesTheRightOne) {
   options.timeout_s = 3;
   options.limit = std::chrono::seconds(std::string(p.fault) == "sleep" ? 25 : 15);
   if (std::string(p.fault) == "sleep") options.sleeper = 1;
-  const auto directory = std::filesystem::temp_directory_path() / ("zero-fault-" + std::to_string(getpid()));
+  const TempFolder directory;
   std::vector<std::string> arguments{std::string("fault=") + p.fault, std::string("at=") + p.at, "rank=1",
                                      "stage=" + std::to_string(p.stage)};
-  if (std::string(p.at) == "save") arguments.push_back("save=" + directory.string());
+  if (std::string(p.at) == "save") arguments.push_back("save=" + directory.text());
   const auto results = spawn_ranks(options, kProgram, arguments);
-  std::filesystem::remove_all(directory);
   for (const int rank : {0, 2}) {
     const auto& result = results[static_cast<std::size_t>(rank)];
     EXPECT_FALSE(result.timed_out) << "rank " << rank << " hung: " << result.err;

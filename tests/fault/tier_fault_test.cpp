@@ -11,22 +11,15 @@
 #include <cstring>
 #include <filesystem>
 
-#include "storage/fault_source.h"
 #include "engine/file_regions.h"
 #include "parity/training.h"
+#include "storage/fault_source.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Folder {
-  std::string path;
-  Folder() : path((fs::temp_directory_path() / "zero-tier-fault-XXXXXX").string()) {
-    if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp");
-  }
-  ~Folder() { fs::remove_all(path); }
-};
 
 // The n-th request (of the kind) after it is armed, or every n-th.
 class Nth final : public storage::FaultSource {
@@ -112,9 +105,9 @@ Ended train(const Training& setup, const std::string& checkpoint, Nth* faults) {
 }
 
 TEST(TierFault, WhatPassesByItselfChangesNoBit) {
-  const Folder folder;
+  const TempFolder folder;
   for (const int stage : {1, 3}) {
-    const auto setup = setup_in(folder.path, stage);
+    const auto setup = setup_in(folder.text(), stage);
     const auto plain = train(setup, "", nullptr);
     ASSERT_EQ(plain.error[0] + plain.error[1], "");
     for (const storage::Fault fault :
@@ -133,8 +126,8 @@ TEST(TierFault, WhatPassesByItselfChangesNoBit) {
 
 // The n-th request of a run fails for good, for n from the first to beyond the last.
 void expect_an_end(Nth::Kind kind, int error, const char* text) {
-  const Folder folder, checkpoints;
-  const auto setup = setup_in(folder.path);
+  const TempFolder folder, checkpoints;
+  const auto setup = setup_in(folder.text());
   const auto plain = train(setup, "", nullptr);
   int ended_early = 0, ran_through = 0;
   for (std::int64_t n = 1; n <= 100; n += n < 10 ? 1 : 9) {
@@ -143,7 +136,7 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
     Ended run;
     {
       const Installed installed(faults);
-      run = train(setup, checkpoints.path, faults.get());
+      run = train(setup, checkpoints.text(), faults.get());
     }
     if (!faults->fired()) {
       EXPECT_EQ(run.hash, plain.hash);
@@ -154,16 +147,16 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
     const int failed = run.code[0] == ExitCode::kIo ? 0 : 1;
     EXPECT_EQ(run.code[failed], ExitCode::kIo) << run.error[0] << "\n" << run.error[1];
     for (const auto& part :
-         std::vector<std::string>{text, folder.path, "offset", "rank " + std::to_string(failed) + "/2"})
+         std::vector<std::string>{text, folder.text(), "offset", "rank " + std::to_string(failed) + "/2"})
       EXPECT_NE(run.error[failed].find(part), std::string::npos) << part << " in " << run.error[failed];
     const auto& other = run.error[1 - failed];
     EXPECT_NE(other.find("rank " + std::to_string(failed)), std::string::npos) << "the other rank said: " << other;
-    EXPECT_TRUE(fs::is_empty(folder.path));
+    EXPECT_TRUE(fs::is_empty(folder.text()));
     // The checkpoint from before is whole.
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
       auto module = make_module(problem(setup.problem));
       Engine engine(module, Options::from_json(json_of(setup)), comm);
-      engine.load_checkpoint(checkpoints.path);
+      engine.load_checkpoint(checkpoints.text());
       const auto hash = engine.state_hash();
       if (comm->rank() == 0) EXPECT_EQ(hash, run.saved);
     });
@@ -175,8 +168,8 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
 TEST(TierFault, AReadThatFailsEndsEveryRank) { expect_an_end(Nth::Kind::Read, EIO, std::strerror(EIO)); }
 // The error of an update beside training stays, wherever the program catches it: what was half made is never shown.
 TEST(TierFault, AFailedLateUpdateIsNotForgotten) {
-  const Folder folder;
-  auto setup = setup_in(folder.path, 1);
+  const TempFolder folder;
+  auto setup = setup_in(folder.text(), 1);
   setup.world = 1;
   setup.zero += R"(, "delayed_update": {"enabled": true, "start_step": 1})";
   auto faults = std::make_shared<Nth>(Nth::Kind::Read, 1, /*every=*/false, storage::Fault{EIO, -1});
@@ -201,8 +194,8 @@ TEST(TierFault, AFullDiskEndsEveryRank) { expect_an_end(Nth::Kind::Write, ENOSPC
 
 // A write that fails goes elsewhere (file_io_test), and training does not notice.
 TEST(TierFault, OneFailedWriteIsMovedAndChangesNoBit) {
-  const Folder folder;
-  const auto setup = setup_in(folder.path);
+  const TempFolder folder;
+  const auto setup = setup_in(folder.text());
   const auto plain = train(setup, "", nullptr);
   for (const std::int64_t n : {1, 2, 5, 11}) {
     auto faults = std::make_shared<Nth>(Nth::Kind::Write, n, /*every=*/false, storage::Fault{EIO, -1});
@@ -226,8 +219,8 @@ int open_again(const std::string& folder) {
 }
 
 TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
-  const Folder folder;
-  engine::ShardFile file(folder.path, {}, "rank 2/4", /*checked=*/true);
+  const TempFolder folder;
+  engine::ShardFile file(folder.text(), {}, "rank 2/4", /*checked=*/true);
   engine::ShardStore before(&file, 5000, at::kFloat), store(&file, 10000, at::kFloat);
   file.make();
   EXPECT_TRUE(at::equal(store.read(), at::zeros({10000}))) << "a new region is zero, and known to be";
@@ -238,7 +231,7 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
   expected.narrow(0, 3000, 50).copy_(values.narrow(0, 0, 50));
   EXPECT_TRUE(at::equal(store.read(), expected));
 
-  const int fd = open_again(folder.path);
+  const int fd = open_again(folder.text());
   ASSERT_GE(fd, 0);
   const auto offset = before.bytes() + 2 * 4096 + 17;
   char flipped = 0;
@@ -255,7 +248,7 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
     const std::string text = e.what();
     EXPECT_NE(text.find("offset " + std::to_string(before.bytes() + 2 * 4096)), std::string::npos) << text;
     EXPECT_NE(text.find("rank 2/4"), std::string::npos) << text;
-    EXPECT_NE(text.find(folder.path), std::string::npos) << text;
+    EXPECT_NE(text.find(folder.text()), std::string::npos) << text;
   }
   // Written again it is right again.
   store.write(0, values);
@@ -264,12 +257,12 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
 }
 
 TEST(Checksums, CanBeTurnedOff) {
-  const Folder folder;
-  engine::ShardFile file(folder.path, {}, "rank 0/1", /*checked=*/false);
+  const TempFolder folder;
+  engine::ShardFile file(folder.text(), {}, "rank 0/1", /*checked=*/false);
   engine::ShardStore store(&file, 2000, at::kFloat);
   file.make();
   store.write(0, at::ones({2000}));
-  const int fd = open_again(folder.path);
+  const int fd = open_again(folder.text());
   ASSERT_GE(fd, 0);
   const float other = 5;
   ASSERT_EQ(pwrite(fd, &other, sizeof other, 0), static_cast<ssize_t>(sizeof other));
@@ -280,8 +273,8 @@ TEST(Checksums, CanBeTurnedOff) {
 
 // Training whose file is changed behind its back does not go on with it.
 TEST(Checksums, TrainingStopsAtBytesThatChanged) {
-  const Folder folder;
-  auto setup = setup_in(folder.path, 1);
+  const TempFolder folder;
+  auto setup = setup_in(folder.text(), 1);
   setup.world = 1;
   const auto& task = problem(setup.problem);
   auto module = make_module(task);
@@ -291,7 +284,7 @@ TEST(Checksums, TrainingStopsAtBytesThatChanged) {
     engine.step();
   };
   step(0);
-  const int fd = open_again(folder.path);
+  const int fd = open_again(folder.text());
   ASSERT_GE(fd, 0);
   char byte = 0;
   ASSERT_EQ(pread(fd, &byte, 1, 100), 1);

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/elements.h"
 #include "gpu/host_kernels.h"
 #include "gpu/kernel_checks.h"
+#include "kernels/cuda/elements.h"
 
 namespace zero::test {
 namespace {

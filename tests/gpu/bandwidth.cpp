@@ -76,8 +76,8 @@ int main() {
     c.negative_step = -1e-3f;
     const auto update = [&](const at::Tensor& gradient, Dtype dtype, void* parameter) {
       const kernels::UpdateRange range{p.data_ptr<float>(), {m.data_ptr<float>(), v.data_ptr<float>()},
-                                     gradient.data_ptr(), dtype,
-                                     parameter,           Dtype::BF16};
+                                       gradient.data_ptr(), dtype,
+                                       parameter,           Dtype::BF16};
       cuda::check(kernels.update(place, &c, &range, 0.5f, numel), "update");
     };
     report("copy_fp32", numel, 8, [&] { m.copy_(g); });

@@ -11,8 +11,9 @@
 #include <filesystem>
 
 #include "gpu/device.h"
-#include "parity/training.h"
 #include "gpu/streams.h"
+#include "parity/training.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
@@ -136,7 +137,8 @@ TEST(GpuEngine, MemoryIsBookedAndCounted) {
 TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
   ZERO_NEEDS_GPU();
   be_deterministic();
-  const auto folder = std::filesystem::temp_directory_path() / ("zero-gpu-" + std::to_string(::getpid()));
+  const TempFolder temporary;
+  const auto& folder = temporary.path();
   // Without padding, which the two align differently, the digests of states compare.
   const auto& task = problem("padded_free_gpt");
   const auto setup = on_gpu("padded_free_gpt", "bf16", 2);
@@ -168,7 +170,6 @@ TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
   EXPECT_EQ(second.state_hash(), hash);
   go(*again, second, 3);
   EXPECT_EQ(second.state_hash(), further);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(GpuEngine, MixedDevicesAreNamed) {

@@ -10,8 +10,8 @@
 namespace zero::test {
 namespace {
 
-using kernels::Dtype;
 using cuda::Place;
+using kernels::Dtype;
 
 std::atomic<int> calls{0};
 

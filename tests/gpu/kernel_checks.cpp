@@ -244,17 +244,17 @@ void check_updates(Kernels& kernels) {
             Array master2(master), m2(m), v2(v), parameter2(parameter);
             const float factor = 1.0f / 1024 * 0.731f;
             const kernels::UpdateRange got{master.floats(),
-                                         {m.floats(), v.floats()},
-                                         gradient.data(),
-                                         gradient_dtype,
-                                         copy < 0 ? nullptr : parameter.data(),
-                                         parameter_dtype};
+                                           {m.floats(), v.floats()},
+                                           gradient.data(),
+                                           gradient_dtype,
+                                           copy < 0 ? nullptr : parameter.data(),
+                                           parameter_dtype};
             const kernels::UpdateRange expected{master2.floats(),
-                                              {m2.floats(), v2.floats()},
-                                              gradient.data(),
-                                              gradient_dtype,
-                                              copy < 0 ? nullptr : parameter2.data(),
-                                              parameter_dtype};
+                                                {m2.floats(), v2.floats()},
+                                                gradient.data(),
+                                                gradient_dtype,
+                                                copy < 0 ? nullptr : parameter2.data(),
+                                                parameter_dtype};
             kernels.update(c, got, factor, numel);
             kernels::update_range(c, expected, factor, 0, numel);
             const auto what = "rule " + std::to_string(static_cast<int>(rule)) + ", variant " +

@@ -12,11 +12,11 @@
 #include <zero/device.h>
 #include <zero/errors.h>
 
-#include "net/transport_choice.h"
-#include "kernels/cuda/interface.h"
-#include "gpu/plugin.h"
 #include "gpu/device.h"
 #include "gpu/kernel_checks.h"
+#include "gpu/plugin.h"
+#include "kernels/cuda/interface.h"
+#include "net/transport_choice.h"
 
 namespace zero::test {
 namespace {
@@ -97,11 +97,11 @@ class OnDevice : public Kernels {
         gradient(range.gradient, bytes(range.gradient_dtype, numel)),
         parameter(range.parameter, bytes(range.parameter_dtype, numel));
     const kernels::UpdateRange there{static_cast<float*>(master.data()),
-                                   {static_cast<float*>(m.data()), static_cast<float*>(v.data())},
-                                   gradient.data(),
-                                   range.gradient_dtype,
-                                   parameter.data(),
-                                   range.parameter_dtype};
+                                     {static_cast<float*>(m.data()), static_cast<float*>(v.data())},
+                                     gradient.data(),
+                                     range.gradient_dtype,
+                                     parameter.data(),
+                                     range.parameter_dtype};
     cuda::check(kernels().update(kPlace, &constants, &there, factor, numel), "update");
     for (const auto* copy : {&master, &m, &v, &gradient, &parameter}) copy->bring_back();
   }

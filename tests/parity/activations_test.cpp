@@ -55,9 +55,7 @@ struct Net : nn::Module {
   at::Tensor loss(const at::Tensor& ids) {
     auto x = tokens(ids);
     for (std::size_t i = 0; i < layers->size(); ++i) {
-      const auto run = [this, i](const at::Tensor& y) {
-        return at::tanh(shared(layers[i]->as<Layer>()->forward(y)));
-      };
+      const auto run = [this, i](const at::Tensor& y) { return at::tanh(shared(layers[i]->as<Layer>()->forward(y))); };
       x = segments ? activation_checkpoint(run, x) : run(x);
     }
     return at::cross_entropy_loss(at::linear(x, tokens->weight).reshape({-1, 32}).to(at::kFloat), ids.reshape({-1}));
@@ -140,8 +138,7 @@ Trained train(const Way& way, int stage, int world, const std::string& recipe, i
 }
 
 class Worlds : public ::testing::TestWithParam<std::tuple<int, std::string>> {};
-INSTANTIATE_TEST_SUITE_P(All, Worlds,
-                         ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values("fp32", "bf16")),
+INSTANTIATE_TEST_SUITE_P(All, Worlds, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Values("fp32", "bf16")),
                          [](const auto& info) {
                            return std::get<1>(info.param) + "_on_" + std::to_string(std::get<0>(info.param));
                          });
@@ -166,7 +163,8 @@ TEST_P(Worlds, TheStateIsTheSameWhereverEverythingRests) {
   const auto& [world, recipe] = GetParam();
   const std::string folder = std::filesystem::temp_directory_path().string();
   const auto rests = [&](const char* block, const char* device, const char* more) {
-    return std::string(", \"") + block + R"(": {"device": ")" + device + R"(", "nvme_path": ")" + folder + "\"" + more + "}";
+    return std::string(", \"") + block + R"(": {"device": ")" + device + R"(", "nvme_path": ")" + folder + "\"" + more +
+           "}";
   };
   const auto all = ways();
   const Way kept{"kept", false, ""};
@@ -175,7 +173,8 @@ TEST_P(Worlds, TheStateIsTheSameWhereverEverythingRests) {
     for (const char* optimizer : {"none", "cpu", "nvme"}) {
       for (const char* parameters : {"none", "cpu", "nvme"}) {
         if (stage < 3 && std::string(parameters) != "none") continue;  // whole on every rank
-        const auto zero = rests("offload_optimizer", optimizer, "") + rests("offload_param", parameters, ", \"max_in_cpu\": 0");
+        const auto zero =
+            rests("offload_optimizer", optimizer, "") + rests("offload_param", parameters, ", \"max_in_cpu\": 0");
         for (const auto* way : {&kept, &all[0], &all[5], &all[6]}) {
           SCOPED_TRACE(std::string(way->name) + ", optimizer " + optimizer + ", parameters " + parameters + ", stage " +
                        std::to_string(stage));
@@ -250,7 +249,8 @@ TEST(Activations, AnEngineMayGoBeforeItsGraph) {
 // Dropout is drawn again by the same numbers. One rank: threads share libtorch's generator.
 TEST(Activations, DropoutIsRepeated) {
   std::vector<std::string> hashes;
-  for (const auto& keys : {std::string(), std::string(R"(, "activation_checkpointing": {"cpu_checkpointing": true})")}) {
+  for (const auto& keys :
+       {std::string(), std::string(R"(, "activation_checkpointing": {"cpu_checkpointing": true})")}) {
     torch::manual_seed(3);
     auto net = std::make_shared<Net>(false);
     zero::test::fill_parameters(*net, 5);

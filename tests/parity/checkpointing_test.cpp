@@ -51,7 +51,8 @@ std::string fault_of(const std::function<void()>& body) {
 }
 
 struct Weights {
-  at::Tensor w1 = random_tensor({16, 32}, 1).div_(4).requires_grad_(), w2 = random_tensor({32, 16}, 2).div_(5).requires_grad_();
+  at::Tensor w1 = random_tensor({16, 32}, 1).div_(4).requires_grad_(),
+             w2 = random_tensor({32, 16}, 2).div_(5).requires_grad_();
   std::vector<at::Tensor> all() const { return {w1, w2}; }
   at::Tensor operator()(const at::Tensor& x) const { return x + at::gelu(x.mm(w1)).mm(w2); }
 };
@@ -105,7 +106,8 @@ TEST(Checkpointing, DropoutIsRepeatedAndTheGeneratorGoesOn) {
   std::vector<std::vector<at::Tensor>> results;
   for (const bool checkpointed : {false, true}) {
     torch::manual_seed(11);
-    auto y = checkpointed ? activation_checkpoint(segment, activation_checkpoint(segment, input)) : segment(segment(input));
+    auto y =
+        checkpointed ? activation_checkpoint(segment, activation_checkpoint(segment, input)) : segment(segment(input));
     const auto between = at::rand({4});
     y.pow(2).sum().backward();
     auto leaves = weights.all();
@@ -203,7 +205,8 @@ TEST(Checkpointing, SeveralInputsOutputsAndOtherArguments) {
   std::vector<std::vector<at::Tensor>> results;
   const auto leaves = [&] { return std::vector<at::Tensor>{weights.w1, weights.w2, x, y}; };
   for (const bool checkpointed : {false, true}) {
-    const auto [p, q] = checkpointed ? activation_checkpoint(segment, x, 0.5, y, at::Tensor()) : segment(x, 0.5, y, at::Tensor());
+    const auto [p, q] =
+        checkpointed ? activation_checkpoint(segment, x, 0.5, y, at::Tensor()) : segment(x, 0.5, y, at::Tensor());
     (p.pow(2).sum() + (q * p).sum()).backward();
     results.push_back(gradients_of(leaves()));
   }
@@ -247,7 +250,8 @@ TEST(Checkpointing, ASecondRunThatDiffersIsAnError) {
   Weights weights;
   auto input = random_tensor({8, 16}, 4).requires_grad_();
   int runs = 0;
-  const auto run = [&](const std::function<at::Tensor(at::Tensor)>& first, const std::function<at::Tensor(at::Tensor)>& second) {
+  const auto run = [&](const std::function<at::Tensor(at::Tensor)>& first,
+                       const std::function<at::Tensor(at::Tensor)>& second) {
     runs = 0;
     auto y = activation_checkpoint([&](at::Tensor x) { return ++runs == 1 ? first(x) : second(x); }, input);
     return fault_of([&] { y.sum().backward(); });
@@ -256,8 +260,11 @@ TEST(Checkpointing, ASecondRunThatDiffersIsAnError) {
   const auto one = [](at::Tensor x) { return x.tanh(); };
   const auto wide = [](at::Tensor x) { return at::cat({x, x}, 1).tanh().sigmoid().exp(); };
   EXPECT_EQ(run(three, three), "");
-  EXPECT_NE(run(three, one).find("got 1 saved tensors from the second run, expected 3"), std::string::npos) << run(three, one);
-  EXPECT_NE(run(three, wide).find("got Float [8, 32] on cpu as saved tensor 0 of the second run, expected Float [8, 16] on cpu"), std::string::npos)
+  EXPECT_NE(run(three, one).find("got 1 saved tensors from the second run, expected 3"), std::string::npos)
+      << run(three, one);
+  EXPECT_NE(run(three, wide)
+                .find("got Float [8, 32] on cpu as saved tensor 0 of the second run, expected Float [8, 16] on cpu"),
+            std::string::npos)
       << run(three, wide);
   // More of them: noticed when the segment runs to its end, as it does with random numbers.
   const auto drawn = [](at::Tensor x) { return at::dropout(x, 0.5, true); };
@@ -335,8 +342,10 @@ TEST(Checkpointing, FunctionsWithoutAResult) {
   int runs = 0;
   activation_checkpoint(
       [&](at::Tensor x) {
-        if (++runs == 1) out = x.tanh().exp();
-        else (void)x.tanh().exp();
+        if (++runs == 1)
+          out = x.tanh().exp();
+        else
+          (void)x.tanh().exp();
       },
       leaf);
   out.sum().backward();
@@ -393,7 +402,11 @@ TEST(Checkpointing, MemoryOfASegmentEndsWithItsGraph) {
     y.sum().backward();
   }
   EXPECT_EQ(held.use_count(), 1) << "a cycle keeps the segment";
-  { auto unused = activation_checkpoint([held](at::Tensor x) { return activation_checkpoint([held](at::Tensor z) { return z.exp(); }, x).tanh(); }, input); }
+  {
+    auto unused = activation_checkpoint(
+        [held](at::Tensor x) { return activation_checkpoint([held](at::Tensor z) { return z.exp(); }, x).tanh(); },
+        input);
+  }
   EXPECT_EQ(held.use_count(), 1);
 }
 
@@ -480,9 +493,10 @@ Trained train(Mode mode, int stage, int world, const std::string& recipe, int ac
       net = std::make_shared<Net>(mode);
       zero::test::fill_parameters(*net, 5);
     }
-    std::string json = R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + std::to_string(accumulation) +
-                       R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
-                       std::to_string(stage) + "}" + (recipe == "fp32" ? "" : ", \"" + recipe + "\": {\"enabled\": true}") + "}";
+    std::string json =
+        R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" + std::to_string(accumulation) +
+        R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
+        std::to_string(stage) + "}" + (recipe == "fp32" ? "" : ", \"" + recipe + "\": {\"enabled\": true}") + "}";
     zero::Engine engine(net, zero::Options::from_json(json), comm);
     auto generator = at::detail::createCPUGenerator(100 + static_cast<std::uint64_t>(comm->rank()));
     std::vector<double> losses;
@@ -528,7 +542,8 @@ TEST(CheckpointingEngine, PeakActivationsFall) {
     auto net = std::make_shared<Net>(mode, 12, 32);
     zero::test::fill_parameters(*net, 5);
     zero::Engine engine(net, zero::Options::from_json(R"({"train_micro_batch_size_per_gpu": 8,
-        "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})"), zero::Communicator::local());
+        "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 3}})"),
+                        zero::Communicator::local());
     const auto ids = at::arange(8 * 64).remainder(32).view({8, 64});
     for (int step = 0; step < 2; ++step) {
       engine.reset_peak_memory();

@@ -9,16 +9,13 @@
 #include <set>
 
 #include "parity/training.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
 
 std::string folder() {
-  static const std::string path = [] {
-    auto made = (std::filesystem::temp_directory_path() / "zero-delayed-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return made;
-  }();
+  static const std::string path = temporary_folder();
   return path;
 }
 

@@ -2,8 +2,8 @@
 // that is written here from the definitions, in fp64, with one plain module and nothing of the engine or of the other
 // parity tests. What is wrong alike at all stages and transports shows only here.
 //
-// With "--rank FILE" this program is one rank: it trains all cases of its world; rank 0 writes norms and masters to
-// FILE.
+// As processes, this program is started again for every rank: it trains all cases of its world, and rank 0 writes norms
+// and masters to a file.
 #include <gtest/gtest.h>
 #include <zero/zero.h>
 
@@ -18,7 +18,8 @@
 #include <map>
 #include <sstream>
 
-#include "parity/spawn.h"
+#include "support/folder.h"
+#include "support/spawn.h"
 
 namespace zero::test {
 namespace {
@@ -267,6 +268,8 @@ Result result_of(const double* from, const Result& like) {
 
 class GradientSizeOfProcesses : public ::testing::TestWithParam<std::pair<const char*, int>> {};
 
+constexpr const char* kFileVariable = "GRADIENT_SIZE_FILE";  // where rank 0 writes
+
 TEST_P(GradientSizeOfProcesses, IsThatOfTheLoop) {
   at::set_num_threads(1);
   const auto& [transport, world] = GetParam();
@@ -274,13 +277,15 @@ TEST_P(GradientSizeOfProcesses, IsThatOfTheLoop) {
   options.world = world;
   options.transport = transport;
   options.limit = std::chrono::seconds(250);
-  const auto file = std::filesystem::temp_directory_path() /
-                    ("gradient-size-" + std::to_string(getpid()) + "-" + transport + std::to_string(world));
-  const auto ends = spawn_ranks(options, "/proc/self/exe", {"--rank", file.string()});
+  const TempFolder folder;
+  const auto file = folder.path() / "numbers";
+  options.environment = {{kFileVariable, file.string()}, {"GTEST_OUTPUT", ""}};
+  const auto ends =
+      spawn_ranks(options, "/proc/self/exe",
+                  {"--gtest_also_run_disabled_tests", "--gtest_filter=GradientSize.DISABLED_ProgramOfOneRank"});
   for (const auto& end : ends) ASSERT_EQ(end.exit_code, 0) << end.err;
   std::vector<double> values(std::filesystem::file_size(file) / sizeof(double));
   std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(values.data()), values.size() * sizeof(double));
-  std::filesystem::remove(file);
   const auto all = cases();
   const auto count = all_numbers(by_hand(all[0], world)).size();
   ASSERT_EQ(values.size(), all.size() * count);
@@ -296,28 +301,20 @@ INSTANTIATE_TEST_SUITE_P(Transports, GradientSizeOfProcesses,
                                            std::pair{"gloo", 3}),
                          [](const auto& info) { return info.param.first + std::to_string(info.param.second); });
 
-int run_rank(const std::string& file) {
+// What each rank of the test above runs.
+TEST(GradientSize, DISABLED_ProgramOfOneRank) {
+  const char* file = std::getenv(kFileVariable);
+  ASSERT_NE(file, nullptr) << "this is a rank's program, started by another test";
   at::set_num_threads(1);
-  try {
-    auto comm = Communicator::from_env();
-    std::ofstream out;
-    if (comm->rank() == 0) out.open(file, std::ios::binary);
-    for (const auto& c : cases()) {
-      const auto numbers = all_numbers(train_engine(c, comm));
-      if (comm->rank() == 0) out.write(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double));
-    }
-    return comm->rank() == 0 && !out.flush() ? 1 : 0;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
+  auto comm = Communicator::from_env();
+  std::ofstream out;
+  if (comm->rank() == 0) out.open(file, std::ios::binary);
+  for (const auto& c : cases()) {
+    const auto numbers = all_numbers(train_engine(c, comm));
+    if (comm->rank() == 0) out.write(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double));
   }
+  if (comm->rank() == 0) EXPECT_TRUE(out.flush());
 }
 
 }  // namespace
 }  // namespace zero::test
-
-int main(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "--rank") return zero::test::run_rank(argv[2]);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

@@ -25,7 +25,8 @@ TEST_P(EveryModule, TrainsLikeASingleProcess) {
       EXPECT_EQ(run.hash, hash) << "stage " << stage << " world " << world;
       ASSERT_EQ(run.losses.size(), plain.losses.size());
       for (std::size_t i = 0; i < run.losses.size(); ++i)
-        EXPECT_NEAR(run.losses[i], plain.losses[i], 1e-5 * std::abs(plain.losses[i])) << "step " << i << " stage " << stage;
+        EXPECT_NEAR(run.losses[i], plain.losses[i], 1e-5 * std::abs(plain.losses[i]))
+            << "step " << i << " stage " << stage;
       ASSERT_EQ(run.norms.size(), plain.norms.size());
       for (std::size_t i = 0; i < run.norms.size(); ++i)
         EXPECT_NEAR(run.norms[i], plain.norms[i], 1e-5 * plain.norms[i]) << "step " << i << " stage " << stage;

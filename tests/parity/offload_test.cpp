@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "parity/training.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
@@ -14,11 +15,7 @@ using Tier = MemoryReport::Tier;
 using Purpose = MemoryReport::Purpose;
 
 std::string folder() {
-  static const std::string path = [] {
-    auto made = (std::filesystem::temp_directory_path() / "zero-offload-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return made;
-  }();
+  static const std::string path = temporary_folder();
   return path;
 }
 

@@ -13,9 +13,10 @@
 #include <mutex>
 #include <sstream>
 
-#include "net/socket.h"
-#include "dist/shm_ranks.h"
 #include "models/gpt.h"
+#include "net/socket.h"
+#include "support/folder.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -26,11 +27,7 @@ using Purpose = MemoryReport::Purpose;
 constexpr int kSteps = 3;  // the order of use is known, and buffers have their sizes
 
 const std::string& folder() {
-  static const std::string path = [] {
-    auto made = (std::filesystem::temp_directory_path() / "zero-plan-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return made;
-  }();
+  static const std::string path = temporary_folder();
   return path;
 }
 

@@ -81,9 +81,10 @@ template <class M>
 Problem simple(std::string name, std::function<std::shared_ptr<M>()> make,
                std::function<at::Tensor(M&, const at::Generator&, at::ScalarType)> loss) {
   return {std::move(name), [make] { return std::static_pointer_cast<nn::Module>(make()); },
-          [loss](nn::Module& module, const at::Generator& g, at::ScalarType d) { return loss(dynamic_cast<M&>(module), g, d); }};
+          [loss](nn::Module& module, const at::Generator& g, at::ScalarType d) {
+            return loss(dynamic_cast<M&>(module), g, d);
+          }};
 }
-
 
 struct Conv : nn::Module {
   nn::Conv2d first{nullptr}, second{nullptr};
@@ -137,8 +138,9 @@ struct Containers : nn::Module {
   nn::Sequential sequence{nullptr};
   nn::AnyModule any;
   Containers() {
-    sequence = register_module("sequence", nn::Sequential(nn::Linear(6, 9), nn::ReLU(), nn::LayerNorm(nn::LayerNormOptions({9})),
-                                                          nn::Linear(9, 5), nn::Tanh()));
+    sequence = register_module("sequence",
+                               nn::Sequential(nn::Linear(6, 9), nn::ReLU(), nn::LayerNorm(nn::LayerNormOptions({9})),
+                                              nn::Linear(9, 5), nn::Tanh()));
     any = nn::AnyModule(nn::Linear(5, 4));
     register_module("any", any.ptr());
   }
@@ -206,7 +208,8 @@ struct ScaledTanh : torch::autograd::Function<ScaledTanh> {
     context->save_for_backward({x, weight, y});
     return y;
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     const auto saved = context->get_saved_variables();
     const auto inner = grads[0] * (1 - saved[2] * saved[2]);
     return {inner.matmul(saved[1].t()), saved[0].t().matmul(inner)};
@@ -225,11 +228,12 @@ struct Custom : nn::Module {
 
 // Sequences of eight tokens that repeat with a period, so that there is something to learn.
 at::Tensor periodic(const at::Generator& generator, std::int64_t count) {
-  return (tokens({count, 1}, 8, generator) + at::arange(9, at::TensorOptions().dtype(at::kLong).device(input_device))).remainder(8);
+  return (tokens({count, 1}, 8, generator) + at::arange(9, at::TensorOptions().dtype(at::kLong).device(input_device)))
+      .remainder(8);
 }
 
-// Parameters that are viewed and added, as queries and positions are: autograd hands their gradients over as views of one
-// memory, among themselves and with what flows on through the model.
+// Parameters that are viewed and added, as queries and positions are: autograd hands their gradients over as views of
+// one memory, among themselves and with what flows on through the model.
 struct Viewed : nn::Module {
   struct AddPosition : nn::Module {
     at::Tensor position;
@@ -265,42 +269,86 @@ const std::vector<Problem>& problems() {
   using G = const at::Generator&;
   using D = at::ScalarType;
   static const std::vector<Problem> all{
-      simple<Mlp>("mlp", [] { return std::make_shared<Mlp>(std::vector<std::int64_t>{10, 33, 21, 6}); },
-                  [](Mlp& m, G g, D d) { return mean_square(m.forward(randn({4, 10}, g, d)) - randn({4, 6}, g, d)); }),
-      simple<TinyGpt>("gpt", [] { return std::make_shared<TinyGpt>(29, 16, 3); },
-                      [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 29); }),
-      simple<TinyGpt>("aligned_gpt", [] { return std::make_shared<TinyGpt>(32, 16, 2); },
-                      [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 32); }),
-      simple<TinyGpt>("padded_free_gpt", [] { return std::make_shared<TinyGpt>(128, 128, 3); },
-                      [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 128); }),
-      simple<TinyGpt>("joined_gpt", [] { return std::make_shared<TinyGpt>(32, 32, 2); },
-                      [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 4), 32); }),
-      simple<Conv>("convolution", [] { return std::make_shared<Conv>(false); },
-                   [](Conv& m, G g, D d) { return mean_square(m.forward(randn({2, 3, 8, 8}, g, d))); }),
-      simple<Conv>("batch_norm", [] { return std::make_shared<Conv>(true); },
-                   [](Conv& m, G g, D d) { return mean_square(m.forward(randn({4, 3, 8, 8}, g, d))); }),
-      simple<Recurrent>("recurrent", [] { return std::make_shared<Recurrent>(); },
-                        [](Recurrent& m, G g, D d) { return mean_square(m.forward(randn({5, 2, 6}, g, d))); }),
-      simple<Attention>("attention", [] { return std::make_shared<Attention>(); },
-                        [](Attention& m, G g, D d) { return mean_square(m.forward(randn({5, 2, 16}, g, d))); }),
-      simple<Encoder>("transformer", [] { return std::make_shared<Encoder>(); },
-                      [](Encoder& m, G g, D d) {
-                        return mean_square(m.forward(randn({5, 2, 16}, g, d), randn({3, 2, 16}, g, d)) - 0.5);
-                      }),
-      simple<Containers>("containers", [] { return std::make_shared<Containers>(); },
-                         [](Containers& m, G g, D d) { return mean_square(m.forward(randn({4, 6}, g, d)) - 1); }),
-      simple<Reused>("reused", [] { return std::make_shared<Reused>(); },
-                     [](Reused& m, G g, D d) { return mean_square(m.forward(randn({4, 7}, g, d)) - 1); }),
-      simple<Frozen>("frozen", [] { return std::make_shared<Frozen>(); },
-                     [](Frozen& m, G g, D d) { return mean_square(m.forward(randn({4, 12}, g, d)) - 1); }),
-      simple<Branches>("branches", [] { return std::make_shared<Branches>(); },
-                       [](Branches& m, G g, D d) { return mean_square(m.forward(randn({4, 8}, g, d)) - 1); }),
-      simple<Tiny>("tiny", [] { return std::make_shared<Tiny>(); },
-                   [](Tiny& m, G g, D d) { return mean_square(m.forward(randn({4, 1}, g, d)) - 1); }),
-      simple<Viewed>("viewed", [] { return std::make_shared<Viewed>(); },
-                     [](Viewed& m, G g, D d) { return mean_square(m.forward(randn({1, 24, 32}, g, d)) - 1); }),
-      simple<Custom>("custom_function", [] { return std::make_shared<Custom>(); },
-                     [](Custom& m, G g, D d) { return mean_square(m.forward(randn({4, 9}, g, d)) - 1); }),
+      simple<Mlp>(
+          "mlp",
+          [] {
+            return std::make_shared<Mlp>(std::vector<std::int64_t>{10, 33, 21, 6});
+          },
+          [](Mlp& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 10}, g, d)) - randn({4, 6}, g, d));
+          }),
+      simple<TinyGpt>(
+          "gpt", [] { return std::make_shared<TinyGpt>(29, 16, 3); },
+          [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 29); }),
+      simple<TinyGpt>(
+          "aligned_gpt", [] { return std::make_shared<TinyGpt>(32, 16, 2); },
+          [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 32); }),
+      simple<TinyGpt>(
+          "padded_free_gpt", [] { return std::make_shared<TinyGpt>(128, 128, 3); },
+          [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 2), 128); }),
+      simple<TinyGpt>(
+          "joined_gpt", [] { return std::make_shared<TinyGpt>(32, 32, 2); },
+          [](TinyGpt& m, G g, D) { return gpt_loss(m, periodic(g, 4), 32); }),
+      simple<Conv>(
+          "convolution", [] { return std::make_shared<Conv>(false); },
+          [](Conv& m, G g, D d) {
+            return mean_square(m.forward(randn({2, 3, 8, 8}, g, d)));
+          }),
+      simple<Conv>(
+          "batch_norm", [] { return std::make_shared<Conv>(true); },
+          [](Conv& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 3, 8, 8}, g, d)));
+          }),
+      simple<Recurrent>(
+          "recurrent", [] { return std::make_shared<Recurrent>(); },
+          [](Recurrent& m, G g, D d) {
+            return mean_square(m.forward(randn({5, 2, 6}, g, d)));
+          }),
+      simple<Attention>(
+          "attention", [] { return std::make_shared<Attention>(); },
+          [](Attention& m, G g, D d) {
+            return mean_square(m.forward(randn({5, 2, 16}, g, d)));
+          }),
+      simple<Encoder>(
+          "transformer", [] { return std::make_shared<Encoder>(); },
+          [](Encoder& m, G g, D d) {
+            return mean_square(m.forward(randn({5, 2, 16}, g, d), randn({3, 2, 16}, g, d)) - 0.5);
+          }),
+      simple<Containers>(
+          "containers", [] { return std::make_shared<Containers>(); },
+          [](Containers& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 6}, g, d)) - 1);
+          }),
+      simple<Reused>(
+          "reused", [] { return std::make_shared<Reused>(); },
+          [](Reused& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 7}, g, d)) - 1);
+          }),
+      simple<Frozen>(
+          "frozen", [] { return std::make_shared<Frozen>(); },
+          [](Frozen& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 12}, g, d)) - 1);
+          }),
+      simple<Branches>(
+          "branches", [] { return std::make_shared<Branches>(); },
+          [](Branches& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 8}, g, d)) - 1);
+          }),
+      simple<Tiny>(
+          "tiny", [] { return std::make_shared<Tiny>(); },
+          [](Tiny& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 1}, g, d)) - 1);
+          }),
+      simple<Viewed>(
+          "viewed", [] { return std::make_shared<Viewed>(); },
+          [](Viewed& m, G g, D d) {
+            return mean_square(m.forward(randn({1, 24, 32}, g, d)) - 1);
+          }),
+      simple<Custom>(
+          "custom_function", [] { return std::make_shared<Custom>(); },
+          [](Custom& m, G g, D d) {
+            return mean_square(m.forward(randn({4, 9}, g, d)) - 1);
+          }),
   };
   return all;
 }
@@ -325,7 +373,8 @@ std::shared_ptr<torch::nn::Module> make_module(const Problem& problem) {
 
 at::Tensor loss_of(const Problem& problem, torch::nn::Module& module, int rank, int step, at::ScalarType dtype) {
   input_device = module.parameters().front().device();
-  return problem.loss(module, at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * step + rank + 1)), dtype);
+  return problem.loss(module, at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * step + rank + 1)),
+                      dtype);
 }
 
 at::Tensor joined_loss(const Problem&, torch::nn::Module& module, int world, int step) {

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "parity/problems.h"
-#include "parity/spawn.h"
 #include "parity/training.h"
+#include "support/spawn.h"
 
 namespace zero::test {
 namespace {

@@ -4,7 +4,8 @@
 //   problem world recipe stage steps accumulation clip prefetch zero   as in Training
 //   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
 //   scope=1       after the last step a scope of all parameters that could write and does not
-//   kinds=1       every kind of module at every stage (from first=S on): evaluation and a modifying scope between the steps; prints
+//   kinds=1       every kind of module at every stage (from first=S on): evaluation and a modifying scope between the
+//   steps; prints
 //                 "kind NAME accumulation A stage S hash H" for each; extra=KEYS more of the configuration
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //

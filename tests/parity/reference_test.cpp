@@ -42,8 +42,8 @@ std::vector<double> joined_batch_losses(int steps, int world) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (!parameters[i].grad().defined()) continue;
       counts[i] += 1;
-      at::_fused_adamw_({data[i]}, {parameters[i].grad()}, {exp_avg[i]}, {exp_avg_sq[i]}, {}, {counts[i]}, 0.01, 0.9, 0.999, 0.05,
-                        1e-8, false, false);
+      at::_fused_adamw_({data[i]}, {parameters[i].grad()}, {exp_avg[i]}, {exp_avg_sq[i]}, {}, {counts[i]}, 0.01, 0.9,
+                        0.999, 0.05, 1e-8, false, false);
       parameters[i].mutable_grad() = at::Tensor();
     }
   }

@@ -11,24 +11,11 @@
 #include <nlohmann/json.hpp>
 
 #include "parity/training.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() {
-    auto name = (fs::temp_directory_path() / "zero-resume-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    path_ = name;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 struct Trace {
   std::vector<double> losses, scales, rates, norms;
@@ -135,7 +122,7 @@ class Resume : public ::testing::TestWithParam<std::tuple<int, const char*>> {};
 TEST_P(Resume, EqualsARunThatNeverStopped) {
   const auto [world, recipe] = GetParam();
   for (int stage = 0; stage <= 3; ++stage) {
-    Folder folder;
+    TempFolder folder;
     Training setup;
     setup.world = world;
     setup.recipe = recipe;
@@ -160,7 +147,7 @@ TEST(ResumeAcross, EveryStageLoadsWhatEveryOtherSaved) {
   setup.recipe = "bf16";
   const auto& task = problem("gpt");
   for (int from = 0; from <= 3; ++from) {
-    Folder folder;
+    TempFolder folder;
     setup.stage = from;
     const auto wanted = straight(setup, task, folder.path(), 3, 6);
     for (int to = 0; to <= 3; ++to) {
@@ -174,7 +161,7 @@ TEST(ResumeAcross, EveryStageLoadsWhatEveryOtherSaved) {
 TEST(ResumeAcross, EveryKindOfModel) {
   for (const char* name : {"frozen", "tiny", "batch_norm", "reused", "recurrent", "convolution"}) {
     for (const int stage : {0, 2, 3}) {
-      Folder folder;
+      TempFolder folder;
       Training setup;
       setup.stage = stage;
       setup.world = 3;
@@ -191,7 +178,7 @@ TEST(ResumeAcross, EveryOptimizer) {
         R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
         R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
         R"({"type": "Adagrad", "params": {"lr": 0.01}})"}) {
-    Folder folder;
+    TempFolder folder;
     Training setup;
     setup.optimizer = optimizer;
     setup.stage = 2;
@@ -205,7 +192,7 @@ TEST(ResumeAcross, EveryOptimizer) {
 TEST(ResumeAcross, TheLossScaleInTheMiddleOfItsSearch) {
   std::set<double> seen;
   for (int save_at = 1; save_at <= 6; ++save_at) {
-    Folder folder;
+    TempFolder folder;
     Training setup;
     setup.recipe = "fp16";
     setup.stage = 2;
@@ -257,7 +244,7 @@ TEST(ResumeAcross, TheGeneratorOfRandomNumbers) {
                        return dynamic_cast<Dropping&>(module).forward(x).to(at::kFloat).pow(2).mean();
                      }};
   for (const int stage : {0, 3}) {
-    Folder folder;
+    TempFolder folder;
     Training setup;
     setup.world = 1;  // ranks as threads would share the process's generator
     setup.stage = stage;
@@ -298,7 +285,7 @@ std::string refused(int world, const std::function<void(const std::shared_ptr<Co
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 TEST(CheckpointRefuses, BetweenAccumulationBoundaries) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   setup.accumulation = 3;
   for (const int stage : {0, 3}) {
@@ -323,7 +310,7 @@ TEST(CheckpointRefuses, BetweenAccumulationBoundaries) {
 }
 
 TEST(CheckpointRefuses, AMissingDirectoryOrTag) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   const auto load = [&](const fs::path& path, const std::string& tag) {
     return refused<IoError>(
@@ -339,7 +326,7 @@ TEST(CheckpointRefuses, AMissingDirectoryOrTag) {
 }
 
 TEST(CheckpointRefuses, BadAndDifferentTags) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   for (const char* tag : {"", "..", ".hidden", "a/b", "latest", "-x", "a b"})
     refused<ConfigError>(
@@ -364,7 +351,7 @@ TEST(CheckpointRefuses, BadAndDifferentTags) {
 }
 
 TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   on_ranks(2, [&](const auto& comm) { Rank(setup, problem("gpt"), comm).engine.save_checkpoint(folder.path(), "t"); });
   const auto load = [&](int world, const char* model, const char* optimizer) {
@@ -400,7 +387,7 @@ TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
 
 // One damaged byte in one rank's file: every rank says so, no rank has changed, and training goes on.
 TEST(CheckpointRefuses, ADamagedPartAndTheEngineStaysAsItWas) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   on_ranks(2, [&](const auto& comm) {
     Rank rank(setup, problem("mlp"), comm);
@@ -443,7 +430,7 @@ TEST(CheckpointRefuses, ADamagedPartAndTheEngineStaysAsItWas) {
 }
 
 TEST(CheckpointSave, ReplacesATagAndNamesTheLatest) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   std::string first, second;
   on_ranks(2, [&](const auto& comm) {
@@ -469,7 +456,7 @@ TEST(CheckpointSave, ReplacesATagAndNamesTheLatest) {
 }
 
 TEST(CheckpointSave, StoresTiedAndEqualTensorsOnce) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   setup.world = 3;
   on_ranks(3, [&](const auto& comm) {
@@ -502,7 +489,7 @@ TEST(CheckpointSave, StoresTiedAndEqualTensorsOnce) {
 }
 
 TEST(CheckpointSave, NothingThatIsNotFiniteReachesTheDisk) {
-  Folder folder;
+  TempFolder folder;
   Training setup;
   std::string text = refused<InternalError>(
       2,

@@ -1,5 +1,5 @@
-// The schedule is what an Engine does: for stages, recipes, tiers, transports, accumulation and policies, three steps of
-// a small GPT on forked ranks agree with it in every unit, byte and call.
+// The schedule is what an Engine does: for stages, recipes, tiers, transports, accumulation and policies, three steps
+// of a small GPT on forked ranks agree with it in every unit, byte and call.
 #include <gtest/gtest.h>
 #include <zero/plan.h>
 
@@ -9,10 +9,11 @@
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
-#include "dist/shm_ranks.h"
 #include "plan/model.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
+#include "support/folder.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -21,11 +22,7 @@ using cli::LiveRun;
 using cli::LiveTask;
 
 const std::string& folder() {
-  static const std::string path = [] {
-    auto made = (std::filesystem::temp_directory_path() / "zero-schedule-XXXXXX").string();
-    if (mkdtemp(made.data()) == nullptr) throw std::runtime_error("mkdtemp");
-    return made;
-  }();
+  static const std::string path = temporary_folder();
   return path;
 }
 
@@ -39,9 +36,13 @@ struct Case {
 };
 
 std::string text_of(const Case& one) {
-  std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": ")" + one.optimizer + R"(", "params": {"lr": 0.001}}, "gradient_accumulation_steps": )" +
-                     std::to_string(one.accumulation) + R"(, "zero_optimization": {"stage": )" + std::to_string(one.stage) + one.zero + "}" + one.keys;
-  if (one.recipe != "fp32") text += ", \"" + one.recipe + "\": {\"enabled\": true" + (one.recipe == "fp16" ? ", \"initial_scale_power\": 4" : "") + "}";
+  std::string text = R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": ")" + one.optimizer +
+                     R"(", "params": {"lr": 0.001}}, "gradient_accumulation_steps": )" +
+                     std::to_string(one.accumulation) + R"(, "zero_optimization": {"stage": )" +
+                     std::to_string(one.stage) + one.zero + "}" + one.keys;
+  if (one.recipe != "fp32")
+    text += ", \"" + one.recipe + "\": {\"enabled\": true" +
+            (one.recipe == "fp16" ? ", \"initial_scale_power\": 4" : "") + "}";
   return text + "}";
 }
 
@@ -56,7 +57,13 @@ std::string difference(const Case& one, const Comm& comm, const Case* other = nu
   if (comm->rank() != 0) return "";
   if (other != nullptr) task.text = text_of(*other);
   const auto options = task.options();
-  const PlanModel model{.kind = PlanModel::Kind::Gpt, .name = "", .layers = one.layers, .hidden = one.hidden, .heads = 4, .sequence = 16, .vocabulary = 64};
+  const PlanModel model{.kind = PlanModel::Kind::Gpt,
+                        .name = "",
+                        .layers = one.layers,
+                        .hidden = one.hidden,
+                        .heads = 4,
+                        .sequence = 16,
+                        .vocabulary = 64};
   planning::ScheduleInput input;
   input.parameters = planning::parameters_of(model);
   const auto& document = options.document();
@@ -65,7 +72,8 @@ std::string difference(const Case& one, const Comm& comm, const Case* other = nu
   input.topology = planning::topology_of(comm->size(), comm->transport(), /*gpu=*/false);
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(options.settings().zero.stage), /*gpu=*/false,
                                           [&](const char* key) { return document.is_set(key); });
-  const auto schedule = planning::schedule(input, options.settings(), config::resolve_batch(options, comm->size()).accumulation, 0, 3, run.overflowed);
+  const auto schedule = planning::schedule(
+      input, options.settings(), config::resolve_batch(options, comm->size()).accumulation, 0, 3, run.overflowed);
   std::size_t events = 0;
   for (const auto& rank : run.ranks) events += rank.events.size();
   if (run.overflowed.size() != 3 || events == 0) return "nothing was recorded";
@@ -87,7 +95,8 @@ std::vector<Case> with_recipes(const std::vector<Case>& places) {
         auto one = place;
         one.recipe = recipe;
         one.accumulation = accumulation;
-        one.name = "stage " + std::to_string(one.stage) + " " + place.name + ", " + recipe + ", " + std::to_string(accumulation) + " micro-batches";
+        one.name = "stage " + std::to_string(one.stage) + " " + place.name + ", " + recipe + ", " +
+                   std::to_string(accumulation) + " micro-batches";
         all.push_back(one);
       }
   return all;
@@ -97,12 +106,14 @@ std::vector<Case> tiers() {
   std::vector<Case> places;
   for (const int stage : {0, 1, 2, 3}) places.push_back({"", stage});
   for (const int stage : {1, 2, 3})
-    for (const char* device : {"cpu", "nvme"}) places.push_back({std::string("optimizer ") + device, stage, optimizer_on(device)});
+    for (const char* device : {"cpu", "nvme"})
+      places.push_back({std::string("optimizer ") + device, stage, optimizer_on(device)});
   places.push_back({"optimizer in part", 2, optimizer_on("nvme", R"(, "ratio": 0.3)")});
   places.push_back({"small tiles", 2, optimizer_on("nvme", R"(, "buffer_count": 8)") + R"(, "sub_group_size": 0)"});
   for (const char* optimizer : {"none", "cpu", "nvme"})
     for (const char* parameters : {"cpu", "nvme"})
-      places.push_back({std::string("optimizer ") + optimizer + ", parameters " + parameters, 3, optimizer_on(optimizer) + parameters_on(parameters)});
+      places.push_back({std::string("optimizer ") + optimizer + ", parameters " + parameters, 3,
+                        optimizer_on(optimizer) + parameters_on(parameters)});
   places.push_back({"parameters in part", 3, parameters_on("nvme", R"(, "max_in_cpu": 30000)")});
   return with_recipes(places);
 }
@@ -115,7 +126,8 @@ std::vector<Case> policies() {
       {"on demand", 3, R"(, "stage3_prefetch_bucket_size": 0)"},
       {"little at once", 3, R"(, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 1000000000)"},
       {"small ones whole", 3, R"(, "stage3_param_persistence_threshold": 200)"},
-      {"small ones whole, files", 3, R"(, "stage3_param_persistence_threshold": 200)" + optimizer_on("nvme") + parameters_on("nvme")},
+      {"small ones whole, files", 3,
+       R"(, "stage3_param_persistence_threshold": 200)" + optimizer_on("nvme") + parameters_on("nvme")},
       {"one buffer", 3, parameters_on("nvme", R"(, "max_in_cpu": 0, "buffer_count": 1)")},
       {"late, host", 2, optimizer_on("cpu") + late},
       {"late, host, whole gradients", 1, optimizer_on("cpu") + late},
@@ -130,8 +142,10 @@ std::vector<Case> policies() {
     places.push_back({"gradients in bf16", stage, "", R"(, "data_types": {"grad_accum_dtype": "bf16"})"});
     places.push_back({"boundary by step()", stage, "", R"(, "managed_gradient_accumulation": false)"});
     places.push_back({"units joined", stage, "", R"(, "libzero": {"unit_min_numel": 60000})"});
-    places.push_back({"checkpointed in one", stage, "", R"(, "activation_checkpointing": {"number_checkpoints": 1, "cpu_checkpointing": true})"});
-    places.push_back({"checkpointed in three", stage, "", R"(, "activation_checkpointing": {"number_checkpoints": 3, "cpu_checkpointing": true})"});
+    places.push_back({"checkpointed in one", stage, "",
+                      R"(, "activation_checkpointing": {"number_checkpoints": 1, "cpu_checkpointing": true})"});
+    places.push_back({"checkpointed in three", stage, "",
+                      R"(, "activation_checkpointing": {"number_checkpoints": 3, "cpu_checkpointing": true})"});
     places.push_back({"no moments", stage, stage > 0 ? optimizer_on("nvme") : ""});
     places.back().optimizer = "SGD";
   }
@@ -167,12 +181,15 @@ void on_shared_memory(int world, const std::vector<Case>& cases) {
 
 // In a process of its own, so that this one stays without torch's threads.
 void on_threads(int world, const std::vector<Case>& cases) {
-  expect_agreement(fork_ranks(1, [&](int) {
-    run_ranks(world, [&](Comm comm) {
-      const auto text = differences(cases, comm);
-      require(text.empty(), text);
-    });
-  }, std::chrono::seconds(400)));
+  expect_agreement(fork_ranks(
+      1,
+      [&](int) {
+        run_ranks(world, [&](Comm comm) {
+          const auto text = differences(cases, comm);
+          require(text.empty(), text);
+        });
+      },
+      std::chrono::seconds(400)));
 }
 
 TEST(ScheduleLive, TiersOverSharedMemory) { on_shared_memory(2, tiers()); }
@@ -205,7 +222,8 @@ TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
       at::set_num_threads(1);
       for (const auto& [ran, forecast] : pairs) {
         const auto text = difference(ran, comm, &forecast);
-        if (comm->rank() == 0) require(!text.empty(), "nothing noticed of " + text_of(ran) + " beside " + text_of(forecast));
+        if (comm->rank() == 0)
+          require(!text.empty(), "nothing noticed of " + text_of(ran) + " beside " + text_of(forecast));
       }
     });
   }));

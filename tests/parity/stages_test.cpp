@@ -54,9 +54,10 @@ TEST_P(SameBits, AcrossStagesPrefetchAndDelays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
-                         ::testing::Values(Case{1, "fp32", 0}, Case{1, "bf16", 0.1}, Case{2, "fp32", 0}, Case{2, "fp32", 0.1},
-                                           Case{2, "bf16", 0}, Case{2, "bf16", 0.1}, Case{2, "fp16", 0}, Case{2, "fp16", 0.1},
-                                           Case{3, "fp32", 0.1}, Case{3, "bf16", 0.1}, Case{3, "fp16", 0}, Case{4, "fp32", 0.1},
+                         ::testing::Values(Case{1, "fp32", 0}, Case{1, "bf16", 0.1}, Case{2, "fp32", 0},
+                                           Case{2, "fp32", 0.1}, Case{2, "bf16", 0}, Case{2, "bf16", 0.1},
+                                           Case{2, "fp16", 0}, Case{2, "fp16", 0.1}, Case{3, "fp32", 0.1},
+                                           Case{3, "bf16", 0.1}, Case{3, "fp16", 0}, Case{4, "fp32", 0.1},
                                            Case{4, "bf16", 0}, Case{4, "fp16", 0.1}),
                          [](const auto& info) {
                            return std::string(info.param.recipe) + "_world" + std::to_string(info.param.world) +
@@ -80,16 +81,18 @@ TEST(SameBits, TwoFamiliesWithAccumulation) {
       EXPECT_EQ(runs[2].hash, runs[3].hash) << recipe << " world " << world;
       // The families differ in rounding only.
       for (std::size_t i = 0; i < runs[0].losses.size(); ++i)
-        EXPECT_NEAR(runs[0].losses[i], runs[2].losses[i], (std::string(recipe) == "fp32" ? 1e-4 : 3e-2) * runs[0].losses[i]);
+        EXPECT_NEAR(runs[0].losses[i], runs[2].losses[i],
+                    (std::string(recipe) == "fp32" ? 1e-4 : 3e-2) * runs[0].losses[i]);
     }
   }
 }
 
 TEST(SameBits, EveryOptimizer) {
-  for (const char* optimizer : {R"({"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "weight_decay": 0.1}})",
-                                R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
-                                R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
-                                R"({"type": "Adagrad", "params": {"lr": 0.01}})"}) {
+  for (const char* optimizer :
+       {R"({"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "weight_decay": 0.1}})",
+        R"({"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9, "nesterov": true}})",
+        R"({"type": "SGD", "params": {"lr": 0.05}})", R"({"type": "Lion", "params": {"lr": 0.001}})",
+        R"({"type": "Adagrad", "params": {"lr": 0.01}})"}) {
     Training setup;
     setup.steps = 6;
     setup.optimizer = optimizer;

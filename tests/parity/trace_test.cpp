@@ -13,22 +13,13 @@
 
 #include "parity/problems.h"
 #include "parity/training.h"
-#include "unit/trace_file.h"
+#include "support/folder.h"
+#include "unit/observe/trace_file.h"
 
 namespace zero::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/zero-trace-XXXXXX";
-    path = ::mkdtemp(name);
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string file(const std::string& name = "trace.json") const { return path + "/" + name; }
-  std::string path;
-};
 
 Training setup_of(int stage, int accumulation = 1) {
   Training setup;
@@ -71,16 +62,16 @@ double seconds_of(const std::vector<TraceSlice>& list) {
 
 TEST(EngineTrace, ShowsTheChosenStepsAndChangesNoBit) {
   for (int stage = 0; stage < 4; ++stage) {
-    const Folder folder;
+    const TempFolder folder;
     TraceSummary summary, none;
     const auto setup = setup_of(stage, 2);
-    const auto hash = digest(setup, folder.file(), {2, 4}, &summary);
+    const auto hash = digest(setup, folder.file("trace.json"), {2, 4}, &summary);
     EXPECT_EQ(hash, digest(setup, "", {}, &none)) << "stage " << stage;
     EXPECT_EQ(none.steps, 0);
     EXPECT_EQ(summary.steps, 3);
     EXPECT_TRUE(summary.joined);
-    EXPECT_EQ(summary.file, folder.file());
-    const auto events = read_trace(folder.file());
+    EXPECT_EQ(summary.file, folder.file("trace.json"));
+    const auto events = read_trace(folder.file("trace.json"));
     EXPECT_EQ(nesting_fault(events), "") << "stage " << stage;
     const auto steps = slices(events, "compute", "step");
     ASSERT_EQ(steps.size(), 3u);
@@ -106,7 +97,7 @@ TEST(EngineTrace, ShowsTheChosenStepsAndChangesNoBit) {
 }
 
 TEST(EngineTrace, ATraceMayFollowAnother) {
-  const Folder folder;
+  const TempFolder folder;
   run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
     at::set_num_threads(1);
     auto module = make_module(problem("gpt"));
@@ -118,10 +109,10 @@ TEST(EngineTrace, ATraceMayFollowAnother) {
       EXPECT_EQ(engine.stop_trace().steps, 1);
       one_step(engine, *module, comm->rank(), step++);
     }
-    engine.save_checkpoint(folder.path + "/ck", "untraced");
+    engine.save_checkpoint(folder.text() + "/ck", "untraced");
     engine.start_trace(folder.file("c"));
-    engine.save_checkpoint(folder.path + "/ck", "traced");
-    engine.load_checkpoint(folder.path + "/ck", "traced");
+    engine.save_checkpoint(folder.text() + "/ck", "traced");
+    engine.load_checkpoint(folder.text() + "/ck", "traced");
     engine.stop_trace();
   });
   for (const std::string name : {"a", "b"})
@@ -145,17 +136,17 @@ void expect_refusal(int begun_micro_batches, const std::function<void(Engine&)>&
 }
 
 TEST(EngineTrace, WhatIsRefused) {
-  const Folder folder;
+  const TempFolder folder;
   expect_refusal<ConfigError>(0, [](Engine& engine) { engine.start_trace(""); });
-  expect_refusal<ConfigError>(0, [&](Engine& engine) { engine.start_trace(folder.file(), {0, 3}); });
-  expect_refusal<ConfigError>(0, [&](Engine& engine) { engine.start_trace(folder.file(), {4, 3}); });
-  expect_refusal<IoError>(0, [&](Engine& engine) { engine.start_trace(folder.path + "/missing/trace.json"); });
-  expect_refusal<ConfigError>(1, [&](Engine& engine) { engine.start_trace(folder.file()); });
+  expect_refusal<ConfigError>(0, [&](Engine& engine) { engine.start_trace(folder.file("trace.json"), {0, 3}); });
+  expect_refusal<ConfigError>(0, [&](Engine& engine) { engine.start_trace(folder.file("trace.json"), {4, 3}); });
+  expect_refusal<IoError>(0, [&](Engine& engine) { engine.start_trace(folder.text() + "/missing/trace.json"); });
+  expect_refusal<ConfigError>(1, [&](Engine& engine) { engine.start_trace(folder.file("trace.json")); });
   expect_refusal<ConfigError>(2, [&](Engine& engine) {
-    engine.start_trace(folder.file());
-    EXPECT_EQ(engine.stop_trace().file, folder.file());
+    engine.start_trace(folder.file("trace.json"));
+    EXPECT_EQ(engine.stop_trace().file, folder.file("trace.json"));
     EXPECT_EQ(engine.stop_trace().file, "");
-    engine.start_trace(folder.file());
+    engine.start_trace(folder.file("trace.json"));
     engine.start_trace(folder.file("other"));
   });
   for (const char* text : {"", ":", "a", "3:", "3:x", "3:2", "0:2", "-1:2", "1:2:3", " 1:2"}) {
@@ -173,8 +164,8 @@ TEST(EngineTrace, WhatIsRefused) {
 }
 
 TEST(EngineTrace, TheEnvironmentTracesOneEngineOfAProgram) {
-  const Folder folder;
-  ::setenv("ZERO_TRACE", folder.file().c_str(), 1);
+  const TempFolder folder;
+  ::setenv("ZERO_TRACE", folder.file("trace.json").c_str(), 1);
   ::setenv("ZERO_TRACE_STEPS", "2:2", 1);
   std::vector<std::string> warnings;
   set_log_sink([&](LogLevel level, std::string_view line) {
@@ -194,7 +185,7 @@ TEST(EngineTrace, TheEnvironmentTracesOneEngineOfAProgram) {
   set_log_sink(nullptr);
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("another Engine"), std::string::npos) << warnings[0];
-  const auto steps = slices(read_trace(folder.file()), "compute", "step");
+  const auto steps = slices(read_trace(folder.file("trace.json")), "compute", "step");
   ASSERT_EQ(steps.size(), 1u);
   EXPECT_EQ(steps[0].value, 2);
 }

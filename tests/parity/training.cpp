@@ -8,8 +8,9 @@ namespace zero::test {
 
 std::string json_of(const Training& s) {
   std::ostringstream out;
-  out << R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" << s.accumulation << R"(, "gradient_clipping": )"
-      << s.clip << R"(, "optimizer": )" << s.optimizer << R"(, "zero_optimization": {"stage": )" << s.stage;
+  out << R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" << s.accumulation
+      << R"(, "gradient_clipping": )" << s.clip << R"(, "optimizer": )" << s.optimizer
+      << R"(, "zero_optimization": {"stage": )" << s.stage;
   if (s.stage == 3) out << R"(, "stage3_prefetch_bucket_size": )" << (s.prefetch ? 50000000 : 0);
   out << s.zero << "}";
   if (s.recipe == "bf16") out << R"(, "bf16": {"enabled": true})";
@@ -103,7 +104,8 @@ Outcome train_plain(const Training& setup) {
     double total = 0;
     for (int r = 0; r < setup.world; ++r) {
       for (int micro = 0; micro < setup.accumulation; ++micro) {
-        auto loss = loss_of(task, *replicas[static_cast<std::size_t>(r)], r, step * setup.accumulation + micro, at::kFloat);
+        auto loss =
+            loss_of(task, *replicas[static_cast<std::size_t>(r)], r, step * setup.accumulation + micro, at::kFloat);
         total += loss.item<double>() / setup.accumulation / setup.world;
         if (setup.accumulation > 1) loss = loss * (1.0 / setup.accumulation);
         loss.backward();
@@ -130,7 +132,8 @@ Outcome train_plain(const Training& setup) {
       if (factor != 1.0) grads[i].mul_(static_cast<float>(factor));
       steps[i] += 1;
       auto data = p.detach();
-      at::_fused_adamw_({data}, {grads[i]}, {exp_avg[i]}, {exp_avg_sq[i]}, {}, {steps[i]}, 0.01, 0.9, 0.999, 0.05, 1e-8, false, false);
+      at::_fused_adamw_({data}, {grads[i]}, {exp_avg[i]}, {exp_avg_sq[i]}, {}, {steps[i]}, 0.01, 0.9, 0.999, 0.05, 1e-8,
+                        false, false);
       for (std::size_t r = 1; r < params.size(); ++r) params[r][i].detach().copy_(data);
     }
     for (auto& replica : params)
@@ -152,7 +155,8 @@ double distance(const std::map<std::string, at::Tensor>& a, const std::map<std::
   return worst;
 }
 
-bool equal_bits(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, std::string* first) {
+bool equal_bits(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
+                std::string* first) {
   if (a.size() != b.size()) return false;
   for (const auto& [name, value] : a) {
     const auto it = b.find(name);

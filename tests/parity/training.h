@@ -22,7 +22,7 @@ struct Outcome {
 struct Training {
   std::string problem = "gpt";
   int world = 2, stage = 3, steps = 20, accumulation = 1;
-  std::string recipe = "fp32";   // fp32, bf16, fp16
+  std::string recipe = "fp32";  // fp32, bf16, fp16
   double clip = 0;
   bool prefetch = true;
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05}})";
@@ -44,7 +44,9 @@ Outcome train_threads(const Training& setup, const ThreadFaults& faults = {});
 Outcome train_plain(const Training& setup);
 
 // The largest |a-b| / (|b| + floor) over all parameters.
-double distance(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, double floor = 1e-3);
-bool equal_bits(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, std::string* first = nullptr);
+double distance(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
+                double floor = 1e-3);
+bool equal_bits(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
+                std::string* first = nullptr);
 
 }  // namespace zero::test

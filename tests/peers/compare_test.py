@@ -123,7 +123,7 @@ class CompareTest(unittest.TestCase):
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)
-        own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "cli/step_rank.cpp").read_text())
+        own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "cli/bench/step_rank.cpp").read_text())
         self.assertEqual((peer[1], own[1]), ("1.0", "1.0"))
 
 

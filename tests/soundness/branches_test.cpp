@@ -10,7 +10,7 @@
 #include <zero/zero.h>
 
 #include "comm/transport.h"
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

@@ -8,23 +8,12 @@
 #include "formats/manifest.h"
 #include "formats/rank_file.h"
 #include "soundness/small_programs.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  explicit Folder(const std::string& name) : path_(fs::temp_directory_path() / ("zero-limits-" + name)) {
-    fs::remove_all(path_);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
 
 class FewFiles {
  public:
@@ -44,8 +33,8 @@ class FewFiles {
 // Parts of one tensor in the files of many ranks, read in the order of a load at stage 0: for each tensor all files.
 TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   constexpr int kRanks = 300;
-  const Folder where("files");
-  auto folder = formats::Folder::make(formats::system_files(), where.path());
+  const TempFolder where;
+  auto folder = formats::Folder::make(formats::system_files(), where.text());
   formats::Manifest manifest;
   std::vector<float> values(2 * kRanks);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
@@ -89,7 +78,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   for (const int replaced : {0, kRanks - 1}) {
     formats::PartReader reader(folder, manifest);
     read_all(reader);
-    const auto path = where.path() + "/" + formats::rank_file_name(replaced);
+    const auto path = where.text() + "/" + formats::rank_file_name(replaced);
     fs::copy_file(path, path + ".copy");
     fs::rename(path + ".copy", path);
     const auto error = message_of([&] {
@@ -104,7 +93,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
 // Assigned after construction, in an order of their own.
 TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
   for (const int world : {1, 2}) {
-    const Folder folder("buffers-" + std::to_string(world));
+    const TempFolder folder;
     const auto errors = errors_of_ranks(world, [&](std::shared_ptr<Communicator> comm) {
       auto model = small_model();
       model->register_buffer("table", torch::zeros({4, 6}));
@@ -112,7 +101,7 @@ TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
       Engine engine(model, small_options(1), comm);
       const auto table = torch::arange(24, torch::kFloat).view({6, 4}).t(), row = torch::full({1}, 7.0f).expand({5});
       for (auto& item : model->named_buffers()) item.value().set_data(item.key() == "table" ? table : row);
-      engine.save_checkpoint(folder.path(), "t");
+      engine.save_checkpoint(folder.text(), "t");
       const auto fill_with = [&](const at::Tensor& t, const at::Tensor& r) {
         for (auto& item : model->named_buffers()) item.value().set_data(item.key() == "table" ? t : r);
       };
@@ -121,10 +110,10 @@ TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
         EXPECT_TRUE(torch::equal(*model->named_buffers().find("row"), torch::full({5}, 7.0f)));
       };
       fill_with(torch::zeros({6, 4}).t(), torch::zeros({1}).expand({5}));  // not contiguous when loaded, either
-      engine.load_checkpoint(folder.path(), "t");
+      engine.load_checkpoint(folder.text(), "t");
       check();
       fill_with(torch::zeros({4, 6}), torch::zeros({5}));
-      engine.load_checkpoint(folder.path(), "t");
+      engine.load_checkpoint(folder.text(), "t");
       check();
     });
     for (const auto& error : errors) EXPECT_EQ(error, "");
@@ -132,15 +121,15 @@ TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
 }
 
 TEST(CheckpointLimits, CountersOfAManifest) {
-  const Folder folder("counters");
+  const TempFolder folder;
   auto model = small_model();
   {
     Engine engine(model, small_options(1), Communicator::local());
     engine.backward(model->forward(small_input(0)).pow(2).mean());
     engine.step();
-    engine.save_checkpoint(folder.path(), "t");
+    engine.save_checkpoint(folder.text(), "t");
   }
-  std::ifstream in(folder.path() + "/t/manifest.json");
+  std::ifstream in(folder.text() + "/t/manifest.json");
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   EXPECT_EQ(message_of([&] { formats::parse_manifest(text, "m"); }), "");
   for (const char* field :

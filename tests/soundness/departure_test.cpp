@@ -10,8 +10,8 @@
 #include <zero/zero.h>
 
 #include "comm/symmetric_buffer.h"
-#include "dist/shm_ranks.h"
 #include "soundness/shm_memory.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -176,13 +176,12 @@ TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
     comm->set_timeout(300ms);
     if (comm->rank() == 1) return std::this_thread::sleep_for(4s);
     vector->publish();
-    const auto begin = std::chrono::steady_clock::now();
     try {
       comm->gather(*vector);
     } catch (const CommError& error) {
-      require(error.rank() == 1 && contains(error.what(), "300 ms"), error.what());
+      return require(error.rank() == 1 && contains(error.what(), "300 ms"), error.what());
     }
-    require(std::chrono::steady_clock::now() - begin < 3s, "waited for longer than the limit");
+    throw std::runtime_error("no error");
   });
   EXPECT_EQ(errors_of(ends), "");
 }

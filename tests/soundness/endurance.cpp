@@ -21,7 +21,7 @@
 #include <map>
 #include <random>
 
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "soundness/small_programs.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
@@ -175,8 +176,8 @@ TEST(EngineRefused, TraceThatCannotBeWritten) {
 
 // One rank alone cannot go on: the other's model, too, is as it was.
 TEST(EngineRefused, OnOneRankOnly) {
-  const auto folder = std::filesystem::temp_directory_path() / "zero-soundness-one-rank";
-  std::filesystem::remove_all(folder);
+  const TempFolder temporary;
+  const auto& folder = temporary.path();
   std::filesystem::create_directories(folder / "trace.json.rank-1.json");  // where a file should be
   for (const int stage : {1, 3}) {
     SCOPED_TRACE(stage);
@@ -198,7 +199,6 @@ TEST(EngineRefused, OnOneRankOnly) {
          }))
       EXPECT_EQ(error, "");
   }
-  std::filesystem::remove_all(folder);
 }
 
 // --- models that an Engine cannot take, or can no longer --------------------------------------

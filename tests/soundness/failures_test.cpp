@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "soundness/cases.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
@@ -195,8 +196,8 @@ TEST_P(Failures, ACopyOfSumsBeyondTheBudget) {
 // A pass that fails, or is discarded, while the update of the step before still runs beside it.
 TEST_P(Failures, BesideALateUpdate) {
   if (stage() == 0) return;
-  const auto folder = (std::filesystem::temp_directory_path() / ("zero-beside-" + std::to_string(getpid()))).string();
-  std::filesystem::create_directories(folder);
+  const TempFolder temporary;
+  const auto folder = temporary.text();
   for (const auto& device : {std::string(R"("cpu")"), R"("nvme", "nvme_path": ")" + folder + "\""}) {
     const auto zero =
         R"(, "offload_optimizer": {"device": )" + device + R"(}, "delayed_update": {"enabled": true, "start_step": 1})";
@@ -219,7 +220,6 @@ TEST_P(Failures, BesideALateUpdate) {
       require(train(true) == train(false), "a failed pass touched an update under way");
     });
   }
-  std::filesystem::remove_all(folder);
 }
 
 // One rank alone fails: the others learn of it in words.

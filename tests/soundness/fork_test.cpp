@@ -13,7 +13,7 @@
 #include <zero/zero.h>
 
 #include "comm/symmetric_buffer.h"
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

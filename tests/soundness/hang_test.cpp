@@ -1,7 +1,7 @@
 // What `zero run` takes for a hang: not a rank that computes.
 #include <gtest/gtest.h>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {

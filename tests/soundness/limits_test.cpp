@@ -14,9 +14,10 @@
 
 #include <zero/errors.h>
 
-#include "comm/symmetric_buffer.h"
 #include "comm/shm/arena.h"
-#include "dist/shm_ranks.h"
+#include "comm/symmetric_buffer.h"
+#include "support/folder.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -58,10 +59,9 @@ TEST(Limits, ACrashedRankLeavesASmallCore) {
   ::getrlimit(RLIMIT_CORE, &now);
   constexpr rlim_t kMost = rlim_t{1} << 30;
   if (pattern != "core" || now.rlim_max < kMost) GTEST_SKIP() << "core files go to '" << pattern << "'";
-  const auto folder = std::filesystem::temp_directory_path() / fresh_run_id();
-  std::filesystem::create_directory(folder);
+  const TempFolder folder;
   const auto ends = with_ranks(2, [&](const Comm& comm) {
-    std::filesystem::current_path(folder);
+    std::filesystem::current_path(folder.path());
     comm->barrier();
     if (comm->rank() == 0) return;
     const rlimit cores{kMost, now.rlim_max};
@@ -71,8 +71,7 @@ TEST(Limits, ACrashedRankLeavesASmallCore) {
   });
   EXPECT_EQ(ends[1].signal, SIGSEGV);
   std::uintmax_t bytes = 0;
-  for (const auto& file : std::filesystem::directory_iterator(folder)) bytes += file.file_size();
-  std::filesystem::remove_all(folder);
+  for (const auto& file : std::filesystem::directory_iterator(folder.path())) bytes += file.file_size();
   EXPECT_GT(bytes, 0U);
   EXPECT_LT(bytes, kMost / 2);
 }

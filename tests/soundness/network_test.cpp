@@ -14,7 +14,7 @@
 #include <zero/log.h>
 
 #include "net/socket.h"
-#include "dist/shm_ranks.h"
+#include "support/shm_ranks.h"
 
 namespace zero::test {
 namespace {

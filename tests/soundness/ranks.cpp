@@ -7,9 +7,9 @@
 
 #include <stdexcept>
 
-#include "net/process_info.h"
 #include "comm/transport.h"
-#include "dist/fork_ranks.h"
+#include "net/process_info.h"
+#include "support/fork_ranks.h"
 
 namespace zero::test {
 namespace {
@@ -132,10 +132,6 @@ std::string json_for(int stage, const std::string& optimizer, int accumulation, 
          R"(}}, "zero_optimization": {"stage": )" + std::to_string(stage) + zero + "}" + extra + "}";
 }
 
-void require(bool condition, const std::string& what) {
-  if (!condition) throw std::runtime_error(what);
-}
-
 void require_equal(Engine& engine, Net& net, const std::string& what) {
   const auto masters = engine.full_state_dict();
   if (engine.communicator().rank() != 0) return;
@@ -158,7 +154,5 @@ std::string error_of(const std::function<void()>& fn, const std::string& what) {
   }
   throw std::runtime_error(what + ": no error");
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace zero::test

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/require.h"
+
 namespace zero::test {
 
 using Body = std::function<void(std::shared_ptr<Communicator>)>;
@@ -57,9 +59,7 @@ std::string json_for(int stage, const std::string& optimizer, int accumulation =
 
 // Throws, naming the parameter, unless the Engine's masters are those of `net` within rounding. Collective.
 void require_equal(Engine& engine, Net& net, const std::string& what);
-void require(bool condition, const std::string& what);
 // The text of the exception that fn throws; throws itself if there is none, or one that is not a zero::Error.
 std::string error_of(const std::function<void()>& fn, const std::string& what);
-bool contains(const std::string& text, const std::string& part);
 
 }  // namespace zero::test

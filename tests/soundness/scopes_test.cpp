@@ -2,21 +2,10 @@
 #include <filesystem>
 
 #include "soundness/small_programs.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
-
-class Folder {
- public:
-  explicit Folder(const std::string& name) : path_(std::filesystem::temp_directory_path() / ("zero-scopes-" + name)) {
-    std::filesystem::remove_all(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 void train_once(Engine& engine, torch::nn::SequentialImpl& model, int seed = 0) {
   engine.backward(model.forward(small_input(seed)).pow(2).mean());
@@ -66,29 +55,29 @@ TEST(Scopes, AModifyingOneInAnother) {
 
 TEST(Scopes, CheckpointsInside) {
   for (const int world : {1, 2}) {
-    const Folder folder("inside-" + std::to_string(world));
+    const TempFolder folder;
     std::vector<std::string> saves(2), loads(2), loads_reading(2);
     const auto errors = errors_of_ranks(world, [&](std::shared_ptr<Communicator> comm) {
       const auto rank = static_cast<std::size_t>(comm->rank());
       auto model = small_model();
       Engine engine(model, small_options(2), comm);
       train_once(engine, *model);
-      engine.save_checkpoint(folder.path(), "first");
+      engine.save_checkpoint(folder.text(), "first");
       const auto hash = engine.state_hash();
       {
         auto scope = engine.gathered_parameters(true);
-        saves[rank] = message_of([&] { engine.save_checkpoint(folder.path(), "inside"); });
-        loads[rank] = message_of([&] { engine.load_checkpoint(folder.path(), "first"); });
+        saves[rank] = message_of([&] { engine.save_checkpoint(folder.text(), "inside"); });
+        loads[rank] = message_of([&] { engine.load_checkpoint(folder.text(), "first"); });
         scope.close();
       }
       {
         auto scope = engine.gathered_parameters();
-        engine.save_checkpoint(folder.path(), "reading");  // nothing is written in it
-        loads_reading[rank] = message_of([&] { engine.load_checkpoint(folder.path(), "first"); });
+        engine.save_checkpoint(folder.text(), "reading");  // nothing is written in it
+        loads_reading[rank] = message_of([&] { engine.load_checkpoint(folder.text(), "first"); });
         scope.close();
       }
       EXPECT_EQ(engine.state_hash(), hash);
-      engine.load_checkpoint(folder.path(), "reading");
+      engine.load_checkpoint(folder.text(), "reading");
       EXPECT_EQ(engine.state_hash(), hash);
       train_once(engine, *model);
     });
@@ -99,16 +88,15 @@ TEST(Scopes, CheckpointsInside) {
       EXPECT_TRUE(contains(loads[r], "inside a scope")) << loads[r];
       EXPECT_TRUE(contains(loads_reading[r], "inside a scope")) << loads_reading[r];
     }
-    EXPECT_FALSE(std::filesystem::exists(folder.path() + "/inside"));
+    EXPECT_FALSE(std::filesystem::exists(folder.text() + "/inside"));
   }
 }
 
 // torch::load puts other tensors in the parameters' places; the end of the scope says so, not a later call.
 TEST(Scopes, TorchLoadInside) {
   for (const int stage : {0, 3}) {
-    const Folder folder("load-" + std::to_string(stage));
-    std::filesystem::create_directories(folder.path());
-    const auto file = folder.path() + "/model.pt";
+    const TempFolder folder;
+    const auto file = folder.text() + "/model.pt";
     {
       auto other = small_model();
       torch::save(std::static_pointer_cast<torch::nn::Module>(other), file);

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "support/require.h"
+
 namespace zero::test {
 
 // The error's text; empty when there is none.
@@ -21,8 +23,6 @@ inline std::string message_of(const std::function<void()>& fn) {
   }
   return "";
 }
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // `zero` and `extra`: further keys of zero_optimization and of the top level, each with a leading comma.
 inline Options small_options(int stage, const std::string& zero = "", const std::string& extra = "") {

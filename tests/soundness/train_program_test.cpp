@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "cli/process.h"
+#include "support/process.h"
 
 namespace zero::test {
 namespace {

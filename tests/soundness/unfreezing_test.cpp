@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "soundness/cases.h"
+#include "support/folder.h"
 
 namespace zero::test {
 namespace {
@@ -34,8 +35,8 @@ class Unfreezing : public Everywhere {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Unfreezing, ::testing::ValuesIn(all_cases()), name_of_case);
 
 TEST_P(Unfreezing, AsIfTrainableFromTheStart) {
-  const auto folder =
-      (std::filesystem::temp_directory_path() / ("zero-unfreezing-" + std::to_string(getpid()))).string();
+  const TempFolder temporary;
+  const auto folder = temporary.text();
   const std::string in_host = R"(, "offload_optimizer": {"device": "cpu"})";
   struct Variant {
     std::string extra, zero;
@@ -51,7 +52,6 @@ TEST_P(Unfreezing, AsIfTrainableFromTheStart) {
       {"", R"(, "offload_param": {"device": "cpu"})", 1, 3},
       {"", in_host + R"(, "offload_param": {"device": "nvme", "nvme_path": ")" + folder + "\"}", 1, 3},
   };
-  std::filesystem::create_directories(folder);
   for (const auto& variant : variants) {
     if (stage() < variant.least_stage) continue;
     expect([&, this](const auto& comm) {
@@ -73,7 +73,6 @@ TEST_P(Unfreezing, AsIfTrainableFromTheStart) {
         require(values.equal(ours.at(name)), name + " differs with" + variant.extra + variant.zero);
     });
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST_P(Unfreezing, AsThePlainLoop) {
@@ -179,10 +178,9 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
     for (auto& p : model[0]->parameters()) p.requires_grad_(false);
     return model;
   };
-  const auto folder = std::filesystem::temp_directory_path() / ("zero-no-room-" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
+  const TempFolder folder;
   std::uint64_t peak = 0;
-  const std::string in_folder = R"({"device": "nvme", "nvme_path": ")" + folder.string() + "\"}";
+  const std::string in_folder = R"({"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
   struct Variant {
     int least_stage;
     std::string zero, extra, budget;  // budget: a key of "memory", or none
@@ -229,7 +227,6 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
       EXPECT_EQ(train(variant.budget.empty() ? "" : budget, true), expected);
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

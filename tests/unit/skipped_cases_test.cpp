@@ -9,6 +9,8 @@
 
 #include <unistd.h>
 
+#include "support/folder.h"
+
 namespace {
 
 TEST(Samples, DISABLED_Passes) {}
@@ -18,11 +20,6 @@ TEST(Samples, DISABLED_SaysNothing) { GTEST_SKIP(); }
 
 class SkippedCases : public ::testing::Test {
  protected:
-  SkippedCases() : folder_(std::filesystem::temp_directory_path() / ("skipped-cases-" + std::to_string(getpid()))) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~SkippedCases() override { std::filesystem::remove_all(folder_); }
-
   void run_samples(const std::string& name) const {
     const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
     const auto command = "GTEST_OUTPUT=xml:" + (folder_ / (name + ".xml")).string() + " '" + self +
@@ -40,7 +37,8 @@ class SkippedCases : public ::testing::Test {
     return out;
   }
 
-  const std::filesystem::path folder_;
+  const zero::test::TempFolder temporary_;
+  const std::filesystem::path& folder_ = temporary_.path();
 };
 
 TEST_F(SkippedCases, AreGroupedByReasonAndCounted) {

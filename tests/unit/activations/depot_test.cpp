@@ -1,0 +1,137 @@
+// activations/offload_backend.h: bytes leave and come back the same, wherever they wait; what each place owns
+// meanwhile.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/errors.h>
+
+#include "activations/offload_backend.h"
+#include "support/folder.h"
+
+namespace zero::activations {
+namespace {
+
+using step::MemoryLedger;
+using step::Purpose;
+using step::Tier;
+
+// Other bytes for every `salt`.
+at::Tensor bytes_of(std::int64_t numel, int salt) {
+  return at::arange(numel, at::kLong).mul(7).add(salt).remainder(251).to(at::kByte);
+}
+
+class Depots : public testing::TestWithParam<const char*> {
+ protected:
+  Depots() {
+    const std::string place = GetParam();
+    if (place == "host") depot_ = std::make_unique<HostDepot>(at::kCPU, blocks_);
+    if (place == "file")
+      depot_ =
+          std::make_unique<FileDepot>(at::kCPU, blocks_, ledger_, folder_.text(), storage::IoSettings{}, "rank 0/1");
+    if (place == "slab")
+      depot_ = std::make_unique<SlabDepot>(
+          std::make_unique<Slab>(16, [](std::int64_t bytes) { return at::empty({bytes}, at::kByte); }));
+  }
+  std::uint64_t owned(Tier tier) const { return ledger_->report().current(tier, Purpose::Activations); }
+
+  const test::TempFolder folder_;
+  const std::shared_ptr<MemoryLedger> ledger_ = std::make_shared<MemoryLedger>();
+  const std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>(at::kCPU, ledger_);
+  std::unique_ptr<Depot> depot_;
+};
+INSTANTIATE_TEST_SUITE_P(Places, Depots, testing::Values("host", "slab", "file"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Depots, BytesComeBackAsTheyLeft) {
+  for (int pass = 0; pass < 2; ++pass) {
+    std::vector<std::unique_ptr<Parcel>> parcels;
+    const std::int64_t sizes[] = {1, 1000, 4096, 4097, 70000, 70000, 4096};
+    for (int i = 0; i < 7; ++i) {
+      auto bytes = bytes_of(sizes[i], i + pass);
+      parcels.push_back(depot_->leave(bytes));
+      bytes.zero_();  // its memory may be used again at once
+    }
+    for (int i = 6; i >= 0; --i) {
+      auto& parcel = parcels[static_cast<std::size_t>(i)];
+      if (i % 2 == 0) parcel->begin_return();
+      if (i % 3 == 0) parcel->begin_return();
+      EXPECT_TRUE(torch::equal(parcel->returned(), bytes_of(sizes[i], i + pass))) << i;
+      parcel.reset();
+    }
+    depot_->settle();
+  }
+}
+
+TEST_P(Depots, BytesMayBeAskedForTwiceAndNever) {
+  const auto often = depot_->leave(bytes_of(5000, 1));
+  auto never = depot_->leave(bytes_of(5000, 2));
+  never.reset();
+  const auto later = depot_->leave(bytes_of(5000, 3));
+  EXPECT_TRUE(torch::equal(often->returned(), bytes_of(5000, 1)));
+  EXPECT_TRUE(torch::equal(often->returned(), bytes_of(5000, 1)));
+  EXPECT_TRUE(torch::equal(later->returned(), bytes_of(5000, 3)));
+}
+
+TEST_P(Depots, PlacesAreUsedAgain) {
+  const std::string place = GetParam();
+  std::uint64_t host = 0, file = 0;
+  for (int pass = 0; pass < 4; ++pass) {
+    std::vector<std::unique_ptr<Parcel>> parcels;
+    for (int i = 0; i < 8; ++i) parcels.push_back(depot_->leave(bytes_of(1 << 16, i)));
+    for (auto& parcel : parcels) {
+      EXPECT_EQ(parcel->returned().numel(), 1 << 16);
+      parcel.reset();
+    }
+    depot_->settle();
+    if (pass == 0) host = owned(Tier::Host), file = owned(Tier::File);
+    EXPECT_EQ(owned(Tier::Host), host) << pass;
+    EXPECT_EQ(owned(Tier::File), file) << pass;
+  }
+  EXPECT_EQ(host > 0, place != "slab");
+  if (place == "host") EXPECT_EQ(host, 8u << 16);
+  EXPECT_EQ(file, place == "file" ? 16u << 20 : 0u);
+  depot_.reset();
+  EXPECT_EQ(owned(Tier::File), 0u);
+  blocks_->trim();
+  blocks_->trim();
+  EXPECT_EQ(owned(Tier::Host), 0u);
+}
+
+TEST(FileDepotFiles, GrowAndBecomeOne) {
+  const test::TempFolder folder;
+  const auto ledger = std::make_shared<MemoryLedger>();
+  const auto blocks = std::make_shared<HostBlocks>(at::kCPU, ledger);
+  FileDepot depot(at::kCPU, blocks, ledger, folder.text(), storage::IoSettings{}, "rank 0/1");
+  const auto in_files = [&] { return ledger->report().current(Tier::File, Purpose::Activations) >> 20; };
+  const auto large = [](int salt) { return at::full({7 << 20}, salt + 1, at::kByte); };
+  EXPECT_EQ(in_files(), 0u) << "none before the first departure";
+  std::vector<std::unique_ptr<Parcel>> parcels;
+  for (int i = 0; i < 5; ++i) parcels.push_back(depot.leave(large(i)));
+  EXPECT_EQ(in_files(), 64u) << "16, and 16, and 32 more";
+  for (int i = 0; i < 5; ++i)
+    EXPECT_TRUE(torch::equal(parcels[static_cast<std::size_t>(i)]->returned(), large(i))) << i;
+  depot.settle();
+  EXPECT_EQ(in_files(), 64u) << "something is in them";
+  parcels.clear();
+  depot.settle();
+  EXPECT_EQ(in_files(), 64u);
+  for (int i = 0; i < 9; ++i) parcels.push_back(depot.leave(large(i)));
+  EXPECT_EQ(in_files(), 64u) << "nine fit into the one of 64, where three files had room for eight";
+}
+
+TEST(FileDepotFiles, AFolderThatIsNotThereIsAnErrorAndKeepsNothing) {
+  const auto ledger = std::make_shared<MemoryLedger>();
+  const auto blocks = std::make_shared<HostBlocks>(at::kCPU, ledger);
+  FileDepot depot(at::kCPU, blocks, ledger, "/nonexistent/folder", storage::IoSettings{}, "rank 0/1");
+  EXPECT_THROW(depot.leave(bytes_of(100, 1)), IoError);
+  depot.settle();
+  EXPECT_EQ(ledger->report().current(Tier::File), 0u);
+}
+
+}  // namespace
+}  // namespace zero::activations

@@ -1,0 +1,268 @@
+// Several ranks save or load one checkpoint and one of them meets a fault: all ranks throw the same
+// error, which names rank, path and the system's text; the checkpoint before stays; the engines go on.
+// And a job whose rank is killed in the middle of a save leaves a directory that loads.
+#include <sys/wait.h>
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+#include <zero/zero.h>
+
+#include "checkpoint/checkpoint.h"
+#include "engine/rank_agreement.h"
+#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/checkpoint_samples.h"
+
+namespace zero::test {
+namespace {
+namespace fs = std::filesystem;
+using Fault = FaultyFiles::Fault;
+using Ranks = std::function<void(const std::shared_ptr<Communicator>&)>;
+
+void on_ranks(int world, const Ranks& body) {
+  ThreadFaults faults;
+  faults.timeout = std::chrono::seconds(60);
+  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
+    at::set_num_threads(1);
+    body(comm);
+  });
+}
+
+struct Small : torch::nn::Module {
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  Small() {
+    in = register_module("in", torch::nn::Linear(9, 13));
+    out = register_module("out", torch::nn::Linear(13, 3));
+    at::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.fill_(0.1);
+  }
+};
+
+struct Trained {
+  std::shared_ptr<Small> module = std::make_shared<Small>();
+  engine::State state;
+  Trained(const std::shared_ptr<Communicator>& comm, int stage)
+      : state(module,
+              Options::from_json(
+                  R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+          "zero_optimization": {"stage": )" +
+                  std::to_string(stage) + "}}"),
+              comm) {}
+  void step(int number) {
+    const auto x =
+        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.comm().rank();
+    state.backward(module->out(at::tanh(module->in(x))).pow(2).mean(), {});
+    state.step();
+  }
+};
+
+TEST(CheckpointAgreement, OneOutcomeForAll) {
+  for (int failing = 0; failing < 8; ++failing) {
+    on_ranks(3, [&](const auto& comm) {
+      const int rank = comm->rank();
+      const bool fails = (failing >> rank & 1) != 0;
+      try {
+        const auto answers = engine::agree(*comm, "test", [&]() -> std::string {
+          if (fails && rank == 1) throw IoError("one", ExitCode::kCheckpoint);
+          if (fails) throw ConfigError("mine " + std::to_string(rank));
+          return "answer " + std::to_string(rank);
+        });
+        EXPECT_EQ(failing, 0);
+        for (int r = 0; r < 3; ++r) EXPECT_EQ(answers[static_cast<std::size_t>(r)], "answer " + std::to_string(r));
+      } catch (const Error& e) {
+        EXPECT_NE(failing, 0);
+        const bool io = (failing & 1) == 0 && (failing & 2) != 0;
+        EXPECT_EQ(dynamic_cast<const IoError*>(&e) != nullptr, io);
+        EXPECT_EQ(e.code(), io ? ExitCode::kCheckpoint : ExitCode::kConfig);
+        const std::string text = e.what();
+        for (int r = 0; r < 3; ++r)
+          EXPECT_EQ(text.find("rank " + std::to_string(r) + "/3") != std::string::npos, (failing >> r & 1) != 0)
+              << text;
+      }
+      EXPECT_EQ(comm->exchange("still here").size(), 3u);
+    });
+  }
+  on_ranks(2, [&](const auto& comm) {
+    std::string text;
+    EXPECT_EQ(
+        code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); }, &text),
+        static_cast<int>(ExitCode::kConfig));
+    EXPECT_EQ(text, "the same");
+    EXPECT_EQ(code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
+              static_cast<int>(ExitCode::kFailed));
+  });
+}
+
+TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
+  for (const int hit : {0, 1}) {
+    TempFolder folder(TempFolder::On::Memory);
+    const auto root = folder.text();
+    int failed = 0, strikes = 0;
+    on_ranks(2, [&](const auto& comm) {
+      Trained trained(comm, 3);
+      trained.step(0);
+      checkpoint::save(trained.state, formats::system_files(), root, "old");
+      const auto saved = trained.state.state_hash();
+      trained.step(1);
+      for (int k = 1;; ++k) {
+        FaultyFiles files(Fault::Error, k, ENOSPC);
+        std::string text;
+        const int code = code_of(
+            [&] {
+              if (comm->rank() == hit)
+                checkpoint::save(trained.state, files, root, "new");
+              else
+                checkpoint::save(trained.state, formats::system_files(), root, "new");
+            },
+            &text);
+        const auto codes = comm->exchange(std::to_string(code) + text);
+        EXPECT_EQ(codes[0], codes[1]);
+        const auto struck = comm->exchange(files.struck() ? "1" : "0");
+        if (struck[static_cast<std::size_t>(hit)] == "0") {
+          EXPECT_EQ(code, 0) << text;
+          break;
+        }
+        if (code != 0) {
+          EXPECT_EQ(code, static_cast<int>(ExitCode::kIo)) << text;
+          EXPECT_TRUE(text.find("rank " + std::to_string(hit) + "/2") != std::string::npos &&
+                      text.find(root) != std::string::npos && text.find("No space left") != std::string::npos)
+              << text;
+        }
+        if (comm->rank() == 0) {
+          failed += code != 0;
+          ++strikes;
+        }
+        // What is newest loads; the engine that could not save goes on all the same.
+        Trained fresh(comm, 1);
+        const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
+        if (tag == "old")
+          EXPECT_EQ(fresh.state.state_hash(), saved);
+        else
+          EXPECT_EQ(fresh.state.state_hash(), trained.state.state_hash());
+        comm->barrier();
+        if (comm->rank() == 0) fs::remove_all(folder.path() / "new");
+        if (comm->rank() == 0) write_all(folder.path() / "latest", formats::latest_text({"old", 1}));
+        comm->barrier();
+      }
+      trained.step(2);
+    });
+    EXPECT_GT(failed, hit == 0 ? 30 : 8);
+    EXPECT_LT(failed, strikes + 1);
+  }
+}
+
+TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
+  TempFolder folder(TempFolder::On::Memory);
+  const auto root = folder.text();
+  int failed = 0;
+  on_ranks(2, [&](const auto& comm) {
+    Trained source(comm, 2);
+    source.step(0);
+    checkpoint::save(source.state, formats::system_files(), root, "t");
+    // The calls of verifying are the first half; a fault after it leaves no engine to compare.
+    FaultyFiles counting(Fault::None, 0);
+    {
+      Trained other(comm, 2);
+      checkpoint::load(other.state, counting, root, "");
+    }
+    for (int k = 1; k <= counting.calls(); ++k) {
+      Trained trained(comm, 2);
+      trained.step(5);
+      const auto before = trained.state.state_hash();
+      FaultyFiles files(Fault::Error, k, EIO);
+      std::string text;
+      bool filling = false;
+      try {
+        if (comm->rank() == 1)
+          checkpoint::load(trained.state, files, root, "");
+        else
+          checkpoint::load(trained.state, formats::system_files(), root, "");
+      } catch (const CommError&) {
+        filling = true;
+      } catch (const IoError& e) {
+        text = e.what();
+        filling = text.find("rank 1/2") == std::string::npos;
+      }
+      if (filling) return;  // the communicator has ended with it
+      if (text.empty()) continue;
+      EXPECT_EQ(trained.state.state_hash(), before) << k << ": " << text;
+      if (comm->rank() == 0) ++failed;
+    }
+  });
+  EXPECT_GT(failed, 8);
+}
+
+// The whole job in a child: its rank 1 or rank 0 dies at call k, and all with it.
+TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
+  for (const int stage : {1, 3}) {
+    for (const int hit : {0, 1}) {
+      int died = 0, arrived = 0;
+      // Every call of rank 1; every third of rank 0, whose calls checkpoint_crash_test takes one by one.
+      for (int k = 1;; k += hit == 0 ? 3 : 1) {
+        TempFolder folder(TempFolder::On::Memory);
+        const auto root = folder.text();
+        const auto child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+          int code = 1;
+          try {
+            at::set_num_threads(1);
+            on_ranks(2, [&](const auto& comm) {
+              Trained trained(comm, stage);
+              trained.step(0);
+              checkpoint::save(trained.state, formats::system_files(), root, "old");
+              trained.step(1);
+              FaultyFiles files(Fault::DieBefore, k);
+              if (comm->rank() == hit)
+                checkpoint::save(trained.state, files, root, "new");
+              else
+                checkpoint::save(trained.state, formats::system_files(), root, "new");
+            });
+            code = 0;
+          } catch (...) {
+          }
+          ::_exit(code);
+        }
+        int status = 0;
+        ASSERT_EQ(::waitpid(child, &status, 0), child);
+        const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+            << "stage " << stage << " call " << k << " status " << status;
+        const auto reader = ::fork();
+        ASSERT_GE(reader, 0);
+        if (reader == 0) {
+          int code = 1;
+          try {
+            at::set_num_threads(1);
+            std::string tag;
+            on_ranks(2, [&](const auto& comm) {
+              Trained wanted(comm, 0), got(comm, 0);
+              const auto taken = checkpoint::load(got.state, formats::system_files(), root, "");
+              wanted.step(0);
+              if (taken == "new") wanted.step(1);
+              if (got.state.state_hash() != wanted.state.state_hash()) throw std::runtime_error("other bits");
+              if (comm->rank() == 0) tag = taken;
+            });
+            code = tag == "new" ? 10 : tag == "old" ? 11 : 1;
+          } catch (const std::exception& e) {
+            std::fprintf(stderr, "reader: %s\n", e.what());  // the child's only way to say why
+          }
+          ::_exit(code);
+        }
+        ASSERT_EQ(::waitpid(reader, &status, 0), reader);
+        ASSERT_TRUE(WIFEXITED(status) && (WEXITSTATUS(status) == 10 || WEXITSTATUS(status) == 11))
+            << "stage " << stage << " call " << k;
+        arrived += WEXITSTATUS(status) == 10;
+        if (!killed) {
+          EXPECT_EQ(WEXITSTATUS(status), 10);
+          break;
+        }
+        ++died;
+      }
+      EXPECT_GT(died, 8);
+      EXPECT_GE(arrived, 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::test

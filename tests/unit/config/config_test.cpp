@@ -1,0 +1,364 @@
+// The configuration: strictness, positions, sources, defaults, and that the one table agrees with
+// everything made from it.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include <zero/config_tools.h>
+#include <zero/errors.h>
+
+#include "config/batch.h"
+#include "config/document.h"
+#include "config/json_reader.h"
+#include "unit/config/bad_configs.h"
+
+namespace zero {
+namespace {
+
+using config::keys;
+
+std::vector<ConfigFault> faults_of(const std::string& text) {
+  config::Faults faults;
+  config::read_document(std::make_shared<config::Source>(config::Source{"ds.json", text}), {}, faults);
+  return faults.sorted();
+}
+
+std::string error_of(const std::string& text, const std::vector<Setting>& settings = {}) {
+  try {
+    Options::from_json(text, "ds.json", settings);
+  } catch (const ConfigError& e) {
+    EXPECT_EQ(e.code(), ExitCode::kConfig);
+    return e.what();
+  }
+  return {};
+}
+
+TEST(BadConfigs, EachIsRefusedAtItsPlaceWithAHint) {
+  ASSERT_GE(test::bad_configs().size(), 100u);
+  for (const auto& bad : test::bad_configs()) {
+    SCOPED_TRACE(bad.text);
+    EXPECT_FALSE(error_of(bad.text).empty());
+    bool found = false;
+    std::string all;
+    for (const auto& fault : faults_of(bad.text)) {
+      if (fault.severity != ConfigFault::Severity::Error) continue;
+      all += fault.id + " at " + std::to_string(fault.line) + ":" + std::to_string(fault.column) + " " + fault.message +
+             " | " + fault.hint + "\n";
+      std::string related;
+      for (const auto& place : fault.related) related += place;
+      found |= fault.id == bad.id && fault.line == bad.line && fault.column == bad.column &&
+               (fault.message + fault.hint + fault.pointer + related).find(bad.says) != std::string::npos;
+    }
+    EXPECT_TRUE(found) << "expected " << bad.id << " at " << bad.line << ":" << bad.column << " saying " << bad.says
+                       << ", got\n"
+                       << all;
+  }
+}
+
+TEST(BadConfigs, AllFaultsAtOnceInFileOrderWithCaret) {
+  const std::string text =
+      error_of("{\n  \"zero_optimization\": {\n    \"stge\": 2,\n    \"overlap_comm\": 1\n  },\n  \"seed\": -4\n}");
+  const auto first = text.find(
+      "ds.json:3:5: error: /zero_optimization/stge: unknown key [unknown-key]\n     3 |     \"stge\": 2,\n       |     "
+      "^~~~~~\n  hint: did you mean \"stage\"?\n");
+  const auto second = text.find("ds.json:4:21: error: /zero_optimization/overlap_comm");
+  const auto third = text.find("ds.json:6:11: error: /seed");
+  EXPECT_NE(first, std::string::npos) << text;
+  EXPECT_LT(first, second);
+  EXPECT_LT(second, third);
+  EXPECT_NE(text.find("3 errors, 0 notices in ds.json"), std::string::npos) << text;
+}
+
+TEST(BadConfigs, AfterAHundredTheRestIsCounted) {
+  std::string text = "{";
+  for (int i = 0; i < 130; ++i) text += (i ? ", " : "") + ("\"nonsense" + std::to_string(i)) + "\": 1";
+  const auto message = error_of(text + "}");
+  EXPECT_NE(message.find("30 more errors not shown"), std::string::npos);
+  EXPECT_NE(message.find("130 errors"), std::string::npos);
+}
+
+TEST(BadConfigs, LargeTextsAreRefused) {
+  EXPECT_NE(error_of("{\"log_level\": \"" + std::string(5000, 'a') + "\"}").find("too-large"), std::string::npos);
+  EXPECT_NE(error_of("{" + std::string((1 << 20) + 1, ' ') + "}").find("too-large"), std::string::npos);
+  std::string list = "[0";
+  for (int i = 0; i < 5000; ++i) list += ",0";
+  EXPECT_NE(error_of("{\"libzero\": {\"units\": " + list + "]}}").find("too-large"), std::string::npos);
+}
+
+TEST(Reader, TakesCommentsTrailingCommaAndByteOrderMark) {
+  const auto o = Options::from_json(
+      "\xEF\xBB\xBF// head\n{ # one\n \"seed\": /* two */ 7, \"libzero\": {\"units\": [\"a\", ],},}");
+  EXPECT_EQ(o.settings().seed, 7u);
+  EXPECT_EQ(o.settings().units, std::vector<std::string>{"a"});
+}
+
+TEST(Reader, WholeNumbersAreDecidedOnTheirText) {
+  using config::whole_number;
+  EXPECT_EQ(whole_number("16"), 16);
+  EXPECT_EQ(whole_number("16.0"), 16);
+  EXPECT_EQ(whole_number("5e8"), 500000000);
+  EXPECT_EQ(whole_number("1.000000e+10"), 10000000000);
+  EXPECT_EQ(whole_number("120e-1"), 12);
+  EXPECT_EQ(whole_number("0e999999999999"), 0);
+  EXPECT_EQ(whole_number("9223372036854775807"), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(whole_number("-9223372036854775808"), std::numeric_limits<std::int64_t>::min());
+  EXPECT_FALSE(whole_number("1.5"));
+  EXPECT_FALSE(whole_number("1e-1"));
+  bool large = false;
+  EXPECT_FALSE(whole_number("9223372036854775808", &large));
+  EXPECT_TRUE(large);
+  EXPECT_FALSE(whole_number("1e999999999999999999999", &large));
+  EXPECT_TRUE(large);
+}
+
+TEST(Batch, Vectors) {
+  struct Row {
+    int world;
+    const char *t, *m, *a;
+    std::int64_t train, micro, accumulation;  // train 0: refused
+  };
+  const Row rows[] = {{2, "32", "16", "1", 32, 16, 1}, {2, "32", "8", "2", 32, 8, 2},  {2, "33", "17", "2", 0, 0, 0},
+                      {2, "32", "18", "1", 0, 0, 0},   {2, "32", "16", "", 32, 16, 1}, {2, "32", "", "2", 32, 8, 2},
+                      {2, "", "8", "2", 32, 8, 2},     {2, "33", "", "", 0, 0, 0},     {2, "", "16", "", 32, 16, 1},
+                      {2, "", "", "4", 0, 0, 0},       {4, "16", "", "1", 16, 4, 1},   {1, "16", "", "1", 16, 16, 1},
+                      {3, "16", "", "1", 0, 0, 0},     {32, "16", "", "1", 0, 0, 0},   {2, "", "", "", 0, 0, 0}};
+  for (const auto& row : rows) {
+    std::string text;
+    const auto add = [&](const char* key, const char* value) {
+      if (*value) text += (text.empty() ? "\"" : ", \"") + std::string(key) + "\": " + value;
+    };
+    add("train_batch_size", row.t);
+    add("train_micro_batch_size_per_gpu", row.m);
+    add("gradient_accumulation_steps", row.a);
+    SCOPED_TRACE(text + " world " + std::to_string(row.world));
+    std::string error;
+    try {
+      const auto b = config::resolve_batch(Options::from_json("{" + text + "}", "ds.json"), row.world);
+      EXPECT_EQ(b.train, row.train);
+      EXPECT_EQ(b.micro, row.micro);
+      EXPECT_EQ(b.accumulation, row.accumulation);
+    } catch (const ConfigError& e) {
+      error = e.what();
+    }
+    EXPECT_EQ(error.empty(), row.train != 0) << error;
+  }
+  try {
+    config::resolve_batch(
+        Options::from_json(
+            "{\"train_batch_size\": 68, \"train_micro_batch_size_per_gpu\": 17, \"gradient_accumulation_steps\": 2}",
+            "ds.json"),
+        4);
+    FAIL();
+  } catch (const ConfigError& e) {
+    const std::string text = e.what();
+    for (const char* part :
+         {"68 is not 17 (micro", "x 2 (accumulation", "x 4 (ranks) = 136", "set it to 136", "ds.json:1:22"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+}
+
+TEST(KeyTable, EveryWorkingKeyIsReadAndNoOther) {
+  std::set<std::string> working;
+  for (const auto& key : keys())
+    if (key.effect == config::Effect::Works) working.emplace(key.path);
+  EXPECT_EQ(config::keys_read_by_settings(), working);
+}
+
+TEST(KeyTable, DefaultsPassTheirOwnChecksAndChangeNothing) {
+  const auto defaults = Options().effective();
+  for (const auto& key : keys()) {
+    if (key.fallback.empty() || key.type == config::Type::Block) continue;
+    SCOPED_TRACE(std::string(key.path));
+    // A type that owns the key, so that it is known at all.
+    std::vector<Setting> settings;
+    const std::string owner(key.owners.substr(0, key.owners.find(' ')));
+    if (!owner.empty()) {
+      const bool optimizer = key.path.starts_with("optimizer");
+      settings.push_back({optimizer ? "optimizer.type" : "scheduler.type", owner});
+      if (!optimizer) {
+        settings.push_back({"scheduler.params.total_num_steps", "5000", "program", false});
+        if (owner == "WarmupLR") settings.pop_back();
+        if (owner == "OneCycle" || owner == "LRRangeTest") settings.pop_back();
+        if (owner == "OneCycle") {
+          settings.push_back({"scheduler.params.cycle_min_lr", "0"});
+          settings.push_back({"scheduler.params.cycle_max_lr", "1"});
+        }
+      }
+    } else if (key.path.starts_with("optimizer.")) {
+      settings.push_back({"optimizer.type", "AdamW"});
+    } else if (key.path.starts_with("scheduler.")) {
+      settings.push_back({"scheduler.type", "WarmupLR"});
+    }
+    settings.push_back({std::string(key.path), std::string(key.fallback)});
+    const auto options = Options::from_json("{}", "x", settings);
+    EXPECT_EQ(options.effective().at(std::string(key.path) == "comet.api_key" ? "seed" : std::string(key.path)),
+              key.path == "comet.api_key" ? "1234" : options.document().effective(key));
+    EXPECT_TRUE(options.document().not_built.empty());
+  }
+  EXPECT_EQ(defaults.at("gradient_clipping"), "1");
+}
+
+TEST(KeyTable, SchemaIsStrictAndHasEveryRow) {
+  const auto schema = nlohmann::json::parse(config_schema());
+  std::function<void(const nlohmann::json&)> strict = [&](const nlohmann::json& node) {
+    if (node.is_object() && node.contains("properties")) {
+      EXPECT_EQ(node.at("additionalProperties"), false);
+      for (const auto& [name, child] : node.at("properties").items()) strict(child);
+    }
+    if (node.is_object() && node.contains("anyOf"))
+      for (const auto& child : node.at("anyOf")) strict(child);
+  };
+  strict(schema);
+  for (const auto& key : keys()) {
+    const nlohmann::json* node = &schema;
+    std::string path(key.path);
+    for (std::size_t at = 0; at <= path.size();) {
+      const auto end = std::min(path.find('.', at), path.size());
+      if (!node->contains("properties") && node->contains("anyOf")) node = &node->at("anyOf").back();
+      ASSERT_TRUE(node->at("properties").contains(path.substr(at, end - at))) << path;
+      node = &node->at("properties").at(path.substr(at, end - at));
+      at = end + 1;
+    }
+    EXPECT_TRUE(node->contains("x-libzero-effect")) << path;
+    EXPECT_NE(config_keys(path).find(path), std::string::npos);
+  }
+}
+
+TEST(KeyTable, DocumentedPageIsCurrent) {
+  std::ifstream file(std::string(ZERO_SOURCE_DIR) + "/docs/configuration.md");
+  std::ostringstream page;
+  page << file.rdbuf();
+  EXPECT_NE(page.str().find(config_keys_markdown()), std::string::npos)
+      << "docs/configuration.md does not hold the output of `zero config keys --markdown`";
+}
+
+TEST(Options, EveryFileOfTheSeedsParses) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/seeds")) {
+    SCOPED_TRACE(entry.path().string());
+    const auto options = Options::from_file(entry.path());
+    EXPECT_NO_THROW(config::require_built(options));
+    ++files;
+  }
+  EXPECT_GE(files, 10);
+}
+
+TEST(Options, NotBuiltNamesEveryKey) {
+  const auto options = Options::from_json(
+      R"({"zero_optimization": {"stage": 3, "leaf_module": {"names": ["layers.0"]}}, "comms_logger": {"enabled": true}})",
+      "ds.json");
+  try {
+    config::require_built(options);
+    FAIL();
+  } catch (const ConfigError& e) {
+    const std::string text = e.what();
+    for (const char* part : {"/zero_optimization/leaf_module/names", "/comms_logger/enabled",
+                             "not available in this version", "[not-built]", "ds.json:1:61"})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+}
+
+TEST(Options, OldNamesMeanTheNewOnesAndAreReported) {
+  const auto o = Options::from_json(
+      R"({"bfloat16": {"enabled": true}, "zero_optimization": {"stage": 3, "prefetch_bucket_size": 7}})");
+  EXPECT_EQ(o.settings().precision, config::Precision::Bf16);
+  EXPECT_EQ(o.settings().zero.prefetch_bucket_size, 7);
+  ASSERT_EQ(o.notices().size(), 1u);  // the second is a plain second name
+  EXPECT_NE(o.notices()[0].find("old name of bf16"), std::string::npos);
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": true}").settings().zero.stage, 1);
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": false}").settings().zero.stage, 0);
+  EXPECT_EQ(Options::from_json("{\"fp32_allreduce\": true}").settings().communication_dtype, config::Precision::Fp32);
+  using config::OffloadDevice;
+  EXPECT_EQ(
+      Options::from_json("{\"zero_optimization\": {\"cpu_offload\": false}}").settings().zero.offload_optimizer.device,
+      OffloadDevice::None);
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": {\"stage\": 1, \"cpu_offload\": true}}")
+                .settings()
+                .zero.offload_optimizer.device,
+            OffloadDevice::Cpu);
+}
+
+TEST(Options, LaterSourcesWinAndExplainSaysSo) {
+  const auto file = Options::from_json("{\n \"seed\": 5, \"zero_optimization\": {\"stage\": 1}\n}", "ds.json");
+  const auto o = file.with({{"zero_optimization.stage", "2", "env ZERO_STAGE"},
+                            {"zero_optimization.stage", "3", "CLI"},
+                            {"log_level", "debug", "CLI"}});
+  EXPECT_EQ(o.settings().zero.stage, 3);
+  EXPECT_EQ(o.settings().log_level, "debug");
+  EXPECT_EQ(file.settings().zero.stage, 1) << "the first object is a value";
+  const auto text = o.explain(4, false);
+  EXPECT_NE(text.find("CLI (overrides env ZERO_STAGE)"), std::string::npos) << text;
+  EXPECT_NE(text.find("ds.json:2:10"), std::string::npos) << text;
+  EXPECT_NE(error_of("{}", {{"zero_optimization.stage", "9", "CLI"}}).find("--set:1:"), std::string::npos);
+  EXPECT_NE(error_of("{}", {{"zero_optimization.stagge", "1", "CLI"}}).find("stage"), std::string::npos);
+  EXPECT_EQ(Options::from_json("{\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"cpu\"}}}")
+                .with("zero_optimization.offload_param", "null")
+                .document()
+                .not_built.size(),
+            0u);
+}
+
+TEST(Options, AutoIsFilledOrTakesItsRule) {
+  const std::string text =
+      R"({"train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto", "warmup_max_lr": "auto"}}, "fp16": {"enabled": "auto", "loss_scale": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})";
+  const auto o = Options::from_json(text, "x",
+                                    {{"scheduler.params.total_num_steps", "2000", "CLI", true},
+                                     {"optimizer.params.lr", "0.5", "CLI", true},
+                                     {"seed", "8", "CLI", true}});
+  EXPECT_EQ(o.settings().schedule.total_num_steps, 2000);
+  EXPECT_EQ(o.settings().optimizer.lr, 0.5);
+  EXPECT_EQ(o.settings().seed, 1234u) << "only where the file says auto";
+  EXPECT_EQ(o.settings().precision, config::Precision::Fp32);
+}
+
+TEST(Options, DefaultsOfAdagradAndOfTheDecaySchedule) {
+  const auto o = Options::from_json(
+      R"({"optimizer": {"type": "adagrad"}, "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 2000}}})");
+  EXPECT_EQ(o.settings().optimizer.type, config::OptimizerType::Adagrad);
+  EXPECT_EQ(o.settings().optimizer.lr, 0.01);
+  EXPECT_EQ(o.settings().optimizer.eps, 1e-10);
+  EXPECT_EQ(o.settings().schedule.warmup_max_lr, config::PerGroup{1e-3});
+}
+
+TEST(Options, DigestFollowsValuesNotSpelling) {
+  const auto a = Options::from_json("{\"seed\": 7, \"prescale_gradients\": false}");
+  const auto b = Options::from_json("// c\n{\"prescale_gradients\": false,\n \"seed\": 7.0}");
+  const auto c = Options::from_json("{\"seed\": 8}");
+  EXPECT_EQ(a.digest(), b.digest());
+  EXPECT_NE(a.digest(), c.digest());
+  EXPECT_EQ(a.digest().size(), 32u);
+}
+
+TEST(Options, ExplainAsJson) {
+  const auto j = nlohmann::json::parse(explain_json(
+      Options::from_json("{\"train_batch_size\": 16, \"wandb\": {\"enabled\": true}}", "ds.json"), 4, true));
+  EXPECT_EQ(j.at("schema"), "zero.config.explain/1");
+  EXPECT_EQ(j.at("values").at("train_micro_batch_size_per_gpu").at("value"), 4);
+  EXPECT_EQ(j.at("values").at("train_micro_batch_size_per_gpu").at("source"), "rule: 16 / (1 x 4 ranks)");
+  EXPECT_EQ(j.at("notices").size(), 1u);
+}
+
+TEST(Options, UnreadableFileIsNamed) {
+  try {
+    Options::from_file("/nowhere/ds.json");
+    FAIL();
+  } catch (const IoError& e) {
+    EXPECT_NE(std::string(e.what()).find("/nowhere/ds.json"), std::string::npos);
+    EXPECT_EQ(e.code(), ExitCode::kConfig);
+  }
+}
+
+TEST(NearestName, IgnoresCaseAndTakesTheFirstOfEquals) {
+  EXPECT_EQ(nearest_name("STGE", {"stage", "state"}), "stage");
+  EXPECT_EQ(nearest_name("satge", {"stage"}), "stage");
+  EXPECT_EQ(nearest_name("zzzzzz", {"stage"}), "");
+  EXPECT_EQ(nearest_name("a", {"bc"}), "");
+}
+
+}  // namespace
+}  // namespace zero

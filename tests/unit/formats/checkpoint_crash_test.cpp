@@ -1,0 +1,257 @@
+// A save that dies or fails at any one of its calls: afterwards the newest committed checkpoint
+// loads, every byte of it, and the next save works. Death is SIGKILL of a child at call k, k = 1, 2,
+// ... until a save ends untouched.
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <map>
+#include <set>
+
+#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/checkpoint_samples.h"
+
+namespace zero::test {
+namespace {
+namespace fs = std::filesystem;
+using namespace zero::formats;
+using Fault = FaultyFiles::Fault;
+
+// What is there before the save that is hit, and the tag it saves.
+struct Scene {
+  const char* name;
+  std::vector<std::pair<std::string, int>> before;
+  std::string tag;
+};
+const std::vector<Scene> kScenes{{"first save of all", {}, "new"},
+                                 {"a new tag", {{"old", 1}}, "new"},
+                                 {"a tag replaced", {{"older", 1}, {"same", 2}}, "same"}};
+constexpr int kNewValue = 9;
+
+void set_up(const Scene& scene, const TempFolder& folder) {
+  for (const auto& [tag, value] : scene.before)
+    save_sample(system_files(), (folder.path() / "root").string(), tag, value);
+}
+
+std::set<std::string> names_in(const fs::path& path) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path)) names.insert(entry.path().filename());
+  return names;
+}
+
+// The oracle. Returns whether the new checkpoint is there.
+bool check_after(const Scene& scene, const TempFolder& folder, const std::string& label) {
+  const auto root = (folder.path() / "root").string();
+  bool arrived = false;
+  if (scene.before.empty()) {
+    arrived = code_of([&] { EXPECT_EQ(load_sample(root).value, kNewValue) << label; }) == 0;
+  } else {
+    Loaded loaded;
+    std::string text;
+    EXPECT_EQ(code_of([&] { loaded = load_sample(root); }, &text), 0) << label << ": " << text;
+    arrived = loaded.value == kNewValue;
+    EXPECT_TRUE(arrived || loaded.value == scene.before.back().second) << label << " loaded " << loaded.value;
+    // The others are as they were.
+    for (const auto& [tag, value] : scene.before) {
+      if (tag == scene.tag) continue;
+      EXPECT_EQ(load_sample(root, tag).value, value) << label;
+    }
+  }
+  // The next save works and leaves nothing behind.
+  save_sample(system_files(), root, "after", 11);
+  EXPECT_EQ(load_sample(root).value, 11) << label;
+  std::set<std::string> wanted{".lock", "latest", "after"};
+  for (const auto& [tag, value] : scene.before) wanted.insert(tag);
+  if (arrived) wanted.insert(scene.tag);
+  EXPECT_EQ(names_in(root), wanted) << label;
+  return arrived;
+}
+
+TEST(CheckpointCrash, KilledAtEveryCall) {
+  for (const auto& scene : kScenes) {
+    for (const auto fault : {Fault::DieBefore, Fault::DieAfter}) {
+      int died = 0;
+      bool was_there = false;
+      for (int k = 1;; ++k) {
+        TempFolder folder(TempFolder::On::Memory);
+        set_up(scene, folder);
+        const auto child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+          int code = 1;
+          try {
+            FaultyFiles files(fault, k);
+            save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue);
+            code = files.struck() ? 2 : 0;
+          } catch (...) {
+          }
+          ::_exit(code);
+        }
+        int status = 0;
+        ASSERT_EQ(::waitpid(child, &status, 0), child);
+        const auto label = std::string(scene.name) + ", killed at call " + std::to_string(k);
+        const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << label << " status " << status;
+        const bool arrived = check_after(scene, folder, label);
+        // Once committed at call k, then at every later one too.
+        EXPECT_TRUE(arrived || !was_there) << label;
+        was_there = arrived;
+        if (!killed) {
+          EXPECT_TRUE(arrived);
+          break;
+        }
+        ++died;
+      }
+      EXPECT_GT(died, 30) << scene.name;
+    }
+  }
+}
+
+std::size_t open_descriptors() {
+  return static_cast<std::size_t>(std::distance(fs::directory_iterator("/proc/self/fd"), {}));
+}
+
+TEST(CheckpointCrash, EveryCallFailing) {
+  // The calls that take the replaced checkpoint away.
+  const std::set<std::string> after_commit{"rename_at", "open_folder_at", "list"};
+  for (const auto& scene : kScenes) {
+    for (const int error : {EIO, ENOSPC, EINTR}) {
+      int failed = 0;
+      for (int k = 1;; ++k) {
+        TempFolder folder(TempFolder::On::Memory);
+        set_up(scene, folder);
+        const auto before = open_descriptors();
+        FaultyFiles files(Fault::Error, k, error);
+        std::string text;
+        const int code =
+            code_of([&] { save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue); }, &text);
+        const auto label =
+            std::string(scene.name) + ", call " + std::to_string(k) + " (" + files.struck_call() + ") fails: " + text;
+        EXPECT_EQ(open_descriptors(), before) << label;
+        if (!files.struck()) {
+          EXPECT_EQ(code, 0) << label;
+          break;
+        }
+        EXPECT_TRUE(code == 0 || code == static_cast<int>(ExitCode::kIo) || code == kDamaged)
+            << label << " code " << code;
+        if (code != 0) {
+          EXPECT_TRUE(text.find(folder.text()) != std::string::npos) << label << ": no path";
+          ++failed;
+        }
+        if (fs::exists(folder.path() / "root")) {
+          const bool arrived = check_after(scene, folder, label);
+          // Success is never claimed for a checkpoint that is not there.
+          EXPECT_TRUE(code != 0 || arrived) << label;
+          // What may fail unseen: removing what nobody needs any more, closing what was only read,
+          // making a parent directory (opening the one wanted tells).
+          const auto call = files.struck_call();
+          const bool asked_again = error == EINTR && (call == "pwrite" || call == "pread" || call == "fallocate");
+          const bool replacing = scene.tag == "same";
+          EXPECT_TRUE(code != 0 || asked_again || call == "close" || call == "make_folder" ||
+                      call.starts_with("remove") || (replacing && after_commit.contains(call)))
+              << label << ": went on";
+        }
+      }
+      EXPECT_GT(failed, 20) << scene.name;
+    }
+  }
+}
+
+TEST(CheckpointCrash, ShortReadsAndWritesAreGoneOnWith) {
+  for (const auto& scene : kScenes) {
+    for (int k = 1;; ++k) {
+      TempFolder folder(TempFolder::On::Memory);
+      set_up(scene, folder);
+      FaultyFiles files(Fault::Short, k);
+      save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue);
+      EXPECT_TRUE(check_after(scene, folder, "short at " + std::to_string(k)));
+      if (!files.struck()) break;
+    }
+  }
+}
+
+TEST(CheckpointCrash, EveryReadFailingWhileLoading) {
+  TempFolder folder(TempFolder::On::Memory);
+  save_sample(system_files(), folder.text(), "a", 1);
+  save_sample(system_files(), folder.text(), "b", 2);
+  for (const bool short_reads : {false, true}) {
+    for (int k = 1;; ++k) {
+      const auto before = open_descriptors();
+      FaultyFiles files(short_reads ? Fault::Short : Fault::Error, k, EIO);
+      int value = 0;
+      std::string text;
+      const int code = code_of([&] { value = load_sample(folder.text(), "b", files).value; }, &text);
+      EXPECT_TRUE(code == 0 ? value == 2 : code == static_cast<int>(ExitCode::kIo) || code == kDamaged)
+          << k << ": " << text;
+      EXPECT_TRUE(!short_reads || code == 0) << k << ": " << text;
+      EXPECT_EQ(open_descriptors(), before);
+      if (!files.struck()) break;
+    }
+  }
+}
+
+TEST(CheckpointCrash, AFileSizeLimitIsAFullDisk) {
+  TempFolder folder(TempFolder::On::Memory);
+  const auto root = (folder.path() / "root").string();
+  save_sample(system_files(), root, "old", 1);
+  int refused = 0;
+  for (const rlim_t limit : {0, 100, 4096, 5000, 5400, 8000}) {
+    const auto child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const rlimit bytes{limit, limit};
+      ::setrlimit(RLIMIT_FSIZE, &bytes);
+      std::string text;
+      const int code = code_of([&] { save_sample(system_files(), root, "new", kNewValue); }, &text);
+      ::_exit(code == 0 ? 0 : code == static_cast<int>(ExitCode::kIo) && text.find(root) != std::string::npos ? 5 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    const int code = WEXITSTATUS(status);
+    EXPECT_TRUE(code == 0 || code == 5) << limit << ": " << code;
+    refused += code == 5;
+    EXPECT_EQ(load_sample(root).value, code == 0 ? kNewValue : 1) << limit;
+  }
+  EXPECT_GE(refused, 3);
+}
+
+// What a power loss may take: a rename must never show what is not on disk.
+TEST(CheckpointCrash, EverythingIsSyncedBeforeItIsShown) {
+  for (const auto& scene : kScenes) {
+    TempFolder folder(TempFolder::On::Memory);
+    set_up(scene, folder);
+    OrderWatchingFiles files;
+    save_sample(files, (folder.path() / "root").string(), scene.tag, kNewValue);
+    for (const auto& fault : files.faults) ADD_FAILURE() << scene.name << ": " << fault;
+    const bool replaces = scene.before.size() == 2;
+    EXPECT_EQ(files.renames, replaces ? 3 : 2) << scene.name;
+    EXPECT_EQ(files.removals > 0, replaces);
+    // Only the removal of the replaced checkpoint need not be.
+    for (const auto& path : files.unsynced())
+      EXPECT_TRUE(replaces && path == (folder.path() / "root").string()) << scene.name << ": " << path;
+  }
+}
+
+TEST(CheckpointCrash, TwoWritersInOneDirectory) {
+  TempFolder folder(TempFolder::On::Memory);
+  const Commit first(system_files(), folder.text(), "a");
+  std::string text;
+  EXPECT_EQ(code_of([&] { Commit second(system_files(), folder.text(), "b"); }, &text),
+            static_cast<int>(ExitCode::kConfig));
+  EXPECT_TRUE(text.find("pid " + std::to_string(::getpid())) != std::string::npos) << text;
+  EXPECT_TRUE(fs::exists(folder.path() / first.folder_name())) << "the second removed the first's work";
+}
+
+TEST(CheckpointCrash, WhatIsNoCheckpointIsNotReplaced) {
+  TempFolder folder(TempFolder::On::Memory);
+  fs::create_directory(folder.path() / "photos");
+  write_all(folder.path() / "photos" / "one.jpg", "dear");
+  write_all(folder.path() / "file", "dear");
+  for (const char* tag : {"photos", "file"})
+    EXPECT_EQ(code_of([&] { save_sample(system_files(), folder.text(), tag, 1); }), static_cast<int>(ExitCode::kIo));
+  EXPECT_EQ(read_all(folder.path() / "photos" / "one.jpg"), "dear");
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{".lock", "file", "photos"}));
+}
+
+}  // namespace
+}  // namespace zero::test

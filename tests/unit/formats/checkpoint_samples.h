@@ -1,0 +1,132 @@
+// A small checkpoint made without an engine, a file system that fails on request, and what the
+// checkpoint tests ask of a directory.
+#pragma once
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "formats/hash.h"
+#include "formats/rank_file.h"
+#include "formats/root_folder.h"
+#include "support/folder.h"
+
+namespace zero::test {
+
+inline std::string read_all(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void write_all(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+// The state that sample checkpoint `value` holds: floats, bools and a private tensor.
+struct Sample {
+  std::vector<float> weights;
+  std::vector<unsigned char> mask, own;
+  explicit Sample(int value) : weights(300), mask(70), own(33) {
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      weights[i] = static_cast<float>(value) + 0.25f * static_cast<float>(i);
+    for (std::size_t i = 0; i < mask.size(); ++i) mask[i] = (i * 7 + static_cast<std::size_t>(value)) % 3 == 0;
+    for (std::size_t i = 0; i < own.size(); ++i) own[i] = static_cast<unsigned char>(value * 31 + static_cast<int>(i));
+  }
+  bool operator==(const Sample&) const = default;
+};
+
+inline formats::Manifest sample_manifest(int value, const formats::RankFile& file) {
+  formats::Manifest m;
+  m.libzero_version = m.libtorch_version = "1";
+  m.created = "2000-01-01T00:00:00Z";
+  m.global_steps = value;
+  m.optimizer = "AdamW";
+  m.slots = {"exp_avg"};
+  m.parameter_dtype = m.gradient_dtype = m.wire_dtype = "F32";
+  m.config = {{"seed", "1"}};
+  m.config_hash = "x";
+  m.user_state = "{\"n\": " + std::to_string(value) + "}";
+  m.files = {file.file};
+  m.tensors = {file.tensors[0], file.tensors[1], {"master", "empty", "F32", {0, 3}, true, {}}};
+  m.ranks = {{file.tensors[2]}};
+  return m;
+}
+
+// Reads a vector that outlives the source.
+template <class Values>
+auto from(const Values& values) {
+  return [data = values.data()](std::int64_t at, std::int64_t) {
+    return std::shared_ptr<const void>(std::shared_ptr<const void>(), data + at);
+  };
+}
+
+inline std::vector<formats::Source> sources_of(const Sample& sample) {
+  return {{"master", "layer.weight", "F32", {30, 10}, true, 0, 300, from(sample.weights), true},
+          {"buffer", "mask", "BOOL", {70}, false, 0, 70, from(sample.mask), false},
+          {"rank", "own", "U8", {33}, false, 0, 33, from(sample.own), false}};
+}
+
+// What one rank alone does to save.
+inline void save_sample(formats::FsOps& fs, const std::string& root, const std::string& tag, int value) {
+  const Sample sample(value);
+  formats::Commit commit(fs, root, tag);
+  formats::RankFile file;
+  {
+    const auto folder = formats::Folder::open(fs, root).folder(commit.folder_name());
+    file = formats::write_rank_file(folder, formats::rank_file_name(0), sources_of(sample));
+  }
+  commit.publish(sample_manifest(value, file));
+}
+
+struct Loaded {
+  std::string tag;
+  int value = -1;
+};
+
+// Reads and verifies all of the checkpoint; the value must be consistent.
+inline Loaded load_sample(const std::string& root, const std::string& tag = "",
+                          formats::FsOps& fs = formats::system_files()) {
+  const auto choice = formats::choose(fs, root, tag);
+  const auto folder = formats::Folder::open(fs, root).folder(choice.tag);
+  const auto manifest = formats::read_manifest(folder, choice.manifest_hash);
+  const int value = static_cast<int>(manifest.global_steps);
+  Sample got(value + 1);
+  formats::PartReader reader(folder, manifest);
+  const auto take = [&](const formats::Tensor& tensor, void* to, std::size_t width) {
+    for (const auto& part : tensor.parts)
+      std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(part.start) * width, reader.read(tensor, part),
+                  static_cast<std::size_t>(part.numel) * width);
+  };
+  for (const auto& tensor : manifest.tensors) {
+    if (tensor.name == "layer.weight") take(tensor, got.weights.data(), 4);
+    if (tensor.name == "mask") take(tensor, got.mask.data(), 1);
+  }
+  take(manifest.ranks.at(0).at(0), got.own.data(), 1);
+  reader.finish();
+  if (!(got == Sample(value)))
+    throw std::runtime_error("the checkpoint of " + std::to_string(value) + " holds other values");
+  return {choice.tag, value};
+}
+
+// The code of the IoError or ConfigError that fn throws, -1 for anything else, 0 for none.
+inline int code_of(const std::function<void()>& fn, std::string* text = nullptr) {
+  try {
+    fn();
+  } catch (const Error& e) {
+    if (text != nullptr) *text = e.what();
+    return static_cast<int>(e.code());
+  } catch (const std::exception& e) {
+    if (text != nullptr) *text = e.what();
+    return -1;
+  }
+  return 0;
+}
+
+inline constexpr int kDamaged = static_cast<int>(ExitCode::kCheckpoint);
+
+}  // namespace zero::test
