@@ -6,8 +6,12 @@
 #   torch::cuda_impl  for the NCCL plug-in only; exists if the toolkit's headers, libtorch_cuda and
 #                     an NCCL library are found
 # and ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one.
-set(ZERO_TORCH_DIR "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch" CACHE PATH
-  "Folder 'torch' of an unpacked torch 2.11 wheel")
+# A project that has called find_package(Torch) keeps that copy: two in one process do not work.
+set(_torch_default "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch")
+if(TORCH_INSTALL_PREFIX)
+  set(_torch_default "${TORCH_INSTALL_PREFIX}")
+endif()
+set(ZERO_TORCH_DIR "${_torch_default}" CACHE PATH "Folder 'torch' of an unpacked torch 2.11 wheel")
 get_filename_component(ZERO_TORCH_DIR "${ZERO_TORCH_DIR}" ABSOLUTE)
 if(NOT EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "ZERO_TORCH_DIR='${ZERO_TORCH_DIR}' has no lib/libtorch_cpu.so. "

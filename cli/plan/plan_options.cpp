@@ -200,7 +200,7 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.option("--write", a.write, "FILE", "the recommended configuration, as `zero train` takes it");
   c.option("--nvme-path", a.nvme_path, "DIR", "folder of offloaded files in it (/tmp)");
   c.option("--paper", a.paper, "NAME",
-           "print a paper's tables instead: table1, table2, infinity, activations, volumes, seeds, estimator, all");
+           "print a paper's tables instead: table1, table2, infinity, activations, volumes, examples, estimator, all");
 }
 
 namespace {

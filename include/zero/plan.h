@@ -152,7 +152,7 @@ struct PaperTable {
   std::vector<std::vector<std::string>> rows;
   std::vector<std::string> notes;
 };
-// "table1", "table2" (ZeRO), "infinity", "activations", "volumes", "seeds", "estimator"
+// "table1", "table2" (ZeRO), "infinity", "activations", "volumes", "examples", "estimator"
 std::vector<std::string> paper_names();
 // Throws ConfigError for another name.
 std::vector<PaperTable> paper_tables(std::string_view name);

@@ -151,7 +151,7 @@ TEST(Explain, AConfigurationAsItIs) {
       document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
   // Those of the seed, with models and worlds of their own.
   int read = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/seeds")) {
+  for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/deepspeed-examples")) {
     if (entry.path().extension() != ".json") continue;
     const auto outcome = explain({"--config", entry.path().string(), "--world", "1", "--transport", "shm", "--set",
                                   "train_batch_size=auto", "--set", "train_micro_batch_size_per_gpu=1", "--set",

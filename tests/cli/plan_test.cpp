@@ -232,7 +232,7 @@ TEST(PlanCommand, AFileIsLookedAtAsItIs) {
 }
 
 TEST(PlanCommand, AFileWithoutBatchIsPlannedForOneSample) {
-  const auto plan = document({ZERO_SOURCE_DIR "/configs/seeds/s000-zero3-offload.json", "--world", "2"});
+  const auto plan = document({ZERO_SOURCE_DIR "/configs/deepspeed-examples/zero3-offload.json", "--world", "2"});
   EXPECT_EQ(plan["configured"]["micro_batch_size"], 1);
   EXPECT_EQ(plan["configured"]["stage"], 3);
   EXPECT_EQ(plan["optimizer"], "AdamW");

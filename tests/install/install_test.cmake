@@ -14,6 +14,9 @@ run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G ${GENERATOR} -DCMAKE_PREFI
   -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=-O0 ${FLAGS}")
 run(${CMAKE_COMMAND} --build ${WORK}/build)
 run(${WORK}/build/consumer ${WORK}/checkpoints)
+# A part of another project: configured, not built, since that takes minutes.
+run(${CMAKE_COMMAND} -S ${SOURCE}/../embedded -B ${WORK}/embedded -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+  -DZERO=${SOURCE}/../../.. -DLIBTORCH=${LIBTORCH})
 # The second starts zero-torch, which has to find libzero and libtorch.
 run(${prefix}/bin/zero --version)
 run(${prefix}/bin/zero train --help)

@@ -14,7 +14,7 @@
 namespace zero {
 namespace {
 
-const std::string kFolder = std::string(ZERO_SOURCE_DIR) + "/configs/seeds/";
+const std::string kFolder = std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples/";
 
 // What the files leave open: they come without batch sizes or an optimizer, which their programs gave.
 std::vector<Setting> completed(const Options& options) {
@@ -92,7 +92,7 @@ TEST(SeedConfigurations, RunAndAgreeOverStagesAndTiers) {
 
 // The scale the fp16 file asks for: 2^32 at first, and halved by overflow alone.
 TEST(SeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
-  auto options = Options::from_file(kFolder + "s003-gpt2-squad-zero1-as-logged.json");
+  auto options = Options::from_file(kFolder + "gpt2-squad-zero1-as-logged.json");
   const auto result = train(options.with(completed(options)), 4);
   EXPECT_EQ(result.scales[0], 4294967296.0) << "the first overflow is tolerated (hysteresis 2)";
   EXPECT_EQ(result.scales[1], 2147483648.0);

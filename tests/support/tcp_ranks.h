@@ -54,8 +54,9 @@ inline void expect_all_well(const std::vector<int>& statuses, int except = -1) {
   }
 }
 
-// How the error comes about: by news of the rank, or by a time limit, which all its texts name.
-enum class By { News, TimeLimit };
+// How the error comes about: by news of the rank, or by a time limit, which all its texts name. Either: whichever is
+// first.
+enum class By { News, TimeLimit, Either };
 
 // `body` throws a CommError that names `rank` and contains `words`.
 inline void require_named(int rank, const std::string& words, By by, const std::function<void()>& body) {
@@ -65,7 +66,7 @@ inline void require_named(int rank, const std::string& words, By by, const std::
     require(error.rank() == rank, "expected rank " + std::to_string(rank) + " to be named, got " + error.what());
     require(contains(error.what(), words), "expected '" + words + "' in: " + error.what());
     const bool late = contains(error.what(), " within ") || contains(error.what(), " in time");
-    require(late == (by == By::TimeLimit),
+    require(by == By::Either || late == (by == By::TimeLimit),
             std::string(by == By::News ? "told by a time limit: " : "not told by a time limit: ") + error.what());
     return;
   }

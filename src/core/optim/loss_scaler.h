@@ -16,7 +16,7 @@ namespace zero::optim {
 //   good             floor = 0; good += 1; dynamic: consecutive: h = H; at good == window:
 //                    S = min(2S, 2^max(32, initial power)), good = 0, h = H
 // A halving does not refill h. DeepSpeed grows one step later the first time, has no upper bound and
-// counts from the last bad step's number; tests/unit/scaler_test.cpp shows both side by side.
+// counts from the last bad step's number; tests/unit/optim/scaler_test.cpp shows both side by side.
 class LossScaler {
  public:
   // What a checkpoint keeps.

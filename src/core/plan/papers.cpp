@@ -299,8 +299,8 @@ PaperTable volumes_zeropp() {
   return table;
 }
 
-PaperTable seeds() {
-  PaperTable table{"seeds", "Worked figures of the seed notes", {"what", "how", "value"}, {}, {}};
+PaperTable examples() {
+  PaperTable table{"examples", "Worked examples of model states and training memory", {"what", "how", "value"}, {}, {}};
   const auto add = [&](const std::string& what, const std::string& how, const std::string& value) {
     table.rows.push_back({what, how, value});
   };
@@ -371,7 +371,7 @@ const std::vector<Entry>& entries() {
       {"infinity", {infinity, infinity_bandwidth, infinity_devices}},
       {"activations", {activations_by_layer, activations_by_rule}},
       {"volumes", {volumes, volumes_across_hosts, volumes_zeropp}},
-      {"seeds", {seeds}},
+      {"examples", {examples}},
       {"estimator", {estimator}},
   };
   return all;

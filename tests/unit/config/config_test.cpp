@@ -237,7 +237,7 @@ TEST(KeyTable, DocumentedPageIsCurrent) {
 
 TEST(Options, EveryFileOfTheSeedsParses) {
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/seeds")) {
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples")) {
     SCOPED_TRACE(entry.path().string());
     const auto options = Options::from_file(entry.path());
     EXPECT_NO_THROW(config::require_built(options));

@@ -137,8 +137,8 @@ TEST(Papers, Volumes) {
             "Second shards (hpZ), 100B on 1024 GPUs, 16 a host: 1.5625 -> 14.0625 GB, 9.0x, 1/114 of a replica.");
 }
 
-TEST(Papers, Seeds) {
-  const auto table = only("seeds");
+TEST(Papers, Examples) {
+  const auto table = only("examples");
   std::multimap<std::string, std::string> values;
   for (const auto& row : table.rows) values.emplace(row.at(0), row.at(2));
   const std::multimap<std::string, std::string> expected = {
@@ -206,7 +206,7 @@ TEST(Papers, BytesOfEveryRecipeAndStage) {
 
 TEST(Papers, UnknownNamesAreRefused) {
   EXPECT_EQ(paper_names(),
-            (std::vector<std::string>{"table1", "table2", "infinity", "activations", "volumes", "seeds", "estimator"}));
+            (std::vector<std::string>{"table1", "table2", "infinity", "activations", "volumes", "examples", "estimator"}));
   try {
     paper_tables("table3");
     FAIL();
