@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/system.h"
 #include "cli/commands.h"
 #include "cli/support/config_check.h"
 #include "cli/support/options.h"
@@ -21,7 +22,6 @@
 #include "launch/remote/hostfile.h"
 #include "launch/supervise/launcher.h"
 #include "report/text/text.h"
-#include "base/system.h"
 
 namespace {
 
@@ -395,7 +395,7 @@ int zero_run(int argc, char** argv) {
   s.master_address = chosen.master_address;
   s.master_port =
       o.master_port == 0 && (several || chosen.others) ? kPortOfSeveralHosts : static_cast<int>(o.master_port);
-  s.reach = {o.launcher, static_cast<int>(o.ssh_port), launch::split_words(o.launcher_args, "--launcher-args")};
+  s.shell = {o.launcher, static_cast<int>(o.ssh_port), launch::split_words(o.launcher_args, "--launcher-args")};
   s.exported = o.exported;
   s.host_timeout_s = o.host_timeout;
   s.log_folder = o.log_dir.empty() ? c.global().log_dir : o.log_dir;

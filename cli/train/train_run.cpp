@@ -10,9 +10,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/system.h"
 #include "cli/train/train_signals.h"
 #include "config/settings.h"
-#include "base/system.h"
 
 namespace zero::cli {
 namespace {

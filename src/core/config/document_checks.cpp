@@ -184,13 +184,14 @@ class Checker {
   void effect(const std::string& path, const Entry& entry) {
     const Key& key = *entry.key;
     const std::string pointer = pointer_of(entry.spelled);
-    const bool changed = !entry.automatic && entry.value.json() != key.fallback && !entry.value.is(Value::Kind::Null);
+    const bool changed =
+        !entry.automatic && entry.value.json() != key.default_json && !entry.value.is(Value::Kind::Null);
     const auto notice = [&](std::string_view reason) {
       faults_.notice("no-effect", entry.key_place, pointer, "no effect: " + std::string(reason));
     };
     switch (key.effect) {
       case Effect::Works:
-        if (const auto unmet = unmet_need(document_, key.needs); !unmet.empty()) notice(unmet);
+        if (const auto unmet = unmet_need(document_, key.active_if); !unmet.empty()) notice(unmet);
         return;
       case Effect::NoEffect:
         if (path == "checkpoint.writer.type" && entry.value.text == "MOCK") {
@@ -200,7 +201,7 @@ class Checker {
             faults_.notice("note", entry.place, pointer,
                            entry.value.text + " is not a multiple of 8; matrix products are faster with one");
         } else {
-          const auto unmet = unmet_need(document_, key.needs);
+          const auto unmet = unmet_need(document_, key.active_if);
           notice(unmet.empty() ? key.reason : std::string_view(unmet));
         }
         return;
@@ -316,11 +317,11 @@ void list_not_built(const Document& document, Faults& not_built) {
   for (const auto& [path, entry] : document.entries) {
     const Key& key = *entry.key;
     if (key.effect != Effect::NotBuilt || entry.automatic || entry.value.is(Value::Kind::Null) ||
-        entry.value.json() == key.fallback)
+        entry.value.json() == key.default_json)
       continue;
     not_built.error("not-built", entry.place, pointer_of(entry.spelled),
                     "got " + entry.value.json().substr(0, 80) + ", which is not available in this version, expected " +
-                        std::string(key.fallback),
+                        std::string(key.default_json),
                     std::string(key.reason));
   }
 }

@@ -217,13 +217,13 @@ class Walker {
     entry.key_place = member.key_place;
     entry.spelled = spelled;
     entry.source = level == 0 ? value.place.text() : source;
-    const bool literal = (key.type == Type::Text || key.type == Type::Enum) && key.automatic.empty();
+    const bool literal = (key.type == Type::Text || key.type == Type::Enum) && key.auto_rule.empty();
     if (value.is(Value::Kind::String) && value.text == "auto" && !literal) {
       entry.automatic = true;
     } else if (!checked(key, value, spelled, entry.value)) {
       return;
     }
-    if (entry.automatic && key.automatic.empty()) {
+    if (entry.automatic && key.auto_rule.empty()) {
       faults_.error("auto-no-rule", value.place, pointer_of(spelled), "got \"auto\", but there is no rule for it here",
                     "give a value");
       return;
@@ -429,7 +429,7 @@ class Walker {
         if (member.key == "pattern") {
           if (!member.value.is(Value::Kind::String)) wrong_type(member.value, path, "a string"), good = false;
         } else if (member.key == "lr" || member.key == "weight_decay") {
-          Key key{.path = "", .type = Type::Num, .fallback = "", .text = ""};
+          Key key{.path = "", .type = Type::Num, .default_json = "", .help = ""};
           key.low = 0;
           good &= is_number(member.value, path, "a number") && in_range(member.value, path, key);
         } else {

@@ -58,7 +58,7 @@ std::vector<Row> rows_of(const Options& options, int world) {
                                                                                       : batch->micro);
       row.source = batch ? batch_rule(options.settings(), row.path, world) : batch_problem;
     } else if (entry) {
-      row.source = "auto: " + std::string(key.automatic);
+      row.source = "auto: " + std::string(key.auto_rule);
     } else {
       row.source = "default";
       // Shown always: what people ask first.

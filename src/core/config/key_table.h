@@ -37,15 +37,15 @@ enum class Effect {
 struct Key {
   std::string_view path;  // dotted
   Type type;
-  std::string_view fallback;  // the default as JSON; empty: none, or inferred
-  std::string_view text;      // what it means, for people
+  std::string_view default_json;  // the default as JSON; empty: none, or inferred
+  std::string_view help;          // what it means, for people
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   bool above_low = false, below_high = false;  // the limit itself is not allowed
   std::int64_t multiple = 1;
   std::string_view choices{};  // Enum: "mean sum"
   bool nullable = false;
-  std::string_view automatic{};  // rule for "auto"; empty: not allowed
-  std::string_view needs{};      // condition's short name (document.cpp); empty: always
+  std::string_view auto_rule{};  // rule for "auto"; empty: not allowed
+  std::string_view active_if{};  // condition's short name (document.cpp); empty: always
   std::string_view owners{};     // optimizer or schedule types that have it; empty: all
   Effect effect = Effect::Works;
   std::string_view reason{};  // of NoEffect, NotBuilt, Refused

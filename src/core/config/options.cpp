@@ -39,7 +39,7 @@ std::string Document::effective(const Key& key) const {
   };
   if (key.path == "optimizer.params.lr" && adagrad()) return "0.01";
   if (key.path == "optimizer.params.eps" && adagrad()) return "1e-10";
-  return std::string(key.fallback);
+  return std::string(key.default_json);
 }
 
 Place Document::place(std::string_view path) const {

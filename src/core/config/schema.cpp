@@ -23,7 +23,7 @@ std::string choices_json(const Key& key) {
     at = end + 1;
   }
   if (key.nullable) out += ", null";
-  if (!key.automatic.empty()) out += ", \"auto\"";
+  if (!key.auto_rule.empty()) out += ", \"auto\"";
   return out;
 }
 
@@ -86,7 +86,7 @@ std::string type_json(const Key& key) {
       return "";
   }
   if (key.nullable) main += ", {\"type\": \"null\"}";
-  if (!key.automatic.empty()) main += ", {\"const\": \"auto\"}";
+  if (!key.auto_rule.empty()) main += ", {\"const\": \"auto\"}";
   return "\"anyOf\": [" + main + "]";
 }
 
@@ -108,13 +108,13 @@ std::string property_json(const Key& key) {
   std::string out = "{";
   const auto add = [&](const std::string& text) { out += (out.size() > 1 ? ", " : "") + text; };
   if (const auto type = type_json(key); !type.empty()) add(type);
-  add("\"description\": " + json_quoted(key.text));
-  if (!key.fallback.empty()) add("\"default\": " + std::string(key.fallback));
-  if (!key.needs.empty()) add("\"x-libzero-needs\": " + json_quoted(key.needs));
+  add("\"description\": " + json_quoted(key.help));
+  if (!key.default_json.empty()) add("\"default\": " + std::string(key.default_json));
+  if (!key.active_if.empty()) add("\"x-libzero-needs\": " + json_quoted(key.active_if));
   add("\"x-libzero-effect\": " + json_quoted(effect_word(key)));
   if (!key.reason.empty()) add("\"x-libzero-reason\": " + json_quoted(key.reason));
   if (!key.unit.empty()) add("\"x-libzero-unit\": " + json_quoted(key.unit));
-  if (!key.automatic.empty()) add("\"x-libzero-auto\": " + json_quoted(key.automatic));
+  if (!key.auto_rule.empty()) add("\"x-libzero-auto\": " + json_quoted(key.auto_rule));
   return out + "}";
 }
 
@@ -206,7 +206,7 @@ std::string range_word(const Key& key) {
 }
 
 std::string type_text(const Key& key) {
-  return type_word(key) + range_word(key) + (key.nullable ? ", null" : "") + (key.automatic.empty() ? "" : ", auto");
+  return type_word(key) + range_word(key) + (key.nullable ? ", null" : "") + (key.auto_rule.empty() ? "" : ", auto");
 }
 
 }  // namespace
@@ -222,10 +222,11 @@ std::string config_keys(std::string_view word) {
   const auto wanted = lower(word);
   std::string out;
   for (const Key& key : config::keys()) {
-    if (lower(key.path).find(wanted) == std::string::npos && lower(key.text).find(wanted) == std::string::npos)
+    if (lower(key.path).find(wanted) == std::string::npos && lower(key.help).find(wanted) == std::string::npos)
       continue;
     out += std::string(key.path) + "  " + type_text(key) +
-           (key.fallback.empty() ? "" : "  default " + std::string(key.fallback)) + "\n    " + std::string(key.text);
+           (key.default_json.empty() ? "" : "  default " + std::string(key.default_json)) + "\n    " +
+           std::string(key.help);
     if (key.effect != Effect::Works) out += " (" + effect_word(key) + ": " + std::string(key.reason) + ")";
     out += "\n";
   }
@@ -246,8 +247,8 @@ std::string config_keys_markdown() {
     std::string type = type_text(key);
     for (std::size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.replace(at, 1, "\\|");
     out += "| `" + std::string(key.path) + "` | " + type + " | " +
-           (key.fallback.empty() ? "-" : "`" + std::string(key.fallback) + "`") + " | " + effect_word(key) +
-           (key.reason.empty() ? "" : ": " + std::string(key.reason)) + " | " + std::string(key.text) +
+           (key.default_json.empty() ? "-" : "`" + std::string(key.default_json) + "`") + " | " + effect_word(key) +
+           (key.reason.empty() ? "" : ": " + std::string(key.reason)) + " | " + std::string(key.help) +
            (key.owners.empty() ? "" : " (" + std::string(key.owners) + ")") + " |\n";
   }
   return out;

@@ -7,9 +7,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/system.h"
 #include "formats/hash.h"
 #include "formats/json.h"
-#include "base/system.h"
 
 namespace zero::formats {
 namespace {

@@ -108,8 +108,8 @@ EventFile::EventFile(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   const double now = seconds_since_1970();
-  path_ = folder / base::join("events.out.tfevents.", static_cast<std::int64_t>(now), ".", base::host_name("host"), ".", ::getpid(),
-                              ".", next_number.fetch_add(1));
+  path_ = folder / base::join("events.out.tfevents.", static_cast<std::int64_t>(now), ".", base::host_name("host"), ".",
+                              ::getpid(), ".", next_number.fetch_add(1));
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd_ < 0)
     throw IoError(base::join("[tensorboard] got \"", std::strerror(errno), "\" for ", path_.string(),

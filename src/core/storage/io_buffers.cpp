@@ -33,11 +33,11 @@ void* map(std::int64_t size) {
 
 }  // namespace
 
-BufferPool::~BufferPool() {
+IoBuffers::~IoBuffers() {
   for (const auto& piece : pieces_) munmap(piece.data, static_cast<std::size_t>(piece.bytes));
 }
 
-void* BufferPool::take(std::int64_t bytes) {
+void* IoBuffers::take(std::int64_t bytes) {
   const auto size = whole(bytes);
   const std::lock_guard lock(mutex_);
   // The smallest free piece that fits, if it is not much too large.
@@ -63,20 +63,20 @@ void* BufferPool::take(std::int64_t bytes) {
   return data;
 }
 
-void BufferPool::give_back(void* data) {
+void IoBuffers::give_back(void* data) {
   const std::lock_guard lock(mutex_);
   for (auto& piece : pieces_)
     if (piece.data == data) piece.taken = false;
 }
 
-void BufferPool::serve(IoPath* path) {
+void IoBuffers::serve(IoPath* path) {
   const std::lock_guard lock(mutex_);
   path_ = path;
   if (!path_) return;
   for (const auto& piece : pieces_) path_->add_memory(piece.data, piece.bytes);
 }
 
-IoBuffer::IoBuffer(std::shared_ptr<BufferPool> pool, void* data, std::int64_t bytes)
+IoBuffer::IoBuffer(std::shared_ptr<IoBuffers> pool, void* data, std::int64_t bytes)
     : pool_(std::move(pool)), data_(data), bytes_(bytes) {}
 
 IoBuffer::IoBuffer(IoBuffer&& other) noexcept

@@ -11,12 +11,12 @@
 
 namespace zero::storage {
 
-class BufferPool {
+class IoBuffers {
  public:
-  BufferPool() = default;
-  ~BufferPool();
-  BufferPool(const BufferPool&) = delete;
-  BufferPool& operator=(const BufferPool&) = delete;
+  IoBuffers() = default;
+  ~IoBuffers();
+  IoBuffers(const IoBuffers&) = delete;
+  IoBuffers& operator=(const IoBuffers&) = delete;
 
   // At least `bytes`; nullptr when the system has none.
   void* take(std::int64_t bytes);

@@ -129,7 +129,8 @@ Leftover look_at(int folder, const std::string& path, const std::string& name, c
 std::string private_folder_name() {
   static std::atomic<std::uint64_t> next{0};
   const char* run = std::getenv("ZERO_RUN_ID");
-  return join(kPrefix, plain(base::host_name("_"), 64), "@", getpid(), "@", start_of(getpid()), "@", plain(run ? run : "", 64), "@", next++);
+  return join(kPrefix, plain(base::host_name("_"), 64), "@", getpid(), "@", start_of(getpid()), "@",
+              plain(run ? run : "", 64), "@", next++);
 }
 
 std::vector<Leftover> find_leftovers(const std::string& folder, bool remove) {

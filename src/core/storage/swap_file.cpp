@@ -19,7 +19,6 @@ namespace {
 
 using base::join;
 
-
 void check(const std::string& name, std::int64_t got, std::int64_t least, std::int64_t most) {
   if (got < least || got > most)
     throw ConfigError(join("[SwapFile] got aio.", name, " ", got, ", expected ", least, " to ", most));
@@ -96,7 +95,7 @@ struct SwapFile::State {
   const std::shared_ptr<FaultSource> faults;
   SwapSpace space;
   const IoSettings settings;
-  const std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>();
+  const std::shared_ptr<IoBuffers> pool = std::make_shared<IoBuffers>();
   Stats before;  // of the proof
   std::unique_ptr<RequestQueue> queue;
   std::unique_ptr<IoPath> path;

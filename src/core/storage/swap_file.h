@@ -12,7 +12,7 @@ namespace zero::storage {
 
 inline constexpr std::int64_t kPage = 4096;  // bytes: what memory, files and blocks of transfers are multiples of
 
-class BufferPool;
+class IoBuffers;
 class FaultSource;
 
 // DeepSpeed's `aio`.
@@ -30,7 +30,7 @@ struct IoSettings {
 class IoBuffer {
  public:
   IoBuffer() = default;
-  IoBuffer(std::shared_ptr<BufferPool> pool, void* data, std::int64_t bytes);
+  IoBuffer(std::shared_ptr<IoBuffers> pool, void* data, std::int64_t bytes);
   IoBuffer(IoBuffer&& other) noexcept;
   IoBuffer& operator=(IoBuffer&& other) noexcept;
   ~IoBuffer();  // back to the pool
@@ -38,7 +38,7 @@ class IoBuffer {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<IoBuffers> pool_;
   void* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };

@@ -42,10 +42,10 @@ void check_folder(const char* key, const std::string& folder) {
 
 class ActivationStore::Away {
  public:
-  Away(std::shared_ptr<ActivationStore> store, const Key& key, const c10::Storage& source, Depot& depot)
+  Away(std::shared_ptr<ActivationStore> store, const Key& key, const c10::Storage& source, OffloadBackend& backend)
       : store_(std::move(store)), key_(key), number_(store_->next_++), source_(source.getWeakStorageImpl()) {
     const auto begin = std::get<1>(key), end = std::get<2>(key);
-    parcel_ = depot.leave(over(source, begin, {end - begin}, {1}, at::kByte));
+    parcel_ = backend.offload(over(source, begin, {end - begin}, {1}, at::kByte));
     store_->order_[number_] = this;
     ++store_->counts_.left;
     ++store_->counts_.in_store;
@@ -65,8 +65,8 @@ class ActivationStore::Away {
   std::uint64_t number() const { return number_; }
   std::int64_t begin() const { return std::get<1>(key_); }
 
-  void begin_return() {
-    if (source_.expired() && returned_.expired()) parcel_->begin_return();
+  void begin_fetch() {
+    if (source_.expired() && returned_.expired()) parcel_->begin_fetch();
   }
   // Hooks that will ask, each with a number of its own to remember when it did.
   void add_user() { ++users_; }
@@ -82,7 +82,7 @@ class ActivationStore::Away {
     }
     auto there = returned_.lock();
     if (!there) {
-      held_ = parcel_->returned();
+      held_ = parcel_->fetch();
       returned_ = held_.storage().getWeakStorageImpl();
       there = returned_.lock();
       returned_begin_ = held_.storage_offset();
@@ -105,7 +105,7 @@ class ActivationStore::Away {
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
   c10::weak_intrusive_ptr<c10::StorageImpl> returned_{c10::intrusive_ptr<c10::StorageImpl>()};
   std::int64_t returned_begin_ = 0;
-  std::unique_ptr<Parcel> parcel_;
+  std::unique_ptr<OffloadHandle> parcel_;
   // What came back stays until every hook has asked for it, as the tensor itself would have stayed.
   void one_less() {
     if (--awaited_ <= 0) held_.reset();
@@ -133,13 +133,13 @@ struct ActivationStore::View {
 
 // --- what autograd holds ----------------------------------------------------------------------
 
-class ActivationStore::Stored final : public torch_hooks::KeptSegment {
+class ActivationStore::Stored final : public torch_hooks::CheckpointFrame {
  public:
   Stored(std::shared_ptr<ActivationStore> store, std::size_t index, std::weak_ptr<Stored> before)
       : store_(std::move(store)), index_(index), before_(std::move(before)) {}
 
   std::unique_ptr<torch_hooks::SavedTensorHooks> input(const at::Tensor& tensor) override;
-  void begin_again() override {
+  void begin_recompute() override {
     store_->synchronize();
     begin_ = Clock::now();
     const std::lock_guard lock(store_->mutex_);
@@ -157,7 +157,7 @@ class ActivationStore::Stored final : public torch_hooks::KeptSegment {
  private:
   void fetch() const {
     for (const auto& stretch : stretches_)
-      if (const auto one = stretch.lock()) one->begin_return();
+      if (const auto one = stretch.lock()) one->begin_fetch();
   }
   const std::shared_ptr<ActivationStore> store_;
   const std::size_t index_;
@@ -169,9 +169,9 @@ class ActivationStore::Stored final : public torch_hooks::KeptSegment {
 
 class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
  public:
-  // Of an input of `segment`, or null; leaves to `depot` from at_least bytes on.
-  Hooks(std::shared_ptr<ActivationStore> store, Depot& depot, std::int64_t at_least, Stored* segment)
-      : store_(std::move(store)), depot_(depot), at_least_(at_least), segment_(segment) {}
+  // Of an input of `segment`, or null; leaves to `backend` from at_least bytes on.
+  Hooks(std::shared_ptr<ActivationStore> store, OffloadBackend& backend, std::int64_t at_least, Stored* segment)
+      : store_(std::move(store)), backend_(backend), at_least_(at_least), segment_(segment) {}
   ~Hooks() override {
     if (!stretch_) return;
     const std::lock_guard lock(store_->mutex_);
@@ -182,7 +182,7 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
     version_ = torch_hooks::SavedVersion(tensor);
     if (store_->eligible(tensor)) {
       const std::lock_guard lock(store_->mutex_);
-      stretch_ = store_->away(tensor, at_least_, depot_);
+      stretch_ = store_->away(tensor, at_least_, backend_);
       if (stretch_) stretch_->add_user();
     }
     if (stretch_) {
@@ -210,7 +210,7 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
 
  private:
   const std::shared_ptr<ActivationStore> store_;
-  Depot& depot_;
+  OffloadBackend& backend_;
   const std::int64_t at_least_;
   Stored* const segment_;  // only asked whether there is one once the tensor is packed
   torch_hooks::SavedVersion version_;
@@ -223,9 +223,10 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
 std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(const at::Tensor&) {
   if (!store_->keeps_inputs()) {
     if (store_->setup_.settings.offload.device == OffloadDevice::None) return nullptr;
-    return std::make_unique<Hooks>(store_, store_->depot_for_saved(), store_->setup_.settings.offload.min_bytes, this);
+    return std::make_unique<Hooks>(store_, store_->backend_for_saved(), store_->setup_.settings.offload.min_bytes,
+                                   this);
   }
-  return std::make_unique<Hooks>(store_, store_->depot_for_input(position_++), 1, this);
+  return std::make_unique<Hooks>(store_, store_->backend_for_input(position_++), 1, this);
 }
 
 // --- the store --------------------------------------------------------------------------------
@@ -257,24 +258,24 @@ HostBlocks* ActivationStore::new_blocks() {
   return blocks_.back().get();
 }
 
-std::unique_ptr<Depot> ActivationStore::in_host_memory() {
+std::unique_ptr<OffloadBackend> ActivationStore::in_host_memory() {
   new_blocks();
-  return std::make_unique<HostDepot>(setup_.device, blocks_.back());
+  return std::make_unique<HostBackend>(setup_.device, blocks_.back());
 }
 
-std::unique_ptr<Depot> ActivationStore::in_file(const std::string& folder) {
+std::unique_ptr<OffloadBackend> ActivationStore::in_file(const std::string& folder) {
   new_blocks();
-  return std::make_unique<FileDepot>(setup_.device, blocks_.back(), setup_.ledger, folder, setup_.io, setup_.who);
+  return std::make_unique<FileBackend>(setup_.device, blocks_.back(), setup_.ledger, folder, setup_.io, setup_.who);
 }
 
-Depot& ActivationStore::depot_for_saved() {
+OffloadBackend& ActivationStore::backend_for_saved() {
   const std::lock_guard lock(mutex_);
   const auto& offload = setup_.settings.offload;
   if (!saved_depot_) saved_depot_ = offload.device == OffloadDevice::Nvme ? in_file(offload.path) : in_host_memory();
   return *saved_depot_;
 }
 
-Depot& ActivationStore::depot_for_input(std::size_t position) {
+OffloadBackend& ActivationStore::backend_for_input(std::size_t position) {
   const std::lock_guard lock(mutex_);
   const auto& s = setup_.settings;
   const bool slabs = s.contiguous && s.file_path.empty();  // a file is one piece anyway
@@ -290,10 +291,10 @@ Depot& ActivationStore::depot_for_input(std::size_t position) {
           [ledger = setup_.ledger](std::int64_t bytes) {
             ledger->book(step::Tier::Host, step::Purpose::Activations, bytes);
           });
-      input_depots_.push_back(std::make_unique<HostDepot>(setup_.device, std::move(slab)));
+      input_depots_.push_back(std::make_unique<HostBackend>(setup_.device, std::move(slab)));
     } else {
       // Counted where tensors of the device are.
-      input_depots_.push_back(std::make_unique<SlabDepot>(
+      input_depots_.push_back(std::make_unique<SlabBackend>(
           std::make_unique<Slab>(s.num_checkpoints, [device = setup_.device](std::int64_t bytes) {
             return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
           })));
@@ -310,7 +311,7 @@ bool ActivationStore::eligible(const at::Tensor& tensor) const {
 }
 
 std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& tensor, std::int64_t at_least,
-                                                             Depot& depot) {
+                                                             OffloadBackend& backend) {
   const auto width = static_cast<std::int64_t>(tensor.element_size());
   const auto total = static_cast<std::int64_t>(tensor.storage().nbytes());
   std::int64_t first = tensor.storage_offset() * width, last = first + width;
@@ -325,7 +326,7 @@ std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& t
   const Key key{tensor.storage().unsafeGetStorageImpl(), begin, end, torch_hooks::SavedVersion(tensor).value()};
   if (const auto known = known_.find(key); known != known_.end())
     if (auto stretch = known->second.second.lock()) return stretch;
-  auto stretch = std::make_shared<Away>(shared_from_this(), key, tensor.storage(), depot);
+  auto stretch = std::make_shared<Away>(shared_from_this(), key, tensor.storage(), backend);
   known_[key] = {stretch.get(), stretch};
   return stretch;
 }
@@ -333,7 +334,7 @@ std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& t
 // Backward asks in about the order opposite to that of the departures.
 void ActivationStore::fetch_before(const Away& stretch) {
   const auto it = order_.find(stretch.number());
-  if (it != order_.end() && it != order_.begin()) std::prev(it)->second->begin_return();
+  if (it != order_.end() && it != order_.begin()) std::prev(it)->second->begin_fetch();
 }
 
 void ActivationStore::synchronize() const {
@@ -344,7 +345,7 @@ std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::saved() {
   const auto& offload = setup_.settings.offload;
   if (offload.device == OffloadDevice::None || ended_) return nullptr;
   const std::lock_guard lock(mutex_);  // forwards may run in several threads
-  return std::make_unique<Hooks>(shared_from_this(), depot_for_saved(), offload.min_bytes, nullptr);
+  return std::make_unique<Hooks>(shared_from_this(), backend_for_saved(), offload.min_bytes, nullptr);
 }
 
 void ActivationStore::begin_segment() {
@@ -354,7 +355,7 @@ void ActivationStore::begin_segment() {
   segment_begin_ = Clock::now();
 }
 
-std::shared_ptr<torch_hooks::KeptSegment> ActivationStore::end_segment() {
+std::shared_ptr<torch_hooks::CheckpointFrame> ActivationStore::end_segment() {
   if (ended_) return nullptr;
   synchronize();
   const std::lock_guard lock(mutex_);
@@ -367,8 +368,8 @@ std::shared_ptr<torch_hooks::KeptSegment> ActivationStore::end_segment() {
 void ActivationStore::end_backward() {
   const std::lock_guard lock(mutex_);
   for (const auto& [number, stretch] : order_) stretch->let_go();  // of hooks that this pass did not reach
-  if (saved_depot_) saved_depot_->settle();
-  for (const auto& depot : input_depots_) depot->settle();
+  if (saved_depot_) saved_depot_->wait_idle();
+  for (const auto& backend : input_depots_) backend->wait_idle();
   for (const auto& blocks : blocks_) blocks->trim();
   if (setup_.settings.profile && setup_.profile && !times_.empty()) {
     std::string line = base::join("activation checkpointing: ", times_.size(), " segments, ms forward + again:");

@@ -1,6 +1,6 @@
 // What autograd keeps between forward and backward, away from the device: the inputs of checkpointed segments, and any
-// saved tensor above a size. Decides which bytes leave, each once, and when they come back; where they wait is depot.h,
-// how autograd is asked is torch_hooks/saved_tensors.h. One for each Engine that asks for it.
+// saved tensor above a size. Decides which bytes leave, each once, and when they come back; where they wait is
+// backend.h, how autograd is asked is torch_hooks/saved_tensors.h. One for each Engine that asks for it.
 //
 // [Note: bytes, not tensors] What leaves is a stretch of a storage, so that views of one storage leave together and
 // come back with their strides: kernels then take the same paths, and give the same bits.
@@ -27,7 +27,7 @@
 
 namespace zero::activations {
 
-class ActivationStore final : public torch_hooks::ActivationKeeping,
+class ActivationStore final : public torch_hooks::SavedTensorPolicy,
                               public std::enable_shared_from_this<ActivationStore> {
  public:
   struct Setup {
@@ -48,7 +48,7 @@ class ActivationStore final : public torch_hooks::ActivationKeeping,
   void set_resident(const std::vector<const void*>& storages);
   std::unique_ptr<torch_hooks::SavedTensorHooks> saved() override;
   void begin_segment() override;
-  std::shared_ptr<torch_hooks::KeptSegment> end_segment() override;
+  std::shared_ptr<torch_hooks::CheckpointFrame> end_segment() override;
   // A backward pass has ended: copies under way are awaited, idle host memory that was not needed is freed.
   void end_backward();
   // Its Engine is gone: threads that it is still installed in keep nothing more here.
@@ -72,13 +72,13 @@ class ActivationStore final : public torch_hooks::ActivationKeeping,
 
   bool eligible(const at::Tensor& tensor) const;
   // nullptr: smaller than at_least.
-  std::shared_ptr<Away> away(const at::Tensor& tensor, std::int64_t at_least, Depot& depot);
-  Depot& depot_for_saved();
-  Depot& depot_for_input(std::size_t position);
+  std::shared_ptr<Away> away(const at::Tensor& tensor, std::int64_t at_least, OffloadBackend& backend);
+  OffloadBackend& backend_for_saved();
+  OffloadBackend& backend_for_input(std::size_t position);
   bool keeps_inputs() const;
   HostBlocks* new_blocks();
-  std::unique_ptr<Depot> in_host_memory();
-  std::unique_ptr<Depot> in_file(const std::string& folder);
+  std::unique_ptr<OffloadBackend> in_host_memory();
+  std::unique_ptr<OffloadBackend> in_file(const std::string& folder);
   void fetch_before(const Away& stretch);
   void synchronize() const;
 
@@ -86,9 +86,9 @@ class ActivationStore final : public torch_hooks::ActivationKeeping,
   std::atomic<bool> ended_{false};
   std::unordered_set<const void*> resident_;
   mutable std::recursive_mutex mutex_;
-  std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one for each depot, see its note on streams
-  std::unique_ptr<Depot> saved_depot_;
-  std::vector<std::unique_ptr<Depot>> input_depots_;  // by position where each has a slab, else one
+  std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one for each backend, see its note on streams
+  std::unique_ptr<OffloadBackend> saved_depot_;
+  std::vector<std::unique_ptr<OffloadBackend>> input_depots_;  // by position where each has a slab, else one
   std::map<Key, std::pair<const Away*, std::weak_ptr<Away>>> known_;
   std::map<std::uint64_t, Away*> order_;  // as they left
   std::uint64_t next_ = 0;

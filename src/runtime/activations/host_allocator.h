@@ -15,9 +15,9 @@
 namespace zero::activations {
 
 // Flat kByte tensors. Not thread-safe: its owner takes turns.
-class ByteSource {
+class HostAllocator {
  public:
-  virtual ~ByteSource() = default;
+  virtual ~HostAllocator() = default;
   // bytes >= 1. Throws where there is no more.
   virtual at::Tensor take(std::int64_t bytes) = 0;
   virtual void give(const at::Tensor& taken) = 0;
@@ -27,7 +27,7 @@ class ByteSource {
 at::Tensor host_memory(at::Device device, std::int64_t bytes);
 
 // Blocks of host memory.
-class HostBlocks final : public ByteSource {
+class HostBlocks final : public HostAllocator {
  public:
   HostBlocks(at::Device device, std::shared_ptr<step::MemoryLedger> ledger);
   ~HostBlocks() override;
@@ -49,7 +49,7 @@ class HostBlocks final : public ByteSource {
 // n slots of equal size, one behind the other: what lives long does not lie between what comes and goes (ZeRO, 6.3,
 // M_D). Slots are used in order, from the first one again when none is in use. Made at the first use; when more bytes
 // are asked for than a slot has, a new slab of larger slots takes its place, and the old one goes with its last slot.
-class Slab final : public ByteSource {
+class Slab final : public HostAllocator {
  public:
   static constexpr std::int64_t kAlignment = 256;
   using Make = std::function<at::Tensor(std::int64_t bytes)>;

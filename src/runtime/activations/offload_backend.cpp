@@ -18,7 +18,7 @@ using step::Tier;
 
 // --- departures -------------------------------------------------------------------------------
 
-std::shared_ptr<Departures::One> Departures::begin(const at::Tensor& bytes, const at::Tensor& host) {
+std::shared_ptr<PendingCopies::One> PendingCopies::begin(const at::Tensor& bytes, const at::Tensor& host) {
   end();
   at::NoGradGuard no_grad;
   auto one = std::make_shared<One>();
@@ -32,7 +32,7 @@ std::shared_ptr<Departures::One> Departures::begin(const at::Tensor& bytes, cons
   return last_ = one;
 }
 
-void Departures::end() {
+void PendingCopies::end() {
   if (!last_) return;
   last_->copied.hold();
   last_->bytes.reset();
@@ -41,22 +41,22 @@ void Departures::end() {
 
 // --- host -------------------------------------------------------------------------------------
 
-class HostDepot::Held final : public Parcel {
+class HostBackend::Held final : public OffloadHandle {
  public:
-  Held(HostDepot& depot, at::Tensor host, std::shared_ptr<Departures::One> departure)
-      : depot_(depot), host_(std::move(host)), departure_(std::move(departure)) {}
+  Held(HostBackend& backend, at::Tensor host, std::shared_ptr<PendingCopies::One> departure)
+      : backend_(backend), host_(std::move(host)), departure_(std::move(departure)) {}
   ~Held() override {
     if (coming_.defined()) arrived_.hold();
-    depot_.source_->give(host_);
+    backend_.source_->give(host_);
   }
-  void begin_return() override {
+  void begin_fetch() override {
     if (coming_.defined() || (departure_ && departure_->bytes.defined())) return;
-    const auto& side = depot_.departures_.side();
+    const auto& side = backend_.departures_.side();
     if (!side.device().is_cpu()) copy_back(side);  // a CPU would do it now, and hold it for longer
   }
-  at::Tensor returned() override {
+  at::Tensor fetch() override {
     if (departure_ && departure_->bytes.defined()) return departure_->bytes;  // it has not gone yet
-    if (!coming_.defined()) copy_back(depot_.departures_.side());
+    if (!coming_.defined()) copy_back(backend_.departures_.side());
     arrived_.hold();
     return std::exchange(coming_, at::Tensor());
   }
@@ -70,13 +70,13 @@ class HostDepot::Held final : public Parcel {
     arrived_.set(side.device());
   }
 
-  HostDepot& depot_;
+  HostBackend& backend_;
   at::Tensor host_, coming_;
-  std::shared_ptr<Departures::One> departure_;
+  std::shared_ptr<PendingCopies::One> departure_;
   gpu::Mark arrived_;
 };
 
-std::unique_ptr<Parcel> HostDepot::leave(const at::Tensor& bytes) {
+std::unique_ptr<OffloadHandle> HostBackend::offload(const at::Tensor& bytes) {
   auto host = source_->take(bytes.numel());
   auto departure = departures_.begin(bytes, host);
   return std::make_unique<Held>(*this, std::move(host), std::move(departure));
@@ -84,19 +84,19 @@ std::unique_ptr<Parcel> HostDepot::leave(const at::Tensor& bytes) {
 
 // --- slab -------------------------------------------------------------------------------------
 
-class SlabDepot::Held final : public Parcel {
+class SlabBackend::Held final : public OffloadHandle {
  public:
-  Held(SlabDepot& depot, at::Tensor slot) : depot_(depot), slot_(std::move(slot)) {}
-  ~Held() override { depot_.slab_->give(slot_); }
-  void begin_return() override {}
-  at::Tensor returned() override { return slot_; }
+  Held(SlabBackend& backend, at::Tensor slot) : backend_(backend), slot_(std::move(slot)) {}
+  ~Held() override { backend_.slab_->give(slot_); }
+  void begin_fetch() override {}
+  at::Tensor fetch() override { return slot_; }
 
  private:
-  SlabDepot& depot_;
+  SlabBackend& backend_;
   at::Tensor slot_;
 };
 
-std::unique_ptr<Parcel> SlabDepot::leave(const at::Tensor& bytes) {
+std::unique_ptr<OffloadHandle> SlabBackend::offload(const at::Tensor& bytes) {
   at::NoGradGuard no_grad;
   auto slot = slab_->take(bytes.numel());
   slot.copy_(bytes);
@@ -117,20 +117,21 @@ at::Tensor aligned(const at::Tensor& block, std::int64_t alignment) {
 
 }  // namespace
 
-class FileDepot::Held final : public Parcel {
+class FileBackend::Held final : public OffloadHandle {
  public:
-  Held(FileDepot& depot, const at::Tensor& bytes) : depot_(depot), bytes_(bytes.numel()), range_(depot.take(bytes_)) {
+  Held(FileBackend& backend, const at::Tensor& bytes)
+      : backend_(backend), bytes_(bytes.numel()), range_(backend.take(bytes_)) {
     try {
       take_staging();
-      departure_ = depot_.departures_.begin(bytes, at_hand_.narrow(0, 0, bytes_));
+      departure_ = backend_.departures_.begin(bytes, at_hand_.narrow(0, 0, bytes_));
     } catch (...) {
       drop_staging();
-      depot_.give(range_);
+      backend_.give(range_);
       throw;
     }
   }
   ~Held() override {
-    std::erase(depot_.outgoing_, this);
+    std::erase(backend_.outgoing_, this);
     try {
       if (work_) work_->wait();
     } catch (const std::exception& error) {
@@ -138,7 +139,7 @@ class FileDepot::Held final : public Parcel {
     }
     if (departure_) departure_->copied.wait();
     drop_staging();
-    depot_.give(range_);
+    backend_.give(range_);
   }
 
   // On the way out: begins to write when the copy is complete; true when nothing is left to do.
@@ -158,22 +159,23 @@ class FileDepot::Held final : public Parcel {
     return true;
   }
 
-  void begin_return() override {
+  void begin_fetch() override {
     if (at_hand_.defined()) return;  // still here, or on its way
     take_staging();
     work_ = range_.file->begin_read(range_.offset, at_hand_.mutable_data_ptr(), range_.bytes);
   }
-  at::Tensor returned() override {
+  at::Tensor fetch() override {
     if (departure_ && departure_->bytes.defined()) return departure_->bytes;
-    begin_return();
+    begin_fetch();
     if (departure_) departure_->copied.wait();
-    const bool outgoing = std::find(depot_.outgoing_.begin(), depot_.outgoing_.end(), this) != depot_.outgoing_.end();
+    const bool outgoing =
+        std::find(backend_.outgoing_.begin(), backend_.outgoing_.end(), this) != backend_.outgoing_.end();
     if (work_ && !outgoing) {
       work_->wait();
       work_.reset();
     }
     at::NoGradGuard no_grad;
-    auto result = at::empty({bytes_}, at::TensorOptions(at::kByte).device(depot_.device_));
+    auto result = at::empty({bytes_}, at::TensorOptions(at::kByte).device(backend_.device_));
     result.copy_(at_hand_.narrow(0, 0, bytes_));
     if (!outgoing) drop_staging();
     return result;
@@ -182,26 +184,27 @@ class FileDepot::Held final : public Parcel {
  private:
   void take_staging() {
     const auto alignment = range_.file->alignment();
-    staging_ = depot_.staging_->take(range_.bytes + alignment);
+    staging_ = backend_.staging_->take(range_.bytes + alignment);
     at_hand_ = aligned(staging_, alignment);
   }
   void drop_staging() {
     if (!staging_.defined()) return;
     at_hand_.reset();
-    depot_.staging_->give(std::exchange(staging_, at::Tensor()));
+    backend_.staging_->give(std::exchange(staging_, at::Tensor()));
   }
 
-  FileDepot& depot_;
+  FileBackend& backend_;
   const std::int64_t bytes_;
   const Range range_;
   at::Tensor staging_, at_hand_;  // a block, and the aligned part of it that transfers use
-  std::shared_ptr<Departures::One> departure_;
+  std::shared_ptr<PendingCopies::One> departure_;
   std::shared_ptr<Work> work_;
   bool writing_ = false;
 };
 
-FileDepot::FileDepot(at::Device device, std::shared_ptr<HostBlocks> staging, std::shared_ptr<step::MemoryLedger> ledger,
-                     std::string folder, const storage::IoSettings& settings, std::string who)
+FileBackend::FileBackend(at::Device device, std::shared_ptr<HostBlocks> staging,
+                         std::shared_ptr<step::MemoryLedger> ledger, std::string folder,
+                         const storage::IoSettings& settings, std::string who)
     : device_(device),
       staging_(std::move(staging)),
       ledger_(std::move(ledger)),
@@ -210,18 +213,18 @@ FileDepot::FileDepot(at::Device device, std::shared_ptr<HostBlocks> staging, std
       settings_(settings),
       departures_(device) {}
 
-FileDepot::~FileDepot() {
+FileBackend::~FileBackend() {
   for (const auto& extent : extents_) ledger_->book(Tier::File, Purpose::Activations, -extent.file->bytes());
 }
 
-void FileDepot::add_extent(std::int64_t bytes) {
+void FileBackend::add_extent(std::int64_t bytes) {
   Extent extent;
   extent.file = storage::SwapFile::create(folder_, bytes, settings_, who_);
   ledger_->book(Tier::File, Purpose::Activations, extent.file->bytes());
   extents_.push_back(std::move(extent));
 }
 
-FileDepot::Range FileDepot::take(std::int64_t bytes) {
+FileBackend::Range FileBackend::take(std::int64_t bytes) {
   if (extents_.empty()) add_extent(std::max(kFirstBytes, round_up(bytes, kFirstBytes)));
   // Files of one folder have one alignment.
   const auto whole = round_up(bytes, extents_.front().file->alignment());
@@ -248,7 +251,7 @@ FileDepot::Range FileDepot::take(std::int64_t bytes) {
   return from(extents_.back());
 }
 
-void FileDepot::give(const Range& range) {
+void FileBackend::give(const Range& range) {
   --in_use_;
   for (auto& extent : extents_) {
     if (extent.file.get() == range.file) extent.idle[range.bytes].push_back(range.offset);
@@ -258,14 +261,14 @@ void FileDepot::give(const Range& range) {
   }
 }
 
-void FileDepot::advance(std::size_t most_writes) {
+void FileBackend::advance(std::size_t most_writes) {
   while (!outgoing_.empty()) {
     if (!outgoing_.front()->advance(outgoing_.size() > most_writes)) return;
     outgoing_.pop_front();
   }
 }
 
-std::unique_ptr<Parcel> FileDepot::leave(const at::Tensor& bytes) {
+std::unique_ptr<OffloadHandle> FileBackend::offload(const at::Tensor& bytes) {
   advance(kMostWrites - 1);
   auto held = std::make_unique<Held>(*this, bytes);
   outgoing_.push_back(held.get());
@@ -273,7 +276,7 @@ std::unique_ptr<Parcel> FileDepot::leave(const at::Tensor& bytes) {
   return held;
 }
 
-void FileDepot::settle() {
+void FileBackend::wait_idle() {
   departures_.end();
   advance(0);
   if (in_use_ > 0 || extents_.size() < 2) return;

@@ -1,4 +1,4 @@
-// Where bytes of a device wait until they are asked for again: in host memory, in slots of a slab, in a file. A depot
+// Where bytes of a device wait until they are asked for again: in host memory, in slots of a slab, in a file. A backend
 // copies out while the device goes on, and back ahead of use; which bytes, and when, is its caller's
 // (activation_store.h).
 //
@@ -22,34 +22,34 @@
 
 namespace zero::activations {
 
-// Bytes that left. Its depot must outlive it.
-class Parcel {
+// Bytes that left. Its backend must outlive it.
+class OffloadHandle {
  public:
-  virtual ~Parcel() = default;
+  virtual ~OffloadHandle() = default;
   // Begins to bring a copy back, unless that is under way.
-  virtual void begin_return() = 0;
+  virtual void begin_fetch() = 0;
   // The bytes (kByte, 1-d, on the device); what the current stream is given from now on may read them.
-  virtual at::Tensor returned() = 0;
+  virtual at::Tensor fetch() = 0;
 };
 
 // Not thread-safe: its owner takes turns. Errors are those of memory and files (IoError).
-class Depot {
+class OffloadBackend {
  public:
-  virtual ~Depot() = default;
+  virtual ~OffloadBackend() = default;
   // bytes: kByte, 1-d, contiguous, not empty, on the device.
-  virtual std::unique_ptr<Parcel> leave(const at::Tensor& bytes) = 0;
+  virtual std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) = 0;
   // A pass has ended: nothing of the device is held any longer.
-  virtual void settle() {}
+  virtual void wait_idle() {}
 };
 
 // What is copied out of the device at the moment.
-class Departures {
+class PendingCopies {
  public:
   struct One {
     at::Tensor bytes;  // on the device; undefined when they are gone
     gpu::Mark copied;
   };
-  explicit Departures(at::Device device) : side_(device, /*high_priority=*/false) {}
+  explicit PendingCopies(at::Device device) : side_(device, /*high_priority=*/false) {}
   // nullptr where the copy is complete, on the CPU.
   std::shared_ptr<One> begin(const at::Tensor& bytes, const at::Tensor& host);
   void end();
@@ -61,23 +61,24 @@ class Departures {
 };
 
 // In memory of the host.
-class HostDepot final : public Depot {
+class HostBackend final : public OffloadBackend {
  public:
-  HostDepot(at::Device device, std::shared_ptr<ByteSource> source) : source_(std::move(source)), departures_(device) {}
-  std::unique_ptr<Parcel> leave(const at::Tensor& bytes) override;
-  void settle() override { departures_.end(); }
+  HostBackend(at::Device device, std::shared_ptr<HostAllocator> source)
+      : source_(std::move(source)), departures_(device) {}
+  std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) override;
+  void wait_idle() override { departures_.end(); }
 
  private:
   class Held;
-  std::shared_ptr<ByteSource> source_;
-  Departures departures_;
+  std::shared_ptr<HostAllocator> source_;
+  PendingCopies departures_;
 };
 
 // On the device itself, in one slab.
-class SlabDepot final : public Depot {
+class SlabBackend final : public OffloadBackend {
  public:
-  explicit SlabDepot(std::unique_ptr<Slab> slab) : slab_(std::move(slab)) {}
-  std::unique_ptr<Parcel> leave(const at::Tensor& bytes) override;
+  explicit SlabBackend(std::unique_ptr<Slab> slab) : slab_(std::move(slab)) {}
+  std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) override;
 
  private:
   class Held;
@@ -86,14 +87,14 @@ class SlabDepot final : public Depot {
 
 // In a file without a name in `folder`, through blocks of host memory; booked as owned under the tier File. The file
 // grows by further ones; when nothing is in them, one file of their size takes their place.
-class FileDepot final : public Depot {
+class FileBackend final : public OffloadBackend {
  public:
   // The first file is made at the first departure. `who` as SwapFile::create takes it.
-  FileDepot(at::Device device, std::shared_ptr<HostBlocks> staging, std::shared_ptr<step::MemoryLedger> ledger,
-            std::string folder, const storage::IoSettings& settings, std::string who);
-  ~FileDepot() override;
-  std::unique_ptr<Parcel> leave(const at::Tensor& bytes) override;
-  void settle() override;
+  FileBackend(at::Device device, std::shared_ptr<HostBlocks> staging, std::shared_ptr<step::MemoryLedger> ledger,
+              std::string folder, const storage::IoSettings& settings, std::string who);
+  ~FileBackend() override;
+  std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) override;
+  void wait_idle() override;
 
  private:
   static constexpr std::int64_t kFirstBytes = std::int64_t{16} << 20;
@@ -120,7 +121,7 @@ class FileDepot final : public Depot {
   const std::shared_ptr<step::MemoryLedger> ledger_;
   const std::string folder_, who_;
   const storage::IoSettings settings_;
-  Departures departures_;
+  PendingCopies departures_;
   std::vector<Extent> extents_;
   std::int64_t in_use_ = 0;     // ranges
   std::deque<Held*> outgoing_;  // not yet in the file, oldest first

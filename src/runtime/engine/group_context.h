@@ -21,7 +21,7 @@ struct GroupContext {
   at::Device device = at::kCPU;  // of the parameters in use, and of what is not offloaded
   Communicator* comm = nullptr;
   step::MemoryLedger* ledger = nullptr;
-  engine::BufferPool *gather_pool = nullptr, *reduce_pool = nullptr;
+  engine::TensorPool *gather_pool = nullptr, *reduce_pool = nullptr;
   Communicator* neighbours = nullptr;                        // who keep second shards (hpZ); null: nobody
   bool quantize_trainable = false, quantize_frozen = false;  // parameters are gathered as integers
   int gradient_bits = 0;                                     // of reductions over networks; 0: exact

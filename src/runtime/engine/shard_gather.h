@@ -20,7 +20,7 @@ class ShardGather {
     Communicator* comm;
     Communicator* neighbours;  // null: no second shard
     int bits;                  // 8: as integers; 0: as they are
-    engine::BufferPool* pool;  // of integers on their way
+    engine::TensorPool* pool;  // of integers on their way
   };
   // `numel` elements of the whole. The second shard is allocated here: second_bytes().
   ShardGather(const Ways& ways, std::int64_t numel, at::ScalarType dtype);

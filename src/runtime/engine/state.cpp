@@ -50,14 +50,15 @@ void State::begin_forward() {
 
 // In a thread with several engines the one whose parameter was used last says how activations are kept.
 void State::end_activations() const {
-  if (activations_ && torch_hooks::keeping() == activations_) torch_hooks::set_keeping(nullptr);
+  if (activations_ && torch_hooks::saved_tensor_policy() == activations_) torch_hooks::set_saved_tensor_policy(nullptr);
 }
 
 void State::before_use(const int* tags, int count, const char*) {
   if (!failed_.empty()) require_usable("forward");
   begin_forward();
   observe::status_page().note_use();
-  if (!in_backward_ && torch_hooks::keeping() != activations_) torch_hooks::set_keeping(activations_);
+  if (!in_backward_ && torch_hooks::saved_tensor_policy() != activations_)
+    torch_hooks::set_saved_tensor_policy(activations_);
   if (const int unit = members_[static_cast<std::size_t>(tags[0])].group; unit != shown_unit_.exchange(unit)) {
     const auto& name = groups_[static_cast<std::size_t>(unit)]->name();
     observe::status_page().set_unit(name);

@@ -158,7 +158,7 @@ class State final : public torch_hooks::UseListener {
   at::Device device_ = at::kCPU;  // of the parameters and all that rests
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<step::MemoryLedger> ledger_ = std::make_shared<step::MemoryLedger>();
-  std::unique_ptr<engine::BufferPool> gather_pool_, reduce_pool_;
+  std::unique_ptr<engine::TensorPool> gather_pool_, reduce_pool_;
   std::shared_ptr<engine::BlockPool>
       blocks_;                        // where ranks read each other's gradients in place; shared with late blocks
   std::unique_ptr<DeviceSums> sums_;  // null where square sums are taken at once

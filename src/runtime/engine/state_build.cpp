@@ -60,8 +60,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       if (device_.is_cpu()) return comm_->allocate(numel, dtype);
       return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device_));
     };
-    gather_pool_ = std::make_unique<engine::BufferPool>(allocate, *ledger_, step::Purpose::GatherBuffers);
-    reduce_pool_ = std::make_unique<engine::BufferPool>(allocate, *ledger_, step::Purpose::ReduceBuffers);
+    gather_pool_ = std::make_unique<engine::TensorPool>(allocate, *ledger_, step::Purpose::GatherBuffers);
+    reduce_pool_ = std::make_unique<engine::TensorPool>(allocate, *ledger_, step::Purpose::ReduceBuffers);
 
     check_second_shards();
     parameters = find_parameters(*model_, settings_);
@@ -90,7 +90,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     for (const auto& parameter : parameters)  // where the wire has another dtype, gradients are converted anyway
       if (parameter.tensor.requires_grad() && recipe_.wire == recipe_.parameter)
         blocks_->serve(parameter.tensor.numel() * static_cast<std::int64_t>(at::elementSize(recipe_.parameter)) +
-                       static_cast<std::int64_t>(torch_hooks::BlockSource::kOverhead));
+                       static_cast<std::int64_t>(torch_hooks::BlockAllocator::kOverhead));
   }
   context.blocks = blocks_.get();
   context.direct_gradients = one_dtype && (comm_->size() == 1 ? predivide_ == 1 : blocks_ != nullptr && stage_ <= 1);
@@ -377,7 +377,7 @@ void State::attach() {
       [tell](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });
-  torch_hooks::BlockSource source;
+  torch_hooks::BlockAllocator source;
   if (blocks_ != nullptr)
     source = {[blocks = blocks_](std::size_t bytes) { return blocks->take(static_cast<std::int64_t>(bytes)); },
               [blocks = blocks_](void* block) { blocks->give(block); }};

@@ -6,14 +6,14 @@
 
 namespace zero::engine {
 
-BufferPool::BufferPool(Allocate allocate, step::MemoryLedger& ledger, step::Purpose purpose)
+TensorPool::TensorPool(Allocate allocate, step::MemoryLedger& ledger, step::Purpose purpose)
     : allocate_(std::move(allocate)), ledger_(ledger), purpose_(purpose) {}
 
-BufferPool::~BufferPool() {
+TensorPool::~TensorPool() {
   for (const auto& owned : owned_) ledger_.book(step::Tier::Device, purpose_, -owned.bytes.numel());
 }
 
-at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
+at::Tensor TensorPool::take(std::int64_t numel, at::ScalarType dtype) {
   const std::lock_guard lock(mutex_);
   const auto bytes = numel * static_cast<std::int64_t>(at::elementSize(dtype));
   Owned* best = nullptr;
@@ -38,7 +38,7 @@ at::Tensor BufferPool::take(std::int64_t numel, at::ScalarType dtype) {
   return best->bytes.narrow(0, 0, bytes).view(dtype);
 }
 
-void BufferPool::put(at::Tensor buffer) {
+void TensorPool::put(at::Tensor buffer) {
   const std::lock_guard lock(mutex_);
   for (auto& owned : owned_) {
     if (owned.bytes.storage().unsafeGetStorageImpl() == buffer.storage().unsafeGetStorageImpl() &&
@@ -51,7 +51,7 @@ void BufferPool::put(at::Tensor buffer) {
   ZERO_CHECK(false, "a buffer was given back to a pool that does not own it");
 }
 
-void BufferPool::trim() {
+void TensorPool::trim() {
   const std::lock_guard lock(mutex_);
   std::erase_if(owned_, [&](const Owned& owned) {
     if (!owned.in_use) ledger_.book(step::Tier::Device, purpose_, -owned.bytes.numel());

@@ -11,13 +11,13 @@
 
 namespace zero::engine {
 
-class BufferPool {
+class TensorPool {
  public:
   using Allocate = std::function<at::Tensor(std::int64_t numel, at::ScalarType dtype)>;
-  BufferPool(Allocate allocate, step::MemoryLedger& ledger, step::Purpose purpose);
-  ~BufferPool();
-  BufferPool(const BufferPool&) = delete;
-  BufferPool& operator=(const BufferPool&) = delete;
+  TensorPool(Allocate allocate, step::MemoryLedger& ledger, step::Purpose purpose);
+  ~TensorPool();
+  TensorPool(const TensorPool&) = delete;
+  TensorPool& operator=(const TensorPool&) = delete;
 
   // An uninitialised flat tensor of numel elements. Give it back with put().
   at::Tensor take(std::int64_t numel, at::ScalarType dtype);

@@ -104,12 +104,12 @@ class Segment final : public std::enable_shared_from_this<Segment> {
     if (equal(before_, after_)) generators_.clear(), before_.clear(), after_.clear();
   }
   void begin_keeping() const {
-    if (!nested_ && torch_hooks::keeping()) torch_hooks::keeping()->begin_segment();
+    if (!nested_ && torch_hooks::saved_tensor_policy()) torch_hooks::saved_tensor_policy()->begin_segment();
   }
   // Now, since a model may use its first parameter inside the segment, and that tells whose keeping it is.
   void keep_inputs() {
-    if (nested_ || !torch_hooks::keeping()) return;
-    kept_ = torch_hooks::keeping()->end_segment();
+    if (nested_ || !torch_hooks::saved_tensor_policy()) return;
+    kept_ = torch_hooks::saved_tensor_policy()->end_segment();
     if (!kept_) return;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const auto tensor = inputs_[i].get_raw_data();
@@ -185,9 +185,9 @@ class Segment final : public std::enable_shared_from_this<Segment> {
   detail::CheckpointScope::Again again_;
   bool may_stop_, open_ = true, running_ = false, nested_ = false;
   std::vector<torch::autograd::SavedVariable> inputs_;
-  std::vector<torch_hooks::SavedVersion> versions_;  // of the inputs
-  std::shared_ptr<torch_hooks::KeptSegment> kept_;   // null: the inputs are where they were
-  at::ThreadLocalState modes_;                       // grad mode, autocast and the like
+  std::vector<torch_hooks::SavedVersion> versions_;     // of the inputs
+  std::shared_ptr<torch_hooks::CheckpointFrame> kept_;  // null: the inputs are where they were
+  at::ThreadLocalState modes_;                          // grad mode, autocast and the like
   std::vector<at::Generator> generators_;
   std::vector<at::Tensor> before_, after_;  // their states around the first run; empty when it drew nothing
   std::vector<Slot> slots_;
@@ -253,9 +253,9 @@ struct RefillRecorder final : Recorder {
 void Segment::recompute() {
   ZERO_CHECK(!running_, "a checkpointed segment needs itself to be recomputed");
   struct Again {
-    torch_hooks::KeptSegment* kept;
-    explicit Again(torch_hooks::KeptSegment* k) : kept(k) {
-      if (kept != nullptr) kept->begin_again();
+    torch_hooks::CheckpointFrame* kept;
+    explicit Again(torch_hooks::CheckpointFrame* k) : kept(k) {
+      if (kept != nullptr) kept->begin_recompute();
     }
     void end() {
       if (auto* now = std::exchange(kept, nullptr)) now->end_again();

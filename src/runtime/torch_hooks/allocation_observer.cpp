@@ -15,7 +15,7 @@ namespace {
 // thread that has it in its chain: an observer may end in another order than it was made, and in another thread.
 struct Account {
   std::function<void(std::int64_t)> report;
-  BlockSource source;
+  BlockAllocator source;
   std::atomic<std::int64_t> references{2};
   std::atomic<bool> ended{false};
   Account* before = nullptr;  // the next older one of the chain; the thread's own
@@ -62,7 +62,7 @@ struct Header {
   Account* account;
   bool from_source;
 };
-constexpr std::size_t kHeader = BlockSource::kOverhead;  // 64 keeps libtorch's alignment
+constexpr std::size_t kHeader = BlockAllocator::kOverhead;  // 64 keeps libtorch's alignment
 
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -118,7 +118,7 @@ void install() {
 
 }  // namespace
 
-AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source) {
+AllocationObserver::AllocationObserver(std::function<void(std::int64_t)> report, BlockAllocator source) {
   install();
   thread_local const EndOfThread end;
   auto* account = new Account;

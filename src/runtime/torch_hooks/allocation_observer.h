@@ -13,7 +13,7 @@
 namespace zero::torch_hooks {
 
 // Where blocks may come from instead of libtorch's allocator. Safe for several threads at once.
-struct BlockSource {
+struct BlockAllocator {
   static constexpr std::size_t kOverhead = 64;   // bytes asked for beyond those of the tensor
   std::function<void*(std::size_t bytes)> take;  // aligned to 64 bytes; nullptr: libtorch's allocator serves this one
   std::function<void(void*)> give;
@@ -25,7 +25,7 @@ class AllocationObserver {
   // of those blocks freed, by any thread. Must be thread-safe; kept until the last block is gone.
   // Of several observers in one thread the youngest is told. They may end in any order and in any thread.
   // Blocks of `source` are not reported.
-  explicit AllocationObserver(std::function<void(std::int64_t)> report, BlockSource source = {});
+  explicit AllocationObserver(std::function<void(std::int64_t)> report, BlockAllocator source = {});
   ~AllocationObserver();
   AllocationObserver(const AllocationObserver&) = delete;
   AllocationObserver& operator=(const AllocationObserver&) = delete;

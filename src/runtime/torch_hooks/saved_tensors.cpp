@@ -12,7 +12,7 @@
 namespace zero::torch_hooks {
 namespace {
 
-thread_local std::shared_ptr<ActivationKeeping> current_keeping;
+thread_local std::shared_ptr<SavedTensorPolicy> current_keeping;
 thread_local Recorder* recorder = nullptr;
 thread_local bool silent = false;  // a recording by nobody
 
@@ -32,9 +32,9 @@ torch::autograd::Engine& recording_engine() {
 
 }  // namespace
 
-const std::shared_ptr<ActivationKeeping>& keeping() { return current_keeping; }
+const std::shared_ptr<SavedTensorPolicy>& saved_tensor_policy() { return current_keeping; }
 
-void set_keeping(std::shared_ptr<ActivationKeeping> now) {
+void set_saved_tensor_policy(std::shared_ptr<SavedTensorPolicy> now) {
   if (now) install_engine();
   current_keeping = std::move(now);
 }

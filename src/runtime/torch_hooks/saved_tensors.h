@@ -12,32 +12,32 @@ namespace zero::torch_hooks {
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
 
 // The inputs of one segment from the end of its first run until its graph is gone.
-class KeptSegment {
+class CheckpointFrame {
  public:
-  virtual ~KeptSegment() = default;
+  virtual ~CheckpointFrame() = default;
   // Hooks for an input, given in order; nullptr: autograd keeps it as it is.
   virtual std::unique_ptr<SavedTensorHooks> input(const at::Tensor& tensor) = 0;
   // Around a second run, inputs included; of an end after an exception nothing is told.
-  virtual void begin_again() = 0;
+  virtual void begin_recompute() = 0;
   virtual void end_again() = 0;
 };
 
 // How what is between forward and backward is kept. Called by the thread it is installed in; hooks and segments by
 // any thread.
-class ActivationKeeping {
+class SavedTensorPolicy {
  public:
-  virtual ~ActivationKeeping() = default;
+  virtual ~SavedTensorPolicy() = default;
   // Hooks for a tensor that is saved outside of segments; nullptr: autograd keeps it as it is.
   virtual std::unique_ptr<SavedTensorHooks> saved() = 0;
   // A segment, not one inside another, begins and ends its first run. May throw; nullptr: nothing to do.
   virtual void begin_segment() = 0;
-  virtual std::shared_ptr<KeptSegment> end_segment() = 0;
+  virtual std::shared_ptr<CheckpointFrame> end_segment() = 0;
 };
 
 // This thread's keeping; nullptr: none.
-const std::shared_ptr<ActivationKeeping>& keeping();
+const std::shared_ptr<SavedTensorPolicy>& saved_tensor_policy();
 // Throws ConfigError when another autograd engine is in use (install_engine).
-void set_keeping(std::shared_ptr<ActivationKeeping> now);
+void set_saved_tensor_policy(std::shared_ptr<SavedTensorPolicy> now);
 
 // While it lives, `now` answers in this thread instead of the keeping; nullptr: nobody does.
 class Recorder {

@@ -132,7 +132,7 @@ std::vector<AtEndOfForward> train(Heap& into, bool slab, const std::vector<std::
                                                             .resident = {},
                                                             .profile = {}})
                     : nullptr;
-  torch_hooks::set_keeping(store);
+  torch_hooks::set_saved_tensor_policy(store);
   heap = &into;
   std::vector<AtEndOfForward> seen;
   for (const auto count : rows) {
@@ -142,7 +142,7 @@ std::vector<AtEndOfForward> train(Heap& into, bool slab, const std::vector<std::
     (void)torch::autograd::grad({loss}, {leaf});
     if (store) store->end_backward();
   }
-  torch_hooks::set_keeping(nullptr);
+  torch_hooks::set_saved_tensor_policy(nullptr);
   return seen;
 }
 

@@ -45,9 +45,9 @@ class Kept {
                                       .who = "rank 0/1",
                                       .resident = std::move(resident),
                                       .profile = [this](const std::string& line) { lines.push_back(line); }});
-    torch_hooks::set_keeping(store_);
+    torch_hooks::set_saved_tensor_policy(store_);
   }
-  ~Kept() { torch_hooks::set_keeping(nullptr); }
+  ~Kept() { torch_hooks::set_saved_tensor_policy(nullptr); }
   ActivationStore::Counts counts() const { return store_->counts(); }
   std::int64_t bytes(Tier tier) const {
     return static_cast<std::int64_t>(ledger_->report().current(tier, Purpose::Activations));
@@ -357,7 +357,7 @@ TEST(Threads, AStoreIsOfItsThread) {
   Kept kept(to(OffloadDevice::Cpu));
   std::thread([&] {
     auto y = (leaf * 2).tanh();
-    EXPECT_EQ(torch_hooks::keeping(), nullptr);
+    EXPECT_EQ(torch_hooks::saved_tensor_policy(), nullptr);
   }).join();
   EXPECT_EQ(kept.counts().left, 0);
   auto y = (leaf * 2).tanh();

@@ -170,7 +170,7 @@ TEST(KeyTable, EveryWorkingKeyIsReadAndNoOther) {
 TEST(KeyTable, DefaultsPassTheirOwnChecksAndChangeNothing) {
   const auto defaults = Options().effective();
   for (const auto& key : keys()) {
-    if (key.fallback.empty() || key.type == config::Type::Block) continue;
+    if (key.default_json.empty() || key.type == config::Type::Block) continue;
     SCOPED_TRACE(std::string(key.path));
     // A type that owns the key, so that it is known at all.
     std::vector<Setting> settings;
@@ -192,7 +192,7 @@ TEST(KeyTable, DefaultsPassTheirOwnChecksAndChangeNothing) {
     } else if (key.path.starts_with("scheduler.")) {
       settings.push_back({"scheduler.type", "WarmupLR"});
     }
-    settings.push_back({std::string(key.path), std::string(key.fallback)});
+    settings.push_back({std::string(key.path), std::string(key.default_json)});
     const auto options = Options::from_json("{}", "x", settings);
     EXPECT_EQ(options.effective().at(std::string(key.path) == "comet.api_key" ? "seed" : std::string(key.path)),
               key.path == "comet.api_key" ? "1234" : options.document().effective(key));
@@ -237,7 +237,8 @@ TEST(KeyTable, DocumentedPageIsCurrent) {
 
 TEST(Options, EveryFileOfTheSeedsParses) {
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples")) {
     SCOPED_TRACE(entry.path().string());
     const auto options = Options::from_file(entry.path());
     EXPECT_NO_THROW(config::require_built(options));

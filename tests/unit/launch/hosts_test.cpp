@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "launch/remote/hostfile.h"
-#include "launch/remote/reach.h"
-#include "launch/remote/wire.h"
+#include "launch/remote/protocol.h"
+#include "launch/remote/remote_shell.h"
 
 namespace zero::launch {
 namespace {
@@ -116,7 +116,7 @@ TEST(Hostfiles, NamesThatOthersCannotReach) {
 }
 
 // What a shell makes of it is what went in.
-TEST(Reach, WordsSurviveAShell) {
+TEST(RemoteShell, WordsSurviveAShell) {
   EXPECT_EQ(shell_word("/usr/bin/zero"), "/usr/bin/zero");
   EXPECT_EQ(shell_word(""), "''");
   for (const std::string text : {"a b", "$HOME", "`id`", "it's", "a\\b", "a\"b", "!x!", "*", "~", "#c", "a;b|c&d>e",
@@ -131,7 +131,7 @@ TEST(Reach, WordsSurviveAShell) {
   EXPECT_NE(error_of([] { shell_word(std::string("a\0b", 3)); }), "");
 }
 
-TEST(Reach, ArgumentsAreSplitAsByAShell) {
+TEST(RemoteShell, ArgumentsAreSplitAsByAShell) {
   EXPECT_EQ(split_words("", "--x"), Words{});
   EXPECT_EQ(split_words("  -o  A=b\t-v ", "--x"), (Words{"-o", "A=b", "-v"}));
   EXPECT_EQ(split_words("-o 'Proxy Command' \"a b\"c '' d\\ e", "--x"),
@@ -140,21 +140,21 @@ TEST(Reach, ArgumentsAreSplitAsByAShell) {
   EXPECT_EQ(error_of([] { split_words("-a 'b", "--x"); }), "[--x:1:4] got a ' without its end, expected both quotes");
 }
 
-TEST(Reach, HostAndProgramOfEachLauncher) {
+TEST(RemoteShell, HostAndProgramOfEachLauncher) {
   const Words agent{"/opt/my tools/zero", "run", "--agent"};
   const auto tail = [](const Words& words, std::size_t n) {
     return Words(words.end() - static_cast<std::ptrdiff_t>(n), words.end());
   };
-  const Words ssh = reach_words({"ssh", 2222, {"-i", "key file"}}, "w1", agent);
+  const Words ssh = remote_shell_words({"ssh", 2222, {"-i", "key file"}}, "w1", agent);
   EXPECT_EQ(ssh[0], "ssh");
   EXPECT_EQ(tail(ssh, 7), (Words{"-p", "2222", "-i", "key file", "--", "w1", "'/opt/my tools/zero' run --agent"}));
   EXPECT_EQ(std::count(ssh.begin(), ssh.end(), "BatchMode=yes"), 1);
-  const Words plain = reach_words({}, "w1", agent);
+  const Words plain = remote_shell_words({}, "w1", agent);
   EXPECT_EQ(std::count(plain.begin(), plain.end(), "-p"), 0) << "ssh's own configuration may name a port";
-  const Words srun = reach_words({"srun", 0, {"--mem=0"}}, "w1", agent);
+  const Words srun = remote_shell_words({"srun", 0, {"--mem=0"}}, "w1", agent);
   EXPECT_EQ(srun[0], "srun");
   EXPECT_EQ(tail(srun, 5), (Words{"--mem=0", "--nodelist=w1", agent[0], agent[1], agent[2]}));
-  const Words mpirun = reach_words({"mpirun", 0, {}}, "w1", agent);
+  const Words mpirun = remote_shell_words({"mpirun", 0, {}}, "w1", agent);
   EXPECT_EQ(mpirun[0], "mpirun");
   EXPECT_EQ(tail(mpirun, 5), (Words{"-host", "w1", agent[0], agent[1], agent[2]}));
 }

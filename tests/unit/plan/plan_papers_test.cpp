@@ -205,8 +205,8 @@ TEST(Papers, BytesOfEveryRecipeAndStage) {
 }
 
 TEST(Papers, UnknownNamesAreRefused) {
-  EXPECT_EQ(paper_names(),
-            (std::vector<std::string>{"table1", "table2", "infinity", "activations", "volumes", "examples", "estimator"}));
+  EXPECT_EQ(paper_names(), (std::vector<std::string>{"table1", "table2", "infinity", "activations", "volumes",
+                                                     "examples", "estimator"}));
   try {
     paper_tables("table3");
     FAIL();

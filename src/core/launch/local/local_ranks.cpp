@@ -12,10 +12,10 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "launch/local/process_tree.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
-#include "base/system.h"
 
 namespace zero::launch {
 namespace {
@@ -64,7 +64,7 @@ void LocalRanks::start_rank(int index) {
 }
 
 void LocalRanks::start() {
-  guardian_ = std::make_unique<Guardian>(host_.marks());
+  guardian_ = std::make_unique<OrphanReaper>(host_.marks());
   for (int i = 0; i < ranks(); ++i) start_rank(i);
 }
 

@@ -8,8 +8,8 @@
 
 #include "base/fd.h"
 #include "launch/local/death_watch.h"
-#include "launch/local/guardian.h"
 #include "launch/local/line_splitter.h"
+#include "launch/local/orphan_reaper.h"
 #include "launch/supervise/host_plan.h"
 #include "launch/supervise/host_ranks.h"
 #include "observe/status_page.h"
@@ -64,7 +64,7 @@ class LocalRanks final : public HostRanks {
   RankObserver& observer_;
   observe::StatusMemory status_;
   std::vector<observe::StatusSnapshot> kept_;  // the pages at the failure
-  std::unique_ptr<Guardian> guardian_;
+  std::unique_ptr<OrphanReaper> guardian_;
   DeathWatch deaths_;
   base::Descriptor epoll_, pipe_epoll_;
   bool listening_ = true;

@@ -203,7 +203,8 @@ std::vector<std::vector<int>> deal_cores(std::vector<int> cores, int ranks) {
 std::uint64_t oom_kill_count() {
   const auto [folder, version] = cgroup_folder("memory");
   if (version == 0) return 0;
-  const double count = value_of(base::read_file(folder + (version == 2 ? "/memory.events" : "/memory.oom_control")), "oom_kill");
+  const double count =
+      value_of(base::read_file(folder + (version == 2 ? "/memory.events" : "/memory.oom_control")), "oom_kill");
   return count > 0 ? static_cast<std::uint64_t>(count) : 0;
 }
 
@@ -218,7 +219,8 @@ std::uint64_t memory_limit_bytes() {
 std::uint64_t free_memory_bytes() {
   double left = value_of(base::read_file("/proc/meminfo"), "MemAvailable") * 1024;
   const auto [folder, version] = cgroup_folder("memory");
-  const double used = std::atof(base::read_file(folder + (version == 2 ? "/memory.current" : "/memory.usage_in_bytes")).c_str());
+  const double used =
+      std::atof(base::read_file(folder + (version == 2 ? "/memory.current" : "/memory.usage_in_bytes")).c_str());
   const std::uint64_t limit = memory_limit_bytes();
   if (limit > 0) left = std::min(left, static_cast<double>(limit) - used);
   return left > 0 ? static_cast<std::uint64_t>(left) : 0;

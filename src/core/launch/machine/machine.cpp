@@ -25,8 +25,8 @@
 #include <sstream>
 
 #include "base/memory_file.h"
-#include "launch/machine/host.h"
 #include "base/system.h"
+#include "launch/machine/host.h"
 
 namespace zero::launch {
 namespace {

@@ -17,16 +17,16 @@
 #include <zero/version.h>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "launch/local/local_ranks.h"
 #include "launch/machine/host.h"
-#include "launch/remote/wire.h"
-#include "base/system.h"
+#include "launch/remote/protocol.h"
 
 namespace zero::launch {
 namespace {
 
-constexpr double kPlanSeconds = 60;    // from our greeting to the plan
-constexpr double kPageSeconds = 0.25;  // how often a page that changes is sent
+constexpr double kPlanSeconds = 60;      // from our greeting to the plan
+constexpr double kPageSeconds = 0.25;    // how often a page that changes is sent
 constexpr double kFarewellSeconds = 10;  // for the last lines to go out
 constexpr std::size_t kMostWaiting = 1 << 20;
 

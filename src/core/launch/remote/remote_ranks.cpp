@@ -16,10 +16,10 @@
 #include <zero/version.h>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/machine.h"
 #include "launch/supervise/failure.h"
-#include "base/system.h"
 
 extern char** environ;
 
@@ -33,9 +33,9 @@ enum Tag : std::uint64_t { kOut, kErr };
 
 }  // namespace
 
-RemoteRanks::RemoteRanks(HostPlan plan, const Reach& reach, double silence_s, RankObserver& observer)
+RemoteRanks::RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence_s, RankObserver& observer)
     : plan_(std::move(plan)),
-      program_(reach.launcher),
+      program_(shell.launcher),
       agent_path_(own_path().string()),
       silence_s_(silence_s),
       observer_(observer),
@@ -48,8 +48,8 @@ RemoteRanks::RemoteRanks(HostPlan plan, const Reach& reach, double silence_s, Ra
   in_ = base::Descriptor(ends[1]);
   fcntl(in_.get(), F_SETFL, O_NONBLOCK);
   SpawnSettings spawned;
-  spawned.path = find_program(reach.launcher);
-  spawned.arguments = reach_words(reach, plan_.name, {agent_path_, "run", "--agent"});
+  spawned.path = find_program(shell.launcher);
+  spawned.arguments = remote_shell_words(shell, plan_.name, {agent_path_, "run", "--agent"});
   for (char** entry = environ; *entry; ++entry) spawned.environment.emplace_back(*entry);
   spawned.in = theirs.get();
   const SpawnedProcess process = spawn(spawned);

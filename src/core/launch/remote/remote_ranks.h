@@ -10,8 +10,8 @@
 
 #include "base/fd.h"
 #include "launch/local/line_splitter.h"
-#include "launch/remote/reach.h"
-#include "launch/remote/wire.h"
+#include "launch/remote/protocol.h"
+#include "launch/remote/remote_shell.h"
 #include "launch/supervise/host_plan.h"
 #include "launch/supervise/host_ranks.h"
 
@@ -21,7 +21,7 @@ class RemoteRanks final : public HostRanks {
  public:
   // Starts the connection and sends the plan. `silence_s`: either end takes the other for gone when it
   // hears nothing for so long. Throws ConfigError when there is no such program.
-  RemoteRanks(HostPlan plan, const Reach& reach, double silence_s, RankObserver& observer);
+  RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence_s, RankObserver& observer);
   ~RemoteRanks() override;  // closes the connection
 
   pid_t connection() const { return child_; }

@@ -18,7 +18,7 @@
 #include "base/check.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
-#include "launch/supervise/attempt.h"
+#include "launch/supervise/run_attempt.h"
 
 namespace zero::launch {
 namespace {
@@ -67,7 +67,7 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
   for (const LaunchHost& host : settings_.hosts) others |= !host.here && settings_.by_hand < 0;
   if (others) {
     others_environment_ = environment_for_others(settings_.exported);
-    find_program(settings_.reach.launcher);
+    find_program(settings_.shell.launcher);
   }
   for (HostPlan& plan : plans(run_id_, 0)) {
     if (!plan.folder.empty()) continue;
@@ -167,7 +167,7 @@ LaunchResult Launcher::run() {
     const std::string id = attempt == 0 ? run_id_ : run_id_ + ".r" + std::to_string(attempt);
     AttemptResult outcome;
     {
-      Attempt job(settings_, sink_, signal_fd.get(), plans(id, attempt));
+      RunAttempt job(settings_, sink_, signal_fd.get(), plans(id, attempt));
       outcome = job.run();
     }
     result.run_id = id;

@@ -10,7 +10,7 @@
 
 #include <zero/log.h>
 
-#include "launch/remote/reach.h"
+#include "launch/remote/remote_shell.h"
 #include "launch/supervise/failure.h"
 #include "launch/supervise/host_plan.h"
 #include "launch/supervise/host_ranks.h"
@@ -31,7 +31,7 @@ struct LaunchSettings {
   std::string core_list;  // "0,2-5": the cores to bind to
   std::string master_address = "127.0.0.1";
   int master_port = 0;                // 0: a free one; several hosts need a number
-  Reach reach;                        // of the hosts that are not here
+  RemoteShell shell;                  // of the hosts that are not here
   std::vector<std::string> exported;  // variables of ours that they get, beside those of environment_for_others
   double host_timeout_s = 30;         // silence of another host that means it is lost
   std::filesystem::path log_folder;   // empty: no files

@@ -13,7 +13,6 @@ namespace {
 
 using Runs = std::vector<RunRecord>;
 
-
 // 1,234,567
 std::string grouped(double value) {
   std::string text = printed("%.0f", value);

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cmath>
 
-#include "report/text/text.h"
 #include "base/system.h"
+#include "report/text/text.h"
 
 namespace zero::report {
 namespace {

@@ -22,8 +22,8 @@ std::string step_line(const StepRow& r) {
   if (r.memory_bytes) {
     s += " mem " + human_bytes(*r.memory_bytes);
     if (r.memory_limit_bytes && *r.memory_limit_bytes > 0)
-      s +=
-          printed(" (%.0f%%)", 100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
+      s += printed(" (%.0f%%)",
+                   100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
   }
   if (r.tokens_per_s) s += printed(" %.0f tok/s", *r.tokens_per_s);
   if (r.comm_part) s += printed(" comm %.0f%%", 100 * *r.comm_part);

@@ -31,7 +31,7 @@ class Path final : public IoPath {
 std::uintptr_t address(void* data) { return reinterpret_cast<std::uintptr_t>(data); }
 
 TEST(IoBufferPool, WholePagesAndHugePages) {
-  BufferPool pool;
+  IoBuffers pool;
   Path path;
   pool.serve(&path);
   for (const auto& [asked, got] : {std::pair{std::int64_t{1}, kPage},
@@ -50,7 +50,7 @@ TEST(IoBufferPool, WholePagesAndHugePages) {
 }
 
 TEST(IoBufferPool, TheSmallestThatFitsAndIsNotMuchTooLarge) {
-  BufferPool pool;
+  IoBuffers pool;
   void *const four = pool.take(4 * kPage), *const six = pool.take(6 * kPage), *const twenty = pool.take(20 * kPage);
   EXPECT_NE(pool.take(4 * kPage), four) << "taken";
   for (void* data : {twenty, six, four}) pool.give_back(data);
@@ -62,7 +62,7 @@ TEST(IoBufferPool, TheSmallestThatFitsAndIsNotMuchTooLarge) {
 }
 
 TEST(IoBufferPool, APathLearnsOfAllThatIsAndWillBeMapped) {
-  BufferPool pool;
+  IoBuffers pool;
   Path first, second;
   void* const before = pool.take(kPage);
   pool.serve(&first);
@@ -79,7 +79,7 @@ TEST(IoBufferPool, APathLearnsOfAllThatIsAndWillBeMapped) {
 }
 
 TEST(IoBufferPool, NothingIsCopiedIntoAChild) {
-  BufferPool pool;
+  IoBuffers pool;
   void* const data = pool.take(kPage);
   std::memset(data, 7, kPage);
   const pid_t child = fork();

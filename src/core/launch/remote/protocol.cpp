@@ -1,6 +1,6 @@
 // Both ends are programs of this project on hosts of one kind; still every length is checked, since a
 // login script or a broken connection may send anything.
-#include "launch/remote/wire.h"
+#include "launch/remote/protocol.h"
 
 #include <cstring>
 

@@ -1,6 +1,6 @@
 // The guardian reads process group ids from a pipe until its end, which comes when the launcher is
 // gone, whatever ended it.
-#include "launch/local/guardian.h"
+#include "launch/local/orphan_reaper.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -52,10 +52,10 @@ constexpr pid_t kGoodbye = -1;
 
 }  // namespace
 
-Guardian::Guardian(const std::vector<std::string>& marks) {
+OrphanReaper::OrphanReaper(const std::vector<std::string>& marks) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
-    throw IoError(base::join("[Guardian] got ", std::strerror(errno), ", expected a pipe"));
+    throw IoError(base::join("[OrphanReaper] got ", std::strerror(errno), ", expected a pipe"));
   pid_ = fork();
   if (pid_ == 0) {
     ::close(ends[1]);
@@ -66,14 +66,14 @@ Guardian::Guardian(const std::vector<std::string>& marks) {
   pipe_ = ends[1];
   if (pid_ < 0) {
     ::close(pipe_);
-    throw IoError(
-        base::join("[Guardian] got ", std::strerror(error), " from fork, expected a process. Hint: see `ulimit -u`."));
+    throw IoError(base::join("[OrphanReaper] got ", std::strerror(error),
+                             " from fork, expected a process. Hint: see `ulimit -u`."));
   }
 }
 
-void Guardian::watch(pid_t group) { [[maybe_unused]] const ssize_t n = ::write(pipe_, &group, sizeof group); }
+void OrphanReaper::watch(pid_t group) { [[maybe_unused]] const ssize_t n = ::write(pipe_, &group, sizeof group); }
 
-Guardian::~Guardian() {
+OrphanReaper::~OrphanReaper() {
   watch(kGoodbye);
   ::close(pipe_);
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {

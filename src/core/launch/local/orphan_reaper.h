@@ -9,13 +9,13 @@
 
 namespace zero::launch {
 
-class Guardian {
+class OrphanReaper {
  public:
   // Forks. Call it on the thread that will fork the ranks. Throws IoError.
-  explicit Guardian(const std::vector<std::string>& marks);
-  ~Guardian();  // goodbye; returns when the process is gone
-  Guardian(const Guardian&) = delete;
-  Guardian& operator=(const Guardian&) = delete;
+  explicit OrphanReaper(const std::vector<std::string>& marks);
+  ~OrphanReaper();  // goodbye; returns when the process is gone
+  OrphanReaper(const OrphanReaper&) = delete;
+  OrphanReaper& operator=(const OrphanReaper&) = delete;
 
   pid_t pid() const { return pid_; }
   // A process group to end if the launcher dies.

@@ -23,12 +23,12 @@ struct AttemptResult {
   std::uint64_t commits = 0;
 };
 
-class Attempt final : private RankObserver {
+class RunAttempt final : private RankObserver {
  public:
   // `signals` is a signalfd of the four signals. `plans`: one for each host of this launcher, in the
   // order of their ranks, which follow each other.
-  Attempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans);
-  ~Attempt() override;  // kills what is left, if run() threw
+  RunAttempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans);
+  ~RunAttempt() override;  // kills what is left, if run() threw
   AttemptResult run();
 
  private:

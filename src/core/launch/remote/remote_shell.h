@@ -7,7 +7,7 @@
 
 namespace zero::launch {
 
-struct Reach {
+struct RemoteShell {
   std::string launcher = "ssh";        // ssh, srun or mpirun; looked up in PATH
   int ssh_port = 0;                    // 0: as ssh's own configuration says
   std::vector<std::string> arguments;  // further ones, before the host
@@ -22,7 +22,7 @@ std::string shell_word(std::string_view text);
 std::vector<std::string> split_words(std::string_view text, std::string_view option);
 
 // argv that runs `agent` (its path and arguments) on `host`, with stdin and stdout connected to ours.
-std::vector<std::string> reach_words(const Reach& reach, const std::string& host,
-                                     const std::vector<std::string>& agent);
+std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host,
+                                            const std::vector<std::string>& agent);
 
 }  // namespace zero::launch

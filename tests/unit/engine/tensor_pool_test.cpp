@@ -12,19 +12,19 @@
 namespace zero::engine {
 namespace {
 
-class TensorPool : public testing::Test {
+class Pool : public testing::Test {
  protected:
   std::uint64_t booked() const { return ledger_.report().current(step::Tier::Device, step::Purpose::GatherBuffers); }
   step::MemoryLedger ledger_;
   std::vector<std::int64_t> made_;  // bytes, in order
-  BufferPool pool_{[this](std::int64_t numel, at::ScalarType dtype) {
+  TensorPool pool_{[this](std::int64_t numel, at::ScalarType dtype) {
                      made_.push_back(numel);
                      return at::empty({numel}, dtype);
                    },
                    ledger_, step::Purpose::GatherBuffers};
 };
 
-TEST_F(TensorPool, ASteadyStateAllocatesNothing) {
+TEST_F(Pool, ASteadyStateAllocatesNothing) {
   for (int step = 0; step < 3; ++step) {
     auto a = pool_.take(100, at::kFloat), b = pool_.take(60, at::kBFloat16);
     EXPECT_EQ(a.numel(), 100);
@@ -39,7 +39,7 @@ TEST_F(TensorPool, ASteadyStateAllocatesNothing) {
   EXPECT_EQ(booked(), 520u) << "idle buffers are owned, too";
 }
 
-TEST_F(TensorPool, TheSmallestThatFitsIsTaken) {
+TEST_F(Pool, TheSmallestThatFitsIsTaken) {
   auto large = pool_.take(1000, at::kByte), middle = pool_.take(500, at::kByte), small = pool_.take(100, at::kByte);
   const void *of_large = large.const_data_ptr(), *of_middle = middle.const_data_ptr();
   for (auto* one : {&small, &large, &middle}) pool_.put(*one);
@@ -50,7 +50,7 @@ TEST_F(TensorPool, TheSmallestThatFitsIsTaken) {
   EXPECT_EQ(made_.size(), 3u);
 }
 
-TEST_F(TensorPool, AnIdleOneThatIsTooSmallMakesRoom) {
+TEST_F(Pool, AnIdleOneThatIsTooSmallMakesRoom) {
   pool_.put(pool_.take(100, at::kByte));
   const auto larger = pool_.take(200, at::kByte);
   EXPECT_EQ(booked(), 200u);
@@ -60,7 +60,7 @@ TEST_F(TensorPool, AnIdleOneThatIsTooSmallMakesRoom) {
   EXPECT_EQ(ledger_.report().peak(step::Tier::Device), 200u) << "first freed, then made";
 }
 
-TEST_F(TensorPool, TrimFreesWhatIsIdle) {
+TEST_F(Pool, TrimFreesWhatIsIdle) {
   const auto used = pool_.take(10, at::kFloat);
   pool_.put(pool_.take(20, at::kFloat));
   EXPECT_EQ(booked(), 120u);
@@ -71,7 +71,7 @@ TEST_F(TensorPool, TrimFreesWhatIsIdle) {
   EXPECT_EQ(booked(), 0u);
 }
 
-TEST_F(TensorPool, WhatItDoesNotOwnAndWhatIsGivenTwiceAreErrors) {
+TEST_F(Pool, WhatItDoesNotOwnAndWhatIsGivenTwiceAreErrors) {
   const auto used = pool_.take(10, at::kFloat);
   EXPECT_THROW(pool_.put(at::empty({10})), InternalError);
   EXPECT_THROW(pool_.put(used.narrow(0, 1, 9)), InternalError);
@@ -79,7 +79,7 @@ TEST_F(TensorPool, WhatItDoesNotOwnAndWhatIsGivenTwiceAreErrors) {
   EXPECT_THROW(pool_.put(used), InternalError);
 }
 
-TEST_F(TensorPool, ARefusedBookingLeavesNothing) {
+TEST_F(Pool, ARefusedBookingLeavesNothing) {
   ledger_.limit(step::Tier::Device, 100, "memory.device", "rank 0/1");
   const auto used = pool_.take(100, at::kByte);
   EXPECT_THROW(pool_.take(1, at::kByte), ConfigError);
@@ -88,10 +88,10 @@ TEST_F(TensorPool, ARefusedBookingLeavesNothing) {
   EXPECT_EQ(pool_.take(1, at::kByte).const_data_ptr(), used.const_data_ptr());
 }
 
-TEST(TensorPoolOfALedger, GivesItsBookingBackAtTheEnd) {
+TEST(PoolOfALedger, GivesItsBookingBackAtTheEnd) {
   step::MemoryLedger ledger;
   {
-    BufferPool pool([](std::int64_t numel, at::ScalarType dtype) { return at::empty({numel}, dtype); }, ledger,
+    TensorPool pool([](std::int64_t numel, at::ScalarType dtype) { return at::empty({numel}, dtype); }, ledger,
                     step::Purpose::ReduceBuffers);
     const auto used = pool.take(8, at::kFloat), idle = pool.take(8, at::kFloat);
     pool.put(idle);

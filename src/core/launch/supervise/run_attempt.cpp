@@ -1,7 +1,7 @@
 // States: Running until the first failure or signal; Settling when the first to end only lost its
 // peers, to let the culprit show; Stopping (SIGTERM sent, SIGKILL due); Saving (ranks were asked to
 // save and stop); Interrupted (SIGINT). The same for ranks of every host: hosts differ in HostRanks only.
-#include "launch/supervise/attempt.h"
+#include "launch/supervise/run_attempt.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -19,10 +19,10 @@
 #include <fstream>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "launch/local/local_ranks.h"
 #include "launch/machine/host.h"
 #include "launch/remote/remote_ranks.h"
-#include "base/system.h"
 
 namespace zero::launch {
 namespace {
@@ -48,7 +48,7 @@ std::string time_of_day() {
 
 }  // namespace
 
-Attempt::Attempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans)
+RunAttempt::RunAttempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans)
     : settings_(settings),
       sink_(sink),
       signals_(signals),
@@ -64,17 +64,17 @@ Attempt::Attempt(const LaunchSettings& settings, LaunchSink& sink, int signals, 
     if (plan.master_port == 0) plan.master_port = free_port();
 }
 
-Attempt::~Attempt() {
+RunAttempt::~RunAttempt() {
   if (!ended_) end_everything();
 }
 
-double Attempt::now() const { return base::steady_seconds() - began_; }
+double RunAttempt::now() const { return base::steady_seconds() - began_; }
 
-observe::StatusSnapshot Attempt::page(int index) const {
+observe::StatusSnapshot RunAttempt::page(int index) const {
   return ranks_[static_cast<std::size_t>(index)].host->page(base_ + index);
 }
 
-void Attempt::connect() {
+void RunAttempt::connect() {
   std::vector<pid_t> connections;
   LocalRanks* here = nullptr;
   RankObserver& observer = *this;
@@ -84,7 +84,7 @@ void Attempt::connect() {
       here = ranks.get();
       hosts_.push_back(std::move(ranks));
     } else {
-      auto ranks = std::make_unique<RemoteRanks>(plan, settings_.reach, settings_.host_timeout_s, observer);
+      auto ranks = std::make_unique<RemoteRanks>(plan, settings_.shell, settings_.host_timeout_s, observer);
       connections.push_back(ranks->connection());
       hosts_.push_back(std::move(ranks));
     }
@@ -96,7 +96,7 @@ void Attempt::connect() {
     if (here) here->spare(child);
 }
 
-bool Attempt::wait_until_ready() {
+bool RunAttempt::wait_until_ready() {
   while (!std::all_of(hosts_.begin(), hosts_.end(), [](const auto& host) { return host->ready(); })) {
     wait_for_events();
     for (const auto& host : hosts_) host->tick();
@@ -109,7 +109,7 @@ bool Attempt::wait_until_ready() {
   return true;
 }
 
-void Attempt::open_logs() {
+void RunAttempt::open_logs() {
   const std::filesystem::path folder = plans_[0].log_folder;
   if (folder.empty()) return;
   std::error_code error;
@@ -126,7 +126,7 @@ void Attempt::open_logs() {
   }
 }
 
-AttemptResult Attempt::run() {
+AttemptResult RunAttempt::run() {
   connect();
   if (wait_until_ready()) {
     open_logs();
@@ -143,7 +143,7 @@ AttemptResult Attempt::run() {
   return judge();
 }
 
-void Attempt::wait_for_events() {
+void RunAttempt::wait_for_events() {
   const bool drained = sink_.pump();
   if (sink_.full() == lines_wanted_) {  // let ranks wait while nobody reads our output
     lines_wanted_ = !lines_wanted_;
@@ -160,7 +160,7 @@ void Attempt::wait_for_events() {
     if (events[i].data.u64 > 0) hosts_[events[i].data.u64 - 1]->step();
 }
 
-void Attempt::line(int rank, Stream stream, std::string_view text) {
+void RunAttempt::line(int rank, Stream stream, std::string_view text) {
   Rank& of = at(rank);
   const auto s = static_cast<std::size_t>(stream);
   sink_.line(rank, stream, text);
@@ -182,7 +182,7 @@ void Attempt::line(int rank, Stream stream, std::string_view text) {
   }
 }
 
-void Attempt::died(int rank, bool by_signal, int code) {
+void RunAttempt::died(int rank, bool by_signal, int code) {
   Death death;
   death.rank = rank - base_;
   death.by_signal = by_signal;
@@ -193,7 +193,7 @@ void Attempt::died(int rank, bool by_signal, int code) {
   see_death(std::move(death));
 }
 
-void Attempt::lost(int rank, const std::string& why) {
+void RunAttempt::lost(int rank, const std::string& why) {
   Death death;
   death.rank = rank - base_;
   death.code = -1;
@@ -202,7 +202,7 @@ void Attempt::lost(int rank, const std::string& why) {
   see_death(std::move(death));
 }
 
-void Attempt::see_death(Death death) {
+void RunAttempt::see_death(Death death) {
   ranks_[static_cast<std::size_t>(death.rank)].dead = true;
   --alive_;
   death.at = now();
@@ -240,25 +240,25 @@ void Attempt::see_death(Death death) {
   }
 }
 
-void Attempt::note_failure() {
+void RunAttempt::note_failure() {
   if (std::exchange(failed_, true)) return;
   failure_time_ = time_of_day();
   const int culprit = hang_ && hang_->rank >= 0 ? hang_->rank : order_.empty() ? 0 : order_.back().rank;
   for (const auto& host : hosts_) host->note_failed(base_ + culprit);
 }
 
-void Attempt::send(int signal) {
+void RunAttempt::send(int signal) {
   for (const auto& host : hosts_) host->send(signal);
   for (Rank& rank : ranks_) rank.sent.push_back(signal);
 }
 
-void Attempt::begin_stop(double kill_after_s) {
+void RunAttempt::begin_stop(double kill_after_s) {
   state_ = State::Stopping;
   send(SIGTERM);
   kill_at_ = now() + kill_after_s;
 }
 
-void Attempt::see_signals() {
+void RunAttempt::see_signals() {
   signalfd_siginfo info{};
   while (::read(signals_, &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     const int signal = static_cast<int>(info.ssi_signo);
@@ -287,7 +287,7 @@ void Attempt::see_signals() {
   }
 }
 
-void Attempt::see_time() {
+void RunAttempt::see_time() {
   const double t = now();
   if (state_ == State::Settling && t >= settle_until_) begin_stop(settings_.grace_s);
   if (kill_at_ >= 0 && t >= kill_at_) {
@@ -306,7 +306,7 @@ void Attempt::see_time() {
   for (const auto& host : hosts_) host->tick();
 }
 
-void Attempt::check_progress() {
+void RunAttempt::check_progress() {
   std::vector<observe::StatusSnapshot> pages;
   std::vector<double> idle;
   std::string states;
@@ -328,7 +328,7 @@ void Attempt::check_progress() {
   begin_stop(settings_.grace_s);
 }
 
-void Attempt::write_rings() const {
+void RunAttempt::write_rings() const {
   if (plans_[0].log_folder.empty()) return;
   for (int i = 0; i < count(); ++i) {
     const int rank = base_ + i;
@@ -339,7 +339,7 @@ void Attempt::write_rings() const {
   }
 }
 
-void Attempt::end_everything() {
+void RunAttempt::end_everything() {
   ended_ = true;
   for (const auto& host : hosts_) host->begin_end();
   const double limit = state_ == State::Interrupted ? kHurriedAnswerSeconds : kSweepSeconds + kAnswerSeconds;
@@ -350,7 +350,7 @@ void Attempt::end_everything() {
       if (plans_[h].folder.empty() == here) hosts_[h]->finish_end(here ? kSweepSeconds : std::max(0.0, end - now()));
 }
 
-AttemptResult Attempt::judge() {
+AttemptResult RunAttempt::judge() {
   AttemptResult result;
   for (int i = 0; i < count(); ++i) result.commits += page(i).commits;
   const auto all = [&](auto test) { return std::all_of(order_.begin(), order_.end(), test); };
@@ -381,7 +381,7 @@ AttemptResult Attempt::judge() {
   return result;
 }
 
-FailureReport Attempt::report() {
+FailureReport RunAttempt::report() {
   Evidence evidence;
   evidence.first_rank = base_;
   evidence.world = plans_[0].world;
@@ -389,7 +389,8 @@ FailureReport Attempt::report() {
   evidence.hang = hang_;
   evidence.time = failure_time_;
   for (std::size_t h = 0; h < hosts_.size(); ++h) {
-    const std::string name = hosts_.size() == 1 && plans_[0].groups == 1 ? base::host_name("localhost") : plans_[h].name;
+    const std::string name =
+        hosts_.size() == 1 && plans_[0].groups == 1 ? base::host_name("localhost") : plans_[h].name;
     const bool out_of_memory = hosts_[h]->out_of_memory();
     for (int rank = plans_[h].first_rank; rank < plans_[h].first_rank + plans_[h].ranks; ++rank) {
       evidence.hosts.push_back(name);

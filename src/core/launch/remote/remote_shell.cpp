@@ -1,6 +1,6 @@
 // ssh hands its last argument to the login shell of the other side, so it is quoted; srun and mpirun
 // start a program from its words.
-#include "launch/remote/reach.h"
+#include "launch/remote/remote_shell.h"
 
 #include <utility>
 
@@ -64,29 +64,29 @@ std::vector<std::string> split_words(std::string_view text, std::string_view opt
   return words;
 }
 
-std::vector<std::string> reach_words(const Reach& reach, const std::string& host,
-                                     const std::vector<std::string>& agent) {
-  std::vector<std::string> words{reach.launcher};
+std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host,
+                                            const std::vector<std::string>& agent) {
+  std::vector<std::string> words{shell.launcher};
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
-  if (reach.launcher == "ssh") {
+  if (shell.launcher == "ssh") {
     // Nobody answers a question here, and a host that vanished is noticed within 15 s.
     add({"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5", "-o",
          "ServerAliveCountMax=3"});
-    if (reach.ssh_port > 0) add({"-p", std::to_string(reach.ssh_port)});
-  } else if (reach.launcher == "srun") {
+    if (shell.ssh_port > 0) add({"-p", std::to_string(shell.ssh_port)});
+  } else if (shell.launcher == "srun") {
     // A step beside others of the job, with all cores that the job has there.
     add({"--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--unbuffered"});
   } else {
     add({"-n", "1", "--bind-to", "none"});
   }
-  words.insert(words.end(), reach.arguments.begin(), reach.arguments.end());
-  if (reach.launcher == "ssh") {
+  words.insert(words.end(), shell.arguments.begin(), shell.arguments.end());
+  if (shell.launcher == "ssh") {
     std::string line;
     for (const std::string& word : agent) line += (line.empty() ? "" : " ") + shell_word(word);
     add({"--", host, line});
     return words;
   }
-  if (reach.launcher == "srun") {
+  if (shell.launcher == "srun") {
     words.push_back("--nodelist=" + host);
   } else {
     add({"-host", host});
