@@ -1,8 +1,8 @@
 // What the engine costs at world 1: one training step of the same GPT under the engine (any stage)
 // and in a plain libtorch loop with libtorch's fused AdamW, same threads, interleaved in one run.
 //
-// Prints the ratio of the medians, of elapsed time and (for a busy machine) of processor time; the losses of both must be
-// equal at every step.
+// Prints the ratio of the medians, of elapsed time and (for a busy machine) of processor time; the losses of both must
+// be equal at every step.
 //
 //   overhead_bench [--layers 8] [--hidden 512] [--batch 1] [--steps 40] [--threads 1] [--stage 3] [--json]
 #include <torch/torch.h>
@@ -69,13 +69,15 @@ double median(std::vector<double> values) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::int64_t> flag{{"--layers", 8}, {"--hidden", 512}, {"--batch", 1}, {"--steps", 40}, {"--threads", 1}, {"--stage", 3}};
+  std::map<std::string, std::int64_t> flag{{"--layers", 8}, {"--hidden", 512}, {"--batch", 1},
+                                           {"--steps", 40}, {"--threads", 1},  {"--stage", 3}};
   bool json = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--json") == 0) {
       json = true;
     } else if (flag.count(argv[i]) == 0 || i + 1 == argc) {
-      std::fprintf(stderr, "overhead_bench: %s %s\n", flag.count(argv[i]) == 0 ? "unknown option" : "no value for", argv[i]);
+      std::fprintf(stderr, "overhead_bench: %s %s\n", flag.count(argv[i]) == 0 ? "unknown option" : "no value for",
+                   argv[i]);
       return 2;
     } else {
       flag[argv[i]] = std::atoll(argv[i + 1]);
@@ -113,24 +115,29 @@ int main(int argc, char** argv) {
     const auto start = std::chrono::steady_clock::now();
     const double processor = processor_ms();
     *loss = fn();
-    return {std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(), processor_ms() - processor};
+    return {std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(),
+            processor_ms() - processor};
   };
   for (int k = 0; k < flag["--steps"] + 3; ++k) {
     const auto ids = at::randint(0, 8192, {flag["--batch"], 129}, at::kLong);
     double a = 0, b = 0;
     Time t[2];
     const auto with = [&] {
-      t[0] = timed([&] {
-        auto loss = loss_of(net, ids);
-        engine.backward(loss);
-        engine.step();
-        return loss.item<double>();
-      }, &a);
+      t[0] = timed(
+          [&] {
+            auto loss = loss_of(net, ids);
+            engine.backward(loss);
+            engine.step();
+            return loss.item<double>();
+          },
+          &a);
     };
     const auto without = [&] { t[1] = timed([&] { return plain.step(ids); }, &b); };
     // Alternating who goes first cancels drifts of the machine.
-    if (k % 2 == 0) with(), without();
-    else without(), with();
+    if (k % 2 == 0)
+      with(), without();
+    else
+      without(), with();
     if (k < 3) continue;
     ours.push_back(t[0].elapsed);
     theirs.push_back(t[1].elapsed);
@@ -145,16 +152,19 @@ int main(int argc, char** argv) {
   const double engine_ms = median(ours), plain_ms = median(theirs);
   const double processor_ratio = median(our_processor) / median(their_processor);
   if (json) {
-    std::printf("{\"schema\": \"zero.bench.overhead/1\", \"stage\": %lld, \"steps\": %zu, \"threads\": %lld, \"engine_ms\": %.3f, "
-                "\"plain_ms\": %.3f, \"ratio_of_medians\": %.4f, \"median_of_ratios\": %.4f, \"ratio_of_processor_medians\": %.4f, \"different_losses\": %d}\n",
-                static_cast<long long>(flag["--stage"]), ours.size(), static_cast<long long>(flag["--threads"]), engine_ms, plain_ms,
-                engine_ms / plain_ms, median(ratios), processor_ratio, different);
+    std::printf(
+        "{\"schema\": \"zero.bench.overhead/1\", \"stage\": %lld, \"steps\": %zu, \"threads\": %lld, \"engine_ms\": "
+        "%.3f, "
+        "\"plain_ms\": %.3f, \"ratio_of_medians\": %.4f, \"median_of_ratios\": %.4f, \"ratio_of_processor_medians\": "
+        "%.4f, \"different_losses\": %d}\n",
+        static_cast<long long>(flag["--stage"]), ours.size(), static_cast<long long>(flag["--threads"]), engine_ms,
+        plain_ms, engine_ms / plain_ms, median(ratios), processor_ratio, different);
   } else {
     std::printf("stage %lld, world 1, %zu steps, %lld threads\n", static_cast<long long>(flag["--stage"]), ours.size(),
                 static_cast<long long>(flag["--threads"]));
     std::printf("engine  %8.2f ms median\nplain   %8.2f ms median\n", engine_ms, plain_ms);
-    std::printf("ratio   %8.4f of medians, %.4f median of the ratios, %.4f of processor time\n", engine_ms / plain_ms, median(ratios),
-                processor_ratio);
+    std::printf("ratio   %8.4f of medians, %.4f median of the ratios, %.4f of processor time\n", engine_ms / plain_ms,
+                median(ratios), processor_ratio);
   }
   return different == 0 ? 0 : 1;
 }

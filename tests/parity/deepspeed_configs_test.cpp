@@ -63,7 +63,7 @@ Result train(const Options& options, int steps) {
   return result;
 }
 
-TEST(SeedConfigurations, RunAndAgreeOverStagesAndTiers) {
+TEST(DeepSpeedConfigurations, RunAndAgreeOverStagesAndTiers) {
   int ran = 0, offloaded = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     SCOPED_TRACE(entry.path().filename().string());
@@ -91,7 +91,7 @@ TEST(SeedConfigurations, RunAndAgreeOverStagesAndTiers) {
 }
 
 // The scale the fp16 file asks for: 2^32 at first, and halved by overflow alone.
-TEST(SeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
+TEST(DeepSpeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
   auto options = Options::from_file(kFolder + "gpt2-squad-zero1-as-logged.json");
   const auto result = train(options.with(completed(options)), 4);
   EXPECT_EQ(result.scales[0], 4294967296.0) << "the first overflow is tolerated (hysteresis 2)";

@@ -210,9 +210,16 @@ TEST(Structure, PublicHeadersIncludeNoOthers) {
 TEST(Structure, FilesStayShort) {
   for (const char* folder : {"src", "include", "cli", "models", "data"}) {
     for (const auto& file : sources_under(kRoot / folder)) {
-      const auto count = lines_of(file).size();
+      const auto lines = lines_of(file);
+      const auto count = lines.size();
+      for (std::size_t l = 0; l < count; ++l) {
+        const auto continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; };
+        const auto columns =
+            lines[l].size() - static_cast<std::size_t>(std::count_if(lines[l].begin(), lines[l].end(), continuation));
+        EXPECT_LE(columns, 120u) << file << ":" << l + 1;
+      }
       EXPECT_LE(count, file.extension() == ".h" ? 200u : 600u) << file;
-      EXPECT_TRUE(lines_of(file).front().starts_with("//") || file.extension() == ".cpp")
+      EXPECT_TRUE(lines.front().starts_with("//") || file.extension() == ".cpp")
           << file << " opens without saying what it is for";
     }
   }
