@@ -15,21 +15,27 @@ using Tier = MemoryReport::Tier;
 
 MemoryReport report_of(std::vector<std::pair<Purpose, std::uint64_t>> bytes, std::uint64_t peak) {
   MemoryReport report;
-  for (const auto& [purpose, count] : bytes) report.current_[MemoryReport::index(Tier::Device)][MemoryReport::index(purpose)] = count;
-  report.peak_total_[MemoryReport::index(Tier::Device)] = peak;
+  for (const auto& [purpose, count] : bytes) report.set(Tier::Device, purpose, count, 0);
+  report.set_peak(Tier::Device, peak);
   return report;
 }
 
 MemoryPhases example() {
   constexpr std::uint64_t kMiB = 1 << 20;
   MemoryPhases phases;
-  auto rest = report_of({{Purpose::Parameters, 2 * kMiB}, {Purpose::MasterParameters, 4 * kMiB}, {Purpose::OptimizerStates, 8 * kMiB}},
-                        20 * kMiB);
+  auto rest = report_of(
+      {{Purpose::Parameters, 2 * kMiB}, {Purpose::MasterParameters, 4 * kMiB}, {Purpose::OptimizerStates, 8 * kMiB}},
+      20 * kMiB);
   // Another tier must not be counted.
-  rest.current_[MemoryReport::index(Tier::Host)][MemoryReport::index(Purpose::Parameters)] = 99 * kMiB;
+  rest.set(Tier::Host, Purpose::Parameters, 99 * kMiB, 0);
   phases.note(Phase::BeforeForward, rest);
-  phases.note(Phase::AfterForward, report_of({{Purpose::Parameters, 2 * kMiB}, {Purpose::GatherBuffers, kMiB / 2}, {Purpose::Activations, 100}}, 30 * kMiB));
-  phases.note(Phase::AfterBackward, report_of({{Purpose::Gradients, 3 * kMiB}, {Purpose::ReduceBuffers, kMiB}, {Purpose::Other, kMiB}}, 25 * kMiB));
+  phases.note(
+      Phase::AfterForward,
+      report_of({{Purpose::Parameters, 2 * kMiB}, {Purpose::GatherBuffers, kMiB / 2}, {Purpose::Activations, 100}},
+                30 * kMiB));
+  phases.note(
+      Phase::AfterBackward,
+      report_of({{Purpose::Gradients, 3 * kMiB}, {Purpose::ReduceBuffers, kMiB}, {Purpose::Other, kMiB}}, 25 * kMiB));
   phases.note(Phase::AfterStep, rest);
   return phases;
 }
@@ -52,9 +58,12 @@ TEST(MemoryPhases, WideTableHasTheMomentsAsRows) {
   const auto lines = lines_of(example().table(200));
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_EQ(words_of(lines[0])[0], "MiB");
-  EXPECT_EQ(words_of(lines[1]), (std::vector<std::string>{"before", "forward", "2.00", "0", "0", "0", "12.00", "0", "0", "14.00", "20.00"}));
-  EXPECT_EQ(words_of(lines[2]), (std::vector<std::string>{"after", "forward", "2.00", "0.50", "0", "0", "0", "<0.01", "0", "2.50", "30.00"}));
-  EXPECT_EQ(words_of(lines[3]), (std::vector<std::string>{"after", "backward", "0", "0", "3.00", "1.00", "0", "0", "1.00", "5.00", "25.00"}));
+  EXPECT_EQ(words_of(lines[1]), (std::vector<std::string>{"before", "forward", "2.00", "0", "0", "0", "12.00", "0", "0",
+                                                          "14.00", "20.00"}));
+  EXPECT_EQ(words_of(lines[2]), (std::vector<std::string>{"after", "forward", "2.00", "0.50", "0", "0", "0", "<0.01",
+                                                          "0", "2.50", "30.00"}));
+  EXPECT_EQ(words_of(lines[3]), (std::vector<std::string>{"after", "backward", "0", "0", "3.00", "1.00", "0", "0",
+                                                          "1.00", "5.00", "25.00"}));
   // Numbers end under the last letter of their title.
   const auto end = lines[0].find("parameters") + 9;
   for (std::size_t i = 1; i < lines.size(); ++i) {
@@ -88,10 +97,15 @@ TEST(MemoryPhases, TheUnitFollowsTheLargestNumber) {
 TEST(MemoryPhases, JsonIsExactAndLeavesOutWhatWasNotNoted) {
   MemoryPhases phases;
   EXPECT_EQ(phases.json(), "{}");
-  phases.note(Phase::AfterForward, report_of({{Purpose::MasterParameters, 1000000007}, {Purpose::OptimizerStates, 2}, {Purpose::Activations, 5}}, 2000000000));
+  phases.note(
+      Phase::AfterForward,
+      report_of({{Purpose::MasterParameters, 1000000007}, {Purpose::OptimizerStates, 2}, {Purpose::Activations, 5}},
+                2000000000));
   EXPECT_EQ(phases.json(),
-            "{\"after_forward\": {\"parameters_bytes\": 0, \"gathered_bytes\": 0, \"gradients_bytes\": 0, \"reduce_buffers_bytes\": 0, "
-            "\"master_and_optimizer_states_bytes\": 1000000009, \"activations_bytes\": 5, \"other_bytes\": 0, \"total_bytes\": 1000000014, "
+            "{\"after_forward\": {\"parameters_bytes\": 0, \"gathered_bytes\": 0, \"gradients_bytes\": 0, "
+            "\"reduce_buffers_bytes\": 0, "
+            "\"master_and_optimizer_states_bytes\": 1000000009, \"activations_bytes\": 5, \"other_bytes\": 0, "
+            "\"total_bytes\": 1000000014, "
             "\"peak_bytes\": 2000000000, \"host_bytes\": 0, \"host_peak_bytes\": 0, \"file_bytes\": 0}}");
 }
 
@@ -101,8 +115,8 @@ TEST(MemoryPhases, OtherTiersAreShownWhereSomethingRests) {
   phases.note(Phase::AfterForward, report);
   EXPECT_EQ(phases.table(200).find("host"), std::string::npos);
   const auto rest = [&](MemoryReport::Tier tier, Purpose purpose, std::uint64_t bytes) {
-    const auto t = MemoryReport::index(tier);
-    report.current_[t][MemoryReport::index(purpose)] = report.peak_total_[t] = bytes;
+    report.set(tier, purpose, bytes, 0);
+    report.set_peak(tier, bytes);
   };
   rest(MemoryReport::Tier::Host, Purpose::OptimizerStates, 3 << 20);
   rest(MemoryReport::Tier::File, Purpose::Parameters, 7 << 20);
@@ -110,7 +124,8 @@ TEST(MemoryPhases, OtherTiersAreShownWhereSomethingRests) {
   const auto table = phases.table(200);
   for (const char* part : {"on the host", "host, peak", "in files", "3.00", "7.00"})
     EXPECT_NE(table.find(part), std::string::npos) << table;
-  EXPECT_NE(phases.json().find("\"host_bytes\": 3145728, \"host_peak_bytes\": 3145728, \"file_bytes\": 7340032}"), std::string::npos)
+  EXPECT_NE(phases.json().find("\"host_bytes\": 3145728, \"host_peak_bytes\": 3145728, \"file_bytes\": 7340032}"),
+            std::string::npos)
       << phases.json();
 }
 
