@@ -30,7 +30,7 @@ Usage: zero SUBCOMMAND [options]
   report RUN...           a page about finished runs: curves, memory, traffic
   bench                   measure collectives, optimizer, I/O, steps, stages
   doctor                  what this machine has and what is missing
-  checkpoint              read, verify and export checkpoints
+  checkpoint              list, read and verify checkpoints
   config                  check, explain, schema, keys
 
   -h, --help              this text, or a subcommand's

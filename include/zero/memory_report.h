@@ -8,7 +8,8 @@
 
 namespace zero {
 
-struct MemoryReport {
+class MemoryReport {
+ public:
   enum class Tier { Device, Host, File };
   enum class Purpose {
     Parameters,
@@ -47,8 +48,19 @@ struct MemoryReport {
   static constexpr std::size_t index(E value) {
     return static_cast<std::size_t>(value);
   }
+  // For whoever makes a report: the bytes of a purpose, and the peak of a tier.
+  void set(Tier tier, Purpose purpose, std::uint64_t current, std::uint64_t peak) {
+    current_[index(tier)][index(purpose)] = current;
+    peak_[index(tier)][index(purpose)] = peak;
+  }
+  void set_peak(Tier tier, std::uint64_t bytes) { peak_total_[index(tier)] = bytes; }
+
+ private:
   std::array<std::array<std::uint64_t, kPurposes>, kTiers> current_{}, peak_{};
   std::array<std::uint64_t, kTiers> peak_total_{};
 };
+
+// Where bytes rest: memory that is computed with, host memory, files.
+using Tier = MemoryReport::Tier;
 
 }  // namespace zero

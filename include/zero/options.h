@@ -22,6 +22,8 @@ struct Setting {
   bool only_auto = false;
 };
 
+class OptionsBuilder;
+
 class Options {
  public:
   // Defaults only: stage 0, fp32, no optimizer chosen.
@@ -36,6 +38,9 @@ class Options {
   // The same with keys from elsewhere on top; later ones win.
   static Options from_file(const std::filesystem::path& json, const std::vector<Setting>& settings);
   static Options from_json(std::string_view text, std::string_view name, const std::vector<Setting>& settings);
+
+  // Options written in code (options_builder.h): Options::build().stage(3).bf16().adamw({.lr = 1e-3})...
+  static OptionsBuilder build();
 
   // A copy in which some keys have other values. Throws ConfigError as from_json does.
   Options with(const std::vector<Setting>& settings) const;

@@ -13,6 +13,7 @@
 #include <zero/memory_report.h>
 #include <zero/monitor.h>
 #include <zero/options.h>
+#include <zero/options_builder.h>
 #include <zero/trace.h>
 #include <zero/version.h>
 #include <zero/work.h>

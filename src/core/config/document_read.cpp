@@ -67,7 +67,9 @@ class Walker {
   }
 
   void override_with(const Setting& setting, int level) {
-    const auto text = std::make_shared<Source>(Source{"--set", setting.key + "=" + setting.value});
+    const char* const kCall = "Options::";  // of an OptionsBuilder: a fault names it
+    const auto text = std::make_shared<Source>(
+        Source{setting.source.starts_with(kCall) ? setting.source : "--set", setting.key + "=" + setting.value});
     Faults ignored;
     const auto json_text = std::make_shared<Source>(Source{"--set", setting.value});
     auto parsed = read_json(json_text, ignored);

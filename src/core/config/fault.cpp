@@ -39,7 +39,8 @@ std::vector<ConfigFault> Faults::sorted() const {
   std::stable_sort(result.begin(), result.end(), [](const ConfigFault& a, const ConfigFault& b) {
     // The file first, then keys given outside it, then what has no place.
     const auto rank = [](const ConfigFault& f) {
-      return std::tuple(f.line == 0 ? 2 : f.file.rfind("--", 0) == 0 ? 1 : 0, f.line, f.column);
+      const bool outside = f.file.starts_with("--") || f.file.starts_with("Options::");
+      return std::tuple(f.line == 0 ? 2 : outside ? 1 : 0, f.line, f.column);
     };
     return rank(a) < rank(b);
   });

@@ -61,10 +61,12 @@ MemoryReport MemoryLedger::report() const {
   MemoryReport result;
   for (std::size_t t = 0; t < MemoryReport::kTiers; ++t) {
     for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
-      result.current_[t][p] = static_cast<std::uint64_t>(std::max<std::int64_t>(0, now_[t][p]));
-      result.peak_[t][p] = static_cast<std::uint64_t>(std::max<std::int64_t>(0, peak_[t][p]));
+      const auto bytes = [](std::int64_t value) {
+        return static_cast<std::uint64_t>(std::max<std::int64_t>(0, value));
+      };
+      result.set(static_cast<Tier>(t), static_cast<Purpose>(p), bytes(now_[t][p]), bytes(peak_[t][p]));
     }
-    result.peak_total_[t] = static_cast<std::uint64_t>(peak_total_[t]);
+    result.set_peak(static_cast<Tier>(t), static_cast<std::uint64_t>(peak_total_[t]));
   }
   return result;
 }

@@ -134,7 +134,7 @@ const std::vector<BadConfig>& bad_configs() {
       {"{\"optimizer\": {\"type\": \"Lamb\"}}", "refused", 1, 24, "pick one"},
       {"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"amsgrad\": true}}}", "refused", 1, 54, "state layout"},
       {"{\"amp\": {\"enabled\": true}}", "refused", 1, 9, "bf16 or fp16"},
-      {"{\"zero_optimization\": {\"zeropp_loco_param\": {\"err_beta\": 1}}}", "refused", 1, 45, "lossy"},
+      {"{\"zero_optimization\": {\"zeropp_loco_param\": {\"err_beta\": 1}}}", "refused", 1, 45, "error feedback"},
       {"{\"zero_optimization\": {\"mics_shard_size\": 8}}", "refused", 1, 43, "sub-group"},
       {"{\"zero_optimization\": {\"zenflow\": {}}}", "refused", 1, 35, "update rule"},
       {"{\"pipeline\": {\"stages\": 2}}", "refused", 1, 25, "pipeline"},

@@ -15,9 +15,8 @@ using Tier = MemoryReport::Tier;
 
 MemoryReport report_of(std::vector<std::pair<Purpose, std::uint64_t>> bytes, std::uint64_t peak) {
   MemoryReport report;
-  for (const auto& [purpose, count] : bytes)
-    report.current_[MemoryReport::index(Tier::Device)][MemoryReport::index(purpose)] = count;
-  report.peak_total_[MemoryReport::index(Tier::Device)] = peak;
+  for (const auto& [purpose, count] : bytes) report.set(Tier::Device, purpose, count, 0);
+  report.set_peak(Tier::Device, peak);
   return report;
 }
 
@@ -28,7 +27,7 @@ MemoryPhases example() {
       {{Purpose::Parameters, 2 * kMiB}, {Purpose::MasterParameters, 4 * kMiB}, {Purpose::OptimizerStates, 8 * kMiB}},
       20 * kMiB);
   // Another tier must not be counted.
-  rest.current_[MemoryReport::index(Tier::Host)][MemoryReport::index(Purpose::Parameters)] = 99 * kMiB;
+  rest.set(Tier::Host, Purpose::Parameters, 99 * kMiB, 0);
   phases.note(Phase::BeforeForward, rest);
   phases.note(
       Phase::AfterForward,
@@ -116,8 +115,8 @@ TEST(MemoryPhases, OtherTiersAreShownWhereSomethingRests) {
   phases.note(Phase::AfterForward, report);
   EXPECT_EQ(phases.table(200).find("host"), std::string::npos);
   const auto rest = [&](MemoryReport::Tier tier, Purpose purpose, std::uint64_t bytes) {
-    const auto t = MemoryReport::index(tier);
-    report.current_[t][MemoryReport::index(purpose)] = report.peak_total_[t] = bytes;
+    report.set(tier, purpose, bytes, 0);
+    report.set_peak(tier, bytes);
   };
   rest(MemoryReport::Tier::Host, Purpose::OptimizerStates, 3 << 20);
   rest(MemoryReport::Tier::File, Purpose::Parameters, 7 << 20);
