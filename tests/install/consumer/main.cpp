@@ -9,7 +9,8 @@
 struct NetImpl : torch::nn::Module {
   torch::nn::Sequential layers{nullptr};
   NetImpl() {
-    layers = register_module("layers", torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 4)));
+    layers = register_module(
+        "layers", torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(), torch::nn::Linear(16, 4)));
   }
   at::Tensor forward(at::Tensor x) { return layers->forward(x); }
 };
@@ -24,7 +25,7 @@ static int use(std::shared_ptr<zero::Communicator> comm, const std::string& dir)
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})");
   if (options.explain().empty()) return 1;
   torch::manual_seed(1);
-  auto model = zero::build(options, [] { return Net(); });
+  auto model = zero::build([] { return Net(); });
   zero::Engine engine(model, options, comm);
   double first = 0, last = 0;
   for (int k = 0; k < 40; ++k) {
@@ -33,14 +34,18 @@ static int use(std::shared_ptr<zero::Communicator> comm, const std::string& dir)
     engine.backward(loss);
     const zero::StepResult result = engine.step();
     if (result.updated != (k % 2 == 1) || result.overflow) return 2;
-    if (k % 2 == 1 && (result.grad_norm < 0 || result.loss_scale != 1 || result.lr != 0.01 || result.global_step != (k + 1) / 2)) return 3;
+    if (k % 2 == 1 &&
+        (result.grad_norm < 0 || result.loss_scale != 1 || result.lr != 0.01 || result.global_step != (k + 1) / 2))
+      return 3;
     (k == 0 ? first : last) = loss.item<double>();
   }
   if (!(last < 0.5 * first)) return 4;
   const zero::MemoryReport memory = engine.memory();
   using Tier = zero::MemoryReport::Tier;
   using Purpose = zero::MemoryReport::Purpose;
-  if (memory.current(Tier::Device, Purpose::OptimizerStates) == 0 || memory.peak(Tier::Device) < memory.current(Tier::Device)) return 5;
+  if (memory.current(Tier::Device, Purpose::OptimizerStates) == 0 ||
+      memory.peak(Tier::Device) < memory.current(Tier::Device))
+    return 5;
   if (memory.table().empty()) return 6;
   engine.reset_peak_memory();
   {
