@@ -6,11 +6,10 @@
 
 int main() {
   auto comm = zero::Communicator::from_env();  // a world of one when run alone
-  auto options = zero::Options::from_json(R"({"train_micro_batch_size_per_gpu": 32, "zero_optimization": {"stage": 3},
-      "bf16": {"enabled": true}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
+  zero::Options options = zero::Options::build().stage(3).bf16().adamw({.lr = 0.01}).train_micro_batch_size(32);
   using namespace torch::nn;
   torch::manual_seed(1);  // for a run that can be repeated
-  auto model = zero::build(options, [] { return Sequential(Linear(64, 256), GELU(), Linear(256, 1)); });
+  auto model = zero::build([] { return Sequential(Linear(64, 256), GELU(), Linear(256, 1)); });
   zero::Engine engine(model, options, comm);  // the model itself is not changed
   torch::manual_seed(2 + comm->rank());       // each rank draws its own data
   for (int step = 1; step <= 100; ++step) {

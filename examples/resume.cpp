@@ -13,9 +13,8 @@ int main(int argc, char** argv) {
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})");
   for (int half = 0; half < 2; ++half) {
     torch::manual_seed(7);
-    auto model = zero::build(options, [] {
-      return torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
-    });
+    auto model = zero::build(
+        [] { return torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1)); });
     zero::Engine engine(model, options, comm);
     try {
       const auto tag = engine.load_checkpoint(dir);  // the newest whole one

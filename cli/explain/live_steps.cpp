@@ -43,7 +43,7 @@ models::Gpt make_model(const Options& options, const models::GptConfig& shape) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   torch::manual_seed(options.settings().seed);
-  auto model = zero::build(options, [&] { return models::Gpt(shape); });
+  auto model = zero::build([&] { return models::Gpt(shape); });
   place_segments(model, segments_of(options, shape));
   return model;
 }

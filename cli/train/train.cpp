@@ -112,7 +112,7 @@ c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
 
 // On the CPU never more than a shard and a unit in memory; on a GPU built in host memory, and moved.
 models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
-  if (device.is_cpu()) return zero::build(plan.options, [&] { return models::Gpt(plan.model); });
+  if (device.is_cpu()) return zero::build([&] { return models::Gpt(plan.model); });
   models::Gpt model(plan.model);
   model->to(device);
   return model;

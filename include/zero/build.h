@@ -12,7 +12,7 @@ namespace detail {
 // While it lives, parameters made by this thread get no memory and their initialisers are recorded.
 class DeferredScope {
  public:
-  explicit DeferredScope(const Options& options);
+  DeferredScope();
   ~DeferredScope();
   DeferredScope(const DeferredScope&) = delete;
   DeferredScope& operator=(const DeferredScope&) = delete;
@@ -24,11 +24,16 @@ class DeferredScope {
 }  // namespace detail
 
 // Runs make() with deferred allocation and returns what it returns: a std::shared_ptr to the
-// module, or a module holder. The module cannot run before an Engine has taken it.
+// module, or a module holder. The module cannot run before an Engine has taken it. Local. What make() throws goes
+// through.
 template <class Make>
-auto build(const Options& options, Make&& make) {
-  detail::DeferredScope scope(options);
+auto build(Make&& make) {
+  detail::DeferredScope scope;
   return std::forward<Make>(make)();
+}
+template <class Make>
+[[deprecated("the options have no part in it: build(make)")]] auto build(const Options&, Make&& make) {
+  return build(std::forward<Make>(make));
 }
 
 }  // namespace zero

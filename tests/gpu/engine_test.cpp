@@ -114,7 +114,7 @@ TEST(GpuEngine, MemoryIsBookedAndCounted) {
     module->to(kGpu);
     Engine engine(module, Options::from_json(json_of(setup)), Communicator::local());
     std::uint64_t numel = 0;
-    for (const auto& group : engine.groups()) numel += static_cast<std::uint64_t>(group.second);
+    for (const auto& group : engine.units()) numel += static_cast<std::uint64_t>(group.second);
     const auto report = engine.memory();
     const bool fp32 = std::string(recipe) == "fp32";
     EXPECT_EQ(report.current(Tier::Device, Purpose::Parameters), numel * (fp32 ? 4 : 2));

@@ -235,7 +235,7 @@ TEST(Engine, DeferredBuildEqualsEagerBitForBit) {
       run_ranks(1, [&](std::shared_ptr<Communicator> comm) {
         torch::manual_seed(11);
         const auto options = options_of(stage);
-        auto module = build(options, [&] { return problem(name).make(); });
+        auto module = build([&] { return problem(name).make(); });
         Engine engine(module, options, comm);
         EXPECT_TRUE(at::equal(at::rand({3}), next)) << "the generator ends where an eager build leaves it";
         const auto values = engine.full_state_dict();
@@ -260,7 +260,7 @@ TEST(Engine, DeferredBuildOfRanksSeededDifferentlyTakesRankZeros) {
     const auto options = options_of(3);
     std::unique_lock lock(turn);
     torch::manual_seed(static_cast<std::uint64_t>(20 + comm->rank()));
-    auto module = build(options, [&] { return problem("gpt").make(); });
+    auto module = build([&] { return problem("gpt").make(); });
     lock.unlock();
     Engine engine(module, options, comm);
     const auto values = engine.full_state_dict();
@@ -295,7 +295,7 @@ TEST(Engine, UnitsByName) {
     auto module = make_module(problem("gpt"));
     Engine engine(module, options_of(3, R"(, "libzero": {"units": ["blocks.1", "norm"]})"), comm);
     std::vector<std::string> names;
-    for (const auto& [name, numel] : engine.groups()) names.push_back(name);
+    for (const auto& [name, numel] : engine.units()) names.push_back(name);
     EXPECT_EQ(names, (std::vector<std::string>{"root", "blocks.1", "norm"}));
     EXPECT_TRUE(contains(message_of([&] {
                            auto other = make_module(problem("gpt"));

@@ -17,7 +17,7 @@ constexpr const char* kModel = "padded_free_gpt";
 
 std::int64_t count_parameters(const Engine& engine) {
   std::int64_t sum = 0;
-  for (const auto& [name, numel] : engine.groups()) sum += numel;
+  for (const auto& [name, numel] : engine.units()) sum += numel;
   return sum;
 }
 
@@ -88,7 +88,7 @@ TEST(PeakBytes, AtMostTwoUnitsBesideTheRoot) {
       auto module = make_module(task);
       Engine engine(module, Options::from_json(json_of(setup)), comm);
       std::uint64_t root = 0, largest = 0;
-      for (const auto& [name, numel] : engine.groups()) {
+      for (const auto& [name, numel] : engine.units()) {
         if (name == "root")
           root = 2 * static_cast<std::uint64_t>(numel);
         else

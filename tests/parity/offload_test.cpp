@@ -142,7 +142,7 @@ Held held_by(const std::string& zero, const std::string& recipe, int world) {
     std::lock_guard lock(mutex);
     if (comm->rank() != 0) return;
     held.resting = held.peak = engine.memory();
-    for (const auto& [name, numel] : engine.groups()) held.numel += static_cast<std::uint64_t>(numel);
+    for (const auto& [name, numel] : engine.units()) held.numel += static_cast<std::uint64_t>(numel);
   });
   return held;
 }

@@ -56,7 +56,7 @@ Seen train(const std::string& zero, int accumulation = 1, int stage = 3) {
     seen.reduced = stats.by_op["reduce_scatter"].bytes_sent;
     seen.peak = static_cast<std::int64_t>(peak);
     seen.reduce_peak = engine.memory().peak(MemoryReport::Tier::Device, MemoryReport::Purpose::ReduceBuffers);
-    for (const auto& [name, numel] : engine.groups()) {
+    for (const auto& [name, numel] : engine.units()) {
       ++seen.groups;
       seen.largest_group = std::max(seen.largest_group, static_cast<std::int64_t>(numel));
       seen.numel += numel;

@@ -76,9 +76,9 @@ int train(const Training& training, const std::shared_ptr<Communicator>& comm) {
   // Of the last step alone.
   const auto stats = comm->stats();
   std::int64_t numel = 0;
-  for (const auto& [name, group_numel] : engine.groups()) numel += group_numel;
+  for (const auto& [name, group_numel] : engine.units()) numel += group_numel;
   std::printf("sent %llu numel %lld groups %zu across %llu\n", static_cast<unsigned long long>(stats.bytes_sent()),
-              static_cast<long long>(numel), engine.groups().size(),
+              static_cast<long long>(numel), engine.units().size(),
               static_cast<unsigned long long>(stats.bytes_across_hosts));
   if (!flag("scope", "").empty()) {
     const auto before = engine.state_hash();
@@ -142,7 +142,7 @@ int measure(const Training& training, const std::shared_ptr<Communicator>& comm)
   const auto options = Options::from_json(json_of(training));
   const auto before = pss_bytes();
   comm->barrier();
-  auto module = build(options, [&] {
+  auto module = build([&] {
     torch::nn::Sequential net;
     for (int i = 0; i < layers; ++i)
       net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, 4 * width).bias(false))),

@@ -2,6 +2,7 @@
 #include "step/prefetcher.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <zero/errors.h>
 
@@ -9,7 +10,11 @@ namespace zero::step {
 
 Prefetcher::Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy,
                        std::function<void(const std::string&)> diverged)
-    : groups_(std::move(groups)), policy_(policy), readers_(groups_.size()), on_divergence_(std::move(diverged)) {}
+    : groups_(std::move(groups)),
+      policy_(policy),
+      readers_(groups_.size()),
+      on_divergence_(std::move(diverged)),
+      pins_(groups_.size()) {}
 
 Prefetcher::Alone::Alone(Prefetcher& prefetcher, const std::string& where) : prefetcher_(prefetcher) {
   const Lock lock(prefetcher_.mutex_);
@@ -26,9 +31,9 @@ Prefetcher::Alone::~Alone() {
   --prefetcher_.alone_;
 }
 
-// False: an operator reads it, and it stays for now.
+// False: it is pinned, or an operator reads it, and it stays for now.
 bool Prefetcher::release(int group) {
-  if (read_now(group)) return false;
+  if (pinned(group) || read_now(group)) return false;
   groups_[static_cast<std::size_t>(group)]->release();
   return true;
 }
@@ -123,7 +128,7 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
   for (const int g : held_) {
     if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
     if (g == next) continue;
-    if (groups_[static_cast<std::size_t>(g)]->root() && count > 0)
+    if (pinned(g) || (groups_[static_cast<std::size_t>(g)]->root() && count > 0))
       live += numel_of(g);
     else
       others.push_back(g);
@@ -134,6 +139,10 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
     else
       release(g);
   }
+  forget_released();
+}
+
+void Prefetcher::forget_released() {
   std::erase_if(held_, [&](int g) {
     return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
   });
@@ -155,12 +164,14 @@ void Prefetcher::end_use(const int* groups, int count) noexcept {
 
 void Prefetcher::use(const int* groups, int count, bool training) {
   const Lock lock(mutex_);
-  bool all_there = true;
+  bool all_there = true, kept = true;
   for (int i = 0; i < count; ++i) {
     const auto* group = groups_[static_cast<std::size_t>(groups[i])];
     all_there &= group->residency() == GatherUnit::Residency::Gathered;
+    kept &= pinned(groups[i]);
   }
-  if (pinned_ || (all_there && count == 1 && groups[0] == last_)) return;
+  // One rank alone may write what is pinned: nothing may follow from it that others take part in.
+  if (kept || (all_there && count == 1 && groups[0] == last_)) return;
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
   const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
   if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
@@ -190,16 +201,12 @@ void Prefetcher::fetch_from(std::size_t position) {
 
 void Prefetcher::fetch_first() {
   const Lock lock(mutex_);
-  if (policy_.fetch_ahead > 0 && !pinned_) fetch_from(0);
+  if (policy_.fetch_ahead > 0 && !all_pinned()) fetch_from(0);
 }
 
 void Prefetcher::release_all() {
-  if (!pinned_) {
-    for (int g = 0; g < static_cast<int>(groups_.size()); ++g) release(g);
-    std::erase_if(held_, [&](int g) {
-      return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
-    });
-  }
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) release(g);
+  forget_released();
   for (auto* group : groups_) group->cancel_fetch();
   at_start_ = true;
   last_ = -1;
@@ -210,7 +217,7 @@ void Prefetcher::begin_backward() {
   phase_ = kBackward;
   at_start_ = true;
   last_ = -1;
-  if (pinned_) return;
+  if (all_pinned()) return;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
     if (groups_[static_cast<std::size_t>(g)]->gathers_in_place()) release(g);
   release_others(nullptr, 0, -1);
@@ -228,19 +235,40 @@ void Prefetcher::end_pass() {
   diverged_ = false;
 }
 
-void Prefetcher::pin_all() {
+void Prefetcher::pin(const std::vector<int>& groups) {
   const Lock lock(mutex_);
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) {
-    groups_[static_cast<std::size_t>(g)]->gather_copy();
-    hold(g);
+  for (const int g : groups) {
+    auto& pins = pins_[static_cast<std::size_t>(g)];
+    if (pins == 0) {  // else it holds what a scope around this one may have written
+      groups_[static_cast<std::size_t>(g)]->gather_copy();
+      hold(g);
+      ++pinned_groups_;
+    }
+    ++pins;
   }
-  pinned_ = true;
+}
+
+void Prefetcher::unpin(const std::vector<int>& groups) {
+  const Lock lock(mutex_);
+  for (const int g : groups) {
+    if (--pins_[static_cast<std::size_t>(g)] != 0) continue;
+    --pinned_groups_;
+    release(g);
+  }
+  if (pinned_groups_ == 0) return release_all();
+  forget_released();
+}
+
+void Prefetcher::pin_all() {
+  std::vector<int> all(groups_.size());
+  std::iota(all.begin(), all.end(), 0);
+  pin(all);
 }
 
 void Prefetcher::unpin_all() {
-  const Lock lock(mutex_);
-  pinned_ = false;
-  release_all();
+  std::vector<int> all(groups_.size());
+  std::iota(all.begin(), all.end(), 0);
+  unpin(all);
 }
 
 }  // namespace zero::step

@@ -83,7 +83,10 @@ class Prefetcher {
   void end_pass();
   // The shards that forward needs first come from their files: after an update.
   void fetch_first();
-  // Gathers copies of everything and keeps them until unpin_all().
+  // Gathers copies of these groups, each named once, and keeps them until unpin() has been called for a group as often.
+  void pin(const std::vector<int>& groups);
+  void unpin(const std::vector<int>& groups);
+  // The same for all groups.
   void pin_all();
   void unpin_all();
   // Of the groups that rest sharded and do not now.
@@ -97,10 +100,12 @@ class Prefetcher {
   bool read_now(int group) const {
     return readers_[static_cast<std::size_t>(group)].load(std::memory_order_acquire) != 0;
   }
+  bool pinned(int group) const { return pins_[static_cast<std::size_t>(group)] != 0; }
+  bool all_pinned() const { return pinned_groups_ == groups_.size(); }
   bool release(int group);
   void note_use(int group, bool training);
   int expected_next() const;
-  void release_all();
+  void release_all(), forget_released();
   void hold(int group);
   void fetch_from(std::size_t position);
   void release_others(const int* groups, int count, int next);
@@ -120,7 +125,9 @@ class Prefetcher {
   std::vector<int> order_[2], seen_[2];
   std::vector<int> held_;     // gathered copies, here or on their way, in order: few of many
   std::size_t position_ = 0;  // in the phase's order, of the group used last
-  bool at_start_ = true, diverged_ = false, pinned_ = false;
+  bool at_start_ = true, diverged_ = false;
+  std::vector<int> pins_;  // by group: how many pin() keep it
+  std::size_t pinned_groups_ = 0;
   int last_ = -1;
   std::int64_t divergences_ = 0;
 };

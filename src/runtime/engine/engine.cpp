@@ -36,7 +36,15 @@ void Engine::flush() { state_->flush(); }
 bool Engine::is_gradient_accumulation_boundary() const { return state_->at_boundary(); }
 MemoryReport Engine::memory() const { return state_->memory(); }
 void Engine::reset_peak_memory() { state_->reset_peak_memory(); }
-GatheredParameters Engine::gathered_parameters(bool modify) { return GatheredParameters(state_, modify); }
+GatheredParameters Engine::gathered_parameters(const std::vector<std::string>& names, bool modify) {
+  return {state_, state_->begin_gathered({.names = names}, modify), modify};
+}
+GatheredParameters Engine::gather_all(bool modify) {
+  return {state_, state_->begin_gathered({.all = true}, modify), modify};
+}
+GatheredParameters Engine::gather_module(const torch::nn::Module& module, bool modify) {
+  return {state_, state_->begin_gathered({.module = &module}, modify), modify};
+}
 std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->full_state_dict(); }
 std::string Engine::state_hash() { return state_->state_hash(); }
 void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
@@ -55,21 +63,19 @@ double Engine::lr(int group) const { return state_->lr(group); }
 const Options& Engine::options() const { return state_->options(); }
 Communicator& Engine::communicator() const { return state_->comm(); }
 
-std::vector<std::pair<std::string, std::int64_t>> Engine::groups() const {
+std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {
   std::vector<std::pair<std::string, std::int64_t>> result;
   for (const auto& group : state_->groups()) result.emplace_back(group->name(), group->layout().numel());
   return result;
 }
 
-GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, bool modify)
-    : state_(std::move(state)), modify_(modify) {
-  state_->begin_gathered(modify_);
-}
+GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, std::vector<int> groups, bool modify)
+    : state_(std::move(state)), groups_(std::move(groups)), modify_(modify) {}
 
 GatheredParameters::GatheredParameters(GatheredParameters&&) noexcept = default;
 
 void GatheredParameters::close() {
-  if (auto state = std::move(state_)) state->end_gathered(modify_);
+  if (auto state = std::move(state_)) state->end_gathered(groups_, modify_);
 }
 
 GatheredParameters::~GatheredParameters() {
@@ -85,7 +91,7 @@ namespace detail {
 struct DeferredScope::State {
   torch_hooks::DeferredRecording recording;
 };
-DeferredScope::DeferredScope(const Options&) : state_(std::make_unique<State>()) {}
+DeferredScope::DeferredScope() : state_(std::make_unique<State>()) {}
 DeferredScope::~DeferredScope() = default;
 }  // namespace detail
 

@@ -53,8 +53,9 @@ void State::end_activations() const {
   if (activations_ && torch_hooks::saved_tensor_policy() == activations_) torch_hooks::set_saved_tensor_policy(nullptr);
 }
 
-void State::before_use(const int* tags, int count, const char*) {
+void State::before_use(const int* tags, int count, const char* op) {
   if (!failed_.empty()) require_usable("forward");
+  if (pending_) require_current(op);
   begin_forward();
   observe::status_page().note_use();
   if (!in_backward_ && torch_hooks::saved_tensor_policy() != activations_)
@@ -84,7 +85,7 @@ void State::after_use(const int* tags, int count) noexcept {
 }
 
 bool State::before_write(int tag, const char* op) {
-  if (modifying_scopes_ > 0) return true;
+  if (scopes_.may_write(members_[static_cast<std::size_t>(tag)].group)) return true;
   const auto& member = members_[static_cast<std::size_t>(tag)];
   const auto& group = *groups_[static_cast<std::size_t>(member.group)];
   return relay_.keeping([&]() -> bool {
@@ -191,7 +192,7 @@ StepResult State::step() {
     require_usable("step");
     check_parameters("step");
     check_no_new_parameters(*model_, where("step"));
-    if (gathered_scopes_ > 0) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
+    if (scopes_.any()) throw ConfigError(where("step") + "called inside a scope of gathered_parameters");
   });
   return relay_.telling([&] {
     if (open_) close_micro_batch();

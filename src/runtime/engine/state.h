@@ -14,6 +14,7 @@
 #include "activations/activation_store.h"
 #include "engine/background.h"
 #include "engine/error_relay.h"
+#include "engine/gathered_scopes.h"
 #include "engine/state_piece.h"
 #include "engine/step_trace.h"
 #include "engine/tier_plan.h"
@@ -40,8 +41,9 @@ class State final : public torch_hooks::UseListener {
   MemoryReport memory() const;
   void reset_peak_memory();
 
-  void begin_gathered(bool modify);
-  void end_gathered(bool modify);
+  // Of the groups that it returns, which are the same on every rank.
+  std::vector<int> begin_gathered(const ParameterChoice& choice, bool modify);
+  void end_gathered(const std::vector<int>& groups, bool modify);
   std::map<std::string, at::Tensor> full_state_dict();
   std::string state_hash();
   at::Tensor gradient(const std::string& name);
@@ -52,7 +54,6 @@ class State final : public torch_hooks::UseListener {
   TraceSummary stop_trace();
   StepTimes step_times() const { return trace_.times(); }
   observe::Trace& trace() { return trace_.trace(); }
-  // --- for checkpoints ---
   // What this rank writes: over all ranks every element of every state once; buffers whole by every rank.
   std::vector<StatePiece> pieces_to_save();
   // What this rank must fill to go on: its shards, or everything at stage 0. All ranks must have met between their last
@@ -104,9 +105,8 @@ class State final : public torch_hooks::UseListener {
   void take_device(const std::vector<ModelParameter>& parameters);
   void check_agreement(const std::vector<ModelParameter>& parameters, const std::vector<Unit>& units);
   void adopt_values(), adopt_buffers();
-  void attach(), order_reductions(), make_update();
+  void attach(), order_reductions(), make_update(), keep_activations();
   void detach() noexcept;
-  void keep_activations();
   // interception
   void begin_forward(), end_activations() const;
   void before_use(const int* tags, int count, const char* op) override;
@@ -114,6 +114,8 @@ class State final : public torch_hooks::UseListener {
   bool before_write(int tag, const char* op) override;
   void check_parameters(const char* where) const;
   void require_usable(const char* where);
+  void require_current(const char* op);
+  std::vector<int> agreed_groups(const ParameterChoice& choice, bool modify);
   // backward (state_backward.cpp)
   void check_backward(const at::Tensor& loss, const BackwardOptions& options);
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
@@ -134,10 +136,9 @@ class State final : public torch_hooks::UseListener {
   void fail_numerically(std::int64_t in_a_row);
   // state_delayed.cpp
   bool delays() const;
-  void apply(float factor, bool late);
   bool finish_update();
-  void publish(ParamGroup& group);
-  void publish_within(std::int64_t numel);
+  void apply(float factor, bool late);
+  void publish(ParamGroup&group), publish_within(std::int64_t numel);
   std::string where(const char* what) const;
   void begin_trace(const std::string& file, TraceSteps steps);
   void start_trace_of_environment(), end_trace() noexcept;
@@ -158,10 +159,9 @@ class State final : public torch_hooks::UseListener {
   at::Device device_ = at::kCPU;  // of the parameters and all that rests
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<step::MemoryLedger> ledger_ = std::make_shared<step::MemoryLedger>();
-  std::unique_ptr<engine::TensorPool> gather_pool_, reduce_pool_;
-  std::shared_ptr<engine::BlockPool>
-      blocks_;                        // where ranks read each other's gradients in place; shared with late blocks
-  std::unique_ptr<DeviceSums> sums_;  // null where square sums are taken at once
+  std::unique_ptr<TensorPool> gather_pool_, reduce_pool_;
+  std::shared_ptr<BlockPool> blocks_;  // where ranks read each other's gradients in place; shared with late blocks
+  std::unique_ptr<DeviceSums> sums_;   // null where square sums are taken at once
   std::unique_ptr<gpu::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;
@@ -190,7 +190,7 @@ class State final : public torch_hooks::UseListener {
   std::string failed_;                   // the error of a backward that discard_micro_batch() has not answered yet
   bool backward_since_step_ = false, reads_ahead_ = false;
   std::atomic<bool> in_forward_{false}, in_backward_{false};
-  int gathered_scopes_ = 0, modifying_scopes_ = 0;
+  OpenScopes scopes_;
   std::atomic<int> shown_unit_{-1};  // group named on the status page
   std::int64_t global_steps_ = 0, skipped_steps_ = 0;
   double last_norm_ = 0;

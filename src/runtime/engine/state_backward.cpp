@@ -22,7 +22,7 @@ namespace zero::engine {
 void State::check_backward(const at::Tensor& loss, const BackwardOptions& options) {
   require_usable("backward");
   check_parameters("backward");
-  if (gathered_scopes_ > 0) throw ConfigError(where("backward") + "called inside a scope of gathered_parameters");
+  if (scopes_.any()) throw ConfigError(where("backward") + "called inside a scope of gathered_parameters");
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
     throw ConfigError(where("backward") +
                       (!loss.defined() ? "got no tensor"
@@ -279,8 +279,7 @@ void State::drop_micro_batch() {
 
 std::int64_t State::discard_micro_batch() {
   relay_.keeping([&] {
-    if (gathered_scopes_ > 0)
-      throw ConfigError(where("discard_micro_batch") + "called inside a scope of gathered_parameters");
+    if (scopes_.any()) throw ConfigError(where("discard_micro_batch") + "called inside a scope of gathered_parameters");
   });
   return relay_.telling([&] {
     failed_.clear();

@@ -4,6 +4,8 @@
 //
 // [Note: what the background touches] Masters, moments, the gradients handed over and the parameters to come. The
 // parameters in use, the gradients being made and the counters are the training thread's; both meet in finish_update().
+#include <ATen/core/grad_mode.h>
+
 #include "base/check.h"
 #include "engine/state.h"
 
@@ -73,6 +75,18 @@ void State::flush() {
     finish_update();
     update_->settle();
     prefetcher_->fetch_first();
+  });
+}
+
+// Between steps, an operator without grad mode reads parameters that lack the update on its way: an evaluation, most
+// likely, of a model one step behind. It cannot be finished here: that is collective, and ranks may evaluate alone.
+void State::require_current(const char* op) {
+  if (at::GradMode::is_enabled() || in_forward_ || in_backward_ || passes_ > 0) return;
+  relay_.keeping([&] {
+    throw ConfigError(
+        where("forward") + op +
+        " reads parameters without grad mode between steps while a delayed update is on its way: they are "
+        "one step behind. Hint: call engine.flush() on every rank before an evaluation.");
   });
 }
 

@@ -1,4 +1,4 @@
-// Handing states out and taking them back: gathered scopes, whole masters, digests, checkpoint pieces.
+// Handing states out and taking them back: whole masters, digests, gradients, checkpoint pieces.
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
@@ -11,44 +11,6 @@
 #include "engine/state.h"
 
 namespace zero::engine {
-
-void State::begin_gathered(bool modify) {
-  relay_.keeping([&] {
-    if (modify)
-      require_boundary("gathered_parameters");
-    else
-      require_usable("gathered_parameters");
-  });
-  relay_.telling([&] {
-    flush();
-    {
-      const step::Prefetcher::Alone alone(*prefetcher_, where("gathered_parameters"));
-      prefetcher_->pin_all();
-    }
-    ++gathered_scopes_;
-    modifying_scopes_ += modify ? 1 : 0;
-  });
-}
-
-void State::end_gathered(bool modify) {
-  relay_.telling([&] {
-    const bool outermost = --gathered_scopes_ == 0;
-    if (modify) {
-      --modifying_scopes_;
-      check_parameters("gathered_parameters");
-      comm_->barrier();  // nobody reads a shard in place any more
-      for (const auto& group : groups_) group->write_back();
-    }
-    if (outermost) prefetcher_->unpin_all();
-  });
-}
-
-void State::require_no_scope(const char* what, bool reading_too) const {
-  if (modifying_scopes_ == 0 && (gathered_scopes_ == 0 || !reading_too)) return;
-  throw ConfigError(where(what) + "called inside a scope of gathered_parameters" +
-                    (reading_too ? "" : "(true), whose writes count from its end on") +
-                    ". Hint: close() the scope first.");
-}
 
 std::map<std::string, at::Tensor> State::full_state_dict() {
   return relay_.telling([&] {
@@ -114,7 +76,7 @@ std::pair<const ParamGroup*, std::size_t> State::reduced_member(const char* what
   if (!settings_.managed_gradient_accumulation)
     throw ConfigError(where(what) +
                       "called with gradient accumulation that the program ends: gradients are reduced by "
-                      "step(). Hint: set libzero.managed_gradient_accumulation to true.");
+                      "step(). Hint: set managed_gradient_accumulation to true.");
   if (open_ || micro_step_ != accumulation_)
     throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_, " micro-batches",
                                                open_ ? " and within another" : "",

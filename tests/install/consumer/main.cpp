@@ -25,7 +25,7 @@ static int use(std::shared_ptr<zero::Communicator> comm, const std::string& dir)
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 3}})");
   if (options.explain().empty()) return 1;
   torch::manual_seed(1);
-  auto model = zero::build(options, [] { return Net(); });
+  auto model = zero::build([] { return Net(); });
   zero::Engine engine(model, options, comm);
   double first = 0, last = 0;
   for (int k = 0; k < 40; ++k) {
