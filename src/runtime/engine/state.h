@@ -135,10 +135,10 @@ class State final : public torch_hooks::UseListener {
   double norm_and_overflow(bool* overflow);
   void fail_numerically(std::int64_t in_a_row);
   // state_delayed.cpp
-  bool delays() const;
-  bool finish_update();
+  bool delays() const, finish_update();
   void apply(float factor, bool late);
-  void publish(ParamGroup&group), publish_within(std::int64_t numel);
+  void publish(ParamGroup& group);
+  void publish_within(std::int64_t numel);
   std::string where(const char* what) const;
   void begin_trace(const std::string& file, TraceSteps steps);
   void start_trace_of_environment(), end_trace() noexcept;
