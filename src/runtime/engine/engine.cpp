@@ -53,7 +53,7 @@ std::int64_t Engine::micro_batch_size() const { return state_->micro_batch_size(
 double Engine::loss_scale() const { return state_->loss_scale(); }
 double Engine::lr(int group) const { return state_->lr(group); }
 const Options& Engine::options() const { return state_->options(); }
-Communicator& Engine::communicator() const { return state_->comm(); }
+Communicator& Engine::communicator() const { return state_->communicator(); }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::groups() const {
   std::vector<std::pair<std::string, std::int64_t>> result;

@@ -2,8 +2,7 @@
 #pragma once
 #include <c10/core/Device.h>
 
-#include <zero/communicator.h>
-
+#include "comm/group.h"
 #include "engine/block_pool.h"
 #include "engine/file_regions.h"
 #include "engine/group_states.h"
@@ -19,10 +18,10 @@ struct GroupContext {
   int stage = 0;
   Recipe recipe{};
   at::Device device = at::kCPU;  // of the parameters in use, and of what is not offloaded
-  Communicator* comm = nullptr;
+  comm::Group* comm = nullptr;
   step::MemoryLedger* ledger = nullptr;
   engine::TensorPool *gather_pool = nullptr, *reduce_pool = nullptr;
-  Communicator* neighbours = nullptr;                        // who keep second shards (hpZ); null: nobody
+  comm::Group* neighbours = nullptr;                         // who keep second shards (hpZ); null: nobody
   bool quantize_trainable = false, quantize_frozen = false;  // parameters are gathered as integers
   int gradient_bits = 0;                                     // of reductions over networks; 0: exact
   engine::BlockPool* blocks = nullptr;  // of gradients that ranks read where backward left them; null: they are copied

@@ -7,8 +7,6 @@
 #include <memory>
 #include <string>
 
-#include <zero/communicator.h>
-
 #include "engine/tensor_pool.h"
 
 namespace zero::engine {
@@ -17,8 +15,8 @@ class ShardGather {
  public:
   struct Ways {
     std::string of;  // whose parameters
-    Communicator* comm;
-    Communicator* neighbours;  // null: no second shard
+    comm::Group* comm;
+    comm::Group* neighbours;   // null: no second shard
     int bits;                  // 8: as integers; 0: as they are
     engine::TensorPool* pool;  // of integers on their way
   };

@@ -166,7 +166,7 @@ double State::norm_and_overflow(bool* overflow) {
     total = 0;
     std::string different;
     observe::TraceSpan wait(trace_.trace(), observe::TraceKind::ExchangeWait, "norm");
-    const auto all = comm_->exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
+    const auto all = comm_->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine});
     std::uint64_t of_first = 0;
     for (std::size_t r = 0; r < all.size(); ++r) {
       Mine theirs;
@@ -251,7 +251,7 @@ void State::fail_numerically(std::int64_t in_a_row) {
     if (!mine.empty()) break;
   }
   std::string culprits;
-  const auto names = comm_->exchange(mine);
+  const auto names = comm_->all_gather_bytes(mine);
   for (std::size_t r = 0; r < names.size(); ++r)
     if (!names[r].empty())
       culprits += base::join(culprits.empty() ? "" : ", ", settings_.zero.quantized_gradients ? "or beside " : "",

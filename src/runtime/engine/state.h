@@ -1,6 +1,6 @@
-// What an Engine is made of: the model's parameters in groups, the collectives between ranks, the
-// optimizer. Engine (include/zero/engine.h) is the public face of exactly one State; checkpoints
-// read and fill it through StatePiece. Files on disk are not known here.
+// What an Engine is made of: the model's parameters in groups, the collectives between ranks, the optimizer. Engine
+// (include/zero/engine.h) is the public face of exactly one State; checkpoints read and fill it through StatePiece.
+// Files on disk are not known here.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -76,7 +76,8 @@ class State final : public torch_hooks::UseListener {
   void require_no_scope(const char* where, bool reading_too) const;
   const Options& options() const { return options_; }
   const config::Settings& settings() const { return settings_; }
-  Communicator& comm() const { return *comm_; }
+  Communicator& communicator() const { return *communicator_; }
+  comm::Group& comm() const { return *comm_; }
   const std::shared_ptr<torch::nn::Module>& model() const { return model_; }
   const Recipe& recipe() const { return recipe_; }
   optim::ShardedOptimizer& optimizer() { return *optimizer_; }
@@ -127,7 +128,6 @@ class State final : public torch_hooks::UseListener {
   void give_pass_up(const std::string& error) noexcept;
   void drop_micro_batch();
   std::pair<const ParamGroup*, std::size_t> reduced_member(const char* what, const std::string& name);
-
   // update
   std::uint64_t hash_of_choices() const;
   double norm_and_overflow(bool* overflow);
@@ -150,7 +150,8 @@ class State final : public torch_hooks::UseListener {
   std::shared_ptr<torch::nn::Module> model_;
   Options options_;
   const config::Settings& settings_;
-  std::shared_ptr<Communicator> comm_, neighbours_;  // neighbours_: who keep second shards (hpZ), or null
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<comm::Group> comm_, neighbours_;  // neighbours_: who keep second shards (hpZ), or null
   ErrorRelay relay_;
   int stage_;
   std::int64_t accumulation_ = 1, micro_batch_ = 1;
@@ -159,9 +160,8 @@ class State final : public torch_hooks::UseListener {
   // Shared with blocks of memory that outlive this State.
   std::shared_ptr<step::MemoryLedger> ledger_ = std::make_shared<step::MemoryLedger>();
   std::unique_ptr<engine::TensorPool> gather_pool_, reduce_pool_;
-  std::shared_ptr<engine::BlockPool>
-      blocks_;                        // where ranks read each other's gradients in place; shared with late blocks
-  std::unique_ptr<DeviceSums> sums_;  // null where square sums are taken at once
+  std::shared_ptr<engine::BlockPool> blocks_;  // of gradients that ranks read in place; shared with late blocks
+  std::unique_ptr<DeviceSums> sums_;           // null where square sums are taken at once
   std::unique_ptr<gpu::SideStream> gather_stream_, reduce_stream_;
   std::unique_ptr<optim::ShardedOptimizer> optimizer_;
   std::unique_ptr<optim::LossScaler> scaler_;

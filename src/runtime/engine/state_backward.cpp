@@ -286,7 +286,7 @@ std::int64_t State::discard_micro_batch() {
     failed_.clear();
     drop_micro_batch();
     if (comm_->size() == 1) return micro_step_;
-    const auto all = comm_->exchange(std::to_string(micro_step_));
+    const auto all = comm_->all_gather_bytes(std::to_string(micro_step_));
     for (std::size_t r = 0; r < all.size(); ++r)
       if (all[r] != all[0])
         throw ConfigError(where("discard_micro_batch") + base::join("keeps ", all[0], " micro-batches on rank 0 and ",

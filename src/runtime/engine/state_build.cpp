@@ -23,7 +23,8 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     : model_(std::move(model)),
       options_(std::move(options)),
       settings_(options_.settings()),
-      comm_(comm ? std::move(comm) : throw ConfigError("[Engine] got no communicator")),
+      communicator_(comm ? std::move(comm) : throw ConfigError("[Engine] got no communicator")),
+      comm_(comm::group_of(*communicator_)),
       relay_(*comm_) {
   if (!model_) throw ConfigError("[Engine] got no model");
   if (c10::InferenceMode::is_enabled())
@@ -230,7 +231,6 @@ void State::use_slow_links(GroupContext& context) {
     } else {
       neighbours_ = comm_->neighbours(zero.hpz_ranks);
       context.neighbours = neighbours_.get();
-      relay_.set_neighbours(neighbours_.get());
     }
   }
   context.quantize_trainable = over_network && zero.quantized_weights;
@@ -290,7 +290,7 @@ void State::adopt_values() {
   if (!deferred.empty() && comm_->size() > 1) {
     // libtorch seeds each process at random: rank 0's generator stands for all.
     const auto states =
-        comm_->exchange(comm_->rank() == 0 ? torch_hooks::deferred_generators(deferred) : std::string());
+        comm_->all_gather_bytes(comm_->rank() == 0 ? torch_hooks::deferred_generators(deferred) : std::string());
     torch_hooks::set_deferred_generators(deferred, states[0]);
   }
   torch_hooks::replay_deferred(deferred, [&](std::size_t i) {

@@ -100,7 +100,7 @@ std::string State::state_hash() {
     auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
     std::string all;
-    for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
+    for (const auto& text : comm_->all_gather_bytes({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
     const auto digest = XXH3_128bits(all.data(), all.size());
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);

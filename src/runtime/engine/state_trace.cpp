@@ -22,7 +22,7 @@ void State::start_trace(const std::string& file, TraceSteps steps) {
 
 void State::begin_trace(const std::string& file, TraceSteps steps) {
   const auto clock = observe::trace_clock_id();
-  const auto first = comm_->exchange(base::join(clock, " ", observe::trace_now(), " ", ::getpid())).front();
+  const auto first = comm_->all_gather_bytes(base::join(clock, " ", observe::trace_now(), " ", ::getpid())).front();
   // Ranks that share rank 0's clock show its moment as 0, others the one at which they all had met.
   const auto space = first.find(' ');
   ZERO_CHECK(space != std::string::npos, "a trace's start");
@@ -56,7 +56,7 @@ TraceSummary State::stop_trace() {
       base::log(LogLevel::Warning, error.what());
     }
     // The rank that came last has joined them.
-    for (const auto& text : comm_->exchange(joined ? "joined" : "")) summary.joined |= !text.empty();
+    for (const auto& text : comm_->all_gather_bytes(joined ? "joined" : "")) summary.joined |= !text.empty();
     summary.file = summary.joined ? trace_setup_.file : observe::Trace::part_name(trace_setup_.file, comm_->rank());
     return summary;
   });

@@ -30,7 +30,7 @@ storage::IoSettings io_settings(const config::AioSettings& aio) {
 
 }  // namespace
 
-TierPlan::TierPlan(const Options& options, at::Device device, const Communicator& comm)
+TierPlan::TierPlan(const Options& options, at::Device device, const comm::Group& comm)
     : options_(options), settings_(options_.settings()), device_(device), rank_(comm.rank()), world_(comm.size()) {
   check_device();
 }

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include <zero/communicator.h>
 #include <zero/options.h>
 
 #include "config/settings.h"
@@ -21,7 +20,7 @@ namespace zero::engine {
 class TierPlan {
  public:
   // Throws ConfigError for what a device cannot do.
-  TierPlan(const Options& options, at::Device device, const Communicator& comm);
+  TierPlan(const Options& options, at::Device device, const comm::Group& comm);
 
   // Places the states of all units, in order of registration, by the configuration's offload blocks and budgets. Throws
   // ConfigError (code kOutOfMemory) when the budgets cannot be kept, naming the smallest that work.

@@ -8,6 +8,7 @@
 #include <zero/zero.h>
 
 #include "checkpoint/checkpoint.h"
+#include "comm/group.h"
 #include "engine/rank_agreement.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
@@ -61,7 +62,7 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
       const int rank = comm->rank();
       const bool fails = (failing >> rank & 1) != 0;
       try {
-        const auto answers = engine::agree(*comm, "test", [&]() -> std::string {
+        const auto answers = engine::agree(*comm::group_of(*comm), "test", [&]() -> std::string {
           if (fails && rank == 1) throw IoError("one", ExitCode::kCheckpoint);
           if (fails) throw ConfigError("mine " + std::to_string(rank));
           return "answer " + std::to_string(rank);
@@ -78,16 +79,22 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
           EXPECT_EQ(text.find("rank " + std::to_string(r) + "/3") != std::string::npos, (failing >> r & 1) != 0)
               << text;
       }
-      EXPECT_EQ(comm->exchange("still here").size(), 3u);
+      EXPECT_EQ(comm->all_gather_bytes("still here").size(), 3u);
     });
   }
   on_ranks(2, [&](const auto& comm) {
     std::string text;
-    EXPECT_EQ(
-        code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); }, &text),
-        static_cast<int>(ExitCode::kConfig));
+    EXPECT_EQ(code_of(
+                  [&] {
+                    engine::agree(*comm::group_of(*comm), "test",
+                                  []() -> std::string { throw ConfigError("the same"); });
+                  },
+                  &text),
+              static_cast<int>(ExitCode::kConfig));
     EXPECT_EQ(text, "the same");
-    EXPECT_EQ(code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
+    EXPECT_EQ(code_of([&] {
+                engine::agree(*comm::group_of(*comm), "test", []() -> std::string { throw std::runtime_error("odd"); });
+              }),
               static_cast<int>(ExitCode::kFailed));
   });
 }
@@ -114,9 +121,9 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
                 checkpoint::save(trained.state, formats::system_files(), root, "new");
             },
             &text);
-        const auto codes = comm->exchange(std::to_string(code) + text);
+        const auto codes = comm->all_gather_bytes(std::to_string(code) + text);
         EXPECT_EQ(codes[0], codes[1]);
-        const auto struck = comm->exchange(files.struck() ? "1" : "0");
+        const auto struck = comm->all_gather_bytes(files.struck() ? "1" : "0");
         if (struck[static_cast<std::size_t>(hit)] == "0") {
           EXPECT_EQ(code, 0) << text;
           break;
