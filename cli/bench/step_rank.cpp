@@ -117,7 +117,7 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   }
   const auto peak = sampler.stop();
   Json peaks = Json::array();
-  for (const auto& text : comm->exchange(std::to_string(peak > before ? peak - before : 0)))
+  for (const auto& text : comm->all_gather_bytes(std::to_string(peak > before ? peak - before : 0)))
     peaks.push_back(std::stoull(text));
   Json result = {
       {"transport", comm->transport()},

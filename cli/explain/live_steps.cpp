@@ -101,7 +101,7 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
   engine.stop_trace();
   LiveRun alone;
   alone.ranks.push_back(mine);
-  const auto all = comm->exchange(alone.json().dump());
+  const auto all = comm->all_gather_bytes(alone.json().dump());
   if (comm->rank() != 0) return run;
   std::ifstream in(file);
   const auto trace = Json::parse(in, nullptr, /*allow_exceptions=*/false);

@@ -171,10 +171,10 @@ void RunRecorder::begin(std::int64_t first) {
   step_ = std::min(first + 2, plan_.steps - 1);
   if (step_ < first || !plan_.trace.empty()) return;
   std::error_code error;
-  const std::string shared = comm_.exchange(comm_.rank() == 0 ? fs::absolute(folder_).string() : "").front();
+  const std::string shared = comm_.all_gather_bytes(comm_.rank() == 0 ? fs::absolute(folder_).string() : "").front();
   const bool sees = fs::is_directory(shared, error);
   bool all_see = true;
-  for (const std::string& word : comm_.exchange(sees ? "1" : "0")) all_see = all_see && word == "1";
+  for (const std::string& word : comm_.all_gather_bytes(sees ? "1" : "0")) all_see = all_see && word == "1";
   trace_is_own_ = comm_.rank() != 0 && !all_see;
   trace_file_ = trace_is_own_ ? (fs::temp_directory_path() / base::join("zero-trace-", ::getpid())).string()
                               : (fs::path(shared) / kTrace).string();

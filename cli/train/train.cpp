@@ -63,7 +63,7 @@ void publish(const Failure& failure) { observe::status_page().set_error(failure.
 // Throws away the failures that others print as well; returns this rank's exit code, 0 when no rank failed.
 int agree_on_start(Communicator& comm, const Failure& mine) {
   if (mine.code != ExitCode::kOk) publish(mine);
-  const std::vector<std::string> all = comm.exchange(mine.text);
+  const std::vector<std::string> all = comm.all_gather_bytes(mine.text);
   bool any = false, alike = true;
   for (const std::string& text : all) {
     any = any || !text.empty();

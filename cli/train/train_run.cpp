@@ -41,7 +41,7 @@ struct Message {
 // The weighted mean of the losses, summed in rank order so that every rank has the same bits.
 Message agree(Communicator& comm, const Message& mine) {
   Message all{0, 0, 0};
-  for (const std::string& text : comm.exchange({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+  for (const std::string& text : comm.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
     Message part{};
     std::memcpy(&part, text.data(), std::min(text.size(), sizeof part));
     if (part.weight > 0) all.loss += part.loss * static_cast<double>(part.weight);
@@ -58,7 +58,7 @@ bool any_checkpoint(Communicator& comm, const std::string& dir) {
   bool found = false;
   if (comm.rank() == 0)
     for (const auto& entry : std::filesystem::directory_iterator(dir, error)) found = found || entry.is_directory();
-  return comm.exchange(found ? "1" : "0").front() == "1";
+  return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-// Ranks, and collectives on flat tensors between them. A Communicator is a value facade over a
-// transport: "local", "thread", "shm", "gloo", "nccl". It knows nothing of parameters.
+// Ranks, and collectives on flat tensors between them. A Communicator joins the ranks of a run, or of a group that is
+// split from it, over one transport: "local", "thread", "shm", "gloo", "shm+gloo", "nccl", "c10d". It knows nothing of
+// parameters.
 //
-// All ranks call the same collectives in the same order. Sums are taken in fp32 in rank order
-// whatever the dtype, so a result does not depend on the transport.
+// Collective: all ranks call it, in the same order. Sums are taken in fp32 in rank order whatever the dtype, so a
+// result does not depend on the transport. One thread at a time may use a Communicator.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -23,11 +24,10 @@ enum class ScalarType : int8_t;
 }
 
 namespace zero {
+class Communicator;
 namespace comm {
-struct ScatteredSum;
-class SharedVector;
-class Transport;
-struct Identity;
+class Group;
+std::shared_ptr<Group> group_of(const Communicator& communicator);  // what the engine works with
 }  // namespace comm
 
 // Payload bytes this rank sends, by the volume of a ring or direct algorithm:
@@ -46,89 +46,86 @@ struct CommStats {
   std::uint64_t bytes_sent() const;  // sum over by_op
 };
 
+// Errors of all methods: ConfigError for a wrong argument, on the rank that passed it and before anything is sent, so
+// the Communicator stays usable. CommError where a peer failed, ended, was late or made another call; its rank() is the
+// run's number of that rank, also in a group. The Communicator is unusable afterwards, and so is every other one that
+// was split from the same one.
+//
+// Collectives on tensors begin at once and return; the Work is waited for, in any order, and keeps its tensors. Over
+// several groups of one run, ranks wait in the order in which the operations began. Tensors are flat and contiguous, of
+// one dtype and device: sums take fp32, bf16 and fp16, the others any dtype.
 class Communicator {
  public:
-  // Reads the variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm; a world of one
+  // Collective, blocking. Reads the variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm; a world of one
   // without any. ZERO_TRANSPORT chooses the transport, ZERO_TIMEOUT_S the longest wait.
   // Throws ConfigError for half a set of variables, CommError when the peers do not come.
   static std::shared_ptr<Communicator> from_env();
-  // A world of one that copies nothing.
+  // A world of one that copies nothing. Local.
   static std::shared_ptr<Communicator> local();
+  // The ranks of a c10d process group that the program has already; include <zero/process_group.h>, which says more.
+  template <class Pointer>
+  static std::shared_ptr<Communicator> from_process_group(const Pointer& group);
 
-  explicit Communicator(std::unique_ptr<comm::Transport> transport);
+  explicit Communicator(std::shared_ptr<comm::Group> group);
+  // Local. Waits up to a few seconds for peers to receive what this rank has sent.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
+  // Local. In a group, the group's.
   int rank() const;
   int size() const;
+  // Among the ranks of this host.
   int local_rank() const;
   int local_size() const;
   std::string transport() const;
 
-  // Flat, contiguous tensors of one dtype. out.numel == size * in.numel. `in` may be rank's own
-  // part of `out`. `of` names what is gathered: ranks that gather different things of one size at a time
-  // hear of it by a CommError (not over "nccl") instead of mixing them.
+  // Collective. out.numel == size * in.numel; `in` may be this rank's own part of `out`. `of` names what is gathered:
+  // ranks that gather different things of one size at a time hear of it by a CommError (not over "nccl" and "c10d")
+  // instead of mixing them.
   std::shared_ptr<Work> all_gather(at::Tensor out, const at::Tensor& in, std::string_view of = {});
-  // Sum in fp32 in rank order, rounded once to out's dtype. in.numel == size * out.numel. `out`
-  // may be rank's own part of `in`; the rest of `in` is left as it was.
+  // Collective. Sum in fp32 in rank order, rounded once to out's dtype. in.numel == size * out.numel. `out` may be this
+  // rank's own part of `in`; the rest of `in` is left as it was.
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, const at::Tensor& in);
-  // Sum; the same bits as reduce_scatter followed by all_gather.
+  // Collective. Sum; the same bits as reduce_scatter followed by all_gather.
   std::shared_ptr<Work> all_reduce(at::Tensor inout);
+  // Collective. The root's values on every rank.
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root);
+  // Collective. Part p of `in` goes to rank p. out.numel == in.numel, a multiple of size; separate memory.
   std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
+  // Collective, blocking.
   void barrier();
+  // Collective, blocking. Small control messages of any length, one per rank, in rank order; counted as control.
+  std::vector<std::string> all_gather_bytes(std::string_view mine);
+  [[deprecated("use all_gather_bytes")]] std::vector<std::string> exchange(std::string_view mine) {
+    return all_gather_bytes(mine);
+  }
 
-  // The run has ended elsewhere, by the failure of `rank`: the same for the waits of this communicator, on all ranks.
-  void stop(const std::string& reason, int rank) noexcept;
+  // Collective, blocking, as MPI_Comm_split: ranks of one color become a Communicator of their own, numbered by key,
+  // then by rank here. A color below 0 takes part in the call and gets null. A group may be split again. It has this
+  // one's timeout, counts for itself, names ranks of the run in its errors, and keeps this one's connections while it
+  // lives. Groups share their end: a failure in one is told to all ranks of the run.
+  // ConfigError on all ranks where one has operations that it has not waited for, or the transport is nccl or c10d.
+  std::shared_ptr<Communicator> split(int color, int key);
 
-  // Small control messages, one per rank, of any length; counted as control. Blocking.
-  std::vector<std::string> exchange(std::string_view mine);
-
-  // Tells every peer that this rank failed: their waits throw CommError naming this rank and
-  // `reason`. Never throws.
+  // Local. Tells every peer that this rank failed: their waits throw CommError naming this rank and `reason`. Never
+  // throws.
   void abort(const std::string& reason) noexcept;
 
-  // Memory for communication, uninitialised; what the transport can move with the fewest copies.
+  // Local. Memory for communication, uninitialised; what the transport can move with the fewest copies.
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
 
-  // A flat vector of size() shards that every rank reads where they rest; null where the transport has no such memory
-  // or the shard is too small for it. All ranks call it together.
-  std::shared_ptr<comm::SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype);
-  // Waits until all of it may be read. Counts as the all_gather that it stands for.
-  void gather(comm::SharedVector& vector);
-
-  // The ranks of this host, `count` of them that are numbered one after the other and this one among them, as a world
-  // of their own, whose errors name ranks of this one. All ranks call it together. ConfigError unless
-  // has_neighbours(count): processes, numbered host by host, and count divides the ranks of every host.
-  std::shared_ptr<Communicator> neighbours(int count);
-  bool has_neighbours(int count) const;
-
-  // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s
-  // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would
-  // be saved, and it is reduce_scatter.
-  std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits);
-  bool quantizes() const;
-
-  // Whether ranks read each other's memory, so that reduce_scattered() may be called.
-  bool reads_in_place() const;
-  // Whether the data lie in memory from allocate(), where other ranks can read them.
-  bool holds(const at::Tensor& tensor) const;
-  // Reduce-scatter (to_all: all-reduce) of a vector that lies in stretches of memory
-  // (src/runtime/comm/tensor_segments.h).
-  std::shared_ptr<Work> reduce_scattered(comm::ScatteredSum sum);
-
-  // Longest wait in one operation.
+  // Local. Longest wait in one operation; of those that begin after set_timeout.
   std::chrono::milliseconds timeout() const;
   void set_timeout(std::chrono::milliseconds timeout);
 
+  // Local. What this Communicator has sent since the start or the last reset; its groups count for themselves.
   CommStats stats() const;
   void reset_stats();
 
  private:
-  std::unique_ptr<comm::Transport> transport_;
-  struct State;
-  std::unique_ptr<State> state_;
+  friend std::shared_ptr<comm::Group> comm::group_of(const Communicator& communicator);
+  std::shared_ptr<comm::Group> group_;
 };
 
 // Faults to inject into ranks-as-threads, for tests and simulation.

@@ -21,6 +21,7 @@
 
 #include <zero/errors.h>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "net/socket.h"
 #include "support/collective_checks.h"
@@ -62,7 +63,7 @@ Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
 }
 
 std::shared_ptr<Communicator> open(const Identity& id, std::chrono::milliseconds timeout = 60s) {
-  return std::make_shared<Communicator>(comm::make_gloo(id, timeout));
+  return comm::make_communicator(comm::make_gloo(id, timeout));
 }
 
 class GlooWorlds : public testing::TestWithParam<int> {};

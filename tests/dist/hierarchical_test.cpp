@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "net/node_topology.h"
 #include "support/collective_checks.h"
@@ -33,7 +34,7 @@ std::shared_ptr<Communicator> open(int rank, int size, int local_size, int port,
   id.run_id = "test";
   id.master_addr = "127.0.0.1";
   id.master_port = port;
-  return std::make_shared<Communicator>(zero::comm::make_hierarchical(id, timeout));
+  return zero::comm::make_communicator(zero::comm::make_hierarchical(id, timeout));
 }
 
 struct Shape {
@@ -82,7 +83,7 @@ TEST(Hierarchical, UnevenHostsTalkOverTcpAlone) {
     id.local_size = rank == 0 ? 1 : 2;
     id.master_addr = "127.0.0.1";
     id.master_port = port;
-    auto comm = std::make_shared<Communicator>(zero::comm::make_hierarchical(id, 60s));
+    auto comm = zero::comm::make_communicator(zero::comm::make_hierarchical(id, 60s));
     require(comm->transport() == "gloo", comm->transport());
     zero::test::check_values(comm);
     comm->reset_stats();
@@ -119,7 +120,7 @@ TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
       // ZeRO++: one sum a host, of integers with a scale for every 256.
       for (const int bits : {8, 4})
         measure("reduce_scatter_quantized", (hosts - 1) * (part * bits / 8 + part / 64),
-                [&] { return comm->reduce_scatter_quantized(mine, all, bits); });
+                [&] { return zero::comm::group_of(*comm)->reduce_scatter_quantized(mine, all, bits); });
       measure("a small all_reduce", 4 * (hosts - 1) * 3, [&] { return comm->all_reduce(at::ones({3})); });
     }));
   }
@@ -161,15 +162,16 @@ TEST(Hierarchical, NeighboursAreAWorldOfTheirOwn) {
   const int port = free_port();
   expect_all_well(run_processes(8, [&](int rank) {
     auto comm = open(rank, 8, 4, port);
-    auto host = comm->neighbours(4), pair = comm->neighbours(2), alone = comm->neighbours(1);
+    const auto group = zero::comm::group_of(*comm);
+    auto host = group->neighbours(4), pair = group->neighbours(2), alone = group->neighbours(1);
     require(host->transport() == "shm" && host->size() == 4 && host->rank() == rank % 4, "four of a host");
     require(pair->size() == 2 && pair->rank() == rank % 2 && alone->size() == 1, "two of a host");
     auto sum = at::full({1}, float(rank));
     pair->all_reduce(sum)->wait();
     require(sum.item<float>() == float(rank / 2 * 4 + 1), "the sum of two neighbours");
-    zero::test::check_values(host);
+    zero::test::check_values(std::make_shared<Communicator>(host));
     try {
-      comm->neighbours(3);
+      group->neighbours(3);
     } catch (const zero::ConfigError& error) {
       require(std::string(error.what()).find("a divisor of the 4 ranks of this host") != std::string::npos,
               error.what());

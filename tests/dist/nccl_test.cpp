@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 #include <zero/errors.h>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "net/transport_choice.h"
 #include "support/collective_checks.h"
@@ -57,8 +58,7 @@ TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
   if (count == 0) GTEST_SKIP() << "no GPU on this machine (libcuda.so.1 is absent or shows none)";
   const int size = std::min(count, 4);
   const auto ends = zero::test::fork_ranks(size, [&](int rank) {
-    auto communicator =
-        std::make_shared<zero::Communicator>(comm::make_nccl(identity(rank, size), std::chrono::seconds(60)));
+    auto communicator = comm::make_communicator(comm::make_nccl(identity(rank, size), std::chrono::seconds(60)));
     if (communicator->transport() != "nccl") throw std::runtime_error("transport " + communicator->transport());
     zero::test::check_values(communicator);
     zero::test::check_exchange(communicator);
@@ -76,10 +76,10 @@ TEST(Nccl, NamesAKilledRank) {
   const int count = gpus();
   if (count < 2) GTEST_SKIP() << count << " GPUs on this machine, expected 2 or more";
   const auto ends = zero::test::fork_ranks(2, [&](int rank) {
-    zero::Communicator communicator(comm::make_nccl(identity(rank, 2), std::chrono::seconds(60)));
-    communicator.barrier();
+    const auto communicator = comm::make_communicator(comm::make_nccl(identity(rank, 2), std::chrono::seconds(60)));
+    communicator->barrier();
     if (rank == 1) raise(SIGKILL);
-    communicator.barrier();
+    communicator->barrier();
   });
   EXPECT_EQ(ends[1].signal, SIGKILL);
   EXPECT_EQ(ends[0].blamed, 1) << ends[0].error;

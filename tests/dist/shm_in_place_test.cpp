@@ -9,6 +9,7 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/group.h"
 #include "comm/symmetric_buffer.h"
 #include "comm/tensor_segments.h"
 #include "support/shm_ranks.h"
@@ -24,11 +25,11 @@ class ShmInPlace : public ::testing::TestWithParam<int> {};
 TEST_P(ShmInPlace, ReadSharedVectorsInPlace) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {
-    require(comm->share(1000, at::kFloat) == nullptr, "a small shard was shared");
+    require(comm::group_of(*comm)->share(1000, at::kFloat) == nullptr, "a small shard was shared");
     for (const std::int64_t numel :
          {std::int64_t{1024}, std::int64_t{1500}, std::int64_t{8193}, std::int64_t{2130432}, std::int64_t{100003}}) {
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-        const auto vector = comm->share(numel, dtype);
+        const auto vector = comm::group_of(*comm)->share(numel, dtype);
         if (numel * static_cast<std::int64_t>(c10::elementSize(dtype)) < 4096) {
           require(vector == nullptr, "a small shard was shared");
           continue;
@@ -39,7 +40,7 @@ TEST_P(ShmInPlace, ReadSharedVectorsInPlace) {
           vector->shard().copy_(at::arange(numel).remainder(97) + (7 * comm->rank() + step));
           if (comm->rank() == step % size) std::this_thread::sleep_for(20ms);
           vector->publish();
-          comm->gather(*vector);
+          comm::group_of(*comm)->gather(*vector);
           for (int rank = 0; rank < size; ++rank)
             require(
                 vector->whole()
@@ -87,7 +88,7 @@ TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
         if (way == 0) sum.out = out;
         sum.to_all = way == 2;
         if (comm->rank() == way % size) std::this_thread::sleep_for(10ms);
-        auto work = comm->reduce_scattered(std::move(sum));
+        auto work = comm::group_of(*comm)->reduce_scattered(std::move(sum));
         work->wait();
         require(told == shard, "the whole shard was not told");
         auto whole = comm->allocate(shard * size, dtype);
@@ -106,24 +107,24 @@ TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
 
 TEST(ShmInPlaceFailure, NamesAPeerThatGaveItsShardUpOrDied) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
-    auto vector = comm->share(10000, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(10000, at::kFloat);
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
     comm->barrier();
     if (comm->rank() == 1) vector.reset();
     comm->barrier();
     if (comm->rank() == 1) return;
-    comm->gather(*vector);  // what it had published
+    comm::group_of(*comm)->gather(*vector);  // what it had published
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
   });
   for (const int rank : {0, 2})
     EXPECT_TRUE(contains(ends[rank].error, "rank 1 has given up its shard")) << ends[rank].error;
   const auto dead = with_ranks(2, [](const Comm& comm) {
-    auto vector = comm->share(10000, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(10000, at::kFloat);
     if (comm->rank() == 1) ::kill(::getpid(), SIGKILL);
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
   });
   EXPECT_TRUE(contains(dead[0].error, "rank 1")) << dead[0].error;
 }

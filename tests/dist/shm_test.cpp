@@ -186,7 +186,7 @@ TEST(Shm, ExchangesUpTo10MiB) {
       const auto message = [&](int r) {
         return std::string(bytes + static_cast<std::size_t>(r), static_cast<char>('a' + r));
       };
-      const auto got = comm->exchange(message(comm->rank()));
+      const auto got = comm->all_gather_bytes(message(comm->rank()));
       for (int r = 0; r < 3; ++r) require(got.at(static_cast<std::size_t>(r)) == message(r), "a message differs");
     }
   });
@@ -196,10 +196,10 @@ TEST(Shm, ExchangesUpTo10MiB) {
 TEST(Shm, DoneTellsWhetherWaitWouldBlock) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     auto tensor = at::ones({8000});  // two phases
-    if (comm->rank() == 1) comm->exchange("later");
+    if (comm->rank() == 1) comm->all_gather_bytes("later");
     auto work = comm->rank() == 0 ? nullptr : comm->all_reduce(tensor);
     if (comm->rank() == 0) {
-      comm->exchange("later");
+      comm->all_gather_bytes("later");
       std::this_thread::sleep_for(50ms);
       work = comm->all_reduce(tensor);
     } else {
@@ -479,7 +479,7 @@ TEST(Shm, KeepsRunsApart) {
   const std::string first = fresh_run_id(), second = fresh_run_id();
   const auto ends = fork_ranks(4, [&](int process) {
     auto comm = join_run(process < 2 ? first : second, process % 2, 2);
-    const auto got = comm->exchange(std::to_string(process / 2));
+    const auto got = comm->all_gather_bytes(std::to_string(process / 2));
     require(got[0] == got[1], "a message of another run");
   });
   EXPECT_EQ(errors_of(ends), "");

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/group.h"
 #include "comm/symmetric_buffer.h"
 #include "comm/tensor_segments.h"
 #include "parity/training.h"
@@ -30,14 +31,14 @@ TEST_P(ShmThreads, ReadSharedVectorsInPlace) {
   const int size = GetParam();
   with_shm_threads(size, [size](const Comm& comm) {
     for (const std::int64_t numel : {1024, 1500, 100003}) {
-      const auto vector = comm->share(numel, at::kFloat);
+      const auto vector = comm::group_of(*comm)->share(numel, at::kFloat);
       auto* const shard = vector->shard().data_ptr<float>();
       const auto* const whole = vector->whole().const_data_ptr<float>();
       for (int step = 0; step < 5; ++step) {
         comm->barrier();  // nobody reads any more
         for (std::int64_t i = 0; i < numel; ++i) shard[i] = static_cast<float>(i % 97 + 7 * comm->rank() + step);
         vector->publish();
-        comm->gather(*vector);
+        comm::group_of(*comm)->gather(*vector);
         for (std::int64_t i = 0; i < size * numel; ++i)
           require(whole[i] == static_cast<float>(i % numel % 97 + 7 * (i / numel) + step),
                   "step " + std::to_string(step));
@@ -65,7 +66,7 @@ TEST_P(ShmThreads, ReduceWhatLiesInStretches) {
         at += numel;
       }
       const auto stretches = sum.vector;
-      comm->reduce_scattered(std::move(sum))->wait();
+      comm::group_of(*comm)->reduce_scattered(std::move(sum))->wait();
       for (const auto& stretch : stretches) {
         for (std::int64_t i = 0; i < stretch.data.numel(); ++i) {
           const auto place = stretch.begin + i;

@@ -218,11 +218,28 @@ int open_again(const std::string& folder) {
   return -1;
 }
 
+// Floats in a region of a file.
+struct Floats {
+  Floats(const std::shared_ptr<engine::ShardFile>& file, std::int64_t numel) : numel(numel), region(file, numel * 4) {}
+  at::Tensor read(std::int64_t begin, std::int64_t count) const {
+    auto values = at::empty({count}, at::kFloat);
+    region.read(begin * 4, values.mutable_data_ptr(), count * 4);
+    return values;
+  }
+  at::Tensor read() const { return read(0, numel); }
+  void write(std::int64_t begin, const at::Tensor& values) {
+    region.write(begin * 4, values.contiguous().const_data_ptr(), values.numel() * 4);
+  }
+  std::int64_t bytes() const { return (numel * 4 + 4095) / 4096 * 4096; }
+  const std::int64_t numel;
+  const engine::FileRegion region;
+};
+
 TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
   const TempFolder folder;
-  engine::ShardFile file(folder.text(), {}, "rank 2/4", /*checked=*/true);
-  engine::ShardStore before(&file, 5000, at::kFloat), store(&file, 10000, at::kFloat);
-  file.make();
+  const auto file = std::make_shared<engine::ShardFile>(folder.text(), storage::IoSettings(), "rank 2/4", true);
+  Floats before(file, 5000), store(file, 10000);
+  file->make();
   EXPECT_TRUE(at::equal(store.read(), at::zeros({10000}))) << "a new region is zero, and known to be";
   const auto values = at::arange(10000, at::kFloat);
   store.write(0, values);
@@ -258,9 +275,9 @@ TEST(Checksums, OtherBytesThanWereWrittenAreAnErrorThatSaysWhere) {
 
 TEST(Checksums, CanBeTurnedOff) {
   const TempFolder folder;
-  engine::ShardFile file(folder.text(), {}, "rank 0/1", /*checked=*/false);
-  engine::ShardStore store(&file, 2000, at::kFloat);
-  file.make();
+  const auto file = std::make_shared<engine::ShardFile>(folder.text(), storage::IoSettings(), "rank 0/1", false);
+  Floats store(file, 2000);
+  file->make();
   store.write(0, at::ones({2000}));
   const int fd = open_again(folder.text());
   ASSERT_GE(fd, 0);

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "comm/group.h"
 #include "net/socket.h"
 #include "parity/budget_stack.h"
 #include "support/folder.h"
@@ -35,7 +36,7 @@ TEST(BudgetOverNetwork, ParametersAsIntegersHaveRoom) {
       auto identity = identity_of(run_id, rank, setup.world);
       identity.local_rank = 0, identity.local_size = 1;
       identity.master_addr = "127.0.0.1", identity.master_port = port;
-      body(std::make_shared<Communicator>(comm::make_gloo(identity, std::chrono::seconds(60))));
+      body(comm::make_communicator(comm::make_gloo(identity, std::chrono::seconds(60))));
     });
     if (const auto errors = errors_of(ends); !errors.empty()) throw std::runtime_error(errors);
   };

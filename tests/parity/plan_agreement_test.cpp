@@ -13,6 +13,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "comm/group.h"
 #include "models/gpt.h"
 #include "net/socket.h"
 #include "support/folder.h"
@@ -171,7 +172,7 @@ Measured on_processes(const Case& c) {
     }
     const auto limit = std::chrono::seconds(60);
     const auto comm =
-        std::make_shared<Communicator>(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit));
+        comm::make_communicator(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit));
     const auto run = train(c, comm);
     if (rank == 0) std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(&run), sizeof run);
   });

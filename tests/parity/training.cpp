@@ -44,7 +44,7 @@ Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& c
     }
     if (step + 1 == setup.steps) run.stats.push_back(comm->stats());
     double total = 0;
-    for (const auto& text : comm->exchange({reinterpret_cast<const char*>(&sum), sizeof sum})) {
+    for (const auto& text : comm->all_gather_bytes({reinterpret_cast<const char*>(&sum), sizeof sum})) {
       double part = 0;
       std::memcpy(&part, text.data(), sizeof part);
       total += part;

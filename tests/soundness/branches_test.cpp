@@ -9,6 +9,7 @@
 
 #include <zero/zero.h>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "support/shm_ranks.h"
 
@@ -87,7 +88,7 @@ TEST(Branches, OverTcpAreAnErrorThatNamesTheUnits) {
   for (const auto& way : kWays) {
     const auto run_id = fresh_run_id();
     const auto ends = fork_ranks(2, [&](int rank) {
-      auto comm = std::make_shared<Communicator>(comm::make_gloo(identity_of(run_id, rank, 2), 20s));
+      auto comm = comm::make_communicator(comm::make_gloo(identity_of(run_id, rank, 2), 20s));
       comm->set_timeout(5s);  // the ranks are asked what they wait for when it is over, also on a busy machine
       evaluate(comm, 64, way[static_cast<std::size_t>(rank)]);
     });

@@ -9,6 +9,7 @@
 
 #include <zero/zero.h>
 
+#include "comm/group.h"
 #include "comm/symmetric_buffer.h"
 #include "soundness/shm_memory.h"
 #include "support/shm_ranks.h"
@@ -38,10 +39,10 @@ constexpr std::int64_t kNumel = 4 << 20;
 
 TEST(Departure, LeavesAGatheredVectorAsItIs) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
-    auto vector = comm->share(kNumel, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(kNumel, at::kFloat);
     vector->shard().fill_(comm->rank() + 1.0);
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
     comm->barrier();
     if (comm->rank() == 1) return;
     std::this_thread::sleep_for(300ms);
@@ -54,10 +55,10 @@ TEST(Departure, LeavesAGatheredVectorAsItIs) {
 // The rank that gave the vector up goes on, and wants memory of just that size.
 TEST(Departure, LeavesItWhileItsRankTakesOtherMemory) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
-    auto vector = comm->share(kNumel, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(kNumel, at::kFloat);
     vector->shard().fill_(comm->rank() + 1.0);
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
     comm->barrier();
     if (comm->rank() == 1) {
       vector.reset();
@@ -75,10 +76,10 @@ TEST(Departure, GivesPagesBackOnceNobodyReadsThem) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
     long long early = 0;
     for (int round = 0; round < 40; ++round) {
-      auto vector = comm->share(kNumel / 8, at::kFloat);
+      auto vector = comm::group_of(*comm)->share(kNumel / 8, at::kFloat);
       vector->shard().fill_(round);
       vector->publish();
-      comm->gather(*vector);
+      comm::group_of(*comm)->gather(*vector);
       require(vector->whole().eq(round).all().item<bool>(), "round " + std::to_string(round));
       if (comm->rank() == round % 3) std::this_thread::sleep_for(5ms);  // another one is the last to leave
       vector.reset();
@@ -94,12 +95,12 @@ TEST(Departure, GivesPagesBackOnceNobodyReadsThem) {
 TEST(Departure, OfAnEarlierVectorSaysNothingOfALaterOne) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     for (int round = 0; round < 3; ++round) {
-      auto vector = comm->share(10000, at::kFloat);
+      auto vector = comm::group_of(*comm)->share(10000, at::kFloat);
       for (int step = 0; step <= round; ++step) {
         vector->shard().fill_(10 * round + step + comm->rank());
         if (comm->rank() == step % 2) std::this_thread::sleep_for(20ms);
         vector->publish();
-        comm->gather(*vector);
+        comm::group_of(*comm)->gather(*vector);
         require(vector->whole()[19999].item<float>() == static_cast<float>(10 * round + step + 1), "too early");
         comm->barrier();
       }
@@ -172,12 +173,12 @@ TEST(Departure, OfAHundredEnginesLeavesNoPages) {
 // The limit of the day holds, not that of the day when the vector was made.
 TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
-    const auto vector = comm->share(10000, at::kFloat);
+    const auto vector = comm::group_of(*comm)->share(10000, at::kFloat);
     comm->set_timeout(300ms);
     if (comm->rank() == 1) return std::this_thread::sleep_for(4s);
     vector->publish();
     try {
-      comm->gather(*vector);
+      comm::group_of(*comm)->gather(*vector);
     } catch (const CommError& error) {
       return require(error.rank() == 1 && contains(error.what(), "300 ms"), error.what());
     }

@@ -12,6 +12,7 @@
 
 #include <zero/zero.h>
 
+#include "comm/group.h"
 #include "comm/symmetric_buffer.h"
 #include "support/shm_ranks.h"
 
@@ -42,7 +43,7 @@ void check_sum(const Comm& comm) {
 
 TEST(Fork, GivesUpNoSharedVector) {
   const auto ends = with_ranks(2, [](Comm comm) {
-    auto vector = comm->share(100000, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(100000, at::kFloat);
     vector->shard().fill_(comm->rank() + 1.0);
     vector->publish();
     if (comm->rank() == 1) {
@@ -53,7 +54,7 @@ TEST(Fork, GivesUpNoSharedVector) {
       require(text.empty(), text);
     }
     comm->barrier();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
     require(vector->whole()[199999].item<float>() == 2, "the shard");
     check_sum(comm);
   });
@@ -64,7 +65,7 @@ TEST(Fork, SaysNoFarewellOverTcp) {
   const auto run_id = fresh_run_id();
   const auto ends = fork_ranks(3, [&](int rank) {
     at::set_num_threads(1);
-    auto comm = std::make_shared<Communicator>(comm::make_gloo(identity_of(run_id, rank, 3), 20s));
+    auto comm = comm::make_communicator(comm::make_gloo(identity_of(run_id, rank, 3), 20s));
     check_sum(comm);
     const auto text = rank == 2 ? "" : in_child([&] { comm.reset(); });
     require(text.empty(), text);

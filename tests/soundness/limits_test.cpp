@@ -14,6 +14,7 @@
 
 #include <zero/errors.h>
 
+#include "comm/group.h"
 #include "comm/shm/arena.h"
 #include "comm/symmetric_buffer.h"
 #include "support/folder.h"
@@ -39,9 +40,9 @@ std::string dumped_arenas(int* left_out) {
 // A rank maps every rank's arena, as large as the memory of the machine, and a core file would have all of it.
 TEST(Limits, CoreFilesLeaveSharedMemoryOut) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
-    const auto vector = comm->share(1 << 20, at::kFloat);
+    const auto vector = comm::group_of(*comm)->share(1 << 20, at::kFloat);
     vector->publish();
-    comm->gather(*vector);
+    comm::group_of(*comm)->gather(*vector);
     int left_out = 0;
     const auto dumped = dumped_arenas(&left_out);
     require(dumped.empty(), "in core files: " + dumped);

@@ -13,6 +13,7 @@
 
 #include <zero/log.h>
 
+#include "comm/group.h"
 #include "net/socket.h"
 #include "support/shm_ranks.h"
 
@@ -71,7 +72,7 @@ void meet_out_of_descriptors(const std::function<Comm(int rank)>& meet) {
 TEST(Descriptors, MissingAtAMeetingOverTcpAreWaitedFor) {
   const auto run_id = fresh_run_id();
   meet_out_of_descriptors(
-      [&](int rank) { return std::make_shared<Communicator>(comm::make_gloo(identity_of(run_id, rank, 2), 20s)); });
+      [&](int rank) { return comm::make_communicator(comm::make_gloo(identity_of(run_id, rank, 2), 20s)); });
 }
 
 TEST(Descriptors, MissingAtAMeetingOverSharedMemoryAreWaitedFor) {

@@ -7,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "net/process_info.h"
 #include "support/fork_ranks.h"
@@ -63,8 +64,7 @@ std::string run_at(const Place& place, const Body& body) {
     } else {
       identity.local_rank = rank, identity.local_size = place.world;
     }
-    body(
-        std::make_shared<Communicator>(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit)));
+    body(comm::make_communicator(port != 0 ? comm::make_gloo(identity, limit) : comm::make_shm(identity, limit)));
   }));
 }
 

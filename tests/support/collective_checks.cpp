@@ -11,6 +11,8 @@
 
 #include <zero/errors.h>
 
+#include "comm/group.h"
+
 namespace zero::test {
 namespace {
 
@@ -281,9 +283,9 @@ void check_quantized(const Comm& comm) {
         const auto exact = part_of(summed(key, size, numel * size, at::kFloat), rank, size);
         // Values of data_of are below 256 in size: a part is off by half a scale of 256 / 127 or 256 / 7, and a
         // sum of ranks that share memory travels as one part of their number's size.
-        const double bound = comm->quantizes() ? size * 256.0 / (bits == 8 ? 127 : 7) * 0.51 : 0;
-        auto first = comm->reduce_scatter_quantized(out, in, bits);
-        auto second = comm->reduce_scatter_quantized(part_of(other, rank, size), other, bits);
+        const double bound = comm::group_of(*comm)->quantizes() ? size * 256.0 / (bits == 8 ? 127 : 7) * 0.51 : 0;
+        auto first = comm::group_of(*comm)->reduce_scatter_quantized(out, in, bits);
+        auto second = comm::group_of(*comm)->reduce_scatter_quantized(part_of(other, rank, size), other, bits);
         second->wait();
         first->wait();
         require_same(part_of(other, rank, size), out, who(comm) + ": quantised sum in place");
@@ -291,7 +293,7 @@ void check_quantized(const Comm& comm) {
         const auto rounding = dtype == at::kFloat ? 1e-3 : 256.0 * size / 128;
         const auto error = (out.to(at::kFloat) - exact).abs().max().item<double>();
         require(error <= bound + rounding, who(comm), ": quantised sum of ", numel, " off by ", error);
-        require(!comm->quantizes() || numel < 5000 || error > 0, who(comm), ": nothing was quantised");
+        require(!comm::group_of(*comm)->quantizes() || numel < 5000 || error > 0, who(comm), ": nothing was quantised");
       }
     }
   }
@@ -299,7 +301,7 @@ void check_quantized(const Comm& comm) {
   auto in = at::ones({600 * size});
   if (rank == 0) in.fill_(std::numeric_limits<float>::infinity());
   auto out = at::empty({600});
-  comm->reduce_scatter_quantized(out, in, 4)->wait();
+  comm::group_of(*comm)->reduce_scatter_quantized(out, in, 4)->wait();
   require(!out.isfinite().any().item<bool>(), who(comm), ": an overflow became finite");
 }
 
@@ -312,7 +314,7 @@ void check_exchange(const Comm& comm) {
   for (const std::size_t length : {0, 1, 8, 1000, 100000, 3000000}) {
     // Lengths differ between ranks, one of them is empty.
     const auto length_of = [&](int rank) { return rank == 1 ? 0 : length + static_cast<std::size_t>(rank) * 3; };
-    const auto got = comm->exchange(message(comm->rank(), length_of(comm->rank())));
+    const auto got = comm->all_gather_bytes(message(comm->rank(), length_of(comm->rank())));
     require(got.size() == static_cast<std::size_t>(comm->size()), who(comm), ": exchange gave ", got.size(),
             " messages");
     for (int r = 0; r < comm->size(); ++r)
@@ -333,7 +335,7 @@ void check_counts(const Comm& comm) {
     begin(comm, "broadcast", 303, 120, at::kByte, true).finish(true);
     begin(comm, "all_to_all", 304, 10, at::kLong, true).finish(true);
   }
-  comm->exchange(std::string(11, 'x'));
+  comm->all_gather_bytes(std::string(11, 'x'));
   comm->barrier();
   const auto stats = comm->stats();
   // 60 divides by every world size in use, so no rounding hides a mistake.

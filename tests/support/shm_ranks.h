@@ -11,6 +11,7 @@
 
 #include <zero/communicator.h>
 
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "support/collective_checks.h"
 #include "support/fork_ranks.h"
@@ -31,7 +32,7 @@ inline net::Identity identity_of(const std::string& run_id, int rank, int size) 
 inline Comm join_run(const std::string& run_id, int rank, int size,
                      std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   at::set_num_threads(1);
-  return std::make_shared<Communicator>(comm::make_shm(identity_of(run_id, rank, size), timeout));
+  return comm::make_communicator(comm::make_shm(identity_of(run_id, rank, size), timeout));
 }
 
 // Runs `body` on `size` processes that share a communicator.

@@ -30,8 +30,7 @@ inline void with_shm_threads(int size, const std::function<void(Comm)>& body,
       at::set_num_threads(1);
       Comm comm;
       try {
-        comm = std::make_shared<Communicator>(
-            comm::make_shm(identity_of(run_id, rank, size), timeout, nullptr, &mappings));
+        comm = comm::make_communicator(comm::make_shm(identity_of(run_id, rank, size), timeout, nullptr, &mappings));
         body(comm);
       } catch (const std::exception& error) {
         {

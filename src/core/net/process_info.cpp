@@ -298,20 +298,27 @@ Identity identity_from_env(const Environment& environment, const std::function<s
 
 Identity identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
 
-Identity Identity::of_neighbours(int count) const {
-  const int first = rank - local_rank % count;
-  Identity some = *this;
-  some.rank = some.local_rank = local_rank % count;
-  some.size = some.local_size = count;
-  some.first_rank = first_rank + first;
-  some.run_size = run_size > 0 ? run_size : size;
-  some.run_id = join(run_id, "|", master_addr, ":", master_port, "|ranks ", first, " to ", first + count - 1);
-  return some;
+int Identity::rank_in_run(int rank_here) const {
+  return rank_here < 0 || run_ranks.empty() ? rank_here : run_ranks[static_cast<std::size_t>(rank_here)];
+}
+
+Identity Identity::of_members(const std::vector<int>& members, int place, const std::string& name) const {
+  Identity group = *this;
+  group.rank = group.local_rank = place;
+  group.size = group.local_size = static_cast<int>(members.size());
+  group.run_ranks.clear();
+  for (const int member : members) group.run_ranks.push_back(rank_in_run(member));
+  group.run_size = run_size > 0 ? run_size : size;
+  group.run_id = join(run_id, "|", master_addr, ":", master_port, "|", name);
+  return group;
 }
 
 std::string Identity::place() const { return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size); }
 
-std::string Identity::name_of(int rank_here) const { return join("rank ", rank_in_run(rank_here)); }
+std::string Identity::name_of(int rank_here) const {
+  if (run_ranks.empty() || rank_here < 0) return join("rank ", rank_here);
+  return join("rank ", rank_here, " of the group (rank ", rank_in_run(rank_here), " of the run)");
+}
 
 std::string first_slurm_host(const std::string& node_list) {
   const auto end = node_list.find_first_of("[,");

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace zero::net {
 
@@ -18,13 +19,14 @@ struct Identity {
   std::string run_id;       // the same on every rank of one run, differs between runs at one time
   bool one_host() const { return local_size == size; }
 
-  // Of a communicator among some ranks of a run, for messages: the run's ranks first_rank, first_rank + 1, ... of
-  // run_size. 0: it is the run.
-  int first_rank = 0, run_size = 0;
-  int rank_in_run(int rank_here) const { return rank_here < 0 ? -1 : first_rank + rank_here; }
-  // This rank among `count` of its host that are numbered one after the other; count divides local_size.
-  Identity of_neighbours(int count) const;
-  // "rank 5/8"; "rank 5".
+  // Of a group among some ranks of a run: run_ranks[r] is the run's number of the group's rank r. Empty: it is the run.
+  std::vector<int> run_ranks;
+  int run_size = 0;
+  int rank_in_run(int rank_here) const;
+  // This rank as number `place` of `members`, ranks here in their new order. `name` tells the group from others of the
+  // run. local_rank and local_size are those of a group on one host.
+  Identity of_members(const std::vector<int>& members, int place, const std::string& name) const;
+  // "rank 5/8", as the run numbers it; "rank 5", in a group "rank 1 of the group (rank 5 of the run)".
   std::string place() const;
   std::string name_of(int rank_here) const;
 };

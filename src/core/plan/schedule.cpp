@@ -82,9 +82,17 @@ Event event_of(const step::Event& event, const std::vector<step::GroupFacts>& gr
 }
 
 const char* state_of(Role role) {
-  constexpr const char* kNames[] = {
-      "parameters",        "second shards",    "parameters to come", "gradients", "gradients handed over",
-      "master parameters", "optimizer states", "transfers"};
+  constexpr const char* kNames[] = {"parameters",
+                                    "second shards",
+                                    "parameters to come",
+                                    "gradients",
+                                    "gradients handed over",
+                                    "a copy of gradients",
+                                    "master parameters",
+                                    "optimizer states",
+                                    "tiles of states",
+                                    "tiles of parameters",
+                                    "transfers"};
   return kNames[static_cast<int>(role)];
 }
 
@@ -104,7 +112,7 @@ std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<st
     holding.bytes += r.bytes;
   };
   for (const auto& resting : memory.resting()) {
-    if (resting.role == Role::Transfer) continue;
+    if (resting.role >= Role::StatesTile) continue;  // comes and goes
     const auto& group = groups[static_cast<std::size_t>(resting.group)];
     const bool states = resting.role == Role::Master || resting.role == Role::OptimizerState;
     const bool part = states ? group.sharding.optimizer : resting.numel < group.padded();
@@ -166,7 +174,7 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
   step::EventList events;
   DryRun dry(run, result.units, groups, events);
   dry.backend().beside = [&](bool begins) { events.phase = begins ? Phase::Beside : Phase::Step; };
-  dry.program().set_step(first_step);
+  dry.program().set_steps(first_step);
   dry.initialise();
   for (int k = 0; k < num_steps; ++k) {
     events.step = k;

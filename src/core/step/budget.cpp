@@ -12,7 +12,7 @@ namespace zero::step {
 namespace {
 
 class Unobserved final : public Observer {
-  void issued(const Op&) override {}
+  std::unique_ptr<Observed> issued(const Op&) override { return nullptr; }
 };
 
 // Steps of training, unit by unit: gradients arrive as autograd makes them, in blocks where those are served.

@@ -19,7 +19,12 @@ ByteCounter::ByteCounter(const RunFacts& run)
 
 Traffic ByteCounter::take() { return std::exchange(traffic_, {}); }
 
-void ByteCounter::issued(const Op& op) {
+std::unique_ptr<Observed> ByteCounter::issued(const Op& op) {
+  count(op);
+  return nullptr;
+}
+
+void ByteCounter::count(const Op& op) {
   auto& t = traffic_;
   switch (op.kind) {
     case OpKind::Unshard:

@@ -16,11 +16,13 @@ struct Traffic {
 class ByteCounter final : public Observer {
  public:
   explicit ByteCounter(const RunFacts& run);
-  void issued(const Op& op) override;
+  std::unique_ptr<Observed> issued(const Op& op) override;
   // Since the last call.
   Traffic take();
 
  private:
+  void count(const Op& op);
+
   const bool gpu_;
   const std::int64_t state_width_;  // bytes of masters and optimizer states of an element
   Traffic traffic_;

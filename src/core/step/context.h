@@ -1,5 +1,10 @@
 // What all parts of a step share.
 #pragma once
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "step/memory.h"
 #include "step/observer.h"
 
@@ -16,6 +21,44 @@ struct Context {
   Place place_of(Tier tier) const {
     return tier == Tier::File ? Place::File : tier == Tier::Host ? host() : Place::Device;
   }
+};
+
+// An operation under way, in one Work or several, which the observer sees until it has been waited for.
+class Pending {
+ public:
+  Pending() = default;
+  Pending(Pending&&) = default;
+  Pending& operator=(Pending&&) = default;
+
+  void begin(std::unique_ptr<Observed> observed) { observed_ = std::move(observed); }
+  void add(WorkPtr work) { works_.push_back(std::move(work)); }
+  explicit operator bool() const { return !works_.empty(); }
+  bool done() const {
+    return std::all_of(works_.begin(), works_.end(), [](const WorkPtr& work) { return work->done(); });
+  }
+  // Nothing if nothing is under way. After an error it can be called again, for the rest.
+  void wait() {
+    if (works_.empty()) return;
+    if (observed_) observed_->waiting();
+    while (!works_.empty()) {
+      const auto work = std::move(works_.back());
+      works_.pop_back();
+      work->wait();
+    }
+    observed_.reset();
+  }
+  // Until nothing is under way, whatever became of it: before its memory goes.
+  void settle() noexcept {
+    while (!works_.empty()) try {
+        wait();
+      } catch (const std::exception&) {
+        // Whoever needed the result was told, or will not ask.
+      }
+  }
+
+ private:
+  std::unique_ptr<Observed> observed_;
+  std::vector<WorkPtr> works_;
 };
 
 }  // namespace zero::step

@@ -38,10 +38,11 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   WorkPtr all_gather(int, View, View, Lane) override { return done_; }
   WorkPtr all_gather_node(int, View, View, Lane) override { return done_; }
   WorkPtr reduce_scatter(int, View, View, int) override { return done_; }
-  WorkPtr reduce_pieces(int, const PeerReduce&) override { return std::make_shared<Timed>(*this); }
+  WorkPtr reduce_pieces(const PeerReduce&) override { return std::make_shared<Timed>(*this); }
   WorkPtr broadcast(int, View, int) override { return done_; }
   void wait_symmetric(int) override {}
   void signal_symmetric(int) override {}
+  void barrier() override {}
   std::vector<double> exchange(double) override {
     return {std::exchange(overflows, false) ? std::numeric_limits<double>::infinity() : 0.0};
   }
@@ -51,13 +52,16 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   void fill(View, float) override {}
   void quantize(View, View, int) override {}
   void dequantize(View, View, int) override {}
+  void begin_squares(int) override {}
   void square(int, int, View) override {}
   double sum_of_squares(int) override { return 0; }
   WorkPtr read(View, View) override { return done_; }
   WorkPtr write(View, View) override { return done_; }
   void bind(int, View) override {}
   void unbind(int) override {}
+  void values_changed(int) override {}
   void set_gradient(int, int, View) override {}
+  void drop_gradients(int) override {}
   void release_gradient(View arrived) override { released(arrived.buffer); }
   void begin_update() override {}
   void end_update() override {}

@@ -21,7 +21,10 @@ class EventList final : public Observer {
   int step = 0, micro = 0;
   Phase phase = Phase::Build;
   std::vector<Event> events;
-  void issued(const Op& op) override { events.push_back({step, micro, phase, op}); }
+  std::unique_ptr<Observed> issued(const Op& op) override {
+    events.push_back({step, micro, phase, op});
+    return nullptr;
+  }
 };
 
 }  // namespace zero::step

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "net/transport_choice.h"
-#include "step/stage_rules.h"
 #include "step/tiers.h"
 
 namespace zero::step {
@@ -86,7 +85,7 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   const auto& optimizer = zero.offload_optimizer;
   RunFacts run;
   run.topology = topology;
-  run.sharding = ShardingPolicy::of_stage(zero.stage);
+  run.sharding = ShardingPolicy::of(settings);
   run.precision = precision_of(settings, accumulation);
   run.num_slots = slots_of(settings.optimizer);
   if (settings.optimizer.type == config::OptimizerType::Adagrad)

@@ -28,6 +28,7 @@ Dtype dtype_of(config::Precision precision);
 struct ShardingPolicy {
   bool optimizer = false, grads = false, params = false;
   static ShardingPolicy of_stage(int stage) { return {stage >= 1, stage >= 2, stage >= 3}; }
+  static ShardingPolicy of(const config::Settings& settings) { return of_stage(settings.zero.stage); }
 };
 
 // As FSDP2's MixedPrecisionPolicy. Masters and optimizer states are always fp32.

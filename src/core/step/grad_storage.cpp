@@ -21,16 +21,44 @@ GradStorage::GradStorage(const Context& context, const GroupFacts& facts, int gr
       active_(static_cast<std::size_t>(facts.num_members()), 1),
       taken_(active_.size()) {
   if (!facts.trainable) return;
-  const auto rest = [&](Tier tier, Role role, std::int64_t numel) {
-    return c_.memory.rest(
-        {.place = c_.place_of(tier), .tier = tier, .purpose = Purpose::Gradients, .role = role, .group = group}, numel,
-        precision().grad);
-  };
-  if (facts.grads != GradStorageKind::Autograd)
-    kept_ = rest(facts.grads_on_host ? Tier::Host : Tier::Device, Role::Grads,
-                 facts.sharding.grads ? facts.shard() : facts.padded());
-  if (facts.grads_copied) copied_ = rest(Tier::Host, Role::Grads, facts.shard());
-  if (facts.delayed) pending_ = rest(Tier::Host, Role::PendingGrads, facts.shard());
+  try {
+    if (facts.grads != GradStorageKind::Autograd)
+      kept_ = rest(facts.grads_on_host ? Tier::Host : Tier::Device, Role::Grads,
+                   facts.sharding.grads ? facts.shard() : facts.padded());
+    if (facts.grads_copied) copied_ = rest(Tier::Host, Role::Grads, facts.shard());
+    if (facts.delayed) pending_ = rest(Tier::Host, Role::PendingGrads, facts.shard());
+  } catch (...) {
+    give_all();
+    throw;
+  }
+  // Padding stays zero: what is made in place leaves it alone.
+  for (const auto& view : {kept_, copied_, pending_})
+    if (view) c_.backend.tensors.fill(view, 0);
+}
+
+GradStorage::~GradStorage() { give_all(); }
+
+void GradStorage::give_all() {
+  for (auto* view : {&kept_, &copied_, &pending_, &copy_}) c_.memory.give(*view);
+}
+
+void GradStorage::save_copy() {
+  if (!kept_) return;
+  copy_ = rest(facts_.grads_on_host ? Tier::Host : Tier::Device, Role::GradsCopy, kept_.numel);
+  c_.backend.tensors.copy(copy_, kept_, Lane::Compute);
+}
+
+void GradStorage::drop_copy() { c_.memory.give(copy_); }
+
+void GradStorage::restore_copy() {
+  if (copy_) c_.backend.tensors.copy(kept_, copy_, Lane::Compute);
+  drop_copy();
+}
+
+View GradStorage::rest(Tier tier, Role role, std::int64_t numel) const {
+  return c_.memory.rest(
+      {.place = c_.place_of(tier), .tier = tier, .purpose = Purpose::Gradients, .role = role, .group = group_}, numel,
+      precision().grad);
 }
 
 void GradStorage::begin_micro_step(bool first, bool boundary) {
@@ -38,18 +66,18 @@ void GradStorage::begin_micro_step(bool first, bool boundary) {
   boundary_ = boundary;
   std::fill(taken_.begin(), taken_.end(), 0);
   awaited_ = facts_.trainable ? static_cast<int>(std::count(active_.begin(), active_.end(), 1)) : 0;
+  if (first && facts_.trainable) c_.backend.tensors.begin_squares(group_);
 }
+
+bool GradStorage::accepts(int member) const { return !taken(member) || (!work_ && awaited_ > 0); }
 
 bool GradStorage::take(int member, View arrived, bool peer_readable) {
   if (active_[static_cast<std::size_t>(member)] == 0) {
     c_.backend.model.release_gradient(arrived);
     return false;
   }
+  ZERO_CHECK(accepts(member), "a second gradient of group ", facts_.name, " after its reduction");
   const bool again = std::exchange(taken_[static_cast<std::size_t>(member)], 1) != 0;
-  if (again && (work_ || awaited_ == 0))
-    throw ConfigError(base::join("[Engine::backward] got a second gradient of a parameter after group ", facts_.name,
-                                 " was reduced, expected one. Hint: run one backward per Engine::backward; reentrant "
-                                 "checkpointing is not supported."));
   keep(member, arrived, peer_readable, again);
   return !again && --awaited_ == 0;
 }
@@ -70,24 +98,22 @@ void GradStorage::begin_reduce() {
   if (!facts_.trainable || facts_.padded() == 0) return;
   for (int i = 0; i < facts_.num_members(); ++i)
     if (std::exchange(taken_[static_cast<std::size_t>(i)], 1) == 0) fill(i);  // not active
-  work_ = start_reduce();
+  reduces_ = start_reduce();
 }
 
 void GradStorage::finish_reduce() {
   if (!facts_.trainable) return;
-  if (work_) {
-    std::exchange(work_, nullptr)->wait();
-    end_reduce();
-  }
+  work_.wait();
+  if (std::exchange(reduces_, false)) end_reduce();
   if (!boundary_) return;
   if (!std::exchange(squared_, false)) square();
   if (!copied_) return;
-  c_.observer.issued({.kind = OpKind::Copy,
-                      .reason = OpReason::Leaves,
-                      .group = group_,
-                      .bytes = copied_.bytes(),
-                      .from = Tier::Device,
-                      .to = Tier::Host});
+  const auto seen = c_.observer.issued({.kind = OpKind::Copy,
+                                        .reason = OpReason::Leaves,
+                                        .group = group_,
+                                        .bytes = copied_.bytes(),
+                                        .from = Tier::Device,
+                                        .to = Tier::Host});
   copy_to_host();
 }
 
@@ -97,12 +123,17 @@ void GradStorage::close_accumulation() {
   finish_reduce();
 }
 
-void GradStorage::discard() {
-  if (work_) std::exchange(work_, nullptr)->wait();
-  drop();
+void GradStorage::discard(KeptGrads kept) {
+  if (!facts_.trainable) return;
+  work_.wait();
+  reduces_ = squared_ = false;
   awaited_ = 0;
-  squared_ = false;
+  drop();
+  if (kept == KeptGrads::None) clear();
+  if (kept == KeptGrads::Copy) restore_copy();
 }
+
+void GradStorage::clear() { c_.backend.model.drop_gradients(group_); }
 
 void GradStorage::hand_over() {
   if (pending_) std::swap(pending_, copied_ ? copied_ : kept_);
@@ -110,6 +141,14 @@ void GradStorage::hand_over() {
 
 View GradStorage::own_part(const View& flat) const {
   return flat.numel == facts_.shard() ? flat : flat.part(shard_begin(), facts_.shard());
+}
+
+void GradStorage::zero_gaps_of_shard(const View& shard) const {
+  for (const auto& gap : facts_.layout.gaps()) {
+    const auto begin = std::max(gap.begin, shard_begin()),
+               end = std::min(gap.begin + gap.numel, shard_begin() + facts_.shard());
+    if (begin < end) c_.backend.tensors.fill(shard.part(begin - shard_begin(), end - begin), 0);
+  }
 }
 
 void GradStorage::keep_reduced(View& reduced) {
@@ -121,17 +160,17 @@ void GradStorage::keep_reduced(View& reduced) {
   c_.memory.put(Memory::kReduce, reduced);
 }
 
-void GradStorage::observe_reduce(bool to_all) const {
+void GradStorage::observe_reduce(bool to_all) {
   const auto ranks = axis().size, bits = facts_.reduce_bits;
   const auto bytes = facts_.padded() * width(precision().reduce);
-  c_.observer.issued({.kind = OpKind::Reduce,
-                      .reason = OpReason::Sum,
-                      .group = group_,
-                      .bytes = bytes,
-                      .sent = bits > 0 ? (ranks - 1) * kernels::quantized_bytes(facts_.shard(), bits)
-                                       : ring_bytes(bytes, ranks) * (to_all ? 2 : 1),
-                      .quantized = bits > 0,
-                      .to_all = to_all});
+  work_.begin(c_.observer.issued({.kind = OpKind::Reduce,
+                                  .reason = OpReason::Sum,
+                                  .group = group_,
+                                  .bytes = bytes,
+                                  .sent = bits > 0 ? (ranks - 1) * kernels::quantized_bytes(facts_.shard(), bits)
+                                                   : ring_bytes(bytes, ranks) * (to_all ? 2 : 1),
+                                  .quantized = bits > 0,
+                                  .to_all = to_all}));
 }
 
 namespace {
@@ -168,8 +207,8 @@ class FlatGrads final : public GradStorage {
     if (facts_.sharding.grads || first_) c_.backend.tensors.fill(place_of(member), 0);
   }
 
-  WorkPtr start_reduce() override {
-    if (!facts_.sharding.grads && !boundary_) return nullptr;
+  bool start_reduce() override {
+    if (!facts_.sharding.grads && !boundary_) return false;
     View in, out;
     if (facts_.sharding.grads) {
       in = input();
@@ -184,18 +223,20 @@ class FlatGrads final : public GradStorage {
     }
     if (c_.facts.predivide != 1) c_.backend.tensors.scale(in, c_.facts.predivide);
     observe_reduce(/*to_all=*/false);
-    return c_.backend.comm.reduce_scatter(facts_.axis, out, in, facts_.reduce_bits);
+    work_.add(c_.backend.comm.reduce_scatter(group_, out, in, facts_.reduce_bits));
+    return true;
   }
 
   void end_reduce() override {
     if (!facts_.sharding.optimizer && axis().size > 1) {  // the second half of an all-reduce
       const auto whole = input_ ? input_ : kept_;
-      c_.observer.issued({.kind = OpKind::AllGatherGrads,
-                          .reason = OpReason::Sum,
-                          .group = group_,
-                          .bytes = whole.bytes(),
-                          .sent = ring_bytes(whole.bytes(), axis().size)});
-      c_.backend.comm.all_gather(facts_.axis, whole, whole.part(shard_begin(), facts_.shard()), Lane::Reduce)->wait();
+      work_.begin(c_.observer.issued({.kind = OpKind::AllGatherGrads,
+                                      .reason = OpReason::Sum,
+                                      .group = group_,
+                                      .bytes = whole.bytes(),
+                                      .sent = ring_bytes(whole.bytes(), axis().size)}));
+      work_.add(c_.backend.comm.all_gather(group_, whole, whole.part(shard_begin(), facts_.shard()), Lane::Reduce));
+      work_.wait();
     }
     keep_reduced(output_);
     if (!input_) return;
@@ -258,6 +299,7 @@ class HeldGrads : public GradStorage {
   }
 
   View& held(int member) { return held_[static_cast<std::size_t>(member)]; }
+  const View& held(int member) const { return held_[static_cast<std::size_t>(member)]; }
 
  private:
   std::vector<View> held_;
@@ -270,6 +312,7 @@ class PeerReadGrads final : public HeldGrads {
 
  private:
   void keep(int member, View arrived, bool peer_readable, bool) override {
+    if (arrived.numel == 0) return c_.backend.model.release_gradient(arrived);
     const auto block = in_block(member, arrived, peer_readable);
     if (!held(member)) {
       held(member) = block;
@@ -281,13 +324,17 @@ class PeerReadGrads final : public HeldGrads {
 
   void fill(int member) override { hold_zeros(member); }
 
-  WorkPtr start_reduce() override {
+  bool start_reduce() override {
     auto request = all_held();
-    request.out =
-        sums_straight() ? kept_ : output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
+    if (!sums_straight()) {
+      output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
+      zero_gaps_of_shard(output_);  // pieces leave them as they are
+    }
+    request.out = output_ ? output_ : kept_;
     request.square = squared_ = boundary_ && sums_straight();
     observe_reduce(/*to_all=*/false);
-    return c_.backend.comm.reduce_pieces(facts_.axis, request);
+    work_.add(c_.backend.comm.reduce_pieces(request));
+    return true;
   }
 
   void end_reduce() override {
@@ -310,11 +357,41 @@ class PeerReadGrads final : public HeldGrads {
 class AutogradGrads final : public HeldGrads {
  public:
   AutogradGrads(const Context& context, const GroupFacts& facts, int group)
-      : HeldGrads(context, facts, group), booked_(static_cast<std::size_t>(facts.num_members())) {}
+      : HeldGrads(context, facts, group),
+        booked_(static_cast<std::size_t>(facts.num_members())),
+        copies_(booked_.size()),
+        restored_(booked_.size()),
+        squared_members_(booked_.size()) {}
+  ~AutogradGrads() override {
+    drop_copy();
+    for (auto& view : restored_) c_.memory.give(view);
+  }
+
+  View kept(int member) const override { return held(member); }
 
   void clear() override {
-    for (auto& bytes : booked_) book(-std::exchange(bytes, 0));
-    release_all();
+    GradStorage::clear();
+    std::fill(squared_members_.begin(), squared_members_.end(), 0);
+    // Member by member: what is about to be freed counts as an activation again.
+    for (int i = 0; i < facts_.num_members(); ++i) {
+      auto view = std::exchange(held(i), View{});
+      auto& restored = restored_[static_cast<std::size_t>(i)];
+      book(-std::exchange(booked_[static_cast<std::size_t>(i)], 0));
+      if (view && !restored) c_.backend.model.release_gradient(view);
+      c_.memory.give(restored);
+    }
+  }
+
+  void save_copy() override {
+    for (int i = 0; i < facts_.num_members(); ++i) {
+      if (!held(i)) continue;
+      auto& copy = copies_[static_cast<std::size_t>(i)];
+      copy = rest(Tier::Device, Role::GradsCopy, numel_of(i));
+      c_.backend.tensors.copy(copy, held(i), Lane::Compute);
+    }
+  }
+  void drop_copy() override {
+    for (auto& copy : copies_) c_.memory.give(copy);
   }
 
  private:
@@ -333,15 +410,16 @@ class AutogradGrads final : public HeldGrads {
   }
 
   void keep(int member, View arrived, bool peer_readable, bool) override {
-    if (held(member)) {  // autograd has added in place
-      c_.backend.model.release_gradient(arrived);
-    } else {
-      held(member) = peers() ? in_block(member, arrived, peer_readable) : arrived;
+    if (!held(member)) {
+      held(member) = peers() && arrived.numel > 0 ? in_block(member, arrived, peer_readable) : arrived;
       c_.backend.model.set_gradient(group_, member, held(member));
       if (!peers()) book(booked_[static_cast<std::size_t>(member)] = arrived.bytes());  // blocks are booked when made
+    } else if (arrived.buffer != held(member).buffer) {  // else autograd has added in place
+      c_.backend.model.release_gradient(arrived);
     }
-    squares_on_arrival_ = boundary_ && !peers();
-    if (squares_on_arrival_) c_.backend.tensors.square(group_, member, held(member));  // while it is in the cache
+    auto& squared = squared_members_[static_cast<std::size_t>(member)];
+    squared = boundary_ && !peers() && !c_.facts.topology.gpu;
+    if (squared) c_.backend.tensors.square(group_, member, held(member));  // while it is in the cache
   }
 
   void fill(int member) override {
@@ -350,34 +428,53 @@ class AutogradGrads final : public HeldGrads {
     if (held(member)) c_.backend.model.set_gradient(group_, member, held(member));
   }
 
-  WorkPtr start_reduce() override {
-    if (!peers() || !boundary_) return nullptr;
+  bool start_reduce() override {
+    if (!peers() || !boundary_) return false;
     auto request = all_held();
     request.to_all = !facts_.sharding.optimizer;
     request.square = squared_ = true;
     observe_reduce(request.to_all);
-    return c_.backend.comm.reduce_pieces(facts_.axis, request);
+    work_.add(c_.backend.comm.reduce_pieces(request));
+    return true;
   }
 
-  void drop() override { clear(); }
+  // A copy becomes what is kept; peers need it in a block.
+  void restore_copy() override {
+    clear();
+    for (int i = 0; i < facts_.num_members(); ++i) {
+      auto& copy = copies_[static_cast<std::size_t>(i)];
+      if (!copy) continue;
+      if (peers() && copy.numel > 0)
+        c_.backend.tensors.copy(held(i) = new_block(i), copy, Lane::Compute);
+      else
+        held(i) = restored_[static_cast<std::size_t>(i)] = std::exchange(copy, View{});
+      c_.backend.model.set_gradient(group_, i, held(i));
+    }
+    drop_copy();
+  }
 
-  // Where step() declared the boundary; else they were taken when gradients arrived.
+  // What was not taken when gradients arrived: where step() declared the boundary, or a member had none this time.
   void square() override {
-    for (int i = 0; !squares_on_arrival_ && i < facts_.num_members(); ++i)
-      if (held(i)) c_.backend.tensors.square(group_, i, held(i));
+    for (int i = 0; i < facts_.num_members(); ++i)
+      if (held(i) && !squared_members_[static_cast<std::size_t>(i)]) c_.backend.tensors.square(group_, i, held(i));
   }
 
   // And the device has room again.
   void copy_to_host() override {
-    for (const auto& piece : facts_.layout.pieces(shard_begin(), facts_.shard()))
+    zero_gaps_of_shard(copied_);
+    for (const auto& piece : facts_.layout.pieces(shard_begin(), facts_.shard())) {
+      const auto to = copied_.part(piece.range_begin, piece.numel);
       if (const auto& kept = held(static_cast<int>(piece.parameter)))
-        c_.backend.tensors.copy(copied_.part(piece.range_begin, piece.numel),
-                                kept.part(piece.parameter_begin, piece.numel), Lane::Offload);
+        c_.backend.tensors.copy(to, kept.part(piece.parameter_begin, piece.numel), Lane::Offload);
+      else
+        c_.backend.tensors.fill(to, 0);
+    }
     clear();
   }
 
-  std::vector<std::int64_t> booked_;  // bytes, by member
-  bool squares_on_arrival_ = false;
+  std::vector<std::int64_t> booked_;     // bytes, by member
+  std::vector<View> copies_, restored_;  // by member
+  std::vector<char> squared_members_;    // when they arrived, by member
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "step/tiers.h"
 
 namespace zero::step {
@@ -20,16 +21,23 @@ Memory::Memory(BufferOps& buffers, step::MemoryLedger& ledger, bool checksums)
     : buffers_(buffers), ledger_(ledger), checksums_(checksums) {}
 
 Memory::~Memory() {
+  close();
+  for (const auto& [id, bytes] : block_bytes_) drop_block(id, bytes);
+}
+
+void Memory::close() {
+  const std::lock_guard lock(mutex_);
   for (const auto& [id, resting] : resting_) {
     book(resting, -1);
     buffers_.free(id);
   }
-  for (const auto pool : kPools)
+  resting_.clear();
+  for (const auto pool : kPools) {
     for (const auto& each : pools_[pool]) drop(each, pool);
-  for (const auto& [id, bytes] : block_bytes_) {
-    ledger_.book(Tier::Device, block_purpose_, -bytes);
-    buffers_.free(id);
+    pools_[pool].clear();
   }
+  open_ = false;
+  trim_locked();
 }
 
 // Booked first, so that a refusal changes nothing; taken back where there is no memory.
@@ -57,14 +65,16 @@ void Memory::book(const Resting& resting, int sign) {
 View Memory::rest(const Request& request, std::int64_t numel, Dtype dtype) {
   const bool blocks = request.place == Place::File || request.place == Place::IoBuffer;
   const auto bytes = blocks ? step::whole_blocks(numel * width(dtype)) : numel * width(dtype);
+  const std::lock_guard lock(mutex_);
   const Resting resting{request.tier, request.purpose, request.role, request.group, numel, dtype, bytes};
-  const int id =
-      make({.place = request.place, .bytes = bytes, .axis = request.axis}, [&](int sign) { book(resting, sign); });
+  const int id = make({.place = request.place, .bytes = bytes, .role = request.role, .axis = request.axis},
+                      [&](int sign) { book(resting, sign); });
   resting_.emplace(id, resting);
   return {id, 0, numel, dtype};
 }
 
 std::vector<Memory::Resting> Memory::resting() const {
+  const std::lock_guard lock(mutex_);
   std::vector<Resting> all;
   for (const auto& [id, resting] : resting_)
     if (resting.bytes > 0) all.push_back(resting);
@@ -72,11 +82,14 @@ std::vector<Memory::Resting> Memory::resting() const {
 }
 
 View Memory::take_io(std::int64_t numel, Dtype dtype) {
-  return rest({.place = Place::IoBuffer, .tier = Tier::Host, .purpose = Purpose::GatherBuffers}, numel, dtype);
+  return rest(
+      {.place = Place::IoBuffer, .tier = Tier::Host, .purpose = Purpose::GatherBuffers, .role = Role::ParamsTile},
+      numel, dtype);
 }
 
-void Memory::give_io(View& view) {
+void Memory::give(View& view) {
   if (!view) return;
+  const std::lock_guard lock(mutex_);
   const auto it = resting_.find(view.buffer);
   book(it->second, -1);
   resting_.erase(it);
@@ -88,6 +101,7 @@ void Memory::give_io(View& view) {
 
 View Memory::take(Pool pool, std::int64_t numel, Dtype dtype) {
   const auto bytes = numel * width(dtype);
+  const std::lock_guard lock(mutex_);
   auto& owned = pools_[pool];
   Pooled* best = nullptr;
   for (auto& each : owned)
@@ -107,8 +121,11 @@ View Memory::take(Pool pool, std::int64_t numel, Dtype dtype) {
 }
 
 void Memory::put(Pool pool, View& view) {
-  for (auto& each : pools_[pool])
-    if (each.id == view.buffer) each.in_use = false;
+  const std::lock_guard lock(mutex_);
+  auto& owned = pools_[pool];
+  const auto it = std::find_if(owned.begin(), owned.end(), [&](const Pooled& each) { return each.id == view.buffer; });
+  ZERO_CHECK(it != owned.end() && it->in_use, "a buffer was given back twice, or to a pool that does not own it");
+  it->in_use = false;
   view = {};
 }
 
@@ -158,17 +175,25 @@ void Memory::give_block(int buffer) {
   idle_blocks_[block_bytes_.at(buffer)].push_back(buffer);
 }
 
+void Memory::drop_block(int buffer, std::int64_t bytes) {
+  ledger_.book(Tier::Device, block_purpose_, -bytes);
+  buffers_.free(buffer);
+}
+
 void Memory::trim() {
+  const std::lock_guard lock(mutex_);
+  trim_locked();
+}
+
+void Memory::trim_locked() {
   for (const auto pool : kPools)
     std::erase_if(pools_[pool], [&](const Pooled& each) {
       if (!each.in_use) drop(each, pool);
       return !each.in_use;
     });
-  const std::lock_guard lock(mutex_);
   for (auto& [bytes, idle] : idle_blocks_) {
     for (const int id : idle) {
-      ledger_.book(Tier::Device, block_purpose_, -bytes);
-      buffers_.free(id);
+      drop_block(id, bytes);
       block_bytes_.erase(id);
     }
     idle.clear();

@@ -1,6 +1,6 @@
 // The buffers of a rank: what one counts as, when it is used again, when it goes. Every byte is booked in the ledger
 // before the backend allocates it, so an engine and a forecast of it agree, and a booking that a budget refuses changes
-// nothing. What lies in a buffer is not known here.
+// nothing. What lies in a buffer is not known here. Safe for several threads.
 #pragma once
 #include <atomic>
 #include <map>
@@ -14,21 +14,9 @@
 
 namespace zero::step {
 
-// What a resting buffer holds.
-enum class Role {
-  Params,
-  SecondaryShard,  // hpZ
-  PendingParams,   // new values of a delayed update
-  Grads,
-  PendingGrads,  // handed over to a delayed update
-  Master,
-  OptimizerState,
-  Transfer,  // on its way from or to a file
-};
-
 class Memory {
  public:
-  // `checksums`: files have some, in host memory.
+  // `checksums`: files have some, in host memory. Both outlive this.
   Memory(BufferOps& buffers, step::MemoryLedger& ledger, bool checksums);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -51,14 +39,14 @@ class Memory {
     std::int64_t bytes;  // of files and I/O buffers whole blocks
   };
 
-  // A buffer that stays until the end.
+  // A buffer that stays until it is given back, or the end.
   View rest(const Request& request, std::int64_t numel, Dtype dtype);
-  // Of all of them that are not empty, in the order in which they were made.
-  std::vector<Resting> resting() const;
-
   // Host memory that a shard is read into.
   View take_io(std::int64_t numel, Dtype dtype);
-  void give_io(View& view);  // `view` becomes none; nothing if it is
+  // Of either: `view` becomes none; nothing if it is.
+  void give(View& view);
+  // Of all of them that are not empty, in the order in which they were made.
+  std::vector<Resting> resting() const;
 
   // Device memory that comes and goes every step: the smallest idle buffer that is large enough; else one that is too
   // small is freed before another is made.
@@ -67,7 +55,7 @@ class Memory {
   void put(Pool pool, View& view);  // `view` becomes none
 
   // Memory that peers read, in blocks. While they are open, whoever allocates tensors makes those of a served size in
-  // blocks, from any thread; these methods have a lock of their own.
+  // blocks.
   void serve_blocks(Purpose purpose);
   void serve(std::int64_t bytes);
   void open_blocks(bool open);
@@ -79,6 +67,8 @@ class Memory {
 
   // Frees pooled buffers and blocks that are idle.
   void trim();
+  // Frees everything but blocks that somebody still has. Only give_block() may follow.
+  void close();
   step::MemoryLedger& ledger() { return ledger_; }
 
  private:
@@ -91,15 +81,17 @@ class Memory {
   int make(const Allocation& allocation, const Book& book);
   void book(const Resting& resting, int sign);
   void drop(const Pooled& pooled, Pool pool);
+  void drop_block(int buffer, std::int64_t bytes);
+  void trim_locked();
 
   BufferOps& buffers_;
   step::MemoryLedger& ledger_;
   const bool checksums_;
   std::atomic<int> last_ = 0;
-  std::map<int, Resting> resting_;
-  std::vector<Pooled> pools_[2];
 
   mutable std::mutex mutex_;  // around all that is below
+  std::map<int, Resting> resting_;
+  std::vector<Pooled> pools_[2];
   Purpose block_purpose_ = Purpose::ReduceBuffers;
   bool open_ = false;
   std::set<std::int64_t> served_;

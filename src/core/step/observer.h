@@ -1,6 +1,8 @@
 // Sees every operation of a step when the program issues it: how bytes are counted, events listed, traces written. An
 // observer changes nothing.
 #pragma once
+#include <memory>
+
 #include "step/facts.h"
 
 namespace zero::step {
@@ -36,11 +38,19 @@ struct Op {
   std::int64_t offloaded_numel = 0;  // of an update: elements whose states do not rest on the device
 };
 
+// Follows one operation to its end, which is the end of this object.
+class Observed {
+ public:
+  virtual ~Observed() = default;
+  // The program begins to wait for it.
+  virtual void waiting() {}
+};
+
 class Observer {
  public:
   virtual ~Observer() = default;
-  // From the program's threads and the background job's.
-  virtual void issued(const Op& op) = 0;
+  // From the program's threads and the background job's. nullptr: its end does not matter.
+  virtual std::unique_ptr<Observed> issued(const Op& op) = 0;
 };
 
 }  // namespace zero::step

@@ -14,88 +14,7 @@ std::int64_t state_width(const RunFacts& run) { return (1 + run.num_slots) * ste
 
 bool goes_by_tiles(const Segment& segment) { return segment.tier == Tier::File || segment.param_travels; }
 
-void wait_all(std::vector<WorkPtr>& works) {
-  for (auto& work : works) work->wait();
-  works.clear();
-}
-
-void wait_for(WorkPtr& work) {
-  if (work) std::exchange(work, nullptr)->wait();
-}
-
-// Makes `fill` write to where a range rests; to a file by way of a buffer, part by part.
-void write_resting(const Context& c, Tier tier, View to, const std::function<void(View, std::int64_t begin)>& fill) {
-  if (tier != Tier::File) return fill(to, 0);
-  for (std::int64_t begin = 0; begin < to.numel; begin += c.facts.tile_numel) {
-    const auto numel = std::min(c.facts.tile_numel, to.numel - begin);
-    auto buffer = c.memory.take_io(numel, to.dtype);
-    fill(buffer, begin);
-    c.backend.tensors.write(to.part(begin, numel), buffer)->wait();
-    c.memory.give_io(buffer);
-  }
-}
-
 }  // namespace
-
-// --- a group ----------------------------------------------------------------------------------
-
-Group::Group(const Context& c, const GroupFacts& facts, int index)
-    : facts(facts),
-      index(index),
-      params(ParamStorage::make(c, facts, index)),
-      grads(GradStorage::make(c, facts, index)) {
-  for (const auto& segment : facts.segments) {
-    const auto rest = [&](Purpose purpose, Role role) {
-      return c.memory.rest(
-          {.place = c.place_of(segment.tier), .tier = segment.tier, .purpose = purpose, .role = role, .group = index},
-          segment.numel, Dtype::F32);
-    };
-    auto& target = states.emplace_back();
-    target.master = segment.aliases_master ? params->resting_part(segment.begin, segment.numel)
-                                           : rest(Purpose::MasterParameters, Role::Master);
-    for (int k = 0; k < c.facts.num_slots; ++k) target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState);
-  }
-  if (facts.delayed)
-    pending_params = c.memory.rest({.place = c.host(),
-                                    .tier = Tier::Host,
-                                    .purpose = Purpose::Parameters,
-                                    .role = Role::PendingParams,
-                                    .group = index},
-                                   facts.owned(), c.facts.precision.param);
-}
-
-void Group::initialise(const Context& c, View values) {
-  const auto write = [&](OpKind kind, Tier tier, View to, View from) {
-    if (tier == Tier::File)
-      c.observer.issued({.kind = kind,
-                         .reason = OpReason::InitialValues,
-                         .group = index,
-                         .bytes = to.bytes(),
-                         .from = Tier::Host,
-                         .to = Tier::File});
-    write_resting(c, tier, to, [&](View part, std::int64_t begin) {
-      c.backend.tensors.copy(part, from.part(begin, part.numel), Lane::Compute);
-    });
-  };
-  const auto shard_begin = c.facts.axis_of(facts).rank * facts.shard();
-  const auto& resting = params->resting();
-  write(OpKind::Store, facts.param_tier, resting, values.part(facts.sharding.params ? shard_begin : 0, resting.numel));
-  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
-  for (std::size_t s = 0; s < states.size(); ++s) {
-    const auto& segment = facts.segments[s];
-    if (!segment.aliases_master)
-      write(OpKind::StoreStates, segment.tier, states[s].master,
-            values.part(owned_begin + segment.begin, segment.numel));
-    const auto first = c.facts.slot_initial_value;
-    if (segment.tier == Tier::File && first == 0) continue;  // files read as zeros
-    for (int k = 0; k < c.facts.num_slots; ++k)
-      write_resting(c, segment.tier, states[s].slots[k],
-                    [&](View part, std::int64_t) { c.backend.tensors.fill(part, first); });
-  }
-  params->mark_updated();
-}
-
-// --- the step ---------------------------------------------------------------------------------
 
 OptimizerStep::OptimizerStep(const Context& context, const Groups& groups) : c_(context), groups_(groups) {
   const auto tile = c_.facts.tile_numel;
@@ -110,7 +29,22 @@ OptimizerStep::OptimizerStep(const Context& context, const Groups& groups) : c_(
       for (std::int64_t begin = 0; begin < segment.numel; begin += step)
         tiles_.push_back({group.get(), s, begin, std::min(step, segment.numel - begin)});
     }
-  make_slots(most, std::min(count, c_.facts.tiles));
+  try {
+    make_slots(most, std::min(count, c_.facts.tiles));
+  } catch (...) {
+    give_slots();
+    throw;
+  }
+}
+
+OptimizerStep::~OptimizerStep() { give_slots(); }
+
+void OptimizerStep::give_slots() {
+  for (auto& slot : slots_) {
+    for (auto* under_way : {&slot.reads, &slot.writes, &slot.param_write}) under_way->settle();
+    for (auto& state : slot.states) c_.memory.give(state);
+    c_.memory.give(slot.param);
+  }
 }
 
 void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
@@ -120,41 +54,43 @@ void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
     params_travel |= segment_of(tile).param_travels;
     params_in_file |= segment_of(tile).param_travels && tile.group->facts.in_file();
   }
-  const auto rest = [&](Place place, Dtype dtype) {
-    return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other}, numel, dtype);
+  const auto rest = [&](Place place, Role role, Dtype dtype) {
+    return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other, .role = role}, numel, dtype);
   };
   slots_.resize(static_cast<std::size_t>(count));
   for (auto& slot : slots_) {
     for (int state = 0; states_in_file && state <= c_.facts.num_slots; ++state)
-      slot.states[state] = rest(Place::IoBuffer, Dtype::F32);
+      slot.states[state] = rest(Place::IoBuffer, Role::StatesTile, Dtype::F32);
     if (params_travel)
-      slot.param = rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, c_.facts.precision.param);
+      slot.param =
+          rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, c_.facts.precision.param);
   }
 }
 
-void OptimizerStep::observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to, std::int64_t bytes) {
-  c_.observer.issued({.kind = kind,
-                      .reason = reason,
-                      .group = tile.group->index,
-                      .bytes = bytes,
-                      .from = from,
-                      .to = to,
-                      .offloaded_numel = segment_of(tile).tier != Tier::Device ? tile.numel : 0});
+std::unique_ptr<Observed> OptimizerStep::observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
+                                                 std::int64_t bytes) {
+  return c_.observer.issued({.kind = kind,
+                             .reason = reason,
+                             .group = tile.group->index,
+                             .bytes = bytes,
+                             .from = from,
+                             .to = to,
+                             .offloaded_numel = segment_of(tile).tier != Tier::Device ? tile.numel : 0});
 }
 
 void OptimizerStep::read_until(std::size_t end) {
   for (; read_ < std::min(end, tiles_.size()); ++read_) {
     auto& slot = slot_of(read_);
-    wait_all(slot.writes);
-    wait_for(slot.param_write);
+    slot.param_write.wait();
+    slot.writes.wait();
     const auto& tile = tiles_[read_];
     if (segment_of(tile).tier != Tier::File) continue;
-    observe(tile, OpKind::FetchStates, OpReason::Arrives, Tier::File, Tier::Host, tile.numel * state_width(c_.facts));
+    slot.reads.begin(observe(tile, OpKind::FetchStates, OpReason::Arrives, Tier::File, Tier::Host,
+                             tile.numel * state_width(c_.facts)));
     const auto& rests = tile.group->states[tile.segment];
     for (int k = 0; k <= c_.facts.num_slots; ++k) {
       const auto& from = k == 0 ? rests.master : rests.slots[k - 1];
-      slot.reads.push_back(
-          c_.backend.tensors.read(slot.states[k].part(0, tile.numel), from.part(tile.begin, tile.numel)));
+      slot.reads.add(c_.backend.tensors.read(slot.states[k].part(0, tile.numel), from.part(tile.begin, tile.numel)));
     }
   }
 }
@@ -170,11 +106,12 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
   const bool in_file = segment.tier == Tier::File, travels = to == To::Params && segment.param_travels;
   const auto owned = segment.begin + tile.begin;  // in the owned range
   const auto resting = group.params->resting_part(owned, tile.numel);
-  if (in_file) wait_all(slot->reads);
+  if (in_file) slot->reads.wait();
   UpdateTarget target;
   target.master = in_file ? slot->states[0].part(0, tile.numel) : rests.master.part(tile.begin, tile.numel);
   for (int k = 0; k < c_.facts.num_slots; ++k)
     target.slots[k] = in_file ? slot->states[1 + k].part(0, tile.numel) : rests.slots[k].part(tile.begin, tile.numel);
+  target.param_elsewhere = travels || to == To::PendingParams;
   if (to == To::PendingParams) {
     target.param = group.pending_params.part(owned, tile.numel);
   } else if (travels) {
@@ -186,22 +123,23 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
   if (before_change) before_change(group.index, owned, tile.numel, target);
   const auto at = in_file ? Tier::Host : segment.tier;
   const auto bytes = tile.numel * state_width(c_.facts);
-  observe(tile, OpKind::Update, OpReason::Update, at, at, bytes);
-  c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source(), factor);
+  {
+    const auto seen = observe(tile, OpKind::Update, OpReason::Update, at, at, bytes);
+    c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source(), factor);
+  }
   if (in_file) {
-    observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes);
+    slot->writes.begin(observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes));
     for (int k = 0; k <= c_.facts.num_slots; ++k)
-      slot->writes.push_back(
+      slot->writes.add(
           c_.backend.tensors.write((k == 0 ? rests.master : rests.slots[k - 1]).part(tile.begin, tile.numel),
                                    k == 0 ? target.master : target.slots[k - 1]));
   }
   if (!travels) return;
-  observe(tile, group.facts.in_file() ? OpKind::Store : OpKind::Copy, OpReason::NewValues, Tier::Host,
-          group.facts.param_tier, target.param.bytes());
-  if (group.facts.in_file())
-    slot->param_write = c_.backend.tensors.write(resting, target.param);
-  else
-    c_.backend.tensors.copy(resting, target.param, Lane::Offload);
+  auto seen = observe(tile, group.facts.in_file() ? OpKind::Store : OpKind::Copy, OpReason::NewValues, Tier::Host,
+                      group.facts.param_tier, target.param.bytes());
+  if (!group.facts.in_file()) return c_.backend.tensors.copy(resting, target.param, Lane::Offload);
+  slot->param_write.begin(std::move(seen));
+  slot->param_write.add(c_.backend.tensors.write(resting, target.param));
 }
 
 void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& updated) {
@@ -219,23 +157,23 @@ void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& 
         read_until(next + ahead);
         update(tiles_[next], factor, to, &slot_of(next));
         if (!c_.facts.pipeline_write) {
-          wait_all(slot_of(next).writes);
-          wait_for(slot_of(next).param_write);
+          slot_of(next).param_write.wait();
+          slot_of(next).writes.wait();
         }
       }
     }
     if (to == To::Params && group->facts.trainable) group->params->mark_updated();
     updated(*group);
   }
-  for (auto& slot : slots_) wait_for(slot.param_write);  // parameters are needed next, states not before the next run
+  for (auto& slot : slots_) slot.param_write.wait();  // parameters are needed next, states not before the next run
   read_ = 0;
 }
 
 void OptimizerStep::settle() {
   for (auto& slot : slots_) {
-    wait_all(slot.reads);
-    wait_all(slot.writes);
-    wait_for(slot.param_write);
+    slot.reads.wait();
+    slot.param_write.wait();
+    slot.writes.wait();
   }
   read_ = 0;
 }

@@ -6,31 +6,17 @@
 #include <memory>
 #include <vector>
 
-#include "step/grad_storage.h"
-#include "step/param_storage.h"
+#include "step/group.h"
 
 namespace zero::step {
-
-// One group of parameters with all its states.
-struct Group {
-  // `context` and `facts` outlive it.
-  Group(const Context& context, const GroupFacts& facts, int index);
-  // First parameters, masters and optimizer states, from fp32 `values` of all its elements.
-  void initialise(const Context& context, View values);
-
-  const GroupFacts& facts;
-  const int index;
-  std::unique_ptr<ParamStorage> params;
-  std::unique_ptr<GradStorage> grads;
-  std::vector<UpdateTarget> states;  // by segment: where they rest; without param
-  View pending_params;               // new values of a delayed update
-};
-using Groups = std::vector<std::unique_ptr<Group>>;
 
 class OptimizerStep {
  public:
   // Both outlive it. Makes the buffers of the tiles.
   OptimizerStep(const Context& context, const Groups& groups);
+  ~OptimizerStep();
+  OptimizerStep(const OptimizerStep&) = delete;
+  OptimizerStep& operator=(const OptimizerStep&) = delete;
 
   // Backward has reduced `done` of `all` groups: begins to read that part of the first tiles, as many as have buffers.
   // Nothing without pipeline_read.
@@ -54,13 +40,14 @@ class OptimizerStep {
   // Buffers that one tile after the other goes through.
   struct Slot {
     View states[3], param;  // master and optimizer states; the new parameter
-    std::vector<WorkPtr> reads, writes;
-    WorkPtr param_write;
+    Pending reads, writes, param_write;
   };
   void make_slots(std::int64_t numel, std::int64_t count);
+  void give_slots();
   void read_until(std::size_t end);
   void update(const Tile& tile, float factor, To to, Slot* slot);
-  void observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to, std::int64_t bytes);
+  std::unique_ptr<Observed> observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
+                                    std::int64_t bytes);
   const Segment& segment_of(const Tile& tile) const { return tile.group->facts.segments[tile.segment]; }
   Slot& slot_of(std::size_t tile) { return slots_[tile % slots_.size()]; }
 

@@ -18,17 +18,20 @@ ParamStorage::ParamStorage(const Context& context, const GroupFacts& facts, int 
                              .group = group,
                              .axis = facts.axis},
                             facts.resting(), c_.facts.precision.param);
+  if (place == Place::Symmetric) resting_.begin = shard_begin();
   if (facts.sharding.params) residency_ = Residency::Sharded;
 }
 
+void ParamStorage::mark_updated() { c_.backend.model.values_changed(group_); }
+
 void ParamStorage::broadcast(View values) {
-  if (axis().size == 1) return;
-  c_.observer.issued({.kind = OpKind::Broadcast,
-                      .reason = OpReason::InitialValues,
-                      .group = group_,
-                      .bytes = values.bytes(),
-                      .sent = ring_bytes(values.bytes(), axis().size)});
-  c_.backend.comm.broadcast(facts_.axis, values, /*root=*/0)->wait();
+  if (axis().size == 1 || values.numel == 0) return;
+  const auto seen = c_.observer.issued({.kind = OpKind::Broadcast,
+                                        .reason = OpReason::InitialValues,
+                                        .group = group_,
+                                        .bytes = values.bytes(),
+                                        .sent = ring_bytes(values.bytes(), axis().size)});
+  c_.backend.comm.broadcast(group_, values, /*root=*/0)->wait();
 }
 
 namespace {
@@ -41,24 +44,23 @@ class ReplicatedParams final : public ParamStorage {
 
   void finish_unshard() override {}
   void reshard() override {}
+  View whole() const override { return resting_; }
 
   void begin_all_gather() override {
     if (!facts_.trainable || !facts_.sharding.optimizer || axis().size == 1 || resting_.numel == 0) return;
-    c_.observer.issued({.kind = OpKind::AllGatherParams,
-                        .reason = OpReason::NewValues,
-                        .group = group_,
-                        .bytes = whole_bytes(),
-                        .sent = ring_bytes(whole_bytes(), axis().size)});
-    work_ =
-        c_.backend.comm.all_gather(facts_.axis, resting_, resting_.part(shard_begin(), facts_.shard()), Lane::Compute);
+    gather_.begin(c_.observer.issued({.kind = OpKind::AllGatherParams,
+                                      .reason = OpReason::NewValues,
+                                      .group = group_,
+                                      .bytes = whole_bytes(),
+                                      .sent = ring_bytes(whole_bytes(), axis().size)}));
+    gather_.add(
+        c_.backend.comm.all_gather(group_, resting_, resting_.part(shard_begin(), facts_.shard()), Lane::Compute));
   }
 
-  void finish_all_gather() override {
-    if (work_) std::exchange(work_, nullptr)->wait();
-  }
+  void finish_all_gather() override { gather_.wait(); }
 
  private:
-  WorkPtr work_;
+  Pending gather_;
 };
 
 // Shards that every rank of the host reads where they are: nothing is copied.
@@ -68,25 +70,20 @@ class SymmetricParams final : public ParamStorage {
       : ParamStorage(context, facts, group, Place::Symmetric) {}
 
   void finish_unshard() override {
-    if (residency_ == Residency::Gathered) return;
-    c_.observer.issued({.kind = OpKind::UnshardSymmetric,
-                        .reason = OpReason::BeforeUse,
-                        .group = group_,
-                        .bytes = whole_bytes(),
-                        .sent = ring_bytes(whole_bytes(), axis().size),
-                        .from = facts_.param_tier,
-                        .to = facts_.param_tier});
-    c_.backend.comm.wait_symmetric(group_);
-    c_.backend.model.bind(group_, resting_);
-    residency_ = Residency::Gathered;
+    if (residency_ == Residency::Unsharded) return;
+    wait_for_peers();
+    c_.backend.model.bind(group_, whole());
+    residency_ = Residency::Unsharded;
   }
 
   void unshard_copy() override {
     if (copy_) return;
-    finish_unshard();
-    copy_ = c_.memory.take(Memory::kUnshard, facts_.padded(), c_.facts.precision.param);
-    c_.backend.tensors.copy(copy_, resting_, Lane::Compute);
+    wait_for_peers();
+    auto copy = c_.memory.take(Memory::kUnshard, facts_.padded(), c_.facts.precision.param);
+    c_.backend.tensors.copy(copy, whole(), Lane::Compute);
+    copy_ = copy;
     c_.backend.model.bind(group_, copy_);
+    residency_ = Residency::Unsharded;
   }
 
   void reshard() override {
@@ -96,9 +93,26 @@ class SymmetricParams final : public ParamStorage {
     residency_ = Residency::Sharded;
   }
 
-  void mark_updated() override { c_.backend.comm.signal_symmetric(group_); }
+  View whole() const override { return copy_ ? copy_ : View{resting_.buffer, 0, facts_.padded(), resting_.dtype}; }
+
+  void mark_updated() override {
+    ParamStorage::mark_updated();
+    c_.backend.comm.signal_symmetric(resting_.buffer);
+  }
 
  private:
+  void wait_for_peers() {
+    const auto seen = c_.observer.issued({.kind = OpKind::UnshardSymmetric,
+                                          .reason = OpReason::BeforeUse,
+                                          .group = group_,
+                                          .bytes = whole_bytes(),
+                                          .sent = ring_bytes(whole_bytes(), axis().size),
+                                          .from = facts_.param_tier,
+                                          .to = facts_.param_tier});
+    if (seen) seen->waiting();
+    c_.backend.comm.wait_symmetric(resting_.buffer);
+  }
+
   View copy_;
 };
 
@@ -116,33 +130,34 @@ class ShardedParams final : public ParamStorage {
                                    .group = group},
                                   facts.padded() / ranks, c_.facts.precision.param);
   }
+  ~ShardedParams() override { fetch_.settle(); }
 
   void begin_fetch() override {
     if (!rests_in_file() || residency_ != Residency::Sharded || fetch_ || resting_.numel == 0) return;
-    fetched_ = c_.memory.take_io(resting_.numel, resting_.dtype);
-    c_.observer.issued({.kind = OpKind::Fetch,
-                        .reason = OpReason::Arrives,
-                        .group = group_,
-                        .bytes = step::whole_blocks(resting_.bytes()),
-                        .from = Tier::File,
-                        .to = Tier::Host});
-    fetch_ = c_.backend.tensors.read(fetched_, resting_);
+    if (!fetched_) fetched_ = c_.memory.take_io(resting_.numel, resting_.dtype);
+    fetch_.begin(c_.observer.issued({.kind = OpKind::Fetch,
+                                     .reason = OpReason::Arrives,
+                                     .group = group_,
+                                     .bytes = step::whole_blocks(resting_.bytes()),
+                                     .from = Tier::File,
+                                     .to = Tier::Host}));
+    fetch_.add(c_.backend.tensors.read(fetched_, resting_));
   }
 
   void cancel_fetch() override {
     if (!fetch_) return;
-    std::exchange(fetch_, nullptr)->wait();
-    c_.memory.give_io(fetched_);
+    fetch_.wait();
+    c_.memory.give(fetched_);
   }
 
   void begin_unshard() override { begin(/*exact=*/false); }
 
   void finish_unshard() override {
-    if (residency_ == Residency::Gathered) return;
+    if (residency_ == Residency::Unsharded) return;
     if (residency_ == Residency::Sharded) begin(/*exact=*/false);
     end();
     c_.backend.model.bind(group_, whole_);
-    residency_ = Residency::Gathered;
+    residency_ = Residency::Unsharded;
   }
 
   void unshard_copy() override {
@@ -155,26 +170,32 @@ class ShardedParams final : public ParamStorage {
 
   void reshard() override {
     if (residency_ == Residency::Sharded) return;
-    if (residency_ == Residency::Gathering) end();
+    if (residency_ == Residency::Unsharding) end();
     c_.backend.model.unbind(group_);
     c_.memory.put(Memory::kUnshard, whole_);
     residency_ = Residency::Sharded;
   }
 
-  void mark_updated() override { secondary_valid_ = false; }
+  View whole() const override { return residency_ == Residency::Unsharded ? whole_ : View{}; }
+
+  void mark_updated() override {
+    ParamStorage::mark_updated();
+    forget_secondary();
+  }
+  void forget_secondary() override { secondary_valid_ = false; }
 
  private:
   // The own shard, where a collective can read it: once `whole_` has been taken.
   View shard_to_gather(View fetched) {
     const auto shard = rests_in_file() ? fetched : resting_;
-    if (!c_.facts.topology.gpu || facts_.param_tier == Tier::Device) return shard;
+    if (!c_.facts.topology.gpu || facts_.param_tier == Tier::Device || shard.numel == 0) return shard;
     const auto own = whole_.part(shard_begin(), facts_.shard());
-    c_.observer.issued({.kind = OpKind::Copy,
-                        .reason = OpReason::Arrives,
-                        .group = group_,
-                        .bytes = resting_.bytes(),
-                        .from = Tier::Host,
-                        .to = Tier::Device});
+    const auto seen = c_.observer.issued({.kind = OpKind::Copy,
+                                          .reason = OpReason::Arrives,
+                                          .group = group_,
+                                          .bytes = resting_.bytes(),
+                                          .from = Tier::Host,
+                                          .to = Tier::Device});
     c_.backend.tensors.copy(own, shard, Lane::Unshard);
     return own;
   }
@@ -182,49 +203,53 @@ class ShardedParams final : public ParamStorage {
   void begin(bool exact) {
     ZERO_CHECK(residency_ == Residency::Sharded, "group ", name(), " is unsharded twice");
     begin_fetch();
-    if (fetch_) std::exchange(fetch_, nullptr)->wait();
-    whole_ = c_.memory.take(Memory::kUnshard, facts_.padded(), resting_.dtype);
+    fetch_.wait();
+    if (!whole_) whole_ = c_.memory.take(Memory::kUnshard, facts_.padded(), resting_.dtype);
     const auto shard = shard_to_gather(fetched_);
-    residency_ = Residency::Gathering;
     Op op{.kind = OpKind::Unshard, .reason = OpReason::BeforeUse, .group = group_, .bytes = whole_bytes()};
     if (secondary_valid_ && !exact) {
       op.node = true;
       op.sent = ring_bytes(op.bytes, axis().secondary_ranks);
-      c_.observer.issued(op);
-      work_ = c_.backend.comm.all_gather_node(facts_.axis, whole_, secondary_, Lane::Unshard);
+      gather_.begin(c_.observer.issued(op));
+      gather_.add(c_.backend.comm.all_gather_node(group_, whole_, secondary_, Lane::Unshard));
     } else if (facts_.unshard_bits > 0 && !exact) {
       const auto bytes = kernels::quantized_bytes(resting_.numel, facts_.unshard_bits);
       op.quantized = true;
       op.sent = (axis().size - 1) * bytes;
-      c_.observer.issued(op);
-      integers_ = c_.memory.take(Memory::kUnshard, bytes * axis().size, Dtype::U8);
+      gather_.begin(c_.observer.issued(op));
+      if (!integers_) integers_ = c_.memory.take(Memory::kUnshard, bytes * axis().size, Dtype::U8);
       const auto mine = integers_.part(axis().rank * bytes, bytes);
       c_.backend.tensors.quantize(mine, shard, facts_.unshard_bits);
-      work_ = c_.backend.comm.all_gather(facts_.axis, integers_, mine, Lane::Unshard);
+      gather_.add(c_.backend.comm.all_gather(group_, integers_, mine, Lane::Unshard));
     } else {
       op.sent = ring_bytes(op.bytes, axis().size);
-      c_.observer.issued(op);
-      work_ = c_.backend.comm.all_gather(facts_.axis, whole_, shard, Lane::Unshard);
+      gather_.begin(c_.observer.issued(op));
+      gather_.add(c_.backend.comm.all_gather(group_, whole_, shard, Lane::Unshard));
     }
+    residency_ = Residency::Unsharding;
+    exact_ = exact;
   }
 
   void end() {
-    std::exchange(work_, nullptr)->wait();
-    c_.memory.give_io(fetched_);
+    gather_.wait();
+    c_.memory.give(fetched_);
     if (integers_) {
       // The own part, too, is what the others see: every rank computes with the same parameters.
-      c_.backend.tensors.dequantize(whole_, integers_, facts_.unshard_bits);
+      const auto bytes = integers_.numel / axis().size;
+      for (int rank = 0; rank < axis().size; ++rank)
+        c_.backend.tensors.dequantize(whole_.part(rank * facts_.shard(), facts_.shard()),
+                                      integers_.part(rank * bytes, bytes), facts_.unshard_bits);
       c_.memory.put(Memory::kUnshard, integers_);
     }
-    if (secondary_ && !std::exchange(secondary_valid_, true)) {
+    if (secondary_ && !exact_ && !std::exchange(secondary_valid_, true)) {
       const auto node_rank = axis().rank % axis().secondary_ranks;
       c_.backend.tensors.copy(secondary_, whole_.part(node_rank * secondary_.numel, secondary_.numel), Lane::Unshard);
     }
   }
 
   View secondary_, fetched_, whole_, integers_;
-  bool secondary_valid_ = false;
-  WorkPtr fetch_, work_;
+  bool secondary_valid_ = false, exact_ = false;
+  Pending fetch_, gather_;
 };
 
 }  // namespace

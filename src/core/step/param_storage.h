@@ -10,24 +10,22 @@
 
 namespace zero::step {
 
-class ParamStorage : public step::GatherUnit {
+class ParamStorage : public Unshardable {
  public:
   // `context` and `facts` outlive the result, which makes its resting buffers.
   static std::unique_ptr<ParamStorage> make(const Context& context, const GroupFacts& facts, int group);
 
-  // From their file to host memory, so that begin_unshard() need not wait. Not a collective.
   void begin_fetch() override {}
-  // Drops what was fetched and not used: before the file is written.
   void cancel_fetch() override {}
-  virtual void begin_unshard() {}
-  // The members alias the whole parameters when it returns; begins what was not begun.
-  virtual void finish_unshard() = 0;
-  // The same, in memory of this rank that may be written, and exact where others compute with rounded values.
-  virtual void unshard_copy() { finish_unshard(); }
-  virtual void reshard() = 0;
+  void begin_unshard() override {}
+  void unshard_copy() override { finish_unshard(); }
+  // What the members alias; none while they are sharded.
+  virtual View whole() const = 0;
 
   // The resting values are new.
-  virtual void mark_updated() {}
+  virtual void mark_updated();
+  // They will be gathered in another way (GroupFacts::unshard_bits).
+  virtual void forget_secondary() {}
   // Gathers the ranks' new parts of replicated parameters; nothing for other strategies.
   virtual void begin_all_gather() {}
   virtual void finish_all_gather() {}
@@ -46,12 +44,8 @@ class ParamStorage : public step::GatherUnit {
   std::int64_t padded_numel() const final { return facts_.padded(); }
   bool rests_sharded() const final { return facts_.sharding.params; }
   bool rests_in_file() const final { return facts_.in_file(); }
-  bool gathers_in_place() const final { return facts_.symmetric; }
+  bool symmetric() const final { return facts_.symmetric; }
   Residency residency() const final { return residency_; }
-  void begin_gather() final { begin_unshard(); }
-  void finish_gather() final { finish_unshard(); }
-  void gather_copy() final { unshard_copy(); }
-  void release() final { reshard(); }
 
  protected:
   ParamStorage(const Context& context, const GroupFacts& facts, int group, Place place);
@@ -64,7 +58,7 @@ class ParamStorage : public step::GatherUnit {
   const GroupFacts& facts_;
   const int group_;
   View resting_;
-  Residency residency_ = Residency::Gathered;
+  Residency residency_ = Residency::Unsharded;
 };
 
 }  // namespace zero::step

@@ -8,7 +8,7 @@
 
 namespace zero::step {
 
-Prefetcher::Prefetcher(std::vector<GatherUnit*> groups, const Policy& policy,
+Prefetcher::Prefetcher(std::vector<Unshardable*> groups, const Policy& policy,
                        std::function<void(const std::string&)> diverged)
     : groups_(std::move(groups)),
       policy_(policy),
@@ -32,9 +32,9 @@ Prefetcher::Alone::~Alone() {
 }
 
 // False: it is pinned, or an operator reads it, and it stays for now.
-bool Prefetcher::release(int group) {
+bool Prefetcher::reshard(int group) {
   if (pinned(group) || read_now(group)) return false;
-  groups_[static_cast<std::size_t>(group)]->release();
+  groups_[static_cast<std::size_t>(group)]->reshard();
   return true;
 }
 
@@ -70,39 +70,39 @@ int Prefetcher::expected_next() const {
   const auto& order = order_[phase_];
   for (std::size_t k = position_ + 1; k < order.size(); ++k) {
     const auto* group = groups_[static_cast<std::size_t>(order[k])];
-    if (order[k] == last_ || group->root() || !group->rests_sharded() || group->gathers_in_place()) continue;
+    if (order[k] == last_ || group->root() || !group->rests_sharded() || group->symmetric()) continue;
     return group->padded_numel() <= policy_.ahead ? order[k] : -1;
   }
   return -1;
 }
 
-// Costs memory while it is gathered.
-bool Prefetcher::releasable(int group) const {
+// Costs memory while it is unsharded.
+bool Prefetcher::may_be_resharded(int group) const {
   const auto* g = groups_[static_cast<std::size_t>(group)];
-  return g->residency() != GatherUnit::Residency::Sharded && g->rests_sharded() && !g->gathers_in_place();
+  return g->residency() != Unshardable::Residency::Sharded && g->rests_sharded() && !g->symmetric();
 }
 
 std::int64_t Prefetcher::numel_of(int group) const { return groups_[static_cast<std::size_t>(group)]->padded_numel(); }
 
-std::int64_t Prefetcher::gathered_numel() const {
+std::int64_t Prefetcher::unsharded_numel() const {
   const Lock lock(mutex_);
-  std::int64_t gathered = 0;
+  std::int64_t unsharded = 0;
   for (const auto* group : groups_)
-    if (group->rests_sharded() && group->residency() != GatherUnit::Residency::Sharded)
-      gathered += group->padded_numel();
-  return gathered;
+    if (group->rests_sharded() && group->residency() != Unshardable::Residency::Sharded)
+      unsharded += group->padded_numel();
+  return unsharded;
 }
 
 std::int64_t Prefetcher::live_numel() const {
   std::int64_t live = 0;
   for (const int g : held_)
-    if (releasable(g)) live += numel_of(g);
+    if (may_be_resharded(g)) live += numel_of(g);
   return live;
 }
 
 void Prefetcher::hold(int group) {
   const auto* g = groups_[static_cast<std::size_t>(group)];
-  if (!g->rests_sharded() || g->gathers_in_place()) return;  // never to be released for others
+  if (!g->rests_sharded() || g->symmetric()) return;  // never to be resharded for others
   const auto at = std::lower_bound(held_.begin(), held_.end(), group);
   if (at == held_.end() || *at != group) held_.insert(at, group);
 }
@@ -120,13 +120,13 @@ bool Prefetcher::used_soon(int group) const {
   return false;
 }
 
-void Prefetcher::release_others(const int* groups, int count, int next) {
+void Prefetcher::reshard_others(const int* groups, int count, int next) {
   std::int64_t live = 0;  // what stays and what comes
   for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
   if (next >= 0) live += numel_of(next);
   std::vector<int> others;
   for (const int g : held_) {
-    if (!releasable(g) || std::find(groups, groups + count, g) != groups + count) continue;
+    if (!may_be_resharded(g) || std::find(groups, groups + count, g) != groups + count) continue;
     if (g == next) continue;
     if (pinned(g) || (groups_[static_cast<std::size_t>(g)]->root() && count > 0))
       live += numel_of(g);
@@ -137,14 +137,14 @@ void Prefetcher::release_others(const int* groups, int count, int next) {
     if (policy_.max_reuse > 0 && live + numel_of(g) <= policy_.max_live && used_soon(g))
       live += numel_of(g);
     else
-      release(g);
+      reshard(g);
   }
-  forget_released();
+  forget_resharded();
 }
 
-void Prefetcher::forget_released() {
+void Prefetcher::forget_resharded() {
   std::erase_if(held_, [&](int g) {
-    return groups_[static_cast<std::size_t>(g)]->residency() == GatherUnit::Residency::Sharded;
+    return groups_[static_cast<std::size_t>(g)]->residency() == Unshardable::Residency::Sharded;
   });
 }
 
@@ -167,21 +167,21 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   bool all_there = true, kept = true;
   for (int i = 0; i < count; ++i) {
     const auto* group = groups_[static_cast<std::size_t>(groups[i])];
-    all_there &= group->residency() == GatherUnit::Residency::Gathered;
+    all_there &= group->residency() == Unshardable::Residency::Unsharded;
     kept &= pinned(groups[i]);
   }
   // One rank alone may write what is pinned: nothing may follow from it that others take part in.
   if (kept || (all_there && count == 1 && groups[0] == last_)) return;
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
   const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
-  if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) release_others(groups, count, next);
+  if (!(all_there && groups_[static_cast<std::size_t>(last_)]->root())) reshard_others(groups, count, next);
   for (int i = 0; i < count; ++i) {
-    groups_[static_cast<std::size_t>(groups[i])]->finish_gather();
+    groups_[static_cast<std::size_t>(groups[i])]->finish_unshard();
     hold(groups[i]);
   }
-  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == GatherUnit::Residency::Sharded &&
+  if (next >= 0 && groups_[static_cast<std::size_t>(next)]->residency() == Unshardable::Residency::Sharded &&
       live_numel() + numel_of(next) <= policy_.max_live) {
-    groups_[static_cast<std::size_t>(next)]->begin_gather();
+    groups_[static_cast<std::size_t>(next)]->begin_unshard();
     hold(next);
   }
   if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
@@ -193,7 +193,7 @@ void Prefetcher::fetch_from(std::size_t position) {
   int count = 0;
   for (auto k = position; k < order.size() && count < policy_.fetch_ahead; ++k) {
     auto* group = groups_[static_cast<std::size_t>(order[k])];
-    if (!group->rests_in_file() || group->residency() != GatherUnit::Residency::Sharded) continue;
+    if (!group->rests_in_file() || group->residency() != Unshardable::Residency::Sharded) continue;
     group->begin_fetch();
     ++count;
   }
@@ -204,9 +204,9 @@ void Prefetcher::fetch_first() {
   if (policy_.fetch_ahead > 0 && !all_pinned()) fetch_from(0);
 }
 
-void Prefetcher::release_all() {
-  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) release(g);
-  forget_released();
+void Prefetcher::reshard_all() {
+  for (int g = 0; g < static_cast<int>(groups_.size()); ++g) reshard(g);
+  forget_resharded();
   for (auto* group : groups_) group->cancel_fetch();
   at_start_ = true;
   last_ = -1;
@@ -219,14 +219,14 @@ void Prefetcher::begin_backward() {
   last_ = -1;
   if (all_pinned()) return;
   for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
-    if (groups_[static_cast<std::size_t>(g)]->gathers_in_place()) release(g);
-  release_others(nullptr, 0, -1);
+    if (groups_[static_cast<std::size_t>(g)]->symmetric()) reshard(g);
+  reshard_others(nullptr, 0, -1);
   fetch_first();
 }
 
 void Prefetcher::end_pass() {
   const Lock lock(mutex_);
-  release_all();
+  reshard_all();
   for (const auto phase : {kForward, kBackward}) {
     if (!seen_[phase].empty()) order_[phase] = std::move(seen_[phase]);
     seen_[phase].clear();
@@ -240,7 +240,7 @@ void Prefetcher::pin(const std::vector<int>& groups) {
   for (const int g : groups) {
     auto& pins = pins_[static_cast<std::size_t>(g)];
     if (pins == 0) {  // else it holds what a scope around this one may have written
-      groups_[static_cast<std::size_t>(g)]->gather_copy();
+      groups_[static_cast<std::size_t>(g)]->unshard_copy();
       hold(g);
       ++pinned_groups_;
     }
@@ -253,10 +253,10 @@ void Prefetcher::unpin(const std::vector<int>& groups) {
   for (const int g : groups) {
     if (--pins_[static_cast<std::size_t>(g)] != 0) continue;
     --pinned_groups_;
-    release(g);
+    reshard(g);
   }
-  if (pinned_groups_ == 0) return release_all();
-  forget_released();
+  if (pinned_groups_ == 0) return reshard_all();
+  forget_resharded();
 }
 
 void Prefetcher::pin_all() {

@@ -10,9 +10,10 @@
 namespace zero::step {
 
 StepProgram::StepProgram(const RunFacts& facts, const std::vector<GroupFacts>& groups, Backend backend, Memory& memory,
-                         optim::LossScaler& scaler, Observer& observer)
+                         optim::LossScaler& scaler, Observer& observer,
+                         std::function<void(const std::string&)> diverged)
     : facts_(facts), group_facts_(groups), c_{facts_, backend, memory, observer}, scaler_(scaler) {
-  std::vector<step::GatherUnit*> units;
+  std::vector<Unshardable*> units;
   bool in_file = false;
   for (std::size_t g = 0; g < group_facts_.size(); ++g) {
     const auto& group = group_facts_[g];
@@ -22,16 +23,26 @@ StepProgram::StepProgram(const RunFacts& facts, const std::vector<GroupFacts>& g
     delayed_ |= group.delayed;
     in_file |= group.in_file();
   }
-  for (const auto g : reduce_order(group_facts_)) reduce_order_.push_back(groups_[g].get());
+  order_reductions();
   serve_blocks();
-  optimizer_ = std::make_unique<OptimizerStep>(c_, groups_);
+  make_optimizer_step();
   prefetcher_ =
       std::make_unique<step::Prefetcher>(std::move(units),
                                          step::Prefetcher::Policy{.ahead = facts_.prefetch_numel,
                                                                   .max_live = facts_.max_live_numel,
                                                                   .max_reuse = facts_.max_reuse_numel,
                                                                   .fetch_ahead = in_file ? facts_.fetch_ahead : 0},
-                                         [](const std::string&) {});
+                                         std::move(diverged));
+}
+
+void StepProgram::order_reductions() {
+  reduce_order_.clear();
+  for (const auto g : reduce_order(group_facts_)) reduce_order_.push_back(groups_[g].get());
+}
+
+void StepProgram::make_optimizer_step() {
+  optimizer_.reset();  // its buffers make room
+  optimizer_ = std::make_unique<OptimizerStep>(c_, groups_);
 }
 
 // Gradients that need no conversion are made where peers can read them.
@@ -48,7 +59,7 @@ void StepProgram::serve_blocks() {
 void StepProgram::initialise(int group, View values, bool broadcast) {
   auto& g = *groups_[static_cast<std::size_t>(group)];
   if (broadcast) g.params->broadcast(values);
-  g.initialise(c_, values);
+  g.initialise(values);
 }
 
 // --- forward and backward ---------------------------------------------------------------------
@@ -57,9 +68,20 @@ void StepProgram::use(std::span<const int> groups, bool training) {
   if (unshards_) prefetcher_->use(groups.data(), static_cast<int>(groups.size()), training);
 }
 
-void StepProgram::begin_backward() {
-  const bool boundary = facts_.boundary_by_count && micro_step_ + 1 == facts_.accumulation;
-  for (const auto& group : groups_) group->grads->begin_micro_step(micro_step_ == 0, boundary);
+void StepProgram::begin_use(std::span<const int> groups, bool training) {
+  prefetcher_->begin_use(groups.data(), static_cast<int>(groups.size()), training);
+}
+
+void StepProgram::end_use(std::span<const int> groups) noexcept {
+  prefetcher_->end_use(groups.data(), static_cast<int>(groups.size()));
+}
+
+void StepProgram::begin_backward(const PassOptions& pass) {
+  pass_ = pass;
+  if (pass.recoverable && accumulated_.taken_passes > 0 && !accumulated_.open) save_copies();
+  const bool boundary =
+      facts_.boundary_by_count && accumulated_.micro_batches + 1 == facts_.accumulation && !pass.retains;
+  for (const auto& group : groups_) group->grads->begin_micro_step(accumulated_.taken_passes == 0, boundary);
   reduce_next_ = 0;
   reducing_.clear();
   prefetcher_->begin_backward();
@@ -68,7 +90,27 @@ void StepProgram::begin_backward() {
   c_.memory.open_blocks(true);
 }
 
+void StepProgram::save_copies() {
+  try {
+    for (const auto& group : groups_) group->grads->save_copy();
+  } catch (...) {  // half a copy is none
+    for (const auto& group : groups_) group->grads->drop_copy();
+    throw;
+  }
+  copied_ = accumulated_;
+}
+
+void StepProgram::drop_copies() {
+  if (std::exchange(copied_, {}).taken_passes == 0) return;
+  for (const auto& group : groups_) group->grads->drop_copy();
+}
+
+bool StepProgram::accepts_gradient(int group, int member) const {
+  return groups_[static_cast<std::size_t>(group)]->grads->accepts(member);
+}
+
 void StepProgram::gradient(int group, int member, View arrived, bool peer_readable) {
+  note_gradient();
   if (groups_[static_cast<std::size_t>(group)]->grads->take(member, arrived, peer_readable)) reduce_ready();
 }
 
@@ -98,24 +140,45 @@ void StepProgram::finish_reductions(std::size_t most_in_flight) {
   }
 }
 
-std::vector<std::pair<int, int>> StepProgram::end_backward() {
-  c_.memory.open_blocks(false);
+std::vector<std::pair<int, int>> StepProgram::fill_missing() {
   std::vector<std::pair<int, int>> missing;
+  if (pass_.keeps_graph) return missing;
   for (auto* group : reduce_order_)
     for (const int member : group->grads->fill_missing()) missing.emplace_back(group->index, member);
-  reduce_ready();
-  finish_reductions(0);
-  prefetcher_->end_pass();
-  ++micro_step_;
   return missing;
 }
 
-void StepProgram::discard_micro_batches() {
+void StepProgram::end_backward() {
   c_.memory.open_blocks(false);
-  for (const auto& group : groups_) group->grads->discard();
-  reducing_.clear();
+  if (!pass_.keeps_graph) {
+    fill_missing();
+    reduce_ready();
+    finish_reductions(0);
+    ++accumulated_.taken_passes;
+  }
   prefetcher_->end_pass();
-  micro_step_ = 0;
+  ++accumulated_.passes;
+  accumulated_.open = pass_.retains;
+  if (accumulated_.open) return;
+  ++accumulated_.micro_batches;
+  accumulated_.touched = false;
+  drop_copies();
+}
+
+KeptGrads StepProgram::discard_micro_batch() {
+  c_.memory.open_blocks(false);
+  const bool copied = copied_.taken_passes > 0;
+  const bool all = accumulated_.micro_batches == 0 || (accumulated_.touched && !copied);
+  const auto kept = all ? KeptGrads::None : copied ? KeptGrads::Copy : KeptGrads::All;
+  for (const auto& group : groups_) group->grads->discard(kept);
+  if (copied) accumulated_ = copied_;
+  drop_copies();
+  if (all) accumulated_ = {};
+  accumulated_.open = accumulated_.touched = false;
+  reducing_.clear();
+  if (!pending_) optimizer_->settle();  // what was read ahead
+  prefetcher_->end_pass();
+  return kept;
 }
 
 void StepProgram::set_active(int group, int member, bool active) {
@@ -123,7 +186,7 @@ void StepProgram::set_active(int group, int member, bool active) {
 }
 
 bool StepProgram::at_boundary() const {
-  return facts_.boundary_by_count ? micro_step_ == facts_.accumulation : micro_step_ > 0;
+  return facts_.boundary_by_count ? accumulated_.micro_batches == facts_.accumulation : accumulated_.micro_batches > 0;
 }
 
 // --- step() -----------------------------------------------------------------------------------
@@ -150,7 +213,7 @@ StepOutcome StepProgram::step() {
   outcome.give_up = scaler_.update(outcome.overflow);
   const bool delay = delays();
   ++step_;
-  micro_step_ = 0;
+  accumulated_ = {};
   outcome.updated = finish_delayed();
   if (outcome.give_up) return outcome;
   if (!outcome.overflow) {
@@ -181,21 +244,7 @@ bool StepProgram::finish_delayed() {
   if (!std::exchange(pending_, false)) return false;
   c_.backend.optimizer.join();
   for (const auto& group : groups_) {
-    if (const auto& pending = group->pending_params) {
-      const bool file = group->facts.in_file();
-      c_.observer.issued({.kind = file ? OpKind::Store : OpKind::Copy,
-                          .reason = OpReason::NewValues,
-                          .group = group->index,
-                          .bytes = pending.bytes(),
-                          .from = Tier::Host,
-                          .to = group->facts.param_tier});
-      const auto resting = group->params->resting_part(0, pending.numel);
-      if (file)
-        c_.backend.tensors.write(resting, pending)->wait();
-      else
-        c_.backend.tensors.copy(resting, pending, Lane::Compute);
-      group->params->mark_updated();
-    }
+    group->params_from_pending();
     all_gather(*group);
   }
   finish_all_gathers(0);
@@ -225,7 +274,7 @@ void StepProgram::finish_all_gathers(std::int64_t numel_under_way) {
 void StepProgram::flush() {
   if (!pending_) return optimizer_->settle();
   prefetcher_->end_pass();
-  c_.backend.comm.exchange(0);  // nobody reads a shard in place any more
+  c_.backend.comm.barrier();  // nobody reads a shard in place any more
   finish_delayed();
   optimizer_->settle();
   prefetcher_->fetch_first();
@@ -240,11 +289,36 @@ void StepProgram::begin_replacing() {
   optimizer_->settle();
 }
 
-void StepProgram::begin_unsharded() {
-  flush();
-  prefetcher_->pin_all();
+void StepProgram::join_update() {
+  if (pending_) c_.backend.optimizer.join();
 }
 
-void StepProgram::end_unsharded() { prefetcher_->unpin_all(); }
+void StepProgram::end_replacing() {
+  for (const auto& group : groups_) {
+    group->params_from_masters();
+    group->params->begin_all_gather();
+  }
+  for (const auto& group : groups_) group->params->finish_all_gather();
+}
+
+void StepProgram::admit(int group, const GroupFacts& facts) {
+  join_update();
+  optimizer_->settle();
+  auto& admitted = *groups_[static_cast<std::size_t>(group)];
+  auto& known = group_facts_[static_cast<std::size_t>(group)];
+  const auto before = std::exchange(known, facts);
+  try {
+    admitted.become_trainable();
+    make_optimizer_step();
+  } catch (...) {
+    admitted.become_frozen();
+    known = before;
+    admitted.grads = GradStorage::make(c_, known, group);
+    make_optimizer_step();
+    throw;
+  }
+  admitted.params->forget_secondary();
+  order_reductions();
+}
 
 }  // namespace zero::step

@@ -6,12 +6,12 @@
 namespace zero {
 
 void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
-  observe::TraceSpan files(state_->trace(), observe::TraceKind::Save, "save");
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "save");
   checkpoint::save(*state_, formats::system_files(), dir.string(), tag);
 }
 
 std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
-  observe::TraceSpan files(state_->trace(), observe::TraceKind::Load, "load");
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Load, "load");
   return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
 }
 

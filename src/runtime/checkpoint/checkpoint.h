@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/dtypes.h"
 #include "engine/state.h"
 #include "formats/files.h"
 #include "formats/manifest.h"

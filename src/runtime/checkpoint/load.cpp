@@ -56,11 +56,12 @@ Names stored_for(const formats::Manifest& manifest, int rank) {
 }
 
 void require_same_run(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  if (manifest.world != state.comm().size())
-    throw ConfigError(base::join(
-        "[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ", state.comm().size(),
-        ". Hint: this version loads at the same number of ranks only; run with ", manifest.world, "."));
-  const auto optimizer = optimizer_name(state.settings().optimizer.type);
+  if (manifest.world != state.parts.comm->size())
+    throw ConfigError(base::join("[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ",
+                                 state.parts.comm->size(),
+                                 ". Hint: this version loads at the same number of ranks only; run with ",
+                                 manifest.world, "."));
+  const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
   if (manifest.optimizer != optimizer)
     throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
                       ", this run has " + optimizer +
@@ -79,7 +80,7 @@ bool was_frozen(const Names& stored, const std::string& name) { return stored.co
 
 void require_same_model(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto wanted = tensors_of(state);
-  auto stored = stored_for(manifest, state.comm().rank());
+  auto stored = stored_for(manifest, state.parts.comm->rank());
   std::vector<std::string> differences;
   std::set<std::string> frozen_here;  // and trained there: one line each
   std::set<std::pair<std::string, std::string>> taken;
@@ -107,7 +108,7 @@ void require_same_model(engine::State& state, const formats::Manifest& manifest,
   for (const auto& [key, tensor] : stored)
     if (key.first != kPrivate && !taken.contains(key) && (key.first == kBuffer || !frozen_here.contains(key.second)))
       differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
-  const auto aliases = state.aliases();
+  const auto aliases = state.exports->aliases();
   for (const auto& [alias, owner] : aliases)
     if (const auto found = manifest.aliases.find(alias); found == manifest.aliases.end() || found->second != owner)
       differences.push_back(alias + ": tied to " + owner + " in the model, not in the checkpoint");
@@ -127,7 +128,7 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
     base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text);
   };
   for (const auto& text : choice.notices) notice(text);
-  const auto parameter = file_dtype(state.recipe().parameter, "parameters");
+  const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
            "; masters are taken and cast again");
@@ -156,10 +157,10 @@ class Loader {
     counters_ = {manifest_.global_steps,  manifest_.skipped_steps,
                  manifest_.applied_steps, {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
                  manifest_.set_rates,     manifest_.missed_steps};
-    optim::LossScaler(state_.settings()).set_state(counters_.scaler);
+    optim::LossScaler(state_.parts.settings).set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       formats::fail_damaged(folder_.path_of(formats::kManifestName), "counts more applied or skipped steps than steps");
-    const auto stored = stored_for(manifest_, state_.comm().rank());
+    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
     for (const auto& tensor : tensors_of(state_))
       if (tensor.kind == "master" && was_frozen(stored, tensor.name))
         counters_.missed_steps[tensor.name] = counters_.applied_steps;
@@ -167,8 +168,8 @@ class Loader {
       if (missed > counters_.applied_steps)
         formats::fail_damaged(folder_.path_of(formats::kManifestName),
                               "counts more steps without " + name + " than applied steps");
-    state_.optimizer().check_rates(counters_.set_rates);
-    pieces_ = state_.pieces_to_load();
+    state_.parts.optimizer->check_rates(counters_.set_rates);
+    pieces_ = state_.exports->pieces_to_load();
     visit([](const engine::StatePiece&, const formats::Tensor&, std::int64_t, std::int64_t, const char*) {});
     read_generator();
     reader_.finish();
@@ -190,7 +191,7 @@ class Loader {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator.set_state(generator_state_);
     }
-    state_.set_counters(counters_);
+    state_.exports->set_counters(counters_);
     state_.user_state = manifest_.user_state;
   }
 
@@ -199,7 +200,7 @@ class Loader {
   // the part begin at the pointer.
   template <class Take>
   void visit(Take&& take) {
-    const auto stored = stored_for(manifest_, state_.comm().rank());
+    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
     for (const auto& piece : pieces_) {
       const auto* const source = source_of(stored, piece.kind, piece.name);
       if (source == nullptr && was_frozen(stored, piece.name)) continue;
@@ -218,22 +219,22 @@ class Loader {
 
   void fill_moments_of_frozen() {
     constexpr std::int64_t kMost = 1 << 20;  // elements at once
-    const auto stored = stored_for(manifest_, state_.comm().rank());
+    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
     for (const auto& piece : pieces_) {
       if (source_of(stored, piece.kind, piece.name) != nullptr) continue;
       const auto initial =
-          at::full({std::min(kMost, piece.numel)}, state_.optimizer().slot_initial_value(), piece.dtype);
+          at::full({std::min(kMost, piece.numel)}, state_.parts.optimizer->slot_initial_value(), piece.dtype);
       for (std::int64_t at = 0; at < piece.numel; at += kMost)
         piece.write(at, initial.narrow(0, 0, std::min(kMost, piece.numel - at)));
     }
   }
 
   void read_generator() {
-    const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(state_.comm().rank())]);
+    const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(state_.parts.comm->rank())]);
     const auto found = stored.find({kPrivate, kGenerator});
     const auto path = folder_.path_of(formats::kManifestName);
     if (found == stored.end())
-      formats::fail_damaged(path, base::join("has no random number generator of rank ", state_.comm().rank()));
+      formats::fail_damaged(path, base::join("has no random number generator of rank ", state_.parts.comm->rank()));
     const auto& tensor = *found->second;
     if (tensor.dtype != "U8" || tensor.parts.size() != 1 || tensor.shape.size() != 1)
       formats::fail_damaged(path, "has a random number generator of another form");
@@ -251,7 +252,7 @@ class Loader {
   formats::Manifest manifest_;
   formats::PartReader reader_;
   std::vector<engine::StatePiece> pieces_;
-  engine::State::Counters counters_{};
+  engine::StateCounters counters_{};
   at::Tensor generator_state_;
 };
 
@@ -268,33 +269,33 @@ struct Phase {
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
   const Phase phase;
   const at::NoGradGuard no_grad;
-  auto& comm = state.comm();
+  auto& comm = *state.parts.comm;
   formats::Choice choice;
   const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
-    state.require_boundary(kWhere);
-    state.require_no_scope(kWhere, /*reading_too=*/true);
+    state.checks.require_boundary(kWhere);
+    state.checks.require_no_scope(kWhere, /*reading_too=*/true);
     if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
     if (comm.rank() != 0) return "";
     choice = formats::choose(fs, root, tag);
     return choice.manifest_hash + choice.tag;
   });
   const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32);
-  state.compare_unfrozen(kWhere);
+  state.backward->compare_unfrozen(kWhere);
   std::optional<Loader> loader;
   (void)engine::agree(comm, kWhere, [&] {
-    state.admit_unfrozen();
+    state.backward->admit_unfrozen();
     loader.emplace(state, fs, root, chosen, hash);
     loader->verify();
     return "";
   });
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: a failure now leaves no rank usable.
-  state.relay().telling([&] {
-    state.begin_replacing();
+  state.parts.relay.telling([&] {
+    state.stepper->begin_replacing();
     loader->fill();
   });
   (void)engine::agree(comm, kWhere, [] { return ""; });
-  state.adopt_loaded();
+  state.exports->adopt_loaded();
   return chosen;
 }
 

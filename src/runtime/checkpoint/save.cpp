@@ -94,8 +94,8 @@ formats::Source source_of(const engine::StatePiece& piece) {
 }
 
 formats::Manifest describe(engine::State& state) {
-  const auto& settings = state.settings();
-  const auto counters = state.counters();
+  const auto& settings = state.parts.settings;
+  const auto counters = state.exports->counters();
   formats::Manifest m;
   m.libzero_version = ZERO_VERSION;
   m.libtorch_version = TORCH_VERSION;
@@ -105,30 +105,30 @@ formats::Manifest describe(engine::State& state) {
   m.skipped_steps = counters.skipped_steps;
   // A count for readers, that nothing goes by.
   if (__builtin_mul_overflow(counters.global_steps,
-                             state.accumulation_steps() * state.micro_batch_size() * state.comm().size(),
+                             state.parts.accumulation * state.parts.micro_batch * state.parts.comm->size(),
                              &m.global_samples))
     m.global_samples = formats::kMostCount;
   m.global_samples = std::min(m.global_samples, formats::kMostCount);
   m.optimizer = optimizer_name(settings.optimizer.type);
-  for (int k = 0; k < state.optimizer().num_slots(); ++k) m.slots.push_back(state.optimizer().slot_name(k));
+  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
   m.loss_scale = counters.scaler.scale;
   m.hysteresis = counters.scaler.hysteresis;
   m.good = counters.scaler.good;
   m.floor = counters.scaler.floor;
-  m.world = state.comm().size();
+  m.world = state.parts.comm->size();
   m.stage = settings.zero.stage;
-  m.parameter_dtype = file_dtype(state.recipe().parameter, "parameters");
-  m.gradient_dtype = file_dtype(state.recipe().gradient, "gradients");
-  m.wire_dtype = file_dtype(state.recipe().wire, "gradients");
-  m.transport = state.comm().transport();
+  m.parameter_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
+  m.gradient_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.grad), "gradients");
+  m.wire_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.reduce), "gradients");
+  m.transport = state.parts.comm->transport();
   m.torch_threads = at::get_num_threads();
   m.cpu_capability = at::get_cpu_capability();
-  m.config = state.options().effective();
-  m.config_hash = state.options().digest();
+  m.config = state.parts.options.effective();
+  m.config_hash = state.parts.options.digest();
   m.user_state = state.user_state;
   m.set_rates = counters.set_rates;
   m.missed_steps = counters.missed_steps;
-  m.aliases = state.aliases();
+  m.aliases = state.exports->aliases();
   return m;
 }
 
@@ -194,22 +194,23 @@ std::string optimizer_name(config::OptimizerType type) {
 
 std::vector<formats::Tensor> tensors_of(engine::State& state) {
   std::vector<formats::Tensor> result;
-  for (const auto& group : state.groups()) {
-    for (const auto& member : group->members()) {
+  for (const auto& group : state.parts.binding().groups()) {
+    const bool trainable = group->facts.trainable;
+    for (const auto& member : group->members) {
       const auto shape = member.tensor.sizes().vec();
       const auto add = [&](const std::string& kind, at::ScalarType type) {
-        result.push_back({kind, member.name, file_dtype(type, member.name), shape, group->trainable(), {}});
+        result.push_back({kind, member.name, file_dtype(type, member.name), shape, trainable, {}});
       };
-      if (!group->trainable()) {
-        add("param", state.recipe().parameter);
+      if (!trainable) {
+        add("param", engine::scalar_type(state.parts.run.precision.param));
         continue;
       }
       add("master", at::kFloat);
-      for (int k = 0; k < state.optimizer().num_slots(); ++k)
-        add(std::string("opt.") + state.optimizer().slot_name(k), at::kFloat);
+      for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
+        add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
     }
   }
-  for (const auto& item : state.model()->named_buffers())
+  for (const auto& item : state.parts.model->named_buffers())
     if (item.value().defined())
       result.push_back({kBuffer,
                         item.key(),
@@ -223,21 +224,21 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& wanted_tag) {
   const Phase phase;
   const at::NoGradGuard no_grad;
-  auto& comm = state.comm();
-  state.flush();
+  auto& comm = *state.parts.comm;
+  state.stepper->flush();
   std::vector<engine::StatePiece> pieces;
 
   // Step 0: all ranks mean the same save, and it is a moment at which one can be.
   const auto intents = engine::agree(comm, kWhere, [&] {
-    state.require_boundary(kWhere);
-    state.require_no_scope(kWhere, /*reading_too=*/false);
+    state.checks.require_boundary(kWhere);
+    state.checks.require_no_scope(kWhere, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
     if (!formats::valid_tag(wanted_tag))
       throw ConfigError(
           "[save_checkpoint] got the tag \"" + wanted_tag +
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
-    pieces = state.pieces_to_save();
-    std::string text = base::join(wanted_tag, "\n", state.global_steps(), "\n");
+    pieces = state.exports->pieces_to_save();
+    std::string text = base::join(wanted_tag, "\n", state.parts.program->steps(), "\n");
     for (const auto& piece : pieces) {
       (void)file_dtype(piece.dtype, piece.name);
       if (piece.kind == kBuffer) text += contents_hash(piece);
@@ -248,7 +249,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   for (const auto& text : intents) ranks.push_back(intent_in(text));
   const auto& tag = ranks[0].tag;
   (void)engine::agree(comm, kWhere, [&] {
-    const auto& rule = state.settings().checkpoint_tag_validation;
+    const auto& rule = state.parts.settings.checkpoint_tag_validation;
     for (std::size_t r = 1; r < ranks.size(); ++r) {
       const auto difference =
           base::join("[save_checkpoint] rank ", r, " saves the tag \"", ranks[r].tag, "\", rank 0 \"", tag, "\"");

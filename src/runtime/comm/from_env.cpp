@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/group.h"
 #include "comm/transport.h"
 #include "net/process_info.h"
 #include "net/transport_choice.h"
@@ -23,8 +24,8 @@ std::unique_ptr<comm::Transport> open_transport(const std::string& name, const I
   return comm::make_nccl(identity, timeout);
 }
 
-std::unique_ptr<comm::Transport> meet(const Identity& identity, const net::Environment& environment,
-                                      std::chrono::milliseconds timeout) {
+std::unique_ptr<comm::Transport> rendezvous(const Identity& identity, const net::Environment& environment,
+                                            std::chrono::milliseconds timeout) {
   const auto choice = net::choose_transport(identity, environment, net::visible_gpus);
   if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout, choice.asked);
   try {
@@ -44,7 +45,7 @@ std::shared_ptr<Communicator> Communicator::from_env() {
   const auto environment = net::process_environment();
   const auto identity = net::identity_from_env();
   const auto timeout = net::choose_timeout(environment);
-  auto transport = meet(identity, environment, timeout);
+  auto transport = rendezvous(identity, environment, timeout);
   transport->set_timeout(timeout);
   if (identity.rank == 0)
     base::log(LogLevel::Info,
@@ -53,7 +54,7 @@ std::shared_ptr<Communicator> Communicator::from_env() {
     base::log(LogLevel::Info,
               "ranks of several hosts show each other no secret, so whoever reaches their ports can join them: use a "
               "private network, and set ZERO_TOKEN to the same one for all");
-  return std::make_shared<Communicator>(std::move(transport));
+  return comm::make_communicator(std::move(transport));
 }
 
 }  // namespace zero

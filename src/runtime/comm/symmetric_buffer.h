@@ -1,5 +1,5 @@
 // A flat vector of size() equal shards that every rank reads where they rest: gathering it moves nothing. What a
-// transport between processes of one host can give beside its collectives (Communicator::share). It knows nothing of
+// transport between processes of one host can give beside its collectives (comm::Group::share). It knows nothing of
 // parameters.
 //
 // [Note: epochs instead of barriers] A rank writes its shard, then publishes it. A reader waits until every rank has

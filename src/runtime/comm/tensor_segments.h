@@ -1,6 +1,6 @@
 // A flat vector that lies in stretches of memory, as gradients do when backward leaves them: reduced where they are,
 // without a copy into one buffer. What a transport between processes of one host can give
-// (Communicator::reduce_scattered).
+// (comm::Group::reduce_scattered).
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,24 @@ namespace shm {
 class Mappings;
 }
 
+// Why nothing goes on: the rank of the run that failed, -1: not one alone.
+struct PeerFailure {
+  int rank = -1;
+  std::string reason;
+};
+
+// A group of some ranks of a transport, as one of its members makes it together with the others.
+struct Split {
+  net::Identity identity;    // of this rank in the group
+  std::vector<int> members;  // the group's ranks as the transport numbers them, in the group's order
+  // Where each member is on its host: local rank and local size in the group. Empty: not known.
+  std::vector<std::pair<int, int>> hosts;
+  std::uint64_t taken = 0;     // the split_marks() of all members together
+  bool shared_memory = false;  // on one host whatever the transport itself uses
+  std::function<void()>
+      look;  // to be called by who waits, every 100 ms or so; throws CommError once the run has failed
+};
+
 class Transport {
  public:
   explicit Transport(net::Identity identity) : identity_(std::move(identity)) {}
@@ -35,6 +54,7 @@ class Transport {
   const net::Identity& identity() const { return identity_; }
   int rank() const { return identity_.rank; }
   int size() const { return identity_.size; }
+  int rank_in_run() const { return identity_.rank_in_run(identity_.rank); }
   virtual std::string name() const = 0;
 
   // Contracts as in zero/communicator.h: `in` may be the own part of `out` (all_gather), `out` the
@@ -69,14 +89,23 @@ class Transport {
     abort(reason);
   }
 
-  // Whether neighbours(count) is possible, as all ranks answer alike.
+  // What has ended this transport, if anything has. From any thread.
+  virtual std::optional<PeerFailure> failure() const { return std::nullopt; }
+
+  // A number for the host of each rank.
+  virtual std::vector<int> hosts() const { return std::vector<int>(static_cast<std::size_t>(size()), 0); }
+  // Bits of what groups of this rank use already, of which a new one needs one that no member uses.
+  virtual std::uint64_t split_marks() const { return 0; }
+  // All members call it together. This transport outlives the new one. Where groups are not possible: ConfigError that
+  // says why, before anything is sent.
+  virtual std::unique_ptr<Transport> split(const Split& split) = 0;
+  // The reason why split() would throw, alike on all ranks; empty: it would not.
+  virtual std::string why_no_split() const { return {}; }
+
+  // Whether the ranks are processes, numbered host by host, and `count` divides the ranks of every host.
   virtual bool has_neighbours(int count) const {
     return identity_.one_host() && count > 0 && identity_.local_size % count == 0;
   }
-
-  // The `count` ranks of this host among which this one is, as a run of their own; all ranks call it together. Shared
-  // memory; blocks until they have come.
-  virtual std::unique_ptr<Transport> neighbours(int count);
 
   // Payload that this rank has sent to other hosts so far, exchanges left out; complete when all its Works are done.
   virtual std::uint64_t bytes_across_hosts() const { return 0; }
@@ -101,6 +130,9 @@ class Transport {
   virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
  protected:
+  // "rank 2 failed: REASON"; empty where there is no memory for it.
+  std::string own_failure(const std::string& reason) const noexcept;
+
   std::chrono::milliseconds timeout_{std::chrono::minutes(30)};
 
  private:
@@ -108,10 +140,11 @@ class Transport {
 };
 
 // One constructor per transport; each is the only thing its file shows.
-std::unique_ptr<Transport> make_local();
+std::unique_ptr<Transport> make_local(const net::Identity& identity = {});
 // Processes of one host; blocks until all have come or `timeout` is over (CommError naming who is missing).
-// `look` is called now and then meanwhile, and may throw. Threads of one process may be the ranks, too: each passes the
-// same `mappings`, which are used until it returns. A thread that ends and leaves its transport is not noticed.
+// `look` is called now and then meanwhile, and by who waits later; it may throw a CommError. Threads of one process may
+// be the ranks, too: each passes the same `mappings`, which are used until it returns. A thread that ends and leaves
+// its transport is not noticed.
 std::unique_ptr<Transport> make_shm(const net::Identity& identity, std::chrono::milliseconds timeout,
                                     const std::function<void()>& look = nullptr, shm::Mappings* mappings = nullptr);
 // c10d over TCP, any hosts.

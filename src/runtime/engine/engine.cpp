@@ -25,47 +25,47 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::s
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 
-void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward(loss, options); }
-std::int64_t Engine::discard_micro_batch() { return state_->discard_micro_batch(); }
-at::Tensor Engine::gradient(const std::string& name) { return state_->gradient(name); }
-OwnGradient Engine::own_gradient(const std::string& name) { return state_->own_gradient(name); }
-std::int64_t Engine::micro_batches() const { return state_->micro_batches(); }
-void Engine::set_lr(int group, double lr) { state_->set_lr(group, lr); }
-StepResult Engine::step() { return state_->step(); }
-void Engine::flush() { state_->flush(); }
-bool Engine::is_gradient_accumulation_boundary() const { return state_->at_boundary(); }
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward->run(loss, options); }
+std::int64_t Engine::discard_micro_batch() { return state_->backward->discard_micro_batch(); }
+at::Tensor Engine::gradient(const std::string& name) { return state_->exports->gradient(name); }
+OwnGradient Engine::own_gradient(const std::string& name) { return state_->exports->own_gradient(name); }
+std::int64_t Engine::micro_batches() const { return state_->parts.accumulated().micro_batches; }
+void Engine::set_lr(int group, double lr) { state_->stepper->set_lr(group, lr); }
+StepResult Engine::step() { return state_->stepper->step(); }
+void Engine::flush() { state_->stepper->flush(); }
+bool Engine::is_gradient_accumulation_boundary() const { return state_->stepper->at_boundary(); }
 MemoryReport Engine::memory() const { return state_->memory(); }
 void Engine::reset_peak_memory() { state_->reset_peak_memory(); }
 GatheredParameters Engine::gathered_parameters(const std::vector<std::string>& names, bool modify) {
-  return {state_, state_->begin_gathered({.names = names}, modify), modify};
+  return {state_, state_->scopes->begin({.names = names}, modify), modify};
 }
 GatheredParameters Engine::gather_all(bool modify) {
-  return {state_, state_->begin_gathered({.all = true}, modify), modify};
+  return {state_, state_->scopes->begin({.all = true}, modify), modify};
 }
 GatheredParameters Engine::gather_module(const torch::nn::Module& module, bool modify) {
-  return {state_, state_->begin_gathered({.module = &module}, modify), modify};
+  return {state_, state_->scopes->begin({.module = &module}, modify), modify};
 }
-std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->full_state_dict(); }
-std::string Engine::state_hash() { return state_->state_hash(); }
+std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->exports->full_state_dict(); }
+std::string Engine::state_hash() { return state_->exports->state_hash(); }
 void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
-  state_->start_trace(file.string(), steps);
+  state_->trace.start(file.string(), steps);
 }
-TraceSummary Engine::stop_trace() { return state_->stop_trace(); }
+TraceSummary Engine::stop_trace() { return state_->trace.stop(); }
 void Engine::set_user_state(std::string json) { state_->user_state = std::move(json); }
 std::string Engine::user_state() const { return state_->user_state; }
-StepTimes Engine::times() const { return state_->step_times(); }
-std::int64_t Engine::global_step() const { return state_->global_steps(); }
-std::int64_t Engine::skipped_steps() const { return state_->skipped_steps(); }
-std::int64_t Engine::accumulation_steps() const { return state_->accumulation_steps(); }
-std::int64_t Engine::micro_batch_size() const { return state_->micro_batch_size(); }
-double Engine::loss_scale() const { return state_->loss_scale(); }
-double Engine::lr(int group) const { return state_->lr(group); }
-const Options& Engine::options() const { return state_->options(); }
-Communicator& Engine::communicator() const { return state_->comm(); }
+StepTimes Engine::times() const { return state_->parts.trace.times(); }
+std::int64_t Engine::global_step() const { return state_->parts.program->steps(); }
+std::int64_t Engine::skipped_steps() const { return state_->parts.progress.skipped_steps; }
+std::int64_t Engine::accumulation_steps() const { return state_->parts.accumulation; }
+std::int64_t Engine::micro_batch_size() const { return state_->parts.micro_batch; }
+double Engine::loss_scale() const { return state_->parts.scaler->scale(); }
+double Engine::lr(int group) const { return state_->stepper->lr(group); }
+const Options& Engine::options() const { return state_->parts.options; }
+Communicator& Engine::communicator() const { return *state_->parts.communicator; }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {
   std::vector<std::pair<std::string, std::int64_t>> result;
-  for (const auto& group : state_->groups()) result.emplace_back(group->name(), group->layout().numel());
+  for (const auto& group : state_->parts.groups) result.emplace_back(group.name, group.layout.numel());
   return result;
 }
 
@@ -75,11 +75,11 @@ GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, std
 GatheredParameters::GatheredParameters(GatheredParameters&&) noexcept = default;
 
 void GatheredParameters::close() {
-  if (auto state = std::move(state_)) state->end_gathered(groups_, modify_);
+  if (auto state = std::move(state_)) state->scopes->end(groups_, modify_);
 }
 
 GatheredParameters::~GatheredParameters() {
-  if (state_) state_->relay().tell_if_unwinding();  // or the end of the scope would wait for the peers
+  if (state_) state_->parts.relay.tell_if_unwinding();  // or the end of the scope would wait for the peers
   try {
     close();
   } catch (const std::exception& e) {

@@ -7,19 +7,16 @@
 #include <string>
 #include <utility>
 
-#include <zero/communicator.h>
 #include <zero/errors.h>
 
+#include "comm/group.h"
 #include "torch_hooks/normal_mode.h"
 
 namespace zero::engine {
 
 class ErrorRelay {
  public:
-  explicit ErrorRelay(Communicator& comm) : comm_(comm) {}
-
-  // The ranks of this host are a world of their own, too.
-  void set_neighbours(Communicator* neighbours) { neighbours_ = neighbours; }
+  explicit ErrorRelay(comm::Group& comm) : comm_(comm) {}
 
   // Runs fn; its error is told to the peers before it goes on.
   template <class Fn>
@@ -29,10 +26,6 @@ class ErrorRelay {
       return fn();
     } catch (const CommError& e) {
       ended_ = e.what();
-      if (neighbours_ != nullptr) {  // the peers of one world know, those of the other may not
-        comm_.stop(e.what(), e.rank());
-        neighbours_->stop(e.what(), e.rank());
-      }
       throw;
     } catch (const std::exception& e) {
       tell(e.what());
@@ -67,7 +60,6 @@ class ErrorRelay {
     }
     if (comm_.size() == 1) return;  // nobody to tell; another Engine may go on with it
     comm_.abort(error);
-    if (neighbours_ != nullptr) neighbours_->abort(error);
   }
   // The error that was told, after which nothing here can go on; empty: none.
   const std::string& ended() const { return ended_; }
@@ -77,8 +69,7 @@ class ErrorRelay {
   }
 
  private:
-  Communicator& comm_;
-  Communicator* neighbours_ = nullptr;
+  comm::Group& comm_;
   std::string kept_, ended_;
   int uncaught_ = 0;  // exceptions in flight when it was kept
 };

@@ -1,15 +1,11 @@
-// A flat vector of one rank at rest on a tier: in memory (of the device or the host) as a tensor, or as a region of the
-// rank's file. Who reads it when, and what it holds, is the engine's.
+// Regions of the file of one rank, in which states rest. Who reads one when, and what it holds, is not known here.
 #pragma once
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include <zero/work.h>
 
-#include "step/memory_ledger.h"
 #include "storage/checksums.h"
 #include "storage/swap_file.h"
 
@@ -44,51 +40,24 @@ class ShardFile {
   std::unique_ptr<storage::SwapFile> file_;
 };
 
-class ShardStore {
+// A part of the file, in bytes from its begin. What it holds is not known here.
+class FileRegion {
  public:
-  ShardStore() = default;
-  // In memory; tier is Device or Host.
-  ShardStore(step::Tier tier, at::Tensor vector);
-  // In a region of `file` (which must outlive this), zero at first.
-  ShardStore(ShardFile* file, std::int64_t numel, at::ScalarType dtype);
+  FileRegion(std::shared_ptr<ShardFile> file, std::int64_t bytes);
 
-  bool defined() const { return file_ != nullptr || vector_.defined(); }
-  bool in_file() const { return file_ != nullptr; }
-  step::Tier tier() const { return tier_; }
-  std::int64_t numel() const { return numel_; }
-  at::ScalarType dtype() const { return dtype_; }
-  // What it occupies: of a file with the padding to whole blocks.
-  std::int64_t bytes() const;
-  // In memory: the vector itself.
-  const at::Tensor& vector() const { return vector_; }
+  // Whole blocks from byte `at`, a multiple of a block, on. The Work's wait() throws IoError, too, when a block is not
+  // what was written last. The memory must live until then.
+  std::shared_ptr<Work> begin_read(std::int64_t at, void* to, std::int64_t bytes) const;
+  std::shared_ptr<Work> begin_write(std::int64_t at, const void* from, std::int64_t bytes) const;
 
-  // Elements [begin, begin + numel), 1-d: of memory a view, of a file a copy in host memory. Waits for the file.
-  at::Tensor read(std::int64_t begin, std::int64_t numel) const;
-  at::Tensor read() const { return read(0, numel_); }
-  // Puts `values` (1-d, any floating dtype) at `begin`. Waits for the file.
-  void write(std::int64_t begin, const at::Tensor& values);
-
-  // --- in a file ---
-  // Memory that a transfer of `numel` elements takes: whole blocks. `begin` lies at a block's border.
-  std::int64_t transfer_bytes(std::int64_t numel) const;
-  // The Work's wait() throws IoError, too, when a block is not what was written last.
-  std::shared_ptr<Work> begin_read(std::int64_t begin, std::int64_t numel, void* to) const;
-  // Bytes of `from` between the elements and the end of the last block are written, too.
-  std::shared_ptr<Work> begin_write(std::int64_t begin, std::int64_t numel, const void* from) const;
-  ShardFile& shard_file() const { return *file_; }
+  // Any bytes; wait for the file.
+  void read(std::int64_t at, void* to, std::int64_t bytes) const;
+  void write(std::int64_t at, const void* from, std::int64_t bytes) const;
 
  private:
-  std::int64_t width() const { return static_cast<std::int64_t>(at::elementSize(dtype_)); }
-  // Whole blocks from byte `at` of the region on.
-  std::shared_ptr<Work> begin_read_bytes(std::int64_t at, void* to, std::int64_t bytes) const;
-  std::shared_ptr<Work> begin_write_bytes(std::int64_t at, const void* from, std::int64_t bytes) const;
-
-  step::Tier tier_ = step::Tier::Device;
-  at::Tensor vector_;
-  ShardFile* file_ = nullptr;
-  std::shared_ptr<storage::Checksums> checksums_;  // of the region; null: not checked
-  std::int64_t offset_ = 0, numel_ = 0;
-  at::ScalarType dtype_ = at::kFloat;
+  std::shared_ptr<ShardFile> file_;
+  std::shared_ptr<storage::Checksums> checksums_;  // null: not checked
+  std::int64_t offset_;
 };
 
 }  // namespace zero::engine

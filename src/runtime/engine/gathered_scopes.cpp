@@ -14,13 +14,13 @@
 namespace zero::engine {
 namespace {
 
-using Groups = std::vector<std::unique_ptr<ParamGroup>>;
+using Groups = std::vector<std::unique_ptr<ModelBinding::Group>>;
 
 std::set<int> groups_named(const Groups& groups, const std::string& pattern) {
   std::set<int> found;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& members = groups[g]->members();
-    if (optim::pattern_names(pattern, groups[g]->name(), {}) ||
+    const auto& members = groups[g]->members;
+    if (optim::pattern_names(pattern, groups[g]->facts.name, {}) ||
         std::any_of(members.begin(), members.end(), [&](const ModelParameter& member) {
           return optim::pattern_names(pattern, member.name, member.aliases);
         }))
@@ -32,8 +32,8 @@ std::set<int> groups_named(const Groups& groups, const std::string& pattern) {
 std::string nearest(const Groups& groups, const std::string& name) {
   std::vector<std::string> known;
   for (const auto& group : groups) {
-    known.push_back(group->name());
-    for (const auto& member : group->members()) known.push_back(member.name);
+    known.push_back(group->facts.name);
+    for (const auto& member : group->members) known.push_back(member.name);
   }
   return nearest_name(name, known);
 }
@@ -43,14 +43,15 @@ std::set<int> groups_of_module(const Groups& groups, const torch::nn::Module& mo
   for (const auto& parameter : module.parameters()) wanted.insert(parameter.unsafeGetTensorImpl());
   std::set<int> found;
   for (std::size_t g = 0; g < groups.size(); ++g)
-    for (const auto& member : groups[g]->members())
+    for (const auto& member : groups[g]->members)
       if (wanted.count(member.tensor.unsafeGetTensorImpl()) != 0) found.insert(static_cast<int>(g));
   return found;
 }
 
 }  // namespace
 
-std::vector<int> chosen_groups(const Groups& groups, const ParameterChoice& choice, const std::string& where) {
+std::vector<int> chosen_groups(const ModelBinding& binding, const ParameterChoice& choice, const std::string& where) {
+  const auto& groups = binding.groups();
   std::set<int> chosen;
   std::string faults;
   if (choice.all)

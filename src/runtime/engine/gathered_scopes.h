@@ -1,11 +1,11 @@
 // Scopes of gathered_parameters: which groups a program asks for, and what open scopes allow. The groups' copies are
-// the Prefetcher's, what a scope does at its ends is State's (state_scopes.cpp).
+// the Prefetcher's, what a scope does at its ends is in scopes.h.
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "engine/param_group.h"
+#include "engine/model_binding.h"
 
 namespace zero::engine {
 
@@ -19,8 +19,7 @@ struct ParameterChoice {
 
 // The groups with a chosen parameter, in order. Throws ConfigError, beginning with `where`, that lists all names
 // without a match and the nearest ones.
-std::vector<int> chosen_groups(const std::vector<std::unique_ptr<ParamGroup>>& groups, const ParameterChoice& choice,
-                               const std::string& where);
+std::vector<int> chosen_groups(const ModelBinding& binding, const ParameterChoice& choice, const std::string& where);
 
 class OpenScopes {
  public:

@@ -1,26 +1,15 @@
+// See member_gradients.h.
 #include "engine/member_gradients.h"
 
 #include <utility>
 
 #include "base/check.h"
-#include "engine/tensor_arithmetic.h"
-#include "kernels/elementwise.h"
-#include "torch_hooks/allocation_observer.h"
 #include "torch_hooks/gradient_hook.h"
 
 namespace zero::engine {
-namespace {
 
-double squares_of(const at::Tensor& grad) {
-  return kernels::sum_of_squares(grad.const_data_ptr(), dtype_of(grad.scalar_type()), grad.numel());
-}
-
-}  // namespace
-
-MemberGradients::MemberGradients(const std::vector<ModelParameter>& members, const GroupContext& context,
-                                 std::string group, bool trainable)
+MemberGradients::MemberGradients(const std::vector<ModelParameter>& members, std::string group, bool trainable)
     : members_(members),
-      context_(context),
       group_(std::move(group)),
       trainable_(trainable),
       active_(members.size(), trainable),
@@ -89,93 +78,22 @@ void MemberGradients::drop() {
   mixed_.clear();
   if (!trainable_) return;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    auto& kept = kept_[i];
-    // The observer reports the free as one of activations: give it something to cancel.
-    if (kept.booked != 0 && !context_.device.is_cpu())
-      context_.ledger->book(step::Tier::Device, step::Purpose::Gradients, -kept.booked);
-    else if (kept.booked != 0)
-      context_.ledger->rebook(step::Tier::Device, step::Purpose::Gradients, step::Purpose::Activations, kept.booked);
-    kept = {};
+    kept_[i] = {};
     members_[i].tensor.mutable_grad() = at::Tensor();
   }
 }
 
-at::Tensor MemberGradients::readable(const at::Tensor& grad) const {
-  const auto wire = context_.recipe.wire;
-  if (grad.scalar_type() == wire && context_.comm->holds(grad) && torch_hooks::owns_storage(grad))
-    return grad.view({-1});
-  auto copy = context_.blocks->make(grad.numel(), wire);
-  convert(Stretch(copy), Stretch(grad));
-  return copy;
+at::Tensor MemberGradients::arrived(std::size_t i) const {
+  auto grad = members_[i].tensor.grad();
+  if (!grad.defined() || !active(i)) return {};
+  if (grad.requires_grad()) grad = grad.detach();  // its graph has been used
+  return grad.is_sparse() ? grad.to_dense() : grad;
 }
 
-void MemberGradients::keep(std::size_t i, at::Tensor grad, bool adds, bool take_squares) {
-  auto& kept = kept_[i];
-  if (!grad.is_contiguous() || grad.scalar_type() != context_.recipe.gradient)
-    grad = grad.to(context_.recipe.gradient).contiguous();
-  if (adds && kept.grad.defined() && kept.grad.const_data_ptr() != grad.const_data_ptr())
-    throw ConfigError("[Engine::backward] the gradient of " + members_[i].name + " (group " + group_ +
-                      ") was replaced while backward ran. Hint: a hook may change a gradient, not .grad.");
-  // What other tensors share would change with the sum over ranks, and in the next passes.
-  if (!grad.is_same(kept.grad) && !torch_hooks::owns_storage(grad)) grad = grad.clone();
-  if (context_.blocks != nullptr && grad.numel() > 0 && !context_.comm->holds(grad))
-    grad = readable(grad).view(grad.sizes());
+void MemberGradients::keep(std::size_t i, at::Tensor grad, const step::View& view) {
   auto& parameter = members_[i].tensor;
   if (!grad.is_same(parameter.grad())) parameter.mutable_grad() = grad;
-  kept.grad = std::move(grad);
-  if (context_.blocks != nullptr) return;
-  book(kept);
-  kept.squares = take_squares ? squares_of(kept.grad) : -1.0;
-}
-
-void MemberGradients::book(Kept& kept) {
-  if (kept.booked != 0) return;
-  kept.booked = static_cast<std::int64_t>(kept.grad.nbytes());
-  if (context_.device.is_cpu())
-    context_.ledger->rebook(step::Tier::Device, step::Purpose::Activations, step::Purpose::Gradients, kept.booked);
-  else  // nobody counts activations there
-    context_.ledger->book(step::Tier::Device, step::Purpose::Gradients, kept.booked);
-}
-
-void MemberGradients::copy_kept() {
-  const torch_hooks::AllocationObserver::Pause pause;
-  for (const auto& kept : kept_) {
-    auto copy = kept.grad.defined() ? kept.grad.clone() : at::Tensor();
-    if (copy.defined())
-      context_.ledger->book(step::Tier::Device, step::Purpose::Gradients, static_cast<std::int64_t>(copy.nbytes()));
-    copies_.push_back(std::move(copy));
-  }
-}
-
-void MemberGradients::go_back() {
-  drop();
-  for (std::size_t i = 0; i < copies_.size(); ++i) {
-    if (!copies_[i].defined()) continue;
-    auto grad = copies_[i].clone();  // counted as what backward allocates
-    if (context_.blocks != nullptr && grad.numel() > 0) grad = readable(grad).view(grad.sizes());
-    kept_[i].grad = std::move(grad);
-    if (context_.blocks == nullptr) book(kept_[i]);
-  }
-}
-
-void MemberGradients::forget_copy() {
-  for (const auto& copy : copies_)
-    if (copy.defined())
-      context_.ledger->book(step::Tier::Device, step::Purpose::Gradients, -static_cast<std::int64_t>(copy.nbytes()));
-  copies_.clear();
-}
-
-void MemberGradients::keep_zeros(std::size_t i, std::int64_t numel) {
-  auto& grad = kept_[i].grad;
-  grad = context_.blocks->make(numel, context_.recipe.wire).zero_().view(members_[i].tensor.sizes());
-  members_[i].tensor.mutable_grad() = grad;
-}
-
-double MemberGradients::sum_of_squares() const {
-  double sum = 0;
-  for (const auto& kept : kept_)
-    if (kept.grad.defined()) sum += kept.squares < 0 ? squares_of(kept.grad) : kept.squares;
-  return sum;
+  kept_[i] = {std::move(grad), view};
 }
 
 }  // namespace zero::engine

@@ -54,21 +54,21 @@ std::string outcome_of(const std::function<std::string()>& part) {
 
 }  // namespace
 
-std::string disagreement(Communicator& comm, const std::string& what, const std::string& mine) {
-  const auto hashes = comm.exchange(hash_of(mine));
+std::string disagreement(comm::Group& comm, const std::string& what, const std::string& mine) {
+  const auto hashes = comm.all_gather_bytes(hash_of(mine));
   std::vector<int> different;
   for (std::size_t r = 1; r < hashes.size(); ++r)
     if (hashes[r] != hashes[0]) different.push_back(static_cast<int>(r));
   if (different.empty()) return "";
-  const auto texts = comm.exchange(mine);
+  const auto texts = comm.all_gather_bytes(mine);
   std::string ranks;
   for (const int r : different) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   return what + " on rank 0 and on rank" + (different.size() > 1 ? "s " : " ") + ranks +
          " differ: " + first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
 }
 
-std::vector<std::string> agree(Communicator& comm, const char* where, const std::function<std::string()>& part) {
-  auto outcomes = comm.exchange(outcome_of(part));
+std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part) {
+  auto outcomes = comm.all_gather_bytes(outcome_of(part));
   const auto good = [](const std::string& text) {
     return text.size() >= 2 && text[0] == static_cast<char>(Kind::Good);
   };

@@ -1,68 +1,70 @@
-// Handing states out and taking them back: whole masters, digests, gradients, checkpoint pieces.
+// See state_export.h.
+#include "engine/state_export.h"
+
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/hex.h"
-#include "engine/state.h"
+#include "engine/dtypes.h"
+#include "engine/reduced_gradient.h"
 
 namespace zero::engine {
 
-std::map<std::string, at::Tensor> State::full_state_dict() {
-  return relay_.telling([&] {
-    flush();
-    at::NoGradGuard no_grad;
+// fp32, flat. Frozen parameters have no master: their resting values stand for it.
+at::Tensor StateExport::whole_master(const step::Group& group) const {
+  const auto& facts = group.facts;
+  const bool frozen = !facts.trainable;
+  const auto resting = [&] { return states_.read_params(group, 0, facts.resting()); };
+  if (frozen ? !facts.sharding.params : !facts.sharding.optimizer)
+    return (frozen ? resting() : states_.read(group, kMaster, 0, facts.owned())).to(at::kFloat);
+  if (facts.padded() == 0) return at::empty({0}, at::kFloat);
+  const auto part = (frozen ? resting() : states_.shard(group, kMaster)).to(p_.device, at::kFloat);
+  auto whole = at::empty({facts.padded()}, part.options());
+  p_.comm->all_gather(whole, part.contiguous())->wait();
+  return whole;
+}
+
+std::map<std::string, at::Tensor> StateExport::full_state_dict() {
+  return p_.relay.telling([&] {
+    stepper_.flush();
+    const at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
-    for (const auto& group : groups_) {
-      // Frozen parameters have no master: their resting values stand for it.
-      const bool frozen = !group->trainable();
-      at::Tensor whole;
-      if (frozen ? !group->rests_sharded() : stage_ == 0) {
-        whole =
-            (frozen ? group->parameters().read() : group->states().read(GroupStates::kMaster, 0, group->owned().numel))
-                .to(at::kFloat);
-      } else if (group->layout().padded_numel() > 0) {
-        const auto part =
-            (frozen ? group->parameters().read() : group->state_shard(GroupStates::kMaster)).to(device_, at::kFloat);
-        whole = at::empty({group->layout().padded_numel()}, part.options());
-        comm_->all_gather(whole, part.contiguous())->wait();
-      } else {
-        whole = at::empty({0}, at::kFloat);
-      }
-      if (comm_->rank() != 0) continue;
+    for (std::size_t g = 0; g < p_.groups.size(); ++g) {
+      auto whole = whole_master(group(g));
+      if (p_.comm->rank() != 0) continue;
       whole = whole.cpu();
-      for (std::size_t i = 0; i < group->members().size(); ++i) {
-        const auto& member = group->members()[i];
-        result[member.name] = whole.narrow(0, group->layout().parameter_offset(i), group->layout().parameter_numel(i))
-                                  .view(member.tensor.sizes())
-                                  .clone();
-      }
+      const auto& layout = p_.groups[g].layout;
+      const auto& members = p_.binding().group(static_cast<int>(g)).members;
+      for (std::size_t i = 0; i < members.size(); ++i)
+        result[members[i].name] = whole.narrow(0, layout.parameter_offset(i), layout.parameter_numel(i))
+                                      .view(members[i].tensor.sizes())
+                                      .clone();
     }
     return result;
   });
 }
 
-std::string State::state_hash() {
-  return relay_.telling([&] {
-    flush();
+std::string StateExport::state_hash() {
+  return p_.relay.telling([&] {
+    stepper_.flush();
     auto* hash = XXH3_createState();
     XXH3_128bits_reset(hash);
     const auto add = [&](const at::Tensor& shard) {
       const auto part = shard.cpu();
       if (part.numel() > 0) XXH3_128bits_update(hash, part.const_data_ptr(), part.nbytes());
     };
-    for (const auto& group : groups_) {
-      if (!group->trainable()) continue;
-      for (int state = 0; state < group->states().num_states(); ++state) add(group->state_shard(state));
+    for (std::size_t g = 0; g < p_.groups.size(); ++g) {
+      if (!p_.groups[g].trainable) continue;
+      for (int state = 0; state <= p_.run.num_slots; ++state) add(states_.shard(group(g), state));
     }
     auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
     std::string all;
-    for (const auto& text : comm_->exchange({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
+    for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
     const auto digest = XXH3_128bits(all.data(), all.size());
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
@@ -70,162 +72,158 @@ std::string State::state_hash() {
   });
 }
 
-// The group and member of a parameter whose gradient is reduced and waits for step(); null: frozen.
-std::pair<const ParamGroup*, std::size_t> State::reduced_member(const char* what, const std::string& name) {
-  require_usable(what);
-  if (!settings_.managed_gradient_accumulation)
-    throw ConfigError(where(what) +
+// --- gradients --------------------------------------------------------------------------------
+
+// The group and member of a parameter whose gradient is reduced and waits for step(); group -1: frozen.
+std::pair<int, std::size_t> StateExport::reduced_member(const char* call, const std::string& name) const {
+  checks_.require_usable(call);
+  if (!p_.settings.managed_gradient_accumulation)
+    throw ConfigError(p_.where(call) +
                       "called with gradient accumulation that the program ends: gradients are reduced by "
-                      "step(). Hint: set managed_gradient_accumulation to true.");
-  if (open_ || micro_step_ != accumulation_)
-    throw ConfigError(where(what) + base::join("called after ", micro_step_, " of ", accumulation_, " micro-batches",
-                                               open_ ? " and within another" : "",
-                                               ", expected between the last backward() and step()"));
-  for (const auto& group : groups_)
-    for (std::size_t i = 0; i < group->members().size(); ++i) {
-      const auto& member = group->members()[i];
-      const auto& aliases = member.aliases;
-      if (member.name != name && std::find(aliases.begin(), aliases.end(), name) == aliases.end()) continue;
-      return {group->trainable() && group->autograd().active(i) ? group.get() : nullptr, i};
-    }
-  throw ConfigError(where(what) + "got the name " + name + ", which no parameter of the model has");
+                      "step(). Hint: set libzero.managed_gradient_accumulation to true.");
+  const auto& accumulated = p_.accumulated();
+  if (accumulated.open || accumulated.micro_batches != p_.accumulation)
+    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
+                                                  " micro-batches", accumulated.open ? " and within another" : "",
+                                                  ", expected between the last backward() and step()"));
+  const auto found = p_.binding().find(name);
+  if (!found) throw ConfigError(p_.where(call) + "got the name " + name + ", which no parameter of the model has");
+  const auto& bound = p_.binding().group(found->first);
+  if (!bound.facts.trainable || !bound.gradients.active(found->second)) return {-1, 0};
+  return *found;
 }
 
-OwnGradient State::own_gradient(const std::string& name) {
-  return relay_.keeping([&]() -> OwnGradient {
+OwnGradient StateExport::own_gradient(const std::string& name) {
+  return p_.relay.keeping([&]() -> OwnGradient {
     const auto [group, i] = reduced_member("own_gradient", name);
-    if (group == nullptr) return {};
+    if (group < 0) return {};
     const at::NoGradGuard no_grad;
-    const auto [begin, values] = group->own_gradient(i);
-    return {begin, values.to(at::kFloat) * (static_cast<double>(postmultiply_) / scaler_->scale())};
+    const auto [begin, values] = reduced_gradient(p_, group, i);
+    return {begin, values.to(at::kFloat) * (static_cast<double>(p_.run.postmultiply) / p_.scaler->scale())};
   });
 }
 
-at::Tensor State::gradient(const std::string& name) {
+at::Tensor StateExport::gradient(const std::string& name) {
   const auto own = own_gradient(name);
   if (!own.values.defined()) return {};
-  return relay_.telling([&]() -> at::Tensor {
+  return p_.relay.telling([&]() -> at::Tensor {
     const at::NoGradGuard no_grad;
     const auto [group, i] = reduced_member("gradient", name);
-    const auto& tensor = group->members()[i].tensor;
+    const auto& tensor = p_.binding().group(group).members[i].tensor;
     // Each element is one rank's, and zero on the others.
-    auto whole = at::zeros({tensor.numel()}, own.values.options().device(device_));
+    auto whole = at::zeros({tensor.numel()}, own.values.options().device(p_.device));
     whole.narrow(0, own.begin, own.values.numel()).copy_(own.values);
-    if (comm_->size() > 1 && whole.numel() > 0) comm_->all_reduce(whole)->wait();
+    if (p_.comm->size() > 1 && whole.numel() > 0) p_.comm->all_reduce(whole)->wait();
     return whole.view(tensor.sizes());
   });
 }
 
-std::vector<StatePiece> State::pieces(bool to_save) {
-  std::vector<StatePiece> result;
-  const std::int64_t rank = comm_->rank();
-  for (const auto& group : groups_) {
-    const auto& layout = group->layout();
-    const auto shard_begin = rank * layout.shard_numel();
-    // Of a vector that holds the flat vector's elements from vector_begin on.
-    const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
-                         std::int64_t vector_begin, const auto& read, const auto& write) {
-      for (const auto& piece : layout.pieces(begin, numel)) {
-        const auto& member = group->members()[piece.parameter];
-        const auto at = begin + piece.range_begin - vector_begin;
-        result.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin, piece.numel, dtype,
-                          group->trainable(),
-                          [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
-                          [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
-      }
-    };
-    const auto owned = group->owned();
-    const auto begin = to_save ? shard_begin : owned.begin, numel = to_save ? layout.shard_numel() : owned.numel;
-    if (group->trainable()) {
-      for (int state = 0; state < group->states().num_states(); ++state)
-        add(
-            state == GroupStates::kMaster ? "master" : std::string("opt.") + optimizer_->slot_name(state - 1),
-            at::kFloat, begin, numel, owned.begin,
-            [&states = group->states(), state](std::int64_t at, std::int64_t count) {
-              return states.read(state, at, count);
-            },
-            [&states = group->states(), state](std::int64_t at, const at::Tensor& values) {
-              states.write(state, at, values);
-            });
-      continue;
+// --- checkpoints ------------------------------------------------------------------------------
+
+void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
+  const auto& facts = group.facts;
+  const auto shard_begin = p_.run.axis_of(facts).rank * facts.shard();
+  const auto& members = p_.binding().group(group.index).members;
+  // Of a vector that holds the flat vector's elements from vector_begin on.
+  const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
+                       std::int64_t vector_begin, const auto& read, const auto& write) {
+    for (const auto& piece : facts.layout.pieces(begin, numel)) {
+      const auto& member = members[piece.parameter];
+      const auto at = begin + piece.range_begin - vector_begin;
+      pieces.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin, piece.numel, dtype,
+                        facts.trainable,
+                        [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
+                        [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
     }
-    auto& parameters = group->parameters();
-    const bool whole = !group->rests_sharded() && !to_save;
+  };
+  if (!facts.trainable) {
+    const bool whole = !facts.sharding.params && !to_save;
     add(
-        "param", parameters.dtype(), whole ? 0 : shard_begin, whole ? layout.padded_numel() : layout.shard_numel(),
-        group->rests_sharded() ? shard_begin : 0,
-        [&parameters](std::int64_t at, std::int64_t count) { return parameters.read(at, count); },
-        [&parameters](std::int64_t at, const at::Tensor& values) { parameters.write(at, values); });
+        "param", scalar_type(p_.run.precision.param), whole ? 0 : shard_begin, whole ? facts.padded() : facts.shard(),
+        facts.sharding.params ? shard_begin : 0,
+        [this, &group](std::int64_t at, std::int64_t count) { return states_.read_params(group, at, count); },
+        [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });
+    return;
   }
-  for (const auto& item : model_->named_buffers()) {
+  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
+  for (int state = 0; state <= p_.run.num_slots; ++state)
+    add(
+        state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1), at::kFloat,
+        to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin,
+        [this, &group, state](std::int64_t at, std::int64_t count) { return states_.read(group, state, at, count); },
+        [this, &group, state](std::int64_t at, const at::Tensor& values) { states_.write(group, state, at, values); });
+}
+
+void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_save) const {
+  for (const auto& item : p_.model->named_buffers()) {
     if (!item.value().defined()) continue;
     // The program may have assigned buffers of another layout since the Engine was made. What is saved is a copy then;
     // what is loaded needs memory of its own for each element.
     if (!to_save && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
     const auto data = item.value().detach().contiguous().view({-1});
-    result.push_back(
+    pieces.push_back(
         {"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
          [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },
          [data](std::int64_t at, const at::Tensor& values) { data.narrow(0, at, values.numel()).copy_(values); }});
   }
+}
+
+std::vector<StatePiece> StateExport::pieces(bool to_save) {
+  std::vector<StatePiece> result;
+  for (std::size_t g = 0; g < p_.groups.size(); ++g) add_pieces(result, group(g), to_save);
+  add_buffers(result, to_save);
   return result;
 }
 
-std::vector<StatePiece> State::pieces_to_save() {
-  update_->settle();
-  return pieces(true);
+std::vector<StatePiece> StateExport::pieces_to_save() {
+  p_.program->optimizer().settle();
+  return pieces(/*to_save=*/true);
 }
 
-// A late update may still be running, and goes on if nothing is loaded in the end: begin_replacing() ends it.
-std::vector<StatePiece> State::pieces_to_load() { return pieces(false); }
-
-void State::adopt_loaded() {
-  relay_.telling([&] {
-    for (const auto& group : groups_) {
-      group->refresh_parameters();
-      group->begin_publish();
-    }
-    for (const auto& group : groups_) group->finish_publish();
-  });
+void StateExport::adopt_loaded() {
+  p_.relay.telling([&] { p_.program->end_replacing(); });
 }
 
-std::map<std::string, std::string> State::aliases() const {
+std::map<std::string, std::string> StateExport::aliases() const {
   std::map<std::string, std::string> result;
-  for (const auto& group : groups_)
-    for (const auto& member : group->members())
+  for (const auto& group : p_.binding().groups())
+    for (const auto& member : group->members)
       for (const auto& alias : member.aliases) result[alias] = member.name;
   return result;
 }
 
-State::Counters State::counters() const {
-  Counters counters{global_steps_, skipped_steps_, optimizer_->applied_steps(), scaler_->state(), {}, {}};
-  const auto& rates = optimizer_->set_rates();
+StateCounters StateExport::counters() const {
+  StateCounters counters{
+      p_.program->steps(), p_.progress.skipped_steps, p_.optimizer->applied_steps(), p_.scaler->state(), {}, {}};
+  const auto& rates = p_.optimizer->set_rates();
   if (std::any_of(rates.begin(), rates.end(), [](double rate) { return rate >= 0; })) counters.set_rates = rates;
-  for (const auto& group : groups_)
-    for (std::size_t i = 0; i < group->members().size(); ++i)
-      if (const auto missed = group->missed_steps()[i]; group->trainable() && missed > 0)
-        counters.missed_steps[group->members()[i].name] = missed;
+  for (std::size_t g = 0; g < p_.groups.size(); ++g) {
+    const auto& members = p_.binding().group(static_cast<int>(g)).members;
+    const auto& all = p_.backend->update.missed_steps(static_cast<int>(g));
+    for (std::size_t i = 0; i < members.size(); ++i)
+      if (p_.groups[g].trainable && all[i] > 0) counters.missed_steps[members[i].name] = all[i];
+  }
   return counters;
 }
 
-void State::set_counters(const Counters& counters) {
-  global_steps_ = counters.global_steps;
-  skipped_steps_ = counters.skipped_steps;
-  optimizer_->set_applied_steps(counters.applied_steps);
-  scaler_->set_state(counters.scaler);
-  optimizer_->restore_rates(counters.set_rates);
-  for (const auto& group : groups_) {
+void StateExport::set_counters(const StateCounters& counters) {
+  p_.program->set_steps(counters.global_steps);
+  p_.progress.skipped_steps = counters.skipped_steps;
+  p_.optimizer->set_applied_steps(counters.applied_steps);
+  p_.scaler->set_state(counters.scaler);
+  p_.optimizer->restore_rates(counters.set_rates);
+  for (std::size_t g = 0; g < p_.groups.size(); ++g) {
     std::vector<std::int64_t> missed;
-    for (const auto& member : group->members()) {
+    for (const auto& member : p_.binding().group(static_cast<int>(g)).members) {
       const auto it = counters.missed_steps.find(member.name);
-      missed.push_back(!group->trainable()                 ? counters.applied_steps
+      missed.push_back(!p_.groups[g].trainable             ? counters.applied_steps
                        : it == counters.missed_steps.end() ? 0
                                                            : it->second);
     }
-    group->set_missed_steps(std::move(missed));
+    p_.backend->update.set_missed_steps(static_cast<int>(g), std::move(missed));
   }
-  begin_accumulation();
-  backward_since_step_ = false;
+  p_.program->forget_accumulated();
+  p_.progress.backward_since_step = false;
 }
 
 }  // namespace zero::engine

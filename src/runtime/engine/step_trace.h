@@ -1,6 +1,6 @@
 // The steps of training as slices of a base::Trace: which step, phase and unit the compute thread is in, which steps
 // are recorded, and what the slices of a step add up to. Gathers, reductions and updates record themselves
-// (ParamGroup). Off, every call is one relaxed load. Nothing here talks to other ranks.
+// (TraceObserver). Off, every call is one relaxed load. Nothing here talks to other ranks.
 #pragma once
 #include <cstdint>
 #include <mutex>

@@ -59,12 +59,6 @@ optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device) {
   };
 }
 
-int DeviceSums::reserve(int count) {
-  const int first = count_;
-  count_ += count;
-  return first;
-}
-
 void DeviceSums::add(int index, const Stretch& values) {
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   if (!sums_.defined()) sums_ = at::zeros({count_}, options);

@@ -11,7 +11,7 @@
 
 #include <zero/memory_report.h>
 
-#include "engine/recipe.h"
+#include "engine/dtypes.h"
 #include "gpu/streams.h"
 #include "kernels/cuda/interface.h"
 #include "kernels/elementwise.h"
@@ -29,6 +29,8 @@ struct Stretch {
         numel(count),
         dtype(dtype_of(tensor.scalar_type())),
         device(tensor.device()) {}
+  Stretch(void* data, std::int64_t numel, kernels::Dtype dtype, at::Device device)
+      : data(data), numel(numel), dtype(dtype), device(device) {}
   void* data;
   std::int64_t numel;
   kernels::Dtype dtype;
@@ -52,9 +54,8 @@ optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device);
 // Sums of squares that a GPU's kernels leave in its memory, read by the host all at once: one wait for a norm.
 class DeviceSums {
  public:
-  explicit DeviceSums(at::Device device) : device_(device) {}
-  // Room for `count` more; the index of the first. Before the first add().
-  int reserve(int count);
+  // Room for `count` sums.
+  DeviceSums(at::Device device, int count) : device_(device), count_(count) {}
   // sums[index] <- base::sum_of_squares(values), later.
   void add(int index, const Stretch& values);
   // The host waits for what was added.
@@ -63,7 +64,7 @@ class DeviceSums {
 
  private:
   at::Device device_;
-  int count_ = 0;
+  int count_;
   at::Tensor sums_;
   std::vector<double> values_;
   std::unique_ptr<gpu::HostSlots> host_;

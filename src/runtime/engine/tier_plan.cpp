@@ -6,7 +6,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "config/document.h"
-#include "step/placement.h"
 #include "step/tiers.h"
 #include "storage/storage_file.h"
 
@@ -20,6 +19,8 @@ namespace {
 using config::OffloadDevice;
 using step::Tier;
 
+}  // namespace
+
 storage::IoSettings io_settings(const config::AioSettings& aio) {
   return {.block_size = aio.block_size,
           .queue_depth = aio.queue_depth,
@@ -28,55 +29,53 @@ storage::IoSettings io_settings(const config::AioSettings& aio) {
           .overlap_events = aio.overlap_events};
 }
 
-}  // namespace
-
-TierPlan::TierPlan(const Options& options, at::Device device, const Communicator& comm)
-    : options_(options), settings_(options_.settings()), device_(device), rank_(comm.rank()), world_(comm.size()) {
+TierPlan::TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units,
+                   const comm::Group& comm)
+    : options_(options), settings_(options_.settings()), run_(run), units_(std::move(units)), rank_(comm.rank()) {
   check_device();
-}
-
-void TierPlan::check_device() const {
-  if (device_.is_cpu()) return;
-  const auto& optimizer = settings_.zero.offload_optimizer;
-  const bool offloads = settings_.zero.stage >= 1 && optimizer.device != OffloadDevice::None && optimizer.ratio > 0;
-  if (offloads && optimizer.ratio < 1)
-    throw ConfigError(base::join("[Engine] zero_optimization.offload_optimizer.ratio: got ", optimizer.ratio,
-                                 " with parameters on a GPU, expected 1 or 0 (rank ", rank_, "/", world_,
-                                 "). Hint: a part of the states can stay behind on CPUs only."));
-  // A GPU's kernels cannot write to where a file reads from.
-  if (settings_.zero.stage == 3 && settings_.zero.offload_param.device == OffloadDevice::Nvme && !offloads)
-    throw ConfigError(
-        base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "
-                   "on a GPU, expected offload_optimizer.device cpu or nvme beside it (rank ",
-                   rank_, "/", world_, ")."));
-}
-
-void TierPlan::arrange(const step::RunTopology& topology, std::int64_t accumulation,
-                       const std::vector<step::Unit>& units) {
-  const auto run = step::run_facts(settings_, topology, accumulation);
-  const auto& document = options_.document();
-  const auto freedom =
-      step::placement_freedom(run.sharding, run.topology.gpu, [&](const char* key) { return document.is_set(key); });
-  const step::PlacementTask task{run, settings_, units, freedom};
-  auto plan = step::place(task);
-  if (!plan.fits)
-    throw ConfigError("[Engine] " + step::refusal(task, plan, base::join("rank ", rank_, "/", world_)),
-                      ExitCode::kOutOfMemory);
-  if (plan.need && rank_ == 0) base::log(LogLevel::Info, step::describe(task, plan));
-  placements_ = std::move(plan.placements);
+  place();
   const auto rests_in_file = [&](Tier step::Placement::*what) {
     return std::any_of(placements_.begin(), placements_.end(),
                        [&](const auto& placement) { return placement.*what == Tier::File; });
   };
-  const auto file_in = [&](const std::string& configured) {
-    return std::make_unique<engine::ShardFile>(configured.empty() ? settings_.memory.path : configured,
-                                               io_settings(settings_.aio), base::join("rank ", rank_, "/", world_),
-                                               settings_.aio.checksums);
-  };
   const auto& zero = settings_.zero;
   if (rests_in_file(&step::Placement::optimizer) && zero.offload_optimizer.ratio > 0)
-    optimizer_file_ = file_in(zero.offload_optimizer.path);
-  if (rests_in_file(&step::Placement::params)) parameter_file_ = file_in(zero.offload_param.path);
+    states_file_ = file_in(zero.offload_optimizer.path);
+  if (rests_in_file(&step::Placement::params)) params_file_ = file_in(zero.offload_param.path);
+}
+
+std::string TierPlan::who() const { return base::join("rank ", rank_, "/", run_.topology.world); }
+
+std::shared_ptr<ShardFile> TierPlan::file_in(const std::string& configured) const {
+  return std::make_shared<ShardFile>(configured.empty() ? settings_.memory.path : configured,
+                                     io_settings(settings_.aio), who(), settings_.aio.checksums);
+}
+
+void TierPlan::check_device() const {
+  if (!run_.topology.gpu) return;
+  const auto& optimizer = settings_.zero.offload_optimizer;
+  const bool offloads = run_.sharding.optimizer && optimizer.device != OffloadDevice::None && optimizer.ratio > 0;
+  if (offloads && optimizer.ratio < 1)
+    throw ConfigError(base::join("[Engine] zero_optimization.offload_optimizer.ratio: got ", optimizer.ratio,
+                                 " with parameters on a GPU, expected 1 or 0 (", who(),
+                                 "). Hint: a part of the states can stay behind on CPUs only."));
+  // A GPU's kernels cannot write to where a file reads from.
+  if (run_.sharding.params && settings_.zero.offload_param.device == OffloadDevice::Nvme && !offloads)
+    throw ConfigError(
+        base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "
+                   "on a GPU, expected offload_optimizer.device cpu or nvme beside it (",
+                   who(), ")."));
+}
+
+void TierPlan::place() {
+  const auto& document = options_.document();
+  const auto freedom =
+      step::placement_freedom(run_.sharding, run_.topology.gpu, [&](const char* key) { return document.is_set(key); });
+  const step::PlacementTask task{run_, settings_, units_, freedom};
+  auto plan = step::place(task);
+  if (!plan.fits) throw ConfigError("[Engine] " + step::refusal(task, plan, who()), ExitCode::kOutOfMemory);
+  if (plan.need && rank_ == 0) base::log(LogLevel::Info, step::describe(task, plan));
+  placements_ = std::move(plan.placements);
 }
 
 bool TierPlan::offloads() const {
@@ -85,59 +84,38 @@ bool TierPlan::offloads() const {
                      [](const auto& placement) { return placement.optimizer != Tier::Device; });
 }
 
-void TierPlan::describe(GroupContext& context, std::size_t group) const {
-  context.places = {.optimizer = placements_[group].optimizer,
-                    .ratio = settings_.zero.offload_optimizer.ratio,
-                    .optimizer_file = optimizer_file_.get(),
-                    .pinned = !device_.is_cpu() && settings_.zero.offload_optimizer.pin_memory};
-  context.parameter_tier = placements_[group].params;
-  context.parameter_file = parameter_file_.get();
-  context.checks_files = settings_.aio.checksums;
-  context.delayed = settings_.zero.delayed_update && offloads();
+step::GroupFacts TierPlan::trained_facts(std::size_t unit) const {
+  auto units = units_;
+  units[unit].trainable = true;
+  return step::group_facts(run_, settings_, units, placements_)[unit];
 }
 
-void TierPlan::make_files(const std::vector<std::unique_ptr<ParamGroup>>& groups) {
-  const auto& param = settings_.zero.offload_param;
+void TierPlan::check_buffers(const std::vector<step::GroupFacts>& groups) const {
+  const auto& size = settings_.zero.offload_param.buffer_size;
   for (const auto& group : groups)
-    if (param.buffer_size && group->parameters().in_file() && group->parameters().numel() > *param.buffer_size)
-      throw ConfigError(base::join("[Engine] zero_optimization.offload_param.buffer_size: got ", *param.buffer_size,
-                                   " elements, expected at least ", group->parameters().numel(),
-                                   ", the shard of group ", group->name(), " (rank ", rank_, "/", world_,
-                                   "). Hint: \"auto\" takes what is needed."));
-  const auto make = [&](engine::ShardFile* file, const char* what) {
-    if (file == nullptr) return;
-    file->make();
-    if (rank_ != 0) return;
+    if (size && group.in_file() && group.shard() > *size)
+      throw ConfigError(base::join("[Engine] zero_optimization.offload_param.buffer_size: got ", *size,
+                                   " elements, expected at least ", group.shard(), ", the shard of group ", group.name,
+                                   " (", who(), "). Hint: \"auto\" takes what is needed."));
+}
+
+void TierPlan::describe_files() const {
+  const auto describe = [&](const ShardFile* file, const char* what) {
+    if (file == nullptr || rank_ != 0) return;
     base::log(LogLevel::Info, base::join(what, " rest in ", file->file().path(), ": ", file->bytes(),
                                          " bytes a rank, by ", file->file().description()));
     if (const auto notice = storage::folder_notice(file->folder()); !notice.empty())
       base::log(LogLevel::Warning, notice);
   };
-  make(optimizer_file_.get(), "optimizer states");
-  make(parameter_file_.get(), "parameters");
+  describe(states_file_.get(), "optimizer states");
+  describe(params_file_.get(), "parameters");
 }
 
 void TierPlan::enforce(step::MemoryLedger& ledger) const {
   const auto budgets = step::Budgets::of(settings_.memory);
   for (const auto tier : step::kTiers)
     if (const auto& budget = budgets.of(tier))
-      ledger.limit(tier, *budget, base::join("memory.", MemoryReport::name(tier)),
-                   base::join("rank ", rank_, "/", world_));
-}
-
-StagedUpdate::Policy TierPlan::update_policy(int num_slots) const {
-  const auto& optimizer = settings_.zero.offload_optimizer;
-  auto limit = settings_.zero.sub_group_size;
-  if (optimizer.buffer_size) limit = std::min(limit, *optimizer.buffer_size);
-  return {.tile_numel = StagedUpdate::tile_for(limit),
-          .tiles = static_cast<int>(step::tiles_at_once(optimizer.buffer_count, num_slots)),
-          .read_ahead = optimizer.pipeline_read,
-          .write_behind = optimizer.pipeline_write};
-}
-
-int TierPlan::fetch_ahead() const {
-  if (!parameter_file_) return 0;
-  return step::shards_fetched_ahead(settings_.zero.offload_param.buffer_count);
+      ledger.limit(tier, *budget, base::join("memory.", MemoryReport::name(tier)), who());
 }
 
 }  // namespace zero::engine

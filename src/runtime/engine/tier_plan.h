@@ -1,53 +1,56 @@
-// Where the states of an Engine rest, by the configuration's offload blocks and, for what they leave open, by its
-// budgets: tiers, the files of this rank, and how many buffers serve them. Who moves what when is the groups'
-// (ParamGroup), the Prefetcher's and the StagedUpdate's.
+// Where the states of an Engine rest: by the configuration's offload blocks and, for what they leave open, by its
+// budgets. And the files of this rank. When anything moves is the step program's.
 #pragma once
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <zero/communicator.h>
 #include <zero/options.h>
 
-#include "config/settings.h"
-#include "engine/group_context.h"
-#include "engine/param_group.h"
-#include "engine/staged_update.h"
-#include "step/facts.h"
+#include "comm/group.h"
+#include "engine/file_regions.h"
+#include "step/memory_ledger.h"
+#include "step/placement.h"
 
 namespace zero::engine {
 
+// How files are read and written.
+storage::IoSettings io_settings(const config::AioSettings& aio);
+
 class TierPlan {
  public:
-  // Throws ConfigError for what a device cannot do.
-  TierPlan(const Options& options, at::Device device, const Communicator& comm);
+  // Places all units, in order of registration. Throws ConfigError for what a device cannot do, and (code
+  // kOutOfMemory) when the budgets cannot be kept, naming the smallest that work. `run` outlives it.
+  TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units, const comm::Group& comm);
 
-  // Places the states of all units, in order of registration, by the configuration's offload blocks and budgets. Throws
-  // ConfigError (code kOutOfMemory) when the budgets cannot be kept, naming the smallest that work.
-  void arrange(const step::RunTopology& topology, std::int64_t accumulation, const std::vector<step::Unit>& units);
-  void describe(GroupContext& context, std::size_t group) const;
+  std::vector<step::GroupFacts> facts() const { return step::group_facts(run_, settings_, units_, placements_); }
+  // Of a unit that was frozen, if it were not.
+  step::GroupFacts trained_facts(std::size_t unit) const;
   // Some optimizer states rest elsewhere than on the device.
   bool offloads() const;
-  // After all groups have reserved their regions: takes the room. IoError when there is none, ConfigError for buffers
-  // that are too small.
-  void make_files(const std::vector<std::unique_ptr<ParamGroup>>& groups);
+  // null: nothing rests in them. What is in them is this rank's.
+  const std::shared_ptr<ShardFile>& states_file() const { return states_file_; }
+  const std::shared_ptr<ShardFile>& params_file() const { return params_file_; }
+  // ConfigError for buffers that are smaller than a shard.
+  void check_buffers(const std::vector<step::GroupFacts>& groups) const;
+  // The files that were made are told of, once a run.
+  void describe_files() const;
   // What the budgets promise is refused from now on.
   void enforce(step::MemoryLedger& ledger) const;
 
-  StagedUpdate::Policy update_policy(int num_slots) const;
-  // Groups, behind the one gathered ahead, whose shards are on their way from the file.
-  int fetch_ahead() const;
-
  private:
   void check_device() const;
+  void place();
+  std::shared_ptr<ShardFile> file_in(const std::string& configured) const;
+  std::string who() const;
 
   const Options options_;
   const config::Settings& settings_;
-  const at::Device device_;
-  const int rank_, world_;
+  const step::RunFacts& run_;
+  const std::vector<step::Unit> units_;
+  const int rank_;
   std::vector<step::Placement> placements_;
-  std::unique_ptr<engine::ShardFile> optimizer_file_, parameter_file_;  // null: nothing rests in a file
+  std::shared_ptr<ShardFile> states_file_, params_file_;
 };
 
 }  // namespace zero::engine

@@ -8,6 +8,7 @@
 #include <zero/zero.h>
 
 #include "checkpoint/checkpoint.h"
+#include "comm/group.h"
 #include "engine/rank_agreement.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
@@ -49,9 +50,9 @@ struct Trained {
               comm) {}
   void step(int number) {
     const auto x =
-        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.comm().rank();
-    state.backward(module->out(at::tanh(module->in(x))).pow(2).mean(), {});
-    state.step();
+        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.parts.comm->rank();
+    state.backward->run(module->out(at::tanh(module->in(x))).pow(2).mean(), {});
+    state.stepper->step();
   }
 };
 
@@ -61,7 +62,7 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
       const int rank = comm->rank();
       const bool fails = (failing >> rank & 1) != 0;
       try {
-        const auto answers = engine::agree(*comm, "test", [&]() -> std::string {
+        const auto answers = engine::agree(*comm::group_of(*comm), "test", [&]() -> std::string {
           if (fails && rank == 1) throw IoError("one", ExitCode::kCheckpoint);
           if (fails) throw ConfigError("mine " + std::to_string(rank));
           return "answer " + std::to_string(rank);
@@ -78,16 +79,22 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
           EXPECT_EQ(text.find("rank " + std::to_string(r) + "/3") != std::string::npos, (failing >> r & 1) != 0)
               << text;
       }
-      EXPECT_EQ(comm->exchange("still here").size(), 3u);
+      EXPECT_EQ(comm->all_gather_bytes("still here").size(), 3u);
     });
   }
   on_ranks(2, [&](const auto& comm) {
     std::string text;
-    EXPECT_EQ(
-        code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw ConfigError("the same"); }); }, &text),
-        static_cast<int>(ExitCode::kConfig));
+    EXPECT_EQ(code_of(
+                  [&] {
+                    engine::agree(*comm::group_of(*comm), "test",
+                                  []() -> std::string { throw ConfigError("the same"); });
+                  },
+                  &text),
+              static_cast<int>(ExitCode::kConfig));
     EXPECT_EQ(text, "the same");
-    EXPECT_EQ(code_of([&] { engine::agree(*comm, "test", []() -> std::string { throw std::runtime_error("odd"); }); }),
+    EXPECT_EQ(code_of([&] {
+                engine::agree(*comm::group_of(*comm), "test", []() -> std::string { throw std::runtime_error("odd"); });
+              }),
               static_cast<int>(ExitCode::kFailed));
   });
 }
@@ -101,7 +108,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
       Trained trained(comm, 3);
       trained.step(0);
       checkpoint::save(trained.state, formats::system_files(), root, "old");
-      const auto saved = trained.state.state_hash();
+      const auto saved = trained.state.exports->state_hash();
       trained.step(1);
       for (int k = 1;; ++k) {
         FaultyFiles files(Fault::Error, k, ENOSPC);
@@ -114,9 +121,9 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
                 checkpoint::save(trained.state, formats::system_files(), root, "new");
             },
             &text);
-        const auto codes = comm->exchange(std::to_string(code) + text);
+        const auto codes = comm->all_gather_bytes(std::to_string(code) + text);
         EXPECT_EQ(codes[0], codes[1]);
-        const auto struck = comm->exchange(files.struck() ? "1" : "0");
+        const auto struck = comm->all_gather_bytes(files.struck() ? "1" : "0");
         if (struck[static_cast<std::size_t>(hit)] == "0") {
           EXPECT_EQ(code, 0) << text;
           break;
@@ -135,9 +142,9 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         Trained fresh(comm, 1);
         const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
         if (tag == "old")
-          EXPECT_EQ(fresh.state.state_hash(), saved);
+          EXPECT_EQ(fresh.state.exports->state_hash(), saved);
         else
-          EXPECT_EQ(fresh.state.state_hash(), trained.state.state_hash());
+          EXPECT_EQ(fresh.state.exports->state_hash(), trained.state.exports->state_hash());
         comm->barrier();
         if (comm->rank() == 0) fs::remove_all(folder.path() / "new");
         if (comm->rank() == 0) write_all(folder.path() / "latest", formats::latest_text({"old", 1}));
@@ -167,7 +174,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
     for (int k = 1; k <= counting.calls(); ++k) {
       Trained trained(comm, 2);
       trained.step(5);
-      const auto before = trained.state.state_hash();
+      const auto before = trained.state.exports->state_hash();
       FaultyFiles files(Fault::Error, k, EIO);
       std::string text;
       bool filling = false;
@@ -184,7 +191,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
       }
       if (filling) return;  // the communicator has ended with it
       if (text.empty()) continue;
-      EXPECT_EQ(trained.state.state_hash(), before) << k << ": " << text;
+      EXPECT_EQ(trained.state.exports->state_hash(), before) << k << ": " << text;
       if (comm->rank() == 0) ++failed;
     }
   });
@@ -239,7 +246,8 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
               const auto taken = checkpoint::load(got.state, formats::system_files(), root, "");
               wanted.step(0);
               if (taken == "new") wanted.step(1);
-              if (got.state.state_hash() != wanted.state.state_hash()) throw std::runtime_error("other bits");
+              if (got.state.exports->state_hash() != wanted.state.exports->state_hash())
+                throw std::runtime_error("other bits");
               if (comm->rank() == 0) tag = taken;
             });
             code = tag == "new" ? 10 : tag == "old" ? 11 : 1;

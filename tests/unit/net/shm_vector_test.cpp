@@ -12,6 +12,7 @@
 
 #include <zero/errors.h>
 
+#include "comm/group.h"
 #include "comm/symmetric_buffer.h"
 #include "support/require.h"
 #include "support/shm_threads.h"
@@ -34,7 +35,7 @@ at::Tensor all_values(std::int64_t numel, int size, int round) {
 TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
   for (const std::int64_t numel : {1024, 1025, 1500, 3000, 10240}) {
     with_shm_threads(3, [&](const Comm& comm) {
-      const auto vector = comm->share(numel, at::kFloat);
+      const auto vector = comm::group_of(*comm)->share(numel, at::kFloat);
       require(vector->shard().numel() == numel && vector->whole().numel() == 3 * numel, "sizes");
       const auto* data = vector->whole().const_data_ptr();
       for (int round = 0; round < 3; ++round) {
@@ -52,15 +53,17 @@ TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
 
 TEST(ShmVector, NoneForAShardOfLessThanAPage) {
   with_shm_threads(2, [](const Comm& comm) {
-    require(comm->share(1023, at::kFloat) == nullptr && comm->share(2047, at::kBFloat16) == nullptr, "too small");
-    require(comm->share(1024, at::kFloat) != nullptr, "a page");
+    require(comm::group_of(*comm)->share(1023, at::kFloat) == nullptr &&
+                comm::group_of(*comm)->share(2047, at::kBFloat16) == nullptr,
+            "too small");
+    require(comm::group_of(*comm)->share(1024, at::kFloat) != nullptr, "a page");
   });
 }
 
 TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
   with_shm_threads(2, [](const Comm& comm) {
-    const auto half = comm->share(3001, at::kBFloat16);
-    const auto whole = comm->share(777, at::kDouble);
+    const auto half = comm::group_of(*comm)->share(3001, at::kBFloat16);
+    const auto whole = comm::group_of(*comm)->share(777, at::kDouble);
     half->shard().fill_(comm->rank() + 1);
     whole->shard().fill_(comm->rank() + 10);
     whole->publish();
@@ -78,7 +81,7 @@ TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
 TEST(ShmVector, WaitIsForAllPublications) {
   std::atomic<bool> waiting{false}, published{false};
   with_shm_threads(2, [&](const Comm& comm) {
-    const auto vector = comm->share(2000, at::kFloat);
+    const auto vector = comm::group_of(*comm)->share(2000, at::kFloat);
     vector->wait();  // as often as it has published itself: never
     vector->shard().fill_(comm->rank() + 1);
     if (comm->rank() == 0) {
@@ -99,7 +102,7 @@ TEST(ShmVector, WaitIsForAllPublications) {
 TEST(ShmVector, WhatWasPublishedOutlivesTheVectorsOfPeers) {
   std::atomic<int> gone{0};
   with_shm_threads(2, [&](const Comm& comm) {
-    auto vector = comm->share(5000, at::kFloat);
+    auto vector = comm::group_of(*comm)->share(5000, at::kFloat);
     vector->shard().fill_(comm->rank() + 1);
     vector->publish();
     vector->wait();
@@ -122,7 +125,7 @@ TEST(ShmVector, WhatWasPublishedOutlivesTheVectorsOfPeers) {
 TEST(ShmVector, APeerThatGaveItsShardUpUnpublishedIsNamed) {
   EXPECT_THROW(with_shm_threads(2,
                                 [](const Comm& comm) {
-                                  auto vector = comm->share(2000, at::kFloat);
+                                  auto vector = comm::group_of(*comm)->share(2000, at::kFloat);
                                   if (comm->rank() == 1) {
                                     vector.reset();
                                     return;
@@ -141,8 +144,8 @@ TEST(ShmVector, APeerThatGaveItsShardUpUnpublishedIsNamed) {
 
 TEST(ShmVector, ShardsOfDifferentSizesAreAnError) {
   EXPECT_ANY_THROW(with_shm_threads(2, [](const Comm& comm) {
-    auto vector = comm->share(2000 + comm->rank(), at::kFloat);
-    comm->gather(*vector);
+    auto vector = comm::group_of(*comm)->share(2000 + comm->rank(), at::kFloat);
+    comm::group_of(*comm)->gather(*vector);
   }));
 }
 

@@ -9,7 +9,7 @@
 namespace zero::step {
 namespace {
 
-struct Noted final : GatherUnit {
+struct Noted final : Unshardable {
   Noted(std::string its_name, std::int64_t its_numel, bool is_root, std::string& its_log)
       : label(std::move(its_name)), numel(its_numel), at_root(is_root), log(its_log) {}
   const std::string& name() const override { return label; }
@@ -17,21 +17,21 @@ struct Noted final : GatherUnit {
   std::int64_t padded_numel() const override { return numel; }
   bool rests_sharded() const override { return true; }
   bool rests_in_file() const override { return false; }
-  bool gathers_in_place() const override { return false; }
+  bool symmetric() const override { return false; }
   Residency residency() const override { return now; }
   void begin_fetch() override {}
   void cancel_fetch() override {}
-  void begin_gather() override {
-    now = Residency::Gathering;
+  void begin_unshard() override {
+    now = Residency::Unsharding;
     log += " +" + label;
   }
-  void finish_gather() override {
-    if (now == Residency::Gathered) return;
+  void finish_unshard() override {
+    if (now == Residency::Unsharded) return;
     log += (now == Residency::Sharded ? " !" : " =") + label;  // waited for: from the start, or its rest
-    now = Residency::Gathered;
+    now = Residency::Unsharded;
   }
-  void gather_copy() override { finish_gather(); }
-  void release() override {
+  void unshard_copy() override { finish_unshard(); }
+  void reshard() override {
     if (now == Residency::Sharded) return;
     now = Residency::Sharded;
     log += " -" + label;
@@ -49,7 +49,7 @@ class Prefetching : public ::testing::Test {
   // a, b and c in a row, and the root r around them.
   void make(const Prefetcher::Policy& policy) {
     units_.clear();
-    std::vector<GatherUnit*> all;
+    std::vector<Unshardable*> all;
     for (const char* name : {"r", "a", "b", "c"}) {
       units_.push_back(std::make_unique<Noted>(name, 100, *name == 'r', log_));
       all.push_back(units_.back().get());
@@ -103,7 +103,7 @@ TEST_F(Prefetching, ALearnedPassHasTheNextOneUnderWay) {
 TEST_F(Prefetching, AheadAndLiveAreLimits) {
   make({.ahead = 99, .max_live = 1000, .max_reuse = 0});
   pass();
-  EXPECT_EQ(use(0), " !r") << "larger than what may be gathered ahead";
+  EXPECT_EQ(use(0), " !r") << "larger than what may be unsharded ahead";
   make({.ahead = 1000, .max_live = 299, .max_reuse = 0});
   pass();
   EXPECT_EQ(use(0), " !r +a");

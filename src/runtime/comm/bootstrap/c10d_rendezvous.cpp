@@ -37,8 +37,8 @@ c10::intrusive_ptr<c10d::Store> agent_store(const net::Identity& identity, std::
 
 constexpr const char* kPlaceKey = "place";
 
-std::unique_ptr<PeerWatch> meet_by_agent(const net::Identity& identity, const std::string& token,
-                                         std::chrono::milliseconds timeout) {
+std::unique_ptr<FailureDetector> meet_by_agent(const net::Identity& identity, const std::string& token,
+                                               std::chrono::milliseconds timeout) {
   const auto deadline = net::Clock::now() + timeout;
   c10::intrusive_ptr<c10d::Store> store;
   try {
@@ -65,7 +65,7 @@ std::unique_ptr<PeerWatch> meet_by_agent(const net::Identity& identity, const st
       throw CommError(
           base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
-    return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
+    return std::make_unique<FailureDetector>(identity, token, std::move(listener), timeout);
   }
   // An earlier rendezvous of this run leaves its port in the store: nobody listens there any more,
   // and the key is read again.
@@ -78,12 +78,12 @@ std::unique_ptr<PeerWatch> meet_by_agent(const net::Identity& identity, const st
           base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
   };
-  return std::make_unique<PeerWatch>(identity, token, locate, timeout);
+  return std::make_unique<FailureDetector>(identity, token, locate, timeout);
 }
 
 class WatchStore : public c10d::Store {
  public:
-  WatchStore(PeerWatch& watch, std::chrono::milliseconds timeout) : c10d::Store(timeout), watch_(watch) {}
+  WatchStore(FailureDetector& watch, std::chrono::milliseconds timeout) : c10d::Store(timeout), watch_(watch) {}
 
   c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<WatchStore>(watch_, timeout_); }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
@@ -109,12 +109,12 @@ class WatchStore : public c10d::Store {
   int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "getNumKeys"); }
 
  private:
-  PeerWatch& watch_;
+  FailureDetector& watch_;
 };
 
 }  // namespace
 
-std::unique_ptr<PeerWatch> meet(const net::Identity& identity, std::chrono::milliseconds timeout) {
+std::unique_ptr<FailureDetector> rendezvous(const net::Identity& identity, std::chrono::milliseconds timeout) {
   const auto token = run_key(identity) + "|" + variable("ZERO_TOKEN");
   net::MeetingPoint point;
   if (identity.one_host()) {
@@ -131,14 +131,14 @@ std::unique_ptr<PeerWatch> meet(const net::Identity& identity, std::chrono::mill
     point = {"", identity.master_addr, identity.master_port};
   }
   if (identity.rank != 0) {
-    return std::make_unique<PeerWatch>(
+    return std::make_unique<FailureDetector>(
         identity, token, [&] { return point; }, timeout);
   }
   auto listener = net::listen_at(point);
-  return std::make_unique<PeerWatch>(identity, token, std::move(listener), timeout);
+  return std::make_unique<FailureDetector>(identity, token, std::move(listener), timeout);
 }
 
-c10::intrusive_ptr<c10d::Store> store_of(PeerWatch& watch, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> store_of(FailureDetector& watch, std::chrono::milliseconds timeout) {
   return c10::make_intrusive<WatchStore>(watch, timeout);
 }
 

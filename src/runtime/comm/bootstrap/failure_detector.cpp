@@ -43,8 +43,8 @@ bool equal_secret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-PeerWatch::PeerWatch(const net::Identity& identity, const std::string& token, base::Descriptor listener,
-                     std::chrono::milliseconds timeout)
+FailureDetector::FailureDetector(const net::Identity& identity, const std::string& token, base::Descriptor listener,
+                                 std::chrono::milliseconds timeout)
     : rank_(identity.rank),
       size_(identity.size),
       where_(base::join("rank ", rank_, "/", size_)),
@@ -55,8 +55,8 @@ PeerWatch::PeerWatch(const net::Identity& identity, const std::string& token, ba
   thread_ = std::thread([this] { run(); });
 }
 
-PeerWatch::PeerWatch(const net::Identity& identity, const std::string& token, const Locate& locate,
-                     std::chrono::milliseconds timeout)
+FailureDetector::FailureDetector(const net::Identity& identity, const std::string& token, const Locate& locate,
+                                 std::chrono::milliseconds timeout)
     : rank_(identity.rank),
       size_(identity.size),
       where_(base::join("rank ", rank_, "/", size_)),
@@ -66,7 +66,7 @@ PeerWatch::PeerWatch(const net::Identity& identity, const std::string& token, co
   thread_ = std::thread([this] { run(); });
 }
 
-PeerWatch::~PeerWatch() {
+FailureDetector::~FailureDetector() {
   if (::getpid() != pid_) {  // a fork has the sockets of the rank, which are not its own, and no thread to wait for
     (void)new std::thread(std::move(thread_));
     return;
@@ -80,7 +80,7 @@ PeerWatch::~PeerWatch() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::string PeerWatch::missing(int* first) const {
+std::string FailureDetector::missing(int* first) const {
   std::vector<bool> here(size_, false);
   here[0] = true;
   for (const auto& link : links_) {
@@ -96,7 +96,7 @@ std::string PeerWatch::missing(int* first) const {
   return text;
 }
 
-bool PeerWatch::admit(Link& link, const net::Frame& hello, const std::string& token) {
+bool FailureDetector::admit(Link& link, const net::Frame& hello, const std::string& token) {
   if (hello.kind != kHello || !equal_secret(hello.payload, base::join(size_, "\n", token))) return false;
   if (hello.rank <= 0 || hello.rank >= size_) return false;
   for (const auto& other : links_) {
@@ -106,7 +106,8 @@ bool PeerWatch::admit(Link& link, const net::Frame& hello, const std::string& to
   return true;
 }
 
-void PeerWatch::gather_peers(base::Descriptor listener, net::Clock::time_point deadline, const std::string& token) {
+void FailureDetector::gather_peers(base::Descriptor listener, net::Clock::time_point deadline,
+                                   const std::string& token) {
   const auto started = net::Clock::now();
   const auto fail = [&](int rank, const std::string& got, const std::string& hint) {
     const auto text =
@@ -169,7 +170,7 @@ void PeerWatch::gather_peers(base::Descriptor listener, net::Clock::time_point d
   post(kWelcome, 0, own_address_, -1);
 }
 
-void PeerWatch::join_hub(const Locate& locate, net::Clock::time_point deadline, const std::string& token) {
+void FailureDetector::join_hub(const Locate& locate, net::Clock::time_point deadline, const std::string& token) {
   std::string absent, place;
   int first_absent = 0;
   while (net::Clock::now() < deadline) {
@@ -222,7 +223,7 @@ void PeerWatch::join_hub(const Locate& locate, net::Clock::time_point deadline, 
       0);
 }
 
-bool PeerWatch::flush(Link& link) {
+bool FailureDetector::flush(Link& link) {
   while (!link.out.empty()) {
     const auto sent = send(link.fd.get(), link.out.data(), link.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0) return errno == EAGAIN || errno == EINTR;
@@ -231,7 +232,7 @@ bool PeerWatch::flush(Link& link) {
   return true;
 }
 
-bool PeerWatch::receive(Link& link) {
+bool FailureDetector::receive(Link& link) {
   char buffer[16384];
   for (;;) {
     const auto got = recv(link.fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
@@ -246,7 +247,7 @@ bool PeerWatch::receive(Link& link) {
   }
 }
 
-void PeerWatch::post(char kind, int rank, std::string_view payload, int except) {
+void FailureDetector::post(char kind, int rank, std::string_view payload, int except) {
   const auto bytes = net::encode(kind, rank, payload);
   std::lock_guard lock(mutex_);
   for (auto& link : links_) {
@@ -257,7 +258,7 @@ void PeerWatch::post(char kind, int rank, std::string_view payload, int except) 
   eventfd_write(wake_.get(), 1);
 }
 
-void PeerWatch::run() {
+void FailureDetector::run() {
   std::optional<net::Clock::time_point> stopping;
   bool first = true;
   for (;;) {
@@ -297,7 +298,7 @@ void PeerWatch::run() {
   }
 }
 
-void PeerWatch::handle(const net::Frame& frame, int from) {
+void FailureDetector::handle(const net::Frame& frame, int from) {
   if (hub() && frame.rank != from) return;
   if (frame.rank < 0 || frame.rank >= size_) return;
   if (frame.kind == kAbort) {
@@ -334,11 +335,11 @@ void PeerWatch::handle(const net::Frame& frame, int from) {
   }
 }
 
-std::string PeerWatch::progress_payload() const {
+std::string FailureDetector::progress_payload() const {
   return base::join(own_progress_.begun, " ", own_progress_.ended, " ", own_progress_.op);
 }
 
-void PeerWatch::link_ended(Link& link) {
+void FailureDetector::link_ended(Link& link) {
   bool death = false;
   {
     std::lock_guard lock(mutex_);
@@ -354,7 +355,7 @@ void PeerWatch::link_ended(Link& link) {
   note_failure(link.rank, reason);
 }
 
-void PeerWatch::note_failure(int rank, const std::string& reason) {
+void FailureDetector::note_failure(int rank, const std::string& reason) {
   const PeerFailure failure{rank, reason};
   std::function<void(const PeerFailure&)> callback;
   {
@@ -367,7 +368,7 @@ void PeerWatch::note_failure(int rank, const std::string& reason) {
   if (callback) callback(failure);
 }
 
-void PeerWatch::set(const std::string& key, const std::string& value) {
+void FailureDetector::set(const std::string& key, const std::string& value) {
   ZERO_CHECK(key.size() + value.size() + 1 <= net::kMaxPayload, "key '", key, "' with ", value.size(), " bytes");
   {
     std::lock_guard lock(mutex_);
@@ -377,7 +378,7 @@ void PeerWatch::set(const std::string& key, const std::string& value) {
   post(kKey, rank_, base::join(key, '\0', value), -1);
 }
 
-std::string PeerWatch::get(const std::string& key, net::Clock::time_point deadline) {
+std::string FailureDetector::get(const std::string& key, net::Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   news_.wait_until(lock, deadline, [&] { return failure_ || keys_.contains(key); });
   if (const auto found = keys_.find(key); found != keys_.end()) return found->second;
@@ -386,23 +387,23 @@ std::string PeerWatch::get(const std::string& key, net::Clock::time_point deadli
       base::join("[comm::watch] got no key '", key, "' in time, expected every rank to go on (", where_, ")."));
 }
 
-bool PeerWatch::has(const std::string& key) {
+bool FailureDetector::has(const std::string& key) {
   std::lock_guard lock(mutex_);
   return keys_.contains(key);
 }
 
-void PeerWatch::began(std::uint64_t sequence, std::string op) {
+void FailureDetector::began(std::uint64_t sequence, std::string op) {
   std::lock_guard lock(mutex_);
   own_progress_.begun = sequence;
   own_progress_.op = std::move(op);
 }
 
-void PeerWatch::ended(std::uint64_t sequence) {
+void FailureDetector::ended(std::uint64_t sequence) {
   std::lock_guard lock(mutex_);
   own_progress_.ended = std::max(own_progress_.ended, sequence);
 }
 
-std::vector<PeerProgress> PeerWatch::ask_progress(std::chrono::milliseconds limit) {
+std::vector<PeerProgress> FailureDetector::ask_progress(std::chrono::milliseconds limit) {
   {
     std::lock_guard lock(mutex_);
     progress_.assign(size_, {});
@@ -416,12 +417,12 @@ std::vector<PeerProgress> PeerWatch::ask_progress(std::chrono::milliseconds limi
   return progress_;
 }
 
-std::optional<PeerFailure> PeerWatch::failure() const {
+std::optional<PeerFailure> FailureDetector::failure() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-std::optional<PeerFailure> PeerWatch::cause(std::chrono::milliseconds grace) {
+std::optional<PeerFailure> FailureDetector::cause(std::chrono::milliseconds grace) {
   std::unique_lock lock(mutex_);
   const auto left = [&] { return static_cast<int>(std::find(left_.begin(), left_.end(), true) - left_.begin()); };
   news_.wait_for(lock, grace, [&] { return failure_ || left() < size_; });
@@ -432,7 +433,7 @@ std::optional<PeerFailure> PeerWatch::cause(std::chrono::milliseconds grace) {
                          where_, "). Hint: all ranks must make the same calls.")};
 }
 
-void PeerWatch::abort(int rank, const std::string& reason) noexcept {
+void FailureDetector::abort(int rank, const std::string& reason) noexcept {
   try {
     post(kAbort, rank_, base::join(rank, " ", reason), -1);
     note_failure(rank, reason);
@@ -441,7 +442,7 @@ void PeerWatch::abort(int rank, const std::string& reason) noexcept {
   }
 }
 
-void PeerWatch::on_failure(std::function<void(const PeerFailure&)> callback) {
+void FailureDetector::on_failure(std::function<void(const PeerFailure&)> callback) {
   PeerFailure failure;
   {
     std::lock_guard lock(mutex_);

@@ -20,11 +20,6 @@
 
 namespace zero::comm {
 
-struct PeerFailure {
-  int rank = -1;
-  std::string reason;
-};
-
 // How far a rank has come. `answered` is false for one that cannot even tell: stopped, or cut off.
 struct PeerProgress {
   bool answered = false;
@@ -32,7 +27,7 @@ struct PeerProgress {
   std::string op;                      // the last one begun
 };
 
-class PeerWatch {
+class FailureDetector {
  public:
   // Tells where rank 0 listens; asked again before every attempt to connect. An empty path and
   // port 0: not known yet.
@@ -40,15 +35,15 @@ class PeerWatch {
 
   // Rank 0: waits for all others at `listener`. Throws CommError naming the first that is missing
   // when `timeout` is over. Everybody gives the same `token`; who does not is turned away.
-  PeerWatch(const net::Identity& identity, const std::string& token, base::Descriptor listener,
-            std::chrono::milliseconds timeout);
+  FailureDetector(const net::Identity& identity, const std::string& token, base::Descriptor listener,
+                  std::chrono::milliseconds timeout);
   // The others: connects to rank 0 and waits until all have come. Throws likewise.
-  PeerWatch(const net::Identity& identity, const std::string& token, const Locate& locate,
-            std::chrono::milliseconds timeout);
+  FailureDetector(const net::Identity& identity, const std::string& token, const Locate& locate,
+                  std::chrono::milliseconds timeout);
   // Says farewell, so that the end of this rank is not taken for a death.
-  ~PeerWatch();
-  PeerWatch(const PeerWatch&) = delete;
-  PeerWatch& operator=(const PeerWatch&) = delete;
+  ~FailureDetector();
+  FailureDetector(const FailureDetector&) = delete;
+  FailureDetector& operator=(const FailureDetector&) = delete;
 
   // Keys that every rank sees; get() waits for the key and throws CommError at the deadline or when
   // a rank fails. Key and value together are at most 60 KiB.

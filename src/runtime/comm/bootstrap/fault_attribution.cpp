@@ -1,5 +1,7 @@
-// See blame.h.
+// See fault_attribution.h.
 #include "comm/bootstrap/fault_attribution.h"
+
+#include <algorithm>
 
 #include "base/check.h"
 
@@ -13,17 +15,24 @@ constexpr std::chrono::milliseconds kAnswer{1500};
 
 std::string rank_text(int rank) { return rank < 0 ? "a rank" : base::join("rank ", rank); }
 
-PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
+PeerFailure late_one(FailureDetector& watch, const Waiting& w, int suspect) {
   const auto progress = watch.ask_progress(kAnswer);
   const auto text = [&](const std::string& got, const std::string& hint) {
     return at_call(w.call.op,
                    base::join("got ", got, ", expected ", w.call.text(), " within ", duration_text(w.timeout)), w.rank,
                    w.size, w.sequence, hint);
   };
+  const auto takes_part = [&](int r) {
+    return w.group == nullptr || std::find(w.group->begin(), w.group->end(), r) != w.group->end();
+  };
   for (int r = 0; r < w.size; ++r) {
-    if (!progress[r].answered) {
+    if (takes_part(r) && !progress[r].answered) {
       return {r, text(base::join("no sign of life of rank ", r), "its process is stopped, or its host is cut off.")};
     }
+  }
+  if (w.group != nullptr) {  // ranks tell of the run's operations only
+    return {suspect, text(base::join("no data of ", rank_text(suspect)),
+                          "that rank has not made this call on its group, or does not wait for it.")};
   }
   // Two ranks that make different calls as the same operation keep all the others waiting, who may
   // be at another operation themselves.
@@ -50,7 +59,7 @@ PeerFailure late_one(PeerWatch& watch, const Waiting& w, int suspect) {
 
 }  // namespace
 
-PeerFailure blame_the_late(PeerWatch& watch, const Waiting& waiting, int suspect) {
+PeerFailure attribute_timeout(FailureDetector& watch, const Waiting& waiting, int suspect) {
   if (auto known = watch.failure()) return *known;
   auto failure = late_one(watch, waiting, suspect);
   if (auto known = watch.failure()) return *known;
@@ -58,7 +67,7 @@ PeerFailure blame_the_late(PeerWatch& watch, const Waiting& waiting, int suspect
   return failure;
 }
 
-PeerFailure blame_the_broken(PeerWatch& watch, const Waiting& w, int suspect, const std::string& error) {
+PeerFailure attribute_disconnect(FailureDetector& watch, const Waiting& w, int suspect, const std::string& error) {
   if (auto known = watch.cause(kGrace)) return *known;
   PeerFailure failure{
       suspect, at_call(w.call.op, base::join("got '", error, "' from ", rank_text(suspect), ", expected its data"),

@@ -14,13 +14,14 @@ struct Waiting {
   std::uint64_t sequence;
   int rank, size;
   std::chrono::milliseconds timeout;
+  const std::vector<int>* group = nullptr;  // the run's ranks that take part; null: all
 };
 
 // The time limit is over: names a rank that does not answer, else one that is behind, else one
 // that made another call, else `suspect`, and tells everybody. A failure already known wins.
-PeerFailure blame_the_late(PeerWatch& watch, const Waiting& waiting, int suspect);
+PeerFailure attribute_timeout(FailureDetector& watch, const Waiting& waiting, int suspect);
 // The data connection to `suspect` (-1: some rank) failed with `error`: names who died if the watch
 // hears of it, else `suspect`, and tells everybody.
-PeerFailure blame_the_broken(PeerWatch& watch, const Waiting& waiting, int suspect, const std::string& error);
+PeerFailure attribute_disconnect(FailureDetector& watch, const Waiting& waiting, int suspect, const std::string& error);
 
 }  // namespace zero::comm

@@ -1,14 +1,16 @@
-// Connections, messages and their failures; see gloo_messages.h.
+// Connections, messages and their failures; see messenger.h.
 #include "comm/gloo/messenger.h"
 
 #include <pthread.h>
 
 #include <algorithm>
+#include <bit>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <future>
+#include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
@@ -28,6 +30,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFarewell{2000};
 
 constexpr const char* kExchange = "exchange";
+// Groups that live at one time, the run among them: what 6 bits of a tag can tell apart.
+constexpr int kMostGroups = 64;
 // Bytes of a control message that go without a second round, and of the slot that holds them.
 constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 
@@ -60,20 +64,20 @@ class HoldBrokenPipe {
 
 }  // namespace
 
-// What outlives the Messenger while a MessageWork is held.
+// The connections of the run. They outlive the Messenger while a MessageWork is held.
 struct Messenger::Lane {
   net::Identity identity;
   net::Hosts hosts;
-  std::unique_ptr<PeerWatch> watch;
+  std::unique_ptr<FailureDetector> watch;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
-  std::atomic<milliseconds> timeout{milliseconds(0)};
-  std::atomic<std::uint64_t> bytes_across{0};
   std::mutex mutex;                                // the members below, and every Operation's messages
   std::set<Operation*> active;                     // all whose messages may be waited for
   std::deque<std::weak_ptr<Operation>> two_phase;  // those with a second phase to begin
-  std::optional<PeerFailure> failure;              // why nothing goes on here
-  std::function<void(const PeerFailure&)> on_failure;
-  bool closed = false;  // the Messenger is gone
+  std::uint64_t issued = 0;                        // operations of all channels
+  std::uint64_t groups = 1;                        // that live: a bit each, the first is the run
+  bool had_groups = false;
+  std::optional<PeerFailure> failure;  // why nothing goes on here
+  std::map<const Channel*, std::function<void(const PeerFailure&)>> on_failure;
 
   void connect(milliseconds limit);
   net::Hosts meet_hosts(milliseconds limit);
@@ -85,16 +89,28 @@ struct Messenger::Lane {
   }
 };
 
+// The ranks of one Messenger: the run's, or a group of them.
+struct Messenger::Channel {
+  std::shared_ptr<Lane> lane;
+  net::Identity identity;
+  net::Hosts hosts;
+  int number = 0;  // among the groups of the lane; 0: the run
+  std::atomic<milliseconds> timeout{milliseconds(0)};
+  std::atomic<std::uint64_t> bytes_across{0};
+  bool closed = false;  // the Messenger is gone; under the lane's mutex
+};
+
 class Messenger::Operation final : public MessageWork, public std::enable_shared_from_this<Operation> {
  public:
-  Operation(std::shared_ptr<Lane> lane, std::uint64_t sequence, Call call)
-      : lane_(std::move(lane)), sequence_(sequence), call_(std::move(call)) {
-    // [Note: tags] Messages match by peer and tag. The call is a part of the tag, so that ranks that
-    // have left the common order of calls wait for each other, and are named, instead of
-    // receiving each other's bytes.
-    const auto hash = std::hash<std::string>{}(call_.text()) & 0x3fff;
-    tag_ = static_cast<int>((sequence_ & 0xffff) << 15 | hash << 1);
+  Operation(std::shared_ptr<Channel> channel, std::uint64_t sequence, Call call)
+      : channel_(std::move(channel)), lane_(channel_->lane), sequence_(sequence), call_(std::move(call)) {
+    // [Note: tags] Messages match by peer and tag: 6 bits for the group, 12 for the sequence, 12 for the call, 1 for
+    // the phase. The call is a part of the tag, so that ranks that have left the common order of calls wait for each
+    // other, and are named, instead of receiving each other's bytes.
+    const auto hash = std::hash<std::string>{}(call_.text()) & 0xfff;
+    tag_ = static_cast<int>(static_cast<unsigned>(channel_->number) << 25 | (sequence_ & 0xfff) << 13 | hash << 1);
     std::lock_guard lock(lane_->mutex);
+    issued_ = ++lane_->issued;
     lane_->active.insert(this);
   }
 
@@ -148,11 +164,11 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   const Call& call() const { return call_; }
-  std::uint64_t sequence() const { return sequence_; }
+  std::uint64_t issued() const { return issued_; }  // among the operations of all groups
 
  private:
   struct Message {
-    int peer;
+    int peer;  // of the run
     bool sends;
     c10::intrusive_ptr<c10d::Work> work;
   };
@@ -164,7 +180,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     std::vector<at::Tensor> tensors{bytes};
     const HoldBrokenPipe hold;
     const int tag = tag_ | (second_ ? 1 : 0);
-    if (sends && call_.op != kExchange && lane_->elsewhere(peer)) lane_->bytes_across += bytes.nbytes();
+    peer = channel_->identity.rank_in_run(peer);
+    if (sends && call_.op != kExchange && lane_->elsewhere(peer)) channel_->bytes_across += bytes.nbytes();
     try {
       messages_.push_back(
           {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
@@ -180,7 +197,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     guarded([&] {
       {
         std::lock_guard lane_lock(lane_->mutex);
-        if (lane_->closed)
+        if (channel_->closed)
           throw CommError("[comm::gloo] got a wait after the end of the Communicator, expected it before");
       }
       advance_earlier();
@@ -188,7 +205,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
       drain();
     });
     finished_ = true;
-    lane_->watch->ended(sequence_);
+    if (channel_->number == 0) lane_->watch->ended(sequence_);
   }
 
   void advance_earlier() {
@@ -198,7 +215,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
       std::erase_if(lane_->two_phase, [](const auto& op) { return op.expired(); });
       for (const auto& weak : lane_->two_phase) {
         auto op = weak.lock();
-        if (op && op->sequence() < sequence_) earlier.push_back(std::move(op));
+        if (op && op->issued() < issued_) earlier.push_back(std::move(op));
       }
     }
     for (const auto& op : earlier) op->advance();
@@ -224,7 +241,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   // Waits for the messages posted so far, receipts first: they show best who is late.
   void drain() {
     const HoldBrokenPipe hold;
-    const auto deadline = net::Clock::now() + lane_->timeout.load();
+    const auto deadline = net::Clock::now() + channel_->timeout.load();
     if (posting_error_.first >= 0) fail(posting_error_.first, posting_error_.second, deadline);
     for (const bool sends : {false, true}) {
       for (std::size_t i = 0; i < messages_.size(); ++i) {
@@ -247,8 +264,10 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
 
   [[noreturn]] void fail(int peer, const std::string& error, net::Clock::time_point deadline);
 
+  const std::shared_ptr<Channel> channel_;
   const std::shared_ptr<Lane> lane_;
   const std::uint64_t sequence_;
+  std::uint64_t issued_ = 0;
   const Call call_;
   int tag_ = 0;
   std::recursive_mutex mutex_;  // one waiter at a time; done()'s thread is one
@@ -264,13 +283,18 @@ void Messenger::Lane::stop_all(const PeerFailure& cause) noexcept {
   std::lock_guard lock(mutex);
   if (!failure) failure = cause;
   for (auto* op : active) op->stop_messages();
-  if (on_failure) on_failure(cause);
+  for (const auto& [channel, callback] : on_failure) callback(cause);
 }
 
 void Messenger::Operation::fail(int peer, const std::string& error, net::Clock::time_point deadline) {
-  const Waiting waiting{call_, sequence_, lane_->rank(), lane_->size(), lane_->timeout.load()};
-  const auto failure = net::Clock::now() >= deadline ? blame_the_late(*lane_->watch, waiting, peer)
-                                                     : blame_the_broken(*lane_->watch, waiting, peer, error);
+  const Waiting waiting{call_,
+                        sequence_,
+                        lane_->rank(),
+                        lane_->size(),
+                        channel_->timeout.load(),
+                        channel_->number == 0 ? nullptr : &channel_->identity.run_ranks};
+  const auto failure = net::Clock::now() >= deadline ? attribute_timeout(*lane_->watch, waiting, peer)
+                                                     : attribute_disconnect(*lane_->watch, waiting, peer, error);
   {
     std::lock_guard lock(lane_->mutex);
     if (!lane_->failure) lane_->failure = failure;
@@ -281,7 +305,7 @@ void Messenger::Operation::fail(int peer, const std::string& error, net::Clock::
 void Messenger::Lane::connect(milliseconds limit) {
   const HoldBrokenPipe hold;
   const auto deadline = net::Clock::now() + limit;
-  watch = meet(identity, limit);
+  watch = rendezvous(identity, limit);
   hosts = meet_hosts(limit);
   const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()));
   try {
@@ -321,22 +345,58 @@ net::Hosts Messenger::Lane::meet_hosts(milliseconds limit) {
   return net::Hosts(local);
 }
 
-Messenger::Messenger(const net::Identity& identity, milliseconds timeout) : lane_(std::make_shared<Lane>()) {
-  lane_->timeout = timeout;
-  lane_->identity = identity;
-  lane_->connect(timeout);
+Messenger::Messenger(const net::Identity& identity, milliseconds timeout) : channel_(std::make_shared<Channel>()) {
+  const auto lane = std::make_shared<Lane>();
+  lane->identity = identity;
+  lane->connect(timeout);
+  channel_->lane = lane;
+  channel_->identity = identity;
+  channel_->hosts = lane->hosts;
+  channel_->timeout = timeout;
+}
+
+Messenger::Messenger(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
+
+// The members take the same number: the first that none of them uses.
+std::unique_ptr<Messenger> Messenger::split(const Split& split) const {
+  const int number = std::countr_one(split.taken | 1);
+  if (number >= kMostGroups)
+    throw ConfigError(base::join("[Communicator::split] got one more group, expected at most ", kMostGroups - 1,
+                                 " that live at once over TCP (", split.identity.place(), ")"));
+  auto channel = std::make_shared<Channel>();
+  channel->lane = channel_->lane;
+  channel->identity = split.identity;
+  channel->hosts = net::Hosts(split.hosts);
+  channel->number = number;
+  channel->timeout = channel_->timeout.load();
+  std::lock_guard lock(channel->lane->mutex);
+  channel->lane->groups |= std::uint64_t{1} << number;
+  channel->lane->had_groups = true;
+  return std::unique_ptr<Messenger>(new Messenger(std::move(channel)));
 }
 
 Messenger::~Messenger() {
   const HoldBrokenPipe hold;
-  lane_->watch->on_failure(nullptr);
-  const auto broken = [this] {
-    std::lock_guard lock(lane_->mutex);
-    return lane_->failure.has_value();
+  const auto& lane = channel_->lane;
+  if (channel_->number != 0) {
+    std::lock_guard lock(lane->mutex);
+    channel_->closed = true;
+    lane->groups &= ~(std::uint64_t{1} << channel_->number);
+    lane->on_failure.erase(channel_.get());
+    return;
+  }
+  lane->watch->on_failure(nullptr);
+  const auto broken = [&] {
+    std::lock_guard lock(lane->mutex);
+    return lane->failure.has_value();
   };
+  if (lane->had_groups && !broken()) {  // whose operations are not counted: all ranks come to an end together
+    lane->watch->began(++sequence_, "end");
+    lane->watch->ended(sequence_);
+  }
   // Every rank that is still there has ended what this one has begun.
-  const auto all_ended = [this] {
-    const auto progress = lane_->watch->ask_progress(milliseconds(200));
+  const auto all_ended = [&] {
+    const auto progress = lane->watch->ask_progress(milliseconds(200));
     return std::all_of(progress.begin(), progress.end(),
                        [&](const auto& p) { return !p.answered || p.ended >= sequence_; });
   };
@@ -344,33 +404,36 @@ Messenger::~Messenger() {
   const auto deadline = net::Clock::now() + kFarewell;
   while (!broken() && net::Clock::now() < deadline && !all_ended()) std::this_thread::sleep_for(milliseconds(5));
   {
-    std::lock_guard lock(lane_->mutex);
-    lane_->closed = true;
-    for (auto* op : lane_->active) op->stop_messages();
+    std::lock_guard lock(lane->mutex);
+    channel_->closed = true;
+    for (auto* op : lane->active) op->stop_messages();
   }
-  lane_->group.reset();
-  lane_->watch.reset();
+  lane->group.reset();
+  lane->watch.reset();
 }
 
 std::shared_ptr<MessageWork> Messenger::begin(Call call) {
+  const auto& lane = channel_->lane;
   {
-    std::lock_guard lock(lane_->mutex);
-    if (!lane_->failure) lane_->failure = lane_->watch->failure();
-    if (lane_->failure) throw CommError(lane_->failure->reason, lane_->failure->rank);
+    std::lock_guard lock(lane->mutex);
+    if (!lane->failure) lane->failure = lane->watch->failure();
+    if (lane->failure) throw CommError(lane->failure->reason, lane->failure->rank);
   }
   ++sequence_;
-  lane_->watch->began(sequence_, call.text());
-  return std::make_shared<Operation>(lane_, sequence_, std::move(call));
+  if (channel_->number == 0) lane->watch->began(sequence_, call.text());
+  return std::make_shared<Operation>(channel_, sequence_, std::move(call));
 }
 
-void Messenger::set_timeout(milliseconds timeout) { lane_->timeout = timeout; }
+void Messenger::set_timeout(milliseconds timeout) { channel_->timeout = timeout; }
 
-void Messenger::abort(int rank, const std::string& reason) noexcept { lane_->watch->abort(rank, reason); }
+void Messenger::abort(int rank, const std::string& reason) noexcept { channel_->lane->watch->abort(rank, reason); }
 
 void Messenger::on_failure(std::function<void(const PeerFailure&)> callback) {
-  std::lock_guard lock(lane_->mutex);
-  if (callback && lane_->failure) callback(*lane_->failure);
-  lane_->on_failure = std::move(callback);
+  const auto& lane = channel_->lane;
+  std::lock_guard lock(lane->mutex);
+  if (callback && lane->failure) callback(*lane->failure);
+  lane->on_failure.erase(channel_.get());
+  if (callback) lane->on_failure.emplace(channel_.get(), std::move(callback));
 }
 
 std::shared_ptr<MessageWork> Messenger::begin_exchange() { return begin({kExchange, at::kByte, 0, -1}); }
@@ -415,8 +478,20 @@ std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ran
   return messages;
 }
 
-PeerWatch& Messenger::watch() { return *lane_->watch; }
-const net::Hosts& Messenger::hosts() const { return lane_->hosts; }
-std::uint64_t Messenger::bytes_across_hosts() const { return lane_->bytes_across; }
+std::vector<int> hosts_of(const Messenger& messenger, const net::Identity& identity) {
+  std::vector<int> hosts;
+  for (int r = 0; r < identity.size; ++r)
+    hosts.push_back(identity.one_host() ? 0 : messenger.hosts().empty() ? r : messenger.hosts().host_of(r));
+  return hosts;
+}
+
+FailureDetector& Messenger::watch() { return *channel_->lane->watch; }
+const net::Hosts& Messenger::hosts() const { return channel_->hosts; }
+std::uint64_t Messenger::bytes_across_hosts() const { return channel_->bytes_across; }
+
+std::uint64_t Messenger::groups() const {
+  std::lock_guard lock(channel_->lane->mutex);
+  return channel_->lane->groups;
+}
 
 }  // namespace zero::comm

@@ -1,7 +1,7 @@
 // Messages between ranks on any hosts, over c10d's ProcessGroupGloo and TCP: what the collectives of "gloo" and of
 // "shm+gloo" are made of. A Messenger joins all ranks of the run; a MessageWork is one collective's messages, which go
-// from where the data lie to where they belong. c10d's exceptions end here; PeerWatch knows who failed. Which rank
-// sends what to whom is not decided here.
+// from where the data lie to where they belong. c10d's exceptions end here; FailureDetector knows who failed. Which
+// rank sends what to whom is not decided here.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -37,6 +37,9 @@ class Messenger {
  public:
   // Connects all ranks; blocks until all have come. CommError naming who is missing when `timeout` is over.
   Messenger(const net::Identity& identity, std::chrono::milliseconds timeout);
+  // A group among the ranks of this one, which outlives it: over the same connections, and what fails in one has failed
+  // in all. Nothing is sent. ConfigError where too many groups live at once.
+  std::unique_ptr<Messenger> split(const Split& split) const;
   // Waits a while for the peers to have received what this rank sent.
   ~Messenger();
   Messenger(const Messenger&) = delete;
@@ -46,11 +49,13 @@ class Messenger {
   std::shared_ptr<MessageWork> begin(Call call);
   std::shared_ptr<MessageWork> begin_exchange();
   void set_timeout(std::chrono::milliseconds timeout);
-  // Tells everybody that `rank` failed.
+  // Tells everybody in the run that its `rank` failed.
   void abort(int rank, const std::string& reason) noexcept;
   // Calls `callback` at the first failure beside ending all messages; must not throw. None: null.
   void on_failure(std::function<void(const PeerFailure&)> callback);
-  PeerWatch& watch();
+  FailureDetector& watch();
+  // The groups that this rank is in, a bit each.
+  std::uint64_t groups() const;
 
   // Where the ranks are; empty if they are not numbered host by host.
   const net::Hosts& hosts() const;
@@ -59,10 +64,15 @@ class Messenger {
 
  private:
   struct Lane;
+  struct Channel;
   class Operation;
-  std::shared_ptr<Lane> lane_;
+  explicit Messenger(std::shared_ptr<Channel> channel);
+  std::shared_ptr<Channel> channel_;
   std::uint64_t sequence_ = 0;
 };
+
+// The number of each rank's host, where that is known; else each rank is on its own.
+std::vector<int> hosts_of(const Messenger& messenger, const net::Identity& identity);
 
 // The transport whose ranks all talk through `messenger`; null in a world of one.
 std::unique_ptr<Transport> make_gloo(const net::Identity& identity, std::chrono::milliseconds timeout,

@@ -127,11 +127,22 @@ class Gloo : public Transport {
   }
 
   void abort(const std::string& reason) noexcept override {
-    if (messenger_) messenger_->abort(rank(), reason);
+    if (messenger_) messenger_->abort(rank_in_run(), reason);
   }
 
   void stop(const std::string& reason, int failed) noexcept override {
     if (messenger_) messenger_->abort(failed, reason);
+  }
+  std::optional<PeerFailure> failure() const override {
+    return messenger_ ? messenger_->watch().failure() : std::nullopt;
+  }
+  std::vector<int> hosts() const override {
+    return messenger_ ? hosts_of(*messenger_, identity()) : Transport::hosts();
+  }
+  std::uint64_t split_marks() const override { return messenger_ ? messenger_->groups() : 0; }
+  std::unique_ptr<Transport> split(const Split& split) override {
+    if (split.shared_memory && split.identity.one_host()) return make_shm(split.identity, timeout_, split.look);
+    return make_gloo(split.identity, timeout_, messenger_->split(split));
   }
   bool has_neighbours(int count) const override {
     return messenger_ && !identity().one_host() ? messenger_->hosts().divisible_by(count)

@@ -3,6 +3,7 @@
 #include "comm/local/local.h"
 
 #include <cstring>
+#include <mutex>
 
 #include <torch/torch.h>
 
@@ -26,7 +27,8 @@ namespace {
 
 class LocalTransport final : public Transport {
  public:
-  LocalTransport() : Transport(net::Identity{}), finished_(std::make_shared<FinishedWork>()) {}
+  explicit LocalTransport(const net::Identity& identity)
+      : Transport(identity), finished_(std::make_shared<FinishedWork>()) {}
 
   std::string name() const override { return "local"; }
 
@@ -41,14 +43,21 @@ class LocalTransport final : public Transport {
     return {std::string(mine)};
   }
 
-  void abort(const std::string& reason) noexcept override {
-    if (aborted_) return;
-    aborted_ = true;
+  void abort(const std::string& reason) noexcept override { stop(own_failure(reason), rank_in_run()); }
+  void stop(const std::string& reason, int rank) noexcept override {
+    std::lock_guard lock(mutex_);
+    if (failure_) return;
     try {
-      reason_ = reason;
+      failure_ = PeerFailure{rank, reason};
     } catch (...) {
     }
   }
+  std::optional<PeerFailure> failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  std::unique_ptr<Transport> split(const Split& split) override { return make_local(split.identity); }
 
  private:
   std::shared_ptr<Work> copied(const at::Tensor& out, const at::Tensor& in) {
@@ -58,17 +67,20 @@ class LocalTransport final : public Transport {
   }
 
   std::shared_ptr<Work> in_place() {
-    if (aborted_) throw CommError("[Communicator] rank 0 failed: " + reason_ + " (rank 0/1)", 0);
+    if (const auto cause = failure())
+      throw CommError(base::join("[Communicator] ", cause->reason, " (", identity().place(), ")"), cause->rank);
     return finished_;
   }
 
   std::shared_ptr<Work> finished_;
-  bool aborted_ = false;
-  std::string reason_;
+  mutable std::mutex mutex_;
+  std::optional<PeerFailure> failure_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_local() { return std::make_unique<LocalTransport>(); }
+std::unique_ptr<Transport> make_local(const net::Identity& identity) {
+  return std::make_unique<LocalTransport>(identity);
+}
 
 }  // namespace zero::comm

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -17,6 +18,7 @@
 
 #include "base/check.h"
 #include "comm/collective_call.h"
+#include "comm/group.h"
 #include "comm/transport.h"
 
 namespace zero {
@@ -41,7 +43,7 @@ struct Operation {
   int come = 0, gone = 0;
 };
 
-// The first thing that went wrong; nothing works after it.
+// The first thing that went wrong; nothing works after it. Ranks are the run's.
 struct Failure {
   int rank = -1;    // that failed, -1: not one alone
   int teller = -1;  // that noticed
@@ -49,109 +51,119 @@ struct Failure {
   std::string hint = {};
 };
 
-// What the ranks share.
+class World;
+
+// What the ranks of a run and of all groups among them share.
+struct Run {
+  Run(int size, const ThreadFaults& faults) : faults(faults), ended(static_cast<std::size_t>(size)) {}
+  const ThreadFaults faults;
+  std::mutex mutex;  // the members below, and all that the worlds hold
+  std::condition_variable changed;
+  std::unique_ptr<Failure> failure;
+  std::vector<bool> ended;
+  // Groups that some of their ranks have not entered yet, and how many have.
+  std::map<std::string, std::pair<std::shared_ptr<World>, int>> opening;
+
+  // Under the mutex.
+  void fail(Failure first) {
+    if (!failure) failure = std::make_unique<Failure>(std::move(first));
+    changed.notify_all();
+  }
+};
+
+// The ranks of one communicator: the run's, or a group of them.
 class World {
  public:
-  World(int size, const ThreadFaults& faults) : size(size), faults(faults), ended_(static_cast<std::size_t>(size)) {}
+  World(std::shared_ptr<Run> run, const net::Identity& identity)
+      : size(identity.size), run(std::move(run)), identity_(identity) {}
 
   std::shared_ptr<Operation> post(int rank, std::uint64_t sequence, const Call& call, Posted mine) {
-    std::lock_guard lock(mutex_);
-    if (failure_) throw error_of(call.op, rank, sequence);
+    std::lock_guard lock(run->mutex);
+    if (run->failure) throw error_of(call.op, rank, sequence);
     auto& operation = operations_[sequence];
     if (!operation) operation = std::make_shared<Operation>(call, rank, size);
     if (!(operation->call == call)) {
-      fail({-1, rank,
-            base::join("got different calls, expected the same on every rank: rank ", operation->first, " calls ",
-                       operation->call.text(), ", rank ", rank, " calls ", call.text()),
-            kSameCallsHint});
+      run->fail({-1, identity_.rank_in_run(rank),
+                 base::join("got different calls, expected the same on every rank: ", name(operation->first), " calls ",
+                            operation->call.text(), ", ", name(rank), " calls ", call.text()),
+                 kSameCallsHint});
       throw error_of(call.op, rank, sequence);
     }
     mine.here = true;
     operation->posted[static_cast<std::size_t>(rank)] = std::move(mine);
     ++operation->come;
-    if (operation->come == size) changed_.notify_all();
+    if (operation->come == size) run->changed.notify_all();
     return operation;
   }
 
   // Returns when all ranks have posted.
   void await(const Operation& operation, int rank, std::uint64_t sequence, std::chrono::milliseconds timeout) {
-    std::unique_lock lock(mutex_);
-    const auto over = [&] { return operation.come == size || failure_ || absent_for_ever(operation) >= 0; };
-    if (!changed_.wait_for(lock, timeout, over)) {
+    std::unique_lock lock(run->mutex);
+    const auto over = [&] { return operation.come == size || run->failure || absent_for_ever(operation) >= 0; };
+    if (!run->changed.wait_for(lock, timeout, over)) {
       const auto absent = absent_of(operation);
-      fail({absent.size() == 1 ? absent[0] : -1, rank,
-            base::join("got nothing from ", ranks_text(absent), " within ", duration_text(timeout), ", expected ",
-                       operation.call.text(), " from all ", size, " ranks")});
+      run->fail({absent.size() == 1 ? absent[0] : -1, identity_.rank_in_run(rank),
+                 base::join("got nothing from ", ranks_text(absent), " within ", duration_text(timeout), ", expected ",
+                            operation.call.text(), " from all ", size, " ranks")});
     }
     if (operation.come == size) return;
-    if (!failure_) {
+    if (!run->failure) {
       const int absent = absent_for_ever(operation);
-      fail({absent, rank,
-            base::join("rank ", absent, " has ended, expected ", operation.call.text(), " from all ", size, " ranks")});
+      run->fail(
+          {identity_.rank_in_run(absent), identity_.rank_in_run(rank),
+           base::join(name(absent), " has ended, expected ", operation.call.text(), " from all ", size, " ranks")});
     }
     throw error_of(operation.call.op, rank, sequence);
   }
 
   bool would_block(const Operation& operation) {
-    std::lock_guard lock(mutex_);
-    return operation.come < size && !failure_ && absent_for_ever(operation) < 0;
+    std::lock_guard lock(run->mutex);
+    return operation.come < size && !run->failure && absent_for_ever(operation) < 0;
   }
 
   // A rank needs the operation no longer.
   void leave(std::uint64_t sequence, Operation& operation) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(run->mutex);
     if (++operation.gone == size) operations_.erase(sequence);
   }
 
   void abort(int rank, const std::string& reason) {
-    std::lock_guard lock(mutex_);
-    if (!failure_) fail({rank, rank, base::join("rank ", rank, " failed: ", reason)});
-  }
-
-  void end(int rank) {
-    std::lock_guard lock(mutex_);
-    ended_[static_cast<std::size_t>(rank)] = true;
-    changed_.notify_all();
-  }
-
-  // The rank whose error is the first one, -1 when all went well.
-  int teller() {
-    std::lock_guard lock(mutex_);
-    return failure_ ? failure_->teller : -1;
+    std::lock_guard lock(run->mutex);
+    const int of_run = identity_.rank_in_run(rank);
+    run->fail({of_run, of_run, base::join(name(rank), " failed: ", reason)});
   }
 
   const int size;
-  const ThreadFaults faults;
+  const std::shared_ptr<Run> run;
 
  private:
   // The following need the lock.
-  void fail(Failure failure) {
-    if (!failure_) failure_ = std::make_unique<Failure>(std::move(failure));
-    changed_.notify_all();
-  }
+  std::string name(int rank) const { return identity_.name_of(rank); }
 
   CommError error_of(const std::string& op, int rank, std::uint64_t sequence) const {
-    return CommError(at_call(op, failure_->text, rank, size, sequence, failure_->hint), failure_->rank);
+    const auto& failure = *run->failure;
+    return CommError(at_call(op, failure.text, identity_.rank_in_run(rank), static_cast<int>(run->ended.size()),
+                             sequence, failure.hint),
+                     failure.rank);
   }
 
   std::vector<int> absent_of(const Operation& operation) const {
     std::vector<int> absent;
     for (int r = 0; r < size; ++r)
-      if (!operation.posted[static_cast<std::size_t>(r)].here) absent.push_back(r);
+      if (!operation.posted[static_cast<std::size_t>(r)].here) absent.push_back(identity_.rank_in_run(r));
     return absent;
   }
 
   int absent_for_ever(const Operation& operation) const {
     for (int r = 0; r < size; ++r)
-      if (!operation.posted[static_cast<std::size_t>(r)].here && ended_[static_cast<std::size_t>(r)]) return r;
+      if (!operation.posted[static_cast<std::size_t>(r)].here &&
+          run->ended[static_cast<std::size_t>(identity_.rank_in_run(r))])
+        return r;
     return -1;
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
+  const net::Identity identity_;  // of any of its ranks: for the run's numbers of all
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;
-  std::unique_ptr<Failure> failure_;
-  std::vector<bool> ended_;
 };
 
 // Takes what this rank needs from a complete operation.
@@ -210,9 +222,9 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<World> world, int rank)
-      : Transport(identity_of(rank, world->size)), world_(std::move(world)) {
-    timeout_ = world_->faults.timeout;
+  ThreadTransport(std::shared_ptr<World> world, const net::Identity& identity)
+      : Transport(identity), world_(std::move(world)) {
+    timeout_ = world_->run->faults.timeout;
   }
 
   std::string name() const override { return "thread"; }
@@ -279,6 +291,24 @@ class ThreadTransport final : public Transport {
     } catch (...) {
     }
   }
+  void stop(const std::string& reason, int failed) noexcept override {
+    try {
+      std::lock_guard lock(world_->run->mutex);
+      world_->run->fail({failed, rank_in_run(), reason});
+    } catch (...) {
+    }
+  }
+
+  // The first of its ranks makes a group, the last one closes its door.
+  std::unique_ptr<Transport> split(const Split& split) override {
+    auto& run = *world_->run;
+    std::lock_guard lock(run.mutex);
+    auto& [world, entered] = run.opening[split.identity.run_id];
+    if (!world) world = std::make_shared<World>(world_->run, split.identity);
+    auto transport = std::make_unique<ThreadTransport>(world, split.identity);
+    if (++entered == split.identity.size) run.opening.erase(split.identity.run_id);
+    return transport;
+  }
 
  private:
   static Posted copy_of(const at::Tensor& tensor) {
@@ -301,7 +331,7 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<Work> begin(const Call& call, Posted mine, Take take) {
     const auto sequence = sequence_++;
-    if (world_->faults.before) world_->faults.before(rank(), sequence, call.op);
+    if (world_->run->faults.before) world_->run->faults.before(rank_in_run(), sequence, call.op);
     auto operation = world_->post(rank(), sequence, call, std::move(mine));
     return std::make_shared<ThreadWork>(world_, std::move(operation), rank(), sequence, timeout_, std::move(take));
   }
@@ -319,7 +349,7 @@ std::exception_ptr run_rank(const std::shared_ptr<World>& world, int rank,
   std::exception_ptr error;
   std::string reason;
   try {
-    body(std::make_shared<Communicator>(std::make_unique<ThreadTransport>(world, rank)));
+    body(make_communicator(std::make_unique<ThreadTransport>(world, identity_of(rank, world->size))));
   } catch (const std::exception& e) {
     error = std::current_exception();
     reason = e.what();
@@ -328,7 +358,9 @@ std::exception_ptr run_rank(const std::shared_ptr<World>& world, int rank,
     reason = "an exception that is not a std::exception";
   }
   if (error) world->abort(rank, reason);
-  world->end(rank);
+  std::lock_guard lock(world->run->mutex);
+  world->run->ended[static_cast<std::size_t>(rank)] = true;
+  world->run->changed.notify_all();
   return error;
 }
 
@@ -339,7 +371,8 @@ void run_ranks(int size, const ThreadFaults& faults, const std::function<void(st
   if (size < 1) throw ConfigError(base::join("[run_ranks] got ", size, " ranks, expected 1 or more"));
   if (faults.timeout.count() <= 0)
     throw ConfigError(base::join("[run_ranks] got a timeout of ", faults.timeout.count(), " ms, expected more than 0"));
-  const auto world = std::make_shared<comm::World>(size, faults);
+  const auto run = std::make_shared<comm::Run>(size, faults);
+  const auto world = std::make_shared<comm::World>(run, comm::identity_of(0, size));
   std::mutex mutex;
   std::vector<std::pair<int, std::exception_ptr>> errors;  // in time
   std::vector<std::thread> threads;
@@ -358,7 +391,7 @@ void run_ranks(int size, const ThreadFaults& faults, const std::function<void(st
   for (auto& thread : threads) thread.join();
   if (not_started) std::rethrow_exception(not_started);
   // An error is told to the others before it arrives here, so theirs may arrive earlier.
-  const int teller = world->teller();
+  const int teller = run->failure ? run->failure->teller : -1;
   for (const auto& [rank, error] : errors)
     if (rank == teller) std::rethrow_exception(error);
   if (!errors.empty()) std::rethrow_exception(errors.front().second);

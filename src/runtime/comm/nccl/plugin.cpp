@@ -58,7 +58,7 @@ class Channel {
         size(identity.size),
         device(own_device(identity)),
         stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
-        watch(meet(identity, timeout)) {
+        watch(rendezvous(identity, timeout)) {
     try {
       start(net::Clock::now() + timeout, timeout);
     } catch (...) {
@@ -94,10 +94,10 @@ class Channel {
       if (asked != ncclSuccess) status = asked;
       if (status != ncclInProgress) break;
       if (auto failure = watch->failure()) throw CommError(failure->reason, failure->rank);
-      if (net::Clock::now() >= deadline) raise(blame_the_late(*watch, waiting, -1));
+      if (net::Clock::now() >= deadline) raise(attribute_timeout(*watch, waiting, -1));
       std::this_thread::yield();
     }
-    if (status != ncclSuccess) raise(blame_the_broken(*watch, waiting, -1, ncclGetErrorString(status)));
+    if (status != ncclSuccess) raise(attribute_disconnect(*watch, waiting, -1, ncclGetErrorString(status)));
   }
 
   [[noreturn]] static void raise(const PeerFailure& failure) { throw CommError(failure.reason, failure.rank); }
@@ -107,7 +107,7 @@ class Channel {
   const int rank, size;
   const c10::DeviceIndex device;
   const c10::cuda::CUDAStream stream;
-  const std::unique_ptr<PeerWatch> watch;
+  const std::unique_ptr<FailureDetector> watch;
 
  private:
   // One rank, one GPU: it becomes the current device of the caller, whose tensors belong there.
@@ -177,10 +177,10 @@ class NcclWork : public Work {
         ncclResult_t status = ncclSuccess;
         ncclCommGetAsyncError(channel_->comm(), &status);
         if (status != ncclSuccess && status != ncclInProgress) {
-          Channel::raise(blame_the_broken(*channel_->watch, waiting(), -1, ncclGetErrorString(status)));
+          Channel::raise(attribute_disconnect(*channel_->watch, waiting(), -1, ncclGetErrorString(status)));
         }
         if (auto failure = channel_->watch->failure()) Channel::raise(*failure);
-        if (net::Clock::now() >= deadline) Channel::raise(blame_the_late(*channel_->watch, waiting(), -1));
+        if (net::Clock::now() >= deadline) Channel::raise(attribute_timeout(*channel_->watch, waiting(), -1));
         if (spins > 1000) std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
       for (auto& [host, on_device] : back_) host.copy_(on_device);
@@ -304,6 +304,11 @@ class Nccl : public Transport {
   }
 
   void abort(const std::string& reason) noexcept override { channel_->watch->abort(rank(), reason); }
+  std::string why_no_split() const override {
+    return "which cannot be split yet, expected shm, gloo or shm+gloo. Hint: ranks whose parameters are on CPUs, with "
+           "ZERO_TRANSPORT=shm";
+  }
+  std::unique_ptr<Transport> split(const Split&) override { ZERO_CHECK(false, "a split of nccl"); }
 
  private:
   at::Device device() const { return at::Device(at::kCUDA, channel_->device); }

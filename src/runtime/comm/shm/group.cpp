@@ -32,6 +32,8 @@ int futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, 
   return static_cast<int>(::syscall(SYS_futex, plain, operation, value, timeout, nullptr, 0));
 }
 
+std::string text_of(const char* text, std::size_t most) { return std::string(text, ::strnlen(text, most)); }
+
 }  // namespace
 
 const char* op_name(Op op) {
@@ -67,8 +69,9 @@ Call call_of(const Announcement& announcement) {
   return {op_name(announcement.op), dtype, announcement.numel, announcement.root, announcement.of};
 }
 
-Group::Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings)
-    : identity_(identity) {
+Group::Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, std::function<void()> look,
+             Mappings* mappings)
+    : identity_(identity), look_(std::move(look)) {
   for (int rank = 0; rank < identity.size; ++rank) {
     Member& member = members[rank];
     pids_.push_back(member.pid);
@@ -142,6 +145,13 @@ void Group::await(const std::function<bool(int)>& ready, const Announcement& at)
 }
 
 void Group::look_around(const std::function<bool(int)>& ready, const Announcement& at) {
+  if (look_) {
+    try {
+      look_();
+    } catch (const CommError& error) {
+      fail_and_throw(at, error.what(), {}, error.rank());
+    }
+  }
   for (int peer = 0; peer < identity_.size; ++peer) {
     if (peer == identity_.rank) continue;
     const bool has_left = page(peer).left.load(std::memory_order_acquire) != 0;
@@ -150,7 +160,7 @@ void Group::look_around(const std::function<bool(int)>& ready, const Announcemen
     if (ready(peer)) continue;
     check_failure(at);
     fail_and_throw(at, base::join(who(peer), has_left ? " has ended, " : " is gone, ", expected(at)),
-                   "the output of that rank says why", peer);
+                   "the output of that rank says why", identity_.rank_in_run(peer));
   }
 }
 
@@ -176,7 +186,7 @@ void Group::fail_if_late(const std::function<bool(int)>& ready, const Announceme
                  base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ",
                             expected(at), ": ", states),
                  "a rank hangs, or computes for longer than the limit; ZERO_TIMEOUT_S raises it",
-                 late.size() == 1 ? late[0] - identity_.first_rank : -1);
+                 late.size() == 1 ? late[0] : -1);
 }
 
 void Group::fail_for_other_call(const Announcement& at, int peer) {
@@ -191,9 +201,14 @@ void Group::check_failure(const Announcement& at) {
   if (failure_) throw_failure(at);
   const Failure& shared = page(0).failure;
   if (shared.state.load(std::memory_order_acquire) != Failure::Ready) return;
-  const auto text_of = [](const char* text, std::size_t most) { return std::string(text, ::strnlen(text, most)); };
   failure_ = Known{text_of(shared.text, kTextBytes), text_of(shared.hint, kHintBytes), shared.rank};
   throw_failure(at);
+}
+
+std::optional<PeerFailure> Group::failure() const {
+  const Failure& shared = page(0).failure;
+  if (shared.state.load(std::memory_order_acquire) != Failure::Ready) return std::nullopt;
+  return PeerFailure{shared.rank, text_of(shared.text, kTextBytes)};
 }
 
 void Group::throw_failure(const Announcement& at) const {
@@ -220,8 +235,7 @@ void Group::fail(std::string_view text, std::string_view hint, int rank) noexcep
   }
 }
 
-void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int peer) {
-  const int rank = identity_.rank_in_run(peer);
+void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
   fail(text, hint, rank);
   // Another rank may be writing its word down, or died over it.
   const std::atomic<std::uint32_t>& state = page(0).failure.state;

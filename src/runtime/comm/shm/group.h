@@ -70,8 +70,10 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 class Group {
  public:
-  // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any.
-  Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, Mappings* mappings = nullptr);
+  // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any. `look`, if there
+  // is one, is called now and then by who waits; a CommError of it becomes the failure of the group.
+  Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, std::function<void()> look = nullptr,
+        Mappings* mappings = nullptr);
   ~Group();
 
   Page& page(int rank) const { return *pages_[rank]; }
@@ -92,8 +94,10 @@ class Group {
   void check_failure(const Announcement& at);
   // Records the failure for all, unless there is one already; wakes all. `rank` is the run's. From any thread.
   void fail(std::string_view text, std::string_view hint, int rank) noexcept;
-  // The same, and throws what was recorded.
-  [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int peer);
+  // The same, and throws what was recorded. `rank` is the run's.
+  [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank);
+  // What is recorded.
+  std::optional<PeerFailure> failure() const;
   // Both at a disagreement about what operation this is.
   [[noreturn]] void fail_for_other_call(const Announcement& at, int peer);
 
@@ -107,6 +111,7 @@ class Group {
   std::string expected(const Announcement& at) const;
 
   const net::Identity identity_;
+  const std::function<void()> look_;
   std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
   std::vector<pid_t> pids_;
   std::vector<base::Descriptor> processes_;

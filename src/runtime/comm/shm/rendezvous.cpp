@@ -305,11 +305,13 @@ class Meeting {
 
   [[noreturn]] void refuse_absent(const std::vector<Member>& members) {
     std::vector<int> absent;
-    for (int rank = 1; rank < identity_.size; ++rank) {
-      if (!members[rank].memory) absent.push_back(identity_.rank_in_run(rank));
+    int first = 0;
+    for (int rank = identity_.size - 1; rank > 0; --rank) {
+      if (members[rank].memory) continue;
+      absent.insert(absent.begin(), identity_.rank_in_run(rank));
+      first = rank;
     }
-    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)),
-           absent.front() - identity_.first_rank);
+    refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), first);
   }
 
   const net::Identity& identity_;
@@ -323,8 +325,8 @@ class Meeting {
 
 }  // namespace
 
-std::vector<Member> meet(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
-                         const std::function<void()>& look) {
+std::vector<Member> rendezvous(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
+                               const std::function<void()>& look) {
   return Meeting(identity, memory, timeout, look).run();
 }
 

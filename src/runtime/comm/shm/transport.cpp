@@ -82,8 +82,8 @@ class Rank {
         size_(identity.size),
         pid_(::getpid()),
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page), mappings)),
-        group_(std::make_shared<shm::Group>(identity, *arena_, shm::meet(identity, arena_->fd(), timeout, look),
-                                            mappings)),
+        group_(std::make_shared<shm::Group>(identity, *arena_, shm::rendezvous(identity, arena_->fd(), timeout, look),
+                                            look, mappings)),
         pieces_(std::make_shared<shm::SharedPieces>(arena_, group_)),
         staging_(arena_) {
     arena_->close_fd();
@@ -107,8 +107,8 @@ class Rank {
   std::vector<std::string> exchange(std::string_view message);
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
-  void abort(const std::string& reason) noexcept;
   void stop(const std::string& reason, int rank) noexcept { group_->fail(reason, {}, rank); }
+  std::optional<PeerFailure> failure() const { return group_->failure(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   shm::VectorPlace place() {
     return {arena_, group_, pieces_, &identity_, [this](std::string_view message) { return exchange(message); }};
@@ -491,14 +491,6 @@ void Rank::recycle() {
   pieces_->collect();
 }
 
-void Rank::abort(const std::string& reason) noexcept {
-  try {
-    stop(base::join(identity_.name_of(me_), " failed: ", reason), identity_.rank_in_run(me_));
-  } catch (...) {  // no memory for the words
-    stop(reason, identity_.rank_in_run(me_));
-  }
-}
-
 class ShmWork final : public Work {
  public:
   ShmWork(std::weak_ptr<Rank> rank, std::shared_ptr<Operation> operation)
@@ -552,8 +544,12 @@ class ShmTransport final : public Transport {
     return begin(Op::AllToAll, std::move(out), std::move(in));
   }
   std::vector<std::string> exchange(std::string_view mine) override { return rank_->exchange(mine); }
-  void abort(const std::string& reason) noexcept override { rank_->abort(reason); }
+  void abort(const std::string& reason) noexcept override { rank_->stop(own_failure(reason), rank_in_run()); }
   void stop(const std::string& reason, int rank) noexcept override { rank_->stop(reason, rank); }
+  std::optional<PeerFailure> failure() const override { return rank_->failure(); }
+  std::unique_ptr<Transport> split(const Split& split) override {
+    return make_shm(split.identity, timeout_, split.look);
+  }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
     const auto options = at::TensorOptions().dtype(dtype);

@@ -8,15 +8,9 @@
 // [Note: one thread for all] A thread of this rank carries the collectives out one after the other, in the order of
 // their calls, which is the same on all ranks: no rank waits for a peer that has not come that far, and the program
 // computes meanwhile. Messages that need nothing from the host's ranks are on their way from the call on.
-#include <omp.h>
-
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <future>
-#include <mutex>
-#include <thread>
+#include <numeric>
 
 #include <ATen/ops/empty.h>
 
@@ -25,6 +19,7 @@
 #include "comm/gloo/messenger.h"
 #include "comm/quantized_reduce.h"
 #include "comm/transport.h"
+#include "comm/worker.h"
 #include "kernels/elementwise.h"
 
 namespace zero::comm {
@@ -50,74 +45,13 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
 }
 
-// Runs jobs one after the other on a thread of its own.
-class Worker {
- public:
-  Worker()
-      : thread_([this] {
-          omp_set_num_threads(1);  // the program's threads compute
-          run();
-        }) {}
-  ~Worker() {
-    {
-      std::lock_guard lock(mutex_);
-      end_ = true;
-    }
-    news_.notify_all();
-    thread_.join();
-  }
+// Whether there are several hosts with equally many ranks, more than one.
+bool joins_hosts(const net::Identity& identity, const Messenger& messenger) {
+  return messenger.hosts().even() && messenger.hosts().count() > 1 && identity.local_size > 1;
+}
 
-  std::shared_future<void> add(std::function<void()> job) {
-    std::packaged_task<void()> task(std::move(job));
-    auto result = task.get_future().share();
-    {
-      std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(task));
-    }
-    news_.notify_all();
-    return result;
-  }
-
-  // Whether all jobs have ended within the limit.
-  bool idle_within(milliseconds limit) {
-    std::unique_lock lock(mutex_);
-    return news_.wait_for(lock, limit, [this] { return jobs_.empty() && !busy_; });
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      news_.wait(lock, [this] { return end_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      auto job = std::move(jobs_.front());
-      jobs_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      job();
-      job = {};  // with its tensors
-      lock.lock();
-      busy_ = false;
-      news_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable news_;
-  std::deque<std::packaged_task<void()>> jobs_;
-  bool busy_ = false, end_ = false;
-  std::thread thread_;
-};
-
-class JobWork final : public Work {
- public:
-  explicit JobWork(std::shared_future<void> result) : result_(std::move(result)) {}
-  void wait() override { result_.get(); }
-  bool done() override { return result_.wait_for(milliseconds(0)) == std::future_status::ready; }
-
- private:
-  std::shared_future<void> result_;
-};
+std::unique_ptr<Transport> over_messages(const net::Identity& identity, milliseconds timeout,
+                                         std::unique_ptr<Messenger> messenger);
 
 class Hierarchical final : public Transport {
  public:
@@ -128,7 +62,7 @@ class Hierarchical final : public Transport {
         hosts_(messenger_->hosts().count()),
         place_(identity.local_rank),
         ranks_(identity.local_size),
-        inside_(make_shm(identity.of_neighbours(identity.local_size), timeout + kLonger, [this] {
+        inside_(make_shm(of_own_host(identity), timeout + kLonger, [this] {
           if (const auto cause = messenger_->watch().failure()) throw CommError(cause->reason, cause->rank);
         })) {
     timeout_ = timeout;
@@ -140,7 +74,7 @@ class Hierarchical final : public Transport {
     if (!worker_.idle_within(kFarewell)) {
       // A collective that some rank never called: nothing but an end gets its messages out of the way.
       const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
-      messenger_->abort(rank(), text);
+      messenger_->abort(rank_in_run(), text);
     }
     worker_.idle_within(kFarewell);
     messenger_->on_failure(nullptr);
@@ -156,9 +90,16 @@ class Hierarchical final : public Transport {
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override { return inside_->allocate(numel, dtype); }
   std::uint64_t bytes_across_hosts() const override { return messenger_->bytes_across_hosts(); }
-  void abort(const std::string& reason) noexcept override { messenger_->abort(rank(), reason); }
+  void abort(const std::string& reason) noexcept override { messenger_->abort(rank_in_run(), reason); }
   void stop(const std::string& reason, int failed) noexcept override { messenger_->abort(failed, reason); }
+  std::optional<PeerFailure> failure() const override { return messenger_->watch().failure(); }
   bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
+  std::vector<int> hosts() const override { return hosts_of(*messenger_, identity()); }
+  std::uint64_t split_marks() const override { return messenger_->groups(); }
+  std::unique_ptr<Transport> split(const Split& split) override {
+    if (split.identity.one_host()) return make_shm(split.identity, timeout_, split.look);
+    return over_messages(split.identity, timeout_, messenger_->split(split));
+  }
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
     copy_data(out.narrow(0, in.numel() * rank(), in.numel()), in);
@@ -241,6 +182,13 @@ class Hierarchical final : public Transport {
   }
 
  private:
+  // Ranks are numbered host by host.
+  static net::Identity of_own_host(const net::Identity& identity) {
+    std::vector<int> ranks(static_cast<std::size_t>(identity.local_size));
+    std::iota(ranks.begin(), ranks.end(), identity.rank - identity.local_rank);
+    return identity.of_members(ranks, identity.local_rank, base::join("host of ", ranks.front()));
+  }
+
   std::shared_ptr<Work> start(std::function<void()> job) {
     return std::make_shared<JobWork>(worker_.add([this, job = std::move(job)] {
       try {
@@ -254,7 +202,7 @@ class Hierarchical final : public Transport {
         }
         throw CommError(cause->reason, cause->rank);
       } catch (const std::exception& error) {
-        messenger_->abort(rank(), error.what());
+        messenger_->abort(rank_in_run(), error.what());
         throw;
       }
     }));
@@ -368,13 +316,18 @@ class Hierarchical final : public Transport {
   Worker worker_;  // the first to go
 };
 
+std::unique_ptr<Transport> over_messages(const net::Identity& identity, milliseconds timeout,
+                                         std::unique_ptr<Messenger> messenger) {
+  if (!joins_hosts(identity, *messenger)) return make_gloo(identity, timeout, std::move(messenger));
+  return std::make_unique<Hierarchical>(identity, timeout, std::move(messenger));
+}
+
 }  // namespace
 
 std::unique_ptr<Transport> make_hierarchical(const net::Identity& identity, milliseconds timeout, bool asked) {
   auto messenger = std::make_unique<Messenger>(identity, timeout);
   const net::Hosts& hosts = messenger->hosts();
-  if (hosts.even() && hosts.count() > 1 && identity.local_size > 1)
-    return std::make_unique<Hierarchical>(identity, timeout, std::move(messenger));
+  if (joins_hosts(identity, *messenger)) return over_messages(identity, timeout, std::move(messenger));
   if (asked)
     throw ConfigError(
         base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo, expected several ranks, equally many, on "

@@ -1,0 +1,118 @@
+// See group.h.
+#include "step/group.h"
+
+namespace zero::step {
+Group::Group(const Context& context, const GroupFacts& facts, int index)
+    : context(context),
+      facts(facts),
+      index(index),
+      params(ParamStorage::make(context, facts, index)),
+      grads(GradStorage::make(context, facts, index)) {
+  make_states();
+}
+
+Group::~Group() { become_frozen(); }
+
+void Group::make_states() {
+  const auto& c = context;
+  for (const auto& segment : facts.segments) {
+    const auto rest = [&](Purpose purpose, Role role) {
+      return c.memory.rest(
+          {.place = c.place_of(segment.tier), .tier = segment.tier, .purpose = purpose, .role = role, .group = index},
+          segment.numel, Dtype::F32);
+    };
+    auto& target = states.emplace_back();
+    target.master = segment.aliases_master ? params->resting_part(segment.begin, segment.numel)
+                                           : rest(Purpose::MasterParameters, Role::Master);
+    for (int k = 0; k < c.facts.num_slots; ++k) target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState);
+  }
+  if (!facts.delayed) return;
+  pending_params = c.memory.rest({.place = c.host(),
+                                  .tier = Tier::Host,
+                                  .purpose = Purpose::Parameters,
+                                  .role = Role::PendingParams,
+                                  .group = index},
+                                 facts.owned(), c.facts.precision.param);
+  c.backend.tensors.fill(pending_params, 0);  // padding is in no update, and rests as zeros
+}
+
+void Group::become_frozen() {
+  grads.reset();
+  for (auto& target : states) {
+    if (target.master.buffer != params->resting().buffer) context.memory.give(target.master);
+    for (auto& slot : target.slots) context.memory.give(slot);
+  }
+  states.clear();
+  context.memory.give(pending_params);
+}
+
+void Group::become_trainable() {
+  grads = GradStorage::make(context, facts, index);
+  make_states();
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    const auto& segment = facts.segments[s];
+    if (!segment.aliases_master) copy(states[s].master, params->resting_part(segment.begin, segment.numel));
+  }
+  // An update on its way knows nothing of this group.
+  if (pending_params) copy(pending_params, params->resting_part(0, pending_params.numel));
+  fill_slots();
+}
+
+void Group::observe_store(OpKind kind, Tier tier, View to) const {
+  if (tier != Tier::File) return;
+  context.observer.issued({.kind = kind,
+                           .reason = OpReason::InitialValues,
+                           .group = index,
+                           .bytes = to.bytes(),
+                           .from = Tier::Host,
+                           .to = Tier::File});
+}
+
+void Group::initialise(View values) {
+  const auto write = [&](OpKind kind, Tier tier, View to, View from) {
+    observe_store(kind, tier, to);
+    copy(to, from);
+  };
+  const auto shard_begin = context.facts.axis_of(facts).rank * facts.shard();
+  const auto& resting = params->resting();
+  write(OpKind::Store, facts.param_tier, resting, values.part(facts.sharding.params ? shard_begin : 0, resting.numel));
+  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    const auto& segment = facts.segments[s];
+    if (!segment.aliases_master)
+      write(OpKind::StoreStates, segment.tier, states[s].master,
+            values.part(owned_begin + segment.begin, segment.numel));
+  }
+  fill_slots();
+  params->mark_updated();
+}
+
+void Group::fill_slots() {
+  const auto first = context.facts.slot_initial_value;
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    if (facts.segments[s].tier == Tier::File && first == 0) continue;  // files read as zeros
+    for (int k = 0; k < context.facts.num_slots; ++k) context.backend.tensors.fill(states[s].slots[k], first);
+  }
+}
+
+void Group::params_from_pending() {
+  if (!pending_params) return;
+  const auto seen = context.observer.issued({.kind = facts.in_file() ? OpKind::Store : OpKind::Copy,
+                                             .reason = OpReason::NewValues,
+                                             .group = index,
+                                             .bytes = pending_params.bytes(),
+                                             .from = Tier::Host,
+                                             .to = facts.param_tier});
+  copy(params->resting_part(0, pending_params.numel), pending_params);
+  params->mark_updated();
+}
+
+void Group::params_from_masters() {
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    const auto& segment = facts.segments[s];
+    if (!segment.aliases_master) copy(params->resting_part(segment.begin, segment.numel), states[s].master);
+  }
+  params->mark_updated();
+}
+
+}  // namespace zero::step

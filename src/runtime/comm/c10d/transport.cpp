@@ -1,0 +1,376 @@
+// The "c10d" transport: over a process group that the program made. c10d moves bytes by its own all-gather, all-to-all
+// and broadcast; sums are taken here. Collectives run on a thread, one after the other: a c10d group matches them by
+// the order in which they begin, and all_reduce has two.
+//
+// [Note: who failed] c10d knows that something broke, seldom whose fault it is. A rank that fails, or finds a failure,
+// writes it under one key of the group's store, and who waits reads that key every 100 ms.
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <zero/process_group.h>
+
+#include "base/check.h"
+#include "comm/bootstrap/c10d_rendezvous.h"
+#include "comm/collective_call.h"
+#include "comm/group.h"
+#include "comm/local/local.h"
+#include "comm/transport.h"
+#include "comm/worker.h"
+#include "kernels/elementwise.h"
+
+namespace zero::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr milliseconds kLook{100};
+// How long who sees a broken connection waits for the reason of it.
+constexpr milliseconds kGrace{500};
+// How long the end of a rank waits for its own collectives.
+constexpr milliseconds kFarewell{2000};
+// Bytes of a control message that go without a second round, and of the slot that holds them and the length.
+constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
+
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(at::kByte); }
+
+// What this rank's transport and its jobs share.
+class Link {
+ public:
+  Link(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
+      : backend_(std::move(backend)), store_(std::move(store)) {}
+
+  int rank() const { return backend_->getRank(); }
+  int size() const { return backend_->getSize(); }
+  void use_key(std::string key) { key_ = std::move(key); }
+
+  // Each returns when the bytes are there. `call` and `sequence` are for messages.
+  void all_gather(at::Tensor out, at::Tensor in, const Call& call, std::uint64_t sequence, milliseconds timeout) {
+    if (out.numel() == 0) return;
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    finish([&] { return backend_->_allgather_base(out, in, options); }, call, sequence, timeout);
+  }
+  void all_to_all(at::Tensor out, at::Tensor in, const Call& call, std::uint64_t sequence, milliseconds timeout) {
+    if (out.numel() == 0) return;
+    std::vector<std::int64_t> equal_out, equal_in;
+    c10d::AllToAllOptions options;
+    options.timeout = timeout;
+    finish([&] { return backend_->alltoall_base(out, in, equal_out, equal_in, options); }, call, sequence, timeout);
+  }
+  void broadcast(at::Tensor inout, int root, const Call& call, std::uint64_t sequence, milliseconds timeout) {
+    if (inout.numel() == 0) return;
+    Tensors tensors{std::move(inout)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.timeout = timeout;
+    finish([&] { return backend_->broadcast(tensors, options); }, call, sequence, timeout);
+  }
+
+  // The first one counts, here and in the store.
+  void fail(int rank, const std::string& reason) noexcept {
+    try {
+      {
+        std::lock_guard lock(mutex_);
+        if (failure_) return;
+        failure_ = PeerFailure{rank, reason};
+      }
+      const auto text = base::join(rank, " ", reason);
+      if (store_ && !key_.empty() && !store_->check({key_}))
+        store_->set(key_, std::vector<std::uint8_t>(text.begin(), text.end()));
+    } catch (...) {  // the store is gone, or no memory: the peers see the end of this rank
+    }
+  }
+  std::optional<PeerFailure> failure() const {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  void check(const Call& call, std::uint64_t sequence) const {
+    if (const auto cause = failure()) raise(*cause, call, sequence);
+  }
+
+ private:
+  [[noreturn]] void raise(const PeerFailure& cause, const Call& call, std::uint64_t sequence) const {
+    if (cause.reason.starts_with("[")) throw CommError(cause.reason, cause.rank);
+    throw CommError(at_call(call.op, cause.reason, rank(), size(), sequence), cause.rank);
+  }
+
+  // What a peer has written down becomes this rank's failure, too.
+  void read_store() {
+    if (!store_ || key_.empty()) return;
+    try {
+      if (!store_->check({key_})) return;
+      const auto bytes = store_->get(key_);
+      const std::string text(bytes.begin(), bytes.end());
+      std::lock_guard lock(mutex_);
+      if (!failure_) failure_ = PeerFailure{std::atoi(text.c_str()), text.substr(text.find(' ') + 1)};
+    } catch (const std::exception&) {  // the store's rank has ended
+      store_ = nullptr;
+    }
+  }
+
+  template <class Start>
+  void finish(Start start, const Call& call, std::uint64_t sequence, milliseconds timeout) {
+    check(call, sequence);
+    const auto begin = Clock::now();
+    try {
+      const c10::intrusive_ptr<c10d::Work> work = start();
+      auto next_look = begin + kLook;
+      for (int spins = 0; !work->isCompleted(); ++spins) {
+        if (spins < 50) {
+          std::this_thread::yield();
+        } else {
+          std::this_thread::sleep_for(std::chrono::microseconds(spins < 500 ? 20 : 200));
+        }
+        const auto now = Clock::now();
+        if (now < next_look) continue;
+        next_look = now + kLook;
+        read_store();
+        check(call, sequence);
+        if (now - begin >= timeout) throw std::runtime_error("its end is late");
+      }
+      work->wait();
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception& error) {
+      // c10d's own words for the time limit, if it is first, differ between backends.
+      const bool late = Clock::now() - begin >= timeout;
+      give_reason(late ? "no end within " + duration_text(timeout) : first_line(error), call, sequence);
+    }
+  }
+
+  // c10d's error, or what a peer says of it meanwhile.
+  [[noreturn]] void give_reason(const std::string& error, const Call& call, std::uint64_t sequence) {
+    const auto until = Clock::now() + kGrace;
+    while (store_ && !failure() && Clock::now() < until) {
+      read_store();
+      if (!failure()) std::this_thread::sleep_for(milliseconds(20));
+    }
+    check(call, sequence);
+    fail(-1, at_call(call.op, base::join("got '", error, "', expected ", call.text(), " from all ", size(), " ranks"),
+                     rank(), size(), sequence, "the output of the other ranks says who failed"));
+    check(call, sequence);
+    throw CommError(error);
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string key_;
+  mutable std::mutex mutex_;
+  std::optional<PeerFailure> failure_;
+};
+
+// One slot a rank: the length, and the message itself if it fits; else a second round as long as the longest.
+std::vector<std::string> exchange_over(Link& link, std::string_view mine, std::uint64_t sequence,
+                                       milliseconds timeout) {
+  const Call call{"exchange"};
+  const std::int64_t size = link.size(), length = static_cast<std::int64_t>(mine.size());
+  auto slots = at::zeros({size * kSlot}, at::kByte), slot = at::zeros({kSlot}, at::kByte);
+  auto* const bytes = static_cast<char*>(slot.mutable_data_ptr());
+  std::memcpy(bytes, &length, sizeof length);
+  mine.copy(bytes + sizeof length, static_cast<std::size_t>(kInline));
+  link.all_gather(slots, slot, call, sequence, timeout);
+  std::vector<std::int64_t> lengths;
+  const auto* const of = static_cast<const char*>(slots.const_data_ptr());
+  for (std::int64_t r = 0; r < size; ++r) std::memcpy(&lengths.emplace_back(), of + r * kSlot, sizeof length);
+  const auto longest = *std::max_element(lengths.begin(), lengths.end());
+  at::Tensor rest;
+  if (longest > kInline) {
+    rest = at::empty({size * longest}, at::kByte);
+    auto own = at::zeros({longest}, at::kByte);
+    if (!mine.empty()) std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+    link.all_gather(rest, own, call, sequence, timeout);
+  }
+  std::vector<std::string> messages;
+  for (std::int64_t r = 0; r < size; ++r) {
+    const char* const from = rest.defined() ? static_cast<const char*>(rest.const_data_ptr()) + r * longest
+                                            : of + r * kSlot + static_cast<std::int64_t>(sizeof length);
+    messages.emplace_back(from, static_cast<std::size_t>(lengths[static_cast<std::size_t>(r)]));
+  }
+  return messages;
+}
+
+class C10d final : public Transport {
+ public:
+  C10d(const net::Identity& identity, std::shared_ptr<Link> link) : Transport(identity), link_(std::move(link)) {}
+  ~C10d() override {
+    if (!worker_.idle_within(kFarewell)) link_->fail(rank(), "the communicator ended in a collective");
+  }
+
+  std::string name() const override { return "c10d"; }
+
+  std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
+    on_cpu(out);
+    // The own part of `out` may be read while it is written.
+    const bool inside = in.storage().is_alias_of(out.storage());
+    return start({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)},
+                 [out, in = inside ? in.clone() : in](Step& step) { step.all_gather(bytes_of(out), bytes_of(in)); });
+  }
+
+  std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
+    on_cpu(out);
+    return start({"reduce_scatter", in.scalar_type(), in.numel()}, [out, in](Step& step) { sum_own(step, out, in); });
+  }
+
+  std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
+    on_cpu(inout);
+    return start({"all_reduce", inout.scalar_type(), inout.numel()}, [inout, size = size(), rank = rank()](Step& step) {
+      const auto part = (inout.numel() + size - 1) / size;
+      auto whole = inout;
+      if (part * size != inout.numel()) {
+        whole = at::zeros({part * size}, inout.options());
+        copy_flat(whole.narrow(0, 0, inout.numel()), inout);
+      }
+      auto own = at::empty({part}, inout.options());
+      sum_own(step, own, whole);
+      step.all_gather(bytes_of(whole), bytes_of(own));
+      copy_flat(inout, whole.narrow(0, 0, inout.numel()));
+    });
+  }
+
+  std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
+    on_cpu(inout);
+    return start({"broadcast", inout.scalar_type(), inout.numel(), root},
+                 [inout, root](Step& step) { step.broadcast(bytes_of(inout), root); });
+  }
+
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
+    on_cpu(out);
+    return start({"all_to_all", in.scalar_type(), in.numel()},
+                 [out, in](Step& step) { step.all_to_all(bytes_of(out), bytes_of(in)); });
+  }
+
+  std::vector<std::string> exchange(std::string_view mine) override {
+    std::vector<std::string> messages;
+    start({"exchange"}, [&](Step& step) {
+      messages = exchange_over(*step.link, mine, step.sequence, step.timeout);
+    })->wait();
+    return messages;
+  }
+
+  void abort(const std::string& reason) noexcept override { link_->fail(rank(), own_failure(reason)); }
+  void stop(const std::string& reason, int rank) noexcept override { link_->fail(rank, reason); }
+  std::optional<PeerFailure> failure() const override { return link_->failure(); }
+
+  bool has_neighbours(int) const override { return false; }
+  std::string why_no_split() const override {
+    return "which cannot be split, expected one that zero connects. Hint: make a process group of those ranks "
+           "(new_group), and a Communicator from it";
+  }
+  std::unique_ptr<Transport> split(const Split&) override { ZERO_CHECK(false, "a split of c10d"); }
+
+ private:
+  // One collective on the thread.
+  struct Step {
+    Link* link;
+    const Call& call;
+    std::uint64_t sequence;
+    milliseconds timeout;
+    void all_gather(at::Tensor out, at::Tensor in) { link->all_gather(out, in, call, sequence, timeout); }
+    void all_to_all(at::Tensor out, at::Tensor in) { link->all_to_all(out, in, call, sequence, timeout); }
+    void broadcast(at::Tensor inout, int root) { link->broadcast(inout, root, call, sequence, timeout); }
+  };
+
+  static void on_cpu(const at::Tensor& tensor) {
+    if (!tensor.is_cpu())
+      throw ConfigError("[Communicator] got a tensor on " + tensor.device().str() +
+                        ", expected CPU memory over a process group");
+  }
+
+  // out = the sum of all ranks' parts of `in` for this one; it may be this rank's own part of `in`.
+  static void sum_own(Step& step, const at::Tensor& out, const at::Tensor& in) {
+    if (out.numel() == 0) return;
+    auto parts = at::empty({in.numel()}, in.options());
+    step.all_to_all(bytes_of(parts), bytes_of(in));
+    std::vector<const void*> each;
+    for (int r = 0; r < step.link->size(); ++r)
+      each.push_back(static_cast<const char*>(parts.const_data_ptr()) + r * static_cast<std::int64_t>(out.nbytes()));
+    const auto dtype = sum_dtype(out.scalar_type());
+    kernels::sum_parts(out.mutable_data_ptr(), dtype, each.data(), static_cast<int>(each.size()), dtype, out.numel());
+  }
+
+  std::shared_ptr<Work> start(Call call, std::function<void(Step&)> job) {
+    const auto sequence = sequence_++;
+    link_->check(call, sequence);
+    return std::make_shared<JobWork>(
+        worker_.add([link = link_, call = std::move(call), sequence, timeout = timeout_, job = std::move(job)] {
+          Step step{link.get(), call, sequence, timeout};
+          link->check(call, sequence);
+          job(step);
+        }));
+  }
+
+  const std::shared_ptr<Link> link_;
+  std::uint64_t sequence_ = 0;
+  Worker worker_;  // the first to go
+};
+
+// The same for all processes that share memory and devices, and for no others.
+std::string host_name() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  return boot + " " + name;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> backend,
+                                           c10::intrusive_ptr<c10d::Store> store) {
+  if (!backend) throw ConfigError("[Communicator::from_process_group] got no process group");
+  if (backend->getBackendName() == "nccl")
+    throw ConfigError(
+        "[Communicator::from_process_group] got a process group of nccl alone, expected one that moves CPU tensors. "
+        "Hint: init_process_group(\"cpu:gloo,cuda:nccl\"), or Communicator::from_env with ZERO_TRANSPORT=nccl");
+  if (const auto* gloo = dynamic_cast<c10d::ProcessGroupGloo*>(backend.get()); gloo != nullptr && !store) {
+    // Always of this type, and libtorch hides what a dynamic_cast would need.
+    if (gloo->_getStore()) store = static_cast<c10d::ProcessGroupGloo::GlooStore&>(*gloo->_getStore())._getStore();
+  }
+  const milliseconds timeout = std::chrono::minutes(30);
+  net::Identity identity;
+  identity.rank = backend->getRank();
+  identity.size = backend->getSize();
+  identity.source = "a process group";
+  auto link = std::make_shared<Link>(std::move(backend), std::move(store));
+  // Where every rank is, and a key for this Communicator among those that the group has carried.
+  std::random_device random;
+  const auto key = base::join("zero/failure/", random(), "-", random());
+  const auto hosts = exchange_over(*link, key + "\n" + host_name(), 0, timeout);
+  link->use_key(hosts[0].substr(0, hosts[0].find('\n')));
+  const auto host_of = [&](int r) {
+    const auto& text = hosts[static_cast<std::size_t>(r)];
+    return text.substr(text.find('\n'));
+  };
+  identity.local_rank = identity.local_size = 0;
+  for (int r = 0; r < identity.size; ++r) {
+    if (host_of(r) != host_of(identity.rank)) continue;
+    ++identity.local_size;
+    if (r < identity.rank) ++identity.local_rank;
+  }
+  return make_communicator(std::make_unique<C10d>(identity, std::move(link)));
+}
+
+std::shared_ptr<Communicator> over_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  if (!group) throw ConfigError("[Communicator::from_process_group] got no process group");
+  c10::intrusive_ptr<c10d::Backend> backend;
+  try {
+    backend = group->getBackend(c10::DeviceType::CPU);
+  } catch (const std::exception& error) {
+    throw ConfigError(base::join("[Communicator::from_process_group] got '", first_line(error),
+                                 "', expected a process group that moves CPU tensors. Hint: "
+                                 "init_process_group(\"cpu:gloo,cuda:nccl\")"));
+  }
+  return over_backend(std::move(backend), group->getStore());
+}
+
+}  // namespace zero::comm

@@ -1,0 +1,399 @@
+// The checks, the counts, the status page and the fate that groups of one run share. Nothing here moves data or waits
+// by itself.
+#include "comm/group.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/arguments.h"
+#include "kernels/quantize.h"
+#include "observe/status_page.h"
+
+namespace zero {
+
+std::uint64_t CommStats::bytes_sent() const {
+  std::uint64_t sum = 0;
+  for (const auto& [op, row] : by_op) sum += row.bytes_sent;
+  return sum;
+}
+
+namespace comm {
+
+std::string Transport::own_failure(const std::string& reason) const noexcept {
+  try {
+    return base::join(identity_.name_of(rank()), " failed: ", reason);
+  } catch (...) {
+    return {};
+  }
+}
+
+at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
+
+// What every rank says of itself when a group is split; `mark` tells it from any other message.
+namespace {
+struct SplitWord {
+  std::uint64_t mark = 0x7a65726f73706c74;  // "zerosplt"
+  std::int32_t color = -1, key = 0, unfinished = 0, host = 0;
+  std::uint64_t marks = 0;
+};
+
+std::optional<SplitWord> split_word(const std::string& message) {
+  SplitWord word, own;
+  if (message.size() != sizeof word) return std::nullopt;
+  std::memcpy(&word, message.data(), sizeof word);
+  return word.mark == own.mark ? std::optional(word) : std::nullopt;
+}
+}  // namespace
+
+// Counts as unfinished until it has been waited for, tells the family of its failure, and the launcher that this rank
+// has begun a collective and is through.
+class Group::TrackedWork final : public Work {
+ public:
+  TrackedWork(const Group& group, std::shared_ptr<Work> work, std::uint64_t sequence, const char* op,
+              const at::Tensor& whole, bool on_page)
+      : family_(group.family_),
+        unfinished_(group.unfinished_),
+        work_(std::move(work)),
+        sequence_(sequence),
+        op_(op),
+        dtype_(whole.scalar_type()),
+        numel_(whole.numel()),
+        on_page_(on_page) {
+    ++*unfinished_;
+  }
+  ~TrackedWork() override { end(); }
+
+  void wait() override {
+    try {
+      work_->wait();
+    } catch (const CommError& error) {
+      if (on_page_) observe::status_page().set_error(error.what(), ExitCode::kPeer);
+      if (!std::exchange(failed_, true)) family_->stop({error.rank(), error.what()});
+      end();
+      throw;
+    }
+    complete();
+  }
+  bool done() override {
+    const bool done = work_->done();
+    if (done && !failed_) complete();
+    return done;
+  }
+
+ private:
+  void complete() {
+    if (end() && on_page_)
+      observe::status_page().set_collective(sequence_, op_, dtype_text(dtype_), numel_,
+                                            observe::CollectiveState::After);
+  }
+  bool end() {
+    if (std::exchange(ended_, true)) return false;
+    --*unfinished_;
+    return true;
+  }
+
+  const std::shared_ptr<Family> family_;
+  const std::shared_ptr<std::atomic<int>> unfinished_;
+  const std::shared_ptr<Work> work_;
+  const std::uint64_t sequence_;
+  const char* const op_;
+  const c10::ScalarType dtype_;
+  const std::int64_t numel_;
+  const bool on_page_;
+  bool ended_ = false, failed_ = false;
+};
+
+Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Group> parent)
+    : parent_(std::move(parent)),
+      family_(parent_ ? parent_->family_ : std::make_shared<Family>()),
+      transport_(std::move(transport)) {
+  ZERO_CHECK(transport_ != nullptr, "a Communicator without a transport");
+  family_->join(*transport_);
+}
+
+// A fork of the rank is not the rank: it has none of the transport's threads, and its sockets and memory are its
+// parent's.
+Group::~Group() {
+  family_->leave(*transport_);
+  if (::getpid() != pid_) (void)transport_.release();
+}
+
+void Group::ended_by(const CommError& error) noexcept {
+  if (!parent_) observe::status_page().set_error(error.what(), ExitCode::kPeer);
+  try {
+    family_->stop({error.rank(), error.what()});
+  } catch (...) {  // no memory for the words; the peers find out by themselves
+  }
+}
+
+template <class Body>
+auto Group::told(Body body) {
+  try {
+    return body();
+  } catch (const CommError& error) {
+    ended_by(error);
+    throw;
+  }
+}
+
+// Starts a collective; `whole` is what all ranks hold together. The launcher hears of those of the run, which are
+// numbered through it.
+template <class Start>
+std::shared_ptr<Work> Group::start(const char* op, const at::Tensor& whole, Start start) {
+  auto& page = observe::status_page();
+  const std::uint64_t mine = sequence_++;
+  const bool on_page = page.active() && !parent_;
+  if (on_page)
+    page.set_collective(mine, op, dtype_text(whole.scalar_type()), whole.numel(), observe::CollectiveState::Inside);
+  return told([&]() -> std::shared_ptr<Work> {
+    return std::make_shared<TrackedWork>(*this, start(), mine, op, whole, on_page);
+  });
+}
+
+// `bytes_whole`: of the tensor that all ranks hold together.
+void Group::count(const char* op, std::uint64_t bytes_whole, std::uint64_t times) {
+  const auto n = static_cast<std::uint64_t>(size());
+  auto& row = stats_.by_op[op];
+  ++row.calls;
+  row.bytes_sent += times * (n - 1) * bytes_whole / n;
+}
+
+std::shared_ptr<Work> Group::all_gather(at::Tensor out, const at::Tensor& in, std::string_view of) {
+  const Arguments check("all_gather", *transport_);
+  check.alike(out, in);
+  check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ",
+                in.numel() * size(), " (", size(), " ranks x ", in.numel(), " of `in`)");
+  check.apart_or_own(out, in, true);
+  auto work = start("all_gather", out, [&] { return transport_->all_gather(out, in, of); });
+  count("all_gather", out.nbytes());
+  return work;
+}
+
+std::shared_ptr<Work> Group::reduce_scatter(at::Tensor out, const at::Tensor& in) {
+  const Arguments check("reduce_scatter", *transport_);
+  check.alike(out, in);
+  check.sums(out);
+  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
+                out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
+  check.apart_or_own(in, out, true);
+  auto work = start("reduce_scatter", in, [&] { return transport_->reduce_scatter(out, in); });
+  count("reduce_scatter", in.nbytes());
+  return work;
+}
+
+std::shared_ptr<Work> Group::reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits) {
+  if (!quantizes()) return reduce_scatter(std::move(out), in);
+  const Arguments check("reduce_scatter_quantized", *transport_);
+  check.alike(out, in);
+  check.sums(out);
+  check.require(bits == 8 || bits == 4, bits, " bits, expected 8 or 4");
+  check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
+                out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
+  check.apart_or_own(in, out, true);
+  auto work = start("reduce_scatter", in, [&] { return transport_->reduce_scatter_quantized(out, in, bits); });
+  const auto bytes = static_cast<std::uint64_t>(kernels::quantized_bytes(out.numel(), bits));
+  count("reduce_scatter_quantized", bytes * static_cast<std::uint64_t>(size()));
+  return work;
+}
+
+std::shared_ptr<Work> Group::all_reduce(at::Tensor inout) {
+  const Arguments check("all_reduce", *transport_);
+  check.flat("inout", inout);
+  check.sums(inout);
+  auto work = start("all_reduce", inout, [&] { return transport_->all_reduce(inout); });
+  count("all_reduce", inout.nbytes(), 2);
+  return work;
+}
+
+std::shared_ptr<Work> Group::broadcast(at::Tensor inout, int root) {
+  const Arguments check("broadcast", *transport_);
+  check.flat("inout", inout);
+  check.require(root >= 0 && root < size(), "root ", root, ", expected 0 to ", size() - 1);
+  auto work = start("broadcast", inout, [&] { return transport_->broadcast(inout, root); });
+  count("broadcast", inout.nbytes());
+  return work;
+}
+
+std::shared_ptr<Work> Group::all_to_all(at::Tensor out, const at::Tensor& in) {
+  const Arguments check("all_to_all", *transport_);
+  check.alike(out, in);
+  check.require(out.numel() == in.numel(), "`out` of ", out.numel(), " elements, expected ", in.numel(), " as `in`");
+  check.require(in.numel() % size() == 0, in.numel(), " elements, expected a multiple of the ", size(), " ranks");
+  check.apart_or_own(out, in, false);
+  auto work = start("all_to_all", in, [&] { return transport_->all_to_all(out, in); });
+  count("all_to_all", in.nbytes());
+  return work;
+}
+
+at::Tensor Group::allocate(std::int64_t numel, c10::ScalarType dtype) {
+  Arguments("allocate", *transport_).require(numel >= 0, numel, " elements, expected 0 or more");
+  return transport_->allocate(numel, dtype);
+}
+
+std::shared_ptr<Work> Group::reduce_scattered(ScatteredSum sum) {
+  const Arguments check("reduce_scattered", *transport_);
+  check.require(!sum.vector.empty(), "no stretches, expected at least one");
+  std::int64_t end = 0;
+  for (const auto& stretch : sum.vector) {
+    check.flat("vector", stretch.data);
+    check.sums(stretch.data);
+    check.require(stretch.begin >= end, "a stretch at element ", stretch.begin, " behind one up to ", end,
+                  ", expected ascending ones");
+    end = stretch.begin + stretch.data.numel();
+  }
+  check.require(end <= sum.shard_numel * size(), "stretches up to element ", end, ", expected at most ",
+                sum.shard_numel * size());
+  check.require(!sum.out.defined() || (sum.out.numel() == sum.shard_numel && !sum.to_all),
+                "`out` for a sum of every rank");
+  const auto bytes = static_cast<std::uint64_t>(sum.shard_numel * size()) * sum.vector[0].data.element_size();
+  const bool to_all = sum.to_all;
+  const auto like = sum.vector[0].data;
+  auto work = start("reduce_scatter", like, [&] { return transport_->reduce_scattered(std::move(sum)); });
+  count("reduce_scatter", bytes);
+  if (to_all) count("all_gather", bytes);
+  return work;
+}
+
+std::shared_ptr<SharedVector> Group::share(std::int64_t shard_numel, c10::ScalarType dtype) {
+  Arguments("share", *transport_).require(shard_numel >= 0, shard_numel, " elements, expected 0 or more");
+  return transport_->share(shard_numel, dtype);
+}
+
+void Group::set_timeout(std::chrono::milliseconds timeout) {
+  Arguments("set_timeout", *transport_).require(timeout.count() > 0, timeout.count(), " ms, expected more than 0");
+  transport_->set_timeout(timeout);
+}
+
+void Group::gather(SharedVector& vector) {
+  const auto& whole = vector.whole();
+  // It has no number of its own: ranks may read again without each other.
+  const auto tell = [&](observe::CollectiveState state) {
+    if (auto& page = observe::status_page(); page.active() && !parent_)
+      page.set_collective(sequence_, "all_gather", dtype_text(whole.scalar_type()), whole.numel(), state);
+  };
+  tell(observe::CollectiveState::Inside);
+  told([&] { vector.wait(); });
+  tell(observe::CollectiveState::Before);  // of the next one, whose number it had
+  count("all_gather", whole.nbytes());
+}
+
+std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {
+  const std::uint64_t sequence = sequence_++;
+  const auto tell = [&](observe::CollectiveState state) {
+    if (!parent_) observe::status_page().set_collective(sequence, "exchange", "byte", 0, state);
+  };
+  tell(observe::CollectiveState::Inside);
+  auto messages = told([&] { return transport_->exchange(mine); });
+  tell(observe::CollectiveState::After);
+  ++stats_.control.calls;
+  stats_.control.bytes_sent += mine.size() * static_cast<std::uint64_t>(size() - 1);
+  return messages;
+}
+
+void Group::abort(const std::string& reason) noexcept {
+  transport_->abort(reason);
+  try {
+    const auto& identity = transport_->identity();
+    family_->stop({transport_->rank_in_run(), base::join(identity.name_of(rank()), " failed: ", reason)});
+  } catch (...) {  // no memory for the words; the peers of this group know
+  }
+}
+
+CommStats Group::stats() const {
+  auto stats = stats_;
+  stats.bytes_across_hosts = transport_->bytes_across_hosts() - across_before_;
+  return stats;
+}
+
+void Group::reset_stats() {
+  stats_ = {};
+  across_before_ = transport_->bytes_across_hosts();
+}
+
+bool Group::has_neighbours(int count) const {
+  return transport_->why_no_split().empty() && transport_->has_neighbours(count);
+}
+
+std::shared_ptr<Group> Group::neighbours(int count) {
+  const Arguments check("neighbours", *transport_);
+  check.require(has_neighbours(count), count, " neighbours over ", transport_->name(),
+                ", expected processes numbered host by host, and a divisor of the ", local_size(),
+                " ranks of this host");
+  return split_into(rank() / count, rank(), /*shared_memory=*/true);
+}
+
+std::shared_ptr<Group> Group::split(int color, int key) { return split_into(color, key, /*shared_memory=*/false); }
+
+// The ranks of `color`, by key, then by rank. What is wrong with the call of any rank is thrown on all of them.
+std::vector<int> Group::members_of(const std::vector<std::string>& messages, int color) {
+  std::vector<int> busy, members;
+  std::vector<std::int32_t> keys;
+  for (int r = 0; r < size(); ++r) {
+    const auto word = split_word(messages[static_cast<std::size_t>(r)]);
+    if (!word) {
+      const auto& identity = transport_->identity();
+      const auto text = base::join("got different calls, expected the same on every rank: ", identity.name_of(r),
+                                   " calls all_gather_bytes or barrier, ", identity.name_of(rank()), " calls split");
+      transport_->stop(text, -1);
+      throw CommError(base::join("[Communicator::split] ", text, " (", identity.place(), "). Hint: ", kSameCallsHint),
+                      -1);
+    }
+    if (word->unfinished > 0) busy.push_back(r);
+    keys.push_back(word->key);
+    if (word->color == color) members.push_back(r);
+  }
+  Arguments("split", *transport_)
+      .require(busy.empty(), "unfinished operations on ", ranks_text(busy),
+               ", expected none on any rank. Hint: wait() for them before split");
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return keys[static_cast<std::size_t>(a)] < keys[static_cast<std::size_t>(b)]; });
+  return members;
+}
+
+std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory) {
+  const auto why = transport_->why_no_split();
+  Arguments("split", *transport_).require(why.empty(), "transport ", transport_->name(), ", ", why);
+  const auto hosts = transport_->hosts();
+  SplitWord mine;
+  mine.color = color;
+  mine.key = key;
+  mine.unfinished = *unfinished_;
+  mine.marks = transport_->split_marks();
+  const auto messages = all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine});
+  const auto members = members_of(messages, color);
+  const int number = splits_++;
+  if (color < 0) return nullptr;
+  Split split;
+  const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+  split.members = members;
+  split.identity = transport_->identity().of_members(members, static_cast<int>(place),
+                                                     base::join("split ", number, " color ", color));
+  split.shared_memory = shared_memory;
+  std::map<int, int> ranks_of_host;
+  for (const int r : members) {
+    split.taken |= split_word(messages[static_cast<std::size_t>(r)])->marks;
+    split.hosts.emplace_back(ranks_of_host[hosts[static_cast<std::size_t>(r)]]++, 0);
+  }
+  for (std::size_t i = 0; i < members.size(); ++i)
+    split.hosts[i].second = ranks_of_host[hosts[static_cast<std::size_t>(members[i])]];
+  std::tie(split.identity.local_rank, split.identity.local_size) = split.hosts[static_cast<std::size_t>(place)];
+  split.look = [family = family_] {
+    if (const auto cause = family->failure()) throw CommError(cause->reason, cause->rank);
+  };
+  try {
+    auto transport = members.size() == 1 ? make_local(split.identity) : transport_->split(split);
+    transport->set_timeout(timeout());
+    return std::make_shared<Group>(std::move(transport), shared_from_this());
+  } catch (const CommError& error) {
+    ended_by(error);
+    throw;
+  } catch (const ConfigError&) {
+    throw;  // every member's
+  } catch (const std::exception& error) {
+    abort(error.what());  // the others wait for this rank
+    throw;
+  }
+}
+
+}  // namespace comm
+}  // namespace zero

@@ -1,0 +1,255 @@
+// See backward.h.
+#include "engine/backward.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/backward_scope.h"
+#include "engine/rank_agreement.h"
+#include "observe/status_page.h"
+#include "torch_hooks/allocation_observer.h"
+
+namespace zero::engine {
+
+void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
+  p_.relay.keeping([&] { checks_.before_backward(loss, options); });
+  const torch_hooks::NormalMode normal;
+  try {
+    run_pass(loss, options);
+  } catch (const CommError&) {
+    p_.relay.telling([] { throw; });
+  } catch (const std::exception& e) {
+    give_up(e.what());
+    throw;
+  } catch (...) {
+    give_up("an exception that is no std::exception");
+    throw;
+  }
+}
+
+void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
+  auto& page = observe::status_page();
+  p_.progress.in_forward = false;
+  listener_.end_activations();
+  p_.trace.begin_phase(observe::TraceKind::Backward);
+  listener_.begin_phase();
+  page.set_phase(observe::StatusPhase::Backward);
+  const auto before = p_.accumulated();
+  if (before.passes == 0) choose_active();
+  const bool retains = options.retain_graph || options.create_graph;
+  keeps_graph_ = options.create_graph;
+  p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
+  for (const auto& group : p_.binding().groups()) group->gradients.begin_pass(keeps_graph_);
+  if (loss.defined()) run_autograd(loss, options);
+  if (p_.activations && !retains) p_.activations->end_backward();
+  page.set_phase(observe::StatusPhase::Reduce);
+  if (!keeps_graph_) take_waiting();
+  const auto missing = p_.program->fill_missing();
+  if (!keeps_graph_)
+    note_unused(missing, before.open, /*check=*/loss.defined() && !retains);
+  else if (!before.open)
+    unused_ = reduced_names();  // a later pass takes the gradients, and sees which are there
+  p_.program->end_backward();
+  for (const auto& group : p_.binding().groups()) group->gradients.end_pass();
+  p_.trace.end_phase();
+  listener_.count_bytes();
+  if (!retains) p_.progress.backward_since_step = true;
+  page.set_phase(observe::StatusPhase::Idle);
+}
+
+void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
+  const double factor = p_.scaler->scale() / static_cast<double>(p_.accumulation);
+  const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
+  const BackwardScope scope(!p_.device.is_cpu());
+  p_.progress.in_backward = true;
+  p_.memory->memory.open_blocks(true);
+  const auto close = [&] {
+    p_.progress.in_backward = false;
+    p_.memory->memory.open_blocks(false);
+  };
+  try {
+    torch::autograd::backward({scaled}, {}, options.retain_graph || options.create_graph, options.create_graph);
+  } catch (...) {
+    close();
+    throw;
+  }
+  close();
+}
+
+// --- gradients --------------------------------------------------------------------------------
+
+void Backward::on_gradient(int group, int member) {
+  if (p_.progress.in_backward) {
+    if (keeps_graph_) return p_.program->note_gradient();
+    return take(group, member);
+  }
+  auto& of = p_.binding().group(group);
+  of.gradients.drop_foreign(static_cast<std::size_t>(member));
+  if (BackwardScope::active()) return;  // another Engine's
+  p_.relay.keeping([&] {
+    throw ConfigError(
+        p_.where("backward") + "a gradient of " + of.members[static_cast<std::size_t>(member)].name +
+        " arrived outside Engine::backward. Hint: call engine.backward(loss) instead of loss.backward().");
+  });
+}
+
+void Backward::take(int group, int member) {
+  const auto arrived = p_.binding().take_gradient(group, member);
+  if (!arrived) return p_.program->note_gradient();
+  if (!p_.program->accepts_gradient(group, member)) {
+    const auto& of = p_.binding().group(group);
+    throw ConfigError(
+        "[Engine::backward] a second gradient of " + of.members[static_cast<std::size_t>(member)].name +
+        " arrived after group " + of.facts.name +
+        " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
+  }
+  p_.program->gradient(group, member, arrived->view, arrived->peer_readable);
+}
+
+// What a pass before left in .grad, with its graph, belongs to this one.
+void Backward::take_waiting() {
+  const auto& groups = p_.program->groups();
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+    if (!groups[static_cast<std::size_t>(g)]->facts.trainable) continue;
+    const auto& group = p_.binding().group(g);
+    for (int i = 0; i < static_cast<int>(group.members.size()); ++i) {
+      const auto& grad = group.members[static_cast<std::size_t>(i)].tensor.grad();
+      if (groups[static_cast<std::size_t>(g)]->grads->taken(i) || !grad.defined() ||
+          grad.is_same(group.gradients.kept(static_cast<std::size_t>(i))))
+        continue;
+      take(g, i);
+    }
+  }
+}
+
+std::vector<std::string> Backward::reduced_names() const {
+  std::vector<std::string> names;
+  for (const auto g : step::reduce_order(p_.groups))
+    for (const auto& member : p_.binding().group(static_cast<int>(g)).members) names.push_back(member.name);
+  return names;
+}
+
+// Parameters that no pass of the micro-batch had a gradient for. within: passes of it came before.
+void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool within, bool check) {
+  std::vector<std::string> names;
+  for (const auto& [group, member] : missing) {
+    const auto& name = p_.binding().group(group).members[static_cast<std::size_t>(member)].name;
+    if (!within || std::find(unused_.begin(), unused_.end(), name) != unused_.end()) names.push_back(name);
+  }
+  unused_ = std::move(names);
+  if (check && !unused_.empty() && !p_.settings.zero.ignore_unused_parameters)
+    throw ConfigError(p_.where("backward") + "no gradient for parameter " + unused_.front() +
+                      (unused_.size() > 1 ? base::join(" and ", unused_.size() - 1, " more") : "") +
+                      ", and zero_optimization.ignore_unused_parameters is false");
+}
+
+// --- what is trained --------------------------------------------------------------------------
+
+// Groups that were taken frozen and of which a parameter requires grad by now, a line each.
+std::string Backward::unfrozen_units() const {
+  std::string names;
+  for (const auto& group : p_.binding().groups())
+    if (!group->facts.trainable && group->gradients.activity_changed()) names += group->facts.name + "\n";
+  return names;
+}
+
+void Backward::compare_unfrozen(const char* call) {
+  if (const auto text = disagreement(*p_.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
+      !text.empty())
+    throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+}
+
+void Backward::admit_unfrozen() {
+  if (unfrozen_units().empty()) return;
+  const at::NoGradGuard no_grad;
+  const torch_hooks::AllocationObserver::Pause pause;
+  for (int g = 0; g < static_cast<int>(p_.groups.size()); ++g) {
+    auto& group = p_.binding().group(g);
+    if (group.facts.trainable || !group.gradients.activity_changed()) continue;
+    auto& known = p_.groups[static_cast<std::size_t>(g)];
+    const auto trained = p_.tiers->trained_facts(static_cast<std::size_t>(g));
+    if (std::any_of(trained.segments.begin(), trained.segments.end(),
+                    [](const step::Segment& segment) { return segment.tier == step::Tier::File; })) {
+      const auto unfrozen = std::find_if(group.members.begin(), group.members.end(),
+                                         [](const ModelParameter& member) { return member.tensor.requires_grad(); });
+      throw ConfigError("[Engine] requires_grad of parameter " + unfrozen->name +
+                        " became true, but the Engine took it frozen, and the file of optimizer states was made "
+                        "without it. Hint: let it require grad when the Engine is made, and freeze it afterwards: "
+                        "requires_grad_(false) between steps.");
+    }
+    p_.program->admit(g, trained);
+    known = trained;
+    group.gradients.set_trainable(true);
+  }
+}
+
+// A step begins: which parameters it is of.
+void Backward::choose_active() {
+  const auto& groups = p_.binding().groups();
+  const auto changed = [](const auto& group) { return group->gradients.activity_changed(); };
+  if (std::none_of(groups.begin(), groups.end(), changed)) return;
+  if (!unfrozen_units().empty()) compare_unfrozen("backward");
+  admit_unfrozen();
+  p_.program->join_update();  // it goes by what was chosen before
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+    auto& gradients = groups[static_cast<std::size_t>(g)]->gradients;
+    if (!gradients.activity_changed()) continue;
+    gradients.choose_active();
+    for (int i = 0; i < p_.groups[static_cast<std::size_t>(g)].num_members(); ++i)
+      p_.program->set_active(g, i, gradients.active(static_cast<std::size_t>(i)));
+    p_.backend->update.cut_runs(g);
+  }
+}
+
+// --- a pass that failed -----------------------------------------------------------------------
+
+void Backward::give_up(const std::string& error) noexcept {
+  try {
+    if (p_.comm->size() == 1) {
+      drop_micro_batch();
+    } else {
+      p_.progress.failed = error;
+      p_.relay.keep(p_.where("backward") + error);
+    }
+  } catch (const std::exception& e) {  // what is under way failed as well
+    p_.relay.tell(e.what());
+  }
+}
+
+void Backward::drop_micro_batch() {
+  const auto kept = p_.program->discard_micro_batch();
+  if (kept != step::KeptGrads::None)
+    for (const auto& group : p_.binding().groups()) group->gradients.end_pass();
+  p_.progress.in_forward = false;
+  listener_.end_activations();
+  if (p_.activations) p_.activations->end_backward();
+  p_.trace.end_phase();
+  observe::status_page().set_phase(observe::StatusPhase::Idle);
+}
+
+std::int64_t Backward::discard_micro_batch() {
+  p_.relay.keeping([&] {
+    if (p_.progress.scopes.any())
+      throw ConfigError(p_.where("discard_micro_batch") + "called inside a scope of gathered_parameters");
+  });
+  return p_.relay.telling([&] {
+    p_.progress.failed.clear();
+    drop_micro_batch();
+    const auto left = p_.accumulated().micro_batches;
+    if (p_.comm->size() == 1) return left;
+    const auto all = p_.comm->all_gather_bytes(std::to_string(left));
+    for (std::size_t r = 0; r < all.size(); ++r)
+      if (all[r] != all[0])
+        throw ConfigError(p_.where("discard_micro_batch") +
+                          base::join("keeps ", all[0], " micro-batches on rank 0 and ", all[r], " on rank ", r,
+                                     ": the ranks did not fail at the same place"));
+    p_.relay.forget();
+    return left;
+  });
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,356 @@
+// See build.h.
+#include "engine/build.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "config/batch.h"
+#include "config/document.h"
+#include "engine/checks.h"
+#include "engine/dtypes.h"
+#include "engine/rank_agreement.h"
+#include "torch_hooks/allocation_observer.h"
+#include "torch_hooks/deferred_init.h"
+
+namespace zero::engine {
+namespace {
+
+// Of the model, before any of it is moved.
+struct Found {
+  std::vector<ModelParameter> parameters;
+  std::vector<Unit> units;
+};
+
+// The parameters are on one device (find_parameters): the CPU, or a GPU, which has to be this rank's.
+at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::Group& comm) {
+  const auto device = parameters.front().tensor.device();
+  if (device.is_cuda() && comm.size() > 1 && comm.transport() != "nccl")
+    throw ConfigError(base::join("[Engine] got parameters on ", device.str(), " and transport ", comm.transport(),
+                                 ", expected nccl: the others move host memory. Hint: one GPU a rank and "
+                                 "ZERO_TRANSPORT=nccl, or leave the model on the CPU."));
+  if (device.is_cuda() && comm.size() > 1 && device.index() != comm.local_rank())
+    throw ConfigError(base::join("[Engine] got parameters on ", device.str(), ", expected cuda:", comm.local_rank(),
+                                 " of local rank ", comm.local_rank(),
+                                 ". Hint: model->to(zero::default_device(*comm))."));
+  return device;
+}
+
+// Every rank finds it alike, before any of them waits for another.
+void check_secondary_shards(const Parts& parts) {
+  const auto ranks = parts.settings.zero.hpz_ranks;
+  const auto& comm = *parts.comm;
+  const bool shards = step::ShardingPolicy::of(parts.settings).params;
+  if (!shards || ranks <= 1 || comm.size() == 1 || comm.reads_in_place()) return;
+  if (!comm.has_neighbours(ranks) || comm.transport() == "nccl")
+    throw ConfigError(parts.where("Engine") +
+                      base::join("zero_optimization.zero_hpz_partition_size: got ", ranks,
+                                 ", expected a divisor of the ", comm.local_size(),
+                                 " ranks of a host, and of every other's; ranks are processes on CPUs, numbered host "
+                                 "by host. Hint: 1 turns it off."));
+}
+
+// What is wrong with the model or the configuration is said before anything but words is sent.
+Found look_at(Parts& parts) {
+  const auto& settings = parts.settings;
+  auto& comm = *parts.comm;
+  config::require_built(parts.options);
+  if (settings.transport != "auto" && comm.size() > 1 && comm.transport() != settings.transport)
+    throw ConfigError(base::join("[Engine] libzero.transport: got ", settings.transport,
+                                 ", but the ranks are connected by ", comm.transport(), " (rank ", comm.rank(), "/",
+                                 comm.size(), "). Hint: set ZERO_TRANSPORT=", settings.transport,
+                                 " before Communicator::from_env, or leave the key out."));
+  if (parts.options.document().is_set("libzero.timeout_s"))
+    comm.set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(settings.timeout_s * 1000)));
+  const auto batch = config::resolve_batch(parts.options, comm.size());
+  parts.accumulation = batch.accumulation;
+  parts.micro_batch = batch.micro;
+  parts.optimizer =
+      std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule, settings.parameter_groups);
+  parts.scaler = std::make_unique<optim::LossScaler>(settings);
+  check_secondary_shards(parts);
+  Found found;
+  found.parameters = find_parameters(*parts.model, settings);
+  const bool persists = step::ShardingPolicy::of(settings).params;
+  found.units = find_units(found.parameters, {.min_numel = settings.unit_min_numel,
+                                              .max_numel = settings.zero.reduce_bucket_size,
+                                              .persistent_numel = persists ? settings.zero.persistence_threshold : 0,
+                                              .persistent_total = settings.zero.model_persistence_threshold});
+  parts.device = device_of(found.parameters, comm);
+  const step::Axis axis{.name = "dp",
+                        .size = comm.size(),
+                        .rank = comm.rank(),
+                        .peer_reads = parts.device.is_cpu() && comm.reads_in_place(),
+                        .quantizes = parts.device.is_cpu() && comm.quantizes()};
+  parts.run = step::run_facts(settings, {.axes = {axis}, .world = comm.size(), .gpu = !parts.device.is_cpu()},
+                              parts.accumulation);
+  return found;
+}
+
+void check_agreement(const Parts& parts, const Found& found) {
+  if (parts.comm->size() == 1) return;
+  std::string configuration, layout;
+  for (const auto& [key, value] : parts.options.effective()) configuration += key + " = " + value + "\n";
+  for (const char* name : {"ZERO_TRACE", "ZERO_TRACE_STEPS"})
+    if (const char* value = std::getenv(name)) configuration += base::join("environment ", name, " = ", value, "\n");
+  for (const auto& unit : found.units) {
+    layout += "unit " + unit.name + "\n";
+    for (const auto i : unit.parameters) {
+      const auto& p = found.parameters[i];
+      layout += base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
+                           parts.device.is_cpu() ? "" : " on a GPU", unit.trainable ? "" : " frozen", "\n");
+    }
+  }
+  for (const auto& buffer : parts.model->named_buffers())
+    layout += base::join("buffer ", buffer.key(), " ", buffer.value().sizes(), " ",
+                         c10::toString(buffer.value().scalar_type()), "\n");
+  auto text = disagreement(*parts.comm, "[Engine] the configurations", configuration);
+  if (text.empty()) text = disagreement(*parts.comm, "[Engine] the models", layout);
+  if (!text.empty())
+    throw ConfigError(text + ". Hint: every rank has to run the same program with the same configuration.");
+}
+
+// ZeRO++: fewer bytes over networks, for sharded parameters.
+void tell_what_has_no_effect(const Parts& parts) {
+  const auto& zero = parts.settings.zero;
+  if (!parts.run.sharding.params || parts.comm->size() == 1 || parts.comm->rank() != 0) return;
+  const auto without_effect = [&](const char* key, const char* why) {
+    base::log(LogLevel::Info, base::join("zero_optimization.", key, " has no effect here: ", why));
+  };
+  const char* const nothing_to_save = "nothing is sent over a network between CPUs";
+  if (zero.hpz_ranks > 1 && parts.comm->reads_in_place())
+    without_effect("zero_hpz_partition_size", "all ranks share a host, where parameters are read in place");
+  if (parts.run.topology.axes[0].quantizes) return;
+  if (zero.quantized_weights) without_effect("zero_quantized_weights", nothing_to_save);
+  if (zero.quantized_nontrainable_weights) without_effect("zero_quantized_nontrainable_weights", nothing_to_save);
+  if (zero.quantized_gradients) without_effect("zero_quantized_gradients", nothing_to_save);
+}
+
+std::vector<step::Unit> sized(const Parts& parts, const Found& found) {
+  std::vector<step::Unit> units;
+  for (const auto& unit : found.units) {
+    std::vector<std::int64_t> numels;
+    for (const auto i : unit.parameters) numels.push_back(found.parameters[i].tensor.numel());
+    units.push_back({.name = unit.name,
+                     .root = unit.root,
+                     .trainable = unit.trainable,
+                     .persistent = unit.persistent,
+                     .parameters = unit.parameters,
+                     .layout = sharding::ShardLayout::of_group(std::move(numels), parts.comm->size(),
+                                                               width(parts.run.precision.param), parts.device.is_cpu()),
+                     .axis = 0});
+  }
+  return units;
+}
+
+TorchComm::Ranks ranks_of(Parts& parts) {
+  TorchComm::Ranks ranks{parts.comm, nullptr};
+  if (const int node = parts.run.topology.axes[0].secondary_ranks; node > 0) {
+    ranks.node = parts.comm->neighbours(node);
+  }
+  return ranks;
+}
+
+void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
+  std::vector<std::vector<ModelParameter>> members;
+  std::vector<std::vector<int>> parameter_groups;
+  for (const auto& unit : found.units) {
+    auto& of_unit = members.emplace_back();
+    auto& groups = parameter_groups.emplace_back();
+    for (const auto i : unit.parameters) {
+      const auto& parameter = found.parameters[i];
+      of_unit.push_back(parameter);
+      groups.push_back(parts.optimizer->parameter_group_of(parameter.name, parameter.aliases));
+    }
+  }
+  found.parameters.clear();
+  parts.memory = std::make_shared<EngineMemory>(
+      TorchBuffers::Setup{.comm = parts.comm,
+                          .device = parts.device,
+                          .pin_states = parts.run.topology.gpu && parts.settings.zero.offload_optimizer.pin_memory,
+                          .params_file = parts.tiers->params_file(),
+                          .states_file = parts.tiers->states_file()},
+      parts.run.checksums);
+  parts.backend = std::make_unique<TorchBackend>(parts.memory, parts.run, parts.groups,
+                                                 std::vector<TorchComm::Ranks>{ranks}, std::move(members),
+                                                 *parts.optimizer, std::move(parameter_groups), parts.trace.trace());
+}
+
+void keep_activations(Parts& parts) {
+  activations::ActivationStore::Setup setup;
+  setup.settings = parts.settings.activations;
+  setup.io = io_settings(parts.settings.aio);
+  setup.device = parts.device;
+  setup.ledger = parts.ledger();
+  setup.who = base::join("rank ", parts.comm->rank(), "/", parts.comm->size());
+  if (parts.comm->rank() == 0) setup.profile = [](const std::string& line) { base::log(LogLevel::Info, line); };
+  parts.activations = activations::ActivationStore::create(std::move(setup));
+}
+
+}  // namespace
+
+void build(Parts& parts) {
+  if (!parts.model) throw ConfigError("[Engine] got no model");
+  if (c10::InferenceMode::is_enabled())
+    throw ConfigError(
+        "[Engine] made inside c10::InferenceMode, in which nothing can be trained. Hint: make it outside.");
+  Found found;
+  // All ranks throw what one of them finds wrong, and go on with the communicator as they like.
+  agree(*parts.comm, "Engine", [&]() -> std::string {
+    found = look_at(parts);
+    return "";
+  });
+  check_agreement(parts, found);
+  TorchComm::Ranks ranks;
+  parts.relay.telling([&] {
+    tell_what_has_no_effect(parts);
+    ranks = ranks_of(parts);
+  });
+  if (parts.settings.wall_clock_breakdown) parts.trace.trace().count_always();
+  agree(*parts.comm, "Engine", [&]() -> std::string {
+    parts.tiers = std::make_unique<TierPlan>(parts.options, parts.run, sized(parts, found), *parts.comm);
+    return "";
+  });
+  parts.groups = parts.tiers->facts();
+  if (!parts.tiers->offloads()) parts.optimizer->set_range_update(range_update_on(parts.device));
+  parts.relay.telling([&] {
+    parts.tiers->check_buffers(parts.groups);
+    make_backend(parts, found, ranks);
+    const bool tell = parts.settings.zero.log_trace_cache_warnings;
+    parts.program = std::make_unique<step::StepProgram>(
+        parts.run, parts.groups, parts.backend->ops(), parts.memory->memory, *parts.scaler, parts.backend->observer,
+        [tell](const std::string& group) {
+          if (tell)
+            base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
+        });
+    // Folders and files that are not there are told of while the model is still as it was.
+    parts.memory->buffers.make_files();
+    parts.tiers->describe_files();
+    parts.tiers->enforce(parts.memory->ledger);
+    keep_activations(parts);
+  });
+}
+
+// --- first values -----------------------------------------------------------------------------
+
+namespace {
+
+// A hash of the group's values.
+std::uint64_t adopt_group(Parts& parts, int group, bool broadcast) {
+  const at::NoGradGuard no_grad;
+  const torch_hooks::AllocationObserver::Pause pause;
+  auto values = parts.binding().values(group);
+  const auto hash = [&] { return XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(values.nbytes())); };
+  const step::View view{parts.memory->memory.register_foreign(), 0, values.numel(), step::Dtype::F32};
+  parts.memory->buffers.adopt(view.buffer, values);
+  parts.program->initialise(group, view, broadcast);
+  parts.memory->buffers.drop(view.buffer);
+  const auto result = hash();
+  const auto& params = *parts.program->groups()[static_cast<std::size_t>(group)]->params;
+  parts.binding().attach(group, params.rests_sharded() ? step::View{} : params.resting(),
+                         scalar_type(parts.run.precision.param));
+  return result;
+}
+
+// Deferred parameters are materialised in the order of their initialisers, and a group is taken
+// over as soon as its last member has data: never more than the shards and the units at work.
+void adopt_values(Parts& parts) {
+  const auto& groups = parts.binding().groups();
+  std::vector<at::Tensor> deferred;
+  std::vector<std::size_t> group_of;
+  std::vector<std::size_t> missing(groups.size(), 0);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& member : groups[g]->members) {
+      if (!torch_hooks::is_deferred(member.tensor)) continue;
+      deferred.push_back(member.tensor);
+      group_of.push_back(g);
+      ++missing[g];
+    }
+  }
+  const auto awaited = missing;
+  for (const auto& buffer : parts.model->buffers()) {
+    if (!torch_hooks::is_deferred(buffer)) continue;
+    deferred.push_back(buffer);
+    group_of.push_back(groups.size());
+  }
+  std::string hashes;
+  const torch_hooks::AllocationObserver::Pause pause;
+  auto& comm = *parts.comm;
+  if (!deferred.empty() && comm.size() > 1) {
+    // libtorch seeds each process at random: rank 0's generator stands for all.
+    const auto states =
+        comm.all_gather_bytes(comm.rank() == 0 ? torch_hooks::deferred_generators(deferred) : std::string());
+    torch_hooks::set_deferred_generators(deferred, states[0]);
+  }
+  torch_hooks::replay_deferred(deferred, [&](std::size_t i) {
+    const auto g = group_of[i];
+    if (g == groups.size() || --missing[g] != 0) return;
+    hashes += base::join(g, " ", adopt_group(parts, static_cast<int>(g), /*broadcast=*/false), "\n");
+  });
+  if (!deferred.empty() && comm.size() > 1) {
+    const auto text = disagreement(comm, "[Engine] the initial values of deferred parameters", hashes);
+    if (!text.empty())
+      throw ConfigError(text +
+                        ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same "
+                        "seed on every rank before zero::build.");
+  }
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    if (awaited[g] == 0) adopt_group(parts, static_cast<int>(g), /*broadcast=*/true);
+}
+
+void adopt_buffers(Parts& parts) {
+  const at::NoGradGuard no_grad;
+  auto& comm = *parts.comm;
+  for (auto& item : parts.model->named_buffers()) {
+    auto& buffer = item.value();
+    if (!buffer.defined() || buffer.numel() == 0) continue;
+    if (parts.settings.buffer_dtype && buffer.is_floating_point())
+      buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
+    if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved as they lie
+    if (comm.size() > 1) {
+      auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
+      comm.broadcast(flat, 0)->wait();
+      buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
+    }
+    parts.memory->ledger.book(step::Tier::Device, step::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
+    if (comm.rank() == 0 && !can_be_saved(buffer.scalar_type()))
+      base::log(LogLevel::Warning,
+                base::join("[Engine] buffer ", item.key(), " has the type ", c10::toString(buffer.scalar_type()),
+                           ", which checkpoints cannot hold: save_checkpoint will refuse. Hint: use a float, integer "
+                           "or bool tensor."));
+  }
+  if (!parts.activations) return;
+  std::vector<const void*> resident;
+  for (const auto& buffer : parts.model->buffers())
+    if (buffer.defined() && buffer.has_storage()) resident.push_back(buffer.storage().unsafeGetStorageImpl());
+  parts.activations->set_resident(resident);
+}
+
+}  // namespace
+
+void adopt_model(Parts& parts) {
+  adopt_values(parts);
+  adopt_buffers(parts);
+}
+
+void abandon_model(Parts& parts) noexcept {
+  if (!parts.program) return;
+  for (const auto& group : parts.program->groups()) {
+    if (!group->facts.sharding.params) continue;
+    try {
+      group->params->reshard();
+    } catch (const std::exception&) {
+      // A gather in flight failed with its communicator: the data are gone either way.
+    }
+    parts.binding().abandon(group->index);
+  }
+}
+
+}  // namespace zero::engine

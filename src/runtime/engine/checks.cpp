@@ -1,0 +1,156 @@
+// See checks.h.
+#include "engine/checks.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include "base/check.h"
+#include "torch_hooks/gradient_hook.h"
+#include "torch_hooks/interception.h"
+
+namespace zero::engine {
+
+void Checks::require_usable(const char* call) const {
+  if (!p_.relay.ended().empty())
+    throw CommError(p_.where(call) + "called after an error that ended the run: " + p_.relay.ended());
+  const auto& failed = p_.progress.failed;
+  if (failed.empty()) return;
+  p_.relay.tell(failed);
+  throw ConfigError(p_.where(call) + "called after a backward that failed (" + failed +
+                    "). Hint: where every rank catches the same error, call engine.discard_micro_batch() on all of "
+                    "them; else let the error end the program.");
+}
+
+void Checks::require_boundary(const char* call) const {
+  require_usable(call);
+  const auto& accumulated = p_.accumulated();
+  if (accumulated.open)
+    throw ConfigError(p_.where(call) +
+                      "called within a micro-batch: the last backward() kept its graph. Hint: call it "
+                      "after step() has acted.");
+  if (accumulated.micro_batches != 0)
+    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
+                                                  " micro-batches. Hint: call it after step() has acted."));
+}
+
+void Checks::require_no_scope(const char* call, bool reading_too) const {
+  const auto& scopes = p_.progress.scopes;
+  if (!scopes.any_modifying() && (!scopes.any() || !reading_too)) return;
+  throw ConfigError(p_.where(call) + "called inside a scope of gathered_parameters" +
+                    (reading_too ? "" : "(true), whose writes count from its end on") +
+                    ". Hint: close() the scope first.");
+}
+
+// Between steps, an operator without grad mode reads parameters that lack the update on its way: an evaluation, most
+// likely, of a model one step behind. It cannot be finished here: that is collective, and ranks may evaluate alone.
+void Checks::require_current(const char* op) const {
+  const auto& progress = p_.progress;
+  if (!p_.program->update_pending() || at::GradMode::is_enabled() || progress.in_forward || progress.in_backward ||
+      p_.accumulated().passes > 0)
+    return;
+  p_.relay.keeping([&] {
+    throw ConfigError(
+        p_.where("forward") + op +
+        " reads parameters without grad mode between steps while a delayed update is on its way: they are "
+        "one step behind. Hint: call engine.flush() on every rank before an evaluation.");
+  });
+}
+
+void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& options) const {
+  constexpr const char* kCall = "backward";
+  require_usable(kCall);
+  parameters(kCall);
+  const auto where = p_.where(kCall);
+  if (p_.progress.scopes.any()) throw ConfigError(where + "called inside a scope of gathered_parameters");
+  if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
+    throw ConfigError(where +
+                      (!loss.defined() ? "got no tensor"
+                                       : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
+                                                    loss.requires_grad())) +
+                      ", expected a scalar that requires grad");
+  const auto micro_batches = p_.accumulated().micro_batches;
+  if (p_.settings.managed_gradient_accumulation && micro_batches == p_.accumulation)
+    throw ConfigError(where + "called " + std::to_string(p_.accumulation + 1) +
+                      " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
+  if (options.create_graph && (p_.accumulation != 1 || micro_batches != 0 || p_.scaler->scale() != 1))
+    throw ConfigError(where +
+                      base::join("got create_graph with ", p_.accumulation,
+                                 " micro-batches a step and a loss scale of ", p_.scaler->scale(),
+                                 ", expected 1 and 1: .grad would hold something else than gradients. "
+                                 "Hint: torch::autograd::grad(..., create_graph) and one backward of the whole loss."));
+}
+
+void Checks::before_step() const {
+  constexpr const char* kCall = "step";
+  require_usable(kCall);
+  parameters(kCall);
+  no_new_parameters(p_.where(kCall));
+  if (p_.progress.scopes.any()) throw ConfigError(p_.where(kCall) + "called inside a scope of gathered_parameters");
+}
+
+// --- the model --------------------------------------------------------------------------------
+
+void Checks::parameters(const char* call) const {
+  const auto& groups = p_.binding().groups();
+  for (const auto& group : groups)
+    for (const auto& parameter : group->members)
+      if (!torch_hooks::is_intercepted(parameter.tensor))
+        throw ConfigError(
+            p_.where(call) + "parameter " + parameter.name +
+            " was replaced behind the Engine (module.to(...), set_data, torch::load). Hint: move, cast and load the "
+            "module before the Engine takes it, and let the recipe choose the dtype; in a scope of "
+            "gathered_parameters(true) write with copy_.");
+  for (const auto& group : groups)
+    if (const auto text =
+            group->gradients.find_meddling(/*first=*/p_.accumulated().passes == 0, call == std::string("step"));
+        !text.empty())
+      throw ConfigError(p_.where(call) + text);
+  hooks(p_.where(call));
+}
+
+void Checks::hooks(const std::string& where) const {
+  for (const auto& group : p_.binding().groups())
+    for (const auto& member : group->members)
+      if (torch_hooks::gradient_hook_of(member.tensor) != torch_hooks::HookPlace::Ours)
+        throw ConfigError(where + "the post-accumulate-grad hook of parameter " + member.name + " (group " +
+                          group->facts.name +
+                          ") was replaced after the Engine took it, and its gradient would be lost. Hint: libtorch has "
+                          "one place for such a hook; tensor.register_hook() sees gradients too.");
+}
+
+void Checks::no_new_parameters(const std::string& where) const {
+  std::string names;
+  int more = -3;  // beyond as many as are named
+  for (const auto& item : p_.model->named_parameters()) {
+    if (!item.value().defined() || torch_hooks::is_intercepted(item.value())) continue;
+    if (more < 0) names += (names.empty() ? "" : ", ") + item.key();
+    ++more;
+  }
+  if (names.empty()) return;
+  throw ConfigError(where + "the model has parameters that the Engine does not hold: " + names +
+                    (more > 0 ? base::join(" and ", more, " more") : "") +
+                    ", registered after it was made. They would never be trained. Hint: register all modules before "
+                    "making the Engine.");
+}
+
+bool can_be_saved(at::ScalarType type) {
+  switch (type) {
+    case at::kBool:
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexFloat:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,123 @@
+// See forward_listener.h.
+#include "engine/forward_listener.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+#include "observe/status_page.h"
+#include "torch_hooks/gradient_hook.h"
+#include "torch_hooks/normal_mode.h"
+
+namespace zero::engine {
+namespace {
+
+// Of the parameters of one operator, each group once, in the order of their first use.
+template <class Members>
+c10::SmallVector<int, 8> groups_of(const int* tags, int count, const Members& members) {
+  c10::SmallVector<int, 8> groups;
+  for (int i = 0; i < count; ++i) {
+    const int group = members[static_cast<std::size_t>(tags[i])].group;
+    // Lists of parameters come unit by unit: the last one is the likely one.
+    if (std::find(groups.rbegin(), groups.rend(), group) == groups.rend()) groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace
+
+void ForwardListener::attach(const std::function<void(int, int)>& on_gradient) {
+  const auto& groups = p_.binding().groups();
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
+    const auto& group = *groups[static_cast<std::size_t>(g)];
+    for (int i = 0; i < static_cast<int>(group.members.size()); ++i) {
+      const auto& tensor = group.members[static_cast<std::size_t>(i)].tensor;
+      members_.push_back({g, i});
+      torch_hooks::intercept(tensor, this, static_cast<int>(members_.size()) - 1);
+      tensor.mutable_grad() = at::Tensor();  // of a backward before the Engine was made
+      torch_hooks::set_gradient_hook(tensor, [on_gradient, g, i] { on_gradient(g, i); });
+    }
+  }
+}
+
+void ForwardListener::detach() noexcept {
+  end_activations();
+  for (const auto& member : members_) {
+    const auto& group = p_.binding().group(member.group);
+    const auto i = static_cast<std::size_t>(member.index);
+    const auto& tensor = group.members[i].tensor;
+    if (torch_hooks::gradient_hook_of(tensor) == torch_hooks::HookPlace::Ours)
+      torch_hooks::set_gradient_hook(tensor, nullptr);
+    torch_hooks::stop_intercepting(tensor, group.storages[i]);
+  }
+  members_.clear();
+}
+
+void ForwardListener::begin_forward() {
+  auto& progress = p_.progress;
+  if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return;
+  p_.trace.begin_phase(observe::TraceKind::Forward);
+  begin_phase();
+  observe::status_page().set_step(p_.program->steps(), static_cast<int>(p_.accumulated().micro_batches));
+  observe::status_page().set_phase(observe::StatusPhase::Forward);
+}
+
+void ForwardListener::end_activations() const {
+  if (p_.activations && torch_hooks::saved_tensor_policy() == p_.activations)
+    torch_hooks::set_saved_tensor_policy(nullptr);
+}
+
+void ForwardListener::show(int group) {
+  if (group == shown_group_.exchange(group)) return;
+  const auto& name = p_.groups[static_cast<std::size_t>(group)].name;
+  observe::status_page().set_unit(name);
+  p_.trace.enter(name);
+  count_bytes();
+}
+
+void ForwardListener::count_bytes() {
+  if (!p_.trace.recording()) return;
+  p_.trace.count(p_.memory->ledger, p_.prefetcher().unsharded_numel() * width(p_.run.precision.param));
+}
+
+void ForwardListener::before_use(const int* tags, int count, const char* op) {
+  auto& progress = p_.progress;
+  if (!progress.failed.empty()) checks_.require_usable("forward");
+  if (p_.program->update_pending()) checks_.require_current(op);
+  begin_forward();
+  observe::status_page().note_use();
+  if (!progress.in_backward && torch_hooks::saved_tensor_policy() != p_.activations)
+    torch_hooks::set_saved_tensor_policy(p_.activations);
+  show(members_[static_cast<std::size_t>(tags[0])].group);
+  if (!p_.run.sharding.params) return;
+  const auto groups = groups_of(tags, count, members_);
+  const bool training = progress.in_backward || at::GradMode::is_enabled();
+  const auto use = [&] { p_.program->begin_use({groups.data(), groups.size()}, training); };
+  if (p_.comm->size() == 1) {  // nobody waits for this rank, which may try another batch
+    const torch_hooks::NormalMode normal;
+    use();
+  } else {
+    p_.relay.telling(use);
+  }
+}
+
+void ForwardListener::after_use(const int* tags, int count) noexcept {
+  if (!p_.run.sharding.params) return;
+  const auto groups = groups_of(tags, count, members_);
+  p_.program->end_use({groups.data(), groups.size()});
+}
+
+bool ForwardListener::before_write(int tag, const char* op) {
+  const auto& member = members_[static_cast<std::size_t>(tag)];
+  if (p_.progress.scopes.may_write(member.group)) return true;
+  const auto& group = p_.binding().group(member.group);
+  return p_.relay.keeping([&]() -> bool {
+    throw ConfigError(p_.where("forward") + op + " writes parameter " +
+                      group.members[static_cast<std::size_t>(member.index)].name + " (group " + group.facts.name +
+                      ") in place; the write would be lost. Hint: write inside a scope of "
+                      "engine.gathered_parameters(true).");
+  });
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,69 @@
+// The model's parameters as the step program sees them, groups of members: their storages, which it points into its
+// buffers, and their .grad.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/member_gradients.h"
+#include "engine/torch_buffers.h"
+#include "observe/trace.h"
+#include "step/backend.h"
+
+namespace zero::engine {
+
+class ModelBinding final : public step::ModelOps {
+ public:
+  // Everything outlives it. `memory` is shared with gradients that a program holds on to.
+  ModelBinding(std::shared_ptr<EngineMemory> memory, const std::vector<step::GroupFacts>& groups,
+               std::vector<std::vector<ModelParameter>> members, observe::Trace& trace);
+
+  void bind(int group, step::View whole) override;
+  void unbind(int group) override;
+  void values_changed(int group) override;
+  void set_gradient(int group, int member, step::View kept) override;
+  void drop_gradients(int group) override;
+  void release_gradient(step::View gradient) override;
+
+  // The values of all members, flat, fp32, with zeros between them.
+  at::Tensor values(int group) const;
+  // The members' storages point into `whole` from now on, or have no data where it is none.
+  void attach(int group, step::View whole, at::ScalarType dtype);
+  // The members of a sharded group stay without data, and say why when they are read.
+  void abandon(int group) noexcept;
+
+  // A gradient that autograd left in a member's .grad, as the program takes it; peer_readable: GradStorage::take().
+  struct Arrived {
+    step::View view;
+    bool peer_readable;
+  };
+  // nullopt: there is none, or the member is not trained. ConfigError if what was kept has been replaced.
+  std::optional<Arrived> take_gradient(int group, int member);
+
+  struct Group {
+    Group(const step::GroupFacts& facts, std::vector<ModelParameter> members);
+    const step::GroupFacts& facts;
+    const std::vector<ModelParameter> members;
+    std::vector<c10::Storage> storages;  // the members', for life: one that a program puts in its place is not touched
+    MemberGradients gradients;
+    observe::TraceOperation whole_trace;
+    bool bound = false;
+  };
+  Group& group(int index) { return *groups_[static_cast<std::size_t>(index)]; }
+  const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
+  // A member by its name, or that of a tied parameter: its group and index.
+  std::optional<std::pair<int, std::size_t>> find(const std::string& name) const;
+
+ private:
+  const std::shared_ptr<EngineMemory> memory_;
+  observe::Trace& trace_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::set<int> lent_blocks_;  // that are a .grad: they go back with it
+};
+
+}  // namespace zero::engine

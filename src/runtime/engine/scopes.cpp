@@ -1,0 +1,94 @@
+// See scopes.h.
+#include "engine/scopes.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/rank_agreement.h"
+#include "engine/state_access.h"
+
+namespace zero::engine {
+
+// Every rank tells what it asks for, or why it cannot, before anything is gathered: the ranks' errors are one error,
+// and nothing has ended by it.
+std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modify) {
+  constexpr const char* kCall = "gathered_parameters";
+  std::vector<int> groups;
+  std::string fault;
+  p_.relay.telling([&] {
+    std::string mine = modify ? "to write\n" : "to read\n";
+    try {
+      const auto all = agree(*p_.comm, "Engine::gathered_parameters", [&] {
+        groups = chosen_groups(p_.binding(), choice, p_.where(kCall));
+        for (const int g : groups) mine += p_.groups[static_cast<std::size_t>(g)].name + "\n";
+        return mine;
+      });
+      if (std::any_of(all.begin(), all.end(), [&](const std::string& theirs) { return theirs != all[0]; }))
+        fault = disagreement(*p_.comm, p_.where(kCall) + "the units asked for", mine) +
+                ". Hint: the call is collective; ask for the same on every rank.";
+    } catch (const ConfigError& e) {
+      fault = e.what();
+    }
+  });
+  if (!fault.empty()) throw ConfigError(fault);
+  return groups;
+}
+
+std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
+  p_.relay.keeping([&] {
+    if (modify)
+      checks_.require_boundary("gathered_parameters");
+    else
+      checks_.require_usable("gathered_parameters");
+  });
+  auto groups = agreed_groups(choice, modify);
+  p_.relay.telling([&] {
+    stepper_.flush();
+    {
+      const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
+      p_.prefetcher().pin(groups);
+    }
+    p_.progress.scopes.open(groups, modify);
+  });
+  return groups;
+}
+
+void Scopes::end(const std::vector<int>& groups, bool modify) {
+  p_.relay.telling([&] {
+    p_.progress.scopes.close(groups, modify);
+    if (modify) {
+      checks_.parameters("gathered_parameters");
+      p_.comm->barrier();  // nobody reads a shard in place any more
+      for (const int g : groups) write_back(g);
+    }
+    p_.prefetcher().unpin(groups);
+  });
+}
+
+// Rank 0's values of the parameters become everybody's.
+void Scopes::write_back(int index) {
+  const at::NoGradGuard no_grad;
+  const auto& group = *p_.program->groups()[static_cast<std::size_t>(index)];
+  const auto& facts = group.facts;
+  const auto whole = group.params->whole();
+  if (whole.numel == 0) return;
+  auto flat = p_.memory->buffers.tensor(whole);
+  if (p_.comm->size() > 1) p_.comm->broadcast(flat, 0)->wait();
+  StateAccess states(p_.memory->buffers);
+  const auto shard_begin = p_.run.axis_of(facts).rank * facts.shard();
+  if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, shard_begin, facts.shard()));
+  group.params->mark_updated();
+  // Untouched elements keep the bits of their master that the parameter's dtype does not show.
+  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
+  for (const auto& segment : facts.segments) {
+    if (segment.aliases_master) continue;
+    const auto master = states.read(group, kMaster, segment.begin, segment.numel);
+    const auto mine = flat.narrow(0, owned_begin + segment.begin, segment.numel).to(master.device());
+    const auto changed = mine.ne(master.to(mine.scalar_type()));
+    states.write(group, kMaster, segment.begin, at::where(changed, mine.to(at::kFloat), master));
+  }
+}
+
+}  // namespace zero::engine

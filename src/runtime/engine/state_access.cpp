@@ -1,0 +1,76 @@
+// See state_access.h.
+#include "engine/state_access.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/dtypes.h"
+
+namespace zero::engine {
+namespace {
+
+const step::View& view_of(const step::UpdateTarget& states, int state) {
+  return state == kMaster ? states.master : states.slots[state - 1];
+}
+
+// What of [begin, begin + numel) lies in each segment: fn(view, offset in the range).
+template <class Fn>
+void for_each_part(const step::Group& group, int state, std::int64_t begin, std::int64_t numel, const Fn& fn) {
+  for (std::size_t s = 0; s < group.states.size(); ++s) {
+    const auto& segment = group.facts.segments[s];
+    const auto first = std::max(begin, segment.begin), last = std::min(begin + numel, segment.begin + segment.numel);
+    if (first < last) fn(view_of(group.states[s], state).part(first - segment.begin, last - first), first - begin);
+  }
+}
+
+}  // namespace
+
+at::Tensor StateAccess::read(const step::View& view) const {
+  if (view.numel == 0) return at::empty({0}, scalar_type(view.dtype));
+  if (!buffers_.is_file(view.buffer)) return buffers_.tensor(view);
+  auto values = at::empty({view.numel}, scalar_type(view.dtype));
+  buffers_.region(view.buffer).read(view.begin * width(view.dtype), values.mutable_data_ptr(), view.bytes());
+  return values;
+}
+
+void StateAccess::write(const step::View& view, const at::Tensor& values) {
+  if (view.numel == 0) return;
+  if (!buffers_.is_file(view.buffer)) {
+    buffers_.tensor(view).copy_(values);
+    return;
+  }
+  const auto here = values.to(at::kCPU, scalar_type(view.dtype)).contiguous();
+  buffers_.region(view.buffer).write(view.begin * width(view.dtype), here.const_data_ptr(), view.bytes());
+}
+
+at::Tensor StateAccess::read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const {
+  std::vector<at::Tensor> parts;
+  for_each_part(group, state, begin, numel, [&](const step::View& view, std::int64_t) { parts.push_back(read(view)); });
+  if (parts.empty()) return at::empty({0}, at::kFloat);
+  if (parts.size() == 1) return parts[0];
+  for (auto& part : parts) part = part.cpu();
+  return at::cat(parts);
+}
+
+void StateAccess::write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values) {
+  for_each_part(group, state, begin, values.numel(),
+                [&](const step::View& view, std::int64_t at) { write(view, values.narrow(0, at, view.numel)); });
+}
+
+at::Tensor StateAccess::shard(const step::Group& group, int state) const {
+  const auto& facts = group.facts;
+  const auto begin = facts.sharding.optimizer ? 0 : group.context.facts.axis_of(facts).rank * facts.shard();
+  return read(group, state, begin, facts.shard());
+}
+
+at::Tensor StateAccess::read_params(const step::Group& group, std::int64_t begin, std::int64_t numel) const {
+  return read(group.params->resting().part(begin, numel));
+}
+
+void StateAccess::write_params(const step::Group& group, std::int64_t begin, const at::Tensor& values) {
+  write(group.params->resting().part(begin, values.numel()), values);
+}
+
+}  // namespace zero::engine

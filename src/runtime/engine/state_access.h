@@ -1,0 +1,37 @@
+// States of a group as tensors, wherever they rest: for exports, checkpoints and scopes, between steps.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "engine/torch_buffers.h"
+#include "step/group.h"
+
+namespace zero::engine {
+
+inline constexpr int kMaster = 0;  // optimizer state k is state 1 + k
+
+class StateAccess {
+ public:
+  explicit StateAccess(TorchBuffers& buffers) : buffers_(buffers) {}
+
+  // Elements [begin, begin + numel) of a state, within the range that this rank owns, fp32: a view where they lie
+  // together in memory, else a copy in host memory.
+  at::Tensor read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const;
+  void write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values);
+  // This rank's shard of a state.
+  at::Tensor shard(const step::Group& group, int state) const;
+
+  // The same of the resting parameters, within what rests here.
+  at::Tensor read_params(const step::Group& group, std::int64_t begin, std::int64_t numel) const;
+  void write_params(const step::Group& group, std::int64_t begin, const at::Tensor& values);
+
+  // What lies behind a view.
+  at::Tensor read(const step::View& view) const;
+  void write(const step::View& view, const at::Tensor& values);
+
+ private:
+  TorchBuffers& buffers_;
+};
+
+}  // namespace zero::engine

@@ -1,0 +1,159 @@
+// See stepper.h.
+#include "engine/stepper.h"
+
+#include <ATen/ATen.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "base/check.h"
+#include "engine/reduced_gradient.h"
+#include "observe/status_page.h"
+
+namespace zero::engine {
+
+Stepper::Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener)
+    : p_(parts), checks_(checks), backward_(backward), listener_(listener) {
+  p_.backend->comm.exchange_norms = [this](double mine) { return exchange_norms(mine); };
+}
+
+bool Stepper::at_boundary() const {
+  const auto& accumulated = p_.accumulated();
+  if (!p_.settings.managed_gradient_accumulation) return accumulated.micro_batches > 0 || accumulated.open;
+  return accumulated.micro_batches + (p_.progress.backward_since_step ? 0 : 1) == p_.accumulation;
+}
+
+StepResult Stepper::step() {
+  p_.relay.keeping([&] { checks_.before_step(); });
+  return p_.relay.telling([&] {
+    if (p_.accumulated().open) backward_.close_micro_batch();
+    auto& progress = p_.progress;
+    StepResult result;
+    result.lr = p_.optimizer->lr(0);
+    result.loss_scale = p_.scaler->scale();
+    result.global_step = p_.program->steps();
+    result.grad_norm = progress.last_norm;
+    progress.backward_since_step = false;
+    listener_.end_activations();
+    if (!p_.program->at_boundary()) return result;
+    const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("step"));
+    auto& page = observe::status_page();
+    page.set_step(p_.program->steps());
+    page.set_phase(observe::StatusPhase::Step);
+    p_.trace.begin_phase(observe::TraceKind::Act);
+    const auto outcome = p_.program->step();
+    result.grad_norm = progress.last_norm = outcome.norm;
+    result.overflow = outcome.overflow;
+    result.updated = outcome.updated;
+    progress.skipped_steps += outcome.overflow;
+    if (outcome.give_up) fail_numerically();
+    result.loss_scale = p_.scaler->scale();
+    result.global_step = p_.program->steps();
+    page.set_step(p_.program->steps());
+    page.set_phase(observe::StatusPhase::Idle);
+    listener_.count_bytes();
+    p_.trace.end_step(p_.program->steps());
+    return result;
+  });
+}
+
+// --- the norm ---------------------------------------------------------------------------------
+
+// What every rank has to have set alike, beside the configuration: which parameters are frozen, and the rates.
+std::uint64_t Stepper::hash_of_choices() const {
+  std::string text;
+  for (const auto& group : p_.binding().groups())
+    for (std::size_t i = 0; i < group->members.size(); ++i) text += group->gradients.active(i) ? '1' : '0';
+  const auto& rates = p_.optimizer->set_rates();
+  text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  return XXH3_64bits(text.data(), text.size());
+}
+
+std::vector<double> Stepper::exchange_norms(double squares) {
+  struct Mine {
+    double squares = 0;
+    std::uint64_t choices = 0;
+  } mine{squares, 0};
+  std::vector<double> norms;
+  if (p_.comm->size() == 1) {
+    norms.push_back(squares);
+  } else {
+    mine.choices = hash_of_choices();
+    const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait, "norm");
+    std::string different;
+    std::uint64_t of_first = 0;
+    for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+      Mine theirs;
+      std::memcpy(&theirs, text.data(), sizeof theirs);
+      if (norms.empty()) of_first = theirs.choices;
+      if (theirs.choices != of_first) different += base::join(different.empty() ? "" : ", ", norms.size());
+      norms.push_back(theirs.squares);
+    }
+    if (!different.empty())
+      throw ConfigError(p_.where("step") +
+                        "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
+                        ". Hint: call requires_grad_() and set_lr() alike on every rank.");
+  }
+  p_.relay.forget();  // the ranks have met
+  return norms;
+}
+
+std::string Stepper::find_non_finite() const {
+  for (const auto g : step::reduce_order(p_.groups)) {
+    const auto& members = p_.binding().group(static_cast<int>(g)).members;
+    for (std::size_t i = 0; i < members.size(); ++i)
+      if (!at::isfinite(reduced_gradient(p_, static_cast<int>(g), i).second).all().item<bool>()) return members[i].name;
+  }
+  return "";
+}
+
+// Too many steps in a row without a finite gradient: every rank throws, naming rank and parameter.
+void Stepper::fail_numerically() {
+  std::string culprits;
+  const auto names = p_.comm->all_gather_bytes(find_non_finite());
+  for (std::size_t r = 0; r < names.size(); ++r)
+    if (!names[r].empty())
+      culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or beside " : "",
+                             names[r], " (in the shard of rank ", r, ")");
+  throw InternalError(
+      p_.where("step") + base::join(p_.scaler->state().floor, " steps in a row had non-finite gradients, first in ",
+                                    culprits,
+                                    ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
+                                    "sets the limit."),
+      ExitCode::kNumerical);
+}
+
+// --- between steps ----------------------------------------------------------------------------
+
+double Stepper::lr(int group) const {
+  if (group < 0 || group >= p_.optimizer->num_parameter_groups())
+    throw ConfigError(base::join("[Engine::lr] got parameter group ", group, ", expected 0 to ",
+                                 p_.optimizer->num_parameter_groups() - 1));
+  return p_.optimizer->lr(group);
+}
+
+void Stepper::set_lr(int group, double lr) {
+  p_.relay.keeping([&] {
+    p_.program->join_update();  // it looks at the rates
+    p_.optimizer->set_lr(group, lr);
+  });
+}
+
+void Stepper::flush() {
+  p_.relay.keeping([&] {
+    checks_.require_usable("flush");
+    if (p_.program->update_pending()) checks_.require_boundary("flush");
+  });
+  p_.relay.telling([&] {
+    if (!p_.program->update_pending()) return p_.program->flush();
+    const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("flush"));
+    p_.program->flush();
+  });
+}
+
+void Stepper::begin_replacing() {
+  const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("load_checkpoint"));
+  p_.program->begin_replacing();
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,137 @@
+// See torch_comm.h.
+#include "engine/torch_comm.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/tensor_segments.h"
+#include "engine/dtypes.h"
+
+namespace zero::engine {
+namespace {
+
+// Whoever waits for it goes on, on the current stream, after what it left on another.
+class OnStream final : public Work {
+ public:
+  OnStream(std::shared_ptr<Work> work, at::Device device) : work_(std::move(work)) { mark_.set(device); }
+  void wait() override {
+    work_->wait();
+    mark_.hold();
+  }
+  bool done() override { return work_->done(); }
+
+ private:
+  const std::shared_ptr<Work> work_;
+  gpu::Mark mark_;
+};
+
+}  // namespace
+
+TorchComm::TorchComm(std::vector<Ranks> axes, const std::vector<step::GroupFacts>& groups, TorchBuffers& buffers,
+                     TorchTensorOps& tensors, const Lanes& lanes)
+    : axes_(std::move(axes)),
+      groups_(groups),
+      buffers_(buffers),
+      tensors_(tensors),
+      lanes_(lanes),
+      squares_(groups.size()) {}
+
+const gpu::SideStream* TorchComm::stream_of(step::Lane lane) const {
+  return lane == step::Lane::Unshard ? &lanes_.unshard : lane == step::Lane::Reduce ? &lanes_.reduce : nullptr;
+}
+
+template <class Start>
+step::WorkPtr TorchComm::on(const gpu::SideStream* side, const Start& start) {
+  if (side == nullptr || side->device().is_cpu()) return start();
+  // After what the current stream holds: the buffers' last use is among it.
+  const gpu::SideStream::Scope scope(*side);
+  return std::make_shared<OnStream>(start(), side->device());
+}
+
+step::WorkPtr TorchComm::all_gather(int group, step::View out, step::View in, step::Lane lane) {
+  return on(stream_of(lane),
+            [&] { return ranks(group).all->all_gather(buffers_.tensor(out), buffers_.tensor(in), facts(group).name); });
+}
+
+step::WorkPtr TorchComm::all_gather_node(int group, step::View out, step::View in, step::Lane lane) {
+  return on(stream_of(lane), [&] {
+    return ranks(group).node->all_gather(buffers_.tensor(out), buffers_.tensor(in), facts(group).name);
+  });
+}
+
+step::WorkPtr TorchComm::reduce_scatter(int group, step::View out, step::View in, int bits) {
+  return on(&lanes_.reduce, [&] {
+    const auto to = buffers_.tensor(out), from = buffers_.tensor(in);
+    auto& comm = *ranks(group).all;
+    return bits > 0 ? comm.reduce_scatter_quantized(to, from, bits) : comm.reduce_scatter(to, from);
+  });
+}
+
+step::WorkPtr TorchComm::broadcast(int group, step::View inout, int root) {
+  return ranks(group).all->broadcast(buffers_.tensor(inout), root);
+}
+
+step::WorkPtr TorchComm::reduce_pieces(const step::PeerReduce& request) {
+  comm::ScatteredSum sum;
+  sum.shard_numel = facts(request.group).shard();
+  sum.to_all = request.to_all;
+  for (const auto& [begin, view] : request.pieces) sum.vector.push_back({begin, buffers_.tensor(view)});
+  if (request.out) sum.out = buffers_.tensor(request.out);
+  if (request.square) {
+    squares_[static_cast<std::size_t>(request.group)] = 0;
+    tensors_.set_square(request.group, 0, 0);
+    sum.summed = [this, request](std::int64_t begin, std::int64_t end) { add_squares(request, begin, end); };
+  }
+  return ranks(request.group).all->reduce_scattered(std::move(sum));
+}
+
+// The sum of squares of the shard takes its pieces in one order under every sharding policy and transport
+// (kernels/elementwise.h); here they are taken while they are still in the cache.
+void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin, std::int64_t end) {
+  auto& sum = squares_[static_cast<std::size_t>(request.group)];
+  const auto set = [&] { tensors_.set_square(request.group, 0, sum); };
+  if (request.out) {
+    const auto done = buffers_.stretch(request.out.part(begin, end - begin));
+    sum += kernels::sum_of_squares(done.data, done.dtype, done.numel);
+    return set();
+  }
+  const auto& layout = facts(request.group).layout;
+  const auto shard_begin = ranks(request.group).all->rank() * facts(request.group).shard();
+  const auto piece_at = [&](std::int64_t offset) {
+    return std::lower_bound(request.pieces.begin(), request.pieces.end(), offset,
+                            [](const auto& piece, std::int64_t at) { return piece.first < at; })
+        ->second;
+  };
+  for (auto at = begin; at < end; at += comm::kSummedNumel) {
+    const auto numel = std::min(comm::kSummedNumel, end - at);
+    const auto pieces = layout.pieces(shard_begin + at, numel);
+    const auto stretch_of = [&](const sharding::ShardLayout::Piece& piece) {
+      return buffers_.stretch(
+          piece_at(layout.parameter_offset(piece.parameter)).part(piece.parameter_begin, piece.numel));
+    };
+    if (pieces.size() == 1 && pieces[0].numel == numel) {
+      const auto values = stretch_of(pieces[0]);
+      sum += kernels::sum_of_squares(values.data, values.dtype, numel);
+      continue;
+    }
+    if (pieces.empty()) continue;
+    const auto dtype = stretch_of(pieces[0]).dtype;
+    std::vector<char> flat(static_cast<std::size_t>(numel) * kernels::size_of(dtype));  // zero in the gaps
+    for (const auto& piece : pieces)
+      std::memcpy(flat.data() + static_cast<std::size_t>(piece.range_begin) * kernels::size_of(dtype),
+                  stretch_of(piece).data, static_cast<std::size_t>(piece.numel) * kernels::size_of(dtype));
+    sum += kernels::sum_of_squares(flat.data(), dtype, numel);
+  }
+  set();
+}
+
+void TorchComm::wait_symmetric(int buffer) { axes_[0].all->gather(buffers_.symmetric(buffer)); }
+
+void TorchComm::signal_symmetric(int buffer) { buffers_.symmetric(buffer).publish(); }
+
+void TorchComm::barrier() { axes_[0].all->barrier(); }
+
+}  // namespace zero::engine

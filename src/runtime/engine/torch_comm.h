@@ -1,0 +1,52 @@
+// The collectives of the step program over groups of ranks, one an axis. On a GPU they run on the streams of their
+// lanes.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/torch_ops.h"
+#include "observe/trace.h"
+
+namespace zero::engine {
+
+class TorchComm final : public step::CommOps {
+ public:
+  // The ranks of an axis; node: those that keep secondary shards together, or null.
+  struct Ranks {
+    std::shared_ptr<comm::Group> all, node;
+  };
+  // Everything outlives it.
+  TorchComm(std::vector<Ranks> axes, const std::vector<step::GroupFacts>& groups, TorchBuffers& buffers,
+            TorchTensorOps& tensors, const Lanes& lanes);
+
+  step::WorkPtr all_gather(int group, step::View out, step::View in, step::Lane lane) override;
+  step::WorkPtr all_gather_node(int group, step::View out, step::View in, step::Lane lane) override;
+  step::WorkPtr reduce_scatter(int group, step::View out, step::View in, int bits) override;
+  step::WorkPtr reduce_pieces(const step::PeerReduce& request) override;
+  step::WorkPtr broadcast(int group, step::View inout, int root) override;
+  void wait_symmetric(int buffer) override;
+  void signal_symmetric(int buffer) override;
+  std::vector<double> exchange(double mine) override { return exchange_norms(mine); }
+  void barrier() override;
+
+  // How ranks learn each other's part of the norm, and what else they have to have alike.
+  std::function<std::vector<double>(double mine)> exchange_norms;
+
+ private:
+  const step::GroupFacts& facts(int group) const { return groups_[static_cast<std::size_t>(group)]; }
+  const Ranks& ranks(int group) const { return axes_[static_cast<std::size_t>(facts(group).axis)]; }
+  template <class Start>
+  step::WorkPtr on(const gpu::SideStream* side, const Start& start);
+  const gpu::SideStream* stream_of(step::Lane lane) const;
+  void add_squares(const step::PeerReduce& request, std::int64_t begin, std::int64_t end);
+
+  const std::vector<Ranks> axes_;
+  const std::vector<step::GroupFacts>& groups_;
+  TorchBuffers& buffers_;
+  TorchTensorOps& tensors_;
+  const Lanes& lanes_;
+  std::vector<double> squares_;  // of reductions of pieces under way, by group
+};
+
+}  // namespace zero::engine

@@ -1,0 +1,138 @@
+// See torch_ops.h.
+#include "engine/torch_ops.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "engine/dtypes.h"
+#include "kernels/quantize.h"
+#include "step/tiers.h"
+#include "torch_hooks/allocation_observer.h"
+
+namespace zero::engine {
+namespace {
+
+double squares_of(const Stretch& values) { return kernels::sum_of_squares(values.data, values.dtype, values.numel); }
+
+}  // namespace
+
+TorchTensorOps::TorchTensorOps(TorchBuffers& buffers, const Lanes& lanes, const std::vector<step::GroupFacts>& groups)
+    : buffers_(buffers), lanes_(lanes) {
+  int count = 0;
+  for (const auto& group : groups) {
+    first_sum_.push_back(count);
+    count += group.num_members();
+  }
+  const auto device = buffers.setup().device;
+  if (kernels_for(device) != nullptr) device_sums_ = std::make_unique<DeviceSums>(device, count);
+}
+
+void TorchTensorOps::copy_by_file(step::View to, step::View from) {
+  constexpr std::int64_t kPart = std::int64_t{1} << 21;  // elements
+  const torch_hooks::AllocationObserver::Pause pause;
+  for (std::int64_t begin = 0; begin < to.numel; begin += kPart) {
+    const auto numel = std::min(kPart, to.numel - begin);
+    const auto source = from.part(begin, numel), target = to.part(begin, numel);
+    auto values = buffers_.is_file(from.buffer) ? at::empty({numel}, scalar_type(from.dtype)) : buffers_.tensor(source);
+    if (buffers_.is_file(from.buffer))
+      buffers_.region(from.buffer).read(source.begin * width(from.dtype), values.mutable_data_ptr(), source.bytes());
+    if (!buffers_.is_file(to.buffer)) {
+      buffers_.tensor(target).copy_(values);
+      continue;
+    }
+    values = values.to(at::kCPU, scalar_type(to.dtype));
+    buffers_.region(to.buffer).write(target.begin * width(to.dtype), values.const_data_ptr(), target.bytes());
+  }
+}
+
+void TorchTensorOps::copy(step::View to, step::View from, step::Lane lane) {
+  if (to.numel == 0) return;
+  if (buffers_.is_file(to.buffer) || buffers_.is_file(from.buffer)) return copy_by_file(to, from);
+  const auto target = buffers_.stretch(to), source = buffers_.stretch(from);
+  if (target.device == source.device) return convert(target, source);
+  std::optional<gpu::SideStream::Scope> side;
+  if (lane == step::Lane::Unshard) side.emplace(lanes_.unshard);
+  const torch_hooks::AllocationObserver::Pause pause;
+  const bool to_device = !target.device.is_cpu();
+  buffers_.tensor(to).copy_(buffers_.tensor(from), /*non_blocking=*/to_device);
+  if (to_device) buffers_.mark_read(from.buffer);
+}
+
+void TorchTensorOps::accumulate(step::View to, step::View from) {
+  engine::accumulate(buffers_.stretch(to), buffers_.stretch(from));
+}
+
+void TorchTensorOps::scale(step::View data, float factor) { engine::scale(buffers_.stretch(data), factor); }
+
+void TorchTensorOps::fill(step::View data, float value) {
+  if (data.numel == 0) return;
+  if (buffers_.is_file(data.buffer)) {
+    const torch_hooks::AllocationObserver::Pause pause;
+    const auto values = at::full({data.numel}, value, scalar_type(data.dtype));
+    return buffers_.region(data.buffer).write(data.begin * width(data.dtype), values.const_data_ptr(), data.bytes());
+  }
+  const auto stretch = buffers_.stretch(data);
+  if (!stretch.device.is_cpu()) {
+    buffers_.tensor(data).fill_(value);
+    return;
+  }
+  buffers_.wait_read(data.buffer);
+  if (value == 0)
+    std::memset(stretch.data, 0, static_cast<std::size_t>(data.bytes()));
+  else
+    buffers_.tensor(data).fill_(value);
+}
+
+void TorchTensorOps::quantize(step::View to, step::View from, int bits) {
+  const auto source = buffers_.stretch(from);
+  kernels::quantize(buffers_.data(to), bits, source.data, source.dtype, source.numel);
+}
+
+void TorchTensorOps::dequantize(step::View to, step::View from, int bits) {
+  const auto target = buffers_.stretch(to);
+  kernels::dequantize(target.data, target.dtype, buffers_.data(from), bits, target.numel);
+}
+
+// --- norms ------------------------------------------------------------------------------------
+
+void TorchTensorOps::begin_squares(int group) {
+  squares_[group].clear();
+  fetched_ = false;
+}
+
+void TorchTensorOps::set_square(int group, int slot, double sum) { squares_[group][slot] = {sum, -1}; }
+
+void TorchTensorOps::square(int group, int slot, step::View values) {
+  if (values.numel == 0) return;
+  const auto stretch = buffers_.stretch(values);
+  if (!squares_on_device()) return set_square(group, slot, squares_of(stretch));
+  auto& square = squares_[group][slot];
+  square.on_device = first_sum_[static_cast<std::size_t>(group)] + slot;
+  device_sums_->add(square.on_device, stretch);
+  fetched_ = false;
+}
+
+double TorchTensorOps::sum_of_squares(int group) {
+  if (squares_on_device() && !std::exchange(fetched_, true)) device_sums_->fetch();
+  double sum = 0;
+  for (const auto& [slot, square] : squares_[group])
+    sum += square.on_device < 0 ? square.sum : (*device_sums_)[square.on_device];
+  return sum;
+}
+
+// --- files ------------------------------------------------------------------------------------
+
+step::WorkPtr TorchTensorOps::read(step::View to, step::View file) {
+  return buffers_.region(file.buffer)
+      .begin_read(file.begin * width(file.dtype), buffers_.data(to), step::whole_blocks(file.bytes()));
+}
+
+step::WorkPtr TorchTensorOps::write(step::View file, step::View from) {
+  return buffers_.region(file.buffer)
+      .begin_write(file.begin * width(file.dtype), buffers_.data(from), step::whole_blocks(file.bytes()));
+}
+
+}  // namespace zero::engine

@@ -1,0 +1,54 @@
+// Element-wise operations and transfers of the step program on tensors: the kernels of the host or the GPU.
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "engine/torch_buffers.h"
+
+namespace zero::engine {
+
+// The streams of a device on which the step program's lanes run.
+struct Lanes {
+  explicit Lanes(at::Device device) : unshard(device, /*high_priority=*/true), reduce(device, /*high_priority=*/true) {}
+  gpu::SideStream unshard, reduce;
+};
+
+class TorchTensorOps final : public step::TensorOps {
+ public:
+  // Both outlive it.
+  TorchTensorOps(TorchBuffers& buffers, const Lanes& lanes, const std::vector<step::GroupFacts>& groups);
+
+  void copy(step::View to, step::View from, step::Lane lane) override;
+  void accumulate(step::View to, step::View from) override;
+  void scale(step::View data, float factor) override;
+  void fill(step::View data, float value) override;
+  void quantize(step::View to, step::View from, int bits) override;
+  void dequantize(step::View to, step::View from, int bits) override;
+  void begin_squares(int group) override;
+  void square(int group, int slot, step::View values) override;
+  double sum_of_squares(int group) override;
+  step::WorkPtr read(step::View to, step::View file) override;
+  step::WorkPtr write(step::View file, step::View from) override;
+
+  // Sums of squares are made on the device, and the host waits for them once a step.
+  bool squares_on_device() const { return device_sums_ != nullptr; }
+  // A sum that the host has made.
+  void set_square(int group, int slot, double sum);
+
+ private:
+  void copy_by_file(step::View to, step::View from);
+
+  struct Square {
+    double sum = 0;
+    int on_device = -1;  // index in device_sums_
+  };
+  TorchBuffers& buffers_;
+  const Lanes& lanes_;
+  std::map<int, std::map<int, Square>> squares_;  // by group and slot
+  std::unique_ptr<DeviceSums> device_sums_;
+  std::vector<int> first_sum_;  // in device_sums_, by group
+  bool fetched_ = false;
+};
+
+}  // namespace zero::engine

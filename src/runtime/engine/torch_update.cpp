@@ -1,0 +1,117 @@
+// See torch_update.h.
+//
+// [Note: what the background touches] Masters, optimizer states, the gradients handed over and the pending parameters.
+// The parameters in use, the gradients being made and the counters are the training thread's; both meet in join().
+#include "engine/torch_update.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "engine/dtypes.h"
+
+namespace zero::engine {
+
+TorchUpdate::TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& binding, TorchBuffers& buffers,
+                         const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups,
+                         observe::Trace& trace)
+    : optimizer_(optimizer), binding_(binding), buffers_(buffers), run_(run), trace_(trace) {
+  for (auto& groups : parameter_groups) runs_.emplace_back(std::move(groups));
+  for (int g = 0; g < static_cast<int>(runs_.size()); ++g) cut_runs(g);
+}
+
+std::int64_t TorchUpdate::owned_begin(const step::GroupFacts& facts) const {
+  return facts.sharding.optimizer ? run_.axis_of(facts).rank * facts.shard() : 0;
+}
+
+void TorchUpdate::cut_runs(int group) {
+  const auto& bound = binding_.group(group);
+  runs_[static_cast<std::size_t>(group)].cut(bound.facts.layout, owned_begin(bound.facts), bound.facts.owned(),
+                                             bound.gradients);
+}
+
+void TorchUpdate::set_missed_steps(int group, std::vector<std::int64_t> missed) {
+  runs_[static_cast<std::size_t>(group)].set_missed_steps(std::move(missed));
+  cut_runs(group);
+}
+
+void TorchUpdate::begin_update() {
+  for (std::size_t g = 0; g < runs_.size(); ++g) runs_[g].count(binding_.group(static_cast<int>(g)).gradients);
+  optimizer_.begin_step();
+}
+
+void TorchUpdate::end_update() { optimizer_.end_step(); }
+
+void TorchUpdate::join() {
+  const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
+  background_.wait();
+}
+
+void TorchUpdate::settle() noexcept {
+  try {
+    background_.wait();
+  } catch (const std::exception&) {
+    // Nobody is left who would compute with what it made.
+  }
+}
+
+void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,
+                         step::View grads, float factor) {
+  auto& bound = binding_.group(group);
+  const auto& facts = bound.facts;
+  const auto end = begin + numel;
+  optim::Span whole{};
+  whole.master = static_cast<float*>(buffers_.data(target.master));
+  for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = static_cast<float*>(buffers_.data(target.slots[k]));
+  // A new parameter that is not where it rests has to be written as a whole, with what is frozen.
+  const bool elsewhere = target.param && target.param_elsewhere;
+  if (target.param) {
+    buffers_.wait_read(target.param.buffer);
+    whole.parameter = buffers_.data(target.param);
+    whole.parameter_dtype = kernels_dtype(target.param.dtype);
+  }
+  whole.gradient_dtype = kernels_dtype(run_.precision.grad);
+  const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, std::int64_t missed_steps,
+                          const void* gradient) {
+    auto span = whole;
+    span.master += at - begin;
+    for (int k = 0; k < run_.num_slots; ++k) span.slots[k] += at - begin;
+    if (span.parameter != nullptr)
+      span.parameter = static_cast<char*>(span.parameter) + (at - begin) * width(target.param.dtype);
+    if (parameter_group == UpdateRuns::kFrozen) {
+      if (elsewhere) kernels::convert(span.parameter, span.parameter_dtype, span.master, kernels::Dtype::F32, count);
+      return;
+    }
+    span.numel = count;
+    span.parameter_group = parameter_group;
+    span.missed_steps = missed_steps;
+    span.gradient = gradient;
+    optimizer_.update(span, factor);
+  };
+  if (!grads) {  // autograd's own
+    const auto width = step::width(run_.precision.grad);
+    for (const auto& piece : facts.layout.pieces(owned_begin(facts) + begin, numel)) {
+      const auto& grad = bound.gradients.kept(piece.parameter);
+      // No gradient counts as zero: moments decay and weight decay applies, under every sharding policy alike.
+      at::Tensor zeros;
+      if (!grad.defined())
+        zeros = at::zeros({piece.numel},
+                          at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device));
+      update(begin + piece.range_begin, piece.numel, runs(group).group_of(piece.parameter, bound.gradients),
+             missed_steps(group)[piece.parameter],
+             grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width
+                            : zeros.const_data_ptr());
+    }
+    return;
+  }
+  const auto shift = grads.numel == facts.owned() ? 0 : owned_begin(facts);
+  const auto* const first_gradient = static_cast<const char*>(buffers_.data(grads));
+  for (const auto& run : runs(group).runs()) {
+    const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);
+    if (first < last)
+      update(first, last - first, run.parameter_group, run.missed_steps,
+             first_gradient + (shift + first) * width(grads.dtype));
+  }
+}
+
+}  // namespace zero::engine

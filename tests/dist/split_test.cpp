@@ -1,0 +1,313 @@
+// Communicator::split over every transport on CPUs: who is in which group, values of collectives in all groups at one
+// time, groups of groups, wrong calls, and that a failure in one group ends the waits of the others.
+#include <torch/torch.h>
+
+#include <chrono>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "comm/group.h"
+#include "comm/transport.h"
+#include "support/collective_checks.h"
+#include "support/tcp_ranks.h"
+
+namespace zero::test {
+namespace {
+
+using namespace std::chrono_literals;
+using Comm = std::shared_ptr<Communicator>;
+
+net::Identity identity_at(const std::string& run_id, int port, int rank, int size, int local_size) {
+  net::Identity identity;
+  identity.rank = rank;
+  identity.size = size;
+  identity.run_id = run_id;
+  identity.local_rank = rank % local_size;
+  identity.local_size = local_size;
+  identity.source = "the test";
+  if (local_size < size) {
+    identity.master_addr = "127.0.0.1";
+    identity.master_port = port;
+  }
+  return identity;
+}
+
+// Runs `body` on four ranks that are joined by the transport; for "shm+gloo" two hosts of two.
+void on_four(const std::string& transport, const std::function<void(Comm)>& body) {
+  if (transport == "thread") {
+    ThreadFaults faults;
+    faults.timeout = 20s;
+    run_ranks(4, faults, body);
+    return;
+  }
+  const auto run_id = fresh_run_id();
+  const int port = free_port();
+  const auto ends = fork_ranks(4, [&](int rank) {
+    at::set_num_threads(1);
+    const auto identity = identity_at(run_id, port, rank, 4, transport == "shm+gloo" ? 2 : 4);
+    auto made = transport == "shm"    ? comm::make_shm(identity, 20s)
+                : transport == "gloo" ? comm::make_gloo(identity, 20s)
+                                      : comm::make_hierarchical(identity, 20s, true);
+    auto comm = comm::make_communicator(std::move(made));
+    require(comm->transport() == transport, comm->transport());
+    body(comm);
+  });
+  EXPECT_EQ(errors_of(ends), "");
+}
+
+// The sum over `ranks` of what each holds, as one loop takes it.
+at::Tensor values_of(int rank, std::int64_t numel) {
+  at::Tensor values = at::empty({numel});
+  for (std::int64_t i = 0; i < numel; ++i)
+    values.data_ptr<float>()[i] = std::ldexp(1.0f + 0.37f * static_cast<float>(rank), static_cast<int>(i * 7 % 13) - 6);
+  return values;
+}
+at::Tensor sum_of(const std::vector<int>& ranks, std::int64_t numel) {
+  auto sum = values_of(ranks[0], numel);
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    const auto part = values_of(ranks[i], numel);
+    for (std::int64_t e = 0; e < numel; ++e) sum.data_ptr<float>()[e] += part.data_ptr<float>()[e];
+  }
+  return sum;
+}
+
+// `group` joins `ranks` of the run, in this order.
+void require_group(const Comm& group, const std::vector<int>& ranks, int own) {
+  require(group->size() == static_cast<int>(ranks.size()), "size " + std::to_string(group->size()));
+  require(ranks[static_cast<std::size_t>(group->rank())] == own, "rank " + std::to_string(group->rank()));
+  const auto told = group->all_gather_bytes(std::to_string(own));
+  for (std::size_t r = 0; r < ranks.size(); ++r) require(told[r] == std::to_string(ranks[r]), "another order of ranks");
+  for (const std::int64_t numel : {1, 33, 20000}) {
+    auto values = values_of(own, numel);
+    group->all_reduce(values)->wait();
+    require(at::equal(values, sum_of(ranks, numel)), "another sum");
+    auto gathered = at::empty({numel * group->size()});
+    group->all_gather(gathered, values_of(own, numel))->wait();
+    for (std::size_t r = 0; r < ranks.size(); ++r)
+      require(at::equal(gathered.narrow(0, static_cast<std::int64_t>(r) * numel, numel), values_of(ranks[r], numel)),
+              "another part");
+  }
+}
+
+class Splits : public testing::TestWithParam<const char*> {};
+
+}  // namespace
+
+TEST_P(Splits, MakeGroupsOfOneColorNumberedByKey) {
+  on_four(GetParam(), [](Comm comm) {
+    const int rank = comm->rank();
+    // Interleaved colors, reversed keys: rank 3 before rank 1, rank 2 before rank 0.
+    auto parity = comm->split(rank % 2, -rank);
+    require_group(parity, rank % 2 == 0 ? std::vector{2, 0} : std::vector{3, 1}, rank);
+    // Neighbours, equal keys: by rank.
+    auto half = comm->split(rank / 2, 0);
+    require_group(half, rank < 2 ? std::vector{0, 1} : std::vector{2, 3}, rank);
+    require_group(parity, rank % 2 == 0 ? std::vector{2, 0} : std::vector{3, 1}, rank);
+    // All but rank 1, and a color of one rank only.
+    auto some = comm->split(rank == 1 ? -1 : rank == 2 ? 7 : 3, 0);
+    require((some == nullptr) == (rank == 1), "a color below 0 is no group");
+    if (rank == 2) require_group(some, {2}, rank);
+    if (rank == 0 || rank == 3) require_group(some, {0, 3}, rank);
+    // All, in another order.
+    auto reversed = comm->split(5, 10 - rank);
+    require_group(reversed, {3, 2, 1, 0}, rank);
+    require_group(comm, {0, 1, 2, 3}, rank);
+  });
+}
+
+TEST_P(Splits, DoEveryCollectiveInBothHalvesAtOnce) {
+  on_four(GetParam(), [](Comm comm) {
+    auto half = comm->split(comm->rank() % 2, 0);
+    check_all(half);
+    const auto before = comm->stats();
+    check_random_program(half, 1 + static_cast<std::uint64_t>(comm->rank() % 2), 60);
+    require(comm->stats().bytes_sent() == before.bytes_sent(), "a group counts for itself");
+    check_values(comm);
+  });
+}
+
+TEST_P(Splits, MayBeSplitAgainAndOutliveTheirParent) {
+  on_four(GetParam(), [](Comm comm) {
+    const int rank = comm->rank();
+    auto three = comm->split(rank == 0 ? -1 : 0, 0);
+    Comm two, one;
+    if (three) {
+      require_group(three, {1, 2, 3}, rank);
+      two = three->split(rank == 2 ? -1 : 1, -rank);
+      if (two) {
+        require_group(two, {3, 1}, rank);
+        one = two->split(rank, 0);
+        require_group(one, {rank}, rank);
+      }
+    }
+    comm->barrier();
+    comm.reset();
+    if (three) require_group(three, {1, 2, 3}, rank);
+    three.reset();
+    if (two) require_group(two, {3, 1}, rank);
+  });
+}
+
+TEST_P(Splits, HaveOperationsOfSeveralGroupsInFlight) {
+  on_four(GetParam(), [](Comm comm) {
+    const int rank = comm->rank();
+    auto row = comm->split(rank / 2, rank), column = comm->split(rank % 2, rank);
+    for (int round = 0; round < 20; ++round) {
+      const std::int64_t numel = 5000 + round;
+      auto a = values_of(rank, numel), b = values_of(rank, numel), c = values_of(rank, numel);
+      auto first = row->all_reduce(a), second = column->all_reduce(b), third = comm->all_reduce(c);
+      first->wait();
+      second->wait();
+      third->wait();
+      require(at::equal(a, sum_of(rank < 2 ? std::vector{0, 1} : std::vector{2, 3}, numel)), "row");
+      require(at::equal(b, sum_of(rank % 2 == 0 ? std::vector{0, 2} : std::vector{1, 3}, numel)), "column");
+      require(at::equal(c, sum_of({0, 1, 2, 3}, numel)), "all");
+    }
+  });
+}
+
+TEST_P(Splits, RefuseUnfinishedOperationsOnAllRanks) {
+  on_four(GetParam(), [](Comm comm) {
+    auto values = at::ones({100});
+    auto work = comm->all_reduce(values);
+    if (comm->rank() != 2) work->wait();
+    std::string text;
+    try {
+      comm->split(0, 0);
+    } catch (const ConfigError& error) {
+      text = error.what();
+    }
+    require(contains(text, "unfinished operations on rank 2"), "got: " + text);
+    work->wait();
+    require(comm->split(0, 0)->size() == 4, "the communicator goes on");
+  });
+}
+
+TEST_P(Splits, NoticeAnotherCall) {
+  on_four(GetParam(), [](Comm comm) {
+    std::string text;
+    try {
+      if (comm->rank() == 1) {
+        comm->barrier();
+        comm->barrier();
+      } else {
+        comm->split(0, 0);
+      }
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    require(contains(text, "calls split") && contains(text, "all_gather_bytes or barrier"), "got: " + text);
+  });
+}
+
+// Rank 3 aborts; rank 1 waits for it in their group, ranks 0 and 2 wait for each other in theirs: all hear of it.
+TEST_P(Splits, ShareAFailure) {
+  for (const bool in_group : {true, false}) {
+    std::mutex mutex;
+    std::string wrong;
+    const auto body = [&](Comm comm) {
+      const int rank = comm->rank();
+      auto group = comm->split(rank % 2, 0);
+      group->barrier();
+      if (rank == 3) {
+        std::this_thread::sleep_for(200ms);
+        (in_group ? group : comm)->abort("the boiler burst");
+        std::this_thread::sleep_for(2s);
+        return;
+      }
+      if (rank == 2) std::this_thread::sleep_for(3s);  // so that rank 0 waits for it
+      try {
+        require_named(3, "the boiler burst", By::News, [&] { group->barrier(); });
+        require_named(3, "the boiler burst", By::News, [&] { comm->barrier(); });
+      } catch (const std::exception& error) {
+        std::lock_guard lock(mutex);
+        wrong += error.what();
+        throw;
+      }
+    };
+    if (std::string(GetParam()) != "thread") {
+      on_four(GetParam(), body);
+      continue;
+    }
+    on_four("thread", body);
+    EXPECT_EQ(wrong, "");
+  }
+}
+
+// Nobody comes to the call of one group; the other group and the run hear of it. Errors name both numbers of a rank.
+TEST_P(Splits, TellOfALateRankByItsNumberInTheRun) {
+  on_four(GetParam(), [](Comm comm) {
+    const int rank = comm->rank();
+    auto group = comm->split(rank % 2, 0);
+    group->barrier();
+    if (rank == 1) group->set_timeout(500ms);
+    if (rank == 3) std::this_thread::sleep_for(4s);
+    if (rank == 2) std::this_thread::sleep_for(3s);
+    require_named(3, "rank 3", rank == 1 ? By::TimeLimit : By::Either, [&] { group->barrier(); });
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, Splits, testing::Values("thread", "shm", "gloo", "shm+gloo"), [](const auto& info) {
+  std::string name = info.param;
+  std::erase(name, '+');
+  return name;
+});
+
+TEST(SplitOfOne, IsLocalAndSharesItsEnd) {
+  auto comm = Communicator::local();
+  EXPECT_EQ(comm->split(-3, 0), nullptr);
+  auto group = comm->split(4, 0)->split(0, 0);
+  EXPECT_EQ(group->size(), 1);
+  EXPECT_EQ(group->transport(), "local");
+  group->barrier();
+  group->abort("over");
+  EXPECT_THROW(comm->barrier(), CommError);
+}
+
+TEST(SplitOfShm, NamesTheRankInTheGroupAndInTheRun) {
+  on_four("shm", [](Comm comm) {
+    const int rank = comm->rank();
+    auto group = comm->split(rank % 2, 0);
+    if (rank == 3) return;
+    if (rank == 1) require_named(3, "rank 1 of the group (rank 3 of the run)", By::News, [&] { group->barrier(); });
+    std::this_thread::sleep_for(500ms);
+  });
+}
+
+// On two hosts of two ranks each, as the transport finds them.
+TEST(SplitOfHosts, TakesSharedMemoryInsideAHost) {
+  on_four("shm+gloo", [](Comm comm) {
+    const int rank = comm->rank();
+    require(comm->split(rank / 2, 0)->transport() == "shm", "two of one host");
+    auto across = comm->split(rank % 2, 0);
+    require(across->transport() == "gloo" && across->local_size() == 1, "one of each host");
+    require(comm->split(0, 0)->transport() == "shm+gloo", "all");
+    auto mixed = comm->split(0, rank % 2);  // 0 2 1 3: not host by host
+    require(mixed->transport() == "gloo", "ranks that alternate between hosts");
+    check_values(mixed);
+    across->reset_stats();
+    auto values = at::ones({1000});
+    across->broadcast(values, 0)->wait();
+    across->barrier();
+    const std::uint64_t expected = across->rank() == 0 ? 4000 : 0;
+    require(across->stats().bytes_across_hosts == expected, std::to_string(across->stats().bytes_across_hosts));
+  });
+}
+
+TEST(SplitOfGloo, GivesANumberBack) {
+  on_four("gloo", [](Comm comm) {
+    for (int i = 0; i < 200; ++i) comm->split(comm->rank() % 2, 0)->barrier();
+    std::vector<Comm> groups;
+    std::string text;
+    try {
+      for (int i = 0; i < 64; ++i) groups.push_back(comm->split(0, 0));
+    } catch (const ConfigError& error) {
+      text = error.what();
+    }
+    require(groups.size() == 63 && contains(text, "at most 63"), std::to_string(groups.size()) + " groups: " + text);
+    groups.back()->barrier();
+  });
+}
+
+}  // namespace zero::test
