@@ -44,7 +44,7 @@ std::string output_of(const std::string& command) {
   return text;
 }
 
-// Hosts wa and wb, with loopback and one link.
+// NodeTopology wa and wb, with loopback and one link.
 class Network {
  public:
   Network() : prefix_("zt" + std::to_string(getpid()) + "-") {
@@ -202,14 +202,14 @@ TEST_F(RunNetwork, ASlowLinkChangesNoNumber) {
     EXPECT_EQ(found->size(), 12u) << p.out;
     return network.bytes_sent_by("wa") - before;
   };
-  std::map<int, std::string> hierarchical, flat, second;
-  const auto over_both = run({}, &hierarchical);
+  std::map<int, std::string> by_host, flat, second;
+  const auto over_both = run({}, &by_host);
   HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "12"}), environment({"ZERO_TRANSPORT=gloo"}));
   const auto before = network.bytes_sent_by("wa");
   EXPECT_EQ(p.finish(200), 0) << p.err;
   const auto over_tcp = network.bytes_sent_by("wa") - before;
   flat = losses(p.out);
-  EXPECT_EQ(hierarchical, flat);
+  EXPECT_EQ(by_host, flat);
   // Two gathers and a reduction: 2/4 + 1/2 of the model a rank against 2/2 + 1/2.
   EXPECT_LT(static_cast<double>(over_both), 0.85 * static_cast<double>(over_tcp));
   const auto with_second = run({"--set", "zero_optimization.zero_hpz_partition_size=2"}, &second);

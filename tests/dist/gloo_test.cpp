@@ -32,7 +32,7 @@
 using namespace std::chrono_literals;
 using zero::CommError;
 using zero::Communicator;
-using zero::net::Identity;
+using zero::net::ProcessInfo;
 namespace base = zero::base;
 namespace comm = zero::comm;
 namespace net = zero::net;
@@ -47,8 +47,8 @@ using zero::test::run_processes;
 namespace {
 
 // Who a rank of one host is; with a port, ranks that count as one host each.
-Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
-  Identity id;
+ProcessInfo identity(int rank, int size, const std::string& run_id, int port = 0) {
+  ProcessInfo id;
   id.rank = rank;
   id.size = size;
   id.local_rank = port == 0 ? rank : 0;
@@ -62,7 +62,7 @@ Identity identity(int rank, int size, const std::string& run_id, int port = 0) {
   return id;
 }
 
-std::shared_ptr<Communicator> open(const Identity& id, std::chrono::milliseconds timeout = 60s) {
+std::shared_ptr<Communicator> open(const ProcessInfo& id, std::chrono::milliseconds timeout = 60s) {
   return comm::make_communicator(comm::make_gloo(id, timeout));
 }
 

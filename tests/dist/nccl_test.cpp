@@ -22,8 +22,8 @@ namespace net = zero::net;
 
 namespace {
 
-net::Identity identity(int rank, int size) {
-  net::Identity id;
+net::ProcessInfo identity(int rank, int size) {
+  net::ProcessInfo id;
   id.rank = id.local_rank = rank;
   id.size = id.local_size = size;
   id.run_id = "nccl-test-" + std::to_string(getppid());

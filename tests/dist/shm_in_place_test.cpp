@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 class ShmInPlace : public ::testing::TestWithParam<int> {};
 
 // Shards of a page's multiple, across the borders of pages, and just large enough; seen anew after each publish.
-TEST_P(ShmInPlace, ReadSharedVectorsInPlace) {
+TEST_P(ShmInPlace, ReadSymmetricBuffersInPlace) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {
     require(comm::group_of(*comm)->share(1000, at::kFloat) == nullptr, "a small shard was shared");
@@ -66,7 +66,7 @@ TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       for (int way = 0; way < 3; ++way) {  // apart, in place, to all
         auto flat = comm->allocate(shard * size, dtype).zero_(), expected = comm->allocate(shard, dtype);
-        comm::ScatteredSum sum;
+        comm::PeerReduce sum;
         sum.shard_numel = shard;
         std::int64_t at = 0;
         for (const auto numel : numels) {

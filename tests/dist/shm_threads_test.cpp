@@ -27,7 +27,7 @@ TEST_P(ShmThreads, KeepTheContract) {
 }
 
 // Read and written here, not in libtorch, whose accesses no sanitizer sees.
-TEST_P(ShmThreads, ReadSharedVectorsInPlace) {
+TEST_P(ShmThreads, ReadSymmetricBuffersInPlace) {
   const int size = GetParam();
   with_shm_threads(size, [size](const Comm& comm) {
     for (const std::int64_t numel : {1024, 1500, 100003}) {
@@ -55,7 +55,7 @@ TEST_P(ShmThreads, ReduceWhatLiesInStretches) {
     const std::int64_t shard = (90005 + size - 1) / size;
     const auto value = [](int rank, std::int64_t i) { return static_cast<float>((i * 7 + rank * 13) % 101); };
     for (const bool to_all : {false, true}) {
-      comm::ScatteredSum sum;
+      comm::PeerReduce sum;
       sum.shard_numel = shard;
       sum.to_all = to_all;
       std::int64_t at = 0;

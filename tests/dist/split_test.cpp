@@ -18,8 +18,8 @@ namespace {
 using namespace std::chrono_literals;
 using Comm = std::shared_ptr<Communicator>;
 
-net::Identity identity_at(const std::string& run_id, int port, int rank, int size, int local_size) {
-  net::Identity identity;
+net::ProcessInfo identity_at(const std::string& run_id, int port, int rank, int size, int local_size) {
+  net::ProcessInfo identity;
   identity.rank = rank;
   identity.size = size;
   identity.run_id = run_id;
@@ -48,7 +48,7 @@ void on_four(const std::string& transport, const std::function<void(Comm)>& body
     const auto identity = identity_at(run_id, port, rank, 4, transport == "shm+gloo" ? 2 : 4);
     auto made = transport == "shm"    ? comm::make_shm(identity, 20s)
                 : transport == "gloo" ? comm::make_gloo(identity, 20s)
-                                      : comm::make_hierarchical(identity, 20s, true);
+                                      : comm::make_shm_gloo(identity, 20s, true);
     auto comm = comm::make_communicator(std::move(made));
     require(comm->transport() == transport, comm->transport());
     body(comm);

@@ -87,18 +87,18 @@ std::string parameters_on(const std::string& device, const std::string& more = R
   return R"(, "offload_param": {"device": ")" + device + R"(", "nvme_path": ")" + folder() + "\"" + more + "}";
 }
 
+// Each place in two recipes, one of them with two micro-batches: now the one, now the other.
 std::vector<Case> with_recipes(const std::vector<Case>& places) {
   std::vector<Case> all;
   for (const auto& place : places)
-    for (const std::string recipe : {"fp32", "bf16"})
-      for (const int accumulation : {1, 2}) {
-        auto one = place;
-        one.recipe = recipe;
-        one.accumulation = accumulation;
-        one.name = "stage " + std::to_string(one.stage) + " " + place.name + ", " + recipe + ", " +
-                   std::to_string(accumulation) + " micro-batches";
-        all.push_back(one);
-      }
+    for (const std::string recipe : {"fp32", "bf16"}) {
+      auto one = place;
+      one.recipe = recipe;
+      one.accumulation = 1 + static_cast<int>(all.size() / 2 + all.size()) % 2;
+      one.name = "stage " + std::to_string(one.stage) + " " + place.name + ", " + recipe + ", " +
+                 std::to_string(one.accumulation) + " micro-batches";
+      all.push_back(one);
+    }
   return all;
 }
 

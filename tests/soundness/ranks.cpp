@@ -54,7 +54,7 @@ std::string run_at(const Place& place, const Body& body) {
   const int port = transport == "gloo" ? free_port() : 0;
   return errors_of(fork_ranks(place.world, [&](int rank) {
     at::set_num_threads(1);
-    net::Identity identity;
+    net::ProcessInfo identity;
     identity.rank = rank;
     identity.size = place.world;
     identity.run_id = run_id;

@@ -21,8 +21,8 @@ namespace zero::test {
 
 using Comm = std::shared_ptr<Communicator>;
 
-inline net::Identity identity_of(const std::string& run_id, int rank, int size) {
-  net::Identity identity;
+inline net::ProcessInfo identity_of(const std::string& run_id, int rank, int size) {
+  net::ProcessInfo identity;
   identity.rank = identity.local_rank = rank;
   identity.size = identity.local_size = size;
   identity.run_id = run_id;

@@ -1,6 +1,6 @@
 // Ranks as threads of this process over the shared-memory transport, with one mapping of each rank's memory: for
 // ThreadSanitizer, which follows no fork and goes by addresses. Deaths are for processes (shm_ranks.h). What
-// SharedVector::whole() shows lies at addresses of its own here, too.
+// SymmetricBuffer::whole() shows lies at addresses of its own here, too.
 #pragma once
 #include <ATen/Parallel.h>
 

@@ -3,7 +3,7 @@
 
 namespace zero::net {
 
-Hosts::Hosts(const std::vector<std::pair<int, int>>& local) {
+NodeTopology::NodeTopology(const std::vector<std::pair<int, int>>& local) {
   for (std::size_t rank = 0; rank < local.size();) {
     const auto ranks = static_cast<std::size_t>(local[rank].second);
     bool fits = ranks > 0 && rank + ranks <= local.size();
@@ -20,18 +20,18 @@ Hosts::Hosts(const std::vector<std::pair<int, int>>& local) {
   }
 }
 
-int Hosts::ranks(int host) const {
+int NodeTopology::ranks(int host) const {
   const int end = host + 1 < count() ? first(host + 1) : static_cast<int>(host_of_.size());
   return end - first(host);
 }
 
-bool Hosts::divisible_by(int count) const {
+bool NodeTopology::divisible_by(int count) const {
   for (int host = 0; host < this->count(); ++host)
     if (count < 1 || ranks(host) % count != 0) return false;
   return !empty();
 }
 
-bool Hosts::even() const {
+bool NodeTopology::even() const {
   for (int host = 1; host < count(); ++host)
     if (ranks(host) != ranks(0)) return false;
   return true;

@@ -5,11 +5,11 @@
 
 namespace zero::net {
 
-class Hosts {
+class NodeTopology {
  public:
-  Hosts() = default;
+  NodeTopology() = default;
   // (local_rank, local_size) of every rank, in order. Empty if they do not fit ranks numbered host by host.
-  explicit Hosts(const std::vector<std::pair<int, int>>& local);
+  explicit NodeTopology(const std::vector<std::pair<int, int>>& local);
 
   bool empty() const { return first_.empty(); }
   int count() const { return static_cast<int>(first_.size()); }

@@ -65,7 +65,7 @@ class Reader {
   Reader(const Environment& environment, const std::function<std::string()>& parent)
       : environment_(environment), parent_(parent) {}
 
-  Identity read() {
+  ProcessInfo read() {
     const VariableSet* chosen = nullptr;
     std::vector<const VariableSet*> halves;
     for (const auto& set : variable_sets()) {
@@ -81,7 +81,7 @@ class Reader {
       throw_faults();
       return {};
     }
-    Identity identity = numbers_of(*chosen);
+    ProcessInfo identity = numbers_of(*chosen);
     for (const auto* half : halves) contradictions(*half, *chosen, identity);
     throw_faults();
     meeting_point(*chosen, identity);
@@ -142,9 +142,9 @@ class Reader {
     return static_cast<int>(least);
   }
 
-  Identity numbers_of(const VariableSet& set) {
+  ProcessInfo numbers_of(const VariableSet& set) {
     constexpr long long kNoLimit = std::numeric_limits<int>::max();
-    Identity identity;
+    ProcessInfo identity;
     identity.source = set.source;
     if (set.launcher == Launcher::Torchrun && environment_("ZERO_RUN_ID")) identity.source = "zero run";
     const auto faults_before = faults_.size();
@@ -167,7 +167,7 @@ class Reader {
   }
 
   // 0 and a fault if the variables do not say.
-  int slurm_local_size(const Identity& identity) {
+  int slurm_local_size(const ProcessInfo& identity) {
     if (identity.size == 1) return 1;
     int node = 0, nodes = 0;
     if (const auto text = environment_("SLURM_NODEID")) node = static_cast<int>(number_of(*text).value_or(0));
@@ -199,7 +199,7 @@ class Reader {
   }
 
   // An unfinished set is no harm, as long as it says nothing else.
-  void contradictions(const VariableSet& half, const VariableSet& chosen, const Identity& identity) {
+  void contradictions(const VariableSet& half, const VariableSet& chosen, const ProcessInfo& identity) {
     const auto compare = [&](const char* name, int value, const char* chosen_name) {
       const auto text = environment_(name);
       if (text && number_of(*text) != value)
@@ -211,7 +211,7 @@ class Reader {
     compare(half.size, identity.size, chosen.size);
   }
 
-  void meeting_point(const VariableSet& set, Identity& identity) {
+  void meeting_point(const VariableSet& set, ProcessInfo& identity) {
     if (identity.size == 1) return;
     identity.master_addr = environment_("MASTER_ADDR").value_or("");
     if (environment_("MASTER_PORT")) identity.master_port = number("MASTER_PORT", 1, 65535);
@@ -239,7 +239,7 @@ class Reader {
     if (identity.master_port == 0) identity.master_port = kDefaultPort;
   }
 
-  std::string run_id_of(const VariableSet& set, const Identity& identity) const {
+  std::string run_id_of(const VariableSet& set, const ProcessInfo& identity) const {
     const auto text = [&](const char* name) { return environment_(name).value_or(""); };
     if (environment_("ZERO_RUN_ID")) return text("ZERO_RUN_ID");
     if (identity.size == 1) return "";
@@ -292,18 +292,18 @@ Environment process_environment() {
   };
 }
 
-Identity identity_from_env(const Environment& environment, const std::function<std::string()>& parent) {
+ProcessInfo identity_from_env(const Environment& environment, const std::function<std::string()>& parent) {
   return Reader(environment, parent).read();
 }
 
-Identity identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
+ProcessInfo identity_from_env() { return identity_from_env(process_environment(), parent_of_this_process); }
 
-int Identity::rank_in_run(int rank_here) const {
+int ProcessInfo::rank_in_run(int rank_here) const {
   return rank_here < 0 || run_ranks.empty() ? rank_here : run_ranks[static_cast<std::size_t>(rank_here)];
 }
 
-Identity Identity::of_members(const std::vector<int>& members, int place, const std::string& name) const {
-  Identity group = *this;
+ProcessInfo ProcessInfo::of_members(const std::vector<int>& members, int place, const std::string& name) const {
+  ProcessInfo group = *this;
   group.rank = group.local_rank = place;
   group.size = group.local_size = static_cast<int>(members.size());
   group.run_ranks.clear();
@@ -313,9 +313,9 @@ Identity Identity::of_members(const std::vector<int>& members, int place, const 
   return group;
 }
 
-std::string Identity::place() const { return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size); }
+std::string ProcessInfo::place() const { return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size); }
 
-std::string Identity::name_of(int rank_here) const {
+std::string ProcessInfo::name_of(int rank_here) const {
   if (run_ranks.empty() || rank_here < 0) return join("rank ", rank_here);
   return join("rank ", rank_here, " of the group (rank ", rank_in_run(rank_here), " of the run)");
 }

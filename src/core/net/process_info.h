@@ -10,7 +10,7 @@
 namespace zero::net {
 
 // Who a rank is, and where it heard it. `source` is "torchrun environment", "Open MPI", ...
-struct Identity {
+struct ProcessInfo {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // among the ranks of this host
   std::string source = "no launcher";
@@ -25,7 +25,7 @@ struct Identity {
   int rank_in_run(int rank_here) const;
   // This rank as number `place` of `members`, ranks here in their new order. `name` tells the group from others of the
   // run. local_rank and local_size are those of a group on one host.
-  Identity of_members(const std::vector<int>& members, int place, const std::string& name) const;
+  ProcessInfo of_members(const std::vector<int>& members, int place, const std::string& name) const;
   // "rank 5/8", as the run numbers it; "rank 5", in a group "rank 1 of the group (rank 5 of the run)".
   std::string place() const;
   std::string name_of(int rank_here) const;
@@ -40,8 +40,8 @@ Environment process_environment();
 // are not numbers or out of range, an unfinished earlier set that contradicts the chosen one.
 // `parent` names the process that started this one; it tells runs of one host apart that have
 // nothing else to tell them apart.
-Identity identity_from_env(const Environment& environment, const std::function<std::string()>& parent);
-Identity identity_from_env();
+ProcessInfo identity_from_env(const Environment& environment, const std::function<std::string()>& parent);
+ProcessInfo identity_from_env();
 
 // First host of a Slurm node list: "a01" of "a[01-03,7],b"; empty if it is malformed.
 std::string first_slurm_host(const std::string& node_list);

@@ -15,16 +15,18 @@
 namespace zero::net {
 namespace {
 
-std::string place_of(const Identity& identity) { return base::join(" (rank ", identity.rank, "/", identity.size, ")"); }
+std::string place_of(const ProcessInfo& identity) {
+  return base::join(" (rank ", identity.rank, "/", identity.size, ")");
+}
 
 }  // namespace
 
-std::string transport_without_gpus(const Identity& identity) {
+std::string transport_without_gpus(const ProcessInfo& identity) {
   if (identity.size == 1) return "local";
   return identity.one_host() ? "shm" : "shm+gloo";  // all over TCP where hosts are uneven, as they find out together
 }
 
-TransportChoice choose_transport(const Identity& identity, const Environment& environment,
+TransportChoice choose_transport(const ProcessInfo& identity, const Environment& environment,
                                  const std::function<int()>& gpus) {
   const std::vector<std::string> names{"auto", "nccl", "gloo", "shm", "shm+gloo"};
   const auto asked = environment("ZERO_TRANSPORT").value_or("auto");

@@ -17,11 +17,11 @@ struct TransportChoice {
 // A world of one is "local". By itself ("auto"): nccl where this host has a GPU for each of its
 // ranks, shm where all ranks share the host, else gloo. `gpus` counts this host's GPUs and is asked
 // only if it matters. Throws ConfigError for an unknown name and for shm across hosts.
-TransportChoice choose_transport(const Identity& identity, const Environment& environment,
+TransportChoice choose_transport(const ProcessInfo& identity, const Environment& environment,
                                  const std::function<int()>& gpus);
 
 // As choose_transport, GPUs aside: the one to take when nccl cannot be had and was not asked for.
-std::string transport_without_gpus(const Identity& identity);
+std::string transport_without_gpus(const ProcessInfo& identity);
 
 // ZERO_TIMEOUT_S, 30 minutes without it. Throws ConfigError.
 std::chrono::milliseconds choose_timeout(const Environment& environment);

@@ -12,19 +12,19 @@
 namespace zero {
 namespace {
 
-using net::Identity;
+using net::ProcessInfo;
 
-std::unique_ptr<comm::Transport> open_transport(const std::string& name, const Identity& identity,
+std::unique_ptr<comm::Transport> open_transport(const std::string& name, const ProcessInfo& identity,
                                                 std::chrono::milliseconds timeout, bool asked) {
   if (name == "local") return comm::make_local();
   if (name == "shm") return comm::make_shm(identity, timeout);
   if (name == "gloo") return comm::make_gloo(identity, timeout);
-  if (name == "shm+gloo") return comm::make_hierarchical(identity, timeout, asked);
+  if (name == "shm+gloo") return comm::make_shm_gloo(identity, timeout, asked);
   ZERO_CHECK(name == "nccl", "transport ", name);
   return comm::make_nccl(identity, timeout);
 }
 
-std::unique_ptr<comm::Transport> rendezvous(const Identity& identity, const net::Environment& environment,
+std::unique_ptr<comm::Transport> rendezvous(const ProcessInfo& identity, const net::Environment& environment,
                                             std::chrono::milliseconds timeout) {
   const auto choice = net::choose_transport(identity, environment, net::visible_gpus);
   if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout, choice.asked);

@@ -230,7 +230,7 @@ at::Tensor Group::allocate(std::int64_t numel, c10::ScalarType dtype) {
   return transport_->allocate(numel, dtype);
 }
 
-std::shared_ptr<Work> Group::reduce_scattered(ScatteredSum sum) {
+std::shared_ptr<Work> Group::reduce_scattered(PeerReduce sum) {
   const Arguments check("reduce_scattered", *transport_);
   check.require(!sum.vector.empty(), "no stretches, expected at least one");
   std::int64_t end = 0;
@@ -254,7 +254,7 @@ std::shared_ptr<Work> Group::reduce_scattered(ScatteredSum sum) {
   return work;
 }
 
-std::shared_ptr<SharedVector> Group::share(std::int64_t shard_numel, c10::ScalarType dtype) {
+std::shared_ptr<SymmetricBuffer> Group::share(std::int64_t shard_numel, c10::ScalarType dtype) {
   Arguments("share", *transport_).require(shard_numel >= 0, shard_numel, " elements, expected 0 or more");
   return transport_->share(shard_numel, dtype);
 }
@@ -264,7 +264,7 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
   transport_->set_timeout(timeout);
 }
 
-void Group::gather(SharedVector& vector) {
+void Group::gather(SymmetricBuffer& vector) {
   const auto& whole = vector.whole();
   // It has no number of its own: ranks may read again without each other.
   const auto tell = [&](observe::CollectiveState state) {
@@ -377,7 +377,7 @@ std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory)
   for (std::size_t i = 0; i < members.size(); ++i)
     split.hosts[i].second = ranks_of_host[hosts[static_cast<std::size_t>(members[i])]];
   std::tie(split.identity.local_rank, split.identity.local_size) = split.hosts[static_cast<std::size_t>(place)];
-  split.look = [family = family_] {
+  split.abort_check = [family = family_] {
     if (const auto cause = family->failure()) throw CommError(cause->reason, cause->rank);
   };
   try {

@@ -50,16 +50,16 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // A flat vector of size() shards that every rank reads where they lie; null where the transport has no such memory or
   // the shard is too small for it. Collective.
-  std::shared_ptr<SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype);
+  std::shared_ptr<SymmetricBuffer> share(std::int64_t shard_numel, c10::ScalarType dtype);
   // Waits until all of it may be read. Counts as the all_gather that it stands for.
-  void gather(SharedVector& vector);
+  void gather(SymmetricBuffer& vector);
 
   // Whether ranks read each other's memory, so that reduce_scattered() may be called.
   bool reads_in_place() const { return transport_->reads_in_place(); }
   // Whether the data lie in memory from allocate(), where other ranks can read them.
   bool holds(const at::Tensor& tensor) const { return transport_->holds(tensor); }
   // Reduce-scatter (to_all: all-reduce) of a vector that lies in several pieces of memory (comm/tensor_segments.h).
-  std::shared_ptr<Work> reduce_scattered(ScatteredSum sum);
+  std::shared_ptr<Work> reduce_scattered(PeerReduce sum);
 
   // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s
   // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would

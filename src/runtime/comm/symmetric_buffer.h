@@ -10,11 +10,11 @@
 
 namespace zero::comm {
 
-class SharedVector {
+class SymmetricBuffer {
  public:
-  virtual ~SharedVector() = default;
-  SharedVector(const SharedVector&) = delete;
-  SharedVector& operator=(const SharedVector&) = delete;
+  virtual ~SymmetricBuffer() = default;
+  SymmetricBuffer(const SymmetricBuffer&) = delete;
+  SymmetricBuffer& operator=(const SymmetricBuffer&) = delete;
 
   // This rank's elements, uninitialised at first; the only ones it may write.
   const at::Tensor& shard() const { return shard_; }
@@ -28,7 +28,7 @@ class SharedVector {
   virtual void wait() = 0;
 
  protected:
-  SharedVector() = default;
+  SymmetricBuffer() = default;
   at::Tensor shard_, whole_;
 };
 

@@ -11,15 +11,15 @@
 namespace zero::comm {
 
 // Elements [begin, begin + data.numel()) of the vector. data: flat, contiguous, in memory from Communicator::allocate.
-struct Stretch {
+struct TensorSegment {
   std::int64_t begin;
   at::Tensor data;
 };
 
 // The sum over ranks of a vector of size() * shard_numel elements, in fp32 in rank order, rounded once.
-struct ScatteredSum {
+struct PeerReduce {
   // Ascending and apart, the same ranges on every rank. What lies between them belongs to nobody.
-  std::vector<Stretch> vector;
+  std::vector<TensorSegment> vector;
   std::int64_t shard_numel = 0;
   // Where this rank's part of the sum goes, shard_numel elements, apart from the vector; undefined: into the vector
   // itself.

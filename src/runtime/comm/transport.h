@@ -34,24 +34,24 @@ struct PeerFailure {
 
 // A group of some ranks of a transport, as one of its members makes it together with the others.
 struct Split {
-  net::Identity identity;    // of this rank in the group
-  std::vector<int> members;  // the group's ranks as the transport numbers them, in the group's order
+  net::ProcessInfo identity;  // of this rank in the group
+  std::vector<int> members;   // the group's ranks as the transport numbers them, in the group's order
   // Where each member is on its host: local rank and local size in the group. Empty: not known.
   std::vector<std::pair<int, int>> hosts;
   std::uint64_t taken = 0;     // the split_marks() of all members together
   bool shared_memory = false;  // on one host whatever the transport itself uses
   std::function<void()>
-      look;  // to be called by who waits, every 100 ms or so; throws CommError once the run has failed
+      abort_check;  // to be called by who waits, every 100 ms or so; throws CommError once the run has failed
 };
 
 class Transport {
  public:
-  explicit Transport(net::Identity identity) : identity_(std::move(identity)) {}
+  explicit Transport(net::ProcessInfo identity) : identity_(std::move(identity)) {}
   virtual ~Transport() = default;
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  const net::Identity& identity() const { return identity_; }
+  const net::ProcessInfo& identity() const { return identity_; }
   int rank() const { return identity_.rank; }
   int size() const { return identity_.size; }
   int rank_in_run() const { return identity_.rank_in_run(identity_.rank); }
@@ -118,13 +118,13 @@ class Transport {
   // Whether the data lie in memory from allocate().
   virtual bool holds(const at::Tensor&) const { return false; }
   // The vector must not be touched before the Work is done.
-  virtual std::shared_ptr<Work> reduce_scattered(ScatteredSum) {
+  virtual std::shared_ptr<Work> reduce_scattered(PeerReduce) {
     ZERO_CHECK(false, "transport ", name(), " reads nothing in place");
   }
 
   // Memory of a vector that every rank reads in place, all ranks together; null: this transport cannot, or it would not
   // pay.
-  virtual std::shared_ptr<SharedVector> share(std::int64_t, c10::ScalarType) { return nullptr; }
+  virtual std::shared_ptr<SymmetricBuffer> share(std::int64_t, c10::ScalarType) { return nullptr; }
 
   std::chrono::milliseconds timeout() const { return timeout_; }
   virtual void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -136,24 +136,25 @@ class Transport {
   std::chrono::milliseconds timeout_{std::chrono::minutes(30)};
 
  private:
-  net::Identity identity_;
+  net::ProcessInfo identity_;
 };
 
 // One constructor per transport; each is the only thing its file shows.
-std::unique_ptr<Transport> make_local(const net::Identity& identity = {});
+std::unique_ptr<Transport> make_local(const net::ProcessInfo& identity = {});
 // Processes of one host; blocks until all have come or `timeout` is over (CommError naming who is missing).
 // `look` is called now and then meanwhile, and by who waits later; it may throw a CommError. Threads of one process may
 // be the ranks, too: each passes the same `mappings`, which are used until it returns. A thread that ends and leaves
 // its transport is not noticed.
-std::unique_ptr<Transport> make_shm(const net::Identity& identity, std::chrono::milliseconds timeout,
-                                    const std::function<void()>& look = nullptr, shm::Mappings* mappings = nullptr);
+std::unique_ptr<Transport> make_shm(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
+                                    const std::function<void()>& abort_check = nullptr,
+                                    shm::Mappings* mappings = nullptr);
 // c10d over TCP, any hosts.
-std::unique_ptr<Transport> make_gloo(const net::Identity& identity, std::chrono::milliseconds timeout);
+std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
 // Shared memory inside each host and c10d between them. Where hosts have different numbers of ranks, or ranks are not
 // numbered host by host, all of it over TCP as make_gloo; a ConfigError on every rank if it was asked for.
-std::unique_ptr<Transport> make_hierarchical(const net::Identity& identity, std::chrono::milliseconds timeout,
-                                             bool asked = false);
+std::unique_ptr<Transport> make_shm_gloo(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
+                                         bool asked = false);
 // GPUs; opens the plug-in library libzero_nccl.so, ConfigError with the reason where that is not possible.
-std::unique_ptr<Transport> make_nccl(const net::Identity& identity, std::chrono::milliseconds timeout);
+std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
 
 }  // namespace zero::comm

@@ -49,7 +49,7 @@ class TorchBuffers final : public step::BufferOps {
   void* data(const step::View& view) const { return stretch(view).data; }
   bool is_file(int buffer) const { return find(buffer).region.has_value(); }
   FileRegion& region(int buffer) const { return *find(buffer).region; }
-  comm::SharedVector& symmetric(int buffer) const { return *find(buffer).symmetric; }
+  comm::SymmetricBuffer& symmetric(int buffer) const { return *find(buffer).symmetric; }
   // A block with this address; 0: none.
   int block_at(const void* data) const;
 
@@ -62,7 +62,7 @@ class TorchBuffers final : public step::BufferOps {
   struct Entry {
     at::Tensor memory;  // flat, kByte; of symmetric memory this rank's shard; as it came if it was adopted
     bool adopted = false, pinned = false;
-    std::shared_ptr<comm::SharedVector> symmetric;
+    std::shared_ptr<comm::SymmetricBuffer> symmetric;
     std::int64_t own_begin = 0;                   // of symmetric memory: byte of the whole
     std::shared_ptr<ShardFile> io_file;           // of memory for transfers
     mutable std::optional<storage::IoBuffer> io;  // made when the file has been

@@ -75,7 +75,7 @@ step::WorkPtr TorchComm::broadcast(int group, step::View inout, int root) {
 }
 
 step::WorkPtr TorchComm::reduce_pieces(const step::PeerReduce& request) {
-  comm::ScatteredSum sum;
+  comm::PeerReduce sum;
   sum.shard_numel = facts(request.group).shard();
   sum.to_all = request.to_all;
   for (const auto& [begin, view] : request.pieces) sum.vector.push_back({begin, buffers_.tensor(view)});

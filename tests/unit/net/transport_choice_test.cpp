@@ -19,8 +19,8 @@ net::Environment variables(std::map<std::string, std::string> values) {
 }
 net::Environment asking(const std::string& transport) { return variables({{"ZERO_TRANSPORT", transport}}); }
 
-net::Identity ranks(int size, int local_size) {
-  net::Identity identity;
+net::ProcessInfo ranks(int size, int local_size) {
+  net::ProcessInfo identity;
   identity.rank = size - 1;
   identity.size = size;
   identity.local_size = local_size;
@@ -37,7 +37,7 @@ std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-std::string chosen(const net::Identity& identity, const net::Environment& environment, int gpus) {
+std::string chosen(const net::ProcessInfo& identity, const net::Environment& environment, int gpus) {
   return net::choose_transport(identity, environment, [gpus] { return gpus; }).name;
 }
 

@@ -17,14 +17,14 @@ std::string variable(const char* name) {
 }
 
 // What distinguishes this run, and this attempt of it, from others at the same time.
-std::string run_key(const net::Identity& identity) {
+std::string run_key(const net::ProcessInfo& identity) {
   return base::join(identity.run_id, "|", identity.master_addr, "|", identity.master_port, "|",
                     variable("TORCHELASTIC_RESTART_COUNT"));
 }
 
 // The agent's store, or null where nobody listens yet: the plain connection spares c10d's own
 // attempts, which write to stderr.
-c10::intrusive_ptr<c10d::Store> agent_store(const net::Identity& identity, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> agent_store(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
   if (!net::connect_to({"", identity.master_addr, identity.master_port})) return nullptr;
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(identity.master_port);
@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Store> agent_store(const net::Identity& identity, std::
 
 constexpr const char* kPlaceKey = "place";
 
-std::unique_ptr<FailureDetector> meet_by_agent(const net::Identity& identity, const std::string& token,
+std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity, const std::string& token,
                                                std::chrono::milliseconds timeout) {
   const auto deadline = net::Clock::now() + timeout;
   c10::intrusive_ptr<c10d::Store> store;
@@ -114,7 +114,7 @@ class WatchStore : public c10d::Store {
 
 }  // namespace
 
-std::unique_ptr<FailureDetector> rendezvous(const net::Identity& identity, std::chrono::milliseconds timeout) {
+std::unique_ptr<FailureDetector> rendezvous(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
   const auto token = run_key(identity) + "|" + variable("ZERO_TOKEN");
   net::MeetingPoint point;
   if (identity.one_host()) {

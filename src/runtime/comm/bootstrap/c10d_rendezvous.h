@@ -16,7 +16,7 @@ namespace zero::comm {
 //   MASTER_ADDR:MASTER_PORT, where rank 0 listens       else.
 // Throws CommError naming who is missing when `timeout` is over, ConfigError when several hosts
 // have no address to meet at. Blocking; every rank of the run calls it equally often.
-std::unique_ptr<FailureDetector> rendezvous(const net::Identity& identity, std::chrono::milliseconds timeout);
+std::unique_ptr<FailureDetector> rendezvous(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
 
 // The keys of `watch`, which must outlive it, as a c10d store. `get` and `wait` end with a
 // CommError's text when a rank fails.

@@ -43,7 +43,7 @@ bool equal_secret(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-FailureDetector::FailureDetector(const net::Identity& identity, const std::string& token, base::Descriptor listener,
+FailureDetector::FailureDetector(const net::ProcessInfo& identity, const std::string& token, base::Descriptor listener,
                                  std::chrono::milliseconds timeout)
     : rank_(identity.rank),
       size_(identity.size),
@@ -55,7 +55,7 @@ FailureDetector::FailureDetector(const net::Identity& identity, const std::strin
   thread_ = std::thread([this] { run(); });
 }
 
-FailureDetector::FailureDetector(const net::Identity& identity, const std::string& token, const Locate& locate,
+FailureDetector::FailureDetector(const net::ProcessInfo& identity, const std::string& token, const Locate& locate,
                                  std::chrono::milliseconds timeout)
     : rank_(identity.rank),
       size_(identity.size),

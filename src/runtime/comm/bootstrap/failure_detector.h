@@ -35,10 +35,10 @@ class FailureDetector {
 
   // Rank 0: waits for all others at `listener`. Throws CommError naming the first that is missing
   // when `timeout` is over. Everybody gives the same `token`; who does not is turned away.
-  FailureDetector(const net::Identity& identity, const std::string& token, base::Descriptor listener,
+  FailureDetector(const net::ProcessInfo& identity, const std::string& token, base::Descriptor listener,
                   std::chrono::milliseconds timeout);
   // The others: connects to rank 0 and waits until all have come. Throws likewise.
-  FailureDetector(const net::Identity& identity, const std::string& token, const Locate& locate,
+  FailureDetector(const net::ProcessInfo& identity, const std::string& token, const Locate& locate,
                   std::chrono::milliseconds timeout);
   // Says farewell, so that the end of this rank is not taken for a death.
   ~FailureDetector();

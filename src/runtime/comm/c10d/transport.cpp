@@ -201,7 +201,7 @@ std::vector<std::string> exchange_over(Link& link, std::string_view mine, std::u
 
 class C10d final : public Transport {
  public:
-  C10d(const net::Identity& identity, std::shared_ptr<Link> link) : Transport(identity), link_(std::move(link)) {}
+  C10d(const net::ProcessInfo& identity, std::shared_ptr<Link> link) : Transport(identity), link_(std::move(link)) {}
   ~C10d() override {
     if (!worker_.idle_within(kFarewell)) link_->fail(rank(), "the communicator ended in a collective");
   }
@@ -337,7 +337,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
     if (gloo->_getStore()) store = static_cast<c10d::ProcessGroupGloo::GlooStore&>(*gloo->_getStore())._getStore();
   }
   const milliseconds timeout = std::chrono::minutes(30);
-  net::Identity identity;
+  net::ProcessInfo identity;
   identity.rank = backend->getRank();
   identity.size = backend->getSize();
   identity.source = "a process group";

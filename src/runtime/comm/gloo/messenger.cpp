@@ -66,8 +66,8 @@ class HoldBrokenPipe {
 
 // The connections of the run. They outlive the Messenger while a MessageWork is held.
 struct Messenger::Lane {
-  net::Identity identity;
-  net::Hosts hosts;
+  net::ProcessInfo identity;
+  net::NodeTopology hosts;
   std::unique_ptr<FailureDetector> watch;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
   std::mutex mutex;                                // the members below, and every Operation's messages
@@ -80,7 +80,7 @@ struct Messenger::Lane {
   std::map<const Channel*, std::function<void(const PeerFailure&)>> on_failure;
 
   void connect(milliseconds limit);
-  net::Hosts meet_hosts(milliseconds limit);
+  net::NodeTopology meet_hosts(milliseconds limit);
   void stop_all(const PeerFailure& cause) noexcept;
   int rank() const { return identity.rank; }
   int size() const { return identity.size; }
@@ -92,8 +92,8 @@ struct Messenger::Lane {
 // The ranks of one Messenger: the run's, or a group of them.
 struct Messenger::Channel {
   std::shared_ptr<Lane> lane;
-  net::Identity identity;
-  net::Hosts hosts;
+  net::ProcessInfo identity;
+  net::NodeTopology hosts;
   int number = 0;  // among the groups of the lane; 0: the run
   std::atomic<milliseconds> timeout{milliseconds(0)};
   std::atomic<std::uint64_t> bytes_across{0};
@@ -332,8 +332,8 @@ void Messenger::Lane::connect(milliseconds limit) {
 }
 
 // Every rank tells where it is among its host's ranks.
-net::Hosts Messenger::Lane::meet_hosts(milliseconds limit) {
-  if (identity.one_host()) return net::Hosts(std::vector<std::pair<int, int>>());
+net::NodeTopology Messenger::Lane::meet_hosts(milliseconds limit) {
+  if (identity.one_host()) return net::NodeTopology(std::vector<std::pair<int, int>>());
   const auto deadline = net::Clock::now() + limit;
   const auto key = [](int rank) { return base::join("host/", rank); };
   watch->set(key(rank()), base::join(identity.local_rank, " ", identity.local_size));
@@ -342,10 +342,10 @@ net::Hosts Messenger::Lane::meet_hosts(milliseconds limit) {
     std::istringstream in(watch->get(key(r), deadline));
     in >> local[static_cast<std::size_t>(r)].first >> local[static_cast<std::size_t>(r)].second;
   }
-  return net::Hosts(local);
+  return net::NodeTopology(local);
 }
 
-Messenger::Messenger(const net::Identity& identity, milliseconds timeout) : channel_(std::make_shared<Channel>()) {
+Messenger::Messenger(const net::ProcessInfo& identity, milliseconds timeout) : channel_(std::make_shared<Channel>()) {
   const auto lane = std::make_shared<Lane>();
   lane->identity = identity;
   lane->connect(timeout);
@@ -366,7 +366,7 @@ std::unique_ptr<Messenger> Messenger::split(const Split& split) const {
   auto channel = std::make_shared<Channel>();
   channel->lane = channel_->lane;
   channel->identity = split.identity;
-  channel->hosts = net::Hosts(split.hosts);
+  channel->hosts = net::NodeTopology(split.hosts);
   channel->number = number;
   channel->timeout = channel_->timeout.load();
   std::lock_guard lock(channel->lane->mutex);
@@ -478,7 +478,7 @@ std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ran
   return messages;
 }
 
-std::vector<int> hosts_of(const Messenger& messenger, const net::Identity& identity) {
+std::vector<int> hosts_of(const Messenger& messenger, const net::ProcessInfo& identity) {
   std::vector<int> hosts;
   for (int r = 0; r < identity.size; ++r)
     hosts.push_back(identity.one_host() ? 0 : messenger.hosts().empty() ? r : messenger.hosts().host_of(r));
@@ -486,7 +486,7 @@ std::vector<int> hosts_of(const Messenger& messenger, const net::Identity& ident
 }
 
 FailureDetector& Messenger::watch() { return *channel_->lane->watch; }
-const net::Hosts& Messenger::hosts() const { return channel_->hosts; }
+const net::NodeTopology& Messenger::hosts() const { return channel_->hosts; }
 std::uint64_t Messenger::bytes_across_hosts() const { return channel_->bytes_across; }
 
 std::uint64_t Messenger::groups() const {

@@ -36,7 +36,7 @@ class MessageWork : public Work {
 class Messenger {
  public:
   // Connects all ranks; blocks until all have come. CommError naming who is missing when `timeout` is over.
-  Messenger(const net::Identity& identity, std::chrono::milliseconds timeout);
+  Messenger(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
   // A group among the ranks of this one, which outlives it: over the same connections, and what fails in one has failed
   // in all. Nothing is sent. ConfigError where too many groups live at once.
   std::unique_ptr<Messenger> split(const Split& split) const;
@@ -58,7 +58,7 @@ class Messenger {
   std::uint64_t groups() const;
 
   // Where the ranks are; empty if they are not numbered host by host.
-  const net::Hosts& hosts() const;
+  const net::NodeTopology& hosts() const;
   // Payload (no exchanges) that this rank has sent to other hosts so far; to any rank if it is not known who is where.
   std::uint64_t bytes_across_hosts() const;
 
@@ -72,10 +72,10 @@ class Messenger {
 };
 
 // The number of each rank's host, where that is known; else each rank is on its own.
-std::vector<int> hosts_of(const Messenger& messenger, const net::Identity& identity);
+std::vector<int> hosts_of(const Messenger& messenger, const net::ProcessInfo& identity);
 
 // The transport whose ranks all talk through `messenger`; null in a world of one.
-std::unique_ptr<Transport> make_gloo(const net::Identity& identity, std::chrono::milliseconds timeout,
+std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
                                      std::unique_ptr<Messenger> messenger);
 
 // One message of any length from each of `ranks` (of which the own is number `own`) to each; waits. In their order.

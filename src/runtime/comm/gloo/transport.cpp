@@ -33,7 +33,7 @@ class Complete : public Work {
 
 class Gloo : public Transport {
  public:
-  Gloo(const net::Identity& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
+  Gloo(const net::ProcessInfo& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
       : Transport(identity), messenger_(std::move(messenger)) {
     timeout_ = timeout;
   }
@@ -141,7 +141,7 @@ class Gloo : public Transport {
   }
   std::uint64_t split_marks() const override { return messenger_ ? messenger_->groups() : 0; }
   std::unique_ptr<Transport> split(const Split& split) override {
-    if (split.shared_memory && split.identity.one_host()) return make_shm(split.identity, timeout_, split.look);
+    if (split.shared_memory && split.identity.one_host()) return make_shm(split.identity, timeout_, split.abort_check);
     return make_gloo(split.identity, timeout_, messenger_->split(split));
   }
   bool has_neighbours(int count) const override {
@@ -222,11 +222,11 @@ class Gloo : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_gloo(const net::Identity& identity, milliseconds timeout) {
+std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, milliseconds timeout) {
   return make_gloo(identity, timeout, identity.size > 1 ? std::make_unique<Messenger>(identity, timeout) : nullptr);
 }
 
-std::unique_ptr<Transport> make_gloo(const net::Identity& identity, milliseconds timeout,
+std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, milliseconds timeout,
                                      std::unique_ptr<Messenger> messenger) {
   return std::make_unique<Gloo>(identity, timeout, std::move(messenger));
 }

@@ -27,7 +27,7 @@ namespace {
 
 class LocalTransport final : public Transport {
  public:
-  explicit LocalTransport(const net::Identity& identity)
+  explicit LocalTransport(const net::ProcessInfo& identity)
       : Transport(identity), finished_(std::make_shared<FinishedWork>()) {}
 
   std::string name() const override { return "local"; }
@@ -79,7 +79,7 @@ class LocalTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_local(const net::Identity& identity) {
+std::unique_ptr<Transport> make_local(const net::ProcessInfo& identity) {
   return std::make_unique<LocalTransport>(identity);
 }
 

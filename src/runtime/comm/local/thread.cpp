@@ -74,7 +74,7 @@ struct Run {
 // The ranks of one communicator: the run's, or a group of them.
 class World {
  public:
-  World(std::shared_ptr<Run> run, const net::Identity& identity)
+  World(std::shared_ptr<Run> run, const net::ProcessInfo& identity)
       : size(identity.size), run(std::move(run)), identity_(identity) {}
 
   std::shared_ptr<Operation> post(int rank, std::uint64_t sequence, const Call& call, Posted mine) {
@@ -162,7 +162,7 @@ class World {
     return -1;
   }
 
-  const net::Identity identity_;  // of any of its ranks: for the run's numbers of all
+  const net::ProcessInfo identity_;  // of any of its ranks: for the run's numbers of all
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;
 };
 
@@ -210,8 +210,8 @@ class ThreadWork final : public Work {
   std::exception_ptr error_;
 };
 
-net::Identity identity_of(int rank, int size) {
-  net::Identity identity;
+net::ProcessInfo identity_of(int rank, int size) {
+  net::ProcessInfo identity;
   identity.rank = identity.local_rank = rank;
   identity.size = identity.local_size = size;
   identity.source = "threads";
@@ -222,7 +222,7 @@ std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(t
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<World> world, const net::Identity& identity)
+  ThreadTransport(std::shared_ptr<World> world, const net::ProcessInfo& identity)
       : Transport(identity), world_(std::move(world)) {
     timeout_ = world_->run->faults.timeout;
   }

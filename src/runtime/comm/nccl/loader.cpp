@@ -22,14 +22,14 @@ std::filesystem::path own_directory() {
   return std::filesystem::canonical(info.dli_fname, ignored).parent_path();
 }
 
-[[noreturn]] void refuse(const net::Identity& identity, const std::string& got, const std::string& hint) {
+[[noreturn]] void refuse(const net::ProcessInfo& identity, const std::string& got, const std::string& hint) {
   throw ConfigError(base::join("[comm::nccl] got ", got, ", expected a GPU and the NCCL plug-in (rank ", identity.rank,
                                "/", identity.size, "). Hint: ", hint));
 }
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl(const net::Identity& identity, std::chrono::milliseconds timeout) {
+std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
   // The driver's answer, not torch's: torch keeps its first one, and without the plug-in that is no.
   const int gpus = net::visible_gpus();
   if (gpus == 0)

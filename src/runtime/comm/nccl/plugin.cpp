@@ -53,7 +53,7 @@ class Mark {
 // One NCCL communicator with its stream; it outlives the transport while a Work is held.
 class Channel {
  public:
-  Channel(const net::Identity& identity, milliseconds timeout)
+  Channel(const net::ProcessInfo& identity, milliseconds timeout)
       : rank(identity.rank),
         size(identity.size),
         device(own_device(identity)),
@@ -111,7 +111,7 @@ class Channel {
 
  private:
   // One rank, one GPU: it becomes the current device of the caller, whose tensors belong there.
-  static c10::DeviceIndex own_device(const net::Identity& identity) {
+  static c10::DeviceIndex own_device(const net::ProcessInfo& identity) {
     const auto device = static_cast<c10::DeviceIndex>(identity.local_rank);
     c10::cuda::set_device(device);
     return device;
@@ -212,7 +212,7 @@ class NcclWork : public Work {
 
 class Nccl : public Transport {
  public:
-  Nccl(const net::Identity& identity, milliseconds timeout)
+  Nccl(const net::ProcessInfo& identity, milliseconds timeout)
       : Transport(identity), channel_(std::make_shared<Channel>(identity, timeout)) {
     timeout_ = timeout;
   }
@@ -388,6 +388,6 @@ class Nccl : public Transport {
 }  // namespace zero::comm
 
 extern "C" __attribute__((visibility("default"))) zero::comm::Transport* zero_make_nccl(
-    const zero::net::Identity* identity, std::int64_t timeout_ms) {
+    const zero::net::ProcessInfo* identity, std::int64_t timeout_ms) {
   return new zero::comm::Nccl(*identity, std::chrono::milliseconds(timeout_ms));
 }

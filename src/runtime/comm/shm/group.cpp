@@ -69,9 +69,9 @@ Call call_of(const Announcement& announcement) {
   return {op_name(announcement.op), dtype, announcement.numel, announcement.root, announcement.of};
 }
 
-Group::Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, std::function<void()> look,
-             Mappings* mappings)
-    : identity_(identity), look_(std::move(look)) {
+Group::Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> members,
+             std::function<void()> abort_check, Mappings* mappings)
+    : identity_(identity), abort_check_(std::move(abort_check)) {
   for (int rank = 0; rank < identity.size; ++rank) {
     Member& member = members[rank];
     pids_.push_back(member.pid);
@@ -145,9 +145,9 @@ void Group::await(const std::function<bool(int)>& ready, const Announcement& at)
 }
 
 void Group::look_around(const std::function<bool(int)>& ready, const Announcement& at) {
-  if (look_) {
+  if (abort_check_) {
     try {
-      look_();
+      abort_check_();
     } catch (const CommError& error) {
       fail_and_throw(at, error.what(), {}, error.rank());
     }

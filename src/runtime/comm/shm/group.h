@@ -72,8 +72,8 @@ class Group {
  public:
   // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any. `look`, if there
   // is one, is called now and then by who waits; a CommError of it becomes the failure of the group.
-  Group(const net::Identity& identity, Arena& mine, std::vector<Member> members, std::function<void()> look = nullptr,
-        Mappings* mappings = nullptr);
+  Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> members,
+        std::function<void()> abort_check = nullptr, Mappings* mappings = nullptr);
   ~Group();
 
   Page& page(int rank) const { return *pages_[rank]; }
@@ -110,8 +110,8 @@ class Group {
   std::string who(int peer) const;  // "rank 2 (pid 123)"
   std::string expected(const Announcement& at) const;
 
-  const net::Identity identity_;
-  const std::function<void()> look_;
+  const net::ProcessInfo identity_;
+  const std::function<void()> abort_check_;
   std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
   std::vector<pid_t> pids_;
   std::vector<base::Descriptor> processes_;

@@ -55,7 +55,7 @@ struct Whole {
                  "set ZERO_TRANSPORT=gloo."));
 }
 
-class Vector final : public SharedVector {
+class Vector final : public SymmetricBuffer {
  public:
   Vector(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype)
       : group_(place.group), identity_(*place.identity), mine_(std::make_shared<OwnEpoch>(place.pieces)) {
@@ -144,7 +144,7 @@ class Vector final : public SharedVector {
   const Epoch& of(int peer) const { return (*mine_->peers)[peer < identity_.rank ? peer : peer - 1]; }
 
   std::shared_ptr<Group> group_;
-  const net::Identity identity_;
+  const net::ProcessInfo identity_;
   const std::shared_ptr<OwnEpoch> mine_;
   std::vector<Edge> edges_;
   std::uint64_t published_ = 0, seen_ = 0;
@@ -153,7 +153,7 @@ class Vector final : public SharedVector {
 
 }  // namespace
 
-std::shared_ptr<SharedVector> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype) {
+std::shared_ptr<SymmetricBuffer> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype) {
   if (static_cast<std::size_t>(shard_numel) * c10::elementSize(dtype) < net::kLeastMappedBytes) return nullptr;
   return std::make_shared<Vector>(place, shard_numel, dtype);
 }

@@ -14,9 +14,9 @@ namespace {
 // fn(stretch, first, numel): what of each stretch lies in elements [begin, end) of the vector; `first` within the
 // stretch.
 template <class Fn>
-void for_each_in(const std::vector<Stretch>& vector, std::int64_t begin, std::int64_t end, Fn fn) {
+void for_each_in(const std::vector<TensorSegment>& vector, std::int64_t begin, std::int64_t end, Fn fn) {
   auto it = std::upper_bound(vector.begin(), vector.end(), begin,
-                             [](std::int64_t at, const Stretch& s) { return at < s.begin; });
+                             [](std::int64_t at, const TensorSegment& s) { return at < s.begin; });
   if (it != vector.begin()) --it;
   for (; it != vector.end() && it->begin < end; ++it) {
     const auto first = std::max(begin, it->begin), last = std::min(end, it->begin + it->data.numel());
@@ -26,7 +26,7 @@ void for_each_in(const std::vector<Stretch>& vector, std::int64_t begin, std::in
 
 }  // namespace
 
-void sum_own_part(const ScatteredSum& sum, const Places& places, int rank) {
+void sum_own_part(const PeerReduce& sum, const Places& places, int rank) {
   const auto dtype = sum_dtype(sum.vector[0].data.scalar_type());
   const auto element = static_cast<std::int64_t>(sum.vector[0].data.element_size());
   const auto shard_begin = rank * sum.shard_numel;
@@ -49,7 +49,7 @@ void sum_own_part(const ScatteredSum& sum, const Places& places, int rank) {
   }
 }
 
-void copy_other_parts(const ScatteredSum& sum, const Places& places, int rank) {
+void copy_other_parts(const PeerReduce& sum, const Places& places, int rank) {
   const auto element = static_cast<std::int64_t>(sum.vector[0].data.element_size());
   for (std::size_t r = 0; r < places.size(); ++r) {
     if (static_cast<int>(r) == rank) continue;

@@ -14,8 +14,8 @@ namespace zero::comm::shm {
 using Places = std::vector<std::vector<const std::byte*>>;
 
 // Writes this rank's part of the sum, and tells sum.summed.
-void sum_own_part(const ScatteredSum& sum, const Places& places, int rank);
+void sum_own_part(const PeerReduce& sum, const Places& places, int rank);
 // Copies the parts that the other ranks have summed into this rank's stretches.
-void copy_other_parts(const ScatteredSum& sum, const Places& places, int rank);
+void copy_other_parts(const PeerReduce& sum, const Places& places, int rank);
 
 }  // namespace zero::comm::shm

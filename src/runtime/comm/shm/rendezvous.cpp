@@ -118,10 +118,10 @@ base::Descriptor open_process() {
 
 class Meeting {
  public:
-  Meeting(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
-          const std::function<void()>& look)
+  Meeting(const net::ProcessInfo& identity, int memory, std::chrono::milliseconds timeout,
+          const std::function<void()>& abort_check)
       : identity_(identity),
-        look_(look),
+        abort_check_(abort_check),
         address_(net::local_name("shm", identity.run_id)),
         timeout_(timeout),
         deadline_(Clock::now() + timeout) {
@@ -138,7 +138,7 @@ class Meeting {
       return members;
     }
     for (;;) {
-      look();
+      abort_check();
       if (identity_.rank == 0) {
         if (const base::Descriptor listener = listen()) return gather(listener.get());
         // Somebody else keeps the name: a second rank 0, which our hello brings to light, or the end of an earlier run.
@@ -154,13 +154,13 @@ class Meeting {
   }
 
  private:
-  void look() const {
-    if (look_) look_();
+  void abort_check() const {
+    if (abort_check_) abort_check_();
   }
 
   bool readable(int fd, Clock::time_point deadline) const {
     for (;;) {
-      look();
+      abort_check();
       pollfd entry{fd, POLLIN, 0};
       if (::poll(&entry, 1, slice_ms(deadline)) > 0) return true;
       if (Clock::now() >= deadline) return false;
@@ -236,7 +236,7 @@ class Meeting {
     while (missing > 0) {
       std::vector<pollfd> entries{{listener, POLLIN, 0}};
       for (const Visitor& visitor : visitors_) entries.push_back({visitor.socket.get(), POLLIN, 0});
-      look();
+      abort_check();
       if (Clock::now() >= deadline_) refuse_absent(members);
       ::poll(entries.data(), entries.size(), slice_ms(deadline_));
       for (std::size_t i = 0; i < visitors_.size(); ++i) {
@@ -314,8 +314,8 @@ class Meeting {
     refuse(base::join(ranks_text(absent), " did not come within ", duration_text(timeout_)), first);
   }
 
-  const net::Identity& identity_;
-  const std::function<void()>& look_;
+  const net::ProcessInfo& identity_;
+  const std::function<void()>& abort_check_;
   net::LocalAddress address_;
   std::chrono::milliseconds timeout_;
   Clock::time_point deadline_;
@@ -325,9 +325,9 @@ class Meeting {
 
 }  // namespace
 
-std::vector<Member> rendezvous(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
-                               const std::function<void()>& look) {
-  return Meeting(identity, memory, timeout, look).run();
+std::vector<Member> rendezvous(const net::ProcessInfo& identity, int memory, std::chrono::milliseconds timeout,
+                               const std::function<void()>& abort_check) {
+  return Meeting(identity, memory, timeout, abort_check).run();
 }
 
 }  // namespace zero::comm::shm

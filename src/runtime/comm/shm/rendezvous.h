@@ -24,7 +24,7 @@ struct Member {
 // own included). CommError: names the ranks that did not come in `timeout`, a rank that two processes claim,
 // a rank that died meanwhile, a rank of a world of another size.
 // `look`, if there is one, is called every 100 ms or so and may throw.
-std::vector<Member> rendezvous(const net::Identity& identity, int memory, std::chrono::milliseconds timeout,
-                               const std::function<void()>& look = nullptr);
+std::vector<Member> rendezvous(const net::ProcessInfo& identity, int memory, std::chrono::milliseconds timeout,
+                               const std::function<void()>& abort_check = nullptr);
 
 }  // namespace zero::comm::shm

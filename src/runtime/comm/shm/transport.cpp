@@ -60,7 +60,7 @@ struct Operation {
 
   Announcement announced;
   at::Tensor out, in;  // all_reduce, broadcast: the same
-  ScatteredSum scattered;
+  PeerReduce scattered;
   bool direct = false;
   bool has_own_part = false;  // of an all_gather
   Phase phase = Phase::Announced;
@@ -75,15 +75,15 @@ struct Slice {
 // Everything of a rank but the Transport's face; a Work that outlives the transport finds it gone.
 class Rank {
  public:
-  Rank(const net::Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look,
+  Rank(const net::ProcessInfo& identity, std::chrono::milliseconds timeout, const std::function<void()>& abort_check,
        shm::Mappings* mappings)
       : identity_(identity),
         me_(identity.rank),
         size_(identity.size),
         pid_(::getpid()),
         arena_(std::make_shared<Arena>(shm::default_capacity(identity.size), sizeof(shm::Page), mappings)),
-        group_(std::make_shared<shm::Group>(identity, *arena_, shm::rendezvous(identity, arena_->fd(), timeout, look),
-                                            look, mappings)),
+        group_(std::make_shared<shm::Group>(
+            identity, *arena_, shm::rendezvous(identity, arena_->fd(), timeout, abort_check), abort_check, mappings)),
         pieces_(std::make_shared<shm::SharedPieces>(arena_, group_)),
         staging_(arena_) {
     arena_->close_fd();
@@ -103,7 +103,7 @@ class Rank {
   }
 
   std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of);
-  std::shared_ptr<Operation> begin(ScatteredSum sum);
+  std::shared_ptr<Operation> begin(PeerReduce sum);
   std::vector<std::string> exchange(std::string_view message);
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
@@ -165,7 +165,7 @@ class Rank {
   }
   bool one_phase(const Operation& operation) const { return size_ == 1 || operation.in.nbytes() <= kOnePhaseBytes; }
 
-  const net::Identity identity_;
+  const net::ProcessInfo identity_;
   const int me_, size_;
   const pid_t pid_;
   std::shared_ptr<Arena> arena_;
@@ -207,7 +207,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
 }
 
 // The peers are told where each stretch is.
-std::shared_ptr<Operation> Rank::begin(ScatteredSum sum) {
+std::shared_ptr<Operation> Rank::begin(PeerReduce sum) {
   auto operation = std::make_shared<Operation>();
   Announcement& mine = operation->announced;
   mine.op = Op::Scattered;
@@ -523,9 +523,9 @@ class ShmWork final : public Work {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const net::Identity& identity, std::chrono::milliseconds timeout, const std::function<void()>& look,
-               shm::Mappings* mappings)
-      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, look, mappings)) {
+  ShmTransport(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
+               const std::function<void()>& abort_check, shm::Mappings* mappings)
+      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, abort_check, mappings)) {
     set_timeout(timeout);
   }
 
@@ -548,7 +548,7 @@ class ShmTransport final : public Transport {
   void stop(const std::string& reason, int rank) noexcept override { rank_->stop(reason, rank); }
   std::optional<PeerFailure> failure() const override { return rank_->failure(); }
   std::unique_ptr<Transport> split(const Split& split) override {
-    return make_shm(split.identity, timeout_, split.look);
+    return make_shm(split.identity, timeout_, split.abort_check);
   }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
@@ -566,10 +566,10 @@ class ShmTransport final : public Transport {
   bool holds(const at::Tensor& tensor) const override {
     return rank_->arena()->holds(tensor.const_data_ptr(), tensor.nbytes());
   }
-  std::shared_ptr<Work> reduce_scattered(ScatteredSum sum) override {
+  std::shared_ptr<Work> reduce_scattered(PeerReduce sum) override {
     return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(sum)));
   }
-  std::shared_ptr<SharedVector> share(std::int64_t shard_numel, c10::ScalarType dtype) override {
+  std::shared_ptr<SymmetricBuffer> share(std::int64_t shard_numel, c10::ScalarType dtype) override {
     return shm::share(rank_->place(), shard_numel, dtype);
   }
 
@@ -588,9 +588,9 @@ class ShmTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm(const net::Identity& identity, std::chrono::milliseconds timeout,
-                                    const std::function<void()>& look, shm::Mappings* mappings) {
-  return std::make_unique<ShmTransport>(identity, timeout, look, mappings);
+std::unique_ptr<Transport> make_shm(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
+                                    const std::function<void()>& abort_check, shm::Mappings* mappings) {
+  return std::make_unique<ShmTransport>(identity, timeout, abort_check, mappings);
 }
 
 }  // namespace zero::comm

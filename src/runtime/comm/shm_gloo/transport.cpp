@@ -46,16 +46,16 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
 }
 
 // Whether there are several hosts with equally many ranks, more than one.
-bool joins_hosts(const net::Identity& identity, const Messenger& messenger) {
+bool joins_hosts(const net::ProcessInfo& identity, const Messenger& messenger) {
   return messenger.hosts().even() && messenger.hosts().count() > 1 && identity.local_size > 1;
 }
 
-std::unique_ptr<Transport> over_messages(const net::Identity& identity, milliseconds timeout,
+std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
                                          std::unique_ptr<Messenger> messenger);
 
-class Hierarchical final : public Transport {
+class ShmGloo final : public Transport {
  public:
-  Hierarchical(const net::Identity& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
+  ShmGloo(const net::ProcessInfo& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
       : Transport(identity),
         messenger_(std::move(messenger)),
         host_(messenger_->hosts().host_of(rank())),
@@ -70,7 +70,7 @@ class Hierarchical final : public Transport {
     messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
   }
 
-  ~Hierarchical() override {
+  ~ShmGloo() override {
     if (!worker_.idle_within(kFarewell)) {
       // A collective that some rank never called: nothing but an end gets its messages out of the way.
       const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
@@ -97,7 +97,7 @@ class Hierarchical final : public Transport {
   std::vector<int> hosts() const override { return hosts_of(*messenger_, identity()); }
   std::uint64_t split_marks() const override { return messenger_->groups(); }
   std::unique_ptr<Transport> split(const Split& split) override {
-    if (split.identity.one_host()) return make_shm(split.identity, timeout_, split.look);
+    if (split.identity.one_host()) return make_shm(split.identity, timeout_, split.abort_check);
     return over_messages(split.identity, timeout_, messenger_->split(split));
   }
 
@@ -183,7 +183,7 @@ class Hierarchical final : public Transport {
 
  private:
   // Ranks are numbered host by host.
-  static net::Identity of_own_host(const net::Identity& identity) {
+  static net::ProcessInfo of_own_host(const net::ProcessInfo& identity) {
     std::vector<int> ranks(static_cast<std::size_t>(identity.local_size));
     std::iota(ranks.begin(), ranks.end(), identity.rank - identity.local_rank);
     return identity.of_members(ranks, identity.local_rank, base::join("host of ", ranks.front()));
@@ -316,17 +316,17 @@ class Hierarchical final : public Transport {
   Worker worker_;  // the first to go
 };
 
-std::unique_ptr<Transport> over_messages(const net::Identity& identity, milliseconds timeout,
+std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
                                          std::unique_ptr<Messenger> messenger) {
   if (!joins_hosts(identity, *messenger)) return make_gloo(identity, timeout, std::move(messenger));
-  return std::make_unique<Hierarchical>(identity, timeout, std::move(messenger));
+  return std::make_unique<ShmGloo>(identity, timeout, std::move(messenger));
 }
 
 }  // namespace
 
-std::unique_ptr<Transport> make_hierarchical(const net::Identity& identity, milliseconds timeout, bool asked) {
+std::unique_ptr<Transport> make_shm_gloo(const net::ProcessInfo& identity, milliseconds timeout, bool asked) {
   auto messenger = std::make_unique<Messenger>(identity, timeout);
-  const net::Hosts& hosts = messenger->hosts();
+  const net::NodeTopology& hosts = messenger->hosts();
   if (joins_hosts(identity, *messenger)) return over_messages(identity, timeout, std::move(messenger));
   if (asked)
     throw ConfigError(

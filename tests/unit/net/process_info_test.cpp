@@ -12,7 +12,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-net::Identity identity(const Variables& variables) {
+net::ProcessInfo identity(const Variables& variables) {
   return net::identity_from_env(
       [&](const std::string& name) -> std::optional<std::string> {
         const auto it = variables.find(name);
@@ -62,7 +62,7 @@ const Variables kSlurm{{"SLURM_JOB_ID", "991"}, {"SLURM_STEP_ID", "2"}, {"SLURM_
                        {"SLURM_NTASKS", "8"},   {"SLURM_LOCALID", "2"}, {"SLURM_NTASKS_PER_NODE", "4"},
                        {"SLURM_NNODES", "2"},   {"SLURM_NODEID", "1"},  {"SLURM_JOB_NODELIST", "gpu[08-09]"}};
 
-TEST(Identity, NoLauncherIsAWorldOfOne) {
+TEST(ProcessInfo, NoLauncherIsAWorldOfOne) {
   const auto id = identity({{"PATH", "/bin"}, {"MASTER_ADDR", "left over"}});
   EXPECT_EQ(id.rank, 0);
   EXPECT_EQ(id.size, 1);
@@ -72,7 +72,7 @@ TEST(Identity, NoLauncherIsAWorldOfOne) {
   EXPECT_TRUE(id.one_host());
 }
 
-TEST(Identity, Torchrun) {
+TEST(ProcessInfo, Torchrun) {
   const auto id = identity(kTorchrun);
   EXPECT_EQ(id.rank, 5);
   EXPECT_EQ(id.size, 8);
@@ -84,7 +84,7 @@ TEST(Identity, Torchrun) {
   EXPECT_FALSE(id.one_host());
 }
 
-TEST(Identity, ZeroRunAndTheOtherNamesOfDeepSpeed) {
+TEST(ProcessInfo, ZeroRunAndTheOtherNamesOfDeepSpeed) {
   auto id = identity(with(kTorchrun, {{"ZERO_RUN_ID", "r-77"}}));
   EXPECT_EQ(id.source, "zero run");
   EXPECT_EQ(id.run_id, "r-77");
@@ -92,13 +92,13 @@ TEST(Identity, ZeroRunAndTheOtherNamesOfDeepSpeed) {
   EXPECT_EQ(id.local_size, 4);
 }
 
-TEST(Identity, AWorldOfOneNeedsNoLocalVariables) {
+TEST(ProcessInfo, AWorldOfOneNeedsNoLocalVariables) {
   const auto id = identity({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   EXPECT_EQ(id.size, 1);
   EXPECT_EQ(id.source, "torchrun environment");
 }
 
-TEST(Identity, OpenMpi) {
+TEST(ProcessInfo, OpenMpi) {
   const auto id = identity(kOpenMpi);
   EXPECT_EQ(id.rank, 2);
   EXPECT_EQ(id.size, 3);
@@ -107,7 +107,7 @@ TEST(Identity, OpenMpi) {
   EXPECT_EQ(id.source, "Open MPI");
 }
 
-TEST(Identity, MpichAndIntelMpi) {
+TEST(ProcessInfo, MpichAndIntelMpi) {
   const auto id = identity(kMpich);
   EXPECT_EQ(id.rank, 3);
   EXPECT_EQ(id.size, 4);
@@ -116,7 +116,7 @@ TEST(Identity, MpichAndIntelMpi) {
   EXPECT_EQ(id.source, "MPICH or Intel MPI");
 }
 
-TEST(Identity, Slurm) {
+TEST(ProcessInfo, Slurm) {
   const auto id = identity(kSlurm);
   EXPECT_EQ(id.rank, 6);
   EXPECT_EQ(id.size, 8);
@@ -134,7 +134,7 @@ TEST(Identity, Slurm) {
   EXPECT_EQ(identity(with(kSlurm, {{"MASTER_PORT", "1234"}})).master_port, 1234);
 }
 
-TEST(Identity, SlurmTasksOfThisNode) {
+TEST(ProcessInfo, SlurmTasksOfThisNode) {
   // The step's own list is nearer to the truth than what the job asked for.
   auto uneven =
       with(without(kSlurm, "SLURM_NTASKS_PER_NODE"),
@@ -150,7 +150,7 @@ TEST(Identity, SlurmTasksOfThisNode) {
   EXPECT_CONTAINS(error(with(uneven, {{"SLURM_NODEID", "3"}})), "SLURM_STEP_TASKS_PER_NODE='3(x2),2' on node 3");
 }
 
-TEST(Identity, ABatchScriptIsNotARank) {
+TEST(ProcessInfo, ABatchScriptIsNotARank) {
   EXPECT_EQ(identity(without(kSlurm, "SLURM_STEP_ID")).size, 1);
   EXPECT_EQ(identity(without(kSlurm, "SLURM_STEP_ID")).source, "no launcher");
   // Numbers that Slurm keeps for batch scripts and interactive shells.
@@ -158,7 +158,7 @@ TEST(Identity, ABatchScriptIsNotARank) {
   EXPECT_EQ(identity(with(kSlurm, {{"SLURM_STEP_ID", "4294967290"}})).size, 1);
 }
 
-TEST(Identity, TheFirstCompleteSetWins) {
+TEST(ProcessInfo, TheFirstCompleteSetWins) {
   Variables all = with(with(with(kOneHost, kOpenMpi), kMpich), kSlurm);
   EXPECT_EQ(identity(all).source, "torchrun environment");
   for (const auto& [name, value] : kOneHost) all.erase(name);
@@ -169,7 +169,7 @@ TEST(Identity, TheFirstCompleteSetWins) {
   EXPECT_EQ(identity(all).source, "Slurm");
 }
 
-TEST(Identity, HalfASetNamesWhatIsMissing) {
+TEST(ProcessInfo, HalfASetNamesWhatIsMissing) {
   EXPECT_CONTAINS(error({{"RANK", "0"}}), "got RANK=0 without WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE");
   EXPECT_CONTAINS(error(without(kOneHost, "WORLD_SIZE")),
                   "without WORLD_SIZE, expected the whole set of torchrun environment");
@@ -182,14 +182,14 @@ TEST(Identity, HalfASetNamesWhatIsMissing) {
   EXPECT_CONTAINS(both, "without PMI_SIZE");
 }
 
-TEST(Identity, HalfASetBesideACompleteOneMustAgreeWithIt) {
+TEST(ProcessInfo, HalfASetBesideACompleteOneMustAgreeWithIt) {
   // `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE only; scripts export WORLD_SIZE for all.
   EXPECT_EQ(identity(with(kSlurm, {{"PMI_RANK", "6"}, {"PMI_SIZE", "8"}, {"WORLD_SIZE", "8"}})).source, "Slurm");
   const auto text = error(with(kSlurm, {{"WORLD_SIZE", "16"}}));
   EXPECT_CONTAINS(text, "WORLD_SIZE=16 beside SLURM_NTASKS=8");
 }
 
-TEST(Identity, ValuesThatAreNoNumbersOrOutOfRangeAllAtOnce) {
+TEST(ProcessInfo, ValuesThatAreNoNumbersOrOutOfRangeAllAtOnce) {
   EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "x"}})),
                   "got RANK='x', expected a whole number from 0 to 1 (WORLD_SIZE is 2)");
   EXPECT_CONTAINS(error(with(kOneHost, {{"RANK", "2"}})), "got RANK='2', expected a whole number from 0 to 1");
@@ -208,7 +208,7 @@ TEST(Identity, ValuesThatAreNoNumbersOrOutOfRangeAllAtOnce) {
                   "SLURM_LOCALID='4', expected a whole number from 0 to 3");
 }
 
-TEST(Identity, SeveralHostsNeedAMeetingPoint) {
+TEST(ProcessInfo, SeveralHostsNeedAMeetingPoint) {
   const auto text = error(without(without(kTorchrun, "MASTER_ADDR"), "MASTER_PORT"));
   EXPECT_CONTAINS(text, "without MASTER_ADDR");
   EXPECT_CONTAINS(text, "without MASTER_PORT");
@@ -218,7 +218,7 @@ TEST(Identity, SeveralHostsNeedAMeetingPoint) {
   EXPECT_CONTAINS(error(with(kSlurm, {{"SLURM_JOB_NODELIST", "gpu[08"}})), "SLURM_JOB_NODELIST='gpu[08'");
 }
 
-TEST(Identity, RunIds) {
+TEST(ProcessInfo, RunIds) {
   EXPECT_EQ(identity(kTorchrun).run_id, "torchelastic-none-29501-2");
   EXPECT_EQ(identity(with(kSlurm, {{"ZERO_RUN_ID", "mine"}})).run_id, "mine");
   EXPECT_EQ(identity(with(kOneHost, {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "4000"}})).run_id, "localhost:4000");
@@ -230,7 +230,7 @@ TEST(Identity, RunIds) {
     EXPECT_EQ(identity(*variables).run_id, identity(with(*variables, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).run_id);
 }
 
-TEST(Identity, FirstSlurmHost) {
+TEST(ProcessInfo, FirstSlurmHost) {
   const std::map<std::string, std::string> cases{{"a", "a"},
                                                  {"a,b", "a"},
                                                  {"a[01-03,7],b", "a01"},
@@ -246,7 +246,7 @@ TEST(Identity, FirstSlurmHost) {
   for (const auto& [list, host] : cases) EXPECT_EQ(net::first_slurm_host(list), host) << list;
 }
 
-TEST(Identity, SlurmTasks) {
+TEST(ProcessInfo, SlurmTasks) {
   EXPECT_EQ(net::slurm_tasks_of_node("4", 0), 4);
   EXPECT_EQ(net::slurm_tasks_of_node("4(x2)", 1), 4);
   EXPECT_EQ(net::slurm_tasks_of_node("4(x2),3", 2), 3);
@@ -256,14 +256,14 @@ TEST(Identity, SlurmTasks) {
     EXPECT_EQ(net::slurm_tasks_of_node(bad, 0), std::nullopt) << bad;
 }
 
-TEST(Identity, OfThisProcess) {
+TEST(ProcessInfo, OfThisProcess) {
   // Started by a test runner, without a launcher: a world of one, unless a launcher runs the tests.
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
     if (std::getenv(name)) GTEST_SKIP() << "started by a launcher";
   EXPECT_EQ(net::identity_from_env().size, 1);
 }
 
-TEST(Identity, TheParentIsTheSameForAllChildren) {
+TEST(ProcessInfo, TheParentIsTheSameForAllChildren) {
   for (const auto& [name, value] : kOneHost) setenv(name.c_str(), value.c_str(), 1);
   unsetenv("ZERO_RUN_ID");
   const auto first = net::identity_from_env().run_id, second = net::identity_from_env().run_id;

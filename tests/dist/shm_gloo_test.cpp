@@ -12,8 +12,8 @@
 
 using namespace std::chrono_literals;
 using zero::Communicator;
-using zero::net::Hosts;
-using zero::net::Identity;
+using zero::net::NodeTopology;
+using zero::net::ProcessInfo;
 using zero::test::By;
 using zero::test::expect_all_well;
 using zero::test::free_port;
@@ -25,7 +25,7 @@ namespace {
 
 std::shared_ptr<Communicator> open(int rank, int size, int local_size, int port,
                                    std::chrono::milliseconds timeout = 60s) {
-  Identity id;
+  ProcessInfo id;
   id.rank = rank;
   id.size = size;
   id.local_rank = rank % local_size;
@@ -34,7 +34,7 @@ std::shared_ptr<Communicator> open(int rank, int size, int local_size, int port,
   id.run_id = "test";
   id.master_addr = "127.0.0.1";
   id.master_port = port;
-  return zero::comm::make_communicator(zero::comm::make_hierarchical(id, timeout));
+  return zero::comm::make_communicator(zero::comm::make_shm_gloo(id, timeout));
 }
 
 struct Shape {
@@ -45,19 +45,19 @@ class Worlds : public testing::TestWithParam<Shape> {};
 
 }  // namespace
 
-TEST(Hosts, AreThoseOfRanksNumberedHostByHost) {
-  const Hosts even({{0, 2}, {1, 2}, {0, 2}, {1, 2}});
+TEST(NodeTopology, AreThoseOfRanksNumberedHostByHost) {
+  const NodeTopology even({{0, 2}, {1, 2}, {0, 2}, {1, 2}});
   EXPECT_EQ(even.count(), 2);
   EXPECT_TRUE(even.even());
   EXPECT_EQ(even.host_of(1), 0);
   EXPECT_EQ(even.host_of(2), 1);
-  const Hosts uneven({{0, 1}, {0, 3}, {1, 3}, {2, 3}});
+  const NodeTopology uneven({{0, 1}, {0, 3}, {1, 3}, {2, 3}});
   EXPECT_EQ(uneven.count(), 2);
   EXPECT_FALSE(uneven.even());
   EXPECT_EQ(uneven.first(1), 1);
   EXPECT_EQ(uneven.ranks(1), 3);
-  EXPECT_TRUE(Hosts({{0, 2}, {0, 2}, {1, 2}, {1, 2}}).empty());  // one rank of each host after the other
-  EXPECT_TRUE(Hosts({{0, 2}, {1, 2}, {0, 2}}).empty());
+  EXPECT_TRUE(NodeTopology({{0, 2}, {0, 2}, {1, 2}, {1, 2}}).empty());  // one rank of each host after the other
+  EXPECT_TRUE(NodeTopology({{0, 2}, {1, 2}, {0, 2}}).empty());
 }
 
 TEST_P(Worlds, EveryCollectiveMatchesTheNaiveOne) {
@@ -70,20 +70,20 @@ TEST_P(Worlds, EveryCollectiveMatchesTheNaiveOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Worlds, testing::Values(Shape{2, 2}, Shape{2, 3}, Shape{3, 2}), [](const auto& i) {
-  return std::to_string(i.param.hosts) + "Hosts" + std::to_string(i.param.ranks) + "Ranks";
+  return std::to_string(i.param.hosts) + "NodeTopology" + std::to_string(i.param.ranks) + "Ranks";
 });
 
-TEST(Hierarchical, UnevenHostsTalkOverTcpAlone) {
+TEST(ShmGloo, UnevenHostsTalkOverTcpAlone) {
   const int port = free_port();
   expect_all_well(run_processes(3, [&](int rank) {
-    Identity id;
+    ProcessInfo id;
     id.rank = rank;
     id.size = 3;
     id.local_rank = rank == 2 ? 1 : 0;
     id.local_size = rank == 0 ? 1 : 2;
     id.master_addr = "127.0.0.1";
     id.master_port = port;
-    auto comm = zero::comm::make_communicator(zero::comm::make_hierarchical(id, 60s));
+    auto comm = zero::comm::make_communicator(zero::comm::make_shm_gloo(id, 60s));
     require(comm->transport() == "gloo", comm->transport());
     zero::test::check_values(comm);
     comm->reset_stats();
@@ -94,7 +94,7 @@ TEST(Hierarchical, UnevenHostsTalkOverTcpAlone) {
 }
 
 // H hosts of L ranks, N = H * L.
-TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
+TEST(ShmGloo, SendsBetweenHostsWhatTheFormulasSay) {
   for (const auto& shape : {Shape{2, 2}, Shape{3, 2}}) {
     const int hosts = shape.hosts, ranks = shape.ranks, size = hosts * ranks, port = free_port();
     expect_all_well(run_processes(size, [&](int rank) {
@@ -127,13 +127,13 @@ TEST(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
 }
 
 // A rank of the same host and one of the other, in the same column as the one that dies and in another.
-TEST(Hierarchical, NamesARankKilledAtAnyTime) {
+TEST(ShmGloo, NamesARankKilledAtAnyTime) {
   std::vector<int> ports;
   for (int trial = 0; trial < 8; ++trial) ports.push_back(free_port());
   zero::test::expect_killed_ranks_named(4, [&](int rank, int trial) { return open(rank, 4, 2, ports[trial]); });
 }
 
-TEST(Hierarchical, NamesALateRank) {
+TEST(ShmGloo, NamesALateRank) {
   for (const int absent : {0, 1, 2, 3}) {
     const int port = free_port();
     expect_all_well(
@@ -141,7 +141,7 @@ TEST(Hierarchical, NamesALateRank) {
   }
 }
 
-TEST(Hierarchical, NamesAnAbsentRank) {
+TEST(ShmGloo, NamesAnAbsentRank) {
   for (const int absent : {0, 1, 3}) {
     const int port = free_port();
     expect_all_well(run_processes(4, [&](int rank) {
@@ -151,14 +151,14 @@ TEST(Hierarchical, NamesAnAbsentRank) {
   }
 }
 
-TEST(Hierarchical, PassesOnTheReasonOfAnAbort) {
+TEST(ShmGloo, PassesOnTheReasonOfAnAbort) {
   for (const int culprit : {0, 3}) {
     const int port = free_port();
     expect_all_well(run_processes(4, [&](int rank) { zero::test::check_abort(open(rank, 4, 2, port), culprit); }));
   }
 }
 
-TEST(Hierarchical, NeighboursAreAWorldOfTheirOwn) {
+TEST(ShmGloo, NeighboursAreAWorldOfTheirOwn) {
   const int port = free_port();
   expect_all_well(run_processes(8, [&](int rank) {
     auto comm = open(rank, 8, 4, port);
@@ -186,7 +186,7 @@ TEST(Hierarchical, NeighboursAreAWorldOfTheirOwn) {
 }
 
 // Its messages are on their way although nobody waits, and the rank goes in peace.
-TEST(Hierarchical, EndsWithCollectivesNobodyWaitsFor) {
+TEST(ShmGloo, EndsWithCollectivesNobodyWaitsFor) {
   const int port = free_port();
   expect_all_well(run_processes(4, [&](int rank) {
     auto comm = open(rank, 4, 2, port);
