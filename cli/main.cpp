@@ -56,8 +56,8 @@ Example
   argv.push_back(nullptr);
   execv(program.c_str(), argv.data());
   const int error = errno;
-  throw ConfigError("[zero " + words[0] + "] got " + std::strerror(error) + " for " + program +
-                    ", expected the part of zero that uses libtorch beside it. Hint: install zero-torch, or build the "
+  throw ConfigError("[zero " + words[0] + "] cannot start " + program + ": " + std::strerror(error) +
+                    ". Hint: install zero-torch, or build the "
                     "whole project.");
 }
 

@@ -130,8 +130,8 @@ void write_atomically(const fs::path& path, const std::string& text) {
   if (out && std::rename(partial.c_str(), path.c_str()) == 0) return;
   const int error = errno;
   std::remove(partial.c_str());
-  throw IoError("[--out] got " + std::string(std::strerror(error)) + " for " + path.string() + ", expected to write " +
-                std::to_string(text.size()) + " bytes");
+  throw IoError("[--out] cannot write " + path.string() + ", " + std::to_string(text.size()) +
+                " bytes: " + std::strerror(error));
 }
 
 }  // namespace

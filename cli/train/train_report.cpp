@@ -129,13 +129,11 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   }
   std::error_code error;
   fs::create_directories(folder_, error);
-  if (error) throw IoError("[--out] got " + error.message() + " for " + folder_ + ", expected a folder to write to");
+  if (error) throw IoError("[--out] cannot write to " + folder_ + ": " + error.message());
   write_file("config.json", config_json(plan).dump(2) + "\n");
   // A resumed run goes on with the log of the one before.
   log_.open(folder_ + "/log.jsonl", plan.resume.empty() ? std::ios::trunc : std::ios::app);
-  if (!log_)
-    throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ +
-                  "/log.jsonl, expected to write it");
+  if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
 }
 
 void TrainReport::write_file(const std::string& name, const std::string& text) {
@@ -144,8 +142,8 @@ void TrainReport::write_file(const std::string& name, const std::string& text) {
   out << text;
   out.close();
   if (!out)
-    throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + path + ", expected to write " +
-                  std::to_string(text.size()) + " bytes");
+    throw IoError("[--out] cannot write " + path + ", " + std::to_string(text.size()) +
+                  " bytes: " + std::strerror(errno));
 }
 
 void TrainReport::note(LogLevel level, const std::string& text) {
@@ -160,9 +158,7 @@ void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
   curve_.emplace_back(row.step, row.loss);
   const std::string object = report::step_json(row) + "\n";
   log_ << object << std::flush;
-  if (!log_)
-    throw IoError("[--out] got " + std::string(std::strerror(errno)) + " for " + folder_ +
-                  "/log.jsonl, expected to write it");
+  if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
   if (json_) print_result(object);
   monitor_.write(metrics_of(row), samples);
   if (lines_ && prints(row.step)) {

@@ -287,7 +287,7 @@ TEST(Run, ChecksBeforeStarting) {
       {{"run", "--master_port", "0", "true"}, 2, "expected a whole number from 1 to 65535"},
       {{"run", "--master_port", taken, "true"}, 2, "Address already in use"},
       {{"run", "-n", "gpu", "true"}, 2, "expected a host with GPUs"},
-      {{"run", "--log-dir", "/proc/none", "true"}, 5, "expected a folder that can be written"},
+      {{"run", "--log-dir", "/proc/none", "true"}, 5, "[--log-dir] cannot write to /proc/none: "},
       {{"run", "--json=1", "true"}, 2, "expected no value"},
   };
   for (const Case& c : cases) {

@@ -63,8 +63,7 @@ base::Descriptor listen_local(const MeetingPoint& point) {
         base::join("[comm::rendezvous] got a living rank 0 at ", point.text(),
                    ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
   }
-  throw CommError(base::join("[comm::rendezvous] got '", system_text(errno), "' listening at ", point.text(),
-                             ", expected a socket."));
+  throw CommError(base::join("[comm::rendezvous] cannot listen at ", point.text(), ": ", system_text(errno)));
 }
 
 }  // namespace
@@ -120,8 +119,8 @@ base::Descriptor listen_at(MeetingPoint& point) {
                                                      : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
     return fd;
   }
-  throw CommError(base::join("[comm::rendezvous] got '", system_text(error), "' listening at ", point.text(),
-                             ", expected a free port of this host. Hint: rank 0 must run on MASTER_ADDR, and another "
+  throw CommError(base::join("[comm::rendezvous] cannot listen at ", point.text(), ": ", system_text(error),
+                             ". Hint: rank 0 must run on MASTER_ADDR, and another "
                              "MASTER_PORT may be free."));
 }
 

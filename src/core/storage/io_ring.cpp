@@ -61,8 +61,8 @@ class Ring {
       io_uring_queue_exit(&ring_);
     }
     if (error != 0)
-      throw IoError(join("[SwapFile] got ", system_text(-error), " from io_uring's set-up, expected a ring of ",
-                         entries, " entries. Hint: `zero doctor` says why; aio.queue_depth may be too large."));
+      throw IoError(join("[SwapFile] cannot set up io_uring with ", entries, " entries: ", system_text(-error),
+                         ". Hint: `zero doctor` says why; aio.queue_depth may be too large."));
     io_uring_ring_dontfork(&ring_);
     registers_ = (faults_ && faults_->registration() != 0) || io_uring_register_buffers_sparse(&ring_, kPieces) != 0
                      ? false

@@ -139,8 +139,8 @@ std::vector<Leftover> find_leftovers(const std::string& folder, bool remove) {
   if (!listing) {
     const int error = errno;
     if (fd >= 0) close(fd);
-    throw IoError(join("[find_leftovers] got ", std::strerror(error), " for ", folder,
-                       ", expected a folder. Hint: name the folder of offloaded files."));
+    throw IoError(join("[find_leftovers] cannot list ", folder, ": ", std::strerror(error),
+                       ". Hint: name the folder of offloaded files."));
   }
   std::vector<std::string> names;
   while (const dirent* entry = readdir(listing.get()))

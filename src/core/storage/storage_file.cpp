@@ -192,10 +192,9 @@ void StorageFile::reserve(std::int64_t bytes) {
 void StorageFile::fail(const char* action, int error, std::int64_t needed) const {
   const auto free = free_bytes_of(folder_);
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw IoError(join("[SwapFile::", action, "] got ", system_text(error), " for ", path_, ", expected ",
-                     needed ? join("room for ", needed, " bytes; ", free, " bytes are free there")
-                            : std::string("a folder that can be written"),
-                     " (", who_, "). Hint: ",
+  throw IoError(join("[SwapFile] cannot ", action, " ", path_, ": ", system_text(error),
+                     needed ? join("; it needs ", needed, " bytes, ", free, " bytes are free there") : "", " (", who_,
+                     "). Hint: ",
                      full ? "free space, raise the quota or the limit of file sizes, or name another nvme_path."
                           : "see that nvme_path is there and writable on every host."));
 }

@@ -15,7 +15,7 @@
 namespace zero::launch {
 namespace {
 [[noreturn]] void fail(const char* what) {
-  throw IoError(base::join("[DeathWatch] got ", std::strerror(errno), " from ", what, ", expected a watch on a child"));
+  throw IoError(base::join("[DeathWatch] cannot watch a child: ", what, ": ", std::strerror(errno)));
 }
 int open_pidfd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0u)); }
 }  // namespace

@@ -55,7 +55,7 @@ constexpr pid_t kGoodbye = -1;
 OrphanReaper::OrphanReaper(const std::vector<std::string>& marks) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
-    throw IoError(base::join("[OrphanReaper] got ", std::strerror(errno), ", expected a pipe"));
+    throw IoError(base::join("[OrphanReaper] cannot make a pipe: ", std::strerror(errno)));
   pid_ = fork();
   if (pid_ == 0) {
     ::close(ends[1]);
@@ -66,8 +66,7 @@ OrphanReaper::OrphanReaper(const std::vector<std::string>& marks) {
   pipe_ = ends[1];
   if (pid_ < 0) {
     ::close(pipe_);
-    throw IoError(base::join("[OrphanReaper] got ", std::strerror(error),
-                             " from fork, expected a process. Hint: see `ulimit -u`."));
+    throw IoError(base::join("[OrphanReaper] cannot fork: ", std::strerror(error), ". Hint: see `ulimit -u`."));
   }
 }
 

@@ -33,7 +33,7 @@ struct Pipe {
   Pipe() {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
-      throw IoError(base::join("[spawn] got ", std::strerror(errno), ", expected a pipe. Hint: see `ulimit -n`."));
+      throw IoError(base::join("[spawn] cannot make a pipe: ", std::strerror(errno), ". Hint: see `ulimit -n`."));
     read = ends[0];
     write = ends[1];
   }
@@ -80,8 +80,8 @@ std::string find_program(const std::string& name) {
   if (error == ENOENT && name.find('/') == std::string::npos)
     hint = access(name.c_str(), F_OK) == 0 ? "write ./" + name + " for the file in this folder"
                                            : "give its path, or put its folder into PATH";
-  throw ConfigError(base::join("[zero run] got ", std::strerror(error), " for program \"", name,
-                               "\", expected an executable file", hint.empty() ? "" : ". Hint: " + hint + "."));
+  throw ConfigError(base::join("[zero run] cannot run \"", name, "\": ", std::strerror(error),
+                               hint.empty() ? "" : ". Hint: " + hint + "."));
 }
 
 SpawnedProcess spawn(const SpawnSettings& settings) {
@@ -114,8 +114,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
   const int fork_error = errno;
   if (null >= 0) ::close(null);
   if (pid < 0)
-    throw IoError(base::join("[spawn] got ", std::strerror(fork_error),
-                             " from fork, expected a process. Hint: see `ulimit -u`."));
+    throw IoError(base::join("[spawn] cannot fork: ", std::strerror(fork_error), ". Hint: see `ulimit -u`."));
   setpgid(pid, pid);  // in the child, too: whoever comes first
   out.close_write();
   err.close_write();
@@ -129,8 +128,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
     const char* hint = error == ENOEXEC ? ". Hint: a script needs a first line such as #!/bin/sh."
                        : error == E2BIG ? ". Hint: the environment and arguments are too long."
                                         : "";
-    throw ConfigError(base::join("[spawn] got ", std::strerror(error), " for ", settings.path,
-                                 ", expected a program that runs", hint));
+    throw ConfigError(base::join("[spawn] cannot run ", settings.path, ": ", std::strerror(error), hint));
   }
   fcntl(out.read, F_SETFL, O_NONBLOCK);
   fcntl(err.read, F_SETFL, O_NONBLOCK);

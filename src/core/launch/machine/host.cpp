@@ -121,7 +121,7 @@ int free_port() {
                   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  if (!ok) throw IoError(base::join("[free_port] got ", std::strerror(error), ", expected a free port on 127.0.0.1"));
+  if (!ok) throw IoError(base::join("[free_port] cannot find a free port on 127.0.0.1: ", std::strerror(error)));
   return ntohs(address.sin_port);
 }
 
@@ -138,9 +138,8 @@ void check_port(int port) {
   const int error = errno;
   if (fd >= 0) ::close(fd);
   if (taken)
-    throw ConfigError(
-        base::join("[--master-port] got ", std::strerror(error), " for ", port,
-                   ", expected a port that can be opened. Hint: without the option a free one is found."));
+    throw ConfigError(base::join("[--master-port] cannot open port ", port, ": ", std::strerror(error),
+                                 ". Hint: without the option a free one is found."));
 }
 
 std::vector<int> parse_core_list(std::string_view text, std::string_view option) {
@@ -231,8 +230,7 @@ std::string random_hex(int bytes) {
   for (int i = 0; i < bytes; ++i) {
     unsigned char byte = 0;
     while (getrandom(&byte, 1, 0) != 1)
-      if (errno != EINTR)
-        throw IoError(base::join("[random_hex] got ", std::strerror(errno), ", expected random bytes"));
+      if (errno != EINTR) throw IoError(base::join("[random_hex] cannot draw random bytes: ", std::strerror(errno)));
     out += "0123456789abcdef"[byte >> 4];
     out += "0123456789abcdef"[byte & 15];
   }

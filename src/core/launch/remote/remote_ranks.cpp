@@ -43,7 +43,7 @@ RemoteRanks::RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence
       ranks_(static_cast<std::size_t>(plan_.ranks)) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
-    throw IoError(base::join("[RemoteRanks] got ", std::strerror(errno), ", expected a pipe. Hint: see `ulimit -n`."));
+    throw IoError(base::join("[RemoteRanks] cannot make a pipe: ", std::strerror(errno), ". Hint: see `ulimit -n`."));
   base::Descriptor theirs(ends[0]);
   in_ = base::Descriptor(ends[1]);
   fcntl(in_.get(), F_SETFL, O_NONBLOCK);

@@ -63,8 +63,8 @@ std::map<std::string, std::string> environment_for_others(const std::vector<std:
 PreparedHost::PreparedHost(HostPlan plan) : plan_(std::move(plan)) {
   ZERO_CHECK(!plan_.program.empty() && plan_.ranks > 0, "a host without a program or ranks");
   if (!plan_.folder.empty() && chdir(plan_.folder.c_str()) != 0)
-    throw ConfigError(base::join("[zero run] got ", std::strerror(errno), " for the working directory ", plan_.folder,
-                                 ", expected the same folder on every host"));
+    throw ConfigError(base::join("[zero run] cannot enter the working directory ", plan_.folder, ": ",
+                                 std::strerror(errno), ". Hint: every host needs the same folder."));
   path_ = find_program(plan_.program[0]);
   if (plan_.bind_cores || !plan_.core_list.empty()) {
     const std::vector<int> allowed = allowed_cores();
@@ -91,9 +91,7 @@ PreparedHost::PreparedHost(HostPlan plan) : plan_(std::move(plan)) {
   if (!plan_.log_folder.empty()) {
     std::error_code error;
     std::filesystem::create_directories(plan_.log_folder, error);
-    if (error)
-      throw IoError(base::join("[--log-dir] got ", error.message(), " for ", plan_.log_folder,
-                               ", expected a folder that can be written"));
+    if (error) throw IoError(base::join("[--log-dir] cannot write to ", plan_.log_folder, ": ", error.message()));
   }
   const char* omp = std::getenv("OMP_NUM_THREADS");
   if (!(omp && *omp) && !plan_.environment.count("OMP_NUM_THREADS"))

@@ -56,8 +56,8 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
     std::filesystem::create_directories(settings_.log_folder, error);
     struct statvfs space {};
     if (error || access(settings_.log_folder.c_str(), W_OK) != 0 || statvfs(settings_.log_folder.c_str(), &space) != 0)
-      throw IoError(base::join("[--log-dir] got ", error ? error.message() : std::strerror(errno), " for ",
-                               settings_.log_folder.string(), ", expected a folder that can be written"));
+      throw IoError(base::join("[--log-dir] cannot write to ", settings_.log_folder.string(), ": ",
+                               error ? error.message() : std::strerror(errno)));
     const std::uint64_t free_bytes = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
     if (free_bytes < kLeastLogSpace)
       throw IoError(base::join("[--log-dir] got ", free_bytes, " bytes free in ", settings_.log_folder.string(),
@@ -158,7 +158,7 @@ LaunchResult Launcher::run() {
   if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   const base::Descriptor signal_fd(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (signal_fd.get() < 0) throw IoError(base::join("[Launcher] got ", std::strerror(errno), ", expected a signalfd"));
+  if (signal_fd.get() < 0) throw IoError(base::join("[Launcher] cannot make a signalfd: ", std::strerror(errno)));
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
   LaunchResult result;

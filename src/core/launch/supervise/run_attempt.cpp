@@ -119,8 +119,7 @@ void RunAttempt::open_logs() {
       const auto file = folder / ("rank-" + std::to_string(base_ + i) + (stream == Stream::Out ? ".out" : ".err"));
       base::Descriptor fd(open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
       if (fd.get() < 0)
-        throw IoError(
-            base::join("[--log-dir] got ", std::strerror(errno), " for ", file.string(), ", expected a file to write"));
+        throw IoError(base::join("[--log-dir] cannot write to ", file.string(), ": ", std::strerror(errno)));
       ranks_[static_cast<std::size_t>(i)].log[static_cast<int>(stream)] = std::move(fd);
     }
   }
