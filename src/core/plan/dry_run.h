@@ -56,8 +56,8 @@ class DryRun final : public PassSink {
   step::DryBackend backend_;
   step::Memory memory_;
   optim::LossScaler scaler_;
-  step::StepProgram program_;
   std::unordered_map<int, Tensor> gradients_;  // that the program holds, by buffer
+  step::StepProgram program_;
   step::Traffic traffic_;
   int away_ = 0;                                  // tensors in a file
   std::int64_t away_bytes_ = 0, file_bytes_ = 0;  // of them; of the file

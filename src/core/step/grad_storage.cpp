@@ -129,6 +129,7 @@ void GradStorage::discard(KeptGrads kept) {
   reduces_ = squared_ = false;
   awaited_ = 0;
   drop();
+  c_.backend.tensors.begin_squares(group_);  // all are taken again at the boundary
   if (kept == KeptGrads::None) clear();
   if (kept == KeptGrads::Copy) restore_copy();
 }
@@ -263,6 +264,7 @@ class HeldGrads : public GradStorage {
  protected:
   HeldGrads(const Context& context, const GroupFacts& facts, int group)
       : GradStorage(context, facts, group), held_(static_cast<std::size_t>(facts.num_members())) {}
+  ~HeldGrads() override { release_all(); }
 
   View new_block(int member) {
     const auto bytes = numel_of(member) * width(precision().reduce);
@@ -364,7 +366,7 @@ class AutogradGrads final : public HeldGrads {
         squared_members_(booked_.size()) {}
   ~AutogradGrads() override {
     drop_copy();
-    for (auto& view : restored_) c_.memory.give(view);
+    give_restored();
   }
 
   View kept(int member) const override { return held(member); }
@@ -396,6 +398,14 @@ class AutogradGrads final : public HeldGrads {
 
  private:
   bool peers() const { return c_.facts.peer_reduces(facts_); }
+
+  void give_restored() {
+    for (int i = 0; i < facts_.num_members(); ++i)
+      if (auto& restored = restored_[static_cast<std::size_t>(i)]) {
+        held(i) = {};
+        c_.memory.give(restored);
+      }
+  }
 
   // On a CPU whoever counts allocations has booked the tensor as an activation.
   void book(std::int64_t bytes) {

@@ -91,6 +91,7 @@ void Memory::give(View& view) {
   if (!view) return;
   const std::lock_guard lock(mutex_);
   const auto it = resting_.find(view.buffer);
+  ZERO_CHECK(it != resting_.end(), "buffer ", view.buffer, " is given back twice");
   book(it->second, -1);
   resting_.erase(it);
   buffers_.free(view.buffer);

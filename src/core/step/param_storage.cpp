@@ -145,7 +145,7 @@ class ShardedParams final : public ParamStorage {
   }
 
   void cancel_fetch() override {
-    if (!fetch_) return;
+    if (residency_ != Residency::Sharded) return;
     fetch_.wait();
     c_.memory.give(fetched_);
   }
@@ -169,10 +169,13 @@ class ShardedParams final : public ParamStorage {
   }
 
   void reshard() override {
-    if (residency_ == Residency::Sharded) return;
-    if (residency_ == Residency::Unsharding) end();
-    c_.backend.model.unbind(group_);
-    c_.memory.put(Memory::kUnshard, whole_);
+    if (residency_ != Residency::Sharded) {
+      if (residency_ == Residency::Unsharding) end();
+      c_.backend.model.unbind(group_);
+    }
+    // Also of an unsharding that failed.
+    for (auto* view : {&whole_, &integers_})
+      if (*view) c_.memory.put(Memory::kUnshard, *view);
     residency_ = Residency::Sharded;
   }
 
@@ -187,8 +190,9 @@ class ShardedParams final : public ParamStorage {
  private:
   // The own shard, where a collective can read it: once `whole_` has been taken.
   View shard_to_gather(View fetched) {
+    if (resting_.numel == 0) return whole_.part(shard_begin(), 0);
     const auto shard = rests_in_file() ? fetched : resting_;
-    if (!c_.facts.topology.gpu || facts_.param_tier == Tier::Device || shard.numel == 0) return shard;
+    if (!c_.facts.topology.gpu || facts_.param_tier == Tier::Device) return shard;
     const auto own = whole_.part(shard_begin(), facts_.shard());
     const auto seen = c_.observer.issued({.kind = OpKind::Copy,
                                           .reason = OpReason::Arrives,

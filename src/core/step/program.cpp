@@ -241,7 +241,7 @@ void StepProgram::apply(float factor, bool delay) {
 
 // What was updated in the background becomes what is computed with; true if there was something.
 bool StepProgram::finish_delayed() {
-  if (!std::exchange(pending_, false)) return false;
+  if (!pending_.exchange(false)) return false;
   c_.backend.optimizer.join();
   for (const auto& group : groups_) {
     group->params_from_pending();
@@ -282,7 +282,7 @@ void StepProgram::flush() {
 
 void StepProgram::begin_replacing() {
   prefetcher_->end_pass();
-  if (std::exchange(pending_, false)) {
+  if (pending_.exchange(false)) {
     c_.backend.optimizer.join();
     c_.backend.optimizer.end_update();
   }
@@ -317,6 +317,7 @@ void StepProgram::admit(int group, const GroupFacts& facts) {
     make_optimizer_step();
     throw;
   }
+  serve_blocks();
   admitted.params->forget_secondary();
   order_reductions();
 }

@@ -2,6 +2,7 @@
 // nowhere else. Events come from outside (a parameter is used, a gradient arrives, step() is called), operations go to
 // the backend, bytes to Memory. What tensors are, and which model it is, is not known here.
 #pragma once
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -132,7 +133,7 @@ class StepProgram {
   Accumulation accumulated_, copied_;  // copied_: at the copy; no taken passes: there is none
   std::int64_t step_ = 0;
   bool unshards_ = false, delayed_ = false;  // some group does
-  bool pending_ = false;                     // a delayed update has begun and is not visible yet
+  std::atomic<bool> pending_ = false;        // a delayed update has begun and is not visible yet
   bool reads_ahead_ = false;
 };
 

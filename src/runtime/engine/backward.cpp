@@ -98,16 +98,21 @@ void Backward::on_gradient(int group, int member) {
 }
 
 void Backward::take(int group, int member) {
-  const auto arrived = p_.binding().take_gradient(group, member);
-  if (!arrived) return p_.program->note_gradient();
-  if (!p_.program->accepts_gradient(group, member)) {
-    const auto& of = p_.binding().group(group);
+  auto& binding = p_.binding();
+  const auto& of = binding.group(group);
+  const auto i = static_cast<std::size_t>(member);
+  if (of.gradients.active(i) && of.members[i].tensor.grad().defined() && !p_.program->accepts_gradient(group, member))
     throw ConfigError(
-        "[Engine::backward] a second gradient of " + of.members[static_cast<std::size_t>(member)].name +
-        " arrived after group " + of.facts.name +
+        "[Engine::backward] a second gradient of " + of.members[i].name + " arrived after group " + of.facts.name +
         " was reduced. Hint: run one backward per Engine::backward; reentrant checkpointing is not supported.");
+  const auto arrived = binding.take_gradient(group, member);
+  if (!arrived) return p_.program->note_gradient();
+  try {
+    p_.program->gradient(group, member, arrived->view, arrived->peer_readable);
+  } catch (...) {  // refused memory, for one: nobody has it
+    if (of.gradients.kept_view(i).buffer != arrived->view.buffer) binding.drop_arrived(arrived->view);
+    throw;
   }
-  p_.program->gradient(group, member, arrived->view, arrived->peer_readable);
 }
 
 // What a pass before left in .grad, with its graph, belongs to this one.

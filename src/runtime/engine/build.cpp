@@ -173,6 +173,7 @@ void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
   found.parameters.clear();
   parts.memory = std::make_shared<EngineMemory>(
       TorchBuffers::Setup{.comm = parts.comm,
+                          .node = ranks.node,
                           .device = parts.device,
                           .pin_states = parts.run.topology.gpu && parts.settings.zero.offload_optimizer.pin_memory,
                           .params_file = parts.tiers->params_file(),
@@ -188,7 +189,7 @@ void keep_activations(Parts& parts) {
   setup.settings = parts.settings.activations;
   setup.io = io_settings(parts.settings.aio);
   setup.device = parts.device;
-  setup.ledger = parts.ledger();
+  setup.ledger = parts.memory->ledger;
   setup.who = base::join("rank ", parts.comm->rank(), "/", parts.comm->size());
   if (parts.comm->rank() == 0) setup.profile = [](const std::string& line) { base::log(LogLevel::Info, line); };
   parts.activations = activations::ActivationStore::create(std::move(setup));
@@ -223,6 +224,7 @@ void build(Parts& parts) {
   parts.relay.telling([&] {
     parts.tiers->check_buffers(parts.groups);
     make_backend(parts, found, ranks);
+    parts.tiers->enforce(*parts.memory->ledger);
     const bool tell = parts.settings.zero.log_trace_cache_warnings;
     parts.program = std::make_unique<step::StepProgram>(
         parts.run, parts.groups, parts.backend->ops(), parts.memory->memory, *parts.scaler, parts.backend->observer,
@@ -233,7 +235,6 @@ void build(Parts& parts) {
     // Folders and files that are not there are told of while the model is still as it was.
     parts.memory->buffers.make_files();
     parts.tiers->describe_files();
-    parts.tiers->enforce(parts.memory->ledger);
     keep_activations(parts);
   });
 }
@@ -319,7 +320,7 @@ void adopt_buffers(Parts& parts) {
       comm.broadcast(flat, 0)->wait();
       buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
     }
-    parts.memory->ledger.book(step::Tier::Device, step::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
+    parts.memory->ledger->book(step::Tier::Device, step::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
     if (comm.rank() == 0 && !can_be_saved(buffer.scalar_type()))
       base::log(LogLevel::Warning,
                 base::join("[Engine] buffer ", item.key(), " has the type ", c10::toString(buffer.scalar_type()),

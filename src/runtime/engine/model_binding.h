@@ -44,6 +44,8 @@ class ModelBinding final : public step::ModelOps {
   };
   // nullopt: there is none, or the member is not trained. ConfigError if what was kept has been replaced.
   std::optional<Arrived> take_gradient(int group, int member);
+  // Nothing if the program has released it.
+  void drop_arrived(const step::View& view) { memory_->buffers.drop(view.buffer); }
 
   struct Group {
     Group(const step::GroupFacts& facts, std::vector<ModelParameter> members);

@@ -17,7 +17,7 @@ Parts::~Parts() {
   if (backend) backend->update.settle();  // its job uses what follows
   program.reset();
   backend.reset();
-  if (memory) memory->memory.close();
+  if (memory) memory->close();
 }
 
 std::string Parts::where(const char* call) const {

@@ -41,8 +41,6 @@ struct Parts {
   ModelBinding& binding() const { return backend->binding; }
   // Between accumulation boundaries nothing has been added up.
   const step::Accumulation& accumulated() const { return program->accumulated(); }
-  // The ledger, for whoever may outlive the Engine.
-  std::shared_ptr<step::MemoryLedger> ledger() const { return {memory, &memory->ledger}; }
 
   const std::shared_ptr<torch::nn::Module> model;
   const Options options;

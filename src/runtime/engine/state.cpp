@@ -1,6 +1,8 @@
 // See state.h.
 #include "engine/state.h"
 
+#include <algorithm>
+
 #include "base/idle_memory.h"
 #include "engine/build.h"
 
@@ -10,6 +12,12 @@ namespace {
 // Gradients that peers read are made where they can, and tensors of this thread are counted.
 std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts& parts) {
   torch_hooks::BlockAllocator blocks;
+  const auto count = [ledger = parts.memory->ledger](std::int64_t bytes) {
+    ledger->book(step::Tier::Device, step::Purpose::Activations, bytes);
+  };
+  const auto peers_read = [&](const step::GroupFacts& group) { return parts.run.peer_reduces(group); };
+  if (std::none_of(parts.groups.begin(), parts.groups.end(), peers_read))
+    return std::make_unique<torch_hooks::AllocationObserver>(count);
   blocks.take = [memory = parts.memory](std::size_t size) -> void* {
     const auto bytes = static_cast<std::int64_t>(size);
     if (!memory->memory.serves(bytes)) return nullptr;
@@ -20,11 +28,7 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
     }
   };
   blocks.give = [memory = parts.memory](void* block) { memory->memory.give_block(memory->buffers.block_at(block)); };
-  return std::make_unique<torch_hooks::AllocationObserver>(
-      [ledger = parts.ledger()](std::int64_t bytes) {
-        ledger->book(step::Tier::Device, step::Purpose::Activations, bytes);
-      },
-      std::move(blocks));
+  return std::make_unique<torch_hooks::AllocationObserver>(count, std::move(blocks));
 }
 
 }  // namespace
@@ -67,7 +71,7 @@ void State::detach() noexcept {
 }
 
 MemoryReport State::memory() const {
-  auto report = parts.memory->ledger.report();
+  auto report = parts.memory->ledger->report();
   report.allocator = allocator_report(parts.device);
   return report;
 }
@@ -75,7 +79,7 @@ MemoryReport State::memory() const {
 void State::reset_peak_memory() {
   parts.memory->memory.trim();
   base::release_idle_memory();  // what is idle goes back to the kernel too, so that both count the same
-  parts.memory->ledger.reset_peak();
+  parts.memory->ledger->reset_peak();
   reset_allocator_peak(parts.device);
 }
 

@@ -38,6 +38,7 @@ at::Tensor StateAccess::read(const step::View& view) const {
 void StateAccess::write(const step::View& view, const at::Tensor& values) {
   if (view.numel == 0) return;
   if (!buffers_.is_file(view.buffer)) {
+    buffers_.wait_read(view.buffer);
     buffers_.tensor(view).copy_(values);
     return;
   }

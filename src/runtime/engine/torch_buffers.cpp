@@ -13,7 +13,12 @@ namespace {
 using step::Place;
 using step::Role;
 
-bool is_state(Role role) { return role == Role::Master || role == Role::OptimizerState || role == Role::PendingParams; }
+bool is_optimizer_state(Role role) { return role == Role::Master || role == Role::OptimizerState; }
+
+// Not memory that a transport moves.
+bool stays_local(Role role) {
+  return is_optimizer_state(role) || role == Role::PendingParams || role == Role::GradsCopy;
+}
 
 }  // namespace
 
@@ -39,15 +44,16 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
       entry.io_bytes = bytes;
       break;
     case Place::PinnedHost:
-      entry.pinned = !is_state(allocation.role) || setup_.pin_states;
+      entry.pinned = !is_optimizer_state(allocation.role) || setup_.pin_states;
       entry.memory = at::empty({bytes}, host.pinned_memory(entry.pinned));
       break;
     case Place::Device:
     case Place::Host:
     case Place::PeerReadable:
       // What the transport moves lies where it moves it with the fewest copies.
-      if (cpu && !is_state(allocation.role))
-        entry.memory = setup_.comm->allocate(bytes, at::kByte);
+      if (cpu && !stays_local(allocation.role))
+        entry.memory =
+            (allocation.role == Role::SecondaryShard ? setup_.node : setup_.comm)->allocate(bytes, at::kByte);
       else
         entry.memory = at::empty({bytes}, allocation.place == Place::Host ? host : host.device(setup_.device));
       break;
@@ -97,6 +103,16 @@ bool TorchBuffers::drop(int buffer) {
   entry = std::move(it->second);
   entries_.erase(it);
   return true;
+}
+
+void TorchBuffers::close() {
+  std::vector<std::unique_ptr<Entry>> adopted;  // end without the lock
+  Setup setup;
+  const std::lock_guard lock(mutex_);
+  std::swap(setup, setup_);
+  for (auto& [buffer, entry] : entries_)
+    if (entry->adopted) adopted.push_back(std::move(entry));
+  std::erase_if(entries_, [](const auto& each) { return each.second == nullptr; });
 }
 
 const TorchBuffers::Entry& TorchBuffers::find(int buffer) const {

@@ -23,7 +23,7 @@ namespace zero::engine {
 class TorchBuffers final : public step::BufferOps {
  public:
   struct Setup {
-    std::shared_ptr<comm::Group> comm;
+    std::shared_ptr<comm::Group> comm, node;  // node: who keep secondary shards, or null
     at::Device device = at::kCPU;
     bool pin_states = false;                              // optimizer states in host memory
     std::shared_ptr<ShardFile> params_file, states_file;  // null: nothing rests in them
@@ -40,6 +40,8 @@ class TorchBuffers final : public step::BufferOps {
   void adopt(int buffer, at::Tensor tensor);
   // False: the number is not of such a tensor.
   bool drop(int buffer);
+  // All of them, the files and the ranks are let go. Only free() may follow.
+  void close();
 
   // Flat, of the view's dtype; shares memory with the buffer.
   at::Tensor tensor(const step::View& view) const;
@@ -47,6 +49,7 @@ class TorchBuffers final : public step::BufferOps {
   at::Tensor shaped(const step::View& view) const;
   Stretch stretch(const step::View& view) const;
   void* data(const step::View& view) const { return stretch(view).data; }
+  bool is_pinned(int buffer) const { return find(buffer).pinned; }
   bool is_file(int buffer) const { return find(buffer).region.has_value(); }
   FileRegion& region(int buffer) const { return *find(buffer).region; }
   comm::SymmetricBuffer& symmetric(int buffer) const { return *find(buffer).symmetric; }
@@ -73,17 +76,22 @@ class TorchBuffers final : public step::BufferOps {
   const Entry& find(int buffer) const;
   Entry make(const step::Allocation& allocation) const;
 
-  const Setup setup_;
+  Setup setup_;
   mutable std::mutex mutex_;  // around the tables; entries stay where they are
   std::unordered_map<int, std::unique_ptr<Entry>> entries_;
   std::unordered_map<const void*, int> blocks_;
 };
 
-// A rank's memory: shared with blocks that outlive their Engine.
+// A rank's memory: shared with blocks that outlive their Engine. The ledger has its own owners, tensors that it counts.
 struct EngineMemory {
   EngineMemory(TorchBuffers::Setup setup, bool checksums)
-      : buffers(std::move(setup)), memory(buffers, ledger, checksums) {}
-  step::MemoryLedger ledger;
+      : buffers(std::move(setup)), memory(buffers, *ledger, checksums) {}
+  // The Engine has ended: only blocks that somebody still has are left.
+  void close() {
+    memory.close();
+    buffers.close();
+  }
+  const std::shared_ptr<step::MemoryLedger> ledger = std::make_shared<step::MemoryLedger>();
   TorchBuffers buffers;
   step::Memory memory;
 };

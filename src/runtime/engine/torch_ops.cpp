@@ -52,13 +52,14 @@ void TorchTensorOps::copy(step::View to, step::View from, step::Lane lane) {
   if (to.numel == 0) return;
   if (buffers_.is_file(to.buffer) || buffers_.is_file(from.buffer)) return copy_by_file(to, from);
   const auto target = buffers_.stretch(to), source = buffers_.stretch(from);
+  if (target.device.is_cpu() && !lanes_.unshard.device().is_cpu()) buffers_.wait_read(to.buffer);
   if (target.device == source.device) return convert(target, source);
   std::optional<gpu::SideStream::Scope> side;
   if (lane == step::Lane::Unshard) side.emplace(lanes_.unshard);
   const torch_hooks::AllocationObserver::Pause pause;
-  const bool to_device = !target.device.is_cpu();
-  buffers_.tensor(to).copy_(buffers_.tensor(from), /*non_blocking=*/to_device);
-  if (to_device) buffers_.mark_read(from.buffer);
+  const bool beside = !target.device.is_cpu() && buffers_.is_pinned(from.buffer);
+  buffers_.tensor(to).copy_(buffers_.tensor(from), /*non_blocking=*/beside);
+  if (beside) buffers_.mark_read(from.buffer);
 }
 
 void TorchTensorOps::accumulate(step::View to, step::View from) {

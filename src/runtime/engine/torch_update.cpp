@@ -43,6 +43,7 @@ void TorchUpdate::begin_update() {
 void TorchUpdate::end_update() { optimizer_.end_step(); }
 
 void TorchUpdate::join() {
+  if (!background_.running()) return background_.wait();
   const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
   background_.wait();
 }
