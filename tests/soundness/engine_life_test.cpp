@@ -422,5 +422,62 @@ TEST(EngineModels, BuffersThatCheckpointsCannotHold) {
   EXPECT_TRUE(contains(error, "cannot hold")) << error;
 }
 
+// --- the middle of a step ---------------------------------------------------------------------
+
+std::ptrdiff_t open_files() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+// Between backward() and step() gradients are the Engine's, and the program may keep tensors that it counted: neither
+// holds the files of an Engine that has ended.
+TEST(EngineLife, EndedBetweenBackwardAndStepItHoldsNothing) {
+  const TempFolder folder;
+  const auto files = R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
+  std::ptrdiff_t before = 0;
+  for (const int round : {0, 1})  // the first opens what stays for the process
+    for (const int stage : {1, 2, 3}) {
+      at::Tensor loss;
+      {
+        auto model = small_model();
+        Engine engine(model, small_options(stage, files), Communicator::local());
+        loss = model->forward(small_input(0)).pow(2).mean();
+        engine.backward(loss);
+      }
+      if (round == 1) {
+        EXPECT_EQ(open_files(), before) << "stage " << stage;
+      }
+      before = open_files();
+    }
+}
+
+struct Blow : torch::autograd::Function<Blow> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("blown");
+  }
+};
+
+// A parameter whose only gradient of a step came in a pass that failed is in no norm.
+TEST(EngineLife, APassThatFailedIsInNoNorm) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const auto norm = [&](bool fails) {
+      auto model = small_model(2);
+      auto& first = *model->ptr(0)->as<torch::nn::Linear>();
+      auto& second = *model->ptr(1)->as<torch::nn::Linear>();
+      Engine engine(model, small_options(stage, "", R"(, "gradient_accumulation_steps": 2)"), Communicator::local());
+      engine.backward(first.forward(small_input(0)).pow(2).mean());
+      if (fails) {
+        const auto loss = second.forward(Blow::apply(first.forward(small_input(1)))).pow(2).mean() * 1000;
+        EXPECT_NE(message_of([&] { engine.backward(loss, {.recoverable = true}); }), "");
+        EXPECT_EQ(engine.micro_batches(), 1);
+      }
+      engine.backward(first.forward(small_input(2)).pow(2).mean());
+      return engine.step().grad_norm;
+    };
+    EXPECT_GT(norm(false), 0);
+    EXPECT_EQ(norm(true), norm(false)) << "stage " << stage;
+  }
+}
+
 }  // namespace
 }  // namespace zero::test

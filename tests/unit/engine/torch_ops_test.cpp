@@ -23,8 +23,11 @@ class TorchOps : public testing::Test {
  protected:
   TorchOps() {
     file_ = std::make_shared<ShardFile>(test::temporary_folder(), storage::IoSettings(), "rank 0/1", /*checked=*/true);
-    memory_ = std::make_unique<EngineMemory>(
-        TorchBuffers::Setup{.comm = comm::group_of(*Communicator::local()), .params_file = file_}, true);
+    memory_ = std::make_unique<EngineMemory>(TorchBuffers::Setup{.comm = comm::group_of(*Communicator::local()),
+                                                                 .node = nullptr,
+                                                                 .params_file = file_,
+                                                                 .states_file = nullptr},
+                                             true);
     ops_ = std::make_unique<TorchTensorOps>(memory_->buffers, lanes_, groups_);
   }
   View on(Tier tier, std::int64_t numel, Dtype dtype = Dtype::F32) {
