@@ -329,7 +329,7 @@ TEST(RunHosts, NothingStartsUnlessAllHostsCan) {
 
   HostsJob missing("wa slots=1\nwb slots=1\n", {"no-such-program-here"});
   EXPECT_EQ(missing.wait(), 2);
-  EXPECT_TRUE(missing.says("for program \"no-such-program-here\"")) << missing.err;
+  EXPECT_TRUE(missing.says("cannot run \"no-such-program-here\"")) << missing.err;
   EXPECT_TRUE(missing.says("(host w")) << missing.err;
 
   Process::Settings settings;
@@ -337,7 +337,7 @@ TEST(RunHosts, NothingStartsUnlessAllHostsCan) {
   settings.environment = {"PATH=/no/such/folder"};
   Process no_ssh(settings);
   EXPECT_EQ(no_ssh.wait(), 2);
-  EXPECT_NE(no_ssh.err.find("for program \"ssh\""), std::string::npos) << no_ssh.err;
+  EXPECT_NE(no_ssh.err.find("cannot run \"ssh\""), std::string::npos) << no_ssh.err;
 
   Job cores({"--bind_core_list", "1000"}, touch);
   EXPECT_EQ(cores.wait(), 2);

@@ -240,7 +240,7 @@ TEST(Run, ChecksBeforeStarting) {
   };
   const std::vector<Case> cases = {
       {{"run"}, 2, "got no PROGRAM"},
-      {{"run", "no-such-program-here"}, 2, "No such file or directory for program \"no-such-program-here\""},
+      {{"run", "no-such-program-here"}, 2, "cannot run \"no-such-program-here\": No such file or directory"},
       {{"run", folder + "/script"}, 2, "chmod +x"},
       {{"run", folder}, 2, "Is a directory"},
       {{"run", "-n", "0", "true"}, 2, "expected a number from 1 to 1024"},

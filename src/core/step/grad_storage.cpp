@@ -77,8 +77,9 @@ bool GradStorage::take(int member, View arrived, bool peer_readable) {
     return false;
   }
   ZERO_CHECK(accepts(member), "a second gradient of group ", facts_.name, " after its reduction");
-  const bool again = std::exchange(taken_[static_cast<std::size_t>(member)], 1) != 0;
+  const bool again = taken(member);
   keep(member, arrived, peer_readable, again);
+  taken_[static_cast<std::size_t>(member)] = 1;  // not if that failed: then nobody has it
   return !again && --awaited_ == 0;
 }
 
@@ -264,7 +265,13 @@ class HeldGrads : public GradStorage {
  protected:
   HeldGrads(const Context& context, const GroupFacts& facts, int group)
       : GradStorage(context, facts, group), held_(static_cast<std::size_t>(facts.num_members())) {}
-  ~HeldGrads() override { release_all(); }
+  ~HeldGrads() override {
+    try {
+      release_all();
+    } catch (const std::exception&) {
+      // What is lost goes with the memory.
+    }
+  }
 
   View new_block(int member) {
     const auto bytes = numel_of(member) * width(precision().reduce);

@@ -173,7 +173,9 @@ int Memory::take_block(std::int64_t bytes) {
 
 void Memory::give_block(int buffer) {
   const std::lock_guard lock(mutex_);
-  idle_blocks_[block_bytes_.at(buffer)].push_back(buffer);
+  const auto it = block_bytes_.find(buffer);
+  ZERO_CHECK(it != block_bytes_.end(), "buffer ", buffer, " is no block");
+  idle_blocks_[it->second].push_back(buffer);
 }
 
 void Memory::drop_block(int buffer, std::int64_t bytes) {

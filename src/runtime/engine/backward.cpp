@@ -109,8 +109,9 @@ void Backward::take(int group, int member) {
   if (!arrived) return p_.program->note_gradient();
   try {
     p_.program->gradient(group, member, arrived->view, arrived->peer_readable);
-  } catch (...) {  // refused memory, for one: nobody has it
-    if (of.gradients.kept_view(i).buffer != arrived->view.buffer) binding.drop_arrived(arrived->view);
+  } catch (...) {  // refused memory, for one
+    if (!p_.program->groups()[static_cast<std::size_t>(group)]->grads->taken(member))
+      binding.drop_arrived(arrived->view);
     throw;
   }
 }
