@@ -433,9 +433,9 @@ std::ptrdiff_t open_files() {
 TEST(EngineLife, EndedBetweenBackwardAndStepItHoldsNothing) {
   const TempFolder folder;
   const auto files = R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
-  std::ptrdiff_t before = 0;
   for (const int round : {0, 1})  // the first opens what stays for the process
     for (const int stage : {1, 2, 3}) {
+      const auto before = open_files();
       at::Tensor loss;
       {
         auto model = small_model();
@@ -446,7 +446,6 @@ TEST(EngineLife, EndedBetweenBackwardAndStepItHoldsNothing) {
       if (round == 1) {
         EXPECT_EQ(open_files(), before) << "stage " << stage;
       }
-      before = open_files();
     }
 }
 
