@@ -478,5 +478,31 @@ TEST(EngineLife, APassThatFailedIsInNoNorm) {
   }
 }
 
+// A budget that something else fills for now refuses the memory of a reduction. Each attempt ends as if it had not
+// been, and with room again the step is made.
+TEST(EngineLife, ARefusedReductionLeavesNothingBooked) {
+  constexpr std::int64_t kWidth = 256, kGradient = kWidth * (kWidth + 1) * 4;
+  auto model = small_model(1, kWidth);
+  const std::string keys =
+      R"(, "gradient_predivide_factor": 4.0, "memory": {"device": 8000000, "activations": 6000000})";
+  Engine engine(model, small_options(2, "", keys), Communicator::local());
+  const auto backward = [&] { engine.backward(model->forward(small_input(0, kWidth)).pow(2).mean()); };
+  const auto held = [&] { return static_cast<std::int64_t>(engine.memory().current(MemoryReport::Tier::Device)); };
+  {
+    // Room for the gradients that arrive, but not for the vector in which they are reduced.
+    const auto others = torch::empty({8000000 - held() - kGradient * 3 / 2}, torch::kByte);
+    std::int64_t after_first = 0;
+    for (int attempt = 0; attempt < 4; ++attempt) {
+      const auto text = message_of(backward);
+      EXPECT_NE(text.find("memory.device"), std::string::npos) << attempt << ": " << text;
+      EXPECT_NE(text.find("reduce"), std::string::npos) << attempt << ": " << text;
+      if (attempt == 0) after_first = held();
+      EXPECT_EQ(held(), after_first) << attempt;
+    }
+  }
+  backward();
+  EXPECT_TRUE(engine.step().updated);
+}
+
 }  // namespace
 }  // namespace zero::test

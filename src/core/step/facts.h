@@ -139,6 +139,9 @@ struct RunFacts {
   bool whole_segments = false;       // a dry run that only counts bytes need not cut segments into tiles
 
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
+  // Elements of a group's flat vector in front of this rank's shard; of the range whose optimizer states it owns.
+  std::int64_t shard_begin(const GroupFacts& group) const { return axis_of(group).rank * group.shard(); }
+  std::int64_t owned_begin(const GroupFacts& group) const { return group.sharding.optimizer ? shard_begin(group) : 0; }
   // Each rank sums its shard straight out of the peers' gradients, instead of by a collective on a flat vector.
   bool peer_reduces(const GroupFacts& group) const {
     return group.grads == GradStorageKind::PeerRead ||

@@ -428,9 +428,12 @@ class AutogradGrads final : public HeldGrads {
 
   void keep(int member, View arrived, bool peer_readable, bool) override {
     if (!held(member)) {
+      if (!peers()) {  // blocks are booked when made
+        book(arrived.bytes());
+        booked_[static_cast<std::size_t>(member)] = arrived.bytes();
+      }
       held(member) = peers() && arrived.numel > 0 ? in_block(member, arrived, peer_readable) : arrived;
       c_.backend.model.set_gradient(group_, member, held(member));
-      if (!peers()) book(booked_[static_cast<std::size_t>(member)] = arrived.bytes());  // blocks are booked when made
     } else if (arrived.buffer != held(member).buffer) {  // else autograd has added in place
       c_.backend.model.release_gradient(arrived);
     }

@@ -74,7 +74,7 @@ class GradStorage {
   void observe_reduce(bool to_all);
   const Axis& axis() const { return c_.facts.axis_of(facts_); }
   const MixedPrecisionPolicy& precision() const { return c_.facts.precision; }
-  std::int64_t shard_begin() const { return axis().rank * facts_.shard(); }
+  std::int64_t shard_begin() const { return c_.facts.shard_begin(facts_); }
   std::int64_t numel_of(int member) const { return facts_.layout.parameter_numel(static_cast<std::size_t>(member)); }
   // The first sum of a step can be made where it is kept.
   bool sums_straight() const { return first_ && precision().grad == precision().reduce; }

@@ -2,6 +2,7 @@
 #include "step/group.h"
 
 namespace zero::step {
+
 Group::Group(const Context& context, const GroupFacts& facts, int index)
     : context(context),
       facts(facts),
@@ -73,10 +74,10 @@ void Group::initialise(View values) {
     observe_store(kind, tier, to);
     copy(to, from);
   };
-  const auto shard_begin = context.facts.axis_of(facts).rank * facts.shard();
+  const auto owned_begin = context.facts.owned_begin(facts);
   const auto& resting = params->resting();
-  write(OpKind::Store, facts.param_tier, resting, values.part(facts.sharding.params ? shard_begin : 0, resting.numel));
-  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
+  write(OpKind::Store, facts.param_tier, resting,
+        values.part(facts.sharding.params ? context.facts.shard_begin(facts) : 0, resting.numel));
   for (std::size_t s = 0; s < states.size(); ++s) {
     const auto& segment = facts.segments[s];
     if (!segment.aliases_master)

@@ -35,7 +35,7 @@ class ParamStorage : public Unshardable {
   const View& resting() const { return resting_; }
   // Elements [begin, begin + numel) of the range whose optimizer states this rank owns, where they rest.
   View resting_part(std::int64_t begin, std::int64_t numel) const {
-    return resting_.part(facts_.sharding.params ? begin : owned_begin() + begin, numel);
+    return resting_.part(facts_.sharding.params ? begin : c_.facts.owned_begin(facts_) + begin, numel);
   }
 
   // For the prefetcher.
@@ -51,8 +51,7 @@ class ParamStorage : public Unshardable {
   ParamStorage(const Context& context, const GroupFacts& facts, int group, Place place);
   const Axis& axis() const { return c_.facts.axis_of(facts_); }
   std::int64_t whole_bytes() const { return facts_.padded() * width(c_.facts.precision.param); }
-  std::int64_t shard_begin() const { return axis().rank * facts_.shard(); }
-  std::int64_t owned_begin() const { return facts_.sharding.optimizer ? shard_begin() : 0; }
+  std::int64_t shard_begin() const { return c_.facts.shard_begin(facts_); }
 
   const Context& c_;
   const GroupFacts& facts_;

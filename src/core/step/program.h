@@ -70,6 +70,8 @@ class StepProgram {
   std::vector<std::pair<int, int>> fill_missing();
   // Does the same if it was not done. All reductions are done and all groups resharded when this returns.
   void end_backward();
+  // No more gradients arrive, by an error: until discard_micro_batch() nothing but it may be called.
+  void interrupt_backward() { c_.memory.open_blocks(false); }
   // Drops the micro-batch under way, also in the middle of a backward that failed: it never was. What it has added to
   // those before cannot be told apart, so without a copy they go with it. Returns what is left of them.
   KeptGrads discard_micro_batch();
@@ -99,7 +101,6 @@ class StepProgram {
   void set_steps(std::int64_t steps) { step_ = steps; }
   void forget_accumulated() { accumulated_ = {}; }
 
-  const RunFacts& facts() const { return facts_; }
   const Groups& groups() const { return groups_; }
   Prefetcher& prefetcher() { return *prefetcher_; }
   OptimizerStep& optimizer() { return *optimizer_; }

@@ -66,18 +66,14 @@ void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& optio
   const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
   const BackwardScope scope(!p_.device.is_cpu());
   p_.progress.in_backward = true;
-  p_.memory->memory.open_blocks(true);
-  const auto close = [&] {
-    p_.progress.in_backward = false;
-    p_.memory->memory.open_blocks(false);
-  };
   try {
     torch::autograd::backward({scaled}, {}, options.retain_graph || options.create_graph, options.create_graph);
   } catch (...) {
-    close();
+    p_.progress.in_backward = false;
+    p_.program->interrupt_backward();
     throw;
   }
-  close();
+  p_.progress.in_backward = false;
 }
 
 // --- gradients --------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ namespace zero::engine {
 std::pair<std::int64_t, at::Tensor> reduced_gradient(const Parts& parts, int index, std::size_t member) {
   const auto& group = *parts.program->groups()[static_cast<std::size_t>(index)];
   const auto& facts = group.facts;
-  const auto shard_begin = parts.run.axis_of(facts).rank * facts.shard();
+  const auto shard_begin = parts.run.shard_begin(facts);
   const auto options = at::TensorOptions().dtype(scalar_type(parts.run.precision.grad)).device(parts.device);
   for (const auto& piece : facts.layout.pieces(shard_begin, facts.shard())) {
     if (piece.parameter != member) continue;

@@ -77,11 +77,10 @@ void Scopes::write_back(int index) {
   auto flat = p_.memory->buffers.tensor(whole);
   if (p_.comm->size() > 1) p_.comm->broadcast(flat, 0)->wait();
   StateAccess states(p_.memory->buffers);
-  const auto shard_begin = p_.run.axis_of(facts).rank * facts.shard();
-  if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, shard_begin, facts.shard()));
+  if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, p_.run.shard_begin(facts), facts.shard()));
   group.params->mark_updated();
   // Untouched elements keep the bits of their master that the parameter's dtype does not show.
-  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
+  const auto owned_begin = p_.run.owned_begin(facts);
   for (const auto& segment : facts.segments) {
     if (segment.aliases_master) continue;
     const auto master = states.read(group, kMaster, segment.begin, segment.numel);

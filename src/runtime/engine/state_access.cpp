@@ -61,9 +61,8 @@ void StateAccess::write(const step::Group& group, int state, std::int64_t begin,
 }
 
 at::Tensor StateAccess::shard(const step::Group& group, int state) const {
-  const auto& facts = group.facts;
-  const auto begin = facts.sharding.optimizer ? 0 : group.context.facts.axis_of(facts).rank * facts.shard();
-  return read(group, state, begin, facts.shard());
+  const auto& run = group.context.facts;
+  return read(group, state, run.shard_begin(group.facts) - run.owned_begin(group.facts), group.facts.shard());
 }
 
 at::Tensor StateAccess::read_params(const step::Group& group, std::int64_t begin, std::int64_t numel) const {

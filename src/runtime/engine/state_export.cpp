@@ -122,7 +122,7 @@ at::Tensor StateExport::gradient(const std::string& name) {
 
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
   const auto& facts = group.facts;
-  const auto shard_begin = p_.run.axis_of(facts).rank * facts.shard();
+  const auto shard_begin = p_.run.shard_begin(facts), owned_begin = p_.run.owned_begin(facts);
   const auto& members = p_.binding().group(group.index).members;
   // Of a vector that holds the flat vector's elements from vector_begin on.
   const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
@@ -145,7 +145,6 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
         [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });
     return;
   }
-  const auto owned_begin = facts.sharding.optimizer ? shard_begin : 0;
   for (int state = 0; state <= p_.run.num_slots; ++state)
     add(
         state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1), at::kFloat,

@@ -3,11 +3,11 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "comm/group.h"

@@ -20,13 +20,9 @@ TorchUpdate::TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& bindi
   for (int g = 0; g < static_cast<int>(runs_.size()); ++g) cut_runs(g);
 }
 
-std::int64_t TorchUpdate::owned_begin(const step::GroupFacts& facts) const {
-  return facts.sharding.optimizer ? run_.axis_of(facts).rank * facts.shard() : 0;
-}
-
 void TorchUpdate::cut_runs(int group) {
   const auto& bound = binding_.group(group);
-  runs_[static_cast<std::size_t>(group)].cut(bound.facts.layout, owned_begin(bound.facts), bound.facts.owned(),
+  runs_[static_cast<std::size_t>(group)].cut(bound.facts.layout, run_.owned_begin(bound.facts), bound.facts.owned(),
                                              bound.gradients);
 }
 
@@ -91,7 +87,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   };
   if (!grads) {  // autograd's own
     const auto width = step::width(run_.precision.grad);
-    for (const auto& piece : facts.layout.pieces(owned_begin(facts) + begin, numel)) {
+    for (const auto& piece : facts.layout.pieces(run_.owned_begin(facts) + begin, numel)) {
       const auto& grad = bound.gradients.kept(piece.parameter);
       // No gradient counts as zero: moments decay and weight decay applies, under every sharding policy alike.
       at::Tensor zeros;
@@ -105,7 +101,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     }
     return;
   }
-  const auto shift = grads.numel == facts.owned() ? 0 : owned_begin(facts);
+  const auto shift = grads.numel == facts.owned() ? 0 : run_.owned_begin(facts);
   const auto* const first_gradient = static_cast<const char*>(buffers_.data(grads));
   for (const auto& run : runs(group).runs()) {
     const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);

@@ -32,7 +32,6 @@ class TorchUpdate final : public step::UpdateOps {
 
  private:
   const UpdateRuns& runs(int group) const { return runs_[static_cast<std::size_t>(group)]; }
-  std::int64_t owned_begin(const step::GroupFacts& facts) const;
 
   optim::ShardedOptimizer& optimizer_;
   ModelBinding& binding_;

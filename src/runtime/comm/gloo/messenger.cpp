@@ -247,7 +247,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
       for (std::size_t i = 0; i < messages_.size(); ++i) {
         const auto& message = messages_[i];  // only this thread adds or removes, holding mutex_
         if (message.sends != sends) continue;
-        const auto left = std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now());
+        // Rounded up: a wait that ends before the deadline counts as a broken connection.
+        const auto left = std::chrono::ceil<milliseconds>(deadline - net::Clock::now());
         bool complete = false;
         std::string error = "the wait was ended";
         try {
