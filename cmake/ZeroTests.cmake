@@ -2,7 +2,7 @@
 #
 #   zero_test_program(name [TORCH] [LAYERS ...] [LIBS ...] [SOURCES ...])
 #       A program of tests. TORCH: with the precompiled torch and GoogleTest headers. LAYERS: it links zero_core and the
-#       objects of those runtime layers; else the whole library (TORCH) or zero_core. Never both: statics would exist
+#       objects of those runtime layers; else zero_static (TORCH) or zero_core. Never both: statics would exist
 #       twice. SOURCES hold no tests.
 #   zero_test_file(name PROGRAM program FILE file LABELS ... [TIMEOUT s] [SOURCES ...] [LIBS ...] [NEEDS ...])
 #       Adds a source file to a program, and an entry `name` that runs its cases: the names of its suites are read here, at
@@ -14,6 +14,7 @@
 # INSTANTIATE_TEST_SUITE_P in the same file. tests/entries_test.py asks every program for its cases, and compares.
 find_package(GTest QUIET)
 set(ZERO_TESTS_WITHOUT "" CACHE STRING "Cases that no entry runs: patterns of GoogleTest with colons between them")
+option(ZERO_TEST_FILES_ALONE "A program for each file of tests: a few of them are built sooner, all of them later" OFF)
 set(ZERO_TEST_LABELS unit dist parity fault cli gpu slow)
 
 # One precompiled header for the tests that know torch, and one for those that do not.
@@ -44,7 +45,15 @@ function(zero_use_test target torch)
 endfunction()
 
 function(zero_test_program name)
-  cmake_parse_arguments(ARG "TORCH" "" "LAYERS;LIBS;SOURCES" ${ARGN})
+  if(ZERO_TEST_FILES_ALONE)
+    set_property(GLOBAL PROPERTY ZERO_TEST_PROGRAM_${name} ${ARGN})
+  else()
+    zero_make_test_program(${name} ${ARGN})
+  endif()
+endfunction()
+
+function(zero_make_test_program name)
+  cmake_parse_arguments(ARG "TORCH" "" "LAYERS;LIBS;SOURCES;NEEDS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   zero_use_test(${name} ${ARG_TORCH})
   if(ARG_LAYERS)
@@ -53,13 +62,15 @@ function(zero_test_program name)
     endforeach()
     target_link_libraries(${name} PRIVATE zero_core torch::gomp)
   elseif(ARG_TORCH)
-    target_link_libraries(${name} PRIVATE zero torch::gomp)
+    target_link_libraries(${name} PRIVATE zero_static)
   else()
     target_link_libraries(${name} PRIVATE zero_core torch::gomp)
   endif()
   target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gtest_main ${CMAKE_DL_LIBS} pthread)
-  # A change in libzero that leaves its symbols alone links no test again.
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests LINK_DEPENDS_NO_SHARED ON)
+  if(ARG_NEEDS)
+    add_dependencies(${name} ${ARG_NEEDS})
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   set_property(GLOBAL APPEND PROPERTY ZERO_TEST_PROGRAMS ${name})
 endfunction()
 
@@ -138,6 +149,11 @@ function(zero_test_file name)
   if(ZERO_SANITIZE)  # sanitized code is 5 to 20 times slower
     math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 10")
   endif()
+  if(ZERO_TEST_FILES_ALONE)
+    get_property(settings GLOBAL PROPERTY ZERO_TEST_PROGRAM_${ARG_PROGRAM})
+    set(ARG_PROGRAM ${name})
+    zero_make_test_program(${name} ${settings})
+  endif()
   get_filename_component(file ${ARG_FILE} ABSOLUTE BASE_DIR ${PROJECT_SOURCE_DIR}/tests)
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   zero_suites_of(${file} ${name} ${ARG_PROGRAM} filter)
@@ -154,9 +170,11 @@ function(zero_test_file name)
     endif()
   endforeach()
   target_link_libraries(${ARG_PROGRAM} PRIVATE ${ARG_LIBS})
-  if(ARG_NEEDS)
-    add_dependencies(${ARG_PROGRAM} ${ARG_NEEDS})
-  endif()
+  foreach(target ${ARG_NEEDS})
+    if(TARGET ${target})  # plug-ins are left out without their toolkit
+      add_dependencies(${ARG_PROGRAM} ${target})
+    endif()
+  endforeach()
   set_property(GLOBAL APPEND_STRING PROPERTY ZERO_TEST_ENTRIES "${name}\t${ARG_PROGRAM}\t${filter}\n")
   if(ZERO_TESTS_WITHOUT)
     string(APPEND filter "-${ZERO_TESTS_WITHOUT}")

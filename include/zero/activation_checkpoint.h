@@ -10,11 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include <zero/export.h>
+
 namespace zero {
 namespace detail {
 // While it lives, what autograd would save in this thread is dropped; `again`, called with the
 // inputs, recomputes it. `may_stop`: `again` is left by an exception as soon as nothing is missing.
-class CheckpointScope {
+class ZERO_API CheckpointScope {
  public:
   using Again = std::function<void(const std::vector<at::Tensor>& inputs)>;
   CheckpointScope(std::vector<at::Tensor> inputs, Again again, bool may_stop);

@@ -5,12 +5,13 @@
 #include <memory>
 #include <utility>
 
+#include <zero/export.h>
 #include <zero/options.h>
 
 namespace zero {
 namespace detail {
 // While it lives, parameters made by this thread get no memory and their initialisers are recorded.
-class DeferredScope {
+class ZERO_API DeferredScope {
  public:
   DeferredScope();
   ~DeferredScope();

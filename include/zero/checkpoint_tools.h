@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <zero/export.h>
+
 namespace zero {
 
 struct CheckpointTensor {
@@ -39,10 +41,11 @@ struct CheckpointEntry {
   bool latest = false;                                   // the one a load without a tag takes
 };
 // Newest first; damaged ones last. Throws IoError (kCheckpoint) when there is no such directory.
-std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir);
+ZERO_API std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir);
 
 // DIR/TAG, or the newest whole one when tag is empty. Throws IoError (kCheckpoint) when it is
 // missing or not whole. With `verify` the hash of every byte of every file is looked at too.
-CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag = "", bool verify = false);
+ZERO_API CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag = "",
+                                           bool verify = false);
 
 }  // namespace zero

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/export.h>
 #include <zero/work.h>
 
 namespace at {
@@ -33,7 +34,7 @@ std::shared_ptr<Group> group_of(const Communicator& communicator);  // what the 
 // Payload bytes this rank sends, by the volume of a ring or direct algorithm:
 // all-gather and reduce-scatter of S bytes (N-1)/N*S, all-reduce twice that, all-to-all
 // (N-1)/N*S, broadcast S from the root to N-1 ranks counted as (N-1)/N*S on every rank.
-struct CommStats {
+struct ZERO_API CommStats {
   struct Row {
     std::uint64_t calls = 0, bytes_sent = 0;
   };
@@ -54,7 +55,7 @@ struct CommStats {
 // Collectives on tensors begin at once and return; the Work is waited for, in any order, and keeps its tensors. Over
 // several groups of one run, ranks wait in the order in which the operations began. Tensors are flat and contiguous, of
 // one dtype and device: sums take fp32, bf16 and fp16, the others any dtype.
-class Communicator {
+class ZERO_API Communicator {
  public:
   // Collective, blocking. Reads the variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm; a world of one
   // without any. ZERO_TRANSPORT chooses the transport, ZERO_TIMEOUT_S the longest wait.
@@ -138,7 +139,8 @@ struct ThreadFaults {
 
 // Ranks as threads of this process, each with its own Communicator; returns when all have
 // ended; rethrows the first failure in time (the others are told by abort). For tests and simulation.
-void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
-void run_ranks(int size, const ThreadFaults& faults, const std::function<void(std::shared_ptr<Communicator>)>& body);
+ZERO_API void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
+ZERO_API void run_ranks(int size, const ThreadFaults& faults,
+                        const std::function<void(std::shared_ptr<Communicator>)>& body);
 
 }  // namespace zero

@@ -8,6 +8,8 @@
 #pragma once
 #include <string>
 
+#include <zero/export.h>
+
 namespace c10 {
 struct Device;
 }
@@ -19,9 +21,9 @@ class Communicator;
 // The GPU numbered local_rank() of this host, which becomes the process's current one, or the CPU. A GPU needs the
 // CUDA driver, libtorch's CUDA libraries (script/setup --cuda) and the plug-in libzero_cuda.so of this build; several
 // ranks need transport nccl besides, and a GPU each. The same kind on all ranks of a host.
-c10::Device default_device(const Communicator& comm);
+ZERO_API c10::Device default_device(const Communicator& comm);
 
 // Why default_device() gives the CPU; empty where it gives a GPU.
-std::string why_no_gpu(const Communicator& comm);
+ZERO_API std::string why_no_gpu(const Communicator& comm);
 
 }  // namespace zero

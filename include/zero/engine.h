@@ -15,6 +15,7 @@
 
 #include <zero/communicator.h>
 #include <zero/engine_types.h>
+#include <zero/export.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
 #include <zero/trace.h>
@@ -35,7 +36,7 @@ namespace zero {
 // collectives: with several ranks all must use units in one order, so there one thread computes at a time. No call
 // below may run beside another call, nor step(), flush(), load_checkpoint() and gathered_parameters() beside a forward:
 // at stage 3 they throw ConfigError when they find one. An Engine may be made, used and destroyed in different threads.
-class Engine {
+class ZERO_API Engine {
  public:
   // [collective] Takes over the parameters of `model` (floating-point, one device, any shapes): casts them to the
   // recipe's compute dtype, shards what the stage shards, and gives every rank rank 0's values. The module keeps

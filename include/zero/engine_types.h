@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <zero/export.h>
+
 namespace zero {
 class Engine;
 namespace engine {
@@ -48,7 +50,7 @@ struct OwnGradient {
 // other tensors in their place) on rank 0; its values replace those of every rank when it ends. Scopes may be nested,
 // their units may overlap. A checkpoint is not saved inside one that modifies, nor loaded inside any; backward() and
 // step() throw inside any.
-class [[nodiscard]] GatheredParameters {
+class [[nodiscard]] ZERO_API GatheredParameters {
  public:
   GatheredParameters(GatheredParameters&&) noexcept;  // local
   GatheredParameters& operator=(GatheredParameters&&) = delete;

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include <zero/export.h>
+
 namespace zero {
 
 // What a program should return to its caller for an error (see docs/cli.md).
@@ -19,7 +21,7 @@ enum class ExitCode : int {
   kNumerical = 7,    // Inf/NaN policy
 };
 
-class Error : public std::runtime_error {
+class ZERO_API Error : public std::runtime_error {
  public:
   ExitCode code() const noexcept { return code_; }
 
@@ -31,13 +33,13 @@ class Error : public std::runtime_error {
 };
 
 // The user can fix it: a configuration, a model the engine cannot take, a call out of order.
-class ConfigError : public Error {
+class ZERO_API ConfigError : public Error {
  public:
   explicit ConfigError(const std::string& message, ExitCode code = ExitCode::kConfig) : Error(code, message) {}
 };
 
 // A peer or the network failed. The communicator is unusable afterwards.
-class CommError : public Error {
+class ZERO_API CommError : public Error {
  public:
   explicit CommError(const std::string& message, int rank = -1) : Error(ExitCode::kPeer, message), rank_(rank) {}
   // The rank that failed, or -1 when it is not known.
@@ -48,13 +50,13 @@ class CommError : public Error {
 };
 
 // A file or a disk failed: path, offset, wanted and got bytes, the system's text.
-class IoError : public Error {
+class ZERO_API IoError : public Error {
  public:
   explicit IoError(const std::string& message, ExitCode code = ExitCode::kIo) : Error(code, message) {}
 };
 
 // A bug of libzero, or numbers that cannot be trusted any more (code kNumerical).
-class InternalError : public Error {
+class ZERO_API InternalError : public Error {
  public:
   explicit InternalError(const std::string& message, ExitCode code = ExitCode::kFailed) : Error(code, message) {}
 };

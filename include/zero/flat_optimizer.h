@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/export.h>
 #include <zero/options.h>
 
 namespace zero {
@@ -24,7 +25,7 @@ struct FlatTensors {
 // Adam, AdamW, SGD, Adagrad or Lion as the options' "optimizer" and "scheduler" say (docs/configuration.md), with the
 // roundings of docs/numerics.md; groups of parameters are not looked at. Element-wise: neither the number of threads
 // (OpenMP's, at::set_num_threads) nor the SIMD target changes a bit.
-class FlatOptimizer {
+class ZERO_API FlatOptimizer {
  public:
   // ConfigError if the options choose no optimizer, or if the schedule does not fit it.
   explicit FlatOptimizer(const Options& options);

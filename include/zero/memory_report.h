@@ -6,9 +6,11 @@
 #include <optional>
 #include <string>
 
+#include <zero/export.h>
+
 namespace zero {
 
-class MemoryReport {
+class ZERO_API MemoryReport {
  public:
   enum class Tier { Device, Host, File };
   enum class Purpose {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <zero/export.h>
 #include <zero/options.h>
 
 namespace zero {
@@ -24,7 +25,7 @@ inline constexpr const char* kBackwardAllreduceMs = "Train/Samples/elapsed_time_
 inline constexpr const char* kStepMs = "Train/Samples/elapsed_time_ms_step";
 }  // namespace monitor_tag
 
-class Monitor {
+class ZERO_API Monitor {
  public:
   // Opens what the options ask for, in output_path/job_name; on another rank than 0, or with both blocks off, nothing
   // is opened and write() does nothing. Throws IoError.

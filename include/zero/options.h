@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/export.h>
+
 namespace zero {
 namespace config {
 struct Document;  // the parsed file with positions and sources; src/config
@@ -24,7 +26,7 @@ struct Setting {
 
 class OptionsBuilder;
 
-class Options {
+class ZERO_API Options {
  public:
   // Defaults only: stage 0, fp32, no optimizer chosen.
   Options();

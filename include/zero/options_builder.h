@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/export.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
 
@@ -43,7 +44,7 @@ struct WarmupParams {  // scheduler.params of WarmupLR and WarmupDecayLR; steps 
   std::optional<std::string> warmup_type{};  // "log", "linear"
 };
 
-class OptionsBuilder {
+class ZERO_API OptionsBuilder {
  public:
   OptionsBuilder& stage(int stage);  // 0 to 3
   // Precision of parameters and compute; masters are fp32. Of bf16() and fp16() only one.

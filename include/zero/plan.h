@@ -8,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/export.h>
 #include <zero/memory_report.h>
 #include <zero/options.h>
 
 namespace zero {
 
 // A model in numbers. Counts are exact for named models and for shapes, biases and norms included.
-struct PlanModel {
+struct ZERO_API PlanModel {
   // Gpt: the built-in GPT of `zero train` (GPT-2's block, learned positions). Count: only a number of parameters, with
   // the shape of a GPT of about that size for its units and activations.
   enum class Kind { Gpt, Bert, T5, Llama, Count };
@@ -52,7 +53,7 @@ struct PlanSpeed {
 };
 
 // How fast one rank is while all of a host's work; bytes and elements a second. 0: unknown, counts as no time.
-struct PlanProfile {
+struct ZERO_API PlanProfile {
   std::string name = "no profile";
   int ranks = 0;  // of a host when it was measured; more of them share its speeds. 0: they do not
   PlanSpeed fp32, bf16, fp16;
@@ -124,7 +125,7 @@ struct Plan {
 };
 
 // The bytes, traffic and time of what `options` say, on this machine. Throws ConfigError.
-Plan plan(const PlanModel& model, const Options& options, const PlanMachine& machine);
+ZERO_API Plan plan(const PlanModel& model, const Options& options, const PlanMachine& machine);
 
 // Which configurations plan_all compares; empty: all of them.
 struct PlanChoices {
@@ -135,15 +136,15 @@ struct PlanChoices {
 // Stage, then offload, then checkpointing; offload only where it applies (from stage 1 on). Everything else is as in
 // `options`. With offload the optimizer's states, and at stage 3 the parameters, rest there; without, the budgets
 // `memory` of `options` may move them, as an Engine does.
-std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const PlanMachine& machine,
-                           const PlanChoices& choices = {});
+ZERO_API std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const PlanMachine& machine,
+                                    const PlanChoices& choices = {});
 // The one to take: of those that fit the fastest by the predicted step, and without a profile the first in an order of
 // cost: no offload before cpu before nvme, no checkpointing before checkpointing, low stages first. -1: none fits.
-int cheapest(const std::vector<Plan>& plans);
+ZERO_API int cheapest(const std::vector<Plan>& plans);
 // A configuration file for `zero train`: `options` with the plan's stage, offload and checkpointing, and the model
 // where it is a GPT. offload_folder: where files of nvme go.
-std::string plan_config(const PlanModel& model, const Options& options, const Plan& plan,
-                        const std::string& offload_folder);
+ZERO_API std::string plan_config(const PlanModel& model, const Options& options, const Plan& plan,
+                                 const std::string& offload_folder);
 
 // A table of a paper, recomputed by formulas and printed by the rule that gives the printed digits.
 struct PaperTable {
@@ -153,8 +154,8 @@ struct PaperTable {
   std::vector<std::string> notes;
 };
 // "table1", "table2" (ZeRO), "infinity", "activations", "volumes", "examples", "estimator"
-std::vector<std::string> paper_names();
+ZERO_API std::vector<std::string> paper_names();
 // Throws ConfigError for another name.
-std::vector<PaperTable> paper_tables(std::string_view name);
+ZERO_API std::vector<PaperTable> paper_tables(std::string_view name);
 
 }  // namespace zero

@@ -13,12 +13,13 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <zero/communicator.h>
+#include <zero/export.h>
 
 namespace zero {
 namespace comm {
-std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> backend,
-                                           c10::intrusive_ptr<c10d::Store> store);
-std::shared_ptr<Communicator> over_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
+ZERO_API std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> backend,
+                                                    c10::intrusive_ptr<c10d::Store> store);
+ZERO_API std::shared_ptr<Communicator> over_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 }  // namespace comm
 
 // Collective, blocking. `group`: an intrusive_ptr to a c10d::ProcessGroup, whose backend for CPU tensors is used, or to

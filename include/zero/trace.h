@@ -5,10 +5,12 @@
 #include <limits>
 #include <string>
 
+#include <zero/export.h>
+
 namespace zero {
 
 // Optimizer steps that a trace shows, counted from its start: 1 is the first that begins after it. Both are shown.
-struct TraceSteps {
+struct ZERO_API TraceSteps {
   std::int64_t first = 1, last = std::numeric_limits<std::int64_t>::max();
 
   // For programs that cannot choose: the first two steps learn the order of the groups and make what later ones keep.

@@ -1,9 +1,10 @@
 // A handle of one asynchronous operation.
 #pragma once
+#include <zero/export.h>
 
 namespace zero {
 
-class Work {
+class ZERO_API Work {
  public:
   virtual ~Work() = default;
   // Returns when the operation is complete for this rank: outputs may be read, inputs

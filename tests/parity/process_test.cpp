@@ -24,8 +24,10 @@ void connect(SpawnOptions& options, const std::string& transport) {
   options.environment["CUDA_VISIBLE_DEVICES"] = "";
 }
 
-std::string hash_in(const ProcessResult& result) {
-  const auto at = result.out.find("hash ");
+// Of a rank's training number `run`.
+std::string hash_in(const ProcessResult& result, int run = 0) {
+  auto at = result.out.find("hash ");
+  for (; run > 0 && at != std::string::npos; --run) at = result.out.find("hash ", at + 1);
   return at == std::string::npos ? "none: " + result.err : result.out.substr(at + 5, 32);
 }
 
@@ -45,21 +47,17 @@ TEST(Transports, SameBitsAsThreads) {
     const auto expected = train_threads(training).hash;
     for (const char* transport : {"shm", "gloo", "hosts"}) {
       if (c.world != 4 && transport == std::string("hosts")) continue;
-      for (int stage = 0; stage <= 3; ++stage) {
-        for (const char* prefetch : {"1", "0"}) {
-          if (stage < 3 && *prefetch == '0') continue;
-          SpawnOptions options;
-          options.world = c.world;
-          connect(options, transport);
-          const auto results = spawn_ranks(options, kProgram,
-                                           {"stage=" + std::to_string(stage), std::string("recipe=") + c.recipe,
-                                            std::string("clip=") + c.clip, std::string("prefetch=") + prefetch});
-          for (const auto& result : results) {
-            EXPECT_EQ(result.exit_code, 0) << transport << " stage " << stage << ": " << result.err;
-            EXPECT_EQ(hash_in(result), expected)
-                << transport << " stage " << stage << " world " << c.world << " " << c.recipe;
-          }
-        }
+      SpawnOptions options;
+      options.world = c.world;
+      connect(options, transport);
+      const std::vector<std::string> runs{"stage=0", "stage=1", "stage=2", "stage=3", "prefetch=0"};
+      std::vector<std::string> arguments{std::string("recipe=") + c.recipe, std::string("clip=") + c.clip};
+      for (const auto& run : runs) arguments.insert(arguments.end(), {"--", run});
+      for (const auto& result : spawn_ranks(options, kProgram, arguments)) {
+        EXPECT_EQ(result.exit_code, 0) << transport << ": " << result.err;
+        for (std::size_t i = 0; i < runs.size(); ++i)
+          EXPECT_EQ(hash_in(result, static_cast<int>(i)), expected)
+              << transport << " " << runs[i] << " world " << c.world << " " << c.recipe;
       }
     }
   }
@@ -109,20 +107,23 @@ TEST(Transports, EveryKindOfModuleDividedAhead) {
 }
 
 TEST(Transports, AccumulationFamilies) {
-  for (const int stage : {0, 1, 2, 3}) {
-    for (const char* transport : {"shm", "gloo", "hosts"}) {
-      SpawnOptions options;
-      connect(options, transport);
-      Training training;
-      training.world = options.world;
-      training.accumulation = 3;
-      training.recipe = "bf16";
-      training.stage = stage < 2 ? 0 : 2;
-      const auto expected = train_threads(training).hash;
-      for (const auto& result :
-           spawn_ranks(options, kProgram, {"stage=" + std::to_string(stage), "recipe=bf16", "accumulation=3"}))
-        EXPECT_EQ(hash_in(result), expected) << transport << " stage " << stage;
+  for (const char* transport : {"shm", "gloo", "hosts"}) {
+    SpawnOptions options;
+    connect(options, transport);
+    Training training;
+    training.world = options.world;
+    training.accumulation = 3;
+    training.recipe = "bf16";
+    std::vector<std::string> expected;
+    for (const int stage : {0, 2}) {
+      training.stage = stage;
+      expected.push_back(train_threads(training).hash);
     }
+    for (const auto& result : spawn_ranks(
+             options, kProgram,
+             {"recipe=bf16", "accumulation=3", "--", "stage=0", "--", "stage=1", "--", "stage=2", "--", "stage=3"}))
+      for (int stage = 0; stage <= 3; ++stage)
+        EXPECT_EQ(hash_in(result, stage), expected[stage < 2 ? 0 : 1]) << transport << " stage " << stage;
   }
 }
 
@@ -156,18 +157,17 @@ TEST(Transports, OffloadedStatesHaveTheBitsOfThreads) {
       training.steps = 8;
       const auto expected = train_threads(training).hash;
       for (const char* transport : {"shm", "gloo"}) {
-        for (int stage = c.least_stage; stage <= 3; ++stage) {
-          SpawnOptions options;
-          options.world = world;
-          connect(options, transport);
-          const auto results = spawn_ranks(options, kProgram,
-                                           {"stage=" + std::to_string(stage), std::string("recipe=") + recipe,
-                                            "clip=0.1", "steps=8", "zero=" + c.zero});
-          for (const auto& result : results) {
-            EXPECT_EQ(result.exit_code, 0) << transport << " stage " << stage << ": " << result.err;
-            EXPECT_EQ(hash_in(result), expected)
+        SpawnOptions options;
+        options.world = world;
+        connect(options, transport);
+        std::vector<std::string> arguments{std::string("recipe=") + recipe, "clip=0.1", "steps=8", "zero=" + c.zero};
+        for (int stage = c.least_stage; stage <= 3; ++stage)
+          arguments.insert(arguments.end(), {"--", "stage=" + std::to_string(stage)});
+        for (const auto& result : spawn_ranks(options, kProgram, arguments)) {
+          EXPECT_EQ(result.exit_code, 0) << transport << ": " << result.err;
+          for (int stage = c.least_stage; stage <= 3; ++stage)
+            EXPECT_EQ(hash_in(result, stage - c.least_stage), expected)
                 << transport << " stage " << stage << " world " << world << " " << recipe << c.zero;
-          }
         }
       }
     }
@@ -176,19 +176,21 @@ TEST(Transports, OffloadedStatesHaveTheBitsOfThreads) {
 
 TEST(Transports, BytesSentOverGlooFollowTheFormulas) {
   for (const int world : {2, 3, 4}) {
-    for (const int k : {1, 3}) {
-      for (int stage = 0; stage <= 3; ++stage) {
-        SpawnOptions options;
-        options.transport = "gloo";
-        options.world = world;
-        const auto results = spawn_ranks(options, kProgram,
-                                         {"problem=padded_free_gpt", "recipe=bf16", "steps=3",
-                                          "stage=" + std::to_string(stage), "accumulation=" + std::to_string(k)});
-        for (const auto& result : results) {
+    SpawnOptions options;
+    options.transport = "gloo";
+    options.world = world;
+    std::vector<std::string> arguments{"problem=padded_free_gpt", "recipe=bf16", "steps=3"};
+    for (const char* k : {"1", "3"})
+      for (const char* stage : {"0", "1", "2", "3"})
+        arguments.insert(arguments.end(), {"--", std::string("stage=") + stage, std::string("accumulation=") + k});
+    for (const auto& result : spawn_ranks(options, kProgram, arguments)) {
+      std::size_t line = std::string::npos;
+      for (const int k : {1, 3}) {
+        for (int stage = 0; stage <= 3; ++stage) {
           unsigned long long sent = 0;
           long long numel = 0;
           std::size_t groups = 0;
-          const auto line = result.out.find("sent ");
+          line = result.out.find("sent ", line + 1);
           ASSERT_NE(line, std::string::npos) << result.out << result.err;
           ASSERT_EQ(std::sscanf(result.out.c_str() + line, "sent %llu numel %lld groups %zu", &sent, &numel, &groups),
                     3);

@@ -1,11 +1,10 @@
 // One rank of a test, as a process: trains a problem, and on request dies, hangs or measures.
 //
-//   rank_program key=value ...
-//   problem world recipe stage steps accumulation clip prefetch zero   as in Training
-//   fault=kill|exit|sleep  at=forward|backward|reduce|step|save  rank=R  step=S
-//   scope=1       after the last step a scope of all parameters that could write and does not
-//   kinds=1       every kind of module at every stage (from first=S on): evaluation and a modifying scope between the
-//   steps; prints
+//   rank_program key=value ... [-- key=value ... [-- ...]]     behind each --: one more training, with the first keys
+//   and these problem world recipe stage steps accumulation clip prefetch zero   as in Training fault=kill|exit|sleep
+//   at=forward|backward|reduce|step|save  rank=R  step=S scope=1       after the last step a scope of all parameters
+//   that could write and does not kinds=1       every kind of module at every stage (from first=S on): evaluation and a
+//   modifying scope between the steps; prints
 //                 "kind NAME accumulation A stage S hash H" for each; extra=KEYS more of the configuration
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
@@ -27,12 +26,27 @@ namespace {
 using namespace zero;
 using namespace zero::test;
 
-std::map<std::string, std::string> flags;
+using Flags = std::map<std::string, std::string>;
+Flags flags;
 std::string flag(const std::string& name, const std::string& otherwise) {
   const auto it = flags.find(name);
   return it == flags.end() ? otherwise : it->second;
 }
 int number(const std::string& name, int otherwise) { return std::stoi(flag(name, std::to_string(otherwise))); }
+
+Training training_of(int world) {
+  Training training;
+  training.problem = flag("problem", "gpt");
+  training.world = world;
+  training.recipe = flag("recipe", "fp32");
+  training.stage = number("stage", 3);
+  training.steps = number("steps", 20);
+  training.accumulation = number("accumulation", 1);
+  training.clip = std::stod(flag("clip", "0"));
+  training.prefetch = number("prefetch", 1) != 0;
+  training.zero = flag("zero", "");
+  return training;
+}
 
 void strike() {
   const auto fault = flag("fault", "");
@@ -168,27 +182,28 @@ int measure(const Training& training, const std::shared_ptr<Communicator>& comm)
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::vector<Flags> runs(1);
   for (int i = 1; i < argc; ++i) {
     const std::string text = argv[i];
+    if (text == "--") {
+      runs.push_back(runs.front());
+      continue;
+    }
     const auto at = text.find('=');
-    flags[text.substr(0, at)] = at == std::string::npos ? "" : text.substr(at + 1);
+    runs.back()[text.substr(0, at)] = at == std::string::npos ? "" : text.substr(at + 1);
   }
+  if (runs.size() > 1) runs.erase(runs.begin());
   at::set_num_threads(1);
   try {
     auto comm = Communicator::from_env();
-    Training training;
-    training.problem = flag("problem", "gpt");
-    training.world = comm->size();
-    training.recipe = flag("recipe", "fp32");
-    training.stage = number("stage", 3);
-    training.steps = number("steps", 20);
-    training.accumulation = number("accumulation", 1);
-    training.clip = std::stod(flag("clip", "0"));
-    training.prefetch = number("prefetch", 1) != 0;
-    training.zero = flag("zero", "");
-    const int code = !flag("kinds", "").empty()     ? train_kinds(comm)
-                     : !flag("measure", "").empty() ? measure(training, comm)
-                                                    : train(training, comm);
+    int code = 0;
+    for (std::size_t i = 0; i < runs.size() && code == 0; ++i) {
+      flags = runs[i];
+      const auto training = training_of(comm->size());
+      code = !flag("kinds", "").empty()     ? train_kinds(comm)
+             : !flag("measure", "").empty() ? measure(training, comm)
+                                            : train(training, comm);
+    }
     std::fflush(stdout);
     return code;
   } catch (const Error& e) {

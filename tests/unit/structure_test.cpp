@@ -332,4 +332,23 @@ TEST(Structure, TheLibraryNeitherPrintsNorEndsTheProcess) {
   EXPECT_FALSE(std::regex_search(undefined, match, banned)) << match[0];
 }
 
+// What a program can link is what include/zero declares.
+TEST(Structure, TheLibraryExportsOnlyItsInterface) {
+  std::set<std::string> declared;
+  const std::regex name("^[^#]*ZERO_API ([^;{(]*?)(\\w+)( final)?( : [^{]*)?( \\{|\\()");
+  for (const auto& entry : fs::directory_iterator(kRoot / "include/zero"))
+    for (const auto& line : lines_of(entry.path()))
+      if (std::smatch match; std::regex_search(line, match, name)) declared.insert(match[2]);
+  ASSERT_TRUE(declared.count("Engine") == 1 && declared.count("run_ranks") == 1);
+  const auto exported = output_of(std::string("nm -DC --defined-only ") + ZERO_BINARY_DIR + "/lib/libzero.so");
+  const std::regex symbol(
+      "[TVBDR] ((typeinfo|vtable|typeinfo name|guard variable) for )?zero::(detail::|comm::)?(\\w+)");
+  std::set<std::string> found;
+  for (std::sregex_iterator match(exported.begin(), exported.end(), symbol), end; match != end; ++match) {
+    EXPECT_EQ(declared.count((*match)[4]), 1u) << (*match)[0] << " is exported but not declared with ZERO_API";
+    found.insert((*match)[4]);
+  }
+  for (const auto& one : declared) EXPECT_EQ(found.count(one), 1u) << one << " is declared but not exported";
+}
+
 }  // namespace

@@ -1,5 +1,6 @@
 #include "base/system.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,6 +17,20 @@ std::string host_name(const char* fallback) {
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+std::filesystem::path folder_of(const void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return {};
+  std::error_code ignored;
+  return std::filesystem::canonical(info.dli_fname, ignored).parent_path();
+}
+
+std::filesystem::path plugin_path(const char* name) {
+  const auto own = folder_of(reinterpret_cast<const void*>(&plugin_path));
+  const auto beside = own / name;
+  std::error_code ignored;
+  return std::filesystem::exists(beside, ignored) ? beside : own.parent_path() / ZERO_LIBRARY_FOLDER / name;
 }
 
 double steady_seconds() {

@@ -8,20 +8,13 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "net/transport_choice.h"
 
 namespace zero::cuda {
 namespace {
 
 namespace fs = std::filesystem;
-
-// The directory of the library or program that has the code at `address`.
-fs::path directory_of(const void* address) {
-  Dl_info info{};
-  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code ignored;
-  return fs::canonical(info.dli_fname, ignored).parent_path();
-}
 
 std::string error_of_dlopen() {
   const char* text = dlerror();
@@ -33,7 +26,7 @@ Door open() {
   int gpus = net::visible_gpus();
   if (gpus == 0)
     return {nullptr, "no GPU, or no CUDA driver (libcuda.so.1), on this machine", "leave the model on the CPU."};
-  const auto path = directory_of(reinterpret_cast<const void*>(&door)) / kPlugin;
+  const auto path = base::plugin_path(kPlugin);
   std::error_code ignored;
   if (!fs::exists(path, ignored))
     return {nullptr, "no plug-in at " + path.string(), "build with the CUDA 13 toolkit, -DZERO_CUDA=ON."};
@@ -48,7 +41,7 @@ Door open() {
     return {nullptr, base::join("'", interface->error_text(status), "' from the CUDA runtime, ", gpus, " devices"),
             "the driver must be as new as the CUDA 13 runtime needs (580 or newer)."};
   // Never closed: its kernels register themselves for the life of the process.
-  const auto torch_cuda = directory_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
+  const auto torch_cuda = base::folder_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
   if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
     return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),
             "run script/setup --cuda: libtorch's CUDA libraries must lie beside it (nvidia/...)."};

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "comm/nccl/plugin.h"
 #include "comm/transport.h"
 #include "net/transport_choice.h"
@@ -13,14 +14,6 @@ namespace zero::comm {
 namespace {
 
 constexpr const char* kPlugin = "libzero_nccl.so";
-
-// The directory of the library or program that this code is in.
-std::filesystem::path own_directory() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&make_nccl), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code ignored;
-  return std::filesystem::canonical(info.dli_fname, ignored).parent_path();
-}
 
 [[noreturn]] void refuse(const net::ProcessInfo& identity, const std::string& got, const std::string& hint) {
   throw ConfigError(base::join("[comm::nccl] got ", got, ", expected a GPU and the NCCL plug-in (rank ", identity.rank,
@@ -39,7 +32,7 @@ std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chro
     refuse(identity, base::join(gpus, " GPUs for ", identity.local_size, " ranks on this host"),
            "start one rank a GPU.");
   }
-  const auto path = own_directory() / kPlugin;
+  const auto path = base::plugin_path(kPlugin);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
     refuse(identity, base::join("no plug-in at ", path.string()),
