@@ -1,16 +1,16 @@
-// Small questions to the operating system.
+// Small queries to the operating system.
 #pragma once
 #include <string>
 
 namespace zero::base {
 
-// This machine's name; `fallback` if the system does not say.
+// The host name; `fallback` if the system does not provide one.
 std::string host_name(const char* fallback);
 
-// The whole file, "" if it cannot be read: for files of /proc and /sys.
+// The contents of a file of /proc or /sys; "" if it cannot be read.
 std::string read_file(const std::string& path);
 
-// Seconds of the steady clock: only differences mean something.
+// Seconds of the steady clock. Only differences are meaningful.
 double steady_seconds();
 
 }  // namespace zero::base
