@@ -1,5 +1,5 @@
-// `zero`: finds the subcommand. What needs torch lies in a second program beside this one, which
-// takes over this process, so that help, run, config and doctor start without loading libtorch.
+// `zero`: selects the subcommand. Subcommands that need torch are in a second program in the same folder, which
+// replaces this process, so that help, run, config and doctor start without loading libtorch.
 #include <limits.h>
 #include <unistd.h>
 
@@ -45,7 +45,7 @@ Example
   zero run -n 4 ./my_program --epochs 3
 )";
 
-// execv keeps the process id, so whoever started us keeps watching the right process.
+// execv keeps the process id, so the parent continues to watch the right process.
 [[noreturn]] void continue_with_torch(const std::vector<std::string>& words) {
   char self[PATH_MAX] = {};
   if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) std::strcpy(self, "zero");
@@ -74,7 +74,7 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "doctor") return zero_doctor(argc, argv.data());
   if (word == "plan") return zero_plan(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
-  // What is only said needs no libtorch; what is run does.
+  // Predicted schedules need no libtorch; live ones do.
   if (word == "explain" && std::find(words.begin(), words.end(), "--live") == words.end())
     return zero_explain(argc, argv.data());
   if (word == "explain") continue_with_torch(words);
@@ -86,7 +86,7 @@ int dispatch(const std::vector<std::string>& words) {
                     (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
 }
 
-// The first word that is no option, and the options before it moved behind it.
+// Moves options before the first word that is not an option behind it.
 std::vector<std::string> subcommand_first(int argc, char** argv) {
   std::vector<std::string> before;
   for (int i = 1; i < argc; ++i) {

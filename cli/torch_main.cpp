@@ -1,5 +1,5 @@
-// `zero-torch`: the subcommands that need libtorch. Started by `zero`, which it replaces in place; the
-// words are those after "zero". A subcommand that this build lacks is refused by its name.
+// `zero-torch`: the subcommands that need libtorch. `zero` replaces itself by it and passes the words after "zero". A
+// subcommand that this build lacks is rejected by name.
 #include <string>
 
 #include "cli/commands.h"

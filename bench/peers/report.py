@@ -1,8 +1,7 @@
 """Writes the page of script/compare: report.py FOLDER --json FILE --markdown FILE --svg FILE [--readme FILE] [--keep]
 
-FOLDER is what a run left (results.py, which has all arithmetic); the page says what results.py's document says and nothing else.
---readme writes the one sentence of README.md that quotes figures; --keep keeps the sections of an earlier FILE of --json that
-this run did not measure.
+FOLDER has the output of a run. results.py computes all figures; this script only formats them. --readme also updates the figures
+in README.md. --keep keeps the sections of an earlier FILE of --json that this run did not measure.
 """
 
 import argparse
@@ -149,18 +148,18 @@ def optimizer_section(found):
 
 {table(rows)}
 {table(parts)}
-fp32: gradient and master in fp32, the master is the parameter. bf16: bf16 gradients under a loss scale in, fp32 master, bf16
-parameters out; libzero does that in one pass (`zero bench optimizer`, every element checked), the peers by a cast, an unscaling, their
-update and a cast back. Above 1 libzero is faster; a ratio is the median of the rounds' ratios, each of that round's medians, with the
-range and the number of the rounds. Programs take turns, each in new processes; every second round the other way round. GB/s counts the
-bytes that a perfect pass moves, beside a triad (sum = a + 3 b, 12 bytes an element) between the updates. In fp32 all three do the same
-work and wait for the same memory ([speed.md](speed.md) takes them apart). Load average of the machine before each: median
-{load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}. Measured {found['date']} by `{found['command']}`.
+fp32: gradient and master are fp32, and the master is the parameter. bf16: scaled bf16 gradients, fp32 master, bf16 parameters.
+libzero performs the bf16 update in one pass (`zero bench optimizer`, every element checked). The peers cast and unscale the gradients,
+update, and cast the parameters back. Above 1 libzero is faster. A ratio is the median over rounds of the ratio of that round's
+medians, with the range and the number of rounds. Programs alternate, each in new processes; every second round is in reverse order.
+GB/s is the minimum number of bytes per update divided by its time. The triad (sum = a + 3 b, 12 bytes per element) runs between the
+updates. In fp32 all three programs do the same work and are memory-bound ([speed.md](speed.md) has an analysis). Load average of the
+machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}. Measured {found['date']} by `{found['command']}`.
 
 """
 
 
-# What shared memory is to be worth: times the speed of gloo, at these sizes.
+# Targets: shared memory's speed as a multiple of gloo's, at these sizes.
 COLLECTIVE_TARGETS = {"reduce_scatter": 8, "all_gather": 5}
 COLLECTIVE_TARGET_BYTES = [16 << 20, 64 << 20]
 GLOOS = {"gloo_library": "gloo library", "gloo": "libzero over gloo"}
@@ -176,11 +175,11 @@ def collectives_section(found):
     runs = {(run["operation"], run["transport"], run["bytes"]): run for run in found["runs"]}
 
     def rate(operation, transport, size):
-        """GB/s by the median of the rounds' medians, as all figures here."""
+        """GB/s from the median of the rounds' medians, as for all figures of this page."""
         return size / statistics.median(runs[operation, transport, size]["round_medians_s"]) / 1e9
 
     def faster(operation, gloo, size):
-        """shm's speed over gloo's, round by round."""
+        """shm's speed divided by gloo's, by round."""
         ours, theirs = runs[operation, "shm", size]["round_medians_s"], runs[operation, gloo, size]["round_medians_s"]
         return over_rounds([b / a for a, b in zip(ours, theirs)])
 
@@ -208,40 +207,40 @@ def collectives_section(found):
     return f"""## Collectives on one host
 
 {machine['processor']}, {machine['cores']} cores, {found['world']} ranks as processes, {counted(machine['threads_per_rank'], 'thread')} each, {found['dtype']}, libtorch {machine['libtorch']}.
-A size is that of the whole tensor, GB/s its bytes by the median time of a call.
+A size is that of the whole tensor. GB/s is this size divided by the median time of a call.
 
 {text}{chr(10).join(verdicts)}
 
-Above 1 shared memory is faster; ratios are medians of the rounds' ratios, as above. Rounds: {found['rounds']}. In each, every transport runs
-in new processes, every second time the other way round; all ranks begin a call together, the first call only warms up, results are
-compared with the exact ones. memcpy: all ranks copy that many bytes of their own at the same time. "gloo library": its own
-algorithms as torch.distributed calls them for CPU tensors (c10d's ProcessGroupGloo on 127.0.0.1: `all_gather_into_tensor`, and
+Above 1 shared memory is faster. Ratios are medians of the rounds' ratios, as above. Rounds: {found['rounds']}. In each round every transport
+runs in new processes, in reverse order in every second round. All ranks start a call together, the first call is a warm-up, and results
+are compared with exact ones. memcpy: all ranks copy that many bytes of their own memory at the same time. "gloo library": its own
+algorithms, as torch.distributed calls them for CPU tensors (c10d's ProcessGroupGloo on 127.0.0.1: `all_gather_into_tensor`, and
 `reduce_scatter_tensor`, which is an all-reduce of a copy). "libzero over gloo": libzero's transport for several hosts, which sends
 every part directly. Load average of the machine before: {found['load_average']:.1f}. Measured {found['date']} by `{found['command']}`.
 
 What limits each, as far as it was tested:
-- Sizes whose inputs and results stay in the last-level cache run at the caches' speed. Calls there last microseconds and single rounds
-  differ by a factor of two; ratios to the gloo library of a hundred and more are its own slow calls with small messages.
-- Where the ranks' inputs and results together exceed the last-level cache by a third, results are stored past the caches. With the
-  library before and after that change in turns (2 ranks, 2 cores of an EPYC with 32 MiB of cache) it made 64 and 256 MiB 1.3 to 1.6 times as fast; at 16 MiB the
-  copy beside it varied too much for a number. Copies of the same pattern in a small program, 4 KiB pages, two processes, did no better:
-  13 to 16 GB/s for an all-gather of 64 MiB. That the gain is the spared reading of what is overwritten is the likely reason, not a
-  measured one. Large pages could not be tried: that system refuses them for shared memory.
-- memcpy is the C library's, with plain stores at these sizes: a baseline, not the memory's limit, which may be exceeded.
-- All of it depends on the host, which this virtual machine shares: memcpy alone has changed by a factor of 1.8 between runs minutes apart.
+- If inputs and results fit in the last-level cache, calls run at the speed of the caches. They take microseconds, and rounds differ by
+  up to a factor of two. Ratios of a hundred and more to the gloo library come from its slow calls for small messages.
+- If the inputs and results of all ranks exceed the last-level cache by a third, results are written with streaming stores. Measured
+  alternately with and without them (2 ranks, 2 cores of an EPYC with 32 MiB of cache), this made 64 and 256 MiB 1.3 to 1.6 times as fast;
+  at 16 MiB the memcpy reference varied too much for a figure. A small program with the same pattern of copies (4 KiB pages, two
+  processes) was not faster: 13 to 16 GB/s for an all-gather of 64 MiB. The probable reason for the gain, which was not measured, is
+  that overwritten memory is not read first. Huge pages could not be tested, because that system refuses them for shared memory.
+- memcpy is the C library's, with plain stores at these sizes. It is a baseline, not an upper limit.
+- All figures depend on the host, which this virtual machine shares: memcpy alone changed by a factor of 1.8 between runs minutes apart.
 
 """
 
 
 def clipping_text(sections):
     values = {section["gradient_clipping"] for section in sections.values()}
-    text = f"""- **Everybody clips** gradients at {max(v for v in values if v is not None)} by their global norm, for that is what GPTs are trained with and what the defaults of libzero and
-  DeepSpeed do: DDP and ZeroRedundancyOptimizer with `torch.nn.utils.clip_grad_norm_`, FSDP1 with its own `clip_grad_norm_`, FSDP2 with
-  torch's over its sharded parameters. The compute that serves as the floor does not clip: it has no step.""" if values != {None} else ""
+    text = f"""- **Everybody clips** gradients at {max(v for v in values if v is not None)} by their global norm, as is usual for GPTs and the default of libzero and DeepSpeed.
+  DDP and ZeroRedundancyOptimizer use `torch.nn.utils.clip_grad_norm_`, FSDP1 its own `clip_grad_norm_`, FSDP2 torch's function on
+  its sharded parameters. The floor does not clip, because it has no step.""" if values != {None} else ""
     unlike = [size for size, section in sections.items() if section["gradient_clipping"] is None]
-    if unlike:  # measured before script/compare saw to it
-        text += ("\n" if text else "") + (f"- In the runs of the sizes {', '.join(unlike)} libzero and DeepSpeed clipped at 1.0, DDP and FSDP2 **did not clip**: their steps lack a norm and a\n"
-                                         "  scaling, and the ratios to them are to libzero's disadvantage by that much.")
+    if unlike:  # measured by earlier versions of script/compare
+        text += ("\n" if text else "") + (f"- In the runs of the sizes {', '.join(unlike)} libzero and DeepSpeed clipped at 1.0, DDP and FSDP2 **did not clip**. Their steps lack a norm and a\n"
+                                         "  scaling, which the ratios do not correct for.")
     return text
 
 
@@ -252,15 +251,15 @@ def page(document, chart):
     for section in sections.values():
         versions.update(section["versions"])
     text = f"""# Performance
-How long a training step of libzero takes beside its peers, and what it holds: CPU ranks of one host, libzero through shared memory against
-peers over gloo on the loopback interface. Each size is measured in one run on one machine. This page is written by `script/compare`; the
-numbers, with every round's median, are in [performance.json](performance.json). What bounds them: [speed.md](speed.md).
+Time and memory of a training step of libzero compared with its peers, with CPU ranks on one host: libzero uses shared memory, the peers
+use gloo on the loopback interface. Each size is measured in one run on one machine. `script/compare` writes this page. The figures, with
+the median of every round, are in [performance.json](performance.json). [speed.md](speed.md) explains what limits them.
 
 {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. libzero {machine['libzero']}, libtorch
 {machine['libtorch']}, {', '.join(f'{name} {version}' for name, version in sorted(versions.items())) or 'no peers'}. {world} ranks, {counted(machine['threads_per_rank'], 'thread')} each.
 
-A ratio is the **median of the rounds' ratios**, then in brackets the smallest and the largest of a round, and how many rounds; a star
-marks what has fewer than {LEAST_ROUNDS}. Below 1 libzero is faster or smaller.
+A ratio is the **median of the rounds' ratios**, followed by the smallest and largest ratio of a round and the number of rounds. A star
+marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less memory.
 
 ![Step time of libzero and its peers]({chart})
 
@@ -268,7 +267,7 @@ marks what has fewer than {LEAST_ROUNDS}. Below 1 libzero is faster or smaller.
     for size, section in sections.items():
         planned = section["rounds"]
         text += f"## {shape(section['model'])}\n\n"
-        text += (f"{section['date']}, {counted(planned, 'round')}, each of {section['warmup']} steps to warm up and {section['steps']} measured ones. "
+        text += (f"{section['date']}, {counted(planned, 'round')}, each with {section['warmup']} warm-up steps and {section['steps']} measured steps. "
                  f"Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.\n\n")
         recipes = section["recipes"]
         names = [name for name in ratios({}) if any(name in of["ratios"] for of in recipes.values())]
@@ -277,39 +276,38 @@ marks what has fewer than {LEAST_ROUNDS}. Below 1 libzero is faster or smaller.
             text += f"### {recipe}\n\n{steps_table(of['results'], planned)}\n{failures(of['results'], planned)}"
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
-- The same GPT everywhere ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)), the same tokens, AdamW
-  (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused everywhere), no dropout, tied output layer. Initial values are drawn
-  from the same distributions but are not the same numbers, so losses agree in size, not in digits. Within libzero the losses of all
-  stages are equal, or the run fails.
+- All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,
+  with AdamW (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused), no dropout, tied output layer. Initial values are drawn
+  from the same distributions but are different numbers, so losses are similar, not equal. Within libzero the losses of all stages must
+  be equal, otherwise the run fails.
 {clipping_text(sections)}
-- In a round every configuration runs in new processes. Every second round goes the other way round. A time is the median of the rounds'
-  medians, min and p99 are of all steps, a ratio is the median of the rounds' ratios. A peer that fails in a round is named below its
-  table, with how many rounds its figures are of.
-- A step is forward, backward and update with the clipping; the loss is read after the clock. Times are rank 0's.
-- Ranks of libzero talk through shared memory, the peers through gloo on the loopback interface, which is what each takes on one host
-  without GPUs. "Over TCP" is libzero over gloo on that interface, too, with its sums in rank order. The peers have nothing else here:
-  PyPI's torch is built without MPI and UCC
-  (`python -c 'import torch.distributed as d; print(d.is_mpi_available(), d.is_ucc_available())'` prints `False False`), and Intel's
-  oneCCL binding has no package for it (`pip download oneccl_bind_pt==2.11.0`: "from versions: none"; its successor inside
-  `intel-extension-for-pytorch` ends at 2.8.0). On a torch built with MPI these ratios would be others.
-- bf16, as each is usually set: libzero and DeepSpeed keep 16-bit parameters with fp32 masters, libzero sends bf16 gradients and sums them
-  in fp32; FSDP shards fp32 parameters, gathers them in bf16 and reduces gradients in fp32 (FSDP1 too); DDP and ZeroRedundancyOptimizer
-  keep fp32 parameters under autocast and reduce fp32 gradients.
-- "FSDP2, bf16 reduction" is FSDP2 with `reduce_dtype=torch.bfloat16`: gloo adds in bf16. "DDP, bf16 parameters" is DDP over a bf16
-  module: gradients travel and are added in bf16; the optimizer's wrapper holds fp32 masters, casts the gradients to fp32, clips, updates
-  the masters with fused AdamW and copies them back to bf16. They show how much of a ratio is the recipe's.
-- "Compute + AdamW share": forward and backward of the plain module without communication, all ranks at once, and a fused AdamW step over
-  1/{world} of the parameters' number in fp32. It is the floor of a step, and "/ floor" the step's ratio to it. "floor: ... / DDP"
-  is the ratio that an implementation would have whose communication took no time: where libzero's is near it, what is left of the step is
-  the peer's own multiplications, and no smaller ratio can be had on this machine. [speed.md](speed.md) goes through it line by line.
-- Peak memory is proportional set size (shared pages count in parts), read every 2 ms in three more steps that are not timed, less
-  what the rank held before it built the model; of a round the rank that holds most, in the tables the round that holds most. "Fixed" is
-  the same for a model with next to no parameters, measured once: code and modules that are loaded when the first model is built.
-- Sent: payload bytes a rank and step, by libzero's count.
+- In each round every configuration runs in new processes. Every second round is in reverse order. A time is the median of the rounds'
+  medians, min and p99 are over all steps, a ratio is the median of the rounds' ratios. If a peer fails in a round, this is stated below
+  its table with the number of rounds that its figures are from.
+- A step is forward, backward, clipping and update. The loss is read after the time is taken. Times are rank 0's.
+- Ranks of libzero use shared memory, the peers use gloo on the loopback interface: the default of each on one host without GPUs.
+  "Over TCP" is libzero over gloo on that interface, with sums in rank order. The peers have no alternative here: PyPI's torch is built
+  without MPI and UCC (`python -c 'import torch.distributed as d; print(d.is_mpi_available(), d.is_ucc_available())'` prints
+  `False False`), and Intel's oneCCL binding has no package for it (`pip download oneccl_bind_pt==2.11.0`: "from versions: none"; its
+  successor in `intel-extension-for-pytorch` ends at 2.8.0). With a torch built with MPI, the ratios would differ.
+- bf16 in the usual setting of each: libzero and DeepSpeed keep 16-bit parameters with fp32 masters; libzero sends bf16 gradients and sums
+  them in fp32. FSDP1 and FSDP2 shard fp32 parameters, all-gather them in bf16 and reduce gradients in fp32. DDP and
+  ZeroRedundancyOptimizer keep fp32 parameters under autocast and reduce fp32 gradients.
+- "FSDP2, bf16 reduction" is FSDP2 with `reduce_dtype=torch.bfloat16`: gloo sums in bf16. "DDP, bf16 parameters" is DDP with a bf16
+  module: gradients are sent and summed in bf16; a wrapper of the optimizer holds fp32 masters, casts the gradients to fp32, clips, updates
+  the masters with fused AdamW and copies them back to bf16. These configurations show how much of a ratio is due to the dtypes.
+- "Compute + AdamW share" is the sum of forward and backward of the plain module without communication, on all ranks at once, and a fused
+  fp32 AdamW step over 1/{world} of the parameters. It is the floor of a step; "/ floor" is a step's ratio to it. "floor: ... / DDP" is the
+  ratio of an implementation whose communication takes no time. If libzero's ratio is close to it, most of the step is compute that
+  the peer has as well, and a smaller ratio is not possible on this machine. [speed.md](speed.md) has a detailed analysis.
+- Peak memory is the proportional set size (shared pages count in parts), read every 2 ms in three more steps that are not timed, minus
+  the rank's memory before it built the model. It is the maximum over ranks and, in the tables, over rounds. "Fixed" is the same for
+  a model with almost no parameters, measured once: code and modules that are loaded when the first model is built.
+- Sent is the payload in bytes per rank and step, as counted by libzero.
 
 ## Again
-The command below each heading measures that size; cut short, `script/compare --resume DIR` goes on where it stopped.
-`script/compare --help` lists sizes, rounds and peers. A part of it without Python: `zero bench step`.
+The command below each heading measures that size. `script/compare --resume DIR` continues an interrupted run. `script/compare --help`
+lists sizes, rounds and peers. `zero bench step` is a part of the measurement without Python.
 """
 
 

@@ -1,6 +1,6 @@
-// `zero bench activations`: the largest batch of one GPT whose step stays within a budget of device memory, for each
-// way of keeping activations: kept, computed again by checkpointing, away in host memory or in a file. What a step
-// takes is the Engine's ledger; that all ways give one result is checked on the way.
+// `zero bench activations`: the largest batch of one GPT whose step fits a budget of device memory, for each way of
+// storing activations: kept, recomputed by checkpointing, offloaded to host memory or to a file. Memory is measured by
+// the Engine's ledger. Also checks that all ways give the same result.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 #include <zero/zero.h>
@@ -54,7 +54,7 @@ std::vector<Way> ways_of(const Plan& plan) {
 }
 
 struct Taken {
-  std::int64_t device = 0, activations = 0, host = 0, file = 0;  // bytes at most within a step
+  std::int64_t device = 0, activations = 0, host = 0, file = 0;  // peak bytes within a step
   double seconds = 0;                                            // of that step
   std::string hash;
 };
@@ -72,7 +72,7 @@ Taken train(const Plan& plan, const Way& way, std::int64_t batch) {
   place_segments(model, segments_of(options, plan.gpt));
   Engine engine(model, options, Communicator::local());
   Taken taken;
-  for (int step = 0; step < 2; ++step) {  // the first one also makes what later ones use again
+  for (int step = 0; step < 2; ++step) {  // the first step allocates buffers that later steps reuse
     engine.reset_peak_memory();
     const auto begin = std::chrono::steady_clock::now();
     engine.backward(model->forward(inputs, targets));
@@ -89,8 +89,8 @@ Taken train(const Plan& plan, const Way& way, std::int64_t batch) {
   return taken;
 }
 
-// The largest batch that stays within the budget, 0 for none. Bytes grow by nearly the same for each sample, so that a
-// line through two batches tells where to look.
+// The largest batch that fits the budget, 0 if none. Bytes grow nearly linearly with the batch size, so two
+// measurements predict the result.
 std::int64_t largest(const Plan& plan, const std::function<std::int64_t(std::int64_t)>& bytes_of) {
   std::int64_t fits = 0, fails = plan.most + 1, guess = 1, bytes_of_one = 0, bytes_of_fits = 0;
   while (fits + 1 < fails) {
@@ -103,7 +103,7 @@ std::int64_t largest(const Plan& plan, const std::function<std::int64_t(std::int
       bytes_of_fits = bytes;
     }
     if (fits == 0) return 0;
-    std::int64_t line = 4;  // a second point
+    std::int64_t line = 4;  // the second measurement
     if (fits > 1) {
       const auto slope = std::max<std::int64_t>(1, (bytes_of_fits - bytes_of_one) / (fits - 1));
       line = fits + (plan.budget() - bytes_of_fits) / slope;
@@ -156,7 +156,7 @@ int bench_activations(int argc, char** argv) {
       return taken.device;
     });
     row.taken = seen[std::max<std::int64_t>(1, row.batch)];
-    // Batch 1 was tried by every way.
+    // Batch 1 was measured for every way.
     if (hash.empty()) hash = seen[1].hash;
     if (seen[1].hash != hash) different += (different.empty() ? "" : ", ") + way.name;
     rows.push_back(std::move(row));

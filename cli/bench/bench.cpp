@@ -1,4 +1,4 @@
-// `zero bench NAME`: finds the measurement. How one measures is in bench_<name>.cpp.
+// `zero bench NAME`: selects the measurement.
 #include "cli/bench/bench.h"
 
 #include <cstring>
@@ -41,7 +41,7 @@ Example
 struct Measurement {
   const char* name;
   int (*run)(int, char**);
-  bool shown = true;  // else it is for other measurements
+  bool shown = true;  // false: used by other measurements only
 };
 constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step", zero::cli::bench_step},
@@ -68,7 +68,7 @@ int zero_bench(int argc, char** argv) {
   using zero::ConfigError;
   static const std::vector<std::string> kNames = {"activations", "collectives", "optimizer", "io",
                                                   "profile",     "step",        "stages"};
-  // The name is the first word that is no option; options before it belong to the measurement.
+  // The name is the first word that is not an option; options before it belong to the measurement.
   std::vector<char*> words(argv + 1, argv + argc);
   std::size_t at = 0;
   for (; at < words.size() && words[at][0] == '-'; ++at) {

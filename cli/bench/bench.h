@@ -1,5 +1,5 @@
-// The measurements of `zero bench`, one function each; bench.cpp chooses by name. argv[0] is the word;
-// all throw the library's errors and return the exit code.
+// The measurements of `zero bench`, one function each; bench.cpp selects by name. argv[0] is the name. All throw the
+// library's errors and return the exit code.
 #pragma once
 
 namespace zero::cli {
@@ -12,7 +12,7 @@ int bench_activations(int argc, char** argv);
 int bench_io(int argc, char** argv);
 int bench_profile(int argc, char** argv);
 
-// One rank of those, as they start it.
+// One rank of a measurement, as a separate process.
 int bench_step_rank(int argc, char** argv);
 int bench_collectives_rank(int argc, char** argv);
 int bench_profile_rank(int argc, char** argv);

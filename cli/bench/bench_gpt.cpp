@@ -1,4 +1,4 @@
-// Options and construction of the measured GPT (bench_gpt.h).
+// Options and construction of the GPT for measurements (bench_gpt.h).
 #include "cli/bench/bench_gpt.h"
 
 #include <torch/torch.h>

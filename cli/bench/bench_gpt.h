@@ -1,5 +1,5 @@
-// The GPT that `zero bench` trains: its options, and the configuration keys that may be set beside
-// what a measurement compares. How a measurement trains it is in that measurement's file.
+// The GPT that `zero bench` trains: its options, and the configuration keys that --set may change. Training is in each
+// measurement's file.
 #pragma once
 #include <zero/options.h>
 
@@ -13,19 +13,19 @@ namespace zero::cli {
 
 struct GptChoice {
   std::string preset;       // empty: none
-  models::GptConfig shape;  // its values before parse() are the defaults the help shows
+  models::GptConfig shape;  // the values before parse() are the defaults shown in the help
 
   // --model, --layers, --hidden, --heads, --sequence, --vocabulary. Must outlive command.parse().
   void declare(Command& command);
-  // After parse(): the shape, of which options given beside a preset change the preset's. Throws ConfigError.
+  // After parse(): the shape. Options given with a preset override the preset's values. Throws ConfigError.
   models::GptConfig chosen(const Command& command) const;
 };
 
-// Initial values from `seed`; safe where ranks are threads, which share libtorch's generator.
+// Initializes from `seed`. Safe if ranks are threads, which share libtorch's random number generator.
 models::Gpt make_gpt(const models::GptConfig& config, std::int64_t seed);
 
-// The texts KEY=VALUE of --set. Throws ConfigError for another form and for the keys that stages,
-// recipes and the micro-batch size decide.
+// The texts KEY=VALUE of --set. Throws ConfigError for another form, and for keys that stage, recipe or micro-batch
+// size determine.
 std::vector<Setting> settings_of(const std::vector<std::string>& texts);
 
 }  // namespace zero::cli

@@ -1,7 +1,7 @@
-// `zero bench collectives`: the time of reduce-scatter, all-gather and all-reduce by size over each transport,
-// with ranks as processes, every result checked, and a plain copy of the same bytes beside it; and of the gloo
-// library's own algorithms, which libzero's gloo transport does without.
-// Transports take turns in rounds, so that a drift of the machine meets both alike.
+// `zero bench collectives`: the time of reduce-scatter, all-gather and all-reduce by size and transport, with ranks as
+// processes and every result checked. Compared with a plain copy of the same bytes, and with the gloo library's own
+// algorithms, which libzero's gloo transport does not use. Transports alternate in rounds, so that changes of the
+// machine's speed affect all alike.
 #include <torch/torch.h>
 #include <zero/zero.h>
 
@@ -26,7 +26,7 @@ namespace {
 constexpr const char* kName = "bench collectives";
 constexpr const char* kCopy = "memcpy";
 constexpr const char* kLibrary = "gloo_library";
-constexpr std::int64_t kBytesPerRow = 256 << 20;  // about what a row of a round moves: decides its repetitions
+constexpr std::int64_t kBytesPerRow = 256 << 20;  // approximate bytes of a row in one round; determines its repetitions
 constexpr std::int64_t kFewest = 3, kMost = 100;
 
 struct Setup {
@@ -38,11 +38,11 @@ struct Setup {
 struct Row {
   std::string operation;
   std::int64_t bytes = 0;
-  std::map<std::string, std::vector<double>> seconds;  // by transport; those of kCopy from all
+  std::map<std::string, std::vector<double>> seconds;  // by transport; kCopy from all
   std::map<std::string, std::vector<double>> round_medians;
 };
 
-// What is measured: each call waits for its result.
+// The operations to measure. Each call waits for its result.
 struct Calls {
   std::function<at::Tensor(std::int64_t, at::ScalarType)> allocate;
   std::function<void(const at::Tensor&, const at::Tensor&)> all_gather, reduce_scatter;  // out, in
@@ -67,7 +67,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Small whole numbers, other ones on every rank and element: sums of 64 ranks are exact in bf16, too.
+// Small whole numbers, different for every rank and element: sums of 64 ranks are exact in bf16, too.
 at::Tensor values_of(int rank, std::int64_t elements, at::ScalarType dtype) {
   constexpr std::int64_t kPeriod = 5 * 65536;
   const auto period = at::arange(std::min(elements, kPeriod), at::kLong).mul_(7).add_(3 * rank).remainder_(5).to(dtype);
@@ -88,8 +88,8 @@ void check(const at::Tensor& got, const at::Tensor& expected, const std::string&
 
 std::int64_t repetitions(std::int64_t bytes) { return std::clamp(kBytesPerRow / bytes, kFewest, kMost); }
 
-// Calls `prepare`, untimed, then `call`, timed, with all ranks starting together; the first call only warms up.
-// `checked` judges the result of the first and of the last call.
+// Calls `prepare`, untimed, then `call`, timed, with all ranks starting together. The first call is a warm-up.
+// `checked` verifies the result of the first and the last call.
 template <class Prepare, class Call, class Checked>
 std::vector<double> time_calls(Communicator& comm, std::int64_t bytes, Prepare prepare, Call call, Checked checked) {
   std::vector<double> seconds;
@@ -106,7 +106,7 @@ std::vector<double> time_calls(Communicator& comm, std::int64_t bytes, Prepare p
   return seconds;
 }
 
-// `bytes` is the whole: what is gathered, scattered or summed; a rank's part is 1/world of it.
+// `bytes`: total bytes gathered, scattered or summed; a rank's part is 1/world of it.
 std::vector<double> measure(const std::string& operation, std::int64_t bytes, at::ScalarType dtype, Communicator& comm,
                             const Calls& calls) {
   const int rank = comm.rank(), world = comm.size();
@@ -295,7 +295,7 @@ int bench_collectives(int argc, char** argv) {
         const RankProcesses ranks{.command = kName,
                                   .world = setup.world,
                                   .threads = setup.threads,
-                                  .transport = transport == kLibrary ? "shm" : transport};  // by which its ranks meet
+                                  .transport = transport == kLibrary ? "shm" : transport};  // how its ranks rendezvous
         task["library"] = transport == kLibrary;
         auto outcome = run_rank_processes(ranks, task, global);
         if (outcome.exit_code != 0) return outcome.exit_code;

@@ -1,5 +1,4 @@
-// The program `fio` as a yardstick: the same transfers over a file of its own, through its io_uring
-// engine past the page cache.
+// The program `fio` for comparison: the same transfers on its own file, with its io_uring engine and direct I/O.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,7 +9,7 @@ namespace zero::cli {
 
 class Fio {
  public:
-  // Writes a file of `bytes` in the folder. Throws ConfigError if there is no fio, IoError if it fails.
+  // Writes a file of `bytes` in the folder. Throws ConfigError if fio is missing, IoError if it fails.
   Fio(const std::string& folder, std::int64_t bytes);
   ~Fio();  // removes the file
   Fio(const Fio&) = delete;

@@ -38,7 +38,7 @@ GlooLibrary::GlooLibrary(Communicator& meeting) : state_(std::make_unique<State>
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(meeting.timeout());
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(kHost));
-    options->threads = 2;  // a device, as torch.distributed sets it
+    options->threads = 2;  // per device, as torch.distributed sets it
     state_->group = c10::make_intrusive<c10d::ProcessGroupGloo>(meet(meeting), meeting.rank(), meeting.size(), options);
   } catch (const std::exception& error) {
     const std::string text = error.what();

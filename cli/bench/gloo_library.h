@@ -1,6 +1,6 @@
-// The collectives of the gloo library as torch.distributed's users get them on CPU tensors: c10d's
-// ProcessGroupGloo as its Python side builds it, on the loopback interface. A peer for `zero bench collectives`;
-// nothing of libzero's own transports is here.
+// The gloo library's collectives as torch.distributed provides them for CPU tensors: c10d's ProcessGroupGloo,
+// constructed as in Python, on the loopback interface. A comparison for `zero bench collectives`, independent of
+// libzero's transports.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <zero/communicator.h>
@@ -11,13 +11,13 @@ namespace zero::cli {
 
 class GlooLibrary {
  public:
-  // Ranks of one host find each other through `meeting`, which all of them give. Throws CommError.
+  // Ranks of one host rendezvous through `meeting`, which must be the same on all. Throws CommError.
   explicit GlooLibrary(Communicator& meeting);
   ~GlooLibrary();
   GlooLibrary(const GlooLibrary&) = delete;
   GlooLibrary& operator=(const GlooLibrary&) = delete;
 
-  // dist.all_gather_into_tensor, dist.reduce_scatter_tensor and dist.all_reduce, waited for. Flat tensors as for
+  // dist.all_gather_into_tensor, dist.reduce_scatter_tensor and dist.all_reduce, blocking. Flat tensors as for
   // Communicator; sums in the tensors' dtype, in gloo's order.
   void all_gather(at::Tensor out, at::Tensor in);
   void reduce_scatter(at::Tensor out, at::Tensor in);

@@ -1,6 +1,6 @@
-// `zero bench io`: bytes a second of a swap file by pattern, request size and depth, every sector that is
-// read checked; with --fio beside that program, in turns within one run, so that a drift of the disk
-// meets both alike. Streams are io_measurement.h, the yardstick fio.h.
+// `zero bench io`: throughput of a swap file by pattern, request size and depth, with every sector that is read
+// checked. --fio alternates with that program within one run, so that changes of the disk's speed affect both alike.
+// Streams are in io_measurement.h, the comparison in fio.h.
 #include <zero/errors.h>
 #include <zero/version.h>
 
@@ -33,13 +33,13 @@ struct Setup {
   bool fio = false;
 };
 
-// All rounds of one pattern at one request size and depth, in bytes a second.
+// All rounds of one pattern with one request size and depth, in bytes per second.
 struct Cell {
   IoPattern pattern;
   std::string word;
   storage::IoSettings settings;
   std::vector<double> own, fio;
-  std::vector<double> reads, writes;  // own, by direction
+  std::vector<double> reads, writes;  // libzero's, by direction
 };
 
 // "64K", "1M", "2G", "8192": a multiple of 4096.
@@ -202,7 +202,7 @@ int bench_io(int argc, char** argv) {
     about.fio = fio->version();
   }
   for (auto cell = cells.begin(); cell != cells.end();) {
-    // Cells of one request size and depth share a file.
+    // Cells with the same request size and depth share a file.
     IoMeasurement own(setup.folder, bytes, cell->settings);
     const auto& first = cell->settings;
     for (; cell != cells.end() && cell->settings.block_size == first.block_size &&

@@ -1,5 +1,5 @@
-// A sector is 4096 bytes: a stamp that tells place and version, then bytes that are the same in all.
-// The timed windows touch the stamps alone, as 256 words a MiB; check_all() looks at everything.
+// A sector is 4096 bytes: a stamp with location and version, then constant bytes. Timed windows access only the stamps,
+// 256 words per MiB; check_all() checks everything.
 #include "cli/bench/io_measurement.h"
 
 #include <zero/errors.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kSector = 4096;
 constexpr std::size_t kAhead = 6;
-constexpr std::int64_t kLeastTile = 4 << 20;  // an engine's tiles are no smaller
+constexpr std::int64_t kLeastTile = 4 << 20;  // an engine's tiles are not smaller
 
 using Clock = IoMeasurement::Clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -55,7 +55,7 @@ IoMeasurement::IoMeasurement(const std::string& folder, std::int64_t bytes, cons
     : file_(storage::SwapFile::create(folder, bytes, settings, "zero bench io")),
       bytes_(bytes),
       versions_(static_cast<std::size_t>(bytes / kSector)) {
-  // So that the tiles under way keep every queue full, and no larger: a long-lived file has small buffers.
+  // Just large enough that the tiles in flight fill every queue, because a long-lived file has small buffers.
   const std::int64_t in_flight = settings.block_size * settings.queue_depth * settings.threads;
   tile_ = std::max(kLeastTile, (in_flight / 4 + settings.block_size - 1) / settings.block_size * settings.block_size);
   tile_ = std::min(tile_, bytes / 2);
@@ -107,7 +107,7 @@ void IoMeasurement::check_stamps(const char* data, std::int64_t offset, std::int
   }
 }
 
-// Tiles one after the other, round and round, until `seconds` after `start`; then what is under way ends.
+// Transfers tiles cyclically until `seconds` after `start`, then waits for those in flight.
 void IoMeasurement::keep_busy(Stream& stream, Clock::time_point start, double seconds) {
   const auto range = stream.to - stream.from;
   auto next = stream.from;
@@ -117,9 +117,9 @@ void IoMeasurement::keep_busy(Stream& stream, Clock::time_point start, double se
     next += tile.bytes;
     return tile;
   };
-  // Never so many that one place is under way twice.
+  // Limited so that no location is in flight twice.
   const auto ahead = std::clamp<std::int64_t>(range / tile_ - 1, 1, kAhead);
-  std::vector<Tile> under_way;  // in turns
+  std::vector<Tile> under_way;  // used in turn
   for (std::int64_t k = 0; k < ahead; ++k) under_way.push_back(step(static_cast<std::size_t>(k)));
   std::size_t oldest = 0;
   const auto later = [&] { oldest = (oldest + 1) % under_way.size(); };
@@ -138,7 +138,7 @@ IoMeasurement::Result IoMeasurement::run(IoPattern pattern, double seconds) {
   const auto start = Clock::now();
   Result result;
   if (both) {
-    // Each direction waits for its own transfers alone.
+    // Each direction waits for its own transfers only.
     auto reading = std::async(std::launch::async, [&] { keep_busy(read_, start, seconds); });
     keep_busy(write_, start, seconds);
     reading.get();

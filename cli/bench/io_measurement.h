@@ -1,5 +1,5 @@
-// Streams of transfers through a swap file for a given time, as an engine with enough buffers makes
-// them, with a check of all that comes back. Options and tables are bench_io.cpp's.
+// Continuous transfers through a swap file for a given time, as an engine with enough buffers makes them, with checks
+// of all data read. Options and tables are in io.cpp.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace zero::cli {
 
-enum class IoPattern { Read, Write, Mixed };  // Mixed: both at once, each over half of the file
+enum class IoPattern { Read, Write, Mixed };  // Mixed: both at once, each on half of the file
 
-// The file for one block size and depth, written once before it is measured.
+// A file for one block size and depth, written once before it is measured.
 class IoMeasurement {
  public:
   using Clock = std::chrono::steady_clock;
@@ -22,15 +22,15 @@ class IoMeasurement {
   struct Result {
     double read_bytes_per_s = 0, write_bytes_per_s = 0;
   };
-  // One window of about `seconds`. Throws InternalError when a sector that was read is not the last
-  // one written there.
+  // One window of about `seconds`. Throws InternalError if a sector that was read is not the last version written
+  // there.
   Result run(IoPattern pattern, double seconds);
-  // Every byte of the file.
+  // Checks every byte of the file.
   void check_all();
   std::string description() const { return file_->description(); }
 
  private:
-  // Tiles one after the other over a range of the file, several under way.
+  // Tiles in order over a range of the file, several in flight.
   struct Stream {
     bool write;
     std::int64_t from, to;
@@ -46,7 +46,7 @@ class IoMeasurement {
   void check_stamps(const char* data, std::int64_t offset, std::int64_t bytes) const;
   std::unique_ptr<storage::SwapFile> file_;
   std::int64_t bytes_, tile_;
-  std::vector<std::uint32_t> versions_;  // of each sector: how often it was written
+  std::vector<std::uint32_t> versions_;  // of each sector: number of writes
   Stream read_{false, 0, 0, {}}, write_{true, 0, 0, {}};
 };
 

@@ -1,5 +1,5 @@
-// `zero bench optimizer`: the time of one optimizer update over flat memory, by rule, job and threads, beside a triad
-// that takes turns with it. Every element of the result is held against update_reference.h, bit for bit.
+// `zero bench optimizer`: the time of one optimizer update over flat memory, by rule, job and threads, alternating with
+// a triad for comparison. Every element of the result is compared with update_reference.h, bit for bit.
 #include <torch/torch.h>
 #include <zero/zero.h>
 
@@ -22,11 +22,11 @@ namespace zero::cli {
 namespace {
 
 constexpr const char* kName = "bench optimizer";
-// Values repeat with this period, a prime: no cut over threads or lanes meets the same ones, and the reference is
-// short.
+// Values repeat with this period. It is prime, so threads and lanes do not see the same values, and small, so the
+// reference is fast.
 constexpr std::int64_t kPeriod = 65521;
-constexpr std::int64_t kTriadElements = std::int64_t{1} << 25;  // 384 MiB for its three tensors: above every cache
-constexpr double kLossScale = 65536;                            // what 16-bit gradients come multiplied by
+constexpr std::int64_t kTriadElements = std::int64_t{1} << 25;  // 384 MiB for its three tensors: larger than any cache
+constexpr double kLossScale = 65536;                            // 16-bit gradients are multiplied by it
 
 struct Setup {
   double elements = 128e6;
@@ -35,12 +35,12 @@ struct Setup {
   std::int64_t numel() const { return static_cast<std::int64_t>(elements); }
 };
 
-// One rule over one kind of memory at one number of threads.
+// One rule with one kind of memory and one number of threads.
 struct Series {
   std::string rule, job;
   int threads = 0;
-  std::int64_t bytes_per_element = 0;  // that a pass must move
-  std::vector<double> seconds, triad;  // of the updates; bytes a second of the triads beside them
+  std::int64_t bytes_per_element = 0;  // bytes that a pass must transfer
+  std::vector<double> seconds, triad;  // of the updates; bytes per second of the triads
 
   double elements_per_s(const Setup& setup) const { return setup.elements / quantile(seconds, 0.5); }
   double bytes_per_s(const Setup& setup) const {
@@ -77,7 +77,7 @@ class Triad {
  public:
   explicit Triad(std::int64_t elements)
       : a_(at::ones({elements})), b_(at::ones({elements})), sum_(at::zeros({elements})) {}
-  // Bytes a second of sum = a + 3 b: 12 an element, as always counted.
+  // Bytes per second of sum = a + 3 b: 12 per element, the usual count.
   double run() {
     const double took = seconds_of([&] { at::add_out(sum_, a_, b_, 3.0); });
     return 12.0 * static_cast<double>(sum_.numel()) / took;
@@ -87,7 +87,7 @@ class Triad {
   at::Tensor a_, b_, sum_;
 };
 
-// The flat memory of one job, and what it must hold after some updates.
+// The flat memory of one job, and its expected contents after some updates.
 class Job {
  public:
   Job(const std::string& rule, const std::string& dtype, std::int64_t elements)
@@ -109,7 +109,7 @@ class Job {
     return seconds_of([&] { optimizer_.step(tensors_, factor_); });
   }
 
-  // Gradient read; master and states read and written; the 16-bit copy written.
+  // The gradient is read; master and states are read and written; the 16-bit parameter is written.
   std::int64_t bytes_per_element() const {
     const auto width = static_cast<std::int64_t>(tensors_.gradient.element_size());
     return width + 8 * (1 + static_cast<std::int64_t>(tensors_.states.size())) +
@@ -149,7 +149,7 @@ class Job {
   FlatTensors tensors_;
 };
 
-// All numbers of threads of one rule and job, in turns: a drift of the machine meets all alike.
+// All numbers of threads of one rule and job in turn, so that changes of the machine's speed affect all alike.
 std::vector<Series> measure(const Setup& setup, const std::vector<int>& threads, const std::string& rule,
                             const std::string& dtype, Triad& triad) {
   at::set_num_threads(*std::max_element(threads.begin(), threads.end()));
@@ -198,7 +198,7 @@ std::vector<int> threads_of(const Setup& setup) {
   return counts;
 }
 
-// 16 bytes an element are the most that any job holds (fp32: 16; bf16: 12 + 2 + 2), and the triad.
+// At most 16 bytes per element in any job (fp32: 16; bf16: 12 + 2 + 2), plus the triad.
 void require_memory(const Setup& setup) {
   const double needed = 16 * setup.elements + 12.0 * static_cast<double>(std::min(setup.numel(), kTriadElements));
   const auto facts = launch::memory_facts();

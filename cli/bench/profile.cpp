@@ -1,7 +1,6 @@
-// `zero bench profile`: the speeds of this machine as `zero plan --profile` reads them. GPTs of several shapes are
-// trained at every stage by as many ranks at once as the machine has room for; speeds are fitted to the times of their
-// steps and the amounts that a plan counts for them. One rank's steps are step_rank.h, files io_measurement.h, the fit
-// fit.h.
+// `zero bench profile`: the speeds of this machine for `zero plan --profile`. Trains GPTs of several shapes at every
+// stage with as many ranks as the machine has room for, and fits speeds to the measured step times and the amounts of
+// work that a plan counts. One rank's steps are in step_rank.h, files in io_measurement.h, the fit in core/plan.
 #include <torch/torch.h>
 #include <zero/plan.h>
 #include <zero/zero.h>
@@ -34,7 +33,7 @@ struct Setup {
   bool no_files = false, quick = false;
 };
 
-// Shapes in which different things take the time: next to nothing, matrices, attention, narrow heads, logits.
+// Shapes with different bottlenecks: fixed costs, matrix products, attention, narrow heads, logits.
 struct Shape {
   models::GptConfig gpt;
   std::int64_t batch;
@@ -74,7 +73,7 @@ Plan plan_of(const StepTask& task, std::int64_t world) {
 double median_of(const Json& result) { return quantile(result.at("step_s").get<std::vector<double>>(), 0.5); }
 double speed(double seconds) { return seconds > 0 ? 1 / seconds : 0; }
 
-// The largest relative difference between the fit and the rows it was made from.
+// The largest relative error of the fit.
 double worst_of(const std::vector<double>& fit, const std::vector<planning::FitRow>& rows) {
   double worst = 0;
   for (const auto& row : rows)
@@ -84,8 +83,8 @@ double worst_of(const std::vector<double>& fit, const std::vector<planning::FitR
 
 struct Found {
   PlanProfile profile;
-  Json fits = Json::object();  // the worst relative error of each
-  Json rows = Json::array();   // what was measured
+  Json fits = Json::object();  // the largest relative error of each
+  Json rows = Json::array();   // the measurements
 };
 
 constexpr const char* kTrained[] = {"fp32", "bf16"};
@@ -93,8 +92,8 @@ PlanSpeed& speed_of(PlanProfile& profile, const std::string& recipe) {
   return recipe == "fp32" ? profile.fp32 : recipe == "bf16" ? profile.bf16 : profile.fp16;
 }
 
-// Steps of all stages and recipes together: what is common to them shows best where everything else differs.
-// seconds: the quietest median of each task.
+// Fits all stages and recipes together: what they share shows best if everything else differs. seconds: the lowest
+// median of each task.
 Found fitted(const std::vector<StepTask>& tasks, const std::vector<double>& seconds, const Setup& setup) {
   Found found;
   found.profile.ranks = static_cast<int>(setup.world);
@@ -157,7 +156,7 @@ std::string text_of(const Found& found, const Setup& setup) {
                         {"M elements/s", Align::Right},
                         {"M heads/s", Align::Right},
                         {"us a layer", Align::Right}});
-  // A speed that takes no time within what can be measured.
+  // A speed whose time is too small to measure.
   const auto cell = [](double per_second, double unit, int digits) {
     return per_second > 0 ? fixed(per_second / unit, digits) : std::string("-");
   };
@@ -210,14 +209,14 @@ int bench_profile(int argc, char** argv) {
   std::vector<StepTask> tasks;
   for (const auto& recipe : recipes)
     for (const auto& shape : shapes()) {
-      if (recipe == "fp16") {  // slow on CPUs, and put together as bf16
+      if (recipe == "fp16") {  // slow on CPUs; derived from bf16
         tasks.push_back(task_of(shape, recipe, StepTask::kCompute, setup));
         tasks.back().steps = 2, tasks.back().warmup = 1;
         continue;
       }
       for (int stage = 0; stage <= 3; ++stage) tasks.push_back(task_of(shape, recipe, stage, setup));
     }
-  Json list = {tasks.front().json()};  // once more than is looked at: the ranks have just begun
+  Json list = {tasks.front().json()};  // an extra task, discarded as a warm-up
   const int rounds = setup.quick ? 1 : 4;
   for (int round = 0; round < rounds; ++round)
     for (const auto& task : tasks)
@@ -225,7 +224,7 @@ int bench_profile(int argc, char** argv) {
   const RankProcesses ranks{.command = kName, .world = setup.world, .threads = setup.threads, .transport = "shm"};
   const auto outcome = run_rank_processes(ranks, {{"tasks", list}}, global);
   if (outcome.exit_code != 0) return outcome.exit_code;
-  // Of the rounds the quietest one: what others do on the machine passes, and comes back.
+  // The fastest of the rounds, because other load on the machine comes and goes.
   std::vector<double> seconds(tasks.size(), std::numeric_limits<double>::infinity());
   std::size_t at = 1;
   for (int round = 0; round < rounds; ++round)

@@ -1,6 +1,6 @@
-// `zero bench stages`: the same GPT trained at stages 0 to 3 in each recipe, one after the other:
-// memory at the moments of a step, step times, bytes sent, and the state's hash, which must not
-// depend on the stage. Tables of memory are memory_phases.h; the training is the library's.
+// `zero bench stages`: trains the same GPT at stages 0 to 3 in each recipe, one after another. Shows memory by phase,
+// step times, bytes sent, and the state's hash, which must not depend on the stage. Memory tables are in
+// memory_phases.h.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 #include <zero/zero.h>
@@ -31,7 +31,7 @@ struct Setup {
   std::vector<std::string> set;
 };
 
-// What rank 0 saw of one stage and recipe.
+// Rank 0's results for one stage and recipe.
 struct Run {
   std::string recipe, hash, transport;
   int stage = 0;
@@ -47,7 +47,7 @@ Options options_for(const Setup& setup, int stage, const std::string& recipe) {
                  {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.01}}}}},
                  {"zero_optimization", {{"stage", stage}}}};
   if (recipe != "fp32") config[recipe]["enabled"] = true;
-  // The default, 16, spends the first steps on finding a scale that does not overflow.
+  // With the default, 16, the first steps search for a scale that does not overflow.
   if (recipe == "fp16") config[recipe]["initial_scale_power"] = 12;
   return Options::from_json(config.dump(), "<zero bench stages>", settings_of(setup.set));
 }
@@ -56,11 +56,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// One rank's part of one run.
+// One rank of one run.
 Run train(const Setup& setup, int stage, const std::string& recipe, const std::shared_ptr<Communicator>& comm) {
   auto model = make_gpt(setup.gpt, setup.seed);
   Engine engine(model, options_for(setup, stage, recipe), comm);
-  // The same tokens at every stage and recipe, other ones on every rank and step.
+  // The same tokens for every stage and recipe, different for every rank and step.
   auto generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(setup.seed * 1000003 + comm->rank()));
   Run run;
@@ -97,7 +97,7 @@ Run train(const Setup& setup, int stage, const std::string& recipe, const std::s
   for (std::int64_t k = 0; k < setup.iterations; ++k) step(k, nullptr);
   run.stats = comm->stats();
   run.hash = engine.state_hash();
-  // A note gives idle memory back to the kernel, which costs time: the moments are those of two more steps.
+  // Reading memory returns idle memory to the kernel, which takes time, so phases are measured in two extra steps.
   for (std::int64_t k = 0; k < 2; ++k) step(setup.iterations + k, &run.phases);
   return run;
 }
@@ -195,7 +195,7 @@ int bench_stages(int argc, char** argv) {
   setup.gpt = setup.choice.chosen(command);
   const auto stages = list_of("--stages", setup.stages, {"0", "1", "2", "3"});
   const auto recipes = list_of("--recipes", setup.recipes, {"fp32", "bf16", "fp16"});
-  for (const auto& recipe : recipes)  // faults before anything runs
+  for (const auto& recipe : recipes)  // report faults before anything runs
     for (const auto& stage : stages) (void)options_for(setup, std::stoi(stage), recipe);
 
   const auto own = Communicator::from_env();

@@ -1,7 +1,7 @@
-// `zero bench step`: the time of a training step at each stage and recipe, its parts, its memory and bytes
-// sent, beside the same forward and backward without communication. Ranks are processes, and
-// configurations take turns in rounds, so that a drift of the machine meets all of them alike.
-// One rank's work is step_rank.h; how ranks are started is rank_processes.h.
+// `zero bench step`: the time of a training step at each stage and recipe, its parts, its memory and bytes sent,
+// compared with the same forward and backward without communication. Ranks are processes, and configurations alternate
+// in rounds, so that changes of the machine's speed affect all alike. One rank's work is in step_rank.h, starting ranks
+// in rank_processes.h.
 #include <torch/torch.h>
 #include <zero/zero.h>
 
@@ -39,10 +39,10 @@ struct Series {
   std::string transport;
   std::vector<double> step, forward, backward, optimizer, adamw, round_medians;
   std::vector<std::vector<double>> losses;  // by round
-  std::vector<std::uint64_t> peaks;         // by rank, the highest of the rounds
+  std::vector<std::uint64_t> peaks;         // by rank, the maximum over rounds
   double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
   Json memory;                              // on a GPU, of the last round
-  Json trace;                               // of the first round, if one was asked for
+  Json trace;                               // of the first round, if requested
   std::vector<std::string> trace_lines;
 
   explicit Series(StepTask of) : task(std::move(of)) {}
@@ -134,7 +134,7 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
     }
     for (const auto& stage : stages) {
       task.stage = std::stoi(stage);
-      (void)options_of(task);  // faults before anything runs
+      (void)options_of(task);  // report faults before anything runs
       all.emplace_back(task);
     }
   }
@@ -150,10 +150,10 @@ const Series* compute_of(const std::vector<Series>& all, const std::string& reci
 
 double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
-// Forward, backward and this rank's share of an AdamW step: what no stage can do without.
+// Forward, backward and this rank's share of an AdamW step: the minimum for every stage.
 double floor_of(const Series& compute) { return median(compute.step) + median(compute.adamw); }
 
-// Every stage and round of the recipe saw the same losses.
+// Whether all stages and rounds of the recipe had the same losses.
 bool equal_losses(const std::vector<Series>& all, const std::string& recipe) {
   const std::vector<double>* first = nullptr;
   for (const auto& series : all) {
@@ -177,7 +177,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
   Json about = machine();
   about["threads_per_rank"] = setup.threads;
   about["libtorch"] = TORCH_VERSION;
-  const double clipping = options_of(all.back().task).settings().gradient_clipping;  // compute alone is never the last
+  const double clipping = options_of(all.back().task).settings().gradient_clipping;  // the last task is never kCompute
   Json document = {{"schema", "zero.bench.step/1"},
                    {"machine", about},
                    {"model",
@@ -235,7 +235,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
   return document;
 }
 
-// Times, then what a stage holds and sends: two tables, so that each fits a narrow terminal.
+// Times, then memory and bytes sent: two tables, so that each fits a narrow terminal.
 std::string tables_of(const std::vector<Series>& all, const std::string& recipe, std::size_t columns) {
   using report::Align;
   report::Table times({{recipe},
@@ -331,7 +331,7 @@ int bench_step(int argc, char** argv) {
       .command = kName, .world = setup.world, .threads = setup.threads, .transport = setup.transport};
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      // Every second round the other way round: no configuration always follows the same one.
+      // Every second round is in reverse order, so that no configuration always follows the same one.
       Series& series = all[round % 2 == 0 ? i : all.size() - 1 - i];
       if (round > 0) series.task.trace.clear();
       if (launched) {
@@ -358,7 +358,8 @@ int bench_step(int argc, char** argv) {
   std::string different;
   for (const auto& recipe : recipes_of(all))
     if (!equal_losses(all, recipe)) different += (different.empty() ? "" : ", ") + recipe;
-  // On a GPU some of libtorch's kernels add in an order of the moment (attention backward in 16 bits): shown, no error.
+  // On a GPU some of libtorch's kernels add in a nondeterministic order (16-bit attention backward): shown, not an
+  // error.
   if (!different.empty() && !on_gpu)
     throw InternalError("[zero bench step] got losses that differ between stages or rounds in " + different +
                         ", expected equal ones");

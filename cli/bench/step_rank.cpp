@@ -1,4 +1,4 @@
-// One rank's steps and their clock (step_rank.h).
+// The steps of one rank and their timing (step_rank.h).
 #include "cli/bench/step_rank.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint64_t kDataSeed = 1;
 constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3, kTraceSteps = 5;
 constexpr double kRate = 3e-4, kBeta1 = 0.9, kBeta2 = 0.95, kEpsilon = 1e-8, kDecay = 0.1;
-constexpr double kClipping = 1.0;  // as every peer of script/compare
+constexpr double kClipping = 1.0;  // as in all programs of script/compare
 
 using Clock = std::chrono::steady_clock;
 
@@ -33,13 +33,13 @@ c10::Device device_of(const StepTask& task, const Communicator& comm) {
   return default_device(comm);
 }
 
-// A GPU works behind the host's back: a part of a step ends when it has.
+// A GPU works asynchronously: a part of a step ends when the GPU has finished it.
 Clock::time_point now_on(c10::Device device) {
   if (!device.is_cpu()) at::accelerator::synchronizeDevice(device.index());
   return Clock::now();
 }
 
-// At rest by purpose, and what libtorch's allocator held at most.
+// Memory between steps by purpose, and the peak of libtorch's allocator.
 Json gpu_memory(const MemoryReport& memory) {
   Json rest;
   for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
@@ -53,7 +53,7 @@ Json gpu_memory(const MemoryReport& memory) {
           {"allocation_retries", memory.allocator->retries}};
 }
 
-// The same tokens for every configuration, other ones on every rank and step.
+// The same tokens for every configuration, different for every rank and step.
 class Tokens {
  public:
   Tokens(const StepTask& task, int rank, int world, c10::Device device) : sequence_(task.gpt.sequence) {
@@ -75,7 +75,7 @@ class Tokens {
 Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   const auto device = device_of(task, *comm);
   const Tokens tokens(task, comm->rank(), comm->size(), device);
-  comm->barrier();  // everyone has loaded what ranks share
+  comm->barrier();  // all ranks have loaded shared data
   const auto before = pss_bytes();
   comm->barrier();
   auto model = make_gpt(task.gpt, kModelSeed);
@@ -158,7 +158,7 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   std::vector<double> step_s, forward_s, backward_s, adamw_s;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
     const auto inputs = tokens.inputs(k), targets = tokens.targets(k);
-    comm->barrier();  // so that no rank ever has the machine's memory for itself
+    comm->barrier();  // so that no rank ever has the machine's memory bandwidth to itself
     const auto start = now_on(device);
     auto loss = model->forward(inputs, targets);
     const auto forward = now_on(device);
@@ -224,7 +224,7 @@ Options options_of(const StepTask& task) {
          {{"lr", kRate}, {"betas", Json::array({kBeta1, kBeta2})}, {"eps", kEpsilon}, {"weight_decay", kDecay}}}}},
       {"zero_optimization", {{"stage", task.stage}}}};
   if (task.recipe != "fp32") config[task.recipe]["enabled"] = true;
-  // The default, 16, spends the first steps on finding a scale that does not overflow.
+  // With the default, 16, the first steps search for a scale that does not overflow.
   if (task.recipe == "fp16") config[task.recipe]["initial_scale_power"] = 12;
   return Options::from_json(config.dump(), "<zero bench step>", settings_of(task.set));
 }

@@ -1,6 +1,6 @@
-// What one rank of `zero bench step` does: trains the measured GPT at one stage and recipe, or runs only
-// the forward and backward of the plain module beside the other ranks, and times the parts of its
-// steps. Which configurations there are, and what is printed, is bench_step.cpp.
+// One rank of `zero bench step`: trains the GPT at one stage and recipe, or runs only forward and backward of the plain
+// module concurrently with the other ranks, and times the parts of its steps. step.cpp selects configurations and
+// prints results.
 #pragma once
 #include <zero/communicator.h>
 #include <zero/options.h>
@@ -22,15 +22,14 @@ struct StepTask {
   static constexpr int kCompute = -1;
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
   models::GptConfig gpt;
-  std::vector<std::string> set;  // "KEY=VALUE" of the configuration
-  std::string trace;             // file of a trace of steps that are not measured; empty: none
+  std::vector<std::string> set;  // "KEY=VALUE" settings of the configuration
+  std::string trace;             // file for a trace of additional steps; empty: none
 
   Json json() const;
   static StepTask from(const Json& json);
 };
 
-// The configuration of that task: AdamW with lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1.
-// Throws ConfigError.
+// The configuration of a task: AdamW with lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1. Throws ConfigError.
 Options options_of(const StepTask& task);
 
 // Collective. Times are rank 0's, in seconds, one a measured step:

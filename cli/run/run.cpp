@@ -1,5 +1,5 @@
-// `zero run`: options and hosts become LaunchSettings; lines, notices and reports of the launcher
-// become stdout and stderr. How ranks are started and ended, here and on other hosts, is src/launch.
+// `zero run`: converts options and hosts to LaunchSettings, and prints the launcher's lines, notices and reports.
+// Starting and ending ranks is in src/core/launch.
 #include <poll.h>
 #include <unistd.h>
 
@@ -42,8 +42,8 @@ struct RunOptions {
   std::vector<std::string> exported, program;
 };
 
-// Bytes waiting for a stream that may be slow. Writes of at most PIPE_BUF after poll() said "room"
-// do not block, so a stopped reader cannot keep the launcher from its signals.
+// Buffered output for a stream that may be slow. Writes of at most PIPE_BUF after poll() reports space do not block, so
+// a stopped reader cannot keep the launcher from handling signals.
 class Waiting {
  public:
   explicit Waiting(int fd) : fd_(fd) {}
@@ -78,7 +78,7 @@ class Waiting {
 
 class Terminal final : public launch::LaunchSink {
  public:
-  // `hosts`: shown in the prefix when there are several.
+  // hosts: shown in the prefix if there are several.
   Terminal(const RunOptions& options, const cli::Global& global, const std::vector<LaunchHost>& hosts)
       : json_(global.json), prefix_(!options.no_prefix), output_(options.output), least_(cli::log_threshold(global)) {
     for (const LaunchHost& host : hosts)
@@ -89,7 +89,7 @@ class Terminal final : public launch::LaunchSink {
     if (output_ == "none" || (output_ == "rank0" && rank != 0)) return;
     std::string whole = prefix_ ? "[" + hosts_[static_cast<std::size_t>(rank)] + std::to_string(rank) + "] " : "";
     whole.append(text) += '\n';
-    // With --json stdout is the document's alone.
+    // With --json, stdout contains only the document.
     (stream == launch::Stream::Out && !json_ ? out_ : err_).add(whole);
   }
   void notice(LogLevel level, std::string_view text) override {
@@ -124,10 +124,10 @@ class Terminal final : public launch::LaunchSink {
   std::string output_;
   LogLevel least_;
   std::vector<std::string> hosts_;    // of each rank, with a colon; empty on one host
-  std::vector<std::string> reports_;  // JSON, one an attempt
+  std::vector<std::string> reports_;  // JSON, one per attempt
 };
 
-// The launcher's process id in a file for as long as it runs.
+// A file with the launcher's process id while it runs.
 class PidFile {
  public:
   explicit PidFile(const std::string& path) : path_(path) {
@@ -196,7 +196,7 @@ void declare(cli::Command& c, RunOptions& o) {
   c.trailing(o.program, "PROGRAM [ARGS...]", "what each rank runs; options end here");
 }
 
-// This host with its slots; on a host without GPUs a slot is a core.
+// This host with its slots. Without GPUs a slot is a core.
 Host own_host(const std::vector<std::string>& gpus) {
   Host host{"localhost", {}};
   const int slots = gpus.empty() ? launch::usable_cores() : static_cast<int>(gpus.size());
@@ -204,7 +204,7 @@ Host own_host(const std::vector<std::string>& gpus) {
   return host;
 }
 
-// `slots`: GPUs of this host, or the hostfile's slots of `host`, which its name then tells.
+// slots: GPUs of this host, or the hostfile's slots of `host`.
 int rank_count(const std::string& text, std::size_t slots, const std::string& host = "") {
   const int cores = launch::usable_cores();
   if (text == "gpu") {
@@ -228,12 +228,12 @@ int rank_count(const std::string& text, std::size_t slots, const std::string& ho
 struct Chosen {
   std::vector<LaunchHost> hosts;
   int by_hand = -1;
-  std::string source;  // where they came from
+  std::string source;  // the source of the hosts
   std::string master_address;
-  bool others = false;  // some are not this host and started from here
+  bool others = false;  // some are remote and started by this launcher
 };
 
-// The hosts that the hostfile, the filters and --num-nodes leave.
+// The hosts that remain after hostfile, filters and --num-nodes.
 std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const std::vector<std::string>& gpus,
                              Chosen& chosen) {
   const bool filtered = c.given("--include") || c.given("--exclude");
@@ -253,7 +253,7 @@ std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const s
   if (c.given("--include")) hosts = launch::include_hosts(hosts, o.include), chosen.source = "--include";
   if (c.given("--exclude")) hosts = launch::exclude_hosts(hosts, o.exclude), chosen.source = "--exclude";
   const bool by_hand = c.given("--node-rank") || o.no_ssh;
-  if (o.hostfile.empty() && by_hand && o.nodes > 1) {  // every host is taken to be like this one
+  if (o.hostfile.empty() && by_hand && o.nodes > 1) {  // every host is assumed to be like this one
     hosts[0].name = base::host_name("localhost");
     hosts.resize(static_cast<std::size_t>(o.nodes), hosts[0]);
   }
@@ -281,7 +281,7 @@ std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const s
   return hosts;
 }
 
-// Which of several hosts this is, when each is started by hand.
+// The number of this host, if each host is started by hand.
 int own_number(const cli::Command& c, const RunOptions& o, const std::vector<Host>& hosts) {
   if (!c.given("--node-rank"))
     throw ConfigError("[--no-ssh] got " + std::to_string(hosts.size()) +
@@ -434,7 +434,7 @@ int zero_run(int argc, char** argv) {
     std::snprintf(seconds, sizeof seconds, "%.3f", result.seconds);
     const auto& reports = terminal.reports();
     std::string document = "{\"schema\": \"zero.run/1\", ";
-    if (code != 0 && !reports.empty()) {  // the last failure's fields are the document's own
+    if (code != 0 && !reports.empty()) {  // the last failure's fields become top-level fields
       document += reports.back().substr(1, reports.back().size() - 2);
     } else {
       document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + report::json_quote(result.run_id);

@@ -1,4 +1,4 @@
-// Streams without iostreams: one write(2) a line, so that lines of several processes do not mix.
+// Unbuffered output: one write(2) per line, so that lines of several processes do not mix.
 #include "cli/support/console.h"
 
 #include <signal.h>
@@ -15,7 +15,7 @@
 namespace zero::cli {
 namespace {
 
-// 0 or the errno.
+// Returns 0 or the errno.
 int write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
@@ -75,7 +75,7 @@ bool print_result(std::string_view text) {
 void print_note(std::string_view command, LogLevel level, std::string_view text) {
   std::string line = "zero";
   if (!command.empty()) line.append(" ").append(command);
-  line.append(": ").append(word(level)).append(base::printable(text)).append("\n");  // of names that others chose
+  line.append(": ").append(word(level)).append(base::printable(text)).append("\n");  // may contain external names
   write_all(2, line);
 }
 

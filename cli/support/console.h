@@ -1,5 +1,5 @@
-// The streams and exit codes of every subcommand (docs/cli.md sections 2, 3, 9): results go to stdout,
-// everything else to stderr as "zero <command>: ..."; errors become exit codes in one place.
+// Output and exit codes of all subcommands (docs/cli.md sections 2, 3, 9): results go to stdout, everything else to
+// stderr as "zero <command>: ..."; errors are converted to exit codes here.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace zero::cli {
 
-// The options that every subcommand has.
+// The options that all subcommands have.
 struct Global {
   bool quiet = false, verbose = false, json = false;
   std::string log_level;  // "", "debug", "info", "warning", "error"
@@ -20,24 +20,24 @@ struct Global {
   report::Choice color = report::Choice::Auto, progress = report::Choice::Auto;
 };
 
-// Lowest level that is shown: --log-level, else -q (error) or -v (debug), else ZERO_LOG_LEVEL, else info.
-// Throws ConfigError for an unknown word in the variable.
+// The lowest level that is shown: --log-level, else -q (error) or -v (debug), else ZERO_LOG_LEVEL, else info. Throws
+// ConfigError for an unknown value of the variable.
 LogLevel log_threshold(const Global& global);
 
-// Writes results to stdout at once. A closed pipe is no error: output ends quietly, and the function
-// returns false from then on. Throws IoError (exit 5) when the disk is full or the device fails.
+// Writes results to stdout at once. A closed pipe is not an error: the function returns false from then on and prints
+// nothing. Throws IoError (exit code 5) if the disk is full or the device fails.
 bool print_result(std::string_view text);
 
-// One line on stderr, "zero run: warning: text"; Info has no level word. One write(2).
+// Prints one line on stderr, "zero run: warning: text", with one write(2). Info lines have no level.
 void print_note(std::string_view command, LogLevel level, std::string_view text);
-// "zero run: error: text", whatever the log level.
+// Prints "zero run: error: text" at any log level.
 void print_error(std::string_view command, std::string_view text);
 
-// Lets the library's notices reach stderr through print_note, from `global`'s level on.
+// Prints the library's notices with print_note, according to `global`'s level.
 void install_log_sink(std::string command, const Global& global);
 
-// Runs `body` and turns what it throws into the exit codes of docs/cli.md section 3, printing the
-// error: zero::Error its own code, std::bad_alloc 4, anything else 1. SIGPIPE is ignored.
+// Runs `body` and converts exceptions to the exit codes of docs/cli.md section 3, with an error message: zero::Error
+// has its own code, std::bad_alloc 4, all others 1. Ignores SIGPIPE.
 int guarded(const std::string& command, const std::function<int()>& body);
 
 }  // namespace zero::cli

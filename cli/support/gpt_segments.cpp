@@ -12,7 +12,7 @@ namespace zero::cli {
 
 std::int64_t segments_of(const Options& options, const models::GptConfig& model) {
   const auto& activations = options.settings().activations;
-  // A block that asks only for what has no effect here asks for checkpointing all the same.
+  // A block whose keys have no effect here still enables checkpointing.
   const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
   if (!activations.checkpointing && !split) return 0;
   return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, model.layers) : model.layers;

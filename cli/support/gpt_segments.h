@@ -1,5 +1,5 @@
-// What the block `activation_checkpointing` says about the built-in GPT: into how many segments its layers are split.
-// How a segment's inputs are kept is the Engine's, from the same block.
+// The block `activation_checkpointing` for the built-in GPT: the number of segments its layers are divided into. The
+// Engine reads from the same block how the segments' inputs are stored.
 #pragma once
 #include <cstdint>
 
@@ -9,13 +9,13 @@
 
 namespace zero::cli {
 
-// 0: no checkpointing, since every key of the block has its default.
+// 0: no checkpointing, because every key of the block has its default.
 std::int64_t segments_of(const Options& options, const models::GptConfig& model);
-// Has the model's layers run as that many checkpointed segments; nothing for 0.
+// Runs the model's layers as that many checkpointed segments. No effect for 0.
 void place_segments(models::Gpt& model, std::int64_t segments);
 
-// With a budget for the device and none set for activations: memory.activations by the model's formula, for the
-// micro-batch of a world of `world` ranks. Otherwise the same options.
+// If the device has a budget without memory.activations, sets that key by the model's formula, for the micro-batch with
+// `world` ranks. Otherwise returns the options unchanged.
 Options with_room_for_activations(const Options& options, const models::GptConfig& model, std::int64_t segments,
                                   int world);
 

@@ -1,4 +1,4 @@
-// Samples, lists and the machine's description (measurement.h).
+// Samples, lists and machine description (measurement.h).
 #include "cli/support/measurement.h"
 
 #include <sys/utsname.h>

@@ -1,6 +1,6 @@
-// Words are normalised first (names, values, nearest names, repeats), then CLI11 converts and checks.
-// CLI11 alone would hand a misspelt option on to the program, complain about a missing option where
-// another is misspelt, and return codes of its own.
+// Words are normalized first (names, values, similar names, repetitions); then CLI11 converts and checks. CLI11 alone
+// would pass a misspelt option on to the program, report a missing option if another is misspelt, and use its own exit
+// codes.
 #include "cli/support/options.h"
 
 #include <zero/version.h>
@@ -144,7 +144,7 @@ void Command::choice(const std::string& names, std::string& value, const std::ve
 void Command::repeated(const std::string& names, std::vector<std::string>& values, const std::string& value_name,
                        const std::string& help) {
   add(names, value_name, help, true, false);
-  // One value a time: CLI11's own lists would take the words that follow.
+  // One value at a time: CLI11's lists would consume the following words.
   state_->last().cli = state_->app
                            .add_option_function<std::vector<std::string>>(
                                state_->last().key, [&values](const std::vector<std::string>& all) { values = all; })
@@ -213,7 +213,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
       notices_.push_back(written + " has no effect: " + option.no_effect);
     } else {
       options.push_back(value ? option.key + "=" + *value : option.key);
-      if (value && value->empty()) {  // CLI11 reads "--name=" as a flag
+      if (value && value->empty()) {  // CLI11 treats "--name=" as a flag
         options.back() = option.key;
         options.push_back("");
       }
@@ -290,7 +290,7 @@ bool Command::parse(int argc, char** argv) {
   flag("-q,--quiet", global_.quiet, "errors only");
   flag("-v,--verbose", global_.verbose, "more, for finding faults");
   choice("--log-level", global_.log_level, {"debug", "info", "warning", "error"}, "lowest level shown on stderr");
-  // Commands may declare a --log-dir of their own with more names.
+  // Commands may declare their own --log-dir with more names.
   if (!state_->find("--log-dir")) option("--log-dir", global_.log_dir, "DIR", "folder for log files");
   flag("--json", global_.json, "one JSON document on stdout");
   choice("--color", color_, {"auto", "always", "never"}, "colour");
@@ -303,7 +303,7 @@ bool Command::parse(int argc, char** argv) {
     print_result(asked("--help") ? help() : "zero " ZERO_VERSION "\n");
     return false;
   }
-  std::reverse(normal.begin(), normal.end());  // CLI11 takes its words from the back
+  std::reverse(normal.begin(), normal.end());  // CLI11 expects words in reverse order
   try {
     state_->app.parse(normal);
   } catch (const CLI::RequiredError&) {

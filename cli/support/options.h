@@ -1,7 +1,6 @@
-// Options of a subcommand: declared once, from which come the parser, the help text and the error
-// texts. The rules are docs/cli.md section 1: --a-b and --a_b are one option, no abbreviations, a
-// single-valued option given twice is an error, an unknown one is named with the nearest. CLI11
-// does the conversions behind this header and is seen by options.cpp alone.
+// Options of a subcommand. Each declaration defines parser, help text and error messages. The rules are in docs/cli.md
+// section 1: --a-b and --a_b are one option, no abbreviations, a single-valued option given twice is an error, an
+// unknown option is reported with the most similar name. Only options.cpp uses CLI11, for conversions.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,15 +16,15 @@ namespace zero::cli {
 
 class Command {
  public:
-  // `name` is what follows "zero" ("run", "bench stages"); `usage` what follows the name in the
-  // usage line; `example` whole lines, the last thing of the help text.
+  // name: the words after "zero" ("run", "bench stages"). usage: the text after the name in the usage line. example:
+  // complete lines at the end of the help text.
   Command(std::string name, std::string summary, std::string usage, std::string example);
   ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
-  // `names`: "-n,--num-gpus,--nproc-per-node", with dashes; the first long name is the one shown.
-  // The variable keeps its value when the option is not given. It must outlive parse().
+  // names: "-n,--num-gpus,--nproc-per-node", with dashes; the first long name is displayed. The variable keeps its
+  // value if the option is not given. It must outlive parse().
   void flag(const std::string& names, bool& value, const std::string& help);
   void option(const std::string& names, std::string& value, const std::string& value_name, const std::string& help);
   void option(const std::string& names, std::int64_t& value, const std::string& value_name, const std::string& help,
@@ -34,31 +33,30 @@ class Command {
               double least, double most);
   void choice(const std::string& names, std::string& value, const std::vector<std::string>& allowed,
               const std::string& help);
-  // May be given any number of times.
+  // May be repeated.
   void repeated(const std::string& names, std::vector<std::string>& values, const std::string& value_name,
                 const std::string& help);
-  // Accepted, with a notice; or refused, exit 2. Neither is in the help's list.
+  // Accepted with a notice, or refused with exit code 2. Not listed in the help.
   void no_effect(const std::string& names, bool takes_value, const std::string& reason);
   void refused(const std::string& names, bool takes_value, const std::string& reason);
-  // A title for the options declared from here on.
+  // A heading for the following options.
   void section(const std::string& title);
 
   void positional(std::string& value, const std::string& value_name, const std::string& help, bool required);
   void positionals(std::vector<std::string>& values, const std::string& value_name, const std::string& help,
                    std::size_t least);
-  // Options end at the first other word; it and all after it come here as they are.
+  // Options end at the first other word; that word and all following words are stored unchanged.
   void trailing(std::vector<std::string>& words, const std::string& value_name, const std::string& help);
-  // -c/--config (--deepspeed_config), --set KEY=VALUE and --strict. `file` may be a positional, too.
+  // -c/--config (--deepspeed_config), --set KEY=VALUE and --strict. `file` may also be a positional.
   void config(std::string& file, std::vector<std::pair<std::string, std::string>>& set, bool& strict);
 
-  // argv[0] is the subcommand's word. False: help or version was printed, return 0.
-  // Throws ConfigError.
+  // argv[0] is the subcommand's name. Returns false if help or version was printed: return 0. Throws ConfigError.
   bool parse(int argc, char** argv);
 
   bool given(const std::string& name) const;  // "--num-gpus"
   const Global& global() const { return global_; }
   const std::string& name() const { return name_; }
-  // What the accepted options without effect have to say; print them once.
+  // Notices of options without effect; print them once.
   const std::vector<std::string>& notices() const { return notices_; }
   std::string help() const;
 

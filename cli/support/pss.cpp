@@ -1,4 +1,4 @@
-// Reading smaps_rollup, once and repeatedly (pss.h).
+// Reads smaps_rollup, once or repeatedly (pss.h).
 #include "cli/support/pss.h"
 
 #include <zero/errors.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kPeriod = std::chrono::milliseconds(2);
 
-// 0 when the kernel does not tell.
+// 0 if unknown.
 std::uint64_t read_pss() noexcept {
   try {
     std::ifstream in("/proc/self/smaps_rollup");

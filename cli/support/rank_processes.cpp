@@ -1,4 +1,4 @@
-// The launcher's lines on stderr, and a file in memory for rank 0's result (rank_processes.h).
+// Prints the launcher's lines on stderr, and receives rank 0's result through an anonymous file (rank_processes.h).
 #include "cli/support/rank_processes.h"
 
 #include <unistd.h>
@@ -36,7 +36,7 @@ class Lines final : public launch::LaunchSink {
   LogLevel least_;
 };
 
-// A file without a name, which ends with the processes that have it open.
+// An anonymous file, freed with the last process that has it open.
 class ResultFile {
  public:
   ResultFile() : fd_(base::open_memory_file("zero-result", 0)) {  // without MFD_CLOEXEC: the ranks inherit it

@@ -1,6 +1,5 @@
-// Ranks of a measurement as processes of this program, started and looked after by the launcher. What
-// rank 0 measured comes back as one JSON document; the ranks' other lines go to stderr. Knows
-// nothing of what is measured.
+// Runs the ranks of a measurement as processes of this program, supervised by the launcher. Rank 0 returns its result
+// as one JSON document; other lines of the ranks go to stderr. Independent of the measurement.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,21 +16,21 @@ struct RankProcesses {
 };
 
 struct RankOutcome {
-  int exit_code = 0;  // 0, or the launcher's (docs/cli.md section 3); the reason was shown
-  Json result;        // what rank 0 handed over
+  int exit_code = 0;  // 0, or the launcher's (docs/cli.md section 3); its cause was printed
+  Json result;        // from rank 0
 };
 
-// Blocks until all ranks are gone. They are given `task`. Call it from the main thread. Throws
-// InternalError when rank 0 ended well without a result.
+// Passes `task` to the ranks and blocks until all have ended. Call from the main thread. Throws InternalError if rank 0
+// succeeded without a result.
 RankOutcome run_rank_processes(const RankProcesses& ranks, const Json& task, const Global& global);
 
-// In a rank: its arguments after the word, "TASK DESCRIPTOR".
+// In a rank: the arguments after the name, "TASK DESCRIPTOR".
 struct RankTask {
   Json task;
   int result_fd = -1;
-  // Throws ConfigError for other arguments: a person started it.
+  // Throws ConfigError for other arguments, for example if started by hand.
   static RankTask from(const std::string& word, int argc, char** argv);
-  // Rank 0 hands its result over. Throws IoError.
+  // Returns rank 0's result. Throws IoError.
   void hand_over(const Json& result) const;
 };
 

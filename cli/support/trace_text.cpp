@@ -1,4 +1,4 @@
-// Words and keys of a trace's summary.
+// The text and keys of a trace's summary.
 #include "cli/support/trace_text.h"
 
 #include "cli/support/measurement.h"

@@ -1,4 +1,4 @@
-// The summary of a trace (include/zero/trace.h) for programs and for people.
+// The summary of a trace (include/zero/trace.h) as JSON and as text.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,7 +10,7 @@ namespace zero::cli {
 
 // {"file", "joined", "steps", "step_s", ..., "hidden_share"}
 nlohmann::json trace_json(const TraceSummary& trace);
-// One line of times, if there are any, and one that names the file.
+// One line with times, if any, and one with the file's name.
 std::vector<std::string> trace_lines(const TraceSummary& trace);
 
 }  // namespace zero::cli

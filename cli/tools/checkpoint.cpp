@@ -1,5 +1,5 @@
-// `zero checkpoint`: what is in a directory of checkpoints. Reads manifests and hashes through
-// include/zero/checkpoint_tools.h; what the files mean is the library's business.
+// `zero checkpoint`: shows the contents of a directory of checkpoints. Reads manifests and hashes through
+// include/zero/checkpoint_tools.h.
 #include <filesystem>
 #include <string>
 #include <vector>

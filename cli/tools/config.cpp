@@ -1,4 +1,4 @@
-// `zero config`: check, explain, schema and keys. All of it is arithmetic on one file.
+// `zero config`: check, explain, schema and keys of one file.
 #include <string>
 #include <vector>
 
@@ -31,7 +31,7 @@ bool any_error(const std::vector<ConfigFault>& faults) {
   return false;
 }
 
-// The option both commands have.
+// The options of both commands.
 struct FileOptions {
   std::string file;
   std::vector<std::pair<std::string, std::string>> set;
@@ -82,7 +82,7 @@ int explain(int argc, char** argv) {
     if (o.world == 0)
       print_note("config explain", LogLevel::Info, "batch sizes are for 1 rank; give --world N for others");
   }
-  // As `check` does: the values were shown, but no run can have them.
+  // As in `check`: the values are shown, but no run can use them.
   const auto asked = o.world > 0 ? std::optional<int>(world) : std::nullopt;
   return cannot_start(options, asked).empty() ? 0 : static_cast<int>(ExitCode::kConfig);
 }

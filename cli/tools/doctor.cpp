@@ -1,5 +1,5 @@
-// `zero doctor`: what this machine has, what that means for libzero, and how to get what is missing.
-// The probes are src/core/launch/machine/machine.h; here are the verdicts, the table and the JSON document.
+// `zero doctor`: what this machine provides, how that affects libzero, and how to install what is missing. The probes
+// are in src/core/launch/machine/machine.h; this file has the verdicts, the table and the JSON document.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ constexpr std::size_t kDirectBytes = 32 << 20;
 constexpr std::uint64_t kMiB = 1 << 20, kGiB = 1 << 30;
 constexpr const char* kTorchVersion = "2.11";
 
-// "missing" is what libzero cannot do without; "note" costs speed, room or a feature.
+// "missing": required by libzero. "note": costs speed, space or a feature.
 enum class Verdict { Ok, Note, Missing };
 const char* word(Verdict v) { return v == Verdict::Ok ? "ok" : v == Verdict::Note ? "note" : "missing"; }
 
@@ -236,7 +236,7 @@ void limit(std::vector<Item>& items, const char* name, int resource, bool bytes,
   items.push_back(std::move(item));
 }
 
-// The way that transfers of offloaded state would take in this folder, found as a run finds it.
+// The I/O path for offloaded states in this folder, found as a run finds it.
 Item offloading(const std::string& folder) {
   Item way{"offload to files", "", "", Verdict::Ok, {}};
   const std::string kind = storage::file_system_of(folder), notice = storage::folder_notice(folder);
@@ -445,7 +445,7 @@ std::string table(const std::vector<Item>& items, const cli::Global& global) {
   return text;
 }
 
-// `zero doctor --clean`: the private folders of dead runs go.
+// `zero doctor --clean`: removes private folders of dead runs.
 int clean(const std::string& folder, const cli::Global& global) {
   const auto found = storage::find_leftovers(folder, true);
   std::string text = "{\"schema\": \"zero.doctor.clean/1\", \"path\": " + json_quote(folder) + ", \"found\": [";

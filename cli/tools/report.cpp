@@ -1,4 +1,4 @@
-// `zero report`: reads run folders, writes one HTML file. Reading and drawing are src/report's.
+// `zero report`: reads run folders and writes one HTML file. Reading and drawing are in src/core/report.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kMostRuns = 16;
 
-// The whole page or the one before it.
+// Atomic: leaves the complete new page or the previous one.
 void write_page(const std::string& path, const std::string& text) {
   const std::string partial = path + ".partial";
   std::ofstream out(partial, std::ios::binary | std::ios::trunc);

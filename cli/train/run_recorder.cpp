@@ -1,5 +1,5 @@
-// Gathering and writing the record. The trace of the recorded step lies in the run folder where all ranks see it; a
-// rank that does not writes its part among its temporary files and removes it.
+// Collects and writes the record. The trace of the recorded step is in the run folder if all ranks see it; other ranks
+// write their part to their temporary folder and remove it.
 #include "cli/train/run_recorder.h"
 
 #include <sys/utsname.h>
@@ -104,7 +104,7 @@ std::vector<report::TrafficRow> traffic_between(const CommStats& before, const C
   return rows;
 }
 
-// What `zero plan` would say of this run. A model or a machine that cannot be planned is no reason to stop.
+// The prediction of `zero plan` for this run. A model or machine that cannot be planned is not an error.
 void add_plan(report::RunRecord& r, const Options& options, const Communicator& comm, bool gpu) {
   PlanMachine machine;
   machine.ranks_per_host = comm.local_size();
@@ -121,7 +121,7 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
   }
 }
 
-// The whole file or the one before it, whatever happens.
+// Atomic: leaves the complete new file or the previous one.
 void write_atomically(const fs::path& path, const std::string& text) {
   const fs::path partial = path.string() + ".partial";
   std::ofstream out(partial, std::ios::binary | std::ios::trunc);
@@ -167,7 +167,7 @@ void RunRecorder::write() const {
 }
 
 void RunRecorder::begin(std::int64_t first) {
-  // Not the first step: it also makes what later ones keep.
+  // Not the first step, which also allocates buffers that later steps reuse.
   step_ = std::min(first + 2, plan_.steps - 1);
   if (step_ < first || !plan_.trace.empty()) return;
   std::error_code error;
@@ -213,7 +213,7 @@ void RunRecorder::take_trace(const std::string& file) {
   write();
 }
 
-// Rank 0's events of the first step in the file; one event a line, those of later steps behind it.
+// Rank 0's events of the first step in the file; events are one per line, those of later steps follow.
 void RunRecorder::read_timeline(const std::string& file) {
   std::ifstream in(file);
   std::map<std::int64_t, std::string> tracks;
@@ -240,7 +240,7 @@ void RunRecorder::read_timeline(const std::string& file) {
   record_.timeline.clear();
   record_.samples.clear();
   std::vector<std::uint64_t> bytes(MemoryReport::kPurposes);
-  std::set<std::size_t> known;  // the first moment counts every purpose, one after the other
+  std::set<std::size_t> known;  // the first sample contains every purpose, one after another
   for (const json& event : events) {
     const double at = time_of(event), until = at + event.value("dur", 0.0);
     if (at > end || until < begin) continue;
@@ -259,7 +259,7 @@ void RunRecorder::read_timeline(const std::string& file) {
       }
     if (known.size() < MemoryReport::kPurposes) continue;
     const double ms = (at - begin) / 1e3;
-    // Counters of one moment are some hundred nanoseconds apart.
+    // Counters of one sample are some hundred nanoseconds apart.
     if (!record_.samples.empty() && ms - record_.samples.back().ms < 0.002) record_.samples.pop_back();
     record_.samples.push_back({ms, bytes});
   }

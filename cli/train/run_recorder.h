@@ -1,6 +1,6 @@
-// What `zero train` keeps for `zero report`: run.json in the run folder, written at the start without a step, and again
-// with one step in detail when that step is done (bytes by phase, samples and slices from a trace of it, traffic).
-// Every rank goes through the same calls, for a trace is collective; rank 0 writes. Off that step it costs nothing.
+// The record that `zero train` keeps for `zero report`: run.json in the run folder, written at the start without a
+// step, and again after one step with its details (bytes by phase, samples and slices of its trace, traffic). All ranks
+// make the same calls, because a trace is collective; rank 0 writes. No cost in other steps.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -15,20 +15,20 @@ namespace zero::cli {
 
 class RunRecorder {
  public:
-  // `folder` is rank 0's, empty elsewhere.
+  // `folder`: rank 0's; empty on other ranks.
   RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder);
 
-  // Steps done before are `first`; the step that will be recorded is the third after it, or the last. Collective.
+  // first: steps completed before. Records the third step after it, or the last. Collective.
   void begin(std::int64_t first);
   // Counted from 0.
   std::int64_t step() const { return step_; }
-  // Memory of the recorded step; peaks are those since the step before began. Resetting them lets go of what an engine
-  // keeps for the next step, so the recorded one must not.
+  // Memory of the recorded step; peaks since the previous step began. Resetting peaks frees buffers that an engine
+  // keeps for the next step, so the recorded step must not reset them.
   void note(report::Phase phase, const MemoryReport& memory);
-  // The recorded step begins, and is done. end_step() is collective.
+  // Begin and end of the recorded step. end_step() is collective.
   void begin_step();
   void end_step();
-  // The trace that --trace asked for is complete: its first step becomes the timeline. Not collective.
+  // The trace of --trace is complete: its first step becomes the timeline. Local.
   void take_trace(const std::string& file);
 
  private:

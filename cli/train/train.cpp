@@ -1,5 +1,5 @@
-// `zero train`: from the command line to a finished run. The order is parse, plan, ranks, model, engine,
-// loop; an error before the loop that all ranks share is printed once.
+// `zero train`, from the command line to the end of the run: parse, plan, ranks, model, engine, loop. An error before
+// the loop that all ranks share is printed once.
 #include <zero/zero.h>
 
 #include <chrono>
@@ -23,13 +23,13 @@
 namespace zero::cli {
 namespace {
 
-// A failure on its way through this file: the exit code and the text to print.
+// A failure in this file: the exit code and the text to print.
 struct Failure {
   ExitCode code = ExitCode::kOk;
   std::string text;
 };
 
-// What body() throws as an exit code and a text without a stack trace.
+// Converts exceptions of body() to an exit code and a text without a stack trace.
 template <class Body>
 Failure failure_of(Body&& body) {
   try {
@@ -41,7 +41,7 @@ Failure failure_of(Body&& body) {
     return {ExitCode::kOutOfMemory, error.what_without_backtrace()};
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    // The CPU allocator has no error type of its own.
+    // libtorch's CPU allocator has no error type of its own.
     return {text.find("DefaultCPUAllocator") == std::string::npos ? ExitCode::kFailed : ExitCode::kOutOfMemory, text};
   } catch (const std::bad_alloc&) {
     return {ExitCode::kOutOfMemory, "[memory] got no more from the system, expected to go on"};
@@ -50,17 +50,17 @@ Failure failure_of(Body&& body) {
   }
 }
 
-// This process's rank as its launcher says, before there is a Communicator.
+// Uses the launcher's variables, before there is a Communicator.
 bool is_first_rank() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
     if (const char* value = std::getenv(name)) return std::string(value) == "0";
   return true;
 }
 
-// The launcher names the failure in its root-cause block.
+// For the launcher's root-cause block.
 void publish(const Failure& failure) { observe::status_page().set_error(failure.text, failure.code); }
 
-// Throws away the failures that others print as well; returns this rank's exit code, 0 when no rank failed.
+// Drops failures that other ranks print as well. Returns this rank's exit code, or 0 if no rank failed.
 int agree_on_start(Communicator& comm, const Failure& mine) {
   if (mine.code != ExitCode::kOk) publish(mine);
   const std::vector<std::string> all = comm.all_gather_bytes(mine.text);
@@ -75,23 +75,23 @@ int agree_on_start(Communicator& comm, const Failure& mine) {
         alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
     print_error("train", mine.text + where);
   }
-  comm.barrier();  // a launcher ends all ranks when one ends, and the word must be out by then
+  comm.barrier();  // a launcher ends all ranks when one exits; the message must be printed before
   return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
 }
 
-// libzero.transport and libzero.timeout_s, where the environment does not say otherwise.
+// libzero.transport and libzero.timeout_s, unless the environment sets them.
 void prepare_environment(const config::Settings& settings, bool on_gpu) {
   if (settings.transport != "auto") ::setenv("ZERO_TRANSPORT", settings.transport.c_str(), 0);
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.17g", settings.timeout_s);
   ::setenv("ZERO_TIMEOUT_S", seconds, 0);
-  ::unsetenv("ZERO_TRACE");  // in the plan, as --trace is
-  // On the CPU a GPU would make the choice of a transport nccl.
+  ::unsetenv("ZERO_TRACE");  // part of the plan, like --trace
+  // Training on the CPU must not select nccl because of a GPU.
   const char* asked = std::getenv("ZERO_TRANSPORT");
   if (!on_gpu && (!asked || std::string(asked) != "nccl")) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
 }
 
-// The level that --log-level, -q, -v and ZERO_LOG_LEVEL leave open is the configuration's.
+// The configuration's log level applies if --log-level, -q, -v and ZERO_LOG_LEVEL are not given.
 void take_log_level(Global& global, const config::Settings& settings) {
   if (!global.log_level.empty() || global.quiet || global.verbose || std::getenv("ZERO_LOG_LEVEL")) return;
   global.log_level = settings.log_level.value_or("");
@@ -110,7 +110,7 @@ c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
   return default_device(comm);
 }
 
-// On the CPU never more than a shard and a unit in memory; on a GPU built in host memory, and moved.
+// On the CPU at most one shard and one unit are in memory; for a GPU, built in host memory and moved.
 models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
   if (device.is_cpu()) return zero::build([&] { return models::Gpt(plan.model); });
   models::Gpt model(plan.model);
@@ -159,9 +159,9 @@ int zero_train(int argc, char** argv) {
   declare_train(command, arguments);
   bool parsed = false;
   Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
-  if (failure.code != ExitCode::kOk) {  // every rank has the same words
+  if (failure.code != ExitCode::kOk) {  // every rank has the same text
     publish(failure);
-    // A launcher ends all ranks when one fails: the others give the first the time to say it.
+    // A launcher ends all ranks when one fails: the others give the first rank time to print the error.
     if (is_first_rank())
       print_error("train", failure.text);
     else
@@ -194,14 +194,15 @@ int zero_train(int argc, char** argv) {
   }
   if (const int code = agree_on_start(*comm, failure); code != 0) return code;
 
-  if (comm->rank() != 0) {  // what the library has to say, rank 0 says for all
+  if (comm->rank() != 0) {  // rank 0 prints the library's notices for all ranks
     global.log_level = "error";
     install_log_sink("train", global);
   }
   int code = 0;
   failure = failure_of([&] {
     plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
-    // The GPU first: seeding asks libtorch whether it has CUDA, and the first answer is kept ([Note: asked too early]).
+    // Select the GPU first: seeding asks libtorch whether it has CUDA, and the first answer is cached ([Note: asked too
+    // early]).
     const c10::Device device = device_of(plan, *comm);
     torch::manual_seed(plan.options.settings().seed);
     models::Gpt model = build_model(plan, device);
@@ -218,7 +219,7 @@ int zero_train(int argc, char** argv) {
   if (failure.code == ExitCode::kOk) return code;
   publish(failure);
   comm->abort(failure.text);
-  // These two are agreed on: every rank ends with the same text.
+  // For these errors all ranks have the same text.
   const bool alike = failure.code == ExitCode::kNumerical || failure.code == ExitCode::kCheckpoint;
   if (!alike || comm->rank() == 0) print_error("train", failure.text);
   return static_cast<int>(failure.code);

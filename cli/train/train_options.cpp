@@ -1,5 +1,5 @@
-// Options of `zero train` and how they join with the configuration: a flag wins over the file, a value
-// that the file leaves "auto" is filled by its flag, and what neither says has the defaults shown in the help text.
+// Options of `zero train` and their combination with the configuration: an option overrides the file, and fills a value
+// that the file sets to "auto"; values given by neither have the defaults of the help text.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -14,7 +14,7 @@
 namespace zero::cli {
 namespace {
 
-// Shortest digits that read back as the same number.
+// The shortest digits that read back as the same number.
 std::string shown(double value) {
   char text[40];
   for (int digits = 6; digits <= 17; ++digits) {
@@ -30,7 +30,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
     if (c.given(flag)) all.push_back({key, value, std::string("CLI ") + flag, only_auto});
   };
   add("--stage", "zero_optimization.stage", std::to_string(a.stage));
-  // The length of the run is not the schedule's: a schedule that names its own length keeps it.
+  // A schedule that sets its own length keeps it, independent of the length of the run.
   add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
   add("--warmup-steps", "scheduler.params.warmup_num_steps", std::to_string(a.warmup_steps));
   add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
@@ -55,7 +55,8 @@ std::string config_file(const TrainArguments& a) {
   throw ConfigError("[zero train] got no CONFIG.json, expected the path of a configuration. Hint: zero train --help");
 }
 
-// For a first try without a text: English that every Debian has. Said once, in the line that names the text.
+// For a first try without a text file: English text that is part of every Debian system. Announced in the line that
+// names the text.
 std::string any_text() {
   const char* text = "/usr/share/common-licenses/GPL-3";
   if (std::filesystem::exists(text)) return text;

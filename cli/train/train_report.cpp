@@ -1,5 +1,5 @@
-// The writing side of `zero train`. Files of the run folder are plain text that other tools read:
-// log.jsonl (one step a line), config.json, sample.txt, result.json.
+// The output of `zero train`. Files of the run folder are plain text for other tools: log.jsonl (one step per line),
+// config.json, sample.txt, result.json.
 #include "cli/train/train_report.h"
 
 #include <unistd.h>
@@ -33,10 +33,10 @@ std::string format(const char* pattern, double value) {
   return text;
 }
 
-// Not finite: null.
+// null if not finite.
 json number(double value) { return std::isfinite(value) ? json(value) : json(nullptr); }
 
-// Every effective value by its dotted key, with what was asked for: a record of the run, not a configuration.
+// All effective values by dotted key: a record of the run, not a configuration.
 json config_json(const TrainPlan& plan) {
   json values = json::object();
   for (const auto& [key, text] : plan.options.effective()) {
@@ -46,7 +46,7 @@ json config_json(const TrainPlan& plan) {
   return {{"schema", "zero.train-config/1"}, {"file", plan.config}, {"command", plan.command}, {"values", values}};
 }
 
-// At most `most` points, each the mean of as many neighbours, so that noise does not hide the course.
+// At most `most` points, each the mean of equally many neighbors, which reduces noise.
 std::vector<std::pair<std::int64_t, double>> thinned(const std::vector<std::pair<std::int64_t, double>>& curve,
                                                      std::size_t most) {
   const std::size_t group = std::max<std::size_t>(1, (curve.size() + most - 1) / most);
@@ -60,7 +60,7 @@ std::vector<std::pair<std::int64_t, double>> thinned(const std::vector<std::pair
   return points;
 }
 
-// What DeepSpeed's monitors are given, and by which names.
+// The metrics for monitors, with DeepSpeed's names.
 std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& row) {
   std::vector<std::pair<std::string, double>> values{{monitor_tag::kTrainLoss, row.loss}};
   const auto add = [&](const char* tag, const std::optional<double>& value, double factor = 1) {
@@ -78,7 +78,7 @@ std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& ro
   return values;
 }
 
-// What a model wrote may hold any byte, escape codes for a terminal included.
+// Generated text may contain any byte, including terminal escape codes.
 std::string printable(const std::string& text) {
   std::string out;
   for (const char c : text) out += c == '\n' || (c >= ' ' && c < 0x7f) ? c : '?';
@@ -98,7 +98,7 @@ TrainReport::TrainReport(const Global& global, const TrainPlan& plan, int rank)
   if (!active_) return;
   const report::Terminal err = report::describe_terminal(2, global.color);
   draws_ = report::progress_wanted(err, rank, global.progress, global.json, global.quiet);
-  // On one terminal the progress line shows what the step lines would, but for breakdowns.
+  // On one terminal the progress line replaces the step lines, except for breakdowns.
   const auto& settings_of_run = plan.options.settings();
   const bool breakdown = settings_of_run.wall_clock_breakdown || settings_of_run.memory_breakdown;
   lines_ = !json_ && (breakdown || !(draws_ && out_.tty));
@@ -131,7 +131,7 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   fs::create_directories(folder_, error);
   if (error) throw IoError("[--out] cannot write to " + folder_ + ": " + error.message());
   write_file("config.json", config_json(plan).dump(2) + "\n");
-  // A resumed run goes on with the log of the one before.
+  // A resumed run appends to the previous log.
   log_.open(folder_ + "/log.jsonl", plan.resume.empty() ? std::ios::trunc : std::ios::app);
   if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
 }

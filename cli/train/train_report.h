@@ -1,6 +1,5 @@
-// What a run of `zero train` says and leaves behind: step lines or JSON on stdout, a progress line on
-// terminals, and the files of the run folder. Rank 0 only; on other ranks every call does nothing.
-// Training and measuring are train_run.cpp's.
+// The output of a `zero train` run: step lines or JSON on stdout, a progress line on terminals, and the files of the
+// run folder. On ranks other than 0 all calls have no effect.
 #pragma once
 #include <cstdint>
 #include <fstream>
@@ -23,34 +22,34 @@ namespace zero::cli {
 struct TrainSummary {
   std::int64_t steps = 0;  // reached
   std::int64_t skipped = 0;
-  double final_loss = 0;          // mean of the last steps that made up a tenth of the run, at most 50
-  double seconds = 0;             // in steps, this start alone; evaluation and saving are not in it
+  double final_loss = 0;          // mean over the last tenth of the run, at most 50 steps
+  double seconds = 0;             // in steps of this start, without evaluation and saving
   double tokens_per_s = 0;        // over these seconds
   std::optional<double> heldout;  // nats per byte
   std::int64_t heldout_samples = 0;
   std::string sample_prompt, sample;
   report::MemoryPhases memory;
-  std::uint64_t peak_bytes = 0;  // of the whole run, device tier of rank 0
-  std::string checkpoint;        // the last one's path
-  int stopped_by = 0;            // the signal that ended the run early
+  std::uint64_t peak_bytes = 0;  // of the whole run, on rank 0's device
+  std::string checkpoint;        // path of the last checkpoint
+  int stopped_by = 0;            // the signal that ended the run early, or 0
   std::optional<TraceSummary> trace;
 };
 
 class TrainReport {
  public:
-  // Makes the run folder and its config.json, later log.jsonl and the others. Throws IoError.
+  // Creates the run folder and config.json, later log.jsonl and other files. Throws IoError.
   TrainReport(const Global& global, const TrainPlan& plan, int rank);
   ~TrainReport();
 
-  // Lines for people on stderr, from `level` on.
+  // Prints a line on stderr, from `level` on.
   void note(LogLevel level, const std::string& text);
-  // Whether a plain line is due after that step; the same on every rank.
+  // Whether a step line is due after that step; the same on every rank.
   bool prints(std::int64_t step) const { return print_every_ > 0 && (step % print_every_ == 0 || step == total_); }
-  // `samples`: all ranks' so far.
+  // `samples`: of all ranks so far.
   void step(const report::StepRow& row, std::int64_t samples);
-  // Tables, curve and sample on stdout (nothing with --json), sample.txt, result.json.
+  // Prints tables, loss curve and sample on stdout (nothing with --json); writes sample.txt and result.json.
   void finish(const TrainSummary& summary);
-  // For a signal handler: whether a progress line may have to be wiped.
+  // For signal handlers: whether a progress line may have to be erased.
   bool draws() const { return draws_; }
   const std::string& folder() const { return folder_; }
 

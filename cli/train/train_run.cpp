@@ -1,5 +1,5 @@
-// The loop of `zero train`. Every rank goes through the same forwards, collectives and saves; what only
-// rank 0 does (writing) is behind TrainReport.
+// The training loop of `zero train`. All ranks make the same forwards, collectives and saves; TrainReport hides what
+// only rank 0 does.
 #include "cli/train/train_run.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using Tier = MemoryReport::Tier;
 
-// On a GPU "device" is what its allocator counts, activations included.
+// On a GPU, "device" is the count of its allocator, including activations.
 report::MemoryPoint memory_point(report::Phase phase, const MemoryReport& memory) {
   const char* after = phase == report::Phase::AfterForward    ? "forward"
                       : phase == report::Phase::AfterBackward ? "backward"
@@ -31,14 +31,14 @@ report::MemoryPoint memory_point(report::Phase phase, const MemoryReport& memory
   return point;
 }
 
-// What ranks tell each other after a step.
+// The message of each rank after a step.
 struct Message {
   double loss;
-  std::int64_t weight;  // samples behind it
+  std::int64_t weight;  // number of samples
   int stop_signal;
 };
 
-// The weighted mean of the losses, summed in rank order so that every rank has the same bits.
+// The weighted mean of the losses, summed in rank order so that all ranks get the same bits.
 Message agree(Communicator& comm, const Message& mine) {
   Message all{0, 0, 0};
   for (const std::string& text : comm.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
@@ -52,7 +52,7 @@ Message agree(Communicator& comm, const Message& mine) {
   return all;
 }
 
-// The same on every rank: rank 0 looks, for the folder may be slow to show everywhere.
+// Rank 0 checks for all ranks, because new folders may become visible late on other hosts.
 bool any_checkpoint(Communicator& comm, const std::string& dir) {
   std::error_code error;
   bool found = false;
@@ -88,7 +88,7 @@ double TrainRun::now() const {
   return base::steady_seconds();
 }
 
-// On a GPU the allocator's word, which includes activations.
+// On a GPU the allocator's count, which includes activations.
 std::uint64_t TrainRun::peak_bytes() const {
   const MemoryReport memory = engine_.memory();
   return memory.allocator ? memory.allocator->allocated_peak : memory.peak(Tier::Device);
@@ -136,7 +136,7 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     if (measured) summary_.memory.note(phase, memory);
     if (breakdown && phase != report::Phase::BeforeForward) row.memory.push_back(memory_point(phase, memory));
   };
-  // Parts of the step, when wall_clock_breakdown asks for them.
+  // Parts of the step, for wall_clock_breakdown.
   double at = 0, reduce_before = 0;
   const auto begin_part = [&] {
     if (settings.wall_clock_breakdown) at = now();
@@ -147,7 +147,7 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
   double sum = 0;
   for (std::int64_t i = 0; i < accumulation; ++i) {
     const bool last = i + 1 == accumulation;
-    // A function of what is read, not of how long the process runs: a resumed run draws the same.
+    // Depends only on the data position, so that a resumed run draws the same numbers.
     if (plan_.model.dropout > 0)
       torch::manual_seed(plan_.options.settings().seed * 1000003 +
                          static_cast<std::uint64_t>(reader_.position()) * 1009 +
@@ -205,8 +205,8 @@ void TrainRun::evaluate() {
   const torch::NoGradGuard no_grad;
   model_->eval();
   Message mine{0, 0, 0};
-  // All ranks do as many forwards, for at stage 3 these are collectives: one without a sample of its
-  // own left repeats one that does not count.
+  // All ranks make the same number of forwards, because at stage 3 these are collectives; a rank without samples left
+  // repeats one that does not count.
   for (std::int64_t first = comm_.rank() * micro; first - comm_.rank() * micro < wanted; first += micro * ranks) {
     std::vector<const std::uint8_t*> samples;
     for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i)
@@ -231,10 +231,10 @@ void TrainRun::write_sample() {
   const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
   const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
   const at::Tensor prompt = batch({text}).narrow(1, 0, length);
-  // On every rank alike: the same weights and the same generator choose the same bytes.
+  // The same on every rank: equal weights and an equal generator choose the same bytes.
   const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1}).cpu();
-  // At stage 3 a rank reads the others' shards until its own last byte: nobody may leave before. (On one host a gather
-  // waits for no one, and a rank that is ahead would take its shards with it.)
+  // At stage 3 a rank reads its peers' shards until its last byte, so no rank may leave before. (On one host an unshard
+  // does not wait, and the shards of a rank that leaves early would disappear.)
   comm_.barrier();
   summary_.sample_prompt.assign(text, text + length);
   const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
@@ -249,7 +249,7 @@ int TrainRun::run() {
   const std::int64_t first = engine_.global_step();
   recorder_.begin(first);
   measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
-  // Measuring gives idle buffers back, which belong to the recorded step's peak.
+  // Measuring frees idle buffers, which belong to the recorded step's peak.
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());

@@ -1,5 +1,5 @@
-// One run of training on this rank: the loop, its agreements between ranks (loss, stop signals), the
-// held-out loss, the sample, checkpoints. Reads a TrainPlan, writes through a TrainReport.
+// One training run on this rank: the loop, agreements between ranks (loss, stop signals), held-out loss, sample,
+// checkpoints. Reads a TrainPlan, writes through a TrainReport.
 #pragma once
 #include <memory>
 
@@ -17,16 +17,16 @@ class TrainRun {
  public:
   TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine, TrainReport& report);
 
-  // Loads what --resume asks for, trains, evaluates, samples, saves; returns the exit code.
+  // Loads the checkpoint of --resume, trains, evaluates, samples, saves. Returns the exit code.
   int run();
 
  private:
   void resume();
-  // One optimizer step: this rank's mean loss over its micro-batches.
+  // One optimizer step. Returns this rank's mean loss over its micro-batches.
   double step(StepResult& result, report::StepRow& row);
-  // Seconds, when the device has done what it was asked to.
+  // Seconds, after the device has finished its work.
   double now() const;
-  // int64 [samples, sequence + 1], where the model is.
+  // int64 [samples, sequence + 1], on the model's device.
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
   void save();

@@ -17,7 +17,7 @@ void on_signal(int number) {
     stop_signal = number;
     return;
   }
-  if (number == SIGUSR1) return;  // asked again, which is no reason to lose the save
+  if (number == SIGUSR1) return;  // a repeated request must not cancel the save
   constexpr char kWipe[] = "\r\033[K";
   if (wipes && ::write(2, kWipe, sizeof kWipe - 1) < 0) _exit(1);
   _exit(128 + number);

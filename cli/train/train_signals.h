@@ -1,10 +1,10 @@
-// Signals of a training run: SIGTERM and SIGUSR1 only set a flag, which the ranks agree on at a step
-// boundary; SIGINT, or a second SIGTERM, ends the process at once with 130 or 143.
+// Signals of a training run. SIGTERM and SIGUSR1 set a flag, which ranks agree on at a step boundary. SIGINT, or a
+// second SIGTERM, ends the process at once with 130 or 143.
 #pragma once
 
 namespace zero::cli {
 
-// While it lives the handlers are installed. `wipe_line`: there is a progress line on stderr to remove.
+// RAII: installs the handlers. wipe_line: erase a progress line on stderr first.
 class StopSignals {
  public:
   explicit StopSignals(bool wipe_line);
@@ -12,7 +12,7 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // SIGTERM or SIGUSR1 once one came, else 0.
+  // SIGTERM or SIGUSR1 after one was received, else 0.
   static int requested();
 };
 

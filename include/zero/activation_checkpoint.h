@@ -1,5 +1,5 @@
-// Activation checkpointing (Chen et al., 1604.06174): a segment keeps only its inputs and is
-// run again in backward. Non-reentrant: parameter hooks fire once, dropout is repeated exactly.
+// Activation checkpointing (Chen et al., 1604.06174): a segment saves only its inputs and is recomputed in backward.
+// Non-reentrant: parameter hooks fire once, and dropout is reproduced exactly.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,14 +14,14 @@
 
 namespace zero {
 namespace detail {
-// While it lives, what autograd would save in this thread is dropped; `again`, called with the
-// inputs, recomputes it. `may_stop`: `again` is left by an exception as soon as nothing is missing.
+// RAII guard. In this thread, autograd saves no tensors of the segment; backward calls `again` with the inputs to
+// recompute them. may_stop: the recomputation may be ended early, by an exception, once every tensor is restored.
 class ZERO_API CheckpointScope {
  public:
   using Again = std::function<void(const std::vector<at::Tensor>& inputs)>;
   CheckpointScope(std::vector<at::Tensor> inputs, Again again, bool may_stop);
   ~CheckpointScope();
-  // The first run has ended well.
+  // Marks the first run as complete.
   void end();
   CheckpointScope(const CheckpointScope&) = delete;
   CheckpointScope& operator=(const CheckpointScope&) = delete;
@@ -35,14 +35,15 @@ template <class T>
 inline constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
 }  // namespace detail
 
-// Runs fn(inputs...) keeping only its inputs; runs it again in backward with the random number
-// state, autocast and grad mode restored. Returns what fn returns. fn is copied, must give the same
-// result twice, and must not write its inputs; inputs that are not tensors are copied. What fn
-// captures is kept as it is: hand tensors over as inputs. Buffers it updates (running statistics of
-// batch norm) are updated by both runs. May be nested. Without grad mode it is
-// just fn(inputs...). Backward throws ConfigError when the second run saves other tensors than the
-// first, when an input or a parameter was written in between, and when another thread drew from
-// the same random number generator while fn used it (ranks as threads with dropout).
+// Calls fn(inputs...) and returns its result. Only the inputs are saved; backward calls fn again, with the random
+// number generator state, autocast and grad mode restored. Local. Without grad mode this is a plain call of fn.
+// - fn is copied. It must be deterministic and must not modify its inputs. Inputs that are not tensors are copied.
+// - Pass tensors as inputs. Tensors that fn captures stay in memory.
+// - Buffers that fn updates (running statistics of batch norm) are updated by both runs.
+// - Calls may be nested.
+// Backward throws ConfigError if the recomputation saves other tensors than the first run, if an input or a parameter
+// was modified in between, or if another thread drew from the same random number generator while fn used it (ranks as
+// threads, with dropout).
 template <class Fn, class... Inputs>
 auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
   std::vector<at::Tensor> tensors;
@@ -54,7 +55,7 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
       return input;
     }
   };
-  // Braces: from left to right.
+  // Braced initialization evaluates from left to right.
   std::tuple<std::decay_t<Inputs>...> others{without_tensors(inputs)...};
   auto again = [fn, others = std::move(others)](const std::vector<at::Tensor>& kept) mutable {
     auto arguments = others;
@@ -64,7 +65,7 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
     };
     std::apply([&](auto&... each) { (refill(each), ...), (void)fn(each...); }, arguments);
   };
-  // An exception cannot pass a noexcept function (the second form: copying an argument may throw).
+  // may_stop needs an fn that is not noexcept. The second form covers copies of the arguments, which may throw.
   constexpr bool kPasses =
       !std::is_nothrow_invocable_v<Fn&, Inputs&...> && !std::is_nothrow_invocable_v<Fn&, std::decay_t<Inputs>...>;
   detail::CheckpointScope scope(std::move(tensors), std::move(again), kPasses);

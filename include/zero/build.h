@@ -1,6 +1,5 @@
-// Building a module without allocating its parameters. The Engine materialises them unit by
-// unit, so that never more than a shard plus one unit is in memory, and bit-identical to an
-// eager build with the same torch::manual_seed.
+// Builds a module without allocating its parameters. The Engine materializes them unit by unit, so a rank holds at most
+// its shards and one unit. Values are bit-identical to an eager build with the same torch::manual_seed.
 #pragma once
 #include <memory>
 #include <utility>
@@ -10,7 +9,7 @@
 
 namespace zero {
 namespace detail {
-// While it lives, parameters made by this thread get no memory and their initialisers are recorded.
+// RAII guard: parameters created in this thread get no memory, and their initializers are recorded.
 class ZERO_API DeferredScope {
  public:
   DeferredScope();
@@ -24,9 +23,8 @@ class ZERO_API DeferredScope {
 };
 }  // namespace detail
 
-// Runs make() with deferred allocation and returns what it returns: a std::shared_ptr to the
-// module, or a module holder. The module cannot run before an Engine has taken it. Local. What make() throws goes
-// through.
+// Calls make() with deferred allocation and returns its result: a std::shared_ptr to the module, or a module holder.
+// The module cannot run before an Engine is constructed from it. Local. Exceptions of make() propagate.
 template <class Make>
 auto build(Make&& make) {
   detail::DeferredScope scope;

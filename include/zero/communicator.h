@@ -1,9 +1,8 @@
-// Ranks, and collectives on flat tensors between them. A Communicator joins the ranks of a run, or of a group that is
-// split from it, over one transport: "local", "thread", "shm", "gloo", "shm+gloo", "nccl", "c10d". It knows nothing of
-// parameters.
+// Ranks, and collectives between them on flat tensors. A Communicator connects the ranks of a run, or of a group split
+// from it, over one transport: "local", "thread", "shm", "gloo", "shm+gloo", "nccl" or "c10d".
 //
-// Collective: all ranks call it, in the same order. Sums are taken in fp32 in rank order whatever the dtype, so a
-// result does not depend on the transport. One thread at a time may use a Communicator.
+// Collective calls are made by all ranks, in the same order. Sums are taken in fp32 in rank order for every dtype, so
+// results do not depend on the transport. Use a Communicator from one thread at a time.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -28,99 +27,98 @@ namespace zero {
 class Communicator;
 namespace comm {
 class Group;
-std::shared_ptr<Group> group_of(const Communicator& communicator);  // what the engine works with
+std::shared_ptr<Group> group_of(const Communicator& communicator);  // for the engine
 }  // namespace comm
 
-// Payload bytes this rank sends, by the volume of a ring or direct algorithm:
-// all-gather and reduce-scatter of S bytes (N-1)/N*S, all-reduce twice that, all-to-all
-// (N-1)/N*S, broadcast S from the root to N-1 ranks counted as (N-1)/N*S on every rank.
+// Payload bytes that this rank sends, by the volume of a ring or direct algorithm on N ranks. For S bytes, all-gather,
+// reduce-scatter and all-to-all count (N-1)/N*S, and all-reduce twice that. A broadcast's S from the root to N-1 ranks
+// is counted as (N-1)/N*S on every rank.
 struct ZERO_API CommStats {
   struct Row {
     std::uint64_t calls = 0, bytes_sent = 0;
   };
   std::map<std::string, Row> by_op;  // "all_gather" "reduce_scatter" "reduce_scatter_quantized" ...
-  Row control;                       // hashes, norms, flags, barriers: not payload
-  // Of the payload, what this rank itself has sent to other hosts. On several hosts an all-gather of S bytes sends each
-  // shard to every other host once: (H-1)/N*S for H hosts. A reduce-scatter sends (H-1)/H*S: every rank's part goes to
-  // its owner, who sums in rank order.
+  Row control;                       // hashes, norms, flags, barriers; not part of the payload
+  // The part of the payload that this rank sends to other hosts. On H hosts an all-gather of S bytes sends each shard
+  // to every other host once, (H-1)/N*S. A reduce-scatter sends (H-1)/H*S: every rank's part goes to its owner, which
+  // sums in rank order.
   std::uint64_t bytes_across_hosts = 0;
   std::uint64_t bytes_sent() const;  // sum over by_op
 };
 
-// Errors of all methods: ConfigError for a wrong argument, on the rank that passed it and before anything is sent, so
-// the Communicator stays usable. CommError where a peer failed, ended, was late or made another call; its rank() is the
-// run's number of that rank, also in a group. The Communicator is unusable afterwards, and so is every other one that
-// was split from the same one.
+// Errors of all methods. ConfigError: a wrong argument, thrown on the rank that passed it before anything is sent; the
+// Communicator stays usable. CommError: a peer failed, exited, timed out or made a different call. Its rank() is a rank
+// of the run, also in a split group. Afterwards this Communicator and all others split from the same one are unusable.
 //
-// Collectives on tensors begin at once and return; the Work is waited for, in any order, and keeps its tensors. Over
-// several groups of one run, ranks wait in the order in which the operations began. Tensors are flat and contiguous, of
-// one dtype and device: sums take fp32, bf16 and fp16, the others any dtype.
+// Collectives on tensors start and return at once. The returned Work holds the tensors; wait for it in any order. With
+// several groups of one run, ranks wait in the order in which the operations started. Tensors are flat, contiguous, and
+// of one dtype and device. Reductions take fp32, bf16 and fp16; the other collectives take any dtype.
 class ZERO_API Communicator {
  public:
-  // Collective, blocking. Reads the variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm; a world of one
-  // without any. ZERO_TRANSPORT chooses the transport, ZERO_TIMEOUT_S the longest wait.
-  // Throws ConfigError for half a set of variables, CommError when the peers do not come.
+  // Collective, blocking. Reads the environment variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm;
+  // without any, the world size is 1. ZERO_TRANSPORT selects the transport, ZERO_TIMEOUT_S sets the timeout. Throws
+  // ConfigError if the variables are incomplete, CommError if a peer does not connect in time.
   static std::shared_ptr<Communicator> from_env();
-  // A world of one that copies nothing. Local.
+  // World size 1. Copies nothing. Local.
   static std::shared_ptr<Communicator> local();
-  // The ranks of a c10d process group that the program has already; include <zero/process_group.h>, which says more.
+  // Wraps an existing c10d process group. Include <zero/process_group.h>, which documents it.
   template <class Pointer>
   static std::shared_ptr<Communicator> from_process_group(const Pointer& group);
 
   explicit Communicator(std::shared_ptr<comm::Group> group);
-  // Local. Waits up to a few seconds for peers to receive what this rank has sent.
+  // Local. Waits up to a few seconds until peers have received what this rank sent.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Local. In a group, the group's.
+  // Local. Within this Communicator's group.
   int rank() const;
   int size() const;
-  // Among the ranks of this host.
+  // Local. Among the ranks of this host.
   int local_rank() const;
   int local_size() const;
   std::string transport() const;
 
-  // Collective. out.numel == size * in.numel; `in` may be this rank's own part of `out`. `of` names what is gathered:
-  // ranks that gather different things of one size at a time hear of it by a CommError (not over "nccl" and "c10d")
-  // instead of mixing them.
+  // Collective. out.numel == size * in.numel. `in` may be this rank's own part of `out`. `of` identifies what is
+  // gathered: if ranks gather different things of equal size at the same time, they get a CommError instead of mixed
+  // data (not with "nccl" and "c10d").
   std::shared_ptr<Work> all_gather(at::Tensor out, const at::Tensor& in, std::string_view of = {});
-  // Collective. Sum in fp32 in rank order, rounded once to out's dtype. in.numel == size * out.numel. `out` may be this
-  // rank's own part of `in`; the rest of `in` is left as it was.
+  // Collective. Sums in fp32 in rank order and rounds once to out's dtype. in.numel == size * out.numel. `out` may be
+  // this rank's own part of `in`; the rest of `in` is unchanged.
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, const at::Tensor& in);
-  // Collective. Sum; the same bits as reduce_scatter followed by all_gather.
+  // Collective. Sum, bit-identical to reduce_scatter followed by all_gather.
   std::shared_ptr<Work> all_reduce(at::Tensor inout);
-  // Collective. The root's values on every rank.
+  // Collective. Copies the root's values to every rank.
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root);
-  // Collective. Part p of `in` goes to rank p. out.numel == in.numel, a multiple of size; separate memory.
+  // Collective. Part p of `in` goes to rank p. out.numel == in.numel, a multiple of size. `in` and `out` must not
+  // overlap.
   std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
   // Collective, blocking.
   void barrier();
-  // Collective, blocking. Small control messages of any length, one per rank, in rank order; counted as control.
+  // Collective, blocking. Gathers one string per rank, in rank order. For control messages; counted as control.
   std::vector<std::string> all_gather_bytes(std::string_view mine);
   [[deprecated("use all_gather_bytes")]] std::vector<std::string> exchange(std::string_view mine) {
     return all_gather_bytes(mine);
   }
 
-  // Collective, blocking, as MPI_Comm_split: ranks of one color become a Communicator of their own, numbered by key,
-  // then by rank here. A color below 0 takes part in the call and gets null. A group may be split again. It has this
-  // one's timeout, counts for itself, names ranks of the run in its errors, and keeps this one's connections while it
-  // lives. Groups share their end: a failure in one is told to all ranks of the run.
-  // ConfigError on all ranks where one has operations that it has not waited for, or the transport is nccl or c10d.
+  // Collective, blocking, as MPI_Comm_split: ranks with the same color form a new Communicator, ordered by key, then by
+  // rank. A rank with a negative color takes part in the call and gets nullptr. A group can be split again.
+  // A group inherits the timeout and has its own statistics. It keeps the connections of this Communicator alive, and
+  // its errors name ranks of the run. A failure in one group ends all groups of the run. Throws ConfigError on all
+  // ranks if one of them has unfinished operations, or with transport nccl or c10d.
   std::shared_ptr<Communicator> split(int color, int key);
 
-  // Local. Tells every peer that this rank failed: their waits throw CommError naming this rank and `reason`. Never
-  // throws.
+  // Local. Reports this rank's failure to all peers: their waits throw CommError with this rank and `reason`.
   void abort(const std::string& reason) noexcept;
 
-  // Local. Memory for communication, uninitialised; what the transport can move with the fewest copies.
+  // Local. Returns uninitialized memory that this transport can communicate with the fewest copies. Flat.
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
 
-  // Local. Longest wait in one operation; of those that begin after set_timeout.
+  // Local. The longest wait of one operation. set_timeout affects operations that start after it.
   std::chrono::milliseconds timeout() const;
   void set_timeout(std::chrono::milliseconds timeout);
 
-  // Local. What this Communicator has sent since the start or the last reset; its groups count for themselves.
+  // Local. Since construction or the last reset. Groups split from this Communicator count separately.
   CommStats stats() const;
   void reset_stats();
 
@@ -129,16 +127,15 @@ class ZERO_API Communicator {
   std::shared_ptr<comm::Group> group_;
 };
 
-// Faults to inject into ranks-as-threads, for tests and simulation.
+// Fault injection for ranks as threads.
 struct ThreadFaults {
-  // Called by each rank before every collective with (rank, sequence number, operation). It may
-  // sleep (a delay) or throw (a failure of that rank).
+  // Called by each rank before every collective. It may sleep (a delay) or throw (a failure of that rank).
   std::function<void(int rank, std::uint64_t sequence, std::string_view op)> before;
   std::chrono::milliseconds timeout{60000};
 };
 
-// Ranks as threads of this process, each with its own Communicator; returns when all have
-// ended; rethrows the first failure in time (the others are told by abort). For tests and simulation.
+// Runs each rank as a thread of this process with its own Communicator. Blocks until all threads have ended, then
+// rethrows the first failure; it reaches the other ranks as by abort(). For tests and simulation.
 ZERO_API void run_ranks(int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
 ZERO_API void run_ranks(int size, const ThreadFaults& faults,
                         const std::function<void(std::shared_ptr<Communicator>)>& body);

@@ -1,10 +1,10 @@
-// Where a rank's model lives: on the rank's GPU where libzero can use one, else on the CPU.
+// Selects a rank's device: its GPU if libzero can use one, else the CPU.
 //
 //   const auto device = zero::default_device(*comm);
-//   model->to(device);                    // before the Engine takes it
+//   model->to(device);                    // before constructing the Engine
 //
-// Ask this before anything asks libtorch about CUDA: libtorch keeps its first answer, and that is "no" until libzero
-// has opened libtorch's CUDA library.
+// Call this before any other query for CUDA. libtorch caches its first answer, which is "no" until libzero has loaded
+// libtorch's CUDA library.
 #pragma once
 #include <string>
 
@@ -18,12 +18,12 @@ namespace zero {
 
 class Communicator;
 
-// The GPU numbered local_rank() of this host, which becomes the process's current one, or the CPU. A GPU needs the
-// CUDA driver, libtorch's CUDA libraries (script/setup --cuda) and the plug-in libzero_cuda.so of this build; several
-// ranks need transport nccl besides, and a GPU each. The same kind on all ranks of a host.
+// Local. The GPU with index local_rank() on this host, which becomes the current device, or the CPU. A GPU requires the
+// CUDA driver, libtorch's CUDA libraries (script/setup --cuda) and the plug-in libzero_cuda.so of this build. Several
+// ranks also require transport nccl and one GPU each. All ranks of a host get the same kind of device.
 ZERO_API c10::Device default_device(const Communicator& comm);
 
-// Why default_device() gives the CPU; empty where it gives a GPU.
+// Local. Why default_device() returns the CPU; empty if it returns a GPU.
 ZERO_API std::string why_no_gpu(const Communicator& comm);
 
 }  // namespace zero

@@ -1,5 +1,5 @@
-// The public face: one engine for all ZeRO stages. A stage decides which of {optimizer state,
-// gradient, parameter} rests sharded, and nothing else (ZeRO, Rajbhandari et al., 1910.02054).
+// The main class: one engine for all ZeRO stages. The stage selects which of {optimizer states, gradients, parameters}
+// are sharded, and nothing else (ZeRO, Rajbhandari et al., 1910.02054).
 #pragma once
 #include <concepts>
 #include <cstdint>
@@ -26,130 +26,133 @@ class Module;
 
 namespace zero {
 
-// [collective]: every rank calls it, in the same order beside other collective calls; it blocks until this rank's part
-// is done, which may wait for every other rank. [local]: this rank alone; it waits for no other rank. A CommError of a
-// collective call names the rank that failed or did not come, and is the end of the communicator. Every call may throw
-// CommError after that end, and ConfigError when it is out of order. Sizes are in bytes or elements as said; times in
-// seconds.
+// [collective]: called by every rank, in the same order as all other collective calls. Blocks until this rank's part is
+// complete, which may require every other rank. [local]: involves this rank only and does not wait for others. Any call
+// may throw CommError after a peer has failed; rank() names the rank that failed or did not respond, and the
+// communicator is then unusable. Calls out of order throw ConfigError. Sizes are in bytes or elements as stated, times
+// in seconds.
 //
-// Threads: forwards and evaluations of the model may run in several threads at once, on CPUs. At stage 3 gathers are
-// collectives: with several ranks all must use units in one order, so there one thread computes at a time. No call
-// below may run beside another call, nor step(), flush(), load_checkpoint() and gathered_parameters() beside a forward:
-// at stage 3 they throw ConfigError when they find one. An Engine may be made, used and destroyed in different threads.
+// Threads: on CPUs, forwards and evaluations of the model may run in several threads at once. At stage 3 with several
+// ranks, all-gathers are collectives and all ranks must use units in the same order, so use one thread. The calls below
+// must not run concurrently. step(), flush(), load_checkpoint() and gathered_parameters() must not run during a
+// forward; at stage 3 they throw ConfigError if one is running. An Engine may be constructed, used and destroyed in
+// different threads.
 class ZERO_API Engine {
  public:
-  // [collective] Takes over the parameters of `model` (floating-point, one device, any shapes): casts them to the
-  // recipe's compute dtype, shards what the stage shards, and gives every rank rank 0's values. The module keeps
-  // working as before. Throws ConfigError when options, model and ranks do not fit together, IoError when files of
-  // offload cannot be made, on every rank; the model is then as it was. One Engine holds a model at a time: end the
-  // first before making a second.
+  // [collective] Takes over the parameters of `model` (floating-point, on one device, any shapes): casts them to the
+  // recipe's compute dtype, shards them if the stage does, and copies rank 0's values to all ranks. The module is used
+  // as before. Throws on every rank, and leaves the model unchanged: ConfigError if options, model and ranks do not fit
+  // together, IoError if an offload file cannot be created. A model belongs to one Engine at a time; destroy the first
+  // before constructing a second.
   Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
-  // The same for a module holder (TORCH_MODULE).
+  // [collective] The same for a module holder (TORCH_MODULE).
   template <class Holder>
   requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
   Engine(Holder model, Options options, std::shared_ptr<Communicator> comm)
       : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(comm)) {}
-  ~Engine();  // [local]; waits for this rank's delayed update
+  ~Engine();  // [local] waits for this rank's delayed update
   Engine(Engine&&) noexcept;
   Engine(const Engine&) = delete;
 
-  // [collective] Backpropagates `loss` (one element, any floating-point dtype): scales it by the loss scale, divides by
-  // the accumulation steps, accumulates, and reduces over ranks as the stage asks. Replaces loss.backward().
+  // [collective] Replaces loss.backward(). `loss` has one element of any floating-point dtype. It is multiplied by the
+  // loss scale and divided by the number of accumulation steps. Gradients are accumulated, and reduced over ranks as
+  // the stage requires.
   //
-  // Gradients belong to the Engine from here to step(): reading or writing a .grad meanwhile is a ConfigError at every
-  // stage. What reaches this Engine's parameters from the backward() of another one (a generator's loss through its
-  // discriminator) is dropped. requires_grad may be changed between steps, alike on all ranks: a frozen parameter is
-  // not updated, does not decay and counts no step; one that was frozen when the Engine was made may be unfrozen unless
-  // optimizer states rest in files, and takes memory for its states then.
+  // The Engine owns all gradients until step(): reading or writing .grad in between throws ConfigError at every stage.
+  // Gradients that the backward() of another Engine sends to this Engine's parameters are dropped (a GAN's generator
+  // loss through its discriminator). requires_grad may be changed between steps, identically on all ranks. A frozen
+  // parameter is not updated, does not decay and counts no steps. A parameter that was frozen at construction may be
+  // unfrozen, which allocates its optimizer states, unless optimizer states are offloaded to files.
   //
-  // An exception of the model or of a hook goes through. In a world of one the Engine then discards the micro-batch,
-  // which leaves it as before; else every rank that goes on calls discard_micro_batch().
+  // Exceptions of the model or of a hook propagate. With world size 1 the micro-batch is then discarded. Otherwise
+  // every rank that continues calls discard_micro_batch().
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  // [collective] Drops the micro-batch under way: one whose forward or backward failed on every rank, or one that
-  // retain_graph left open. Returns how many whole micro-batches of the step stay: all, or none where the one under way
-  // has already been added to them and there is no copy (BackwardOptions::recoverable).
+  // [collective] Discards the current micro-batch, after its forward or backward failed on every rank or while
+  // retain_graph keeps it open. Returns how many complete micro-batches of the step remain: all, or 0 if the current
+  // one was already added to their sums and no copy exists (BackwardOptions::recoverable).
   std::int64_t discard_micro_batch();
-  // [collective] A parameter's gradient as step() will use it, before clipping: reduced over ranks, without the loss
-  // scale. fp32, of the parameter's shape, the same on every rank; undefined where the parameter is frozen, zeros where
-  // no loss reached it. From the step's last backward() to step(), else ConfigError. (DeepSpeed: safe_get_full_grad.)
+  // [collective] The gradient of one parameter before clipping: reduced over ranks, without the loss scale. fp32, of
+  // the parameter's shape, the same on every rank. Undefined if the parameter is frozen; zeros if no loss reached it.
+  // Callable between the step's last backward() and step(), else ConfigError. (DeepSpeed: safe_get_full_grad.)
   at::Tensor gradient(const std::string& name);
-  // [local] The same, only what this rank's shard has of it.
+  // [local] The same, limited to this rank's shard.
   OwnGradient own_gradient(const std::string& name);
-  // [collective] Acts at an accumulation boundary: unscales, clips, updates, publishes; otherwise updated == false, and
-  // it is local. IoError when a file of offloaded states fails, InternalError (kNumerical) after
-  // libzero.max_skipped_steps overflows in a row.
+  // [collective] At a gradient accumulation boundary: unscales, clips, updates, and all-gathers updated parameters.
+  // Otherwise [local], with updated == false. Throws IoError if an offload file fails, InternalError (kNumerical) after
+  // libzero.max_skipped_steps consecutive overflows.
   StepResult step();
-  bool is_gradient_accumulation_boundary() const;  // [local] the next step() acts
-  // [collective] With zero_optimization.delayed_update, between steps: finishes the update that is on its way, so that
-  // the parameters are those of all steps so far; else nothing. Needed before an evaluation: without it an operator
-  // that reads parameters without grad mode between steps throws ConfigError. Checkpoints, digests and gathered scopes
-  // do it themselves.
+  bool is_gradient_accumulation_boundary() const;  // [local] whether the next step() updates
+  // [collective] Call between steps. With zero_optimization.delayed_update, completes the pending update, so that the
+  // parameters include all steps so far; otherwise does nothing. Required before an evaluation: without it, an operator
+  // that reads parameters without grad mode between steps throws ConfigError. Checkpoints, state_hash() and
+  // gathered_parameters() call it.
   void flush();
 
-  MemoryReport memory() const;  // [local] bytes of this rank by purpose and tier, now and at the peak
-  void reset_peak_memory();     // [local] the peak is what is held now; idle buffers are freed
+  MemoryReport memory() const;  // [local] bytes of this rank by purpose and tier, current and peak
+  void reset_peak_memory();     // [local] sets the peak to the current bytes and frees idle buffers
 
-  // [collective] A scope in which parameters are whole, all of them, or with modify = true may be written
-  // (GatheredParameters). Throws ConfigError, on every rank, when ranks ask for different things.
+  // [collective] Unshards all parameters for the life of the returned scope. modify = true: rank 0 may write them
+  // (GatheredParameters). Throws ConfigError on every rank if ranks pass different arguments.
   GatheredParameters gathered_parameters() { return gather_all(false); }
-  template <std::same_as<bool> Modify>  // nothing converts to it: {"root"} is a list of names
+  template <std::same_as<bool> Modify>  // no implicit conversions: {"root"} is a list of names
   GatheredParameters gathered_parameters(Modify modify) {
     return gather_all(modify);
   }
-  // [collective] The same for the units that hold these parameters only: names of parameters, or of units as units()
-  // lists them, or patterns (* any run, ? one character). The copies take these units' bytes, and what modify writes
-  // back is these units. ConfigError with the nearest names when one matches nothing.
+  // [collective] The same for some units only: those that contain the named parameters. A name is a parameter's, a
+  // unit's as in units(), or a pattern (* matches any text, ? one character). Copies, and what modify writes back, are
+  // limited to these units. ConfigError with the most similar names if a name matches nothing.
   GatheredParameters gathered_parameters(const std::vector<std::string>& names, bool modify = false);
-  // [collective] The same for the parameters of a module that this Engine holds. ConfigError when it holds none.
+  // [collective] The same for a module's parameters. ConfigError if the Engine holds none of them.
   template <class M>
   requires std::is_base_of_v<torch::nn::Module, M> GatheredParameters gathered_parameters(const M& module,
                                                                                           bool modify = false) {
     return gather_module(module, modify);
   }
 
-  // [collective] fp32 masters by parameter name, whole, of the parameter's shape, in host memory of rank 0; empty on
-  // other ranks.
+  // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks.
   std::map<std::string, at::Tensor> full_state_dict();
-  // [collective] Hex digest over all ranks' masters and moments; the same on every rank.
+  // [collective] Hex digest of all ranks' master parameters and optimizer states; the same on every rank.
   std::string state_hash();
 
-  // [collective] Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes, published by one rename. At
-  // an accumulation boundary, else ConfigError. Throws IoError on every rank alike; nothing is published then.
+  // [collective] Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes. One rename makes it
+  // visible. Throws ConfigError outside a gradient accumulation boundary, IoError on every rank if writing fails; no
+  // checkpoint is visible then.
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag);
-  // [collective] Loads DIR/TAG, or the newest whole checkpoint when tag is empty; returns the tag it took. Throws
-  // IoError (kCheckpoint) when it is missing or damaged, ConfigError when it is of another model, on every rank.
+  // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty. Returns the tag. Throws on every
+  // rank: IoError (kCheckpoint) if the checkpoint is missing or damaged, ConfigError if it belongs to another model.
   std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");
-  // [local] Text kept in the checkpoint beside the engine's own state (data position and the like); rank 0's is saved.
+  // [local] Text that checkpoints store with the engine's state, for example the data position. Rank 0's is saved.
   void set_user_state(std::string json);
   std::string user_state() const;  // [local]
 
-  // [collective] From now on shows what happens when, in a file that ui.perfetto.dev and chrome://tracing open
-  // (docs/trace.md). Every rank writes FILE.rank-N.json. Between steps only, one trace at a time. Throws IoError when a
-  // part cannot be made. A write that fails later ends the trace with a warning, not the run. ZERO_TRACE=FILE in the
-  // environment, with ZERO_TRACE_STEPS=A:B (3:22), does the same from construction to destruction without a call.
+  // [collective] Starts a trace for ui.perfetto.dev and chrome://tracing (docs/trace.md). Every rank writes
+  // FILE.rank-N.json. Call between steps; one trace at a time. Throws IoError if a rank's file cannot be created. A
+  // later write error ends the trace with a warning, and the run continues. ZERO_TRACE=FILE in the environment, with
+  // ZERO_TRACE_STEPS=A:B (default 3:22), traces from construction to destruction without a call.
   void start_trace(const std::filesystem::path& file, TraceSteps steps = {});
-  // [collective] Ends it; the parts become one FILE where all ranks see one folder. Nothing without a trace.
+  // [collective] Ends the trace. Merges the parts into FILE if all ranks see the same folder. No effect without a
+  // trace.
   TraceSummary stop_trace();
 
-  // [local] What this rank's steps were made of so far, in seconds; zeros unless wall_clock_breakdown is true. Not
-  // while one runs.
+  // [local] Seconds spent in the parts of all steps so far; zeros unless wall_clock_breakdown is true. Call between
+  // steps.
   StepTimes times() const;
 
   // [local]
   std::int64_t global_step() const;    // attempted steps
-  std::int64_t skipped_steps() const;  // steps skipped for overflow
+  std::int64_t skipped_steps() const;  // steps skipped because of overflow
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward
-  std::int64_t micro_batches() const;     // whole ones since the last update
-  double loss_scale() const;              // that the next backward() will use
-  // [local] The rate the next step will use. Group 0 holds what no pattern of libzero.parameter_groups matches, i + 1
-  // what the i-th does. ConfigError for another group.
+  std::int64_t micro_batches() const;     // complete micro-batches since the last update
+  double loss_scale() const;              // used by the next backward()
+  // [local] Learning rate of the next step. Group i + 1 has the parameters that match pattern i of
+  // libzero.parameter_groups, group 0 all others. ConfigError if there is no such group.
   double lr(int group = 0) const;
-  // [local] Sets it, from the next step on, alike on all ranks (checked by that step); checkpoints keep it. ConfigError
-  // where the configuration has a scheduler; waits for this rank's delayed update.
+  // [local] Sets the learning rate from the next step on. Pass the same value on all ranks; step() checks it.
+  // Checkpoints store it. Waits for this rank's delayed update. ConfigError if the configuration has a scheduler.
   void set_lr(int group, double lr);
 
-  // [local] Names of the units that parameters are communicated in, with their elements.
+  // [local] Units, in which parameters are communicated: name and number of elements.
   std::vector<std::pair<std::string, std::int64_t>> units() const;
   [[deprecated("call units()")]] std::vector<std::pair<std::string, std::int64_t>> groups() const { return units(); }
 

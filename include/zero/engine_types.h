@@ -1,4 +1,4 @@
-// What calls of an Engine take and return. See engine.h.
+// Argument and result types of Engine. See engine.h.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,50 +14,50 @@ namespace engine {
 class State;
 }
 
-// What one call of Engine::step() did.
+// The result of Engine::step().
 struct StepResult {
-  bool updated = false;          // false between accumulation boundaries and on overflow
-  bool overflow = false;         // a non-finite gradient on some rank: nothing was changed
-  double grad_norm = 0;          // global L2 norm before clipping, unscaled; -1 when not finite
-  double loss_scale = 1;         // the scale the next backward will use
-  double lr = 0;                 // the rate this step used (first parameter group)
-  std::int64_t global_step = 0;  // attempted steps, this one included
+  bool updated = false;          // false between accumulation boundaries and after an overflow
+  bool overflow = false;         // some rank had a non-finite gradient; nothing was updated
+  double grad_norm = 0;          // global L2 norm before clipping, without the loss scale; -1 if not finite
+  double loss_scale = 1;         // used by the next backward()
+  double lr = 0;                 // learning rate that this step used (parameter group 0)
+  std::int64_t global_step = 0;  // attempted steps, including this one
 };
 
 struct BackwardOptions {
-  // The graph is kept for another backward(), and the micro-batch stays open: several losses of one forward, one
-  // backward() each. The one without retain_graph ends the micro-batch, or step() does.
+  // Keeps the graph, and the micro-batch open, for several losses of one forward with one backward() each. The first
+  // backward() without retain_graph, or step(), ends the micro-batch.
   bool retain_graph = false;
-  // Gradients get a graph of their own, and stay in .grad for a loss that is made of them; retain_graph is implied.
-  // They are this rank's, not reduced. One micro-batch a step and a loss scale of 1 only: ConfigError. Where the loss
-  // needs gradients of something else than parameters, torch::autograd::grad(..., create_graph) is enough, without
-  // limits.
+  // Builds a graph of the gradients and leaves them in .grad, for a loss that contains gradients. They are this rank's,
+  // not reduced. Implies retain_graph. ConfigError unless a step has one micro-batch and the loss scale is 1. If the
+  // loss only needs gradients of other tensors than parameters, use torch::autograd::grad(..., create_graph), which has
+  // no such limits.
   bool create_graph = false;
-  // Within a step of several micro-batches: keeps a copy of what those before have added up, in the same memory, until
-  // this micro-batch has ended. Should it fail, they stay; without the copy they are dropped with it.
+  // With gradient accumulation: keeps a copy of the sums of the previous micro-batches, on the same tier, until this
+  // micro-batch has ended. If it fails, the sums are restored. Without the copy they are discarded with it.
   bool recoverable = false;
 };
 
-// What of a gradient is in this rank's shard.
+// This rank's shard of one gradient.
 struct OwnGradient {
-  std::int64_t begin = 0;  // of values, in elements of the flattened parameter
-  at::Tensor values;       // fp32, flat; may be empty. Undefined: the parameter is frozen
+  std::int64_t begin = 0;  // offset of `values` in the flattened parameter, in elements
+  at::Tensor values;       // fp32, flat; may be empty. Undefined if the parameter is frozen
 };
 
-// A scope of Engine::gathered_parameters(). While it lives, the parameters of its units are whole on every rank, in
-// memory of their own, of their shape and of the recipe's compute dtype; raw pointers may be taken. Those of other
-// units are as without it. One that modifies may write its units in place (copy_, mul_; not torch::load, which puts
-// other tensors in their place) on rank 0; its values replace those of every rank when it ends. Scopes may be nested,
-// their units may overlap. A checkpoint is not saved inside one that modifies, nor loaded inside any; backward() and
-// step() throw inside any.
+// A scope of Engine::gathered_parameters(). During its life, every rank has the whole parameters of the scope's units,
+// in memory of their own, in their shape and the recipe's compute dtype. Raw pointers may be taken. Parameters of other
+// units are unaffected. In a scope that modifies, rank 0 may write the parameters in place (copy_, mul_; not
+// torch::load, which replaces the tensors), and at its end rank 0's values are copied to all ranks. Scopes may be
+// nested and their units may overlap. backward(), step() and load_checkpoint() throw in any scope, save_checkpoint() in
+// one that modifies.
 class [[nodiscard]] ZERO_API GatheredParameters {
  public:
   GatheredParameters(GatheredParameters&&) noexcept;  // local
   GatheredParameters& operator=(GatheredParameters&&) = delete;
-  // close(), with errors logged instead of thrown.
+  // Calls close(); errors are logged instead of thrown.
   ~GatheredParameters();
-  // Ends the scope now. Collective and blocking where it modifies, else local. Throws CommError, IoError; ConfigError
-  // when a parameter was replaced within. Nothing when called again.
+  // Ends the scope. Collective and blocking if it modifies, else local. Throws CommError, IoError, and ConfigError if a
+  // parameter was replaced in the scope. A second call has no effect.
   void close();
 
  private:

@@ -1,6 +1,7 @@
-// The four errors libzero throws, and nothing else. Every message reads
+// The four error classes of libzero. It throws no others. Messages about values read
 //   [where] got X, expected Y (rank 2/4, group blocks.3, step 17). Hint: what to change.
-// The library itself never prints, exits or aborts.
+// and messages about failed operations "[where] cannot do X: reason. Hint: ...". The library never prints, exits or
+// aborts.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -9,16 +10,16 @@
 
 namespace zero {
 
-// What a program should return to its caller for an error (see docs/cli.md).
+// The exit code that a program should return for an error (docs/cli.md).
 enum class ExitCode : int {
   kOk = 0,
-  kFailed = 1,       // our bug, or a failure of no other class
+  kFailed = 1,       // a bug of libzero, or any other failure
   kConfig = 2,       // usage or configuration
-  kCheckpoint = 3,   // checkpoint missing or damaged
-  kOutOfMemory = 4,  // planned or real
-  kIo = 5,           // I/O error or disk full
+  kCheckpoint = 3,   // a checkpoint is missing or damaged
+  kOutOfMemory = 4,  // a budget or the memory is exhausted
+  kIo = 5,           // an I/O error or a full disk
   kPeer = 6,         // a rank died, hung, or lost its peers
-  kNumerical = 7,    // Inf/NaN policy
+  kNumerical = 7,    // too many steps with Inf or NaN
 };
 
 class ZERO_API Error : public std::runtime_error {
@@ -32,7 +33,7 @@ class ZERO_API Error : public std::runtime_error {
   ExitCode code_;
 };
 
-// The user can fix it: a configuration, a model the engine cannot take, a call out of order.
+// An error that the user can fix: a configuration, an unsupported model, a call out of order.
 class ZERO_API ConfigError : public Error {
  public:
   explicit ConfigError(const std::string& message, ExitCode code = ExitCode::kConfig) : Error(code, message) {}
@@ -42,20 +43,21 @@ class ZERO_API ConfigError : public Error {
 class ZERO_API CommError : public Error {
  public:
   explicit CommError(const std::string& message, int rank = -1) : Error(ExitCode::kPeer, message), rank_(rank) {}
-  // The rank that failed, or -1 when it is not known.
+  // The rank that failed, or -1 if unknown.
   int rank() const noexcept { return rank_; }
 
  private:
   int rank_;
 };
 
-// A file or a disk failed: path, offset, wanted and got bytes, the system's text.
+// A file or disk failed. The message has the path, the offset, the expected and actual bytes, and the system's error
+// text.
 class ZERO_API IoError : public Error {
  public:
   explicit IoError(const std::string& message, ExitCode code = ExitCode::kIo) : Error(code, message) {}
 };
 
-// A bug of libzero, or numbers that cannot be trusted any more (code kNumerical).
+// A bug of libzero, or numerical failure (code kNumerical).
 class ZERO_API InternalError : public Error {
  public:
   explicit InternalError(const std::string& message, ExitCode code = ExitCode::kFailed) : Error(code, message) {}

@@ -1,4 +1,4 @@
-// Where the library's notices go. It prints nothing itself: without a sink they are dropped.
+// The sink for the library's notices. Without a sink they are dropped: the library itself prints nothing.
 #pragma once
 #include <functional>
 #include <string_view>
@@ -9,8 +9,8 @@ namespace zero {
 
 enum class LogLevel { Debug, Info, Warning, Error };
 
-// Replaces the process's sink; an empty function removes it. The sink may be called from any
-// thread and must not throw.
+// Replaces the sink of this process; an empty function removes it. The sink may be called from any thread and must not
+// throw.
 ZERO_API void set_log_sink(std::function<void(LogLevel, std::string_view)> sink);
 
 }  // namespace zero

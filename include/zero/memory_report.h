@@ -1,4 +1,4 @@
-// Bytes of one rank by tier and purpose, now and at the peak. What Engine::memory() returns.
+// Bytes of one rank by tier and purpose, current and peak. The result of Engine::memory().
 #pragma once
 #include <array>
 #include <cstddef>
@@ -28,19 +28,19 @@ class ZERO_API MemoryReport {
   std::uint64_t current(Tier tier, Purpose purpose) const { return current_[index(tier)][index(purpose)]; }
   std::uint64_t peak(Tier tier, Purpose purpose) const { return peak_[index(tier)][index(purpose)]; }
   std::uint64_t current(Tier tier) const;
-  // The highest sum over purposes at one moment, not the sum of their peaks.
+  // The highest total at any one time, not the sum of the purposes' peaks.
   std::uint64_t peak(Tier tier) const { return peak_total_[index(tier)]; }
 
-  // What libtorch's caching allocator counts on this process's GPU, in bytes, everything that uses it included; not set
-  // on the CPU. On a GPU the purpose Activations stays empty: allocated less the purposes booked is the rest.
+  // Statistics of libtorch's caching allocator for this process's GPU, in bytes, over all its users; empty on the CPU.
+  // On a GPU the purpose Activations is 0; estimate it as `allocated` minus the purposes reported.
   struct Allocator {
-    std::uint64_t allocated = 0, allocated_peak = 0;  // of live tensors
-    std::uint64_t reserved = 0, reserved_peak = 0;    // taken from the driver
-    std::int64_t retries = 0;                         // allocations that had to free the cache first
+    std::uint64_t allocated = 0, allocated_peak = 0;  // in live tensors
+    std::uint64_t reserved = 0, reserved_peak = 0;    // obtained from the driver
+    std::int64_t retries = 0;                         // allocations that first had to release cached memory
   };
   std::optional<Allocator> allocator;
 
-  // An aligned table for people; tiers without bytes are left out.
+  // An aligned text table without tiers that hold no bytes.
   std::string table() const;
 
   static const char* name(Tier tier);
@@ -50,7 +50,7 @@ class ZERO_API MemoryReport {
   static constexpr std::size_t index(E value) {
     return static_cast<std::size_t>(value);
   }
-  // For whoever makes a report: the bytes of a purpose, and the peak of a tier.
+  // For producers of a report: the bytes of one purpose, and the peak of a tier.
   void set(Tier tier, Purpose purpose, std::uint64_t current, std::uint64_t peak) {
     current_[index(tier)][index(purpose)] = current;
     peak_[index(tier)][index(purpose)] = peak;
@@ -62,7 +62,7 @@ class ZERO_API MemoryReport {
   std::array<std::uint64_t, kTiers> peak_total_{};
 };
 
-// Where bytes rest: memory that is computed with, host memory, files.
+// Where bytes are stored: compute memory, host memory, files.
 using Tier = MemoryReport::Tier;
 
 }  // namespace zero

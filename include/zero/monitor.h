@@ -1,5 +1,5 @@
-// Metrics of a run for TensorBoard and as CSV, as the configuration's blocks `tensorboard` and `csv_monitor` ask for.
-// `zero train` uses it; a program with a loop of its own calls it after Engine::step().
+// Writes metrics for TensorBoard and as CSV, as the configuration's blocks `tensorboard` and `csv_monitor` specify.
+// `zero train` uses it; other programs call it after Engine::step(). All calls are local.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace zero {
 
-// Tags that DeepSpeed's monitors write, and TensorBoard pages made for them expect.
+// The tags of DeepSpeed's monitors.
 namespace monitor_tag {
 inline constexpr const char* kLr = "Train/Samples/lr";
 inline constexpr const char* kLossScale = "Train/Samples/loss_scale";
@@ -27,16 +27,16 @@ inline constexpr const char* kStepMs = "Train/Samples/elapsed_time_ms_step";
 
 class ZERO_API Monitor {
  public:
-  // Opens what the options ask for, in output_path/job_name; on another rank than 0, or with both blocks off, nothing
-  // is opened and write() does nothing. Throws IoError.
+  // Opens the files in output_path/job_name. On ranks other than 0, or with both blocks disabled, opens nothing and
+  // write() has no effect. Throws IoError.
   Monitor(const Options& options, int rank);
   ~Monitor();
   Monitor(Monitor&&) noexcept;
   Monitor& operator=(Monitor&&) noexcept;
 
   bool active() const;
-  // Values by tag at `samples`, the samples that all ranks have trained on so far (global step x train_batch_size).
-  // In the files when it returns. Throws IoError.
+  // Writes values by tag. `samples`: samples trained on by all ranks so far (global step x train_batch_size). The
+  // values are in the files when it returns. Throws IoError.
   void write(const std::vector<std::pair<std::string, double>>& values, std::int64_t samples);
 
  private:

@@ -1,9 +1,10 @@
-// A Communicator over a c10d process group that the program has already: of torch's C++ or Python, of Megatron, of a
-// launcher of its own. This header needs c10d's; zero.h does not include it.
+// A Communicator over an existing c10d process group, of torch's C++ or Python API, Megatron, or another launcher. This
+// header includes c10d; zero.h does not include it.
 //
 //   auto comm = zero::Communicator::from_process_group(process_group);
 //
-// Sums are taken here, in fp32 in rank order, so they have the bits of every other transport; the group moves parts.
+// Sums are taken by libzero, in fp32 in rank order, bit-identical to every other transport; the process group only
+// moves data.
 #pragma once
 #include <memory>
 #include <type_traits>
@@ -22,16 +23,16 @@ ZERO_API std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Bac
 ZERO_API std::shared_ptr<Communicator> over_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 }  // namespace comm
 
-// Collective, blocking. `group`: an intrusive_ptr to a c10d::ProcessGroup, whose backend for CPU tensors is used, or to
-// a c10d::Backend that has allgather, alltoall and broadcast for them (gloo, mpi). Nothing else may use the group while
-// the Communicator has operations in flight. transport() is "c10d".
+// Collective, blocking. `group` is an intrusive_ptr to a c10d::ProcessGroup, whose backend for CPU tensors is used, or
+// to a c10d::Backend that supports allgather, alltoall and broadcast of CPU tensors (gloo, mpi). Do not use the group
+// elsewhere while the Communicator has operations in flight. transport() is "c10d".
 //
-// The longest wait is 30 minutes until set_timeout(). A reason given to abort() travels over the group's store, if it
-// has one; without it the peers see a broken connection, or the end of their time. Who failed is not always known: then
-// CommError::rank() is -1. Ranks that make different calls are not noticed. split() is refused: make a process group of
-// those ranks instead.
+// The timeout is 30 minutes until set_timeout(). The reason given to abort() reaches peers through the group's store.
+// Without a store they see a closed connection or a timeout. CommError::rank() is -1 if the failed rank is unknown.
+// Ranks that make different calls are not detected. split() throws; create a process group of those ranks instead.
 //
-// ConfigError for no group, and for one that moves no CPU tensors ("nccl" alone); CommError where a peer does not come.
+// Throws ConfigError for a null group and for one without a CPU backend ("nccl" alone), CommError if a peer does not
+// respond.
 template <class Pointer>
 std::shared_ptr<Communicator> Communicator::from_process_group(const Pointer& group) {
   using Group = std::remove_cvref_t<decltype(*group)>;

@@ -1,4 +1,4 @@
-// The library's version, for programs and for files it writes.
+// The version of the library.
 #pragma once
 
 #define ZERO_VERSION_MAJOR 0

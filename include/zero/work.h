@@ -7,10 +7,10 @@ namespace zero {
 class ZERO_API Work {
  public:
   virtual ~Work() = default;
-  // Returns when the operation is complete for this rank: outputs may be read, inputs
-  // overwritten. Throws the operation's error (CommError, IoError), every time it is called.
+  // Blocks until the operation is complete on this rank: outputs may then be read and inputs overwritten. Throws the
+  // operation's error (CommError, IoError), on every call.
   virtual void wait() = 0;
-  // True when wait() would not block.
+  // Whether wait() would return without blocking.
   virtual bool done() = 0;
 };
 

@@ -1,4 +1,4 @@
-// libzero: sharded data-parallel training for libtorch. The one include of a program.
+// libzero: sharded data-parallel training for libtorch. The one include of a training program.
 #pragma once
 #include <torch/torch.h>
 

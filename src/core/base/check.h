@@ -1,5 +1,4 @@
-// Building the library's error messages: "[where] got X, expected Y (context). Hint: ...".
-// Own checks stay on in every build; nothing here prints.
+// Formats error messages: "[where] got X, expected Y (context). Hint: ...". Internal checks are enabled in every build.
 #pragma once
 #include <sstream>
 #include <string>
@@ -20,7 +19,7 @@ std::string join(Parts&&... parts) {
 
 }  // namespace zero::base
 
-// Our own contract: an InternalError with file and line.
+// An internal invariant: throws InternalError with file and line.
 #define ZERO_CHECK(condition, ...)                                                                          \
   do {                                                                                                      \
     if (!(condition)) ::zero::base::throw_internal(__FILE__, __LINE__, ::zero::base::join("" __VA_ARGS__)); \

@@ -1,4 +1,4 @@
-// A file descriptor that closes itself, and the epoll calls around it.
+// A file descriptor that is closed by its destructor, and epoll helpers.
 #pragma once
 #include <sys/epoll.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Bytes as lower-case hexadecimal digits: how digests are shown and stored.
+// Formats bytes as lower-case hexadecimal digits, as digests are shown and stored.
 #pragma once
 #include <cstddef>
 #include <string>

@@ -1,4 +1,4 @@
-// Asks the dynamic linker whose malloc the process uses; decided once.
+// Checks once, through the dynamic linker, which malloc the process uses.
 #include "base/idle_memory.h"
 
 #include <dlfcn.h>

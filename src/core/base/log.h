@@ -1,4 +1,4 @@
-// Handing a line to the program's log sink (include/zero/log.h).
+// Passes a line to the program's log sink (include/zero/log.h).
 #pragma once
 #include <string_view>
 

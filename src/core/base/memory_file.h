@@ -1,5 +1,5 @@
-// An anonymous file in memory (memfd_create(2)), as this system wants them: never executable, which the kernel demands
-// where vm.memfd_noexec is 2.
+// Creates an anonymous file in memory (memfd_create(2)). It is not executable, which the kernel requires if
+// vm.memfd_noexec is 2.
 #pragma once
 
 namespace zero::base {

@@ -1,4 +1,4 @@
-// Reads UTF-8 strictly, one character at a time (printable.h).
+// A strict UTF-8 decoder, one character at a time (printable.h).
 #include "base/printable.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ Character character_at(std::string_view text, std::size_t at) {
 
 bool commands(unsigned code) {
   return code < 0x20 || (code >= 0x7F && code < 0xA0) ||                            // C0, DEL, C1
-         code == 0x61C || code == 0x200E || code == 0x200F ||                       // marks of direction
+         code == 0x61C || code == 0x200E || code == 0x200F ||                       // bidirectional marks
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);  // separators, embeddings, isolates
 }
 

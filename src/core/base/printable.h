@@ -1,5 +1,5 @@
-// Text of others (keys of a configuration, names in a manifest, files) on its way into a message: nothing in it may
-// command the terminal that shows it, or make it look like another text. The one home of that rule; no messages here.
+// Escapes external text (keys of a configuration, names in a manifest, file names) for messages, so that it cannot
+// control the terminal or imitate other text.
 #pragma once
 #include <string>
 #include <string_view>
@@ -7,15 +7,15 @@
 namespace zero::base {
 
 enum class Lines {
-  Keep,    // newlines and tabs stay: for a whole message
-  Escape,  // "\n", "\t": for a name inside a line
+  Keep,    // keep newlines and tabs: for a whole message
+  Escape,  // "\n", "\t": for a name within a line
 };
 
-// `text` with control characters (C0, DEL, C1), line separators and marks of writing direction as \u001b, and bytes
-// that are not UTF-8 as \x9b. Everything else stays as it is, so that doing it twice changes nothing.
+// Returns `text` with control characters (C0, DEL, C1), line separators and bidirectional marks as \u001b, and bytes
+// that are not UTF-8 as \x9b. Everything else is unchanged, so the function is idempotent.
 std::string printable(std::string_view text, Lines lines = Lines::Keep);
 
-// Code points of UTF-8: what a caret is placed by.
+// The number of UTF-8 code points, for placing carets.
 std::size_t width_of(std::string_view text);
 
 }  // namespace zero::base

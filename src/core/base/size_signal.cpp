@@ -15,7 +15,7 @@ SizeSignalOff::SizeSignalOff() {
   pthread_sigmask(SIG_BLOCK, &only_, &before_);
 }
 
-// The error of the call that it guards must outlive it.
+// Must preserve errno of the guarded call.
 SizeSignalOff::~SizeSignalOff() {
   const int error = errno;
   const timespec now{};

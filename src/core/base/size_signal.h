@@ -1,11 +1,11 @@
-// Past the limit of file sizes (ulimit -f) the kernel raises SIGXFSZ, whose default is death, beside the error EFBIG
-// that the caller wants to tell. No handler: the signals of a program are its own.
+// Beyond the limit of file sizes (ulimit -f) the kernel raises SIGXFSZ, which ends the process by default, in addition
+// to returning EFBIG. A library must not install signal handlers, so the signal is blocked and discarded.
 #pragma once
 #include <signal.h>
 
 namespace zero::base {
 
-// While it lives this thread gets the error alone. Costs four system calls.
+// RAII guard: this thread only gets the error. Costs four system calls.
 class SizeSignalOff {
  public:
   SizeSignalOff();

@@ -1,4 +1,4 @@
-// Checks of a configuration that need to know the run: the batch equation and what this version can do.
+// Checks of a configuration that depend on the run: the batch equation and unsupported settings.
 #pragma once
 #include <zero/options.h>
 
@@ -6,11 +6,11 @@
 
 namespace zero::config {
 
-// train = micro * accumulation * world, the missing ones inferred. Throws ConfigError that shows
-// the equation with its numbers and the place of every key involved.
+// train = micro * accumulation * world; computes missing values. Throws ConfigError with the equation, its numbers and
+// the location of every key involved.
 BatchSizes resolve_batch(const Options& options, int world);
 
-// Throws ConfigError naming every key that asks for what this version cannot do.
+// Throws ConfigError that names every key whose setting this version does not support.
 void require_built(const Options& options);
 
 }  // namespace zero::config

@@ -17,7 +17,7 @@ std::optional<std::int64_t> byte_count(std::string_view text) {
   };
   skip_spaces();
   if (text.empty() || !std::isdigit(static_cast<unsigned char>(text.front()))) return {};
-  // Whole numbers keep all their digits; a double has 53 bits.
+  // Whole numbers keep all digits; a double has only 53 bits.
   std::int64_t whole = 0;
   double number = 0;
   const char *end = text.data() + text.size(), *after = text.data();

@@ -1,5 +1,5 @@
-// A configuration that was read: what was set, where, and by whom; its notices; its typed values.
-// Built once from text and overrides, then immutable.
+// A configuration that was read: entries with their locations and sources, notices, and typed values. Built once from
+// text and overrides, then immutable.
 #pragma once
 #include <map>
 #include <memory>
@@ -18,9 +18,9 @@ namespace zero::config {
 struct Entry {
   const Key* key = nullptr;
   Value value;             // checked, in canonical form; unused when automatic
-  Place place, key_place;  // of the value as it was written
+  Place place, key_place;  // locations of the value and the key
   std::string source;      // "ds.json:3:5", "CLI", ...
-  std::string spelled;     // the path as it was written, old names included
+  std::string spelled;     // the path as written; may be an old name
   bool automatic = false;  // "auto"
   std::string overrides;   // the source that this one replaced
 };
@@ -28,32 +28,32 @@ struct Entry {
 struct Document {
   std::shared_ptr<const Source> source;
   std::vector<Setting> overrides;
-  std::map<std::string, Entry, std::less<>> entries;  // by path; only what was set
+  std::map<std::string, Entry, std::less<>> entries;  // by path; only keys that were set
   std::vector<ConfigFault> notices;
-  std::vector<ConfigFault> not_built;  // what asks for more than this version can do
+  std::vector<ConfigFault> not_built;  // settings that this version does not support
   Settings settings;
 
   const Entry* find(std::string_view path) const;
-  bool is_set(std::string_view path) const;  // with a value, not "auto"
-  // The effective value as JSON: set, else the default; "" when there is none.
+  bool is_set(std::string_view path) const;  // to a value other than "auto"
+  // The effective value as JSON: the set value, else the default; "" if there is none.
   std::string effective(const Key& key) const;
   Place place(std::string_view path) const;
 };
 
-// Reads `source` with `overrides` on top. Errors go to `faults`; the document is then not usable.
+// Reads `source`, then applies `overrides`. Adds errors to `faults`; the document is then unusable.
 std::shared_ptr<const Document> read_document(std::shared_ptr<const Source> source, std::vector<Setting> overrides,
                                               Faults& faults);
 
-// The parts of read_document, in their order.
+// The stages of read_document, in order.
 void read_entries(Document& document, Faults& faults);         // text and overrides -> entries
-void check_entries(const Document& document, Faults& faults);  // conflicts, refusals, what is missing
+void check_entries(const Document& document, Faults& faults);  // conflicts, refused values, missing keys
 Settings typed_settings(const Document& document);             // entries and defaults -> Settings
 void list_not_built(const Document& document, Faults& not_built);
 
-// Paths that typed_settings() reads: the keys that work are these and no others (a test compares).
+// Paths that typed_settings() reads. A test checks that these are exactly the keys that have an effect.
 std::set<std::string> keys_read_by_settings();
 
-// Why a key whose need is not met has no effect; empty when it is met.
+// Why a key with an unmet condition has no effect; empty if the condition is met.
 std::string unmet_need(const Document& document, std::string_view need);
 
 }  // namespace zero::config

@@ -1,4 +1,4 @@
-// What can only be seen with all entries read: conflicts, refusals, what is missing, notices.
+// Checks that need all entries: conflicts, refused values, missing keys, notices.
 #include <algorithm>
 
 #include "config/document.h"
@@ -15,7 +15,7 @@ bool listed(std::string_view words, std::string_view word) {
   return false;
 }
 
-// "enabled" (or another key) true in a block; "*": true anywhere below.
+// Whether "enabled" (or another key) is true in a block; "*": anywhere below.
 bool asks(const Value& value, std::string_view off_key) {
   for (const Member& member : value.members) {
     const bool on = member.value.is(Value::Kind::Bool) && member.value.boolean;
@@ -62,7 +62,7 @@ class Checker {
     faults_.error("missing", entry ? entry->key_place : Place{}, pointer_of(path), message, hint);
   }
 
-  // Keys that another type owns; what the type requires.
+  // Keys that belong to another type, and keys that the type requires.
   void owners(std::string_view block) {
     const std::string type_path = std::string(block) + ".type";
     const Entry* type = find(type_path);
@@ -111,7 +111,7 @@ class Checker {
     return 1 + (groups ? groups->value.items.size() : 0);
   }
 
-  // Numbers of a NumOrList value, repeated to `groups`.
+  // The numbers of a NumOrList value, repeated to `groups`.
   std::vector<double> rates(std::string_view path, std::size_t groups) {
     const Entry* entry = find(path);
     if (entry && !entry->automatic && entry->value.is(Value::Kind::Array)) {
@@ -288,7 +288,7 @@ class Checker {
                  {"zero_optimization.offload_optimizer.device"});
   }
 
-  // What no number of ranks can make right; the rest is resolve_batch().
+  // Faults for every number of ranks; resolve_batch() checks the rest.
   void batches() {
     const char *t = "train_batch_size", *m = "train_micro_batch_size_per_gpu", *a = "gradient_accumulation_steps";
     if (!document_.is_set(t)) return;

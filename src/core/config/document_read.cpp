@@ -1,4 +1,4 @@
-// From JSON text and overrides to checked entries: names, old names, types, ranges, "auto".
+// Converts JSON text and overrides to checked entries: names, old names, types, ranges, "auto".
 #include <algorithm>
 #include <cctype>
 
@@ -31,7 +31,7 @@ std::string list_of(const std::vector<std::string>& names) {
   return out;
 }
 
-// Names that are known elsewhere, and refused with more than "unknown".
+// Names known from other configurations, whose error says more than "unknown".
 bool known_elsewhere(std::string_view optimizer) {
   for (const char* name :
        {"Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "Muon", "RMSprop", "Adadelta",
@@ -44,8 +44,8 @@ class Walker {
  public:
   Walker(Document& document, Faults& faults) : document_(document), faults_(faults) {}
 
-  // `level` counts texts: the file is 0, every override one more; a later level wins, within one
-  // level two names for one key conflict.
+  // `level` is 0 for the file and increases with every override. A higher level wins; two names of one key on the same
+  // level conflict.
   void walk(const Value& object, const std::string& block, const std::string& spelled_block, const std::string& source,
             int level) {
     for (const Member& member : object.members) {
@@ -67,14 +67,14 @@ class Walker {
   }
 
   void override_with(const Setting& setting, int level) {
-    const char* const kCall = "Options::";  // of an OptionsBuilder: a fault names it
+    const char* const kCall = "Options::";  // source of an OptionsBuilder's settings; faults name the call
     const auto text = std::make_shared<Source>(
         Source{setting.source.starts_with(kCall) ? setting.source : "--set", setting.key + "=" + setting.value});
     Faults ignored;
     const auto json_text = std::make_shared<Source>(Source{"--set", setting.value});
     auto parsed = read_json(json_text, ignored);
     const bool json = parsed && !ignored.has_errors();
-    // What is no JSON is a word; what is JSON beyond the reader's limits is that.
+    // Text that is not JSON is a plain word; JSON beyond the reader's limits is a fault.
     for (const ConfigFault& fault : ignored.sorted())
       if (fault.id == "too-deep" || fault.id == "too-large") {
         const Place place{text, setting.key.size() + 1, std::max<std::size_t>(1, setting.value.size())};
@@ -96,7 +96,7 @@ class Walker {
                                  setting.key == "gradient_accumulation_steps");
       if (!absent_batch && (found == document_.entries.end() || !found->second.automatic)) return;
     }
-    // Wrap it in the objects of its path, so that one walk serves file and overrides.
+    // Wrap the value in the objects of its path, so that the file and overrides share one function.
     Value wrapped = std::move(value);
     std::string rest = setting.key;
     std::size_t end = rest.size();
@@ -268,7 +268,7 @@ class Walker {
       wrong_type(value, spelled, expected);
       return false;
     }
-    return !value.text.empty();  // else it was reported by the reader
+    return !value.text.empty();  // otherwise the reader has reported it
   }
 
   // Checks type and range, and writes the canonical form to `out`.

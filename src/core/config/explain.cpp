@@ -1,4 +1,4 @@
-// Every effective value and where it came from, for people and as JSON.
+// All effective values and their sources, as text and JSON.
 #include <algorithm>
 
 #include <zero/config_tools.h>
@@ -13,7 +13,7 @@ namespace {
 
 struct Row {
   std::string path, value, source;
-  bool quiet;  // an untouched default
+  bool quiet;  // an unchanged default
 };
 
 std::string batch_rule(const config::Settings& s, const std::string& path, int world) {
@@ -41,7 +41,7 @@ std::vector<Row> rows_of(const Options& options, int world) {
   std::vector<Row> rows;
   for (const config::Key& key : config::keys()) {
     const config::Entry* entry = document.find(key.path);
-    // No effect and refused keys are listed apart.
+    // Refused keys and keys without effect are listed separately.
     if (key.effect == config::Effect::NoEffect || key.effect == config::Effect::Refused) continue;
     Row row{std::string(key.path), document.effective(key), {}, entry == nullptr};
     const bool is_batch = key.path == "train_batch_size" || key.path == "train_micro_batch_size_per_gpu" ||
@@ -61,7 +61,7 @@ std::vector<Row> rows_of(const Options& options, int world) {
       row.source = "auto: " + std::string(key.auto_rule);
     } else {
       row.source = "default";
-      // Shown always: what people ask first.
+      // Always shown, because they are the most frequent questions.
       if (key.path == "zero_optimization.stage" || key.path == "gradient_clipping" || key.path == "seed")
         row.quiet = false;
     }

@@ -1,4 +1,4 @@
-// How findings are ordered and written.
+// Orders and formats findings.
 #include "config/fault.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ bool Faults::has_errors() const {
 std::vector<ConfigFault> Faults::sorted() const {
   auto result = faults_;
   std::stable_sort(result.begin(), result.end(), [](const ConfigFault& a, const ConfigFault& b) {
-    // The file first, then keys given outside it, then what has no place.
+    // The file first, then keys given outside it, then findings without a location.
     const auto rank = [](const ConfigFault& f) {
       const bool outside = f.file.starts_with("--") || f.file.starts_with("Options::");
       return std::tuple(f.line == 0 ? 2 : outside ? 1 : 0, f.line, f.column);
@@ -76,14 +76,14 @@ std::string_view first_points(std::string_view text, int count) {
   return text.substr(0, end);
 }
 
-// The source line as it is shown, and marks below; what was escaped is longer than in the file.
+// The source line with marks below it. Escaped characters are longer than in the file.
 std::string marked_line(const ConfigFault& fault) {
   const std::string_view line = fault.source_line;
   const auto before = first_points(line, fault.column - 1);
   const auto word = first_points(line.substr(before.size()), fault.mark_width);
   std::string number = std::to_string(fault.line);
   number.insert(0, number.size() < 6 ? 6 - number.size() : 0, ' ');
-  // Tabs stay tabs, so that the caret stands below its word.
+  // Tabs are preserved, so that the caret is below its word.
   std::string marks;
   const std::string shown = base::printable(before);
   for (const char c : shown)

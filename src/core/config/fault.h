@@ -1,4 +1,4 @@
-// The findings of one reading, collected so that all are shown at once. How they look is in fault.cpp.
+// Collects the findings of one reading, so that all are reported at once. fault.cpp formats them.
 #pragma once
 #include <string>
 #include <vector>
@@ -21,7 +21,7 @@ class Faults {
         {});
   }
   bool has_errors() const;
-  // In the order of the text; what has no place comes last.
+  // In the order of the text; findings without a location come last.
   std::vector<ConfigFault> sorted() const;
 
  private:

@@ -1,4 +1,4 @@
-// A recursive-descent reader with one place for every fault it can report.
+// A recursive-descent reader that reports every fault with its location.
 #include "config/json_reader.h"
 
 #include <map>
@@ -6,7 +6,7 @@
 namespace zero::config {
 namespace {
 
-struct Stop {};  // thrown after a fault that ends reading
+struct Stop {};  // thrown after a fatal fault
 
 class Reader {
  public:
@@ -149,7 +149,7 @@ class Reader {
     faults_.error("not-a-number", place(at_, length), pointer_,
                   "got " + text_.substr(at_, length) + ", expected a finite number");
     value.kind = Value::Kind::Number;
-    value.text.clear();  // no further complaint about it
+    value.text.clear();  // avoids further faults for it
   }
 
   void read_number(Value& value) {
@@ -194,7 +194,7 @@ class Reader {
       faults_.error("number-too-large", place(from, at_ - from), pointer_,
                     "got " + value.text.substr(0, 60) +
                         (integer ? ", expected a 64-bit integer" : ", expected a number that a double can hold"));
-      value.text.clear();  // no further complaint about it
+      value.text.clear();  // avoids further faults for it
     }
   }
 

@@ -1,5 +1,5 @@
-// Reads JSON strictly (RFC 8259), with the three liberties that DeepSpeed's files take: comments,
-// one trailing comma, a byte-order mark. Everything else is a fault with its place. No keys here.
+// A strict JSON reader (RFC 8259) with three extensions for DeepSpeed's files: comments, one trailing comma, and a
+// byte-order mark. Everything else is a fault with a location. Does not know any keys.
 #pragma once
 #include <memory>
 #include <optional>
@@ -14,8 +14,8 @@ namespace zero::config {
 constexpr std::size_t kMaxFileBytes = 1 << 20, kMaxStringBytes = 4096, kMaxListItems = 4096;
 constexpr int kMaxDepth = 32;
 
-// Empty after a fault that ends reading (a syntax error, say); it is then the only one added.
-// Duplicate keys, NaN and numbers out of range are added to `faults`, and reading goes on.
+// Returns nullopt after a fault that ends reading, for example a syntax error, which is then the only one reported.
+// Duplicate keys, NaN and numbers out of range are added to `faults`, and reading continues.
 std::optional<Value> read_json(const std::shared_ptr<const Source>& source, Faults& faults);
 
 }  // namespace zero::config

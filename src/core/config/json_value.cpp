@@ -1,4 +1,4 @@
-// Places and numbers of JSON text.
+// Locations and numbers of JSON text.
 #include "config/json_value.h"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ std::optional<std::int64_t> whole_number(std::string_view token, bool* too_large
   if (too_large) *too_large = false;
   const bool negative = !token.empty() && token[0] == '-';
   std::string digits;
-  std::int64_t point = -1, exponent = 0;  // digits behind the point move it
+  std::int64_t point = -1, exponent = 0;  // digits after the point change it
   for (std::size_t i = negative ? 1 : 0; i < token.size(); ++i) {
     const char c = token[i];
     if (c == '.') {
@@ -140,7 +140,7 @@ std::optional<double> finite_number(std::string_view token) {
 std::string number_text(double value) {
   if (std::abs(value) < 9007199254740992.0 && value == std::floor(value))
     return std::to_string(static_cast<std::int64_t>(value));
-  // Shortest in the form people write: 0.0001, 1e-08.
+  // The shortest common notation: 0.0001, 1e-08.
   char text[64];
   for (int digits = 1; digits <= 17; ++digits) {
     std::snprintf(text, sizeof text, "%.*g", digits, value);
@@ -150,8 +150,8 @@ std::string number_text(double value) {
 }
 
 std::string json_quoted(std::string_view text) {
-  // Escaped where it could command a terminal, too: \u202e means the same in JSON. What is not UTF-8 stays: no JSON can
-  // hold it.
+  // Also escapes characters that control a terminal: \u202e means the same in JSON. Bytes that are not UTF-8 are
+  // unchanged, because JSON cannot represent them.
   std::string out = "\"";
   for (std::size_t at = 0; at < text.size(); ++at) {
     const char c = text[at];

@@ -1,5 +1,5 @@
-// A JSON value that remembers where it was written. Numbers keep their text: whether one is whole,
-// and fits, is decided on its digits and not through a double. No keys' meaning here.
+// A JSON value with its location. Numbers keep their text: whether a number is whole and in range is decided from its
+// digits, not from a double. Does not know any keys.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,11 +14,11 @@ struct Source {  // one text that was read
   std::string name, text;
 };
 
-struct Place {  // a range of a source's bytes
+struct Place {  // a range of bytes of a source
   std::shared_ptr<const Source> source;
   std::size_t offset = 0, length = 1;
   struct Position {
-    int line, column, width;  // 1-based; in code points
+    int line, column, width;  // 1-based, in code points
     std::string text;         // the line
   };
   Position position() const;
@@ -48,10 +48,10 @@ struct Member {
   Value value;
 };
 
-// The exact value of a JSON number token as a 64-bit integer; empty when it is not whole or does
-// not fit (`too_large` tells which).
+// The exact value of a JSON number as a 64-bit integer; nullopt if it is not whole or out of range (too_large
+// distinguishes these).
 std::optional<std::int64_t> whole_number(std::string_view token, bool* too_large = nullptr);
-// As a double; empty beyond its range, tiny values that would become 0 included.
+// The value as a double; nullopt if out of range, including tiny values that would become 0.
 std::optional<double> finite_number(std::string_view token);
 // Shortest text that reads back as the same double.
 std::string number_text(double value);

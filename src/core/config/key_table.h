@@ -1,5 +1,5 @@
-// The one table of configuration keys. It drives the reader, nearest names, explain, the schema and
-// the documentation. Rows say what a key is; what it does is in the code that reads Settings.
+// The table of configuration keys. It is the basis of the reader, suggestions of similar names, explain, the schema and
+// the documentation. Rows describe keys; the code that reads Settings implements them.
 #pragma once
 #include <limits>
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace zero::config {
 
-// What "auto" becomes for most keys.
+// The rule for "auto" of most keys.
 inline constexpr std::string_view kDefault = "the default";
 
 enum class Type {
@@ -18,39 +18,39 @@ enum class Type {
   Num,
   Enum,
   Text,
-  Bytes,      // a whole number, or a string with a unit: "2GB" (10^9), "2GiB" (2^30)
-  TextList,   // a string or a list of strings
-  NumPair,    // [number, number]
-  NumOrList,  // a number or one per parameter group
+  Bytes,      // a whole number of bytes, or a string with a unit: "2GB" (10^9), "2GiB" (2^30)
+  TextList,   // one string or a list of strings
+  NumPair,    // a pair of numbers
+  NumOrList,  // one number, or one per parameter group
   Groups,     // list of {pattern, lr, weight_decay}
-  Any,        // only has to be JSON
-  Block,      // an object whose keys are not known to us
+  Any,        // any JSON
+  Block,      // an object whose keys are not checked
 };
 
 enum class Effect {
   Works,
-  NoEffect,  // checked and reported
-  NotBuilt,  // another value than the default is refused when the engine is built
-  Refused,   // another value than the default is refused at once
+  NoEffect,  // accepted and reported
+  NotBuilt,  // a value other than the default is refused when the engine is constructed
+  Refused,   // a value other than the default is refused immediately
 };
 
 struct Key {
   std::string_view path;  // dotted
   Type type;
   std::string_view default_json;  // the default as JSON; empty: none, or inferred
-  std::string_view help;          // what it means, for people
+  std::string_view help;          // documentation text
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   bool above_low = false, below_high = false;  // the limit itself is not allowed
   std::int64_t multiple = 1;
   std::string_view choices{};  // Enum: "mean sum"
   bool nullable = false;
   std::string_view auto_rule{};  // rule for "auto"; empty: not allowed
-  std::string_view active_if{};  // condition's short name (document.cpp); empty: always
-  std::string_view owners{};     // optimizer or schedule types that have it; empty: all
+  std::string_view active_if{};  // name of a condition (document.cpp); empty: always active
+  std::string_view owners{};     // optimizer or schedule types that have this key; empty: all
   Effect effect = Effect::Works;
   std::string_view reason{};  // of NoEffect, NotBuilt, Refused
   std::string_view unit{};
-  std::string_view off_key{};  // Block: refused only when this key in it is true ("*": any "enabled")
+  std::string_view off_key{};  // Block: refused only if this key in it is true ("*": any "enabled")
 };
 
 struct OldName {
@@ -62,14 +62,14 @@ std::span<const Key> keys();
 std::span<const OldName> old_names();
 
 const Key* find_key(std::string_view path);
-// True when some key's path begins with "path.".
+// Whether some key's path begins with "path.".
 bool is_block(std::string_view path);
-// Names valid directly below a block ("" = top), old ones included.
+// Names that are valid directly below a block ("" = top level), including old names.
 std::vector<std::string> names_below(std::string_view block);
 // Full paths whose last name is `name`.
 std::vector<std::string> paths_named(std::string_view name);
 
-// The three parts of the table, in the order in which they are shown (key_table_*.cpp).
+// The three parts of the table, in display order (key_table_*.cpp).
 std::span<const Key> training_keys();
 std::span<const Key> zero_keys();
 std::span<const Key> other_keys();

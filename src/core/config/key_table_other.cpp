@@ -1,4 +1,4 @@
-// Rows: checkpoints, logging, and all that is accepted without effect or refused. Old names.
+// Rows: checkpoints, logging, keys that have no effect or are refused; old names.
 #include "config/key_table.h"
 
 namespace zero::config {

@@ -33,7 +33,7 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
   std::size_t least = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const auto& name : names) {
     const std::size_t d = distance(word, name);
-    // A name of which nothing is left is no likeness.
+    // A name without any common character is not similar.
     if (d < least && d < std::max(word.size(), name.size())) {
       least = d;
       best = name;

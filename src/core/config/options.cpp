@@ -1,4 +1,4 @@
-// Options: the facade over a document.
+// Options, the interface of a document.
 #include <zero/options.h>
 
 #include <cerrno>
@@ -53,7 +53,7 @@ std::shared_ptr<const Document> read_document(std::shared_ptr<const Source> sour
   document->source = std::move(source);
   document->overrides = std::move(overrides);
   read_entries(*document, faults);
-  // Values that were refused are not entries, so the checks see defaults there and stay meaningful.
+  // Refused values are not entries, so these checks use the defaults instead.
   check_entries(*document, faults);
   Faults not_built;
   list_not_built(*document, not_built);
@@ -79,7 +79,7 @@ std::string read_text(const std::filesystem::path& file) {
                       "\": " + (std::filesystem::is_directory(file) ? "it is a directory" : std::strerror(errno)) +
                       ". Hint: give the path of a JSON configuration.",
                   ExitCode::kConfig);
-  // One byte above the limit is enough to see that it is too large.
+  // One byte more than the limit shows that the file is too large.
   std::string bytes(kMaxFileBytes + 1, '\0');
   in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   bytes.resize(static_cast<std::size_t>(in.gcount()));

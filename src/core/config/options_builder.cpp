@@ -1,4 +1,4 @@
-// Calls to settings: one key each, so that a fault shows the call and the key. See options_builder.h.
+// Converts each call to settings of one key, so that a fault shows the call and the key. See options_builder.h.
 #include <zero/options_builder.h>
 
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace zero {
 
-// The keys of one call below one block of the configuration; what is not given is left out.
+// The keys of one call in one block of the configuration; arguments that are not given are omitted.
 class OptionsBuilder::Block {
  public:
   Block(OptionsBuilder& builder, const char* call, std::string block)

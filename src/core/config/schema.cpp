@@ -40,7 +40,7 @@ std::string limits_json(const Key& key) {
   return out;
 }
 
-// The alternatives that a key's value may be.
+// The alternative types of a key's value.
 std::string type_json(const Key& key) {
   std::string main;
   const std::string number = "{\"type\": \"number\"" + limits_json(key) + "}";

@@ -1,5 +1,5 @@
-// The typed values of a configuration, as the layers below read them. Plain data; every field
-// mirrors one row of the key table (key_table.cpp), which owns names, ranges and defaults.
+// The typed values of a configuration. Plain data; every field corresponds to one row of the key table (key_table.cpp),
+// which defines names, ranges and defaults.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,8 +13,8 @@ enum class OptimizerType { None, Adam, AdamW, Sgd, Adagrad, Lion };
 enum class ScheduleType { Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, LRRangeTest, OneCycle };
 enum class ReduceOp { Mean, Sum };
 
-// Overrides for parameters whose name matches `pattern` (shell wildcards * and ?); the first
-// matching entry wins. Group 0 is everything that no entry matches.
+// Overrides for parameters whose name matches `pattern` (wildcards * and ?). The first matching entry applies.
+// Parameters without a match are in group 0.
 struct ParameterGroup {
   std::string pattern;
   std::optional<double> lr;
@@ -30,7 +30,7 @@ struct OptimizerSettings {
   double lr_decay = 0, initial_accumulator_value = 0;  // Adagrad
 };
 
-// A number or one number per parameter group.
+// One number, or one per parameter group.
 using PerGroup = std::vector<double>;
 
 struct ScheduleSettings {
@@ -64,16 +64,17 @@ struct ScalerSettings {     // fp16 only
   std::int64_t min_scale = 1;
 };
 
-// Where states rest: on the device that computes, in host memory, in a file.
+// Where states are stored: on the compute device, in host memory, or in a file.
 enum class OffloadDevice { None, Cpu, Nvme };
 
 struct OffloadOptimizerSettings {
   OffloadDevice device = OffloadDevice::None;
-  std::string path;  // of the folder, for Nvme
+  std::string path;  // folder, for Nvme
   bool pin_memory = true;
-  std::optional<std::int64_t> buffer_count, buffer_size;  // buffers of elements; unset: as many as a pipeline needs
+  std::optional<std::int64_t> buffer_count,
+      buffer_size;  // number and size of buffers, in elements; unset: as the pipeline needs
   bool pipeline_read = true, pipeline_write = true;
-  double ratio = 1;  // of the elements; the rest stays on the device
+  double ratio = 1;  // fraction of the elements; the others stay on the device
 };
 
 struct OffloadParamSettings {
@@ -81,7 +82,7 @@ struct OffloadParamSettings {
   std::string path;
   bool pin_memory = true;
   std::optional<std::int64_t> buffer_count, buffer_size;
-  std::int64_t max_in_cpu = 1000000000;  // elements that stay in host memory though the device is Nvme
+  std::int64_t max_in_cpu = 1000000000;  // elements that stay in host memory when the device is Nvme
 };
 
 struct AioSettings {
@@ -95,28 +96,29 @@ struct ZeroSettings {
   int stage = 0;
   OffloadOptimizerSettings offload_optimizer;
   OffloadParamSettings offload_param;
-  std::int64_t sub_group_size = 1000000000;  // elements of an optimizer tile at most
+  std::int64_t sub_group_size = 1000000000;  // maximum elements of an optimizer tile
   bool delayed_update = false;
-  std::int64_t delayed_start_step = 40;  // first step, counted from 0, whose gradients are applied one step late
+  std::int64_t delayed_start_step = 40;  // first step, counted from 0, whose update is delayed by one step
   std::optional<bool> overlap_comm;      // unset: true at stage 3, else false
   bool ignore_unused_parameters = true;
-  // Elements: of a group with several parameters at most; of the all-gathers under way after an update at most.
+  // Elements: maximum of a group with several parameters; maximum of concurrent all-gathers after an update.
   std::int64_t reduce_bucket_size = 500000000, allgather_bucket_size = 500000000;
-  std::int64_t prefetch_bucket_size = 50000000;                             // elements gathered ahead; 0 = none
-  std::int64_t persistence_threshold = 0, model_persistence_threshold = 0;  // elements of a parameter, of all of them
-  std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;    // elements
-  int hpz_ranks = 1;                                                        // that keep second shards together
+  std::int64_t prefetch_bucket_size = 50000000;  // elements unsharded ahead; 0 = none
+  std::int64_t persistence_threshold = 0,
+               model_persistence_threshold = 0;  // maximum elements of one parameter; of all together
+  std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;  // elements
+  int hpz_ranks = 1;                                                      // that share a secondary shard
   bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
   bool log_trace_cache_warnings = false;
 };
 
-// How activations wait between forward and backward.
+// Storage of activations between forward and backward.
 struct ActivationSettings {
-  // Segments: into how many `zero train` splits its layers (0: one a layer), and whether it does.
+  // Activation checkpointing: the number of segments of `zero train`'s layers (0: one per layer).
   std::int64_t num_checkpoints = 0;
-  bool checkpointing = false;  // a key that says how checkpoints are kept differs from its default
+  bool checkpointing = false;  // enabled if any key of the checkpointing block differs from its default
   bool to_host = false, contiguous = false, synchronize = false, profile = false;
-  std::string file_path;  // folder of the file that segments' inputs go to; empty: none
+  std::string file_path;  // folder of the file for segments' inputs; empty: none
   struct Offload {        // any saved tensor of at least min_bytes
     OffloadDevice device = OffloadDevice::None;
     std::string path;
@@ -124,30 +126,30 @@ struct ActivationSettings {
   } offload;
 };
 
-// What one rank may hold, in bytes by tier; unset: no limit (file: nothing moves there).
+// The budget of one rank, in bytes by tier; unset: no limit (file: not used).
 struct MemoryBudget {
   std::optional<std::int64_t> device, host, file, activations;
-  std::string path;  // of the folder for what moves to a file
+  std::string path;  // folder of the file
 };
 
-// The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); each number that is
-// not 0 replaces the preset's.
+// The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); numbers other than 0 replace the
+// preset's.
 struct ModelSettings {
   std::string size;
   std::int64_t layers = 0, hidden = 0, heads = 0, seq_length = 0, vocabulary = 0;
   double dropout = 0;
-  bool tied = true;  // output layer = token embedding
+  bool tied = true;  // the output layer shares the token embedding
 };
 
-// Files of metrics in output_path/job_name.
+// Files of metrics, in output_path/job_name.
 struct MonitorSettings {
   bool enabled = false;
   std::string output_path, job_name = "DeepSpeedJobName";
 };
 
 struct DataSettings {
-  std::string text;       // file; empty: the command line names it
-  double holdout = 0.05;  // last part of the file, never trained on
+  std::string text;       // file; empty: given on the command line
+  double holdout = 0.05;  // fraction at the end of the file that is not trained on
   std::int64_t eval_batches = 32;
 };
 
@@ -156,8 +158,8 @@ struct Settings {
   bool managed_gradient_accumulation = true, dataloader_drop_last = false;
   OptimizerSettings optimizer;
   std::vector<ParameterGroup> parameter_groups;  // libzero.parameter_groups
-  std::vector<std::string> units;   // libzero.units: module paths that are gather units; empty: found automatically
-  std::int64_t unit_min_numel = 0;  // neighbouring units of fewer elements merge
+  std::vector<std::string> units;                // libzero.units: module paths of units; empty: found automatically
+  std::int64_t unit_min_numel = 0;               // adjacent units of fewer elements are merged
   ScheduleSettings schedule;
   Precision precision = Precision::Fp32;
   ScalerSettings scaler;
@@ -185,7 +187,7 @@ struct Settings {
   DataSettings data;
 };
 
-// The three batch numbers for a world of `world` ranks (train = micro * accumulation * world).
+// The three batch sizes for `world` ranks (train = micro * accumulation * world).
 struct BatchSizes {
   std::int64_t train, micro, accumulation;
 };

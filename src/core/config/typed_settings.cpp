@@ -1,4 +1,4 @@
-// From entries and defaults to Settings: the one place where keys that work are read by name.
+// Converts entries and defaults to Settings. Only this file reads effective keys by name.
 #include <algorithm>
 
 #include "config/document.h"
@@ -7,7 +7,7 @@
 namespace zero::config {
 namespace {
 
-// Reads effective values by path and remembers which it was asked for.
+// Reads effective values by path and records the paths.
 class Values {
  public:
   Values(const Document& document, std::set<std::string>* asked) : document_(document), asked_(asked) {}
@@ -213,7 +213,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.schedule = schedule_of(v);
   s.scaler = scaler_of(v);
   s.precision = v.flag("fp16.enabled") ? Precision::Fp16 : v.flag("bf16.enabled") ? Precision::Bf16 : Precision::Fp32;
-  v.dtype("data_types.param_dtype");  // agrees with the precision, see document_checks.cpp
+  v.dtype("data_types.param_dtype");  // equal to the precision, see document_checks.cpp
   s.check_grad_overflow = v.flag("bf16.check_grad_overflow");
   s.grad_accum_dtype = v.dtype("data_types.grad_accum_dtype");
   s.buffer_dtype = v.dtype("data_types.buffer_dtype");

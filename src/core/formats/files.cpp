@@ -33,7 +33,7 @@ int fill(const struct stat& from, FileInfo* out) {
   return 0;
 }
 
-// The kernel takes at most about 2 GiB in one call.
+// The kernel transfers at most about 2 GiB per call.
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 
 }  // namespace
@@ -43,7 +43,7 @@ int FsOps::open_folder_at(int folder, const char* name) {
   return result_of(::openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 int FsOps::open_read_at(int folder, const char* name) {
-  // O_NONBLOCK: a FIFO opens at once instead of waiting for a writer, and is then refused.
+  // O_NONBLOCK: a FIFO opens without waiting for a writer, and is then refused.
   return result_of(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
 int FsOps::create_at(int folder, const char* name) {
@@ -150,7 +150,7 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
     const auto n = fs_->pwrite(fd_, from, want, offset);
     if (n == -EINTR) continue;
     if (n <= 0 || static_cast<std::size_t>(n) > want) {
-      // Writing nothing without a reason is how some file systems say that they are full.
+      // Some file systems report that they are full by writing nothing.
       const int error = n < 0 ? static_cast<int>(-n) : n == 0 ? ENOSPC : EIO;
       std::uint64_t free = 0;
       const bool known = fs_->free_bytes(fd_, &free) >= 0;
@@ -216,10 +216,10 @@ Folder Folder::make(FsOps& fs, const std::string& path) {
     for (std::size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
       const auto part = path.substr(0, end);
       const int r = fs.make_folder(part.c_str());
-      // Parents may exist and yet be refused to us (EACCES, EROFS): only the last answer counts.
+      // Parents may exist and still not be accessible (EACCES, EROFS): only the last result counts.
       if (r < 0 && r != -EEXIST && end == std::string::npos) fail_io(part, "making the directory", -r);
       if (r >= 0) {
-        // A directory is there for good when its parent says so.
+        // A new directory is durable once its parent is synced.
         const auto slash = part.find_last_of('/');
         open(fs, slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash)).sync();
       }
@@ -318,7 +318,7 @@ std::string Folder::remove_all(const std::string& name) const noexcept {
     if (r != -EISDIR && r != -EPERM) return path_of(name) + ": " + std::generic_category().message(-r);
     std::string first;
     {
-      // Our folders hold files only; the recursion ends where there are none.
+      // Checkpoint folders contain only files, so the recursion ends there.
       const auto inner = folder(name);
       for (const auto& entry : inner.names())
         if (auto text = inner.remove_all(entry); !text.empty() && first.empty()) first = std::move(text);

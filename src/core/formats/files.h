@@ -1,7 +1,6 @@
-// The one place where checkpoint code touches the file system. FsOps is the seam: tests replace it
-// to fail, shorten or die at any call. File and Folder above it look at every byte count and every
-// error, never follow a link, and put path, offset and the system's text into the message.
-// What the bytes mean is not known here; nor is torch.
+// File system access of checkpoints. FsOps is the replaceable layer: tests replace it to fail, shorten or abort any
+// call. File and Folder check every byte count and error, never follow links, and include path, offset and the system's
+// text in messages. No torch.
 #pragma once
 #include <sys/types.h>
 
@@ -23,8 +22,8 @@ struct FileInfo {
   std::int64_t modified_ns = 0;
 };
 
-// The system calls. A result below zero is -errno; every name is one component, relative to a
-// directory descriptor. The base class is the real file system.
+// The system calls. Negative results are -errno. Names are single components relative to a directory descriptor. The
+// base class is the real file system.
 class FsOps {
  public:
   virtual ~FsOps() = default;
@@ -32,7 +31,7 @@ class FsOps {
   virtual int open_folder_at(int folder, const char* name);  // O_NOFOLLOW
   virtual int open_read_at(int folder, const char* name);    // O_NOFOLLOW | O_NONBLOCK
   virtual int create_at(int folder, const char* name);       // O_EXCL, for reading and writing
-  virtual int open_lock_at(int folder, const char* name);    // created when missing
+  virtual int open_lock_at(int folder, const char* name);    // created if missing
   virtual int make_folder(const char* path);
   virtual int make_folder_at(int folder, const char* name);
   virtual ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset);
@@ -46,9 +45,9 @@ class FsOps {
   virtual int exchange_at(int folder, const char* a, const char* b);  // RENAME_EXCHANGE
   virtual int remove_at(int folder, const char* name);
   virtual int remove_folder_at(int folder, const char* name);
-  virtual int try_lock(int fd);  // flock, exclusive, without waiting
+  virtual int try_lock(int fd);  // flock, exclusive, non-blocking
   virtual int info(int fd, FileInfo* out);
-  virtual int info_at(int folder, const char* name, FileInfo* out);  // of a link: the link
+  virtual int info_at(int folder, const char* name, FileInfo* out);  // of a link: the link itself
   virtual int list(int folder, std::vector<std::string>* names);     // without . and ..
   virtual int free_bytes(int fd, std::uint64_t* out);
 };
@@ -56,12 +55,12 @@ FsOps& system_files();
 
 // "[checkpoint] PATH: WHAT: No space left on device (errno 28)". `error` is positive.
 [[noreturn]] void fail_io(const std::string& path, const std::string& what, int error);
-// The same form with code kCheckpoint: what is there is not what was written.
+// The same with code kCheckpoint: the contents are not what was written.
 [[noreturn]] void fail_damaged(const std::string& path, const std::string& what);
 
 class Folder;
 
-// An open file. Closed by the destructor without looking, by close() with.
+// An open file. close() checks for errors, the destructor does not.
 class File {
  public:
   File(FsOps& fs, int fd, std::string path) : fs_(&fs), fd_(fd), path_(std::move(path)) {}
@@ -73,11 +72,11 @@ class File {
   int fd() const { return fd_; }
   FileInfo info() const;
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
-  // The end of the file inside the range is damage (kCheckpoint).
+  // A file that ends within the range is damaged (kCheckpoint).
   void read(void* out, std::size_t bytes, std::uint64_t offset) const;
-  // Takes the room now: a full disk is seen before any work. Says needed and free bytes.
+  // Reserves the space, so that a full disk is detected before any work. The error has the needed and free bytes.
   void reserve(std::uint64_t bytes);
-  void sync();  // contents and size; a failed one is never tried again
+  void sync();  // contents and size; never retried after a failure
   void close();
 
  private:
@@ -89,9 +88,9 @@ class File {
 // An open directory.
 class Folder {
  public:
-  // Throws IoError: kCheckpoint when there is none, else kIo.
+  // Throws IoError: kCheckpoint if it does not exist, else kIo.
   static Folder open(FsOps& fs, const std::string& path);
-  // Makes it and its parents first.
+  // Creates it and its parents first.
   static Folder make(FsOps& fs, const std::string& path);
   Folder(Folder&& other) noexcept : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
   Folder& operator=(Folder&&) = delete;
@@ -105,11 +104,11 @@ class Folder {
   Folder folder(const std::string& name) const;
   void make_folder(const std::string& name) const;
   File create(const std::string& name) const;
-  // A regular file, not a link; of that size when one is given. Damage otherwise.
+  // A regular file, not a link, and of the given size if any. Otherwise it is damaged.
   File open_file(const std::string& name, std::optional<std::uint64_t> bytes = std::nullopt) const;
-  // A whole small file of at most `limit` bytes, checked not to have been replaced meanwhile.
+  // Reads a small file of at most `limit` bytes and checks that it was not replaced meanwhile.
   std::string read_file(const std::string& name, std::uint64_t limit) const;
-  // A new file with this text, on disk when it returns.
+  // Writes a new file; it is on disk on return.
   void write_file(const std::string& name, std::string_view text) const;
   bool exists(const std::string& name) const;
   std::optional<FileInfo> info_of(const std::string& name) const;

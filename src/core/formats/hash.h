@@ -1,4 +1,4 @@
-// XXH3-128 in canonical (big-endian) hex, 32 digits: what xxh128sum prints. It finds rot, not forgery.
+// XXH3-128 as 32 digits of canonical (big-endian) hex, the format of xxh128sum. Detects corruption, not tampering.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -25,7 +25,7 @@ std::string hash_of(const void* data, std::size_t bytes);
 inline std::string hash_of(std::string_view text) { return hash_of(text.data(), text.size()); }
 // 32 lower-case hex digits.
 bool is_hash(std::string_view text);
-// 32 hex digits from the system's random numbers.
+// 32 hex digits from the system's random number generator.
 std::string random_id();
 
 }  // namespace zero::formats

@@ -1,4 +1,4 @@
-// The public look into checkpoints, over the same readers that a load uses.
+// Implements checkpoint_tools.h with the readers that a load uses.
 #include <zero/checkpoint_tools.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir) 
   try {
     newest = choose(fs, dir.string(), "").tag;
   } catch (const IoError&) {
-    // None is whole: every entry below says why.
+    // There is no complete checkpoint; the entries below describe the faults.
   }
   std::vector<CheckpointEntry> entries;
   for (const auto& name : root.names()) {

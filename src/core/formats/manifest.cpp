@@ -25,7 +25,7 @@ bool is_name(std::string_view text, std::size_t longest, bool underscore_first) 
          std::all_of(text.begin(), text.end(), [](char c) { return is_word(c) || c == '.' || c == '_' || c == '-'; });
 }
 
-// Shortest text that reads back to the same bits.
+// The shortest text that reads back to the same bits.
 std::string text_of(double value) {
   char buffer[64];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
@@ -203,7 +203,7 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
 Manifest parse_manifest(std::string_view text, const std::string& path) {
   const auto json = parse_json(text, path, 8);
   const JsonView top(json, path);
-  // Before anything else is judged: what a later version writes may look different.
+  // Checked first, because later versions may have a different structure.
   if (const auto format = top.at("format").text(); format != kFormat)
     fail_damaged(path, "has the format \"" + format + "\", expected \"" + kFormat + "\"");
   if (const auto needed = top.at("min_reader").count(); needed > kReaderVersion)
@@ -344,7 +344,7 @@ Latest parse_latest(std::string_view text, const std::string& path) {
     const auto digits = lines[1].substr(4);
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), latest.seq);
     latest.tag = lines[0];
-    // Written again and compared: one spelling only, hash included.
+    // Serializes again and compares: only one spelling is valid, including the hash.
     if (error == std::errc() && end == digits.data() + digits.size() && latest.seq >= 0 && valid_tag(latest.tag) &&
         latest_text(latest) == text)
       return latest;

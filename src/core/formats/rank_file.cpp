@@ -12,12 +12,12 @@ namespace zero::formats {
 namespace {
 
 constexpr std::size_t kHeaderAlignment = 4096;
-// Hashed twice (part and file) and written while it is in the cache.
+// Data is hashed twice (part and file) and written while it is in the cache.
 constexpr std::size_t kSlice = std::size_t{1} << 20;
-// Files of a checkpoint that are read from; `ulimit -n` is 1024 on many machines, and ranks may be more.
+// Limit of open files of a checkpoint: `ulimit -n` is often 1024, and there may be more ranks.
 constexpr int kMostOpen = 32;
 
-// Index of the first fp32 whose exponent is all ones, or -1.
+// Index of the first fp32 with an exponent of all ones, or -1.
 std::int64_t first_non_finite(const char* data, std::size_t bytes) {
   constexpr std::uint32_t kExponent = 0x7f800000;
   const auto bits_at = [&](std::size_t i) {
@@ -61,7 +61,7 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     }
     result.tensors.push_back(std::move(tensor));
   }
-  // Falling element size, so that everything lies aligned; then by name.
+  // By decreasing element size, so that all tensors are aligned; then by name.
   std::sort(plan.begin(), plan.end(), [](const Planned& a, const Planned& b) {
     return std::make_tuple(-bits_of(a.entry.dtype), std::cref(a.entry.key)) <
            std::make_tuple(-bits_of(b.entry.dtype), std::cref(b.entry.key));
@@ -86,7 +86,7 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     auto& part = result.tensors[item.source].parts[item.part];
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
     const auto bytes = item.entry.end - item.entry.begin;
-    observe::status_page().set_unit(part.key);  // progress, for whoever watches this rank
+    observe::status_page().set_unit(part.key);  // shows progress on the status page
     const auto memory = source.read(part.start - source.start, static_cast<std::int64_t>(bytes / width));
     const auto* const data = static_cast<const char*>(memory.get());
     Hasher own;
@@ -107,7 +107,7 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     }
     part.hash = own.hex();
   }
-  // Last: a file that was torn has no header.
+  // Written last: an incomplete file has no header.
   file.write(head.data(), head.size(), 0);
   file.sync();
   file.close();
@@ -152,7 +152,7 @@ const char* PartReader::read(const Tensor& tensor, const Part& part) {
   if (buffer_.size() < bytes) buffer_.resize(bytes);
   const auto offset = open_file.data_begin + entry.begin;
   open_file.file->read(buffer_.data(), bytes, offset);
-  // A load goes round all files again and again, so the first ones stay open and the others take turns.
+  // A load reads all files repeatedly, so the first ones stay open and the others are closed after use.
   if (open_ > kMostOpen) {
     check_not_replaced(folder_, part.file, *open_file.file, open_file.info);
     open_file.file.reset();

@@ -1,5 +1,5 @@
-// One rank's file of a checkpoint: written with hashes in one pass over the memory, read back part
-// by part with every hash looked at. Knows memory and the format, not models and not other ranks.
+// One rank's file of a checkpoint: written and hashed in one pass, read part by part with every hash checked. Does not
+// know models or other ranks.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -15,34 +15,34 @@
 
 namespace zero::formats {
 
-// A run of elements of one tensor.
+// A range of elements of one tensor.
 struct Source {
   std::string kind, name, dtype;
   std::vector<std::int64_t> shape;  // of the whole tensor
   bool requires_grad = false;
-  std::int64_t start = 0, numel = 0;  // of the run
-  // Elements [at, at + numel) of the run, for as long as the pointer lives. Called once for each part of the file.
+  std::int64_t start = 0, numel = 0;  // of the range
+  // Elements [at, at + numel) of the range, valid while the pointer lives. Called once per part of the file.
   std::function<std::shared_ptr<const void>(std::int64_t at, std::int64_t numel)> read;
-  // fp32 state whose Inf or NaN must not reach a disk: an InternalError (kNumerical).
+  // fp32 state that must not be saved with Inf or NaN: InternalError (kNumerical).
   bool must_be_finite = false;
 };
 
 struct RankFile {
   Manifest::FileEntry file;
-  std::vector<Tensor> tensors;  // one a source with elements, in the sources' order; its own parts only
+  std::vector<Tensor> tensors;  // one per non-empty source, in the order of sources, with its own parts only
 };
 
-// Creates `name`, takes the room first, writes data then header, syncs and closes.
+// Creates `name`, reserves its space, writes data and header, syncs and closes.
 RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources);
 
-// Reads parts out of the files of one checkpoint. Keeps few of them open, however many ranks wrote it.
+// Reads parts of the files of one checkpoint. Keeps only a few files open, for any number of ranks.
 class PartReader {
  public:
   PartReader(const Folder& folder, const Manifest& manifest) : folder_(folder), manifest_(manifest) {}
-  // The part's bytes, whose hash was right; valid until the next call. Throws IoError (kCheckpoint)
-  // naming file, key, offset, wanted and got.
+  // Returns the part's bytes after checking their hash; valid until the next call. Throws IoError (kCheckpoint) with
+  // file, key, offset, expected and actual hash.
   const char* read(const Tensor& tensor, const Part& part);
-  // Every file read from is still the one that was opened.
+  // Checks that no file was replaced since it was opened.
   void finish() const;
 
  private:

@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t kMostSumsBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kMostLatestBytes = 4096;
 
-// .tmp-<32 hex>, .del-<32 hex>, each perhaps with "-latest" or "-probe" after it.
+// .tmp-<32 hex>, .del-<32 hex>, optionally followed by "-latest" or "-probe".
 bool is_leftover(const std::string& name) {
   if (!name.starts_with(".tmp-") && !name.starts_with(".del-")) return false;
   const auto rest = std::string_view(name).substr(5);
@@ -46,7 +46,7 @@ File take_lock(const Folder& root) {
   return file;
 }
 
-// Unknown for a checkpoint that is damaged; an error of the disk is one.
+// nullopt for a damaged checkpoint; throws for a disk error.
 std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
   try {
     const auto checkpoint = root.folder(tag);
@@ -89,7 +89,7 @@ Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : roo
   remove_leftovers();
   id_ = random_id();
   if (const auto info = root_.info_of(tag_)) {
-    // What is replaced is deleted: it must be a checkpoint.
+    // A replaced folder is deleted, so it must be a checkpoint.
     if (!info->directory || !root_.folder(tag_).exists(kManifestName))
       throw IoError("[save_checkpoint] " + root_.path_of(tag_) +
                     " exists and is no checkpoint. Hint: choose another tag.");
@@ -115,7 +115,7 @@ void Commit::remove_leftovers() {
   }
 }
 
-// Not every file system can exchange two names; better to know before the work.
+// Not every file system can exchange two names; detect that before any work.
 void Commit::probe_exchange() {
   const auto a = folder_name(), b = a + "-probe";
   root_.make_folder(a);
@@ -131,8 +131,7 @@ void Commit::probe_exchange() {
 std::int64_t Commit::highest_seq() const {
   std::string fault;
   const auto latest = latest_of(root_, &fault);
-  // A number given twice would make an old checkpoint the newest: what is damaged is passed over,
-  // what cannot be read now is not.
+  // A reused number would make an old checkpoint the newest. Damaged checkpoints are skipped; read errors are not.
   std::int64_t highest = latest ? latest->seq : 0;
   for (const auto& tag : tags_in(root_)) highest = std::max(highest, seq_of(root_, tag).value_or(0));
   return highest;
@@ -157,7 +156,7 @@ void Commit::publish(Manifest manifest) {
   } else {
     root_.rename(own, tag_);
   }
-  ours_ = false;  // from here on .tmp-<id>, if there, is the old checkpoint
+  ours_ = false;  // from now on .tmp-<id>, if it exists, is the old checkpoint
   const auto committed = "[save_checkpoint] " + root_.path_of(tag_) + " is whole, but ";
   try {
     root_.sync();  // the commit point
@@ -219,7 +218,7 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
   const auto latest = latest_of(root, &fault);
   if (!fault.empty()) choice.notices.push_back("skipped the pointer: " + fault);
   struct Candidate {
-    int rank;  // 0: newer than latest or unreadable (so that the skip is told), 1: latest, 2: older
+    int rank;  // 0: newer than latest, or unreadable (reported as skipped); 1: latest; 2: older
     std::int64_t seq;
     std::string tag;
   };
@@ -229,7 +228,7 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
     try {
       seq = seq_of(root, name);
     } catch (const IoError&) {
-      // require_whole below meets it again and tells why it was skipped.
+      // require_whole below reports why it is skipped.
     }
     const bool pointed = latest && latest->tag == name;
     candidates.push_back({!seq || (latest && *seq > latest->seq) ? 0 : pointed ? 1 : 2, seq.value_or(-1), name});

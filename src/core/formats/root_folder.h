@@ -1,5 +1,5 @@
-// ROOT, the directory of a run's checkpoints: which of them are whole, which is the newest, and the
-// commit of a new one by a single rename. What is inside a checkpoint's files is not known here.
+// ROOT, the directory of a run's checkpoints: finds complete checkpoints and the newest one, and commits a new one with
+// a single rename. Does not read the contents of a checkpoint's data files.
 #pragma once
 #include <optional>
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace zero::formats {
 
-// Rank 0's side of a save. Holds the lock of ROOT while it lives; unless committed, the destructor
-// removes what was written. See docs/checkpoints.md for the steps and what a crash after each leaves.
+// Rank 0's part of a save. Holds the lock of ROOT. Without a commit, the destructor removes what was written.
+// docs/checkpoints.md describes the steps and the state after a crash in each.
 class Commit {
  public:
-  // Makes ROOT, takes its lock, removes what dead writers left, makes ROOT/.tmp-<id>. Throws
-  // ConfigError when another process saves here, IoError otherwise.
+  // Creates ROOT, locks it, removes leftovers of dead writers, creates ROOT/.tmp-<id>. Throws ConfigError if another
+  // process is saving here, IoError otherwise.
   Commit(FsOps& fs, const std::string& root, const std::string& tag);
   ~Commit();
   Commit(const Commit&) = delete;
@@ -24,8 +24,8 @@ class Commit {
   const std::string& id() const { return id_; }
   std::int64_t seq() const { return seq_; }
   std::string folder_name() const { return ".tmp-" + id_; }
-  // After every rank's file is on disk: writes manifest and SUMS, renames, syncs, updates latest.
-  // Completes tag, id and seq of the manifest. An older checkpoint of this tag is replaced.
+  // Call after every rank's file is on disk: writes manifest and SUMS, renames, syncs, updates latest. Sets tag, id and
+  // seq of the manifest. Replaces an older checkpoint of this tag.
   void publish(Manifest manifest);
 
  private:
@@ -37,23 +37,23 @@ class Commit {
   std::string tag_, id_;
   std::int64_t seq_ = 1;
   bool replaces_ = false;
-  bool ours_ = false;  // .tmp-<id> is there and holds this save, not the checkpoint it replaced
+  bool ours_ = false;  // .tmp-<id> exists and holds this save, not the checkpoint it replaced
   std::optional<File> lock_;
 };
 
 struct Choice {
   std::string tag, manifest_hash;
-  std::vector<std::string> notices;  // a line for each newer candidate that was skipped, and why
+  std::vector<std::string> notices;  // one line per newer candidate that was skipped, with the reason
 };
-// The tag asked for, or when it is empty the newest whole checkpoint. Throws IoError (kCheckpoint)
-// when there is none, with every candidate's fault.
+// The given tag, or the newest complete checkpoint if it is empty. Throws IoError (kCheckpoint) with every candidate's
+// fault if there is none.
 Choice choose(FsOps& fs, const std::string& root, const std::string& tag);
 
-// SUMS parses, the manifest is the one it names, every file is there, regular and of its size.
-// Returns the manifest's hash.
+// Checks that SUMS is valid, the manifest matches it, and every file exists, is regular and has its size. Returns the
+// manifest's hash.
 std::string require_whole(const Folder& checkpoint);
 
-// The manifest, whose hash must be `hash`.
+// Reads the manifest; its hash must be `hash`.
 Manifest read_manifest(const Folder& checkpoint, const std::string& hash);
 
 }  // namespace zero::formats

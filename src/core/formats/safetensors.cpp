@@ -19,7 +19,7 @@ constexpr std::pair<std::string_view, int> kDtypes[] = {
     {"U16", 16},    {"F16", 16},    {"BF16", 16},   {"I32", 32},        {"U32", 32},        {"F32", 32},
     {"C64", 64},    {"F64", 64},    {"I64", 64},    {"U64", 64}};
 
-// Overflow is an error whatever the order of the factors: a 0 among them excuses nothing.
+// Overflow is an error for any order of the factors, even if one of them is 0.
 std::uint64_t bits_in(const TensorEntry& entry, const JsonView& view) {
   std::uint64_t product = 1;
   bool zero = false;

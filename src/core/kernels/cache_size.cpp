@@ -1,5 +1,5 @@
-// Every CPU names its caches with their level, size and the CPUs that share them. The C library's own number
-// (sysconf) is that of the whole processor even where a virtual machine has a part of it.
+// The kernel lists each CPU's caches with level, size and the CPUs that share them. sysconf() reports the whole
+// processor even if a virtual machine has only a part of it.
 #include "kernels/cache_size.h"
 
 #include <cctype>
@@ -30,7 +30,7 @@ std::size_t size_of_text(const std::string& text) {
 
 std::size_t last_level_cache_bytes(const std::string& folder) {
   namespace fs = std::filesystem;
-  std::map<std::pair<int, std::string>, std::size_t> caches;  // by level and sharers
+  std::map<std::pair<int, std::string>, std::size_t> caches;  // by level and sharing CPUs
   std::error_code error;
   for (const auto& cpu : fs::directory_iterator(folder, error)) {
     std::error_code none;

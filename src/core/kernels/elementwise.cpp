@@ -1,5 +1,5 @@
-// The public face of the kernels: argument checks, the cut of large ranges over OpenMP's threads,
-// and the fixed order in which partial square sums are added. The arithmetic is in kernels_simd.cpp.
+// Argument checks, division of large ranges among OpenMP threads, and the fixed order in which partial square sums are
+// added. The arithmetic is in elementwise_simd.cpp.
 #include "kernels/elementwise.h"
 
 #include <omp.h>
@@ -20,9 +20,9 @@
 namespace zero::kernels {
 namespace {
 
-// Below this a parallel region costs more than it saves.
+// Below this size a parallel region costs more than it saves.
 constexpr std::int64_t kParallelNumel = std::int64_t{1} << 20;
-// Ranges are cut at multiples of this many elements: whole cache lines and vectors for every dtype.
+// Ranges are divided at multiples of this many elements: whole cache lines and vectors for every dtype.
 constexpr std::int64_t kGrain = 1024;
 
 template <class Pointer>
@@ -51,11 +51,11 @@ bool non_finite(const void* in, Dtype dtype, std::int64_t i) {
   return (static_cast<const std::uint16_t*>(in)[i] & exponent) == exponent;
 }
 
-// Calls member(thread, threads) once on each of several threads, and waits for them.
+// Calls member(thread, threads) once on each of several threads and waits for them.
 template <class Member>
 void run_team(int threads, const Member& member) {
 #ifdef __SANITIZE_THREAD__
-  // libgomp hands work over by atomics that the sanitizer does not see; plain threads let it check the members' memory.
+  // libgomp synchronizes by atomics that ThreadSanitizer does not see; it can check plain threads.
   std::vector<std::thread> team;
   for (int thread = 0; thread < threads; ++thread) team.emplace_back(member, thread, threads);
   for (auto& thread : team) thread.join();
@@ -172,7 +172,7 @@ void set_simd_target(const std::string& name) {
     if (name == hwy::TargetName(left & -left)) wanted = left & -left;
   ZERO_CHECK(name.empty() || wanted != 0, "[base::set_simd_target] got ", name, ", expected one of simd_targets()");
   hwy::SetSupportedTargetsForTest(wanted);
-  hwy::GetChosenTarget().DeInit();  // the next call chooses again
+  hwy::GetChosenTarget().DeInit();  // the next call selects a target again
 }
 
 }  // namespace zero::kernels

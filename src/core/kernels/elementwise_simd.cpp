@@ -1,6 +1,6 @@
-// The element-wise kernels, written once over fp32 vectors and compiled for every SIMD target of
-// simd_targets.h. A tail runs through the same vector code on a padded copy, so it has the same
-// bits. No threads and no argument checks here (kernels.cpp). Build with -ffp-contract=off.
+// The element-wise kernels, written once with fp32 vectors and compiled for every SIMD target of simd_targets.h. A tail
+// is processed by the same vector code on a padded copy, so it has the same bits. Threads and argument checks are in
+// elementwise.cpp. Build with -ffp-contract=off.
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,8 +21,8 @@ HWY_INLINE const Stored<kIn>* part_at(const void* part, std::int64_t offset) {
   return static_cast<const Stored<kIn>*>(part) + offset;
 }
 
-// to[i] = round(from[i] + add[i]), or round(from[i]) without `add`, for whole vectors; returns how many
-// elements that were. In place is fine.
+// to[i] = round(from[i] + add[i]), or round(from[i]) without `add`, for whole vectors. Returns the number of elements
+// processed. May be in place.
 template <Dtype kOut, Dtype kFrom, Dtype kAdd, bool kStream = false>
 HWY_INLINE std::int64_t add_vectors(Stored<kOut>* to, const Stored<kFrom>* from, const Stored<kAdd>* add,
                                     std::int64_t numel) {
@@ -38,7 +38,7 @@ HWY_INLINE std::int64_t add_vectors(Stored<kOut>* to, const Stored<kFrom>* from,
   return i;
 }
 
-// Elements of `width` bytes before the first one that begins a cache line, at most `numel`.
+// Number of elements of `width` bytes before the next cache line, at most `numel`.
 HWY_INLINE std::int64_t before_line(const void* to, std::int64_t width, std::int64_t numel) {
   constexpr std::int64_t kLine = 64;
   const auto past = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to) % kLine);
@@ -88,7 +88,7 @@ void copy_streaming(void* to, const void* from, std::int64_t bytes) {
   const auto head = before_line(to, 1, bytes);
   std::memcpy(target, source, static_cast<std::size_t>(head));
   std::int64_t i = head;
-  if constexpr (kLanes > 1) {  // scalar code has no such stores
+  if constexpr (kLanes > 1) {  // scalar code has no streaming stores
     for (; i + 4 * kLanes <= bytes; i += 4 * kLanes) {
       const auto a = hn::LoadU(d, source + i), b = hn::LoadU(d, source + i + kLanes),
                  c = hn::LoadU(d, source + i + 2 * kLanes), e = hn::LoadU(d, source + i + 3 * kLanes);
@@ -127,7 +127,7 @@ void scale_of(void* data, float factor, std::int64_t numel) {
     store_some<kDtype>(d, hn::Mul(load_some<kDtype>(d, to + i, count), by), to + i, count);
 }
 
-// A product of two fp32 values is exact in fp64, so a multiply-add and its two halves agree.
+// The product of two fp32 values is exact in fp64, so fused and separate multiply-adds agree.
 template <Dtype kIn>
 void sum_of_squares_of(const void* in, std::int64_t numel, double* sums) {
   using simd::kSquareLanes;

@@ -1,4 +1,4 @@
-// Plain loops over one block at a time that compilers turn into vectors; conversions are those of kernels.h.
+// Plain loops over one block at a time, which compilers vectorize. Conversions are those of elementwise.h.
 #include "kernels/quantize.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ std::int64_t blocks_of(std::int64_t numel) { return (numel + kBlock - 1) / kBloc
 
 float limit_of(int bits) { return bits == 8 ? 127.0f : 7.0f; }
 
-// Nearest even for magnitudes below 2^22, in instructions every vector unit has.
+// Rounds magnitudes below 2^22 to nearest even, with instructions that all vector units have.
 inline float nearest(float x) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
   return (x + kShift) - kShift;
@@ -36,7 +36,7 @@ void check(const char* where, const void* a, const void* b, int bits, std::int64
              " elements at a null pointer");
 }
 
-// The scale; values become whole numbers.
+// Returns the scale; replaces values by whole numbers.
 float quantize_block(float* values, std::int64_t numel, int bits) {
   float largest = 0, poison = 0;
   for (std::int64_t i = 0; i < numel; ++i) {
@@ -64,7 +64,7 @@ void read_block(float* values, const std::int8_t* integers, float scale, int bit
   }
 }
 
-// body(values, first element, count) on each block, read back.
+// Calls body(values, first element, count) for each dequantized block.
 template <class Body>
 void for_blocks(const void* in, int bits, std::int64_t numel, const Body& body) {
   const Parts parts(const_cast<void*>(in), numel);
@@ -95,7 +95,7 @@ void quantize(void* out, int bits, const void* in, Dtype in_dtype, std::int64_t 
         for (std::int64_t i = 0; i < count; ++i) to[i] = static_cast<std::int8_t>(values[i]);
         continue;
       }
-      values[count] = 0;  // beside the last of an odd count
+      values[count] = 0;  // the second nibble of an odd count
       for (std::int64_t i = 0; i < count; i += 2) {
         const int low = static_cast<int>(values[i]) + 8, high = static_cast<int>(values[i + 1]) + 8;
         to[i / 2] = static_cast<std::int8_t>(low | high << 4);

@@ -1,7 +1,6 @@
-// Loads, stores and the fused multiply-add of one SIMD target: fp32, bf16 and fp16 memory as fp32
-// vectors. Included once per target by files that dispatch at run time, after simd_targets.h.
-// Roundings are spelled out in integers where Highway's differ between targets: its conversion to
-// bf16 truncates, and its scalar MulAdd rounds twice. No loops and no algorithms here.
+// Loads, stores and the fused multiply-add of one SIMD target, with fp32, bf16 and fp16 memory as fp32 vectors.
+// Included once per target by files with run-time dispatch, after simd_targets.h. Rounding is done in integers where
+// Highway's targets differ: its conversion to bf16 truncates, and its scalar MulAdd rounds twice.
 #if defined(ZERO_BASE_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERO_BASE_SIMD_INL_H
 #undef ZERO_BASE_SIMD_INL_H
@@ -30,14 +29,14 @@ using Stored = std::conditional_t<kDtype == Dtype::F32, float, std::uint16_t>;
 using Floats = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<Floats>;
 
-// Lanes of a tag; constant on every target that simd_targets.h leaves.
+// The lanes of a tag, constant on every enabled target.
 template <class D>
 constexpr std::int64_t lanes(D) {
   return static_cast<std::int64_t>(hn::MaxLanes(D()));
 }
 
 #if HWY_TARGET == HWY_SCALAR
-// The same results as the F16C instructions of the other targets.
+// Gives the same results as the F16C instructions of the other targets.
 inline float half_to_float(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16, rest = half & 0x7fffu;
   if (rest >= 0x7c00u) {
@@ -93,7 +92,7 @@ HWY_INLINE void write(hn::Vec<D> value, D d, hn::TFromD<D>* to) {
   }
 }
 
-// Rounds to nearest even; NaN stays a (quiet) NaN. kStream: past the caches, to the alignment of what is written.
+// Rounds to nearest even; NaN becomes a quiet NaN. kStream: bypasses the caches; `to` must be aligned.
 template <Dtype kDtype, bool kStream = false, class D>
 HWY_INLINE void store(D d, hn::Vec<D> value, Stored<kDtype>* to) {
   if constexpr (kDtype == Dtype::F32) {
@@ -120,7 +119,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, Stored<kDtype>* to) {
   }
 }
 
-// The first `count` < hn::Lanes(d) elements, the others 0; and the first `count` only.
+// Loads the first `count` < hn::Lanes(d) elements, the others as 0; stores only the first `count`.
 template <Dtype kDtype, class D>
 HWY_INLINE hn::Vec<D> load_some(D d, const Stored<kDtype>* from, std::int64_t count) {
   Stored<kDtype> padded[hn::MaxLanes(D())] = {};

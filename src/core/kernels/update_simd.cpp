@@ -1,10 +1,9 @@
-// The update rules over fp32 vectors, compiled for every SIMD target of kernels/simd_targets.h: one pass
-// reads gradient, master and moments, and writes master, moments and the compute copy.
+// The update rules with fp32 vectors, compiled for every SIMD target of kernels/simd_targets.h. One pass reads
+// gradient, master and optimizer states, and writes master, states and the low-precision parameter.
 //
-// [Note: order of operations] Adam's and SGD's roundings are those of torch's fused CPU kernels on
-// machines with a fused multiply-add (docs/numerics.md), in every element: tails run through the same
-// vector code on a padded copy. So a shard may be cut anywhere, for threads or for ranks. Every
-// multiply-add that is meant to be fused is written as one; build with -ffp-contract=off.
+// [Note: order of operations] Adam and SGD round like torch's fused CPU kernels on machines with a fused multiply-add
+// (docs/numerics.md), for every element: tails use the same vector code on a padded copy. Shards may therefore be
+// divided anywhere, among threads or ranks. Fused multiply-adds are written explicitly; build with -ffp-contract=off.
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -95,7 +94,7 @@ struct Adagrad {
   }
 };
 
-// Chen et al., 2302.06675. At u = 0 the parameter only decays; a NaN reaches it.
+// Chen et al., 2302.06675. At u = 0 the parameter only decays; NaN propagates to it.
 struct Lion {
   static constexpr int kSlots = 1;
   V keep, beta1, new1, beta2, new2, negative_step, step;
@@ -116,7 +115,7 @@ struct Lion {
   }
 };
 
-// The elements [i, i + lanes) or, of a tail, the first `count` of them.
+// Processes elements [i, i + lanes) or, for a tail, the first `count` of them.
 template <class Algorithm, Dtype kGradient, bool kCopy, Dtype kParameter>
 struct Pass {
   const Algorithm& algorithm;
@@ -126,7 +125,7 @@ struct Pass {
   HWY_INLINE void full(std::int64_t i) const {
     const Floats d;
     V p = hn::LoadU(d, range.master + i);
-    V a = p, b = p;  // unread unless loaded
+    V a = p, b = p;  // not read unless loaded
     if constexpr (Algorithm::kSlots > 0) a = hn::LoadU(d, range.slots[0] + i);
     if constexpr (Algorithm::kSlots > 1) b = hn::LoadU(d, range.slots[1] + i);
     const V g = simd::load<kGradient>(d, static_cast<const Stored<kGradient>*>(range.gradient) + i);
@@ -161,7 +160,7 @@ void pass(const UpdateConstants& constants, const UpdateRange& range, float fact
   const Algorithm algorithm(constants);
   const Pass<Algorithm, kGradient, kCopy, kParameter> pass{algorithm, range, constant(factor)};
   std::int64_t i = begin;
-  // Unrolling and prefetching were measured to change nothing: memory is the limit (zero bench optimizer).
+  // Unrolling and prefetching have no measured effect: the loop is memory-bound (zero bench optimizer).
   for (; i + kLanes <= end; i += kLanes) pass.full(i);
   if (i < end) pass.some(i, end - i);
 }

@@ -1,5 +1,5 @@
-// The seam between sharded_optimizer.cpp (settings, schedules, threads) and update_simd.cpp (one
-// compilation per SIMD target): one pass of one update rule over one contiguous range.
+// Interface between sharded_optimizer.cpp (settings, schedules, threads) and update_simd.cpp (compiled once per SIMD
+// target): one update rule on one contiguous range.
 #pragma once
 #include <cstdint>
 
@@ -9,11 +9,11 @@ namespace zero::kernels {
 
 enum class Rule { AdamDecoupled, AdamL2, Sgd, SgdMomentum, Adagrad, Lion };
 
-// Everything an update needs beside the elements; computed in fp64, rounded to fp32 once a step.
+// Constants of an update: computed in fp64, rounded to fp32 once per step.
 struct UpdateConstants {
   Rule rule;
-  bool has_weight_decay;  // the L2 term; without it the gradient is not touched
-  bool first, nesterov;   // SgdMomentum: the buffer starts as the first gradient
+  bool has_weight_decay;  // L2 term; if false, the gradient is unchanged
+  bool first, nesterov;   // SgdMomentum: first: the buffer becomes the gradient
   float weight_decay;     // L2
   float keep;             // decoupled decay: 1 - lr*wd
   float beta1, beta2;     // Adam, Lion
@@ -24,7 +24,7 @@ struct UpdateConstants {
   float momentum, undamped;  // SGD: momentum and 1 - dampening
 };
 
-// `parameter` is null if there is no compute copy (or if it is the master itself).
+// `parameter` is null if there is no low-precision parameter, or if the master is the parameter.
 struct UpdateRange {
   float* master;
   float* slots[2];
@@ -34,7 +34,7 @@ struct UpdateRange {
   kernels::Dtype parameter_dtype;
 };
 
-// Elements [begin, end) of the range, on this thread. The gradient is multiplied by `factor` first.
+// Updates elements [begin, end) of the range in this thread with gradient * factor.
 void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
                   std::int64_t end);
 

@@ -1,4 +1,4 @@
-// See hosts.h.
+// See node_topology.h.
 #include "net/node_topology.h"
 
 namespace zero::net {

@@ -1,4 +1,4 @@
-// Which ranks share a host, when ranks are numbered host by host as launchers do. No communication here.
+// Which ranks share a host, for ranks numbered host by host, as launchers do. No communication.
 #pragma once
 #include <utility>
 #include <vector>
@@ -8,7 +8,7 @@ namespace zero::net {
 class NodeTopology {
  public:
   NodeTopology() = default;
-  // (local_rank, local_size) of every rank, in order. Empty if they do not fit ranks numbered host by host.
+  // (local_rank, local_size) of every rank, in order. Empty if ranks are not numbered host by host.
   explicit NodeTopology(const std::vector<std::pair<int, int>>& local);
 
   bool empty() const { return first_.empty(); }
@@ -17,9 +17,9 @@ class NodeTopology {
   // The host's ranks are first(host) to first(host) + ranks(host) - 1.
   int first(int host) const { return first_[static_cast<std::size_t>(host)]; }
   int ranks(int host) const;
-  // Known, and `count` divides the ranks of every host.
+  // Whether the topology is known and `count` divides the number of ranks of every host.
   bool divisible_by(int count) const;
-  // Every host has as many ranks as every other.
+  // Whether all hosts have the same number of ranks.
   bool even() const;
 
  private:

@@ -1,5 +1,5 @@
-// Reading the launchers' variables. The sets are one table; what they do not say (where rank 0
-// lives, what tells two runs apart) is worked out afterwards.
+// Reads the launchers' variables. The sets are one table; other information (rank 0's address, a run's identity) is
+// derived afterwards.
 #include "net/process_info.h"
 
 #include <unistd.h>
@@ -25,7 +25,7 @@ constexpr int kDefaultPort = 29500;
 
 enum class Launcher { Torchrun, OpenMpi, Mpich, Slurm };
 
-// The names of one launcher's variables; any of the alternatives of `local_size` will do.
+// Variable names of one launcher. `local_size` lists alternatives.
 struct VariableSet {
   Launcher launcher;
   const char* source;
@@ -91,8 +91,8 @@ class Reader {
   }
 
  private:
-  // Slurm sets its variables in a batch script and in an interactive shell too, where no task has
-  // been started: no step there, or one of the numbers it keeps for itself.
+  // Slurm also sets its variables in batch scripts and interactive shells, in which no task was started: they have no
+  // step, or a reserved step number.
   bool begun(const VariableSet& set) const {
     constexpr long long kFirstReservedStep = 0xfffffff0;
     if (set.launcher == Launcher::Slurm) {
@@ -106,7 +106,7 @@ class Reader {
     std::vector<std::string> missing;
     for (const char* name : {set.rank, set.size})
       if (!environment_(name)) missing.push_back(name);
-    // A world of one has no need to say where its rank is.
+    // World size 1 needs no location.
     const auto size = environment_(set.size);
     if (size && number_of(*size) == 1) return missing;
     if (!environment_(set.local_rank)) missing.push_back(set.local_rank);
@@ -128,7 +128,7 @@ class Reader {
     return join("got ", present, " without ", missing, ", expected the whole set of ", set.source);
   }
 
-  // The value within [least, most], else a fault and `least`.
+  // The value if within [least, most]; otherwise adds a fault and returns `least`.
   int number(const std::string& name, long long least, long long most, const std::string& what = "") {
     const auto text = environment_(name);
     const auto value = number_of(text.value_or(""));
@@ -166,7 +166,7 @@ class Reader {
     return identity;
   }
 
-  // 0 and a fault if the variables do not say.
+  // 0, with a fault, if the variables do not specify it.
   int slurm_local_size(const ProcessInfo& identity) {
     if (identity.size == 1) return 1;
     int node = 0, nodes = 0;
@@ -176,7 +176,7 @@ class Reader {
         nodes = static_cast<int>(number_of(*text).value_or(0));
     }
     if (nodes == 1) return identity.size;
-    // The first two say it of every node; the last is what the user asked for, a single number.
+    // The first two list every node; the last is the number that the user requested.
     for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"}) {
       const auto text = environment_(name);
       if (!text) continue;
@@ -198,7 +198,7 @@ class Reader {
     return 0;
   }
 
-  // An unfinished set is no harm, as long as it says nothing else.
+  // An incomplete set is ignored unless it contradicts the chosen one.
   void contradictions(const VariableSet& half, const VariableSet& chosen, const ProcessInfo& identity) {
     const auto compare = [&](const char* name, int value, const char* chosen_name) {
       const auto text = environment_(name);
@@ -223,7 +223,7 @@ class Reader {
         if (identity.master_addr.empty())
           faults_.push_back(join("got ", name, "='", *list, "', expected a form like 'a[01-03,7],b'"));
       }
-      // Jobs that share a host need ports of their own.
+      // Jobs that share a host need different ports.
       const auto job = number_of(environment_("SLURM_JOB_ID").value_or("0")).value_or(0);
       const auto step = number_of(environment_("SLURM_STEP_ID").value_or("0")).value_or(0);
       if (!environment_("MASTER_PORT"))
@@ -268,13 +268,13 @@ class Reader {
   std::vector<std::string> faults_;
 };
 
-// Its id and the clock ticks from boot to its start, since ids are used again.
+// The pid and the start time in clock ticks since boot, because pids are reused.
 std::string parent_of_this_process() {
   const auto parent = ::getppid();
   std::ifstream in(join("/proc/", parent, "/stat"));
   std::string line;
   std::getline(in, line);
-  // The name in parentheses may hold anything; the start time is field 22, the 20th after it.
+  // The name in parentheses may contain anything; the start time is field 22, the 20th after it.
   const auto close = line.rfind(')');
   std::istringstream fields(close == std::string::npos ? "" : line.substr(close + 1));
   std::string start;
@@ -329,7 +329,7 @@ std::string first_slurm_host(const std::string& node_list) {
   const std::string ranges = node_list.substr(end + 1, close - end - 1);
   const std::string first = ranges.substr(0, ranges.find_first_of("-,"));
   if (first.empty() || first.find_first_not_of("0123456789") != std::string::npos) return "";
-  // What follows the brackets belongs to the name: "rack[1-2]n[3-4]", "a[1-2]-ib".
+  // Text after the brackets belongs to the name: "rack[1-2]n[3-4]", "a[1-2]-ib".
   const std::string rest = node_list.substr(close + 1);
   if (rest.empty() || rest[0] == ',') return prefix + first;
   const auto suffix = first_slurm_host(rest);

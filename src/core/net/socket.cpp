@@ -1,5 +1,4 @@
-// Meeting points and frames; see socket.h. Only system calls live here: who speaks, and about what,
-// is in peer_watch.cpp.
+// See socket.h. Only system calls; failure_detector.cpp defines the protocol.
 #include "net/socket.h"
 
 #include <arpa/inet.h>
@@ -78,7 +77,7 @@ std::string local_name(const char* purpose, const std::string& key) {
 
 LocalAddress::LocalAddress(const std::string& name) {
   value.sun_family = AF_UNIX;
-  // The leading zero makes it abstract.
+  // A leading zero makes the name abstract.
   std::memcpy(value.sun_path + 1, name.data(), std::min(name.size(), sizeof value.sun_path - 1));
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
@@ -99,7 +98,7 @@ base::Descriptor listen_at(MeetingPoint& point) {
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     sockaddr_storage address{};
     std::memcpy(&address, entry->ai_addr, entry->ai_addrlen);
-    // Many systems give the own host name the address 127.0.1.1, which other hosts cannot reach.
+    // Many systems map their host name to 127.0.1.1, which other hosts cannot reach.
     if (is_loopback(numeric(entry->ai_addr, entry->ai_addrlen)) && !is_literal(point.host) &&
         point.host != "localhost") {
       if (address.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&address)->sin_addr.s_addr = INADDR_ANY;
@@ -136,7 +135,7 @@ base::Descriptor connect_to(const MeetingPoint& point) {
   const auto list = resolve(point.host, point.port);
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     base::Descriptor fd(socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    // Without a limit a host that drops packets holds the caller for minutes.
+    // Without a limit, a host that drops packets would block the caller for minutes.
     const timeval limit{3, 0};
     if (fd) setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     if (!fd || connect(fd.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;

@@ -1,4 +1,4 @@
-// The choice is made on each rank alone, from what is the same on all of them.
+// Each rank chooses by itself, from information that is the same on all ranks.
 #include "net/transport_choice.h"
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@ std::string place_of(const ProcessInfo& identity) {
 
 std::string transport_without_gpus(const ProcessInfo& identity) {
   if (identity.size == 1) return "local";
-  return identity.one_host() ? "shm" : "shm+gloo";  // all over TCP where hosts are uneven, as they find out together
+  return identity.one_host() ? "shm" : "shm+gloo";  // all TCP if hosts are uneven, found later
 }
 
 TransportChoice choose_transport(const ProcessInfo& identity, const Environment& environment,
@@ -63,7 +63,7 @@ std::chrono::milliseconds choose_timeout(const Environment& environment) {
 }
 
 int visible_gpus() {
-  // Never closed: the driver stays once it has been initialised.
+  // Never closed: the driver cannot be unloaded after initialization.
   void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
   if (!driver) return 0;
   const auto init = reinterpret_cast<int (*)(unsigned)>(::dlsym(driver, "cuInit"));

@@ -1,4 +1,4 @@
-// Rows of CSV files.
+// Writes rows of CSV files.
 #include "observe/csv_file.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
                            ", expected to write it. Hint: csv_monitor.output_path names the folder."));
 }
 
-// A comma, a quote or a new line in a name needs quotes (RFC 4180).
+// Names with a comma, a quote or a newline need quotes (RFC 4180).
 std::string cell(std::string_view text) {
   if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
   std::string out = "\"";

@@ -1,5 +1,5 @@
-// Metrics as CSV, one file a tag in one folder: Train/Samples/lr -> Train_Samples_lr.csv with the header "step,lr".
-// A file that is there is gone on with, as a resumed run wants it.
+// Metrics as CSV, one file per tag: Train/Samples/lr -> Train_Samples_lr.csv with the header "step,lr". Appends to an
+// existing file, so that resumed runs continue it.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -12,10 +12,10 @@ namespace zero::observe {
 
 class CsvFiles {
  public:
-  // Makes the folder. Throws IoError.
+  // Creates the folder. Throws IoError.
   explicit CsvFiles(std::filesystem::path folder);
 
-  // One row, in the file when it returns; nine significant digits, "nan" and "inf" as they are. Throws IoError.
+  // Writes one row, which is in the file on return; nine significant digits, "nan" and "inf". Throws IoError.
   void write(const std::string& tag, std::int64_t step, double value);
 
   static std::string file_name(std::string_view tag);

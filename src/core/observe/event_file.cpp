@@ -1,4 +1,4 @@
-// The few parts of two formats that scalars need.
+// The parts of both formats that scalars need.
 #include "observe/event_file.h"
 
 #include <fcntl.h>

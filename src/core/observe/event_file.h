@@ -1,6 +1,5 @@
-// TensorBoard's event files: TFRecord frames (length, payload, masked CRC-32C of both) around Event
-// messages of protocol buffers, of which only scalars are written. What is measured and when is the
-// caller's; reading such files is TensorBoard's.
+// Writes TensorBoard's event files: TFRecord frames (length, payload, masked CRC-32C of both) with protocol buffer
+// Event messages that contain scalars.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -20,19 +19,19 @@ std::string record_frame(std::string_view payload);
 
 using Scalars = std::vector<std::pair<std::string, double>>;  // tag, value
 
-// An Event message (tensorflow/core/util/event.proto) with one Summary.Value.simple_value (float) a tag.
-// `wall_time` is seconds since 1970.
+// An Event message (tensorflow/core/util/event.proto) with one Summary.Value.simple_value (float) per tag. `wall_time`:
+// seconds since 1970.
 std::string scalar_event(double wall_time, std::int64_t step, const Scalars& scalars);
 
 class EventFile {
  public:
-  // Makes `folder` and in it events.out.tfevents.SECONDS.HOST.PID.NUMBER. Throws IoError.
+  // Creates `folder` and in it events.out.tfevents.SECONDS.HOST.PID.NUMBER. Throws IoError.
   explicit EventFile(const std::filesystem::path& folder);
   ~EventFile();
   EventFile(const EventFile&) = delete;
   EventFile& operator=(const EventFile&) = delete;
 
-  // One event, in the file when it returns. Nothing for no scalars. Throws IoError.
+  // Writes one event, which is in the file on return. No effect without scalars. Throws IoError.
   void write(std::int64_t step, const Scalars& scalars);
   const std::filesystem::path& path() const { return path_; }
 

@@ -1,4 +1,4 @@
-// Which files a Monitor has.
+// The files of a Monitor.
 #include <zero/monitor.h>
 
 #include <optional>

@@ -1,8 +1,7 @@
-// Layout and access of the status page. Every field is read and written with atomic accesses, since
-// two processes share it. The unit, which changes all the time, has two places and a version that
-// says which one counts, so a writer that lost its core or was killed in the middle holds up no
-// reader. The other texts are written once: their version is odd meanwhile, and what stays odd is
-// left out. A reader never shows a mixture.
+// Layout and access of the status page. All fields are accessed atomically, because two processes share them. The unit,
+// which changes constantly, has two slots and a version that selects the current one, so a writer that is preempted or
+// killed does not block readers. The other texts are written once; their version is odd during the write, and a text
+// whose version stays odd is omitted. A reader never returns a mixture.
 #include "observe/status_page.h"
 
 #include <fcntl.h>
@@ -49,7 +48,7 @@ struct StatusPage {
   std::int64_t step_plus_one;
   std::uint64_t commits;
   std::int32_t micro_batch;
-  std::uint32_t unit_version;  // unit[version % 2] counts
+  std::uint32_t unit_version;  // unit[version % 2] is current
   char unit[2][92];
   std::uint32_t error_version;
   std::int32_t error_code;
@@ -87,7 +86,7 @@ std::string load_text(const char (&field)[N]) {
   return text;
 }
 
-// Threads of one process take turns; the version is for readers in other processes.
+// Serializes threads of one process; the version is for readers in other processes.
 std::mutex& write_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -101,7 +100,7 @@ void write_versioned(std::uint32_t& version, Body body) {
   body();
   store(version, odd + 1);
 }
-// False: what `body` read last may be a mixture.
+// Returns false if the data that `body` read may be inconsistent.
 template <class Body>
 bool read_versioned(const std::uint32_t& version, Body body) {
   for (int attempt = 0; attempt < 100; ++attempt) {
@@ -118,12 +117,12 @@ template <std::size_t N>
 void store_in_turn(std::uint32_t& version, char (&places)[2][N], std::string_view text) {
   std::lock_guard<std::mutex> lock(write_mutex());
   const std::uint32_t next = load(version) + 1;
-  // Keeps the text's bytes behind the version that made this place the old one.
+  // Orders the text's bytes after the version that made this slot the old one.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   store_text(places[next % 2], text);
   store(version, next);
 }
-// Empty when the text changed under a hundred tries.
+// Empty if the text changed during a hundred attempts.
 template <std::size_t N>
 std::string load_in_turn(const std::uint32_t& version, const char (&places)[2][N]) {
   for (int attempt = 0; attempt < 100; ++attempt) {
@@ -156,8 +155,8 @@ StatusWriter open_from_environment() {
   const long fd = number_in_env("ZERO_STATUS_FD", 1 << 20);
   const long rank = number_in_env("LOCAL_RANK", 1 << 20);
   if (fd < 0 || rank < 0) return StatusWriter();
-  // The number may be stale (a program between us closed or reused it): believe only a sealed
-  // memfd of whole pages that carries the mark.
+  // The descriptor may be stale (closed or reused by a program in between): accept only a sealed memfd of whole pages
+  // with the magic number.
   struct stat info {};
   const int seals = fcntl(static_cast<int>(fd), F_GET_SEALS);
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(static_cast<int>(fd), &info) != 0) return StatusWriter();
@@ -223,7 +222,7 @@ void StatusWriter::set_collective(std::uint64_t sequence, std::string_view op, s
   CollectiveEntry& entry = page_->ring[sequence % kStatusRing];
   if (load(entry.sequence_plus_one) == sequence + 1 && load_text(entry.op) == op.substr(0, sizeof entry.op - 1)) {
     store(entry.state, static_cast<std::uint32_t>(state));
-  } else if (load(entry.sequence_plus_one) <= sequence + 1) {  // else it left the ring long ago
+  } else if (load(entry.sequence_plus_one) <= sequence + 1) {  // otherwise it was overwritten in the ring
     write_versioned(entry.version, [&] {
       store(entry.sequence_plus_one, sequence + 1);
       store(entry.state, static_cast<std::uint32_t>(state));

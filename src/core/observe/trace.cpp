@@ -1,5 +1,5 @@
-// Records, buffers and the file of a Trace. A part is "[", events with ",\n" between, "]": at any moment what was
-// written becomes strict JSON by adding "]", unless the process died in the middle of a write.
+// Records, buffers and the file of a Trace. A part is "[", events separated by ",\n", and "]". What was written so far
+// becomes valid JSON by appending "]", unless the process died during a write.
 #include "observe/trace.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kBufferRecords = 4096;
 constexpr std::size_t kWriteBytes = 1 << 16;
-constexpr int kLanesOfATrack = 1000;  // numbers of a track's lanes; more at once are left out
+constexpr int kLanesOfATrack = 1000;  // limit of concurrent lanes of a track; further slices are dropped
 
 enum Track : std::uint8_t { kCompute, kWaits, kOptimizer, kGathers, kReductions, kFiles, kTiers, kWhole, kTracks };
 constexpr const char* kTrackNames[kTracks] = {"compute",    "waits", "optimizer", "gathers",
@@ -35,7 +35,7 @@ struct Shown {
   Track track;
   const char* category;
   const char* prefix;  // before the name
-  const char* value;   // key of the value among the arguments
+  const char* value;   // name of the value's argument
 };
 constexpr Shown kShown[kTraceKinds] = {
     {kCompute, "step", "", "step"},
@@ -69,7 +69,7 @@ const Shown& shown(TraceKind kind) { return kShown[static_cast<std::size_t>(kind
 
 std::atomic<std::uint64_t> next_id{1};
 
-// Files that Traces of this process write.
+// Files that Traces of this process are writing.
 std::mutex open_mutex;
 std::set<std::string>& open_files() {
   static std::set<std::string> files;
@@ -86,7 +86,7 @@ void append_quoted(std::string& out, std::string_view text) {
   out += '"';
 }
 
-// Microseconds with the nanoseconds behind the point.
+// Microseconds with nanoseconds as decimals.
 void append_us(std::string& out, std::int64_t ns) {
   const std::int64_t size = ns < 0 ? -ns : ns;
   if (ns < 0) out += '-';
@@ -134,7 +134,7 @@ struct Trace::Record {
 };
 
 struct Trace::Buffer {
-  std::mutex mutex;  // its thread adds, any thread may flush
+  std::mutex mutex;  // its thread adds; any thread may flush
   std::vector<Record> records;
   int thread = 0;
 };
@@ -187,7 +187,7 @@ void Trace::start(Setup setup) {
   lines += metadata("process_name", setup_.rank, 0, "\"name\":" + host);
   lines += metadata("process_sort_index", setup_.rank, 0, "\"sort_index\":" + std::to_string(setup_.rank));
   for (int track = 0; track < kTracks; ++track) name_track(lines, track, 0);
-  lines.resize(lines.size() - 2);  // the next event brings its ",\n"
+  lines.resize(lines.size() - 2);  // the next event adds its ",\n"
   fd_ = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0 || !write_all(fd_, lines.data(), lines.size())) {
     const int error = errno;
@@ -218,7 +218,7 @@ void Trace::choose(bool recording) {
 }
 
 Trace::Buffer& Trace::buffer_of_this_thread() {
-  // A Trace lives at any address again, but its number never comes back.
+  // A new Trace may have the address of an earlier one, but never its id.
   thread_local std::vector<std::pair<std::uint64_t, Buffer*>> mine;
   for (const auto& [id, buffer] : mine)
     if (id == id_) return *buffer;
@@ -227,7 +227,7 @@ Trace::Buffer& Trace::buffer_of_this_thread() {
   auto& buffer = *buffers_.back();
   buffer.thread = static_cast<int>(buffers_.size()) - 1;
   buffer.records.reserve(kBufferRecords);
-  if (mine.size() >= 8) mine.erase(mine.begin());  // of Traces long gone, or made anew
+  if (mine.size() >= 8) mine.erase(mine.begin());  // of destroyed Traces
   mine.emplace_back(id_, &buffer);
   return buffer;
 }
@@ -279,7 +279,8 @@ void TraceOperation::begin_on(Trace& trace, TraceKind kind) {
 
 void TraceOperation::end_on(std::string_view name, std::int64_t bytes) {
   const auto begin = std::exchange(begin_, 0);
-  if (begin < trace_->started_ns_.load(std::memory_order_relaxed)) return;  // of an earlier trace, as its lane is
+  if (begin < trace_->started_ns_.load(std::memory_order_relaxed))
+    return;  // belongs to an earlier trace, as does its lane
   if (trace_->on()) {
     const auto end = trace_now();
     trace_->totals_[static_cast<std::size_t>(kind_)].fetch_add(end - begin, std::memory_order_relaxed);
@@ -302,9 +303,9 @@ void Trace::name_track(std::string& lines, int track, int lane) {
                     "\"sort_index\":" + std::to_string(tid_of(track, lane)));
 }
 
-// Under the buffer's mutex.
+// Requires the buffer's mutex.
 void Trace::write_out(Buffer& buffer) {
-  // Of slices that begin together the outer one first, as viewers want them.
+  // Slices that begin together are ordered outermost first, as viewers require.
   std::stable_sort(buffer.records.begin(), buffer.records.end(), [](const Record& a, const Record& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
   });
@@ -338,7 +339,7 @@ void Trace::write_out(Buffer& buffer) {
   buffer.records.clear();
 }
 
-// Under file_mutex_. Turns "a,\nb,\n" into ",\na,\nb".
+// Requires file_mutex_. Turns "a,\nb,\n" into ",\na,\nb".
 void Trace::append(const std::string& lines) {
   if (lines.empty() || fd_ < 0 || failed_) return;
   const std::string text = ",\n" + lines.substr(0, lines.size() - 2);
@@ -381,7 +382,7 @@ bool merge_trace_parts(const Trace::Setup& setup) {
     append_quoted(run, setup.run);
     return first_line_of(path).find(run) != std::string::npos;
   };
-  // Whoever comes second finds the file made, or the parts of others not yet whole.
+  // Serializes ranks: a later one finds the merged file, or incomplete parts of others.
   const int gate = ::open(Trace::part_name(setup.file, 0).c_str(), O_RDONLY | O_CLOEXEC);
   if (gate < 0) return is_of_this_run(setup.file);
   struct Closed {
@@ -404,7 +405,7 @@ bool merge_trace_parts(const Trace::Setup& setup) {
   std::ofstream out(partial, std::ios::binary | std::ios::trunc);
   for (int rank = 0; rank < setup.ranks && out; ++rank) {
     std::ifstream in(Trace::part_name(setup.file, rank), std::ios::binary | std::ios::ate);
-    auto left = static_cast<std::streamoff>(in.tellg()) - kEnd - 1;  // without its "[" and its end
+    auto left = static_cast<std::streamoff>(in.tellg()) - kEnd - 1;  // without "[" and the end
     in.seekg(1);
     out << (rank == 0 ? "[" : ",");
     std::vector<char> piece(kWriteBytes);

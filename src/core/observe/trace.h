@@ -1,8 +1,8 @@
-// What a rank does in time, written while it runs as the JSON that chrome://tracing and ui.perfetto.dev open: one
-// event a line, pid = rank, tid = track. Every kind of slice has its track; slices of one track nest, so threads have
-// tracks of their own, and operations that may overlap each other take lanes. Off, a slice costs one relaxed load.
-// Memory is bounded: records of fixed size in a buffer a thread, written out when it is full. Knows no torch; which
-// step is traced is decided by the engine (engine/step_trace.h).
+// Records a rank's activity over time and writes it as JSON for chrome://tracing and ui.perfetto.dev: one event per
+// line, pid = rank, tid = track. Each kind of slice has a track; slices of a track nest, so each thread has its own
+// tracks, and operations that may overlap are placed in lanes. When off, a slice costs one relaxed load. Memory is
+// bounded: each thread has a buffer of fixed-size records that is written when full. The engine decides which steps are
+// traced (engine/step_trace.h).
 #pragma once
 #include <array>
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace zero::observe {
 
-// What a slice shows. The order is that of the table in trace.cpp.
+// What a slice shows, in the order of the table in trace.cpp.
 // clang-format off
 enum class TraceKind : std::uint8_t {
   Step, Forward, Backward, Act, ForwardUnit, BackwardUnit,  // track compute
@@ -32,9 +32,9 @@ enum class TraceKind : std::uint8_t {
 // clang-format on
 inline constexpr std::size_t kTraceKinds = 26;
 
-// CLOCK_MONOTONIC in ns: one clock for all processes of a host.
+// CLOCK_MONOTONIC in ns, common to all processes of a host.
 std::int64_t trace_now();
-// The same for all processes that share that clock.
+// Identifies the clock: equal for processes that share it.
 std::string trace_clock_id();
 
 class Trace {
@@ -42,39 +42,39 @@ class Trace {
   struct Setup {
     std::string file;  // this rank writes part_name(file, rank)
     int rank = 0, ranks = 1;
-    std::int64_t origin_ns = 0;  // the moment shown as 0
-    std::string run;             // the same on all ranks, another in every run
+    std::int64_t origin_ns = 0;  // the time shown as 0
+    std::string run;             // the same on all ranks, different in every run
   };
 
   Trace();
-  ~Trace();  // stop()
+  ~Trace();  // calls stop()
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Makes the file and writes what names the tracks. Nothing is recorded before record(true). Throws ConfigError when
-  // it is started already or another Trace of this process writes that file, IoError when the file cannot be made.
+  // Creates the file and writes the names of the tracks. Recording starts with record(true). Throws ConfigError if it
+  // is already started or another Trace of this process writes that file, IoError if the file cannot be created.
   void start(Setup setup);
   bool started() const { return started_.load(std::memory_order_relaxed); }
   void record(bool on);
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
-  // From now on total() counts whether or not anything is recorded.
+  // total() counts from now on, also while nothing is recorded.
   void count_always();
   // Recording or counting.
   bool on() const { return on_.load(std::memory_order_relaxed); }
 
-  // What was recorded goes to the file. A file that cannot be written ends the recording with a warning in the log.
+  // Writes recorded slices to the file. A write error ends the recording with a warning in the log.
   void flush();
-  // Writes the rest and ends the array. True when the part is whole.
+  // Writes the rest and closes the array. Returns whether the part is complete.
   bool stop();
 
-  // On the calling thread's track of that kind. `name` is kept as a pointer until the next flush(). value: bytes (of
-  // Step: its number); negative: not shown. Slices that begin before start() are dropped.
+  // Adds a slice to the calling thread's track of that kind. `name` is kept as a pointer until the next flush(). value:
+  // bytes, or the number of a Step; negative: not shown. Slices that begin before start() are dropped.
   void slice(TraceKind kind, std::string_view name, std::int64_t begin_ns, std::int64_t end_ns,
              std::int64_t value = -1);
-  // Bytes of what `name` says (kept as above), from now on.
+  // Sets the byte counter `name`, which is kept as above.
   void counter(std::string_view name, std::int64_t value);
 
-  // Nanoseconds of all slices of a kind that were recorded or counted.
+  // Nanoseconds of all recorded or counted slices of a kind.
   std::int64_t total(TraceKind kind) const {
     return totals_[static_cast<std::size_t>(kind)].load(std::memory_order_relaxed);
   }
@@ -104,14 +104,14 @@ class Trace {
   std::mutex buffers_mutex_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::mutex lanes_mutex_;
-  std::vector<std::vector<bool>> lanes_;  // by track: taken
-  std::mutex file_mutex_;                 // the members below
-  std::vector<std::vector<bool>> named_;  // by track: lanes that have a name in the file
+  std::vector<std::vector<bool>> lanes_;  // by track: lanes in use
+  std::mutex file_mutex_;                 // guards the members below
+  std::vector<std::vector<bool>> named_;  // by track: lanes that are named in the file
   int fd_ = -1;
   bool failed_ = false;
 };
 
-// The time it lives, as a slice.
+// RAII: records its lifetime as a slice.
 class TraceSpan {
  public:
   TraceSpan(Trace& trace, TraceKind kind, std::string_view name, std::int64_t value = -1)
@@ -129,13 +129,13 @@ class TraceSpan {
   std::int64_t value_, begin_;
 };
 
-// An operation that goes on beside the thread that began it, and may overlap others of its kind.
+// An asynchronous operation, which may overlap others of its kind.
 class TraceOperation {
  public:
   void begin(Trace& trace, TraceKind kind) {
     if (trace.on()) begin_on(trace, kind);
   }
-  // Nothing when it was begun unseen.
+  // No effect if tracing was off at begin().
   void end(std::string_view name, std::int64_t bytes) {
     if (begin_ != 0) end_on(name, bytes);
   }
@@ -149,9 +149,9 @@ class TraceOperation {
   std::int64_t begin_ = 0;
 };
 
-// Puts the parts of all ranks together as `file` and removes them, if all are there, whole and of that run. Any rank
-// may call it after its stop(); the last one finds all. True: `file` is there and of this run. Throws IoError when the
-// parts can be read and `file` cannot be written; the parts stay then.
+// Merges the parts of all ranks into `file` and removes them, if all parts are present, complete and of that run. Any
+// rank may call it after stop(); the last one finds all parts. Returns whether `file` exists and is of this run. Throws
+// IoError if the parts can be read but `file` cannot be written; the parts are then kept.
 bool merge_trace_parts(const Trace::Setup& setup);
 
 }  // namespace zero::observe

@@ -1,4 +1,4 @@
-// The gradient factor (see clipping.h). Norms are taken elsewhere: kernels/elementwise.h and the engine.
+// The gradient factor (see clipping.h).
 #include "optim/clipping.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 namespace zero::optim {
 
 float gradient_factor(double scale, double norm, double max_norm, double postmultiply) {
-  // Like torch's clip_grad_norm_, but never enlarging.
+  // Like torch's clip_grad_norm_, but never enlarges gradients.
   const bool clips = max_norm > 0 && std::isfinite(norm) && norm >= 0;
   const double excess = clips ? std::max(1.0, (norm + 1e-6) / max_norm) : 1.0;
   return static_cast<float>(postmultiply / (scale * excess));

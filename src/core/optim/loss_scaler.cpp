@@ -1,4 +1,4 @@
-// The loss scaler's transitions (see the note in loss_scaler.h).
+// The transitions of the loss scaler (see the note in loss_scaler.h).
 #include "optim/loss_scaler.h"
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void LossScaler::set_state(const State& state) {
   state_.good = state.good;
   state_.floor = state.floor;
   if (!dynamic_) return;
-  // A scale above the bound can come from a larger initial power; below it, from a smaller minimum.
+  // A scale above the bound may come from a larger initial power; one below, from a smaller minimum.
   state_.scale = std::clamp(state.scale, static_cast<double>(settings_.min_scale),
                             std::max(largest_, static_cast<double>(settings_.min_scale)));
   state_.hysteresis = std::min(state.hysteresis, settings_.hysteresis);

@@ -1,6 +1,6 @@
-// The loss scale of mixed-precision training (Micikevicius et al., 1710.03740) and the rule when a
-// step with bad gradients ends the run. One algorithm for all stages and tiers; it differs from
-// DeepSpeed's, see [Note: loss scale]. Neither tests gradients nor scales anything itself.
+// The loss scale of mixed-precision training (Micikevicius et al., 1710.03740) and the rule that ends a run after
+// repeated overflows. The same for all stages and tiers. It differs from DeepSpeed's, see [Note: loss scale]. Does not
+// access gradients.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +8,8 @@
 
 namespace zero::optim {
 
-// [Note: loss scale] U = scale() is read once and serves all micro-batches of an optimizer step:
-// losses are multiplied by it, gradients divided by the same U. Then update(bad), with
+// [Note: loss scale] U = scale() is read once per optimizer step and used for all of its micro-batches:
+// losses are multiplied by U, gradients divided by it. Then update(bad), with
 // bad = any rank holds a non-finite gradient:
 //   bad, dynamic     if h > 1: h -= 1; else if S > min: S = max(S/2, min); else floor += 1;  good = 0
 //   bad, otherwise   floor += 1
@@ -19,12 +19,12 @@ namespace zero::optim {
 // counts from the last bad step's number; tests/unit/optim/scaler_test.cpp shows both side by side.
 class LossScaler {
  public:
-  // What a checkpoint keeps.
+  // The state that checkpoints store.
   struct State {
     double scale = 1;             // S
-    std::int64_t hysteresis = 1;  // h: bad steps until a halving, counting that one
+    std::int64_t hysteresis = 1;  // h: bad steps until a halving, including that one
     std::int64_t good = 0;        // clean steps since the last change of S or bad step
-    std::int64_t floor = 0;       // bad steps in a row that no smaller scale could answer
+    std::int64_t floor = 0;       // consecutive bad steps at the smallest scale
     bool operator==(const State&) const = default;
   };
 
@@ -33,14 +33,14 @@ class LossScaler {
 
   double scale() const { return state_.scale; }
   bool dynamic() const { return dynamic_; }
-  // Once per optimizer step, with the same `bad` on all ranks. True: max_skipped_steps bad steps in a
-  // row had no remedy, and the run must stop (the caller throws, with the culprit's name).
+  // Call once per optimizer step, with the same `bad` on all ranks. Returns true after max_skipped_steps consecutive
+  // bad steps without a smaller scale to try: the caller must end the run with an error.
   bool update(bool bad);
 
   const State& state() const { return state_; }
-  // Takes a checkpoint's state. A scale that is fixed in this run stays; values that this run's
-  // settings do not allow (another minimum, window or hysteresis) are moved to the nearest allowed.
-  // Throws ConfigError (kCheckpoint) for a scale that no run can have had, or a negative count.
+  // Restores a checkpoint's state. A static scale of this run is kept. Values outside this run's settings (minimum,
+  // window or hysteresis) are moved to the nearest allowed one. Throws ConfigError (kCheckpoint) for an impossible
+  // scale or a negative count.
   void set_state(const State& state);
 
  private:

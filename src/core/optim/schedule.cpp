@@ -1,5 +1,4 @@
-// The schedules' formulas. n = max(2, warmup_num_steps), N = total_num_steps; F, G = the two steps of
-// a cycle. The optimizer asks; nothing here knows what a rate is used for.
+// The formulas of the schedules. n = max(2, warmup_num_steps), N = total_num_steps; F, G = the two parts of a cycle.
 #include "optim/schedule.h"
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace {
 using config::PerGroup;
 using config::ScheduleType;
 
-// The largest momentum that is below 1 in fp32 too.
+// The largest momentum that is also below 1 in fp32.
 constexpr double kLargestMomentum = 1 - 0x1p-24;
 
 double of_group(const PerGroup& values, int group) {
@@ -113,7 +112,7 @@ double Schedule::cycle_position(std::int64_t s) const {
   const auto done = rising ? s : cycle_steps() - s;
   const auto stairs = rising ? settings_.cycle_first_stair_count
                              : settings_.cycle_second_stair_count.value_or(settings_.cycle_first_stair_count);
-  // In integers: a quotient in fp64 may fall just short of its stair.
+  // In integers: a quotient in fp64 may be slightly below its stair.
   if (stairs > 0) return static_cast<double>(stairs * done / size) / static_cast<double>(stairs);
   return static_cast<double>(done) / static_cast<double>(size);
 }
@@ -122,7 +121,7 @@ double Schedule::rate(int group, std::int64_t s) const {
   const auto& c = settings_;
   const double own = base_lr_[static_cast<std::size_t>(group)];
   const auto n = warmup_steps(), total = c.total_num_steps;
-  // What of the way from the end of the warm-up to the last step is behind (or ahead of) `steps`.
+  // The fraction of the decay, from the end of the warm-up to the last step, at `steps`.
   const auto of_decay = [&](std::int64_t steps) {
     return static_cast<double>(steps) / static_cast<double>(std::max<std::int64_t>(1, total - n));
   };

@@ -1,5 +1,5 @@
-// From settings, schedule and count to the constants of one update, and the cut over threads. The
-// arithmetic on elements is in update_simd.cpp.
+// Computes the constants of one update from settings, schedule and count, and divides ranges among threads. The element
+// arithmetic is in update_simd.cpp.
 #include "optim/sharded_optimizer.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 using config::OptimizerType;
 
-// Whole-text match of * (any run) and ? (any one character): greedy, going back to the last * only.
+// Matches the whole text with * (any text) and ? (one character): greedy, backtracks to the last * only.
 bool matches(std::string_view pattern, std::string_view text) {
   std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
   while (t < text.size()) {
@@ -165,7 +165,7 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
   const double rate = lr(group), decay = groups_[static_cast<std::size_t>(group)].weight_decay;
   const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1),
                beta2 = settings_.beta2;
-  const auto updates = applied_ + 1 - missed_steps;  // of these elements, this one included
+  const auto updates = applied_ + 1 - missed_steps;  // updates of these elements, including this one
   const auto count = static_cast<double>(updates);
   kernels::UpdateConstants c{};
   c.rule = rule();

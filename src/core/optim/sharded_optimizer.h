@@ -1,6 +1,6 @@
-// The optimizer of this rank's shards: element-wise update rules over flat fp32 masters and moments,
-// fused with unscaling, clipping and the cast to the compute dtype, in one pass over the memory.
-// It owns no tensors: the engine hands it spans. Norms, overflow tests and communication are not here.
+// The optimizer of this rank's shards: element-wise update rules over flat fp32 masters and optimizer states, fused
+// with unscaling, clipping and the cast to the parameters' dtype in one pass. Owns no tensors; the engine passes spans.
+// Norms, overflow checks and communication are elsewhere.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,72 +16,70 @@
 
 namespace zero::optim {
 
-// `numel` consecutive elements of one parameter group. No alignment is needed beyond an element's.
+// `numel` consecutive elements of one parameter group. Only element alignment is required.
 struct Span {
   float* master = nullptr;
-  float* slots[2] = {};  // num_slots() of them, in the order of slot_name()
+  float* slots[2] = {};  // num_slots() states, in the order of slot_name()
   const void* gradient = nullptr;
   kernels::Dtype gradient_dtype = kernels::Dtype::F32;
-  void* parameter = nullptr;  // the compute copy: RNE(master); null, or the fp32 master itself: none
+  void* parameter = nullptr;  // receives the master, rounded to nearest even; null or `master`: not written
   kernels::Dtype parameter_dtype = kernels::Dtype::F32;
   std::int64_t numel = 0;
   int parameter_group = 0;
-  std::int64_t missed_steps =
-      0;  // updates so far that left these elements out (frozen); bias correction does not count them
+  // Updates without these elements (frozen parameters), which bias correction does not count.
+  std::int64_t missed_steps = 0;
 };
 
-// Whether the pattern (* is any run, ? any one character) matches all of a parameter's name, or of one that is tied to
-// it.
+// Whether the pattern (* matches any text, ? one character) matches the full name of a parameter, or of one tied to it.
 bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases);
 
-// Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All are element-wise,
-// so spans may be cut anywhere, and the bits depend neither on the cut nor on SIMD target or threads
-// ([Note: order of operations] in update_simd.cpp). A step is
+// Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All rules are element-wise: spans may
+// be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
+// operations] in update_simd.cpp). A step is
 //   begin_step();  update(span, factor) for every element of the model's shard once;  end_step();
 class ShardedOptimizer {
  public:
-  // Group 0 is everything that no entry of `groups` matches; entry i makes group i + 1.
-  // Throws ConfigError if there is no optimizer type, if the schedule's lists do not fit the groups,
-  // or if a group sets a rate that the schedule would override.
+  // Group i + 1 has the parameters that entry i of `groups` matches, group 0 all others. Throws ConfigError if there is
+  // no optimizer type, if the schedule's lists do not fit the groups, or if a group sets a learning rate that the
+  // schedule would override.
   ShardedOptimizer(const config::OptimizerSettings& optimizer, const config::ScheduleSettings& schedule,
                    const std::vector<config::ParameterGroup>& groups);
 
-  // fp32 values the rule keeps per element beside the master: 0 to 2, all starting at the same value.
+  // Number of fp32 states per element besides the master: 0 to 2, all with the same initial value.
   int num_slots() const;
-  // "exp_avg", "exp_avg_sq", "momentum_buffer" or "sum": torch's names, used in checkpoints.
+  // torch's names, used in checkpoints: "exp_avg", "exp_avg_sq", "momentum_buffer" or "sum".
   const char* slot_name(int slot) const;
   float slot_initial_value() const;
 
   int num_parameter_groups() const { return static_cast<int>(groups_.size()); }
-  // The group of a parameter by its names: the first pattern that has one of them, else 0.
+  // The group of the first pattern that matches one of the parameter's names, else 0.
   int parameter_group_of(std::string_view name, const std::vector<std::string>& aliases = {}) const;
 
-  // The rate of the next update (between begin_step and end_step: of this one).
+  // The learning rate of the next update; between begin_step and end_step, of the current one.
   double lr(int group = 0) const;
-  // From the next update on the group's rate is `lr`. ConfigError for a group that is not there, a rate that is no
-  // finite number of at least 0, and where a schedule sets the rates.
+  // Sets the group's learning rate from the next update on. ConfigError for an unknown group, a negative or non-finite
+  // rate, and if a schedule sets the rates.
   void set_lr(int group, double lr);
-  // What set_lr() has set, by group; negative: nothing. All a checkpoint must keep of the rates.
+  // The learning rates from set_lr(), by group; negative: not set. Checkpoints store them.
   const std::vector<double>& set_rates() const { return set_rates_; }
-  // Of a checkpoint; empty: nothing was set. ConfigError (kCheckpoint) unless there is one for each group.
+  // Rates of a checkpoint; empty: none was set. ConfigError (kCheckpoint) unless there is one per group.
   void check_rates(const std::vector<double>& rates) const;
   void restore_rates(std::vector<double> rates);
 
-  // Fixes the constants of update number applied_steps() + 1.
+  // Computes the constants of update applied_steps() + 1.
   void begin_step();
-  // master, slots and parameter <- the update with gradient * factor (see optim/clipping.h). Runs on
-  // OpenMP's threads if the span is large. InternalError outside a step or for a span with null pointers.
+  // Updates master, slots and parameter with gradient * factor (see optim/clipping.h). Uses OpenMP threads for large
+  // spans. InternalError outside a step or for null pointers.
   void update(const Span& span, float factor);
   void end_step();
 
-  // Updates elements [0, numel) of a range elsewhere than in host memory, as update_range does.
+  // Updates elements [0, numel) of a range that is not in host memory, as update_range does.
   using RangeUpdate = std::function<void(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range,
                                          float factor, std::int64_t numel)>;
-  // From now on update() calls this; null: the spans are in host memory.
+  // Sets the function that update() calls; null: spans are in host memory.
   void set_range_update(RangeUpdate range_update) { range_update_ = std::move(range_update); }
 
-  // Updates made so far: what bias correction and schedule go by, and all a checkpoint must keep
-  // beside masters and slots.
+  // Updates performed; determines bias correction and schedule. Stored in checkpoints.
   std::int64_t applied_steps() const { return applied_; }
   // Throws ConfigError (kCheckpoint) for a negative count.
   void set_applied_steps(std::int64_t applied);

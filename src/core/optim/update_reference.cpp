@@ -1,5 +1,5 @@
-// The update rules element by element (update_reference.h). Constants are computed in fp64 and rounded to fp32 once an
-// update, as torch's fused kernels do. Build with -ffp-contract=off.
+// The update rules for single elements (update_reference.h). Constants are computed in fp64 and rounded to fp32 once
+// per update, as in torch's fused kernels. Build with -ffp-contract=off.
 #include "optim/update_reference.h"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
-// Which element range of which parameter is on which rank: pure arithmetic, no tensors.
-// A group's parameters lie one after the other in one flat vector, each at an aligned offset;
-// the vector is padded so that `world` equal shards come out, each aligned too. Shards cross
-// parameter borders.
+// Maps ranges of parameters to ranks. Arithmetic only, no tensors. A group's parameters are placed consecutively in one
+// flat vector, each at an aligned offset. The vector is padded to `world` equal, aligned shards. A parameter may extend
+// over several shards.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -9,39 +8,39 @@
 
 namespace zero::sharding {
 
-// Elements of `width` bytes that parameters and shards are aligned to: 64 bytes are what the widest vector instructions
-// and every kernel of libtorch like; 256 on a GPU.
+// Alignment of parameters and shards, in elements of `width` bytes: 64 bytes on a CPU, which suits the widest vector
+// instructions and libtorch's kernels; 256 on a GPU.
 constexpr std::int64_t flat_alignment(std::int64_t width, bool on_cpu) { return (on_cpu ? 64 : 256) / width; }
 
 class ShardLayout {
  public:
-  // numels: elements of each parameter, in order (0 allowed). alignment: elements, >= 1.
+  // numels: elements of each parameter, in order; may be 0. alignment: elements, >= 1.
   ShardLayout(std::vector<std::int64_t> numels, int world, std::int64_t alignment);
-  // As groups are laid out whose compute dtype is `width` bytes wide.
+  // The layout of a group whose compute dtype has `width` bytes.
   static ShardLayout of_group(std::vector<std::int64_t> numels, int world, std::int64_t width, bool on_cpu) {
     return {std::move(numels), world, flat_alignment(width, on_cpu)};
   }
 
   int world() const { return world_; }
-  std::int64_t numel() const { return numel_; }          // elements of the parameters alone
+  std::int64_t numel() const { return numel_; }          // elements of the parameters, without padding
   std::int64_t padded_numel() const { return padded_; }  // of the flat vector
   std::int64_t shard_numel() const { return padded_ / world_; }
   std::size_t num_parameters() const { return numels_.size(); }
   std::int64_t parameter_numel(std::size_t i) const { return numels_[i]; }
   std::int64_t parameter_offset(std::size_t i) const { return offsets_[i]; }
 
-  // A run of one parameter's elements inside a range of the flat vector.
+  // A range of one parameter's elements within a range of the flat vector.
   struct Piece {
     std::size_t parameter;
     std::int64_t parameter_begin;  // first element within the parameter
     std::int64_t range_begin;      // the same element within the range
     std::int64_t numel;
   };
-  // The pieces of [begin, begin + numel) in order; padding is in none.
+  // The pieces of [begin, begin + numel) in order, without padding.
   std::vector<Piece> pieces(std::int64_t begin, std::int64_t numel) const;
   std::vector<Piece> shard_pieces(int rank) const { return pieces(rank * shard_numel(), shard_numel()); }
 
-  // Runs of padding in the flat vector.
+  // Ranges of padding in the flat vector.
   struct Gap {
     std::int64_t begin, numel;
   };

@@ -20,12 +20,12 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
       continue;
     }
     const auto& path = members[i].unit;
-    // From the end: neighbours are of one unit.
+    // From the end, because adjacent members usually belong to one unit.
     const auto it =
         std::find_if(by_path.rbegin(), by_path.rend(), [&](const auto& entry) { return entry.first == path; });
     (it != by_path.rend() ? *it : by_path.emplace_back(path, std::vector<std::size_t>{})).second.push_back(i);
   }
-  // Merge small neighbours, the root excepted: it stays gathered for a whole pass.
+  // Merge small adjacent units, except the root, which stays unsharded for a whole pass.
   const auto numel_of = [&](const std::vector<std::size_t>& chosen) {
     std::int64_t sum = 0;
     for (const auto i : chosen) sum += members[i].numel;

@@ -1,5 +1,5 @@
-// Which parameters are communicated together, by their sizes and the modules they belong to: pure arithmetic, no
-// tensors. Whoever walks a model (engine/units.h) or describes one in numbers (plan/units.h) gets the same units.
+// Divides parameters into units by their sizes and modules. Arithmetic only, no tensors. Gives the engine
+// (engine/units.h) and the planner (plan/units.h) the same units.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +18,15 @@ struct UnitMember {
 struct Unit {
   std::string name;  // path, or "root"
   bool root = false, trainable = true;
-  bool persistent = false;              // never released
+  bool persistent = false;              // its parameters are never sharded
   std::vector<std::size_t> parameters;  // indices into the members
 };
 
-// Units in order of registration, the root first; the frozen parameters of a unit are a unit of
-// their own, since they have neither gradients nor optimizer states. Neighbours of fewer than
-// min_numel elements are merged; what then has more than max_numel is cut between parameters ("name", "name/2", ...), a
-// larger parameter being one by itself. Parameters of at most `persistent_numel` elements, in order of registration
-// until their sum would exceed `persistent_total`, are the last unit, "persistent".
+// Units in order of registration, the root first. A unit's frozen parameters form a separate unit, because they have no
+// gradients and optimizer states. Adjacent units of fewer than min_numel elements are merged. Units of more than
+// max_numel elements are split between parameters ("name", "name/2", ...); a larger parameter forms its own unit.
+// Parameters of at most persistent_numel elements, in order of registration until their sum would exceed
+// persistent_total, form the last unit, "persistent".
 struct UnitRules {
   std::int64_t min_numel = 0, max_numel = std::numeric_limits<std::int64_t>::max();
   std::int64_t persistent_numel = 0, persistent_total = 0;

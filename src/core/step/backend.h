@@ -1,12 +1,12 @@
-// What a training step asks of the world: five interfaces, which a backend implements. One of tensors and collectives
-// executes them; DryBackend ignores them, so that the same program forecasts. Buffers are numbers that Memory hands
-// out; a View is a range of one.
+// The operations of a training step: five interfaces that a backend implements. The engine's backend executes them on
+// tensors and process groups. DryBackend ignores them, so that the same program can predict a run. Buffers are numbers
+// assigned by Memory; a View is a range of a buffer.
 //
-// [Note: threads] The program's thread (forward, step(), backward on a CPU) and autograd's device thread (backward on a
-// GPU) call these methods, never both at once. Those marked B are also called by the background job of a delayed
-// update. No method calls back into the program. All ranks of an axis issue their collectives in the same order. After
-// Work::wait() later operations of the same lane see the result; on a GPU that orders streams and does not block the
-// host. Methods throw the four error classes of zero/errors.h; an error ends the step.
+// [Note: threads] Methods are called from the program's thread (forward, step(), backward on a CPU) and from autograd's
+// device thread (backward on a GPU), never from both at once. Methods marked B are also called from the background job
+// of a delayed update. No method calls back into the program. All ranks of an axis issue their collectives in the same
+// order. After Work::wait(), later operations of the same lane see the result; on a GPU this orders streams and does
+// not block the host. Methods throw the four error classes of zero/errors.h; an error ends the step.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ namespace zero::step {
 
 using WorkPtr = std::shared_ptr<Work>;
 
-// Elements [begin, begin + numel) of a buffer. Buffer 0 is none.
+// Elements [begin, begin + numel) of a buffer. Buffer 0: none.
 struct View {
   int buffer = 0;
   std::int64_t begin = 0, numel = 0;
@@ -32,69 +32,70 @@ struct View {
   explicit operator bool() const { return buffer != 0; }
 };
 
-// What a buffer holds.
+// The contents of a buffer.
 enum class Role {
   Params,
   SecondaryShard,  // hpZ
   PendingParams,   // new values of a delayed update
   Grads,
-  PendingGrads,  // handed over to a delayed update
-  GradsCopy,     // of the micro-batches before one that may fail
+  PendingGrads,  // read by a delayed update
+  GradsCopy,     // sums of the previous micro-batches, for BackwardOptions::recoverable
   Master,
   OptimizerState,
-  StatesTile,  // on its way from and to the file of optimizer states
-  ParamsTile,  // of parameters
-  Transfer,    // comes and goes
+  StatesTile,  // between memory and the file of optimizer states
+  ParamsTile,  // the same for parameters
+  Transfer,    // temporary
 };
 
 enum class Place { Device, Host, PinnedHost, PeerReadable, Symmetric, IoBuffer, File };
-// Streams of a GPU; on a CPU all are the calling thread.
+// Streams of a GPU. On a CPU all lanes are the calling thread.
 enum class Lane { Compute, Unshard, Reduce, Offload };
 
 struct Allocation {
   Place place = Place::Device;
   std::int64_t bytes = 0;
   Role role = Role::Transfer;
-  int axis = 0;  // of Symmetric memory: whose ranks lay their shards side by side
+  int axis = 0;  // of Symmetric memory: the axis whose ranks' shards are contiguous
 };
 
 class BufferOps {
  public:
   virtual ~BufferOps() = default;
-  // `buffer` is unused, and its bytes are booked. A File reads as zeros, other memory is uninitialised. PeerReadable
-  // memory is read by all processes of the host. Symmetric memory is a collective of the axis; a View of it counts
-  // elements of all ranks' shards side by side, of which this rank may write its own.
+  // `buffer` is unused and its bytes are booked. A File is zero-initialized, other memory is uninitialized.
+  // PeerReadable memory can be read by all processes of the host. Symmetric memory is allocated by all ranks of the
+  // axis; a View of it covers all ranks' shards, of which this rank writes only its own.
   virtual void allocate(int buffer, const Allocation& allocation) = 0;
-  // No operation on it is under way.
+  // No operation on the buffer is pending.
   virtual void free(int buffer) = 0;
 };
 
-// A flat vector in pieces, which every rank of an axis reads from its peers and sums.
+// A flat vector in several pieces. Every rank of an axis reads and sums its peers' pieces.
 struct PeerReduce {
   int group = 0;
   std::vector<std::pair<std::int64_t, View>> pieces;  // offset in the flat vector, memory that peers read
-  View out;                                           // this rank's shard of the sum; none: the sum replaces the pieces
-  bool to_all = false;                                // without `out`: all ranks' shards of it, not only this rank's
-  bool square = false;                                // sum_of_squares(group) is set, too
+  View out;             // receives this rank's shard of the sum; none: the sum is written to the pieces
+  bool to_all = false;  // without `out`: write all ranks' shards of the sum, not only this rank's
+  bool square = false;  // also sets sum_of_squares(group)
 };
 
-// Over the ranks of a group's axis, where nothing else is said.
+// Over the ranks of the group's axis, except where stated.
 class CommOps {
  public:
   virtual ~CommOps() = default;
-  // `in` may be the own part of `out`.
+  // `in` may be this rank's part of `out`.
   virtual WorkPtr all_gather(int group, View out, View in, Lane lane) = 0;
   // Among the axis's secondary_ranks.
   virtual WorkPtr all_gather_node(int group, View out, View in, Lane lane) = 0;
-  // An fp32 sum in rank order, rounded once. bits: sent as integers of so many (qgZ); 0: as it is. Lane::Reduce.
+  // Sums in fp32 in rank order and rounds once. bits: sent as integers of that size (qgZ); 0: not quantized.
+  // Lane::Reduce.
   virtual WorkPtr reduce_scatter(int group, View out, View in, int bits) = 0;
   virtual WorkPtr reduce_pieces(const PeerReduce& request) = 0;
   virtual WorkPtr broadcast(int group, View inout, int root) = 0;
-  // Returns when the peers' latest signal_symmetric() of the buffer is visible. Counts as the all-gather it replaces.
+  // Blocks until the peers' latest signal_symmetric() of the buffer is visible. Counted as the all-gather it replaces.
   virtual void wait_symmetric(int buffer) = 0;
-  // The own shard has been written. All ranks signal equally often.
+  // This rank's shard has been written. All ranks signal equally often.
   virtual void signal_symmetric(int buffer) = 0;
-  // Every rank's value, by rank. Blocks. Over all ranks of the run.
+  // Gathers every rank's value, in rank order, over all ranks of the run. Blocking.
   virtual std::vector<double> exchange(double mine) = 0;
   virtual void barrier() = 0;
 };
@@ -102,23 +103,23 @@ class CommOps {
 class TensorOps {
  public:
   virtual ~TensorOps() = default;
-  // Between any two places, of equal numel; converts dtypes with one rounding. A file is waited for, and reached by way
-  // of a little memory of the backend's own.
+  // Between any two places, with equal numel; converts dtypes with one rounding. Copies of files block and use a small
+  // buffer of the backend.
   virtual void copy(View to, View from, Lane lane) = 0;
   // to += from, with one rounding from fp32.
   virtual void accumulate(View to, View from) = 0;
   virtual void scale(View data, float factor) = 0;
-  virtual void fill(View data, float value) = 0;  // B. Of a file as copy()
-  // To and from the integers of kernels/quantize.h.
+  virtual void fill(View data, float value) = 0;  // B. Files: as in copy()
+  // Converts to and from the integers of kernels/quantize.h.
   virtual void quantize(View to, View from, int bits) = 0;
   virtual void dequantize(View to, View from, int bits) = 0;
-  // The sum of squares of `values`, kept under a number: sum_of_squares() adds up a group's in order. A step's first
-  // pass begins without any.
+  // square() stores the sum of squares of `values` under a slot. sum_of_squares() adds a group's slots in order. The
+  // first pass of a step calls begin_squares(), which clears them.
   virtual void begin_squares(int group) = 0;
   virtual void square(int group, int slot, View values) = 0;
   virtual double sum_of_squares(int group) = 0;
-  // Between an IoBuffer and a File; wait() throws IoError, for a wrong checksum too. The IoBuffer is not touched before
-  // wait(). B
+  // Between an IoBuffer and a File. wait() throws IoError, also for a wrong checksum. The IoBuffer is not accessed
+  // before wait(). B
   virtual WorkPtr read(View to, View file) = 0;
   virtual WorkPtr write(View file, View from) = 0;
 };
@@ -126,24 +127,24 @@ class TensorOps {
 class ModelOps {
  public:
   virtual ~ModelOps() = default;
-  // The group's parameters alias `whole`; of a Symmetric buffer, all ranks' shards side by side.
+  // Points the group's parameters into `whole`. For a Symmetric buffer that is all ranks' shards.
   virtual void bind(int group, View whole) = 0;
-  // They have no data; reading them past the dispatcher throws.
+  // The parameters have no data; reading them without the dispatcher throws.
   virtual void unbind(int group) = 0;
-  // They have new values: a graph that saved the old ones is refused from now on.
+  // The parameters have new values: backward refuses graphs that saved the old ones.
   virtual void values_changed(int group) = 0;
-  // The parameter's .grad is that memory from now on.
+  // Makes that memory the parameter's .grad.
   virtual void set_gradient(int group, int member, View kept) = 0;
-  // No parameter of the group has a .grad from now on.
+  // Removes .grad from all parameters of the group.
   virtual void drop_gradients(int group) = 0;
-  // The program is done with a gradient that arrived, or with a block that it took. Memory that a .grad, or a program,
-  // still refers to lives on.
+  // The program no longer uses a gradient that arrived, or a block that it took. Memory that a .grad or the user's
+  // program still references stays allocated.
   virtual void release_gradient(View gradient) = 0;
 };
 
 struct UpdateTarget {
   View master, slots[2], param;  // param none: the master is the parameter
-  bool param_elsewhere = false;  // not where it rests: all of its range has to be written
+  bool param_elsewhere = false;  // not the stored parameter: all of its range must be written
 };
 
 class UpdateOps {
@@ -152,12 +153,13 @@ class UpdateOps {
   // Around all updates of a step: bias correction, learning rates.
   virtual void begin_update() = 0;
   virtual void end_update() = 0;
-  // Elements [begin, begin + numel) of the range whose states this rank owns. grads none: the members' own .grad. B
+  // Updates elements [begin, begin + numel) of the range whose states this rank owns. grads none: reads the members'
+  // .grad. B
   virtual void update(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget& target, View grads,
                       float factor) = 0;
-  // Starts a job on another thread; none is running.
+  // Starts a job on another thread. No job is running.
   virtual void run_beside(std::function<void()> job) = 0;
-  // Waits for it, and throws what it threw.
+  // Waits for the job and rethrows its exception.
   virtual void join() = 0;
 };
 

@@ -15,7 +15,7 @@ class Unobserved final : public Observer {
   std::unique_ptr<Observed> issued(const Op&) override { return nullptr; }
 };
 
-// Steps of training, unit by unit: gradients arrive as autograd makes them, in blocks where those are served.
+// Simulates training steps, unit by unit. Gradients arrive as from autograd, in blocks where blocks are served.
 class Walk {
  public:
   Walk(const RunFacts& run, const std::vector<GroupFacts>& groups)
@@ -42,7 +42,7 @@ class Walk {
       use(*g);
       for (int i = groups_[static_cast<std::size_t>(*g)].num_members(); i-- > 0;) gradient(*g, i);
     }
-    // What is reduced first arrives last, so that everything else waits for its turn.
+    // The group that is reduced first arrives last, so that all others wait.
     const auto order = reduce_order(groups_);
     for (auto it = order.rbegin(); it != order.rend(); ++it) {
       const auto g = static_cast<int>(*it);
@@ -57,7 +57,8 @@ class Walk {
   MemoryReport report() const { return ledger_.report(); }
 
  private:
-  // Has members all over the model, at both ends of backward: embeddings and the head, small parameters of all layers.
+  // Whether a group has members in the whole model, at both ends of backward: embeddings and head, small parameters of
+  // all layers.
   bool spread(int group) const {
     const auto& facts = groups_[static_cast<std::size_t>(group)];
     return facts.root || facts.persistent;
@@ -78,7 +79,7 @@ class Walk {
   const std::vector<GroupFacts>& groups_;
   const Dtype param_;
   std::vector<int> spread_, others_;
-  std::set<int> others_memory_;  // gradients outside of blocks
+  std::set<int> others_memory_;  // gradients that are not in blocks
   step::MemoryLedger ledger_;
   DryBackend backend_;
   Memory memory_;
@@ -96,8 +97,8 @@ std::int64_t Need::total(Tier tier) const {
 }
 
 Need need_of(const RunFacts& run, const std::vector<GroupFacts>& groups) {
-  // Micro-batches between the first and the last are alike. The order of use is learned in the first step; the second
-  // takes as much as any later one.
+  // Micro-batches between the first and the last are equivalent. The first step learns the order of use; the second
+  // needs as much memory as any later one.
   constexpr std::int64_t kMicroBatches = 2;
   constexpr int kSteps = 2;
   auto facts = run;

@@ -1,7 +1,7 @@
-// What the states of a rank need while it trains, so that a budget can be judged before anything is allocated: the
-// program itself is run on the dry backend. What rests is exact. What comes and goes is the most that a model takes
-// which uses its units one after the other in the order of registration; a model that uses them in another order can
-// need more, since complete gradients wait for their turn to be reduced.
+// The memory that a rank's states need during training, so that budgets can be checked before anything is allocated.
+// The step program is run on the dry backend. Persistent bytes are exact. Transient bytes are the maximum for a model
+// that uses its units in order of registration. A model with another order can need more, because complete gradients
+// wait until it is their turn to be reduced.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -16,7 +16,7 @@ struct Need {
   std::int64_t of(Tier tier, Purpose purpose) const {
     return bytes[MemoryReport::index(tier)][MemoryReport::index(purpose)];
   }
-  // The purposes' peaks, which need not be at one moment: enough whenever they are.
+  // The sum of the purposes' peaks, which need not occur at the same time: an upper bound.
   std::int64_t total(Tier tier) const;
 };
 

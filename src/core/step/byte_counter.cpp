@@ -30,7 +30,7 @@ void ByteCounter::count(const Op& op) {
     case OpKind::Unshard:
     case OpKind::UnshardSymmetric:
     case OpKind::AllGatherParams:
-      if (op.node) return;  // stays within a node, and the axis's communicator does not count it
+      if (op.node) return;  // inside a node; not counted by the axis's communicator
       t.gathered += op.sent;
       ++t.collectives;
       return;

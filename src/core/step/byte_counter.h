@@ -1,15 +1,15 @@
-// What a rank moves and updates, added up: the observer behind plans.
+// Counts the bytes that a rank moves and the elements that it updates. The observer of plans.
 #pragma once
 #include "step/observer.h"
 
 namespace zero::step {
 
-// Of one rank: bytes sent to other ranks, over a GPU's host link, and of files; and elements updated.
+// Of one rank: bytes sent to other ranks, over a GPU's host link, and to and from files; elements updated.
 struct Traffic {
-  std::int64_t gathered = 0, reduced = 0;  // bytes sent for parameters, for gradients
+  std::int64_t gathered = 0, reduced = 0;  // bytes sent for parameters; for gradients
   std::int64_t collectives = 0;            // an all-reduce counts as two
   std::int64_t to_host = 0, from_host = 0, read = 0, written = 0;
-  std::int64_t updated = 0, updated_offloaded = 0;  // elements: all; those whose states do not rest on the device
+  std::int64_t updated = 0, updated_offloaded = 0;  // elements: all; those with offloaded states
   void add(const Traffic& other, std::int64_t times = 1);
 };
 
@@ -17,14 +17,14 @@ class ByteCounter final : public Observer {
  public:
   explicit ByteCounter(const RunFacts& run);
   std::unique_ptr<Observed> issued(const Op& op) override;
-  // Since the last call.
+  // Returns the counts since the last call.
   Traffic take();
 
  private:
   void count(const Op& op);
 
   const bool gpu_;
-  const std::int64_t state_width_;  // bytes of masters and optimizer states of an element
+  const std::int64_t state_width_;  // bytes of master and optimizer states per element
   Traffic traffic_;
 };
 

@@ -1,4 +1,4 @@
-// What all parts of a step share.
+// State shared by all parts of a step.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -16,14 +16,14 @@ struct Context {
   Memory& memory;
   Observer& observer;
 
-  // Host memory that the device can copy from and to.
+  // Host memory that the device can copy to and from.
   Place host() const { return facts.topology.gpu ? Place::PinnedHost : Place::Host; }
   Place place_of(Tier tier) const {
     return tier == Tier::File ? Place::File : tier == Tier::Host ? host() : Place::Device;
   }
 };
 
-// An operation under way, in one Work or several, which the observer sees until it has been waited for.
+// A pending operation of one or several Works. The observer sees it until it has been waited for.
 class Pending {
  public:
   Pending() = default;
@@ -36,7 +36,7 @@ class Pending {
   bool done() const {
     return std::all_of(works_.begin(), works_.end(), [](const WorkPtr& work) { return work->done(); });
   }
-  // Nothing if nothing is under way. After an error it can be called again, for the rest.
+  // No effect if nothing is pending. May be called again after an error, for the remaining Works.
   void wait() {
     if (works_.empty()) return;
     if (observed_) observed_->waiting();
@@ -47,12 +47,12 @@ class Pending {
     }
     observed_.reset();
   }
-  // Until nothing is under way, whatever became of it: before its memory goes.
+  // Waits until nothing is pending and ignores errors, before the memory is freed.
   void settle() noexcept {
     while (!works_.empty()) try {
         wait();
       } catch (const std::exception&) {
-        // Whoever needed the result was told, or will not ask.
+        // The error was already reported, or the result is not needed.
       }
   }
 

@@ -1,5 +1,5 @@
-// The backend that executes nothing: what forecasts of a step run on. Bytes are booked by Memory all the same, and
-// operations are seen by the observer.
+// The backend that executes nothing, for predicting a step. Memory still books bytes, and observers still see
+// operations.
 #pragma once
 #include <functional>
 #include <limits>
@@ -11,9 +11,9 @@
 
 namespace zero::step {
 
-// Whether a reduction by peers' reads is found complete before the program waits for it: the one answer in a step that
-// depends on time. Late: never, which takes the most memory. Immediate: always, which takes the least. Replay: as a run
-// recorded it, then as Late.
+// Whether a reduction that reads peers' memory is complete before the program waits for it: the only timing-dependent
+// result in a step. Late: never, which needs the most memory. Immediate: always, which needs the least. Replay: as
+// recorded in a run, then Late.
 struct Completion {
   enum Kind { Late, Immediate, Replay } kind = Late;
   std::vector<bool> answers{};
@@ -26,11 +26,11 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   DryBackend& operator=(const DryBackend&) = delete;
   Backend ops() { return {*this, *this, *this, *this, *this}; }
 
-  // Called when the program is done with a gradient that arrived. Set it before the first one does.
+  // Called when the program no longer uses a gradient. Set it before the first gradient arrives.
   std::function<void(int buffer)> released;
-  // Around the job that runs beside training, which here runs at once. May be none.
+  // Called before and after a background job, which the dry backend runs synchronously. May be empty.
   std::function<void(bool begins)> beside;
-  // The next norm is not finite.
+  // Makes the next norm non-finite.
   bool overflows = false;
 
   void allocate(int, const Allocation&) override {}

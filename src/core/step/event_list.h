@@ -1,4 +1,4 @@
-// Every operation of a run in its order, with the moment at which it was issued: the observer behind schedules.
+// Records every operation of a run in order, with the time at which it was issued. The observer of schedules.
 #pragma once
 #include <vector>
 
@@ -6,7 +6,7 @@
 
 namespace zero::step {
 
-// Beside: in the background, while the next step runs forward and backward (delayed update).
+// Beside: in the background, during forward and backward of the next step (delayed update).
 enum class Phase { Build, Forward, Backward, Step, Beside };
 
 struct Event {
@@ -15,7 +15,7 @@ struct Event {
   Op op;
 };
 
-// Whoever drives the program says which moment it is.
+// The driver of the program sets step, micro and phase.
 class EventList final : public Observer {
  public:
   int step = 0, micro = 0;

@@ -25,7 +25,7 @@ int slots_of(const config::OptimizerSettings& optimizer) {
   return 1;
 }
 
-// Accumulation over several micro-batches loses bits in 16-bit types, so it is fp32 unless asked otherwise.
+// Accumulation over several micro-batches loses precision in 16 bits, so it uses fp32 by default.
 MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t accumulation) {
   const auto param = settings.precision;
   return {.param = dtype_of(param),
@@ -33,7 +33,7 @@ MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t
           .grad = dtype_of(settings.grad_accum_dtype.value_or(accumulation > 1 ? config::Precision::Fp32 : param))};
 }
 
-// Peers read gradients where backward left them if they are sharded, or if no other dtype is wanted anywhere.
+// Peers read gradients in place if gradients are sharded, or if all dtypes are equal.
 bool reduces_in_place(const RunFacts& run, const Axis& axis) {
   const auto& p = run.precision;
   return axis.peer_reads && axis.size > 1 && (run.sharding.grads || (p.grad == p.param && p.reduce == p.param));
@@ -51,7 +51,7 @@ GradStorageKind grads_of(const RunFacts& run, const Axis& axis) {
 std::vector<Segment> segments_of(const RunFacts& run, const GroupFacts& group, Tier tier, bool any_delayed) {
   const auto owned = group.owned();
   const auto moved = tier == Tier::Device ? 0 : step::moved_numel(owned, run.offload_ratio);
-  // A delayed update must not change the parameters that a step reads.
+  // A delayed update must not modify the parameters that a step reads.
   const bool aliases = run.precision.param == Dtype::F32 && group.param_tier == Tier::Device && !any_delayed;
   std::vector<Segment> all;
   const auto add = [&](Tier at, std::int64_t begin, std::int64_t numel) {
@@ -92,7 +92,8 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
     run.slot_initial_value = static_cast<float>(settings.optimizer.initial_accumulator_value);
   run.accumulation = accumulation;
   run.boundary_by_count = settings.managed_gradient_accumulation;
-  // A mean divides before the reduction (by all ranks, or by a factor, against overflow) and the rest in the update.
+  // A mean divides before the reduction (by the number of ranks, or by a factor, against overflow) and by the rest in
+  // the update.
   if (settings.reduce_op == config::ReduceOp::Mean) {
     const double world = topology.world, ahead = settings.prescale_gradients ? world : settings.predivide_factor;
     run.predivide = static_cast<float>(1.0 / ahead);
@@ -143,7 +144,7 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.layout = unit.layout;
     group.axis = unit.axis;
     group.sharding = run.sharding;
-    // One rank has nothing to share, but may keep its parameters elsewhere.
+    // A single rank does not shard, but may offload its parameters.
     group.sharding.params =
         run.sharding.params && !unit.persistent && (axis.size > 1 || placements[u].params != Tier::Device);
     group.param_tier = group.sharding.params ? placements[u].params : Tier::Device;
@@ -158,7 +159,7 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.grads = grads_of(run, axis);
     const auto tier = run.offload_ratio > 0 ? placements[u].optimizer : Tier::Device;
     const bool offloaded = tier != Tier::Device;
-    // On a CPU a reduced shard goes straight to where the update reads it.
+    // On a CPU a reduced shard is written directly to where the update reads it.
     group.grads_on_host =
         offloaded && run.sharding.grads && !run.topology.gpu && group.grads != GradStorageKind::Autograd;
     group.grads_copied = offloaded && !group.grads_on_host;

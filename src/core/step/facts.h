@@ -1,6 +1,6 @@
-// What is known about a run before its first step, as plain values: derived once from the configuration, the topology
-// and the placement, for the engine, the planner and the budgets alike. This file and facts.cpp are the only code of
-// the layer that knows ZeRO stages and configuration keys; everything else reads the facts.
+// Properties of a run that are known before its first step, as plain values. They are derived once from configuration,
+// topology and placement, and used by the engine, the planner and the budgets. Only this file and facts.cpp depend on
+// ZeRO stages and configuration keys.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -23,8 +23,8 @@ constexpr int width(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dty
 
 Dtype dtype_of(config::Precision precision);
 
-// Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054: stage 1 shards the optimizer's, stage 2
-// also the gradients, stage 3 also the parameters). What is not sharded is whole on every rank.
+// Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054): stage 1 shards optimizer states, stage 2
+// also gradients, stage 3 also parameters. States that are not sharded are replicated.
 struct ShardingPolicy {
   bool optimizer = false, grads = false, params = false;
   static ShardingPolicy of_stage(int stage) { return {stage >= 1, stage >= 2, stage >= 3}; }
@@ -33,29 +33,29 @@ struct ShardingPolicy {
 
 // As FSDP2's MixedPrecisionPolicy. Masters and optimizer states are always fp32.
 struct MixedPrecisionPolicy {
-  Dtype param = Dtype::F32;   // of parameters and computation
-  Dtype reduce = Dtype::F32;  // of gradients while they are reduced
-  Dtype grad = Dtype::F32;    // of the kept, accumulated gradient
+  Dtype param = Dtype::F32;   // parameters and computation
+  Dtype reduce = Dtype::F32;  // gradients during reduction
+  Dtype grad = Dtype::F32;    // stored, accumulated gradients
 };
 
-// The ranks that share one kind of parameter. A dense model has one axis, "dp"; sequence parallelism widens it, experts
-// have one of their own. A group of parameters belongs to one axis.
+// The ranks that shard one kind of parameter. A dense model has one axis, "dp". Sequence parallelism enlarges it;
+// experts have their own. A group of parameters belongs to one axis.
 struct Axis {
   std::string name = "dp";
   int size = 1, rank = 0;
-  bool peer_reads = false;  // processes of one host that map each other's memory
-  bool quantizes = false;   // a network is in the way, so integers save bytes (ZeRO++, arXiv:2306.10209)
-  int secondary_ranks = 0;  // hpZ: consecutive ranks that keep secondary shards together; 0: none. Set by run_facts()
+  bool peer_reads = false;  // processes of one host, which map each other's memory
+  bool quantizes = false;   // a network is involved, so quantization saves bytes (ZeRO++, arXiv:2306.10209)
+  int secondary_ranks = 0;  // hpZ: consecutive ranks that share a secondary shard; 0: none. Set by run_facts()
 };
 
 struct RunTopology {
   std::vector<Axis> axes{Axis{}};
-  int world = 1;  // ranks of the run, over which losses are a mean
+  int world = 1;  // ranks of the run, over which losses are averaged
   bool gpu = false;
-  bool deferred_init = true;  // every rank makes the initial values itself, so none are sent
+  bool deferred_init = true;  // every rank computes the initial values itself; none are sent
 };
 
-// One unit of parameters (a module, or a part of one) that is unsharded and reduced as a whole, before it is placed.
+// One unit of parameters (a module, or a part of one) that is unsharded and reduced as a whole. Not placed yet.
 struct Unit {
   std::string name;  // as in traces and messages: "root", "blocks.0", ...
   bool root = false, trainable = true;
@@ -69,25 +69,25 @@ struct Unit {
   std::int64_t shard_numel() const { return layout.shard_numel(); }
 };
 
-// Where the states of one unit rest.
+// The tiers of one unit's states.
 struct Placement {
   Tier params = Tier::Device, optimizer = Tier::Device;
   auto operator<=>(const Placement&) const = default;
 };
 
-// Where a group's gradients are kept between their arrival and the update.
+// Where a group's gradients are stored between their arrival and the update.
 enum class GradStorageKind {
-  Autograd,  // in the parameters' own .grad; nothing is copied
-  Flat,      // copied into one vector of the group, which collectives reduce
-  PeerRead,  // in memory that peers read, until each rank has summed its shard out of it
+  Autograd,  // in the parameters' own .grad, without a copy
+  Flat,      // copied into one vector per group, which collectives reduce
+  PeerRead,  // in memory that peers read, until each rank has summed its shard
 };
 
 // A part of a group's masters and optimizer states, on one tier.
 struct Segment {
   Tier tier = Tier::Device;
   std::int64_t begin = 0, numel = 0;  // elements within the range whose optimizer states this rank owns
-  bool aliases_master = false;        // the resting fp32 parameter is the master
-  bool param_travels = false;         // the update cannot write the parameter where it rests: by way of a host buffer
+  bool aliases_master = false;        // the stored fp32 parameter is the master
+  bool param_travels = false;         // the update cannot write the stored parameter directly: uses a host buffer
 };
 
 struct GroupFacts {
@@ -96,20 +96,20 @@ struct GroupFacts {
   sharding::ShardLayout layout{{0}, 1, 1};
   int axis = 0;
   ShardingPolicy sharding;         // params is false for persistent units, and for one rank without offload
-  Tier param_tier = Tier::Device;  // of the resting parameters
-  bool symmetric = false;          // peers read the resting shards in place; unsharding moves nothing
-  int unshard_bits = 0;            // parameters are gathered as integers of so many bits (qwZ); 0: as they are
-  int reduce_bits = 0;             // gradients are reduced as integers of so many bits (qgZ); 0: exact
+  Tier param_tier = Tier::Device;  // of the stored parameters
+  bool symmetric = false;          // peers read the stored shards in place; unsharding moves no data
+  int unshard_bits = 0;            // parameters are all-gathered as integers of this size (qwZ); 0: not quantized
+  int reduce_bits = 0;             // gradients are reduced as integers of this size (qgZ); 0: exact
   GradStorageKind grads = GradStorageKind::Flat;
   bool grads_on_host = false;     // reductions end in host memory, where the update reads them
   bool grads_copied = false;      // the reduced shard is copied to host memory
-  bool delayed = false;           // updates run beside training: a second gradient buffer, pending parameters
+  bool delayed = false;           // updates run in the background: second gradient buffer, pending parameters
   std::vector<Segment> segments;  // empty: frozen
 
   int num_members() const { return static_cast<int>(layout.num_parameters()); }
   std::int64_t padded() const { return layout.padded_numel(); }
   std::int64_t shard() const { return layout.shard_numel(); }
-  // Elements whose optimizer states, and whose parameters, rest on this rank.
+  // Elements whose optimizer states, and whose parameters, this rank stores.
   std::int64_t owned() const { return sharding.optimizer ? shard() : padded(); }
   std::int64_t resting() const { return sharding.params ? shard() : padded(); }
   bool in_file() const { return sharding.params && param_tier == Tier::File; }
@@ -119,48 +119,48 @@ struct RunFacts {
   RunTopology topology;
   ShardingPolicy sharding;
   MixedPrecisionPolicy precision;
-  int num_slots = 2;             // fp32 optimizer states per element beside the master
+  int num_slots = 2;             // fp32 optimizer states per element besides the master
   float slot_initial_value = 0;  // of those states
   std::int64_t accumulation = 1;
   bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
-  float predivide = 1, postmultiply = 1;   // of gradients: before the reduction; in the update
-  double clip = 0;                         // largest norm; 0: none
-  bool checks_overflow = true;             // gradients that are not finite skip the update
-  bool overlap_reduce = true;              // a reduction may go on while backward computes the next gradients
-  double offload_ratio = 1;                // of a group's optimizer states, on its placement's tier
-  bool delayed = false;                    // from delayed_start on, updates of offloaded states run beside training
+  float predivide = 1, postmultiply = 1;   // gradients are multiplied before the reduction; in the update
+  double clip = 0;                         // maximum norm; 0: no clipping
+  bool checks_overflow = true;             // non-finite gradients skip the update
+  bool overlap_reduce = true;              // reductions overlap with backward
+  double offload_ratio = 1;                // fraction of a group's optimizer states on its placement's tier
+  bool delayed = false;                    // from delayed_start on, updates of offloaded states run in the background
   std::int64_t delayed_start = 0;          // step
-  std::int64_t tile_numel = 1, tiles = 1;  // of the update of what is in files: elements of one; how many at once
+  std::int64_t tile_numel = 1, tiles = 1;  // of the update of states in files: elements per tile; tiles in memory
   bool pipeline_read = true, pipeline_write = true;
   bool checksums = false;                                                    // of files, in host memory
   std::int64_t prefetch_numel = 0, max_live_numel = 0, max_reuse_numel = 0;  // of unsharding, see step/prefetcher.h
-  std::int64_t allgather_numel = 0;  // of the all-gathers of new parameters under way at once
-  int fetch_ahead = 0;               // shards on their way from a file, behind the group unsharded ahead
-  bool whole_segments = false;       // a dry run that only counts bytes need not cut segments into tiles
+  std::int64_t allgather_numel = 0;  // limit of concurrent all-gathers of updated parameters
+  int fetch_ahead = 0;               // shards fetched from a file beyond the group that is unsharded ahead
+  bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
-  // Elements of a group's flat vector in front of this rank's shard; of the range whose optimizer states it owns.
+  // Elements of a group's flat vector before this rank's shard; before the range whose optimizer states it owns.
   std::int64_t shard_begin(const GroupFacts& group) const { return axis_of(group).rank * group.shard(); }
   std::int64_t owned_begin(const GroupFacts& group) const { return group.sharding.optimizer ? shard_begin(group) : 0; }
-  // Each rank sums its shard straight out of the peers' gradients, instead of by a collective on a flat vector.
+  // Each rank sums its shard directly from its peers' gradients, without a collective on a flat vector.
   bool peer_reduces(const GroupFacts& group) const {
     return group.grads == GradStorageKind::PeerRead ||
            (group.grads == GradStorageKind::Autograd && axis_of(group).size > 1);
   }
 };
 
-// `accumulation`: micro-batches of a step. `topology` needs no secondary_ranks.
+// `accumulation`: micro-batches per step. `topology` needs no secondary_ranks.
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation);
 
-// One a unit. `placements`: one a unit, from step/placement.h.
+// One result per unit. `placements`: one per unit, from step/placement.h.
 std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,
                                     const std::vector<Unit>& units, const std::vector<Placement>& placements);
 
 // Bytes that one rank sends in a ring collective over a vector of `bytes` bytes.
 constexpr std::int64_t ring_bytes(std::int64_t bytes, int ranks) { return (ranks - 1) * bytes / ranks; }
 
-// The order in which gradients are reduced, as indices: trainable units from the last to the first, roots last, since
-// backward reaches them last.
+// The order in which gradients are reduced, as indices: trainable units from last to first, then root units, which
+// backward reaches last.
 template <class Units>
 std::vector<std::size_t> reduce_order(const Units& units) {
   std::vector<std::size_t> order;

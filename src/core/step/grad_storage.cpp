@@ -1,7 +1,7 @@
 // See grad_storage.h.
 //
-// [Note: one rounding] A reduced gradient is the fp32 sum over ranks, rounded once to the reduce dtype, under every
-// sharding policy: where gradients are whole they have to be sent on, and the others must see the same bits.
+// [Note: one rounding] Under every sharding policy, a reduced gradient is the fp32 sum over ranks, rounded once to the
+// reduce dtype: replicated gradients are sent to other ranks, which must see the same bits.
 #include "step/grad_storage.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ GradStorage::GradStorage(const Context& context, const GroupFacts& facts, int gr
     give_all();
     throw;
   }
-  // Padding stays zero: what is made in place leaves it alone.
+  // Padding stays zero, because in-place results do not write it.
   for (const auto& view : {kept_, copied_, pending_})
     if (view) c_.backend.tensors.fill(view, 0);
 }
@@ -79,7 +79,7 @@ bool GradStorage::take(int member, View arrived, bool peer_readable) {
   ZERO_CHECK(accepts(member), "a second gradient of group ", facts_.name, " after its reduction");
   const bool again = taken(member);
   keep(member, arrived, peer_readable, again);
-  taken_[static_cast<std::size_t>(member)] = 1;  // not if that failed: then nobody has it
+  taken_[static_cast<std::size_t>(member)] = 1;  // set last: if the code above throws, the gradient was not taken
   return !again && --awaited_ == 0;
 }
 
@@ -120,7 +120,7 @@ void GradStorage::finish_reduce() {
 
 void GradStorage::close_accumulation() {
   boundary_ = true;
-  if (!facts_.sharding.grads) begin_reduce();  // sharded ones were reduced after every micro-batch
+  if (!facts_.sharding.grads) begin_reduce();  // sharded gradients were reduced after every micro-batch
   finish_reduce();
 }
 
@@ -130,7 +130,7 @@ void GradStorage::discard(KeptGrads kept) {
   reduces_ = squared_ = false;
   awaited_ = 0;
   drop();
-  c_.backend.tensors.begin_squares(group_);  // all are taken again at the boundary
+  c_.backend.tensors.begin_squares(group_);  // at the boundary all members are squared again
   if (kept == KeptGrads::None) clear();
   if (kept == KeptGrads::Copy) restore_copy();
 }
@@ -177,7 +177,7 @@ void GradStorage::observe_reduce(bool to_all) {
 
 namespace {
 
-// Copied into one vector, which a collective reduces.
+// Gradients are copied into one vector, which a collective reduces.
 class FlatGrads final : public GradStorage {
  public:
   FlatGrads(const Context& context, const GroupFacts& facts, int group) : GradStorage(context, facts, group) {}
@@ -260,7 +260,7 @@ class FlatGrads final : public GradStorage {
   View input_, output_;
 };
 
-// Held, member by member, where peers can read them.
+// Gradients are kept per member in memory that peers can read.
 class HeldGrads : public GradStorage {
  protected:
   HeldGrads(const Context& context, const GroupFacts& facts, int group)
@@ -269,7 +269,7 @@ class HeldGrads : public GradStorage {
     try {
       release_all();
     } catch (const std::exception&) {
-      // What is lost goes with the memory.
+      // The error does not matter: the gradients are dropped.
     }
   }
 
@@ -278,7 +278,7 @@ class HeldGrads : public GradStorage {
     return {c_.memory.take_block(bytes), 0, numel_of(member), precision().reduce};
   }
 
-  // The gradient in the dtype of the reduction, in memory that peers read.
+  // The gradient in the reduce dtype, in memory that peers can read.
   View in_block(int member, View arrived, bool peer_readable) {
     if (peer_readable && arrived.dtype == precision().reduce) return arrived;
     const auto block = new_block(member);
@@ -314,7 +314,7 @@ class HeldGrads : public GradStorage {
   std::vector<View> held_;
 };
 
-// Peers sum their shards out of what is held, after every micro-batch.
+// Peers sum their shards from the kept gradients after every micro-batch.
 class PeerReadGrads final : public HeldGrads {
  public:
   PeerReadGrads(const Context& context, const GroupFacts& facts, int group) : HeldGrads(context, facts, group) {}
@@ -337,7 +337,7 @@ class PeerReadGrads final : public HeldGrads {
     auto request = all_held();
     if (!sums_straight()) {
       output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
-      zero_gaps_of_shard(output_);  // pieces leave them as they are
+      zero_gaps_of_shard(output_);  // the pieces do not cover them
     }
     request.out = output_ ? output_ : kept_;
     request.square = squared_ = boundary_ && sums_straight();
@@ -362,7 +362,7 @@ class PeerReadGrads final : public HeldGrads {
   View output_;
 };
 
-// Autograd's own .grad is kept. With peers it is in memory that they read, and reduced there at the boundary.
+// Autograd's own .grad is kept. With peers it is in memory that they read, and reduced at the boundary.
 class AutogradGrads final : public HeldGrads {
  public:
   AutogradGrads(const Context& context, const GroupFacts& facts, int group)
@@ -381,7 +381,7 @@ class AutogradGrads final : public HeldGrads {
   void clear() override {
     GradStorage::clear();
     std::fill(squared_members_.begin(), squared_members_.end(), 0);
-    // Member by member: what is about to be freed counts as an activation again.
+    // Member by member: a tensor that is about to be freed is booked as an activation again.
     for (int i = 0; i < facts_.num_members(); ++i) {
       auto view = std::exchange(held(i), View{});
       auto& restored = restored_[static_cast<std::size_t>(i)];
@@ -414,7 +414,7 @@ class AutogradGrads final : public HeldGrads {
       }
   }
 
-  // On a CPU whoever counts allocations has booked the tensor as an activation.
+  // On a CPU the allocation observer has booked the tensor as an activation.
   void book(std::int64_t bytes) {
     auto& ledger = c_.memory.ledger();
     if (bytes == 0) return;
@@ -428,13 +428,13 @@ class AutogradGrads final : public HeldGrads {
 
   void keep(int member, View arrived, bool peer_readable, bool) override {
     if (!held(member)) {
-      if (!peers()) {  // blocks are booked when made
+      if (!peers()) {  // blocks are booked when allocated
         book(arrived.bytes());
         booked_[static_cast<std::size_t>(member)] = arrived.bytes();
       }
       held(member) = peers() && arrived.numel > 0 ? in_block(member, arrived, peer_readable) : arrived;
       c_.backend.model.set_gradient(group_, member, held(member));
-    } else if (arrived.buffer != held(member).buffer) {  // else autograd has added in place
+    } else if (arrived.buffer != held(member).buffer) {  // otherwise autograd has accumulated in place
       c_.backend.model.release_gradient(arrived);
     }
     auto& squared = squared_members_[static_cast<std::size_t>(member)];
@@ -458,7 +458,7 @@ class AutogradGrads final : public HeldGrads {
     return true;
   }
 
-  // A copy becomes what is kept; peers need it in a block.
+  // The copy becomes the kept gradient; peers need it in a block.
   void restore_copy() override {
     clear();
     for (int i = 0; i < facts_.num_members(); ++i) {
@@ -473,13 +473,13 @@ class AutogradGrads final : public HeldGrads {
     drop_copy();
   }
 
-  // What was not taken when gradients arrived: where step() declared the boundary, or a member had none this time.
+  // Squares members that were not squared on arrival: step() declared the boundary, or a member had no gradient.
   void square() override {
     for (int i = 0; i < facts_.num_members(); ++i)
       if (held(i) && !squared_members_[static_cast<std::size_t>(i)]) c_.backend.tensors.square(group_, i, held(i));
   }
 
-  // And the device has room again.
+  // Frees the device memory.
   void copy_to_host() override {
     zero_gaps_of_shard(copied_);
     for (const auto& piece : facts_.layout.pieces(shard_begin(), facts_.shard())) {
@@ -494,7 +494,7 @@ class AutogradGrads final : public HeldGrads {
 
   std::vector<std::int64_t> booked_;     // bytes, by member
   std::vector<View> copies_, restored_;  // by member
-  std::vector<char> squared_members_;    // when they arrived, by member
+  std::vector<char> squared_members_;    // squared on arrival, by member
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The gradients of one group, from their arrival to the update: where they are kept and how they are reduced over the
-// ranks of the axis. Three strategies, by GradStorageKind. When a group is reduced is the program's decision.
+// The gradients of one group from their arrival to the update: where they are stored and how they are reduced over the
+// ranks of the axis. One strategy per GradStorageKind. The program decides when a group is reduced.
 #pragma once
 #include <memory>
 #include <vector>
@@ -8,54 +8,55 @@
 
 namespace zero::step {
 
-// What is left of the gradients that have been accumulated, when a micro-batch is dropped in its middle.
+// The accumulated gradients that remain when a micro-batch is discarded before its end.
 enum class KeptGrads {
-  All,   // it has added nothing yet
+  All,   // the micro-batch has added nothing yet
   Copy,  // save_copy()
   None,
 };
 
 class GradStorage {
  public:
-  // `context` and `facts` outlive the result, which makes its resting buffers.
+  // `context` and `facts` must outlive the result. Allocates its persistent buffers.
   static std::unique_ptr<GradStorage> make(const Context& context, const GroupFacts& facts, int group);
   virtual ~GradStorage();
 
-  // Whether a member is trained; one that is not is not awaited and counts as zeros. Between steps; all are at first.
+  // Whether a member is trained; others are not awaited and count as zeros. Call between steps. Initially all are.
   void set_active(int member, bool active) { active_[static_cast<std::size_t>(member)] = active; }
-  // first: nothing has been accumulated since the last step. boundary: what this pass adds is reduced for the update.
+  // first: nothing was accumulated since the last step. boundary: this pass is reduced for the update.
   void begin_micro_step(bool first, bool boundary);
-  // False: the member had its gradient, and the group has been reduced since.
+  // False: the member had its gradient, and the group was reduced since.
   bool accepts(int member) const;
   bool taken(int member) const { return taken_[static_cast<std::size_t>(member)] != 0; }
-  // A gradient has arrived. peer_readable: peers can read it where it is, and nothing else shares its memory. True: it
+  // A gradient has arrived. peer_readable: peers can read it in place, and its memory is not shared. Returns true if it
   // was the last one awaited.
   bool take(int member, View arrived, bool peer_readable);
-  // Active members without a gradient, which count as zeros from now on.
+  // Returns active members without a gradient; from now on they count as zeros.
   std::vector<int> fill_missing();
   bool all_taken() const { return awaited_ == 0; }
 
   void begin_reduce();
   void finish_reduce();
   bool reduced() const { return work_.done(); }
-  // The last micro-batch was the boundary after all: reduces what was kept whole.
+  // The last micro-batch turned out to be the boundary: reduces gradients that were stored unreduced.
   void close_accumulation();
 
-  // A copy of what has been accumulated, until drop_copy() or discard(KeptGrads::Copy).
+  // Copies the accumulated gradients until drop_copy() or discard(KeptGrads::Copy).
   virtual void save_copy();
   virtual void drop_copy();
-  // Ends a pass in its middle, also one that failed.
+  // Ends a pass before its end, also after an error.
   void discard(KeptGrads kept);
 
-  // Before a delayed update: what was reduced becomes what the update reads, and its buffer is free for the next step.
+  // Before a delayed update: the reduced gradients become the update's source, and their buffer is free for the next
+  // step.
   void hand_over();
-  // What the update reads: the owned range, or the whole vector. None: the members' own .grad.
+  // What the update reads: the owned range, or the whole vector. None: the members' .grad.
   View source() const { return pending_ ? pending_ : sum(); }
-  // The same of the last reduction.
+  // The same for the last reduction.
   View sum() const { return copied_ ? copied_ : kept_; }
-  // Member's own .grad, where sum() is none; none if it has no gradient.
+  // The member's .grad if sum() is none; none if it has no gradient.
   virtual View kept(int /*member*/) const { return {}; }
-  // After the step.
+  // Call after the step.
   virtual void clear();
 
  protected:
@@ -64,24 +65,24 @@ class GradStorage {
   virtual void fill(int member) = 0;
   virtual bool start_reduce() = 0;  // false: nothing to reduce now
   virtual void end_reduce() {}
-  virtual void drop() {}  // what is held during a pass or a reduction
+  virtual void drop() {}  // releases what is held during a pass or a reduction
   virtual void restore_copy();
   virtual void copy_to_host() = 0;
   virtual void square() = 0;
 
   View rest(Tier tier, Role role, std::int64_t numel) const;
-  // Begins the operation that finish_reduce() waits for.
+  // Starts the operation that finish_reduce() waits for.
   void observe_reduce(bool to_all);
   const Axis& axis() const { return c_.facts.axis_of(facts_); }
   const MixedPrecisionPolicy& precision() const { return c_.facts.precision; }
   std::int64_t shard_begin() const { return c_.facts.shard_begin(facts_); }
   std::int64_t numel_of(int member) const { return facts_.layout.parameter_numel(static_cast<std::size_t>(member)); }
-  // The first sum of a step can be made where it is kept.
+  // Whether the first sum of a step can be written directly to its final buffer.
   bool sums_straight() const { return first_ && precision().grad == precision().reduce; }
   View own_part(const View& flat) const;
-  // Of this rank's shard, what belongs to no member.
+  // Zeros the padding of this rank's shard.
   void zero_gaps_of_shard(const View& shard) const;
-  // Adds a reduced shard to the kept one, or replaces it.
+  // Adds a reduced shard to the stored one, or replaces it.
   void keep_reduced(View& reduced);
 
   const Context& c_;
@@ -96,7 +97,7 @@ class GradStorage {
 
   std::vector<char> active_, taken_;  // by member
   int awaited_ = 0;
-  bool reduces_ = false;  // begin_reduce() has begun a reduction
+  bool reduces_ = false;  // begin_reduce() has started a reduction
 };
 
 }  // namespace zero::step

@@ -34,7 +34,7 @@ void Group::make_states() {
                                   .role = Role::PendingParams,
                                   .group = index},
                                  facts.owned(), c.facts.precision.param);
-  c.backend.tensors.fill(pending_params, 0);  // padding is in no update, and rests as zeros
+  c.backend.tensors.fill(pending_params, 0);  // updates do not write padding, which must be zero
 }
 
 void Group::become_frozen() {
@@ -54,7 +54,7 @@ void Group::become_trainable() {
     const auto& segment = facts.segments[s];
     if (!segment.aliases_master) copy(states[s].master, params->resting_part(segment.begin, segment.numel));
   }
-  // An update on its way knows nothing of this group.
+  // A pending update does not include this group.
   if (pending_params) copy(pending_params, params->resting_part(0, pending_params.numel));
   fill_slots();
 }
@@ -91,7 +91,7 @@ void Group::initialise(View values) {
 void Group::fill_slots() {
   const auto first = context.facts.slot_initial_value;
   for (std::size_t s = 0; s < states.size(); ++s) {
-    if (facts.segments[s].tier == Tier::File && first == 0) continue;  // files read as zeros
+    if (facts.segments[s].tier == Tier::File && first == 0) continue;  // files are zero-initialized
     for (int k = 0; k < context.facts.num_slots; ++k) context.backend.tensors.fill(states[s].slots[k], first);
   }
 }

@@ -1,4 +1,4 @@
-// One group of parameters with all its states: parameters, gradients, masters and optimizer states.
+// One group of parameters with its states: parameters, gradients, masters and optimizer states.
 #pragma once
 #include <memory>
 #include <vector>
@@ -9,21 +9,21 @@
 namespace zero::step {
 
 struct Group {
-  // `context` and `facts` outlive it.
+  // `context` and `facts` must outlive it.
   Group(const Context& context, const GroupFacts& facts, int index);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // First parameters, masters and optimizer states, from fp32 `values` of all its elements.
+  // Initializes parameters, masters and optimizer states from fp32 `values` of all elements.
   void initialise(View values);
-  // Of a group whose facts say so only now: gradients, and masters of the parameters as they rest.
+  // For a group that becomes trainable: allocates gradients, masters from the current parameters, and optimizer states.
   void become_trainable();
-  // The opposite: what it makes is given back.
+  // The opposite: frees these buffers.
   void become_frozen();
-  // What a delayed update has made becomes the parameters.
+  // Copies the results of a delayed update into the parameters.
   void params_from_pending();
-  // The parameters become the masters' values. A group without masters stays as it is.
+  // Copies masters into the parameters. No effect for a group without masters.
   void params_from_masters();
 
   const Context& context;
@@ -31,7 +31,7 @@ struct Group {
   const int index;
   std::unique_ptr<ParamStorage> params;
   std::unique_ptr<GradStorage> grads;
-  std::vector<UpdateTarget> states;  // by segment: where they rest; without param
+  std::vector<UpdateTarget> states;  // by segment: the stored states, without param
   View pending_params;               // new values of a delayed update
 
  private:

@@ -40,7 +40,7 @@ void Memory::close() {
   trim_locked();
 }
 
-// Booked first, so that a refusal changes nothing; taken back where there is no memory.
+// Books first, so that a refusal has no effect; cancels the booking if the allocation fails.
 template <class Book>
 int Memory::make(const Allocation& allocation, const Book& book) {
   book(1);

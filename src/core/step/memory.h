@@ -1,6 +1,6 @@
-// The buffers of a rank: what one counts as, when it is used again, when it goes. Every byte is booked in the ledger
-// before the backend allocates it, so an engine and a forecast of it agree, and a booking that a budget refuses changes
-// nothing. What lies in a buffer is not known here. Safe for several threads.
+// The buffers of a rank: purpose, reuse and release. Every byte is booked in the ledger before the backend allocates
+// it, so an engine and a dry run of it agree, and a booking that a budget refuses has no effect. Does not access the
+// contents of buffers. Thread-safe.
 #pragma once
 #include <atomic>
 #include <map>
@@ -16,7 +16,7 @@ namespace zero::step {
 
 class Memory {
  public:
-  // `checksums`: files have some, in host memory. Both outlive this.
+  // checksums: files have checksums, in host memory. `buffers` and `ledger` must outlive this.
   Memory(BufferOps& buffers, step::MemoryLedger& ledger, bool checksums);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -36,38 +36,37 @@ class Memory {
     int group;
     std::int64_t numel;
     Dtype dtype;
-    std::int64_t bytes;  // of files and I/O buffers whole blocks
+    std::int64_t bytes;  // files and I/O buffers in whole blocks
   };
 
-  // A buffer that stays until it is given back, or the end.
+  // A persistent buffer, until give() or close().
   View rest(const Request& request, std::int64_t numel, Dtype dtype);
-  // Host memory that a shard is read into.
+  // Host memory to read a shard into.
   View take_io(std::int64_t numel, Dtype dtype);
-  // Of either: `view` becomes none; nothing if it is.
+  // Frees either; `view` becomes none. No effect if it is none.
   void give(View& view);
-  // Of all of them that are not empty, in the order in which they were made.
+  // All non-empty persistent buffers, in order of allocation.
   std::vector<Resting> resting() const;
 
-  // Device memory that comes and goes every step: the smallest idle buffer that is large enough; else one that is too
-  // small is freed before another is made.
+  // Temporary device memory: the smallest idle buffer that is large enough; otherwise a smaller idle one is freed
+  // before a new one is allocated.
   enum Pool { kUnshard, kReduce };
   View take(Pool pool, std::int64_t numel, Dtype dtype);
   void put(Pool pool, View& view);  // `view` becomes none
 
-  // Memory that peers read, in blocks. While they are open, whoever allocates tensors makes those of a served size in
-  // blocks.
+  // Blocks of memory that peers can read. While they are open, tensors of a served size are allocated in blocks.
   void serve_blocks(Purpose purpose);
   void serve(std::int64_t bytes);
   void open_blocks(bool open);
   bool serves(std::int64_t bytes) const;
   int take_block(std::int64_t bytes);  // of any size, open or not
   void give_block(int buffer);
-  // A number for memory that somebody else made.
+  // A number for memory that was allocated elsewhere.
   int register_foreign() { return ++last_; }
 
-  // Frees pooled buffers and blocks that are idle.
+  // Frees idle pooled buffers and blocks.
   void trim();
-  // Frees everything but blocks that somebody still has. Only give_block() may follow.
+  // Frees everything except blocks that are still referenced. Only give_block() may follow.
   void close();
   step::MemoryLedger& ledger() { return ledger_; }
 
@@ -89,7 +88,7 @@ class Memory {
   const bool checksums_;
   std::atomic<int> last_ = 0;
 
-  mutable std::mutex mutex_;  // around all that is below
+  mutable std::mutex mutex_;  // guards the members below
   std::map<int, Resting> resting_;
   std::vector<Pooled> pools_[2];
   Purpose block_purpose_ = Purpose::ReduceBuffers;

@@ -1,5 +1,5 @@
-// Bytes of one rank by purpose and tier, now and at the peak; behind Engine::memory(). Whoever
-// holds memory books it here and cancels the booking when it lets go.
+// Bytes of one rank by purpose and tier, current and peak; the data of Engine::memory(). Owners of memory book it here
+// and cancel the booking when they free it.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -15,12 +15,12 @@ using Purpose = MemoryReport::Purpose;
 
 class MemoryLedger {
  public:
-  // From now on a booking that would take the tier above `bytes` is refused: book() throws ConfigError (code
-  // kOutOfMemory) with what is held, and books nothing. `key` and `who` are named in the message.
+  // From now on, a booking that would exceed `bytes` on the tier is refused: book() throws ConfigError (code
+  // kOutOfMemory) with the bytes held and books nothing. The message names `key` and `who`.
   void limit(Tier tier, std::int64_t bytes, std::string key, std::string who);
-  // bytes may be negative: a booking cancelled. Thread-safe.
+  // Negative bytes cancel a booking. Thread-safe.
   void book(Tier tier, Purpose purpose, std::int64_t bytes);
-  // Moves a booking without passing through a higher sum.
+  // Moves a booking between purposes without an intermediate higher sum.
   void rebook(Tier tier, Purpose from, Purpose to, std::int64_t bytes);
   MemoryReport report() const;
   void reset_peak();
@@ -30,7 +30,7 @@ class MemoryLedger {
   std::int64_t total(std::size_t tier) const;
   [[noreturn]] void refuse(std::size_t tier, Purpose purpose, std::int64_t bytes) const;
   mutable std::mutex mutex_;
-  // Signed, since frees may be seen before the matching allocation; reported as at least 0.
+  // Signed, because a free may be seen before its allocation; reported as at least 0.
   std::int64_t now_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
   std::int64_t peak_[MemoryReport::kTiers][MemoryReport::kPurposes] = {};
   std::int64_t peak_total_[MemoryReport::kTiers] = {};

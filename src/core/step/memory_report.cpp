@@ -1,4 +1,4 @@
-// MemoryReport's sums and its table for people.
+// The sums and the text table of MemoryReport.
 #include <zero/memory_report.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Sees every operation of a step when the program issues it: how bytes are counted, events listed, traces written. An
-// observer changes nothing.
+// Sees every operation of a step when the program issues it. Counts bytes, lists events, writes traces. Observers have
+// no effect on the step.
 #pragma once
 #include <memory>
 
@@ -9,12 +9,12 @@ namespace zero::step {
 
 enum class OpKind {
   Unshard,           // the all-gather of parameters before their use
-  UnshardSymmetric,  // the same without a copy, from peers' memory
+  UnshardSymmetric,  // the same without a copy, from the peers' memory
   AllGatherParams,   // of replicated parameters, after an update
   Broadcast,         // of initial values
   Reduce,            // of gradients
   AllGatherGrads,    // the second half of an all-reduce
-  Fetch,             // a parameter shard, from a file
+  Fetch,             // of a parameter shard, from a file
   FetchStates,
   Store,
   StoreStates,
@@ -28,28 +28,27 @@ struct Op {
   OpKind kind = OpKind::Copy;
   OpReason reason = OpReason::Arrives;
   int group = 0;
-  std::int64_t bytes = 0;  // of collectives the whole vector's; else what moves, of an update its states
-  std::int64_t sent = 0;   // that this rank sends, as CommStats counts; unsharding symmetric memory counts what the
-                           // all-gather would have sent
+  std::int64_t bytes = 0;  // of collectives: the whole vector; else the bytes moved; of an update: its states
+  std::int64_t sent = 0;   // by this rank, as in CommStats; unsharding symmetric memory counts as an all-gather
   bool quantized = false;  // as integers
-  bool node = false;       // among the ranks of a secondary shard, which CommStats of the axis does not count
-  bool to_all = false;     // of a reduction: an all-reduce
+  bool node = false;       // among the ranks of a secondary shard; not counted in CommStats of the axis
+  bool to_all = false;     // of a reduction: all-reduce
   Tier from = Tier::Device, to = Tier::Device;
-  std::int64_t offloaded_numel = 0;  // of an update: elements whose states do not rest on the device
+  std::int64_t offloaded_numel = 0;  // of an update: elements whose states are offloaded
 };
 
-// Follows one operation to its end, which is the end of this object.
+// One operation in progress; destroyed when it ends.
 class Observed {
  public:
   virtual ~Observed() = default;
-  // The program begins to wait for it.
+  // The program starts to wait for the operation.
   virtual void waiting() {}
 };
 
 class Observer {
  public:
   virtual ~Observer() = default;
-  // From the program's threads and the background job's. nullptr: its end does not matter.
+  // Called from the program's threads and the background job's. nullptr: the end is not observed.
   virtual std::unique_ptr<Observed> issued(const Op& op) = 0;
 };
 

@@ -9,7 +9,7 @@
 namespace zero::step {
 namespace {
 
-// Bytes of masters and optimizer states of one element.
+// Bytes of master and optimizer states per element.
 std::int64_t state_width(const RunFacts& run) { return (1 + run.num_slots) * step::kMasterWidth; }
 
 bool goes_by_tiles(const Segment& segment) { return segment.tier == Tier::File || segment.param_travels; }
@@ -116,7 +116,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
     target.param = group.pending_params.part(owned, tile.numel);
   } else if (travels) {
     target.param = slot->param.part(0, tile.numel);
-    c_.backend.tensors.fill(target.param, 0);  // padding is in no update, and must rest as zeros
+    c_.backend.tensors.fill(target.param, 0);  // updates do not write padding, which must be zero
   } else if (!segment.aliases_master) {
     target.param = resting;
   }
@@ -143,7 +143,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
 }
 
 void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& updated) {
-  // One slot is left for the tile after next, so that its write has an update's time to end.
+  // One slot is left for the tile after next, so that its write can complete during an update.
   const auto ahead = c_.facts.pipeline_read ? std::max<std::size_t>(slots_.size(), 2) - 1 : 1;
   std::size_t next = 0;
   for (const auto& group : groups_) {
@@ -165,7 +165,7 @@ void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& 
     if (to == To::Params && group->facts.trainable) group->params->mark_updated();
     updated(*group);
   }
-  for (auto& slot : slots_) slot.param_write.wait();  // parameters are needed next, states not before the next run
+  for (auto& slot : slots_) slot.param_write.wait();  // parameters are needed next; states only in the next run
   read_ = 0;
 }
 

@@ -1,6 +1,7 @@
-// The optimizer step of all groups. States in memory are updated in one pass where they are. States in files, and
-// parameters that the update cannot write in place, go through host memory tile by tile: one tile is read, one updated
-// and one written at the same time (ZeRO-Infinity, arXiv:2104.07857, section 5.2.2). The update rule is the backend's.
+// The optimizer step of all groups. States in memory are updated in place in one pass. States in files, and parameters
+// that the update cannot write in place, are streamed through host memory in tiles: one tile is read, one updated and
+// one written at the same time (ZeRO-Infinity, arXiv:2104.07857, section 5.2.2). The backend implements the update
+// rule.
 #pragma once
 #include <functional>
 #include <memory>
@@ -12,23 +13,24 @@ namespace zero::step {
 
 class OptimizerStep {
  public:
-  // Both outlive it. Makes the buffers of the tiles.
+  // Both must outlive it. Allocates the tile buffers.
   OptimizerStep(const Context& context, const Groups& groups);
   ~OptimizerStep();
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 
-  // Backward has reduced `done` of `all` groups: begins to read that part of the first tiles, as many as have buffers.
-  // Nothing without pipeline_read.
+  // Prefetches tiles in proportion to backward's progress, `done` of `all` groups, limited by the tile buffers. No
+  // effect without pipeline_read.
   void read_ahead(std::size_t done, std::size_t all);
   enum class To { Params, PendingParams };
-  // Updates every group in order. `updated`: the group's new parameters are where they rest, or on their way to a file.
+  // Updates every group in order. `updated` is called when a group's new parameters are stored or being written to a
+  // file.
   void run(float factor, To to, const std::function<void(Group&)>& updated);
-  // Nothing is under way any more; what was read ahead is dropped.
+  // Waits until no operation is pending; drops prefetched tiles.
   void settle();
 
-  // Called before elements [begin, begin + numel) of a group's owned range change, with their states: how a save in the
-  // background copies them first. From the thread that runs the update.
+  // Called before elements [begin, begin + numel) of a group's owned range change, with their states, so that a
+  // background save can copy them first. Runs in the updating thread.
   std::function<void(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget&)> before_change;
 
  private:
@@ -37,7 +39,7 @@ class OptimizerStep {
     std::size_t segment;
     std::int64_t begin, numel;  // within the segment
   };
-  // Buffers that one tile after the other goes through.
+  // Buffers that tiles use in turn.
   struct Slot {
     View states[3], param;  // master and optimizer states; the new parameter
     Pending reads, writes, param_write;
@@ -53,9 +55,9 @@ class OptimizerStep {
 
   const Context& c_;
   const Groups& groups_;
-  std::vector<Tile> tiles_;  // of all segments that need any, in order
+  std::vector<Tile> tiles_;  // of all segments that need tiles, in order
   std::vector<Slot> slots_;
-  std::size_t read_ = 0;  // tiles whose read has begun
+  std::size_t read_ = 0;  // number of tiles whose read has started
 };
 
 }  // namespace zero::step

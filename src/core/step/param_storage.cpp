@@ -36,7 +36,7 @@ void ParamStorage::broadcast(View values) {
 
 namespace {
 
-// Whole on every rank. Where the optimizer is sharded, each rank's new part is gathered after the update.
+// Replicated on every rank. With a sharded optimizer, the updated parts are all-gathered after the update.
 class ReplicatedParams final : public ParamStorage {
  public:
   ReplicatedParams(const Context& context, const GroupFacts& facts, int group)
@@ -63,7 +63,7 @@ class ReplicatedParams final : public ParamStorage {
   Pending gather_;
 };
 
-// Shards that every rank of the host reads where they are: nothing is copied.
+// Shards that every rank of the host reads in place, without copies.
 class SymmetricParams final : public ParamStorage {
  public:
   SymmetricParams(const Context& context, const GroupFacts& facts, int group)
@@ -116,7 +116,7 @@ class SymmetricParams final : public ParamStorage {
   View copy_;
 };
 
-// Shards that are gathered into a buffer: from the device, host memory or a file; as integers (qwZ); from secondary
+// Shards that are all-gathered into a buffer: from the device, host memory or a file; quantized (qwZ); from secondary
 // shards of the node (hpZ).
 class ShardedParams final : public ParamStorage {
  public:
@@ -161,7 +161,7 @@ class ShardedParams final : public ParamStorage {
   }
 
   void unshard_copy() override {
-    if (facts_.unshard_bits > 0) {  // others compute with rounded values, but these are read or written
+    if (facts_.unshard_bits > 0) {  // other ranks use rounded values, but this copy is read or written by the program
       reshard();
       begin(/*exact=*/true);
     }
@@ -173,7 +173,7 @@ class ShardedParams final : public ParamStorage {
       if (residency_ == Residency::Unsharding) end();
       c_.backend.model.unbind(group_);
     }
-    // Also of an unsharding that failed.
+    // Also called after a failed unshard.
     for (auto* view : {&whole_, &integers_})
       if (*view) c_.memory.put(Memory::kUnshard, *view);
     residency_ = Residency::Sharded;
@@ -188,7 +188,7 @@ class ShardedParams final : public ParamStorage {
   void forget_secondary() override { secondary_valid_ = false; }
 
  private:
-  // The own shard, where a collective can read it: once `whole_` has been taken.
+  // This rank's shard in memory that a collective can read. Call after `whole_` was allocated.
   View shard_to_gather(View fetched) {
     if (resting_.numel == 0) return whole_.part(shard_begin(), 0);
     const auto shard = rests_in_file() ? fetched : resting_;
@@ -238,7 +238,7 @@ class ShardedParams final : public ParamStorage {
     gather_.wait();
     c_.memory.give(fetched_);
     if (integers_) {
-      // The own part, too, is what the others see: every rank computes with the same parameters.
+      // This rank's part is dequantized as well, so that all ranks use the same parameters.
       const auto bytes = integers_.numel / axis().size;
       for (int rank = 0; rank < axis().size; ++rank)
         c_.backend.tensors.dequantize(whole_.part(rank * facts_.shard(), facts_.shard()),

@@ -1,6 +1,6 @@
-// The parameters of one group: how they rest on this rank, and how they are unsharded before their use and resharded
-// after it. Three strategies: replicated, sharded, and sharded in memory that all ranks of a host map. When any of this
-// happens is decided by step/prefetcher.h and the program.
+// The parameters of one group: how this rank stores them, and how they are unsharded before use and resharded
+// afterwards. Three strategies: replicated, sharded, and sharded in memory that all ranks of a host map.
+// step/prefetcher.h and the program decide when.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,28 +12,28 @@ namespace zero::step {
 
 class ParamStorage : public Unshardable {
  public:
-  // `context` and `facts` outlive the result, which makes its resting buffers.
+  // `context` and `facts` must outlive the result. Allocates its persistent buffers.
   static std::unique_ptr<ParamStorage> make(const Context& context, const GroupFacts& facts, int group);
 
   void begin_fetch() override {}
   void cancel_fetch() override {}
   void begin_unshard() override {}
   void unshard_copy() override { finish_unshard(); }
-  // What the members alias; none while they are sharded.
+  // The vector that the members alias; none while they are sharded.
   virtual View whole() const = 0;
 
-  // The resting values are new.
+  // The stored values have changed.
   virtual void mark_updated();
-  // They will be gathered in another way (GroupFacts::unshard_bits).
+  // The parameters will be gathered in another way (GroupFacts::unshard_bits).
   virtual void forget_secondary() {}
-  // Gathers the ranks' new parts of replicated parameters; nothing for other strategies.
+  // All-gathers the updated parts of replicated parameters; no effect for other strategies.
   virtual void begin_all_gather() {}
   virtual void finish_all_gather() {}
-  // Sends rank 0's first values, fp32 and whole, to all ranks.
+  // Sends rank 0's initial values, fp32 and unsharded, to all ranks.
   void broadcast(View values);
 
   const View& resting() const { return resting_; }
-  // Elements [begin, begin + numel) of the range whose optimizer states this rank owns, where they rest.
+  // The stored elements [begin, begin + numel) of the range whose optimizer states this rank owns.
   View resting_part(std::int64_t begin, std::int64_t numel) const {
     return resting_.part(facts_.sharding.params ? begin : c_.facts.owned_begin(facts_) + begin, numel);
   }

@@ -13,8 +13,7 @@ namespace {
 using config::OffloadDevice;
 using Placements = std::vector<Placement>;
 
-// As the offload blocks say: a parameter shard rests in host memory while the elements allowed there (max_in_cpu) last,
-// then in the file.
+// As the offload blocks specify: parameter shards are in host memory up to max_in_cpu elements, then in the file.
 Placements configured(const PlacementTask& task) {
   const auto& optimizer = task.settings.zero.offload_optimizer;
   const auto& param = task.settings.zero.offload_param;
@@ -80,7 +79,7 @@ class Search {
     return needs_.emplace(placements, need_of(task_.run, groups)).first->second;
   }
 
-  // Moves as little as it takes from a tier to the next until it keeps to its budget; else all that may move.
+  // Moves as little as possible to the next tier until the budget is met; otherwise everything that may move.
   void relieve(Tier from, Tier to, const Budgets& budgets, Placements& placements) {
     const bool together = task_.freedom.together && from == Tier::Device;
     if (task_.freedom.optimizer) move(&Placement::optimizer, from, to, budgets, together, placements);
@@ -101,8 +100,8 @@ class Search {
     };
     const auto enough = [&](std::size_t count) { return holds(need(with(count)), from, budgets); };
     if (movable.empty() || enough(0)) return;
-    // The first to move can add buffers (of tiles, of gathers), so moving none was tried apart. From there more free
-    // more.
+    // The first unit that moves can add buffers (for tiles, for gathers), so moving none was tried separately. Beyond
+    // that, moving more frees more.
     std::size_t low = 0, high = together ? movable.size() : 1;
     while (high < movable.size() && !enough(high)) {
       low = high;
@@ -123,7 +122,7 @@ class Search {
   std::map<Placements, Need> needs_;
 };
 
-// "blocks.0 to blocks.3, blocks.7" of the units that rest on a tier.
+// "blocks.0 to blocks.3, blocks.7": the units on a tier.
 std::string units_on(Tier tier, Tier Placement::*what, const PlacementTask& task, const Placements& placements) {
   std::string text;
   const auto there = [&](std::size_t i) {

@@ -1,6 +1,6 @@
-// Where the states of every unit rest: as the configuration's offload blocks say and, for what they leave open, so that
-// every tier keeps to its budget. Optimizer states leave a tier first, since they travel once a step, then parameters,
-// which travel for every use; the last units first. What a placement needs is step/budget.h's.
+// The tiers of every unit's states: given by the configuration's offload blocks, otherwise chosen so that every tier is
+// within its budget. Optimizer states leave a tier first, because they are transferred once per step; then parameters,
+// which are transferred for every use; last units first. step/budget.h computes what a placement needs.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@ namespace zero::step {
 struct Budgets {
   std::optional<std::int64_t> device, host;  // unset: no limit
   std::optional<std::int64_t> file;          // unset: nothing moves to a file
-  std::int64_t activations = 0;              // of the device's, left free for them
+  std::int64_t activations = 0;              // of the device's budget, reserved for activations
 
   static Budgets of(const config::MemoryBudget& memory);
   bool any() const { return device || host || file; }
@@ -24,16 +24,16 @@ struct Budgets {
   }
 };
 
-// Bytes that a tier needs in all; of the device, with the activations' share.
+// Total bytes that a tier needs; on the device, including those reserved for activations.
 std::int64_t needed(const Need& need, Tier tier, const Budgets& budgets);
 
-// What budgets may move: what no other key of the configuration places.
+// The states that budgets may move: those that no other key of the configuration places.
 struct PlacementFreedom {
   bool optimizer = false, params = false;
   bool together = false;  // optimizer states leave the device all or none
 };
 
-// `is_set(path)`: the configuration has the key (config::Document::is_set).
+// is_set(path): whether the configuration has the key (config::Document::is_set).
 template <class IsSet>
 PlacementFreedom placement_freedom(const ShardingPolicy& sharding, bool gpu, const IsSet& is_set) {
   return {.optimizer = sharding.optimizer && !is_set("zero_optimization.offload_optimizer.device"),
@@ -41,7 +41,7 @@ PlacementFreedom placement_freedom(const ShardingPolicy& sharding, bool gpu, con
           .together = gpu};
 }
 
-// What is to be placed. Everything outlives it.
+// The input of a placement. Everything must outlive it.
 struct PlacementTask {
   const RunFacts& run;
   const config::Settings& settings;
@@ -50,21 +50,22 @@ struct PlacementTask {
 };
 
 struct PlacementPlan {
-  std::vector<Placement> placements;  // one a unit
+  std::vector<Placement> placements;  // one per unit
   std::optional<Need> need;           // unset: there are no budgets
   bool fits = true;
 };
 
-// Walks the program some ten times where there are budgets and something has to move; all ranks find the same.
+// Runs the program about ten times if there are budgets and something must move. Deterministic: the same on all ranks.
 PlacementPlan place(const PlacementTask& task);
 
-// The smallest budget of a tier that works while the others stay; unset: none does. Some hundred walks.
+// The smallest feasible budget of a tier with the others unchanged; unset: none is feasible. About a hundred runs.
 std::optional<std::int64_t> smallest_budget(const PlacementTask& task, Tier tier);
 
-// What a plan that does not fit lacks, and the smallest budgets that would do; `who` ("rank 0/2") may be empty.
+// The error for a plan that does not fit: missing bytes and the smallest feasible budgets. `who` ("rank 0/2") may be
+// empty.
 std::string refusal(const PlacementTask& task, const PlacementPlan& plan, const std::string& who);
 
-// For people, several lines: each tier's bytes by purpose beside its budget, and which units moved.
+// A description in several lines: each tier's bytes by purpose and its budget, and the units that were moved.
 std::string describe(const PlacementTask& task, const PlacementPlan& plan);
 
 }  // namespace zero::step

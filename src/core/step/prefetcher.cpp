@@ -31,7 +31,7 @@ Prefetcher::Alone::~Alone() {
   --prefetcher_.alone_;
 }
 
-// False: it is pinned, or an operator reads it, and it stays for now.
+// Returns false if the group is pinned or an operator reads it; it then stays unsharded.
 bool Prefetcher::reshard(int group) {
   if (pinned(group) || read_now(group)) return false;
   groups_[static_cast<std::size_t>(group)]->reshard();
@@ -41,7 +41,7 @@ bool Prefetcher::reshard(int group) {
 void Prefetcher::note_use(int group, bool training) {
   if (group == last_) return;
   last_ = group;
-  // Forwards that never come to a backward are no order to learn.
+  // Forwards without a backward do not define an order.
   constexpr std::size_t kMostSeen = std::size_t{1} << 20;
   if (training && seen_[phase_].size() < kMostSeen) seen_[phase_].push_back(group);
   const auto& order = order_[phase_];
@@ -52,7 +52,7 @@ void Prefetcher::note_use(int group, bool training) {
     position_ = next;
     return;
   }
-  // Somewhere else in the order (an evaluation starts again, a module was skipped): go on there.
+  // At another position in the order (a restarted evaluation, a skipped module): continue there.
   for (std::size_t k = 0; k < order.size(); ++k) {
     const auto at = (next + k) % order.size();
     if (order[at] != group) continue;
@@ -76,7 +76,7 @@ int Prefetcher::expected_next() const {
   return -1;
 }
 
-// Costs memory while it is unsharded.
+// Whether it occupies memory while it is unsharded.
 bool Prefetcher::may_be_resharded(int group) const {
   const auto* g = groups_[static_cast<std::size_t>(group)];
   return g->residency() != Unshardable::Residency::Sharded && g->rests_sharded() && !g->symmetric();
@@ -102,12 +102,12 @@ std::int64_t Prefetcher::live_numel() const {
 
 void Prefetcher::hold(int group) {
   const auto* g = groups_[static_cast<std::size_t>(group)];
-  if (!g->rests_sharded() || g->symmetric()) return;  // never to be resharded for others
+  if (!g->rests_sharded() || g->symmetric()) return;  // never resharded to make room
   const auto at = std::lower_bound(held_.begin(), held_.end(), group);
   if (at == held_.end() || *at != group) held_.insert(at, group);
 }
 
-// By the expected order, which goes from forward on to backward.
+// In the expected order, which continues from forward to backward.
 bool Prefetcher::used_soon(int group) const {
   std::int64_t between = 0;
   std::size_t at = at_start_ ? 0 : position_ + 1;
@@ -121,7 +121,7 @@ bool Prefetcher::used_soon(int group) const {
 }
 
 void Prefetcher::reshard_others(const int* groups, int count, int next) {
-  std::int64_t live = 0;  // what stays and what comes
+  std::int64_t live = 0;  // elements that stay and that are needed
   for (int i = 0; i < count; ++i) live += numel_of(groups[i]);
   if (next >= 0) live += numel_of(next);
   std::vector<int> others;
@@ -170,7 +170,7 @@ void Prefetcher::use(const int* groups, int count, bool training) {
     all_there &= group->residency() == Unshardable::Residency::Unsharded;
     kept &= pinned(groups[i]);
   }
-  // One rank alone may write what is pinned: nothing may follow from it that others take part in.
+  // A single rank may write a pinned group, so no collective may depend on it.
   if (kept || (all_there && count == 1 && groups[0] == last_)) return;
   for (int i = 0; i < count; ++i) note_use(groups[i], training);
   const int next = order_[phase_].empty() || policy_.ahead == 0 ? -1 : expected_next();
@@ -187,7 +187,7 @@ void Prefetcher::use(const int* groups, int count, bool training) {
   if (policy_.fetch_ahead > 0 && !order_[phase_].empty()) fetch_from(position_ + 1);
 }
 
-// The next shards in the phase's order that rest in files and are not here yet.
+// Fetches the next shards in the phase's order that are in files and not fetched yet.
 void Prefetcher::fetch_from(std::size_t position) {
   const auto& order = order_[phase_];
   int count = 0;
@@ -239,7 +239,7 @@ void Prefetcher::pin(const std::vector<int>& groups) {
   const Lock lock(mutex_);
   for (const int g : groups) {
     auto& pins = pins_[static_cast<std::size_t>(g)];
-    if (pins == 0) {  // else it holds what a scope around this one may have written
+    if (pins == 0) {  // otherwise an enclosing scope may have written it
       groups_[static_cast<std::size_t>(g)]->unshard_copy();
       hold(g);
       ++pinned_groups_;

@@ -1,18 +1,18 @@
 // Decides when sharded groups are unsharded and resharded. A group is unsharded when an operator first reads it; groups
-// that are not needed soon are resharded to free their memory. The order of the last training pass tells which group
-// comes next, and its all-gather is begun early. A pass in another order costs the wait, and is learned anew. Decisions
-// depend only on the order of uses, so all ranks take the same ones.
+// that are not needed soon are resharded to free their memory. The order of the last training pass predicts the next
+// group, whose all-gather starts early. A pass in another order costs a wait, and its order is learned. Decisions
+// depend only on the order of uses, so they are the same on all ranks.
 //
-// Symmetric groups (peers read the resting shards in place) cost no memory and stay until the end of the phase. Of the
-// others at most two are unsharded at once (the one in use and the next), beside the root, which stays from its first
-// use to the end of the phase. Forward and backward are two phases with an order each; everything is resharded between
-// them (ZeRO's volume: two all-gathers and a reduction). A reuse distance keeps more: groups that the expected order
-// uses again soon, up to a limit of elements. Nothing here knows tensors, so a planner uses it as an engine does.
+// Symmetric groups (peers read the stored shards in place) cost no memory and stay until the end of the phase. Of the
+// others, at most two are unsharded at once, the one in use and the next, plus the root, which stays from its first use
+// to the end of the phase. Forward and backward are two phases, each with its own order; everything is resharded
+// between them (ZeRO's volume: two all-gathers and a reduction). A reuse distance keeps more: groups that the expected
+// order soon uses again, up to a limit of elements. Independent of tensors; the planner uses it as the engine does.
 //
-// [Note: several threads] Uses may come from several threads. One lock is around each decision; it is not held while an
-// operator runs, so autograd's threads cannot wait for each other by it. A group that an operator reads, from
-// begin_use() to end_use(), is not resharded: whoever would have leaves it to the next. What replaces the parameters
-// themselves asks to be Alone, and is refused beside such an operator, as are uses beside it.
+// [Note: several threads] Uses may come from several threads. One lock protects each decision. It is not held while an
+// operator runs, so it cannot deadlock autograd's threads. A group that an operator reads, from begin_use() to
+// end_use(), is not resharded; that is left to a later use. Code that replaces parameters needs exclusive access
+// (Alone): it is refused while such an operator runs, and operators are refused while it is held.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace zero::step {
 
-// What is unsharded and resharded as a whole.
+// A group that is unsharded and resharded as a whole.
 class Unshardable {
  public:
   enum class Residency { Sharded, Unsharding, Unsharded };
@@ -34,39 +34,39 @@ class Unshardable {
   virtual std::int64_t padded_numel() const = 0;
   virtual bool rests_sharded() const = 0;
   virtual bool rests_in_file() const = 0;
-  // Peers read the resting shards in place: unsharding costs no memory, and nothing need be resharded for others.
+  // Peers read the stored shards in place: unsharding costs no memory, so resharding frees none.
   virtual bool symmetric() const = 0;
   virtual Residency residency() const = 0;
 
-  // Reads the shard from its file, if it rests in one, so that begin_unshard() need not wait. Not a collective.
+  // Starts reading the shard if it is in a file, so that begin_unshard() need not wait. Local.
   virtual void begin_fetch() = 0;
-  // Drops what was fetched and not used: before the file is written.
+  // Drops a fetched shard that was not used. Called before the file is written.
   virtual void cancel_fetch() = 0;
   virtual void begin_unshard() = 0;
   virtual void finish_unshard() = 0;  // from Sharded or Unsharding
-  virtual void unshard_copy() = 0;    // the same, into memory of this rank that the program may write
-  virtual void reshard() = 0;         // drops the unsharded copy; finishes an all-gather under way first
+  virtual void unshard_copy() = 0;    // the same, into memory of this rank that may be written
+  virtual void reshard() = 0;         // frees the unsharded copy, after completing a pending all-gather
 };
 
 class Prefetcher {
  public:
   // In elements.
   struct Policy {
-    std::int64_t ahead;      // the largest group unsharded ahead; 0: none
-    std::int64_t max_live;   // unsharded at once; nothing is unsharded ahead or kept beyond it
-    std::int64_t max_reuse;  // used in between, for a group to be kept; 0: none is
-    int fetch_ahead = 0;     // groups, behind the one unsharded ahead, whose shards are fetched from files
+    std::int64_t ahead;      // size limit of a group unsharded ahead; 0: none is
+    std::int64_t max_live;   // limit of elements unsharded at once, for unsharding ahead and reuse
+    std::int64_t max_reuse;  // a group is kept if at most this many elements are used in between; 0: never
+    int fetch_ahead = 0;     // number of groups, beyond the one unsharded ahead, whose shards are fetched from files
   };
   Prefetcher(std::vector<Unshardable*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
 
-  // Groups[0..count) (indices) are about to be read together. `training`: part of a pass that
-  // ends in a backward, so its order is worth learning.
+  // Groups[0..count) (indices) are about to be read by one operator. training: part of a pass that ends in a backward,
+  // so its order is learned.
   void use(const int* groups, int count, bool training);
-  // The same, and they stay until end_use() whatever other threads use. Throws ConfigError while someone is Alone.
+  // The same, and they stay unsharded until end_use(). Throws ConfigError while an Alone exists.
   void begin_use(const int* groups, int count, bool training);
   void end_use(const int* groups, int count) noexcept;
-  // While it lives the parameters may be replaced. Throws ConfigError, beginning with `where`, when an operator of
-  // another thread reads one.
+  // RAII guard for replacing parameters. Throws ConfigError, prefixed with `where`, if an operator of another thread
+  // reads one.
   class Alone {
    public:
     Alone(Prefetcher& prefetcher, const std::string& where);
@@ -77,22 +77,22 @@ class Prefetcher {
    private:
     Prefetcher& prefetcher_;
   };
-  // Forward is over: everything is resharded that is not used again within the reuse distance.
+  // Forward has ended: reshards everything that is not used again within the reuse distance.
   void begin_backward();
-  // Backward is over: everything is resharded, and the orders just seen are those to expect.
+  // Backward has ended: reshards everything; the orders of this pass are expected next.
   void end_pass();
-  // The shards that forward needs first come from their files: after an update.
+  // After an update: starts fetching the file shards that forward needs first.
   void fetch_first();
-  // Gathers copies of these groups, each named once, and keeps them until unpin() has been called for a group as often.
+  // Unshards copies of these groups, each listed once, and keeps them until a matching unpin() of the group.
   void pin(const std::vector<int>& groups);
   void unpin(const std::vector<int>& groups);
   // The same for all groups.
   void pin_all();
   void unpin_all();
-  // Of the groups that rest sharded and do not now.
+  // Elements of the groups that are sharded in storage and unsharded now.
   std::int64_t unsharded_numel() const;
 
-  // Passes in which the order differed from the one expected.
+  // Number of passes whose order differed from the expected one.
   std::int64_t divergences() const { return divergences_; }
 
  private:
@@ -116,17 +116,17 @@ class Prefetcher {
 
   std::vector<Unshardable*> groups_;
   const Policy policy_;
-  mutable std::recursive_mutex mutex_;     // around all that is below but readers_, and the groups' residency
-  std::vector<std::atomic<int>> readers_;  // by group: operators that read it now; raised under the lock
+  mutable std::recursive_mutex mutex_;     // guards the members below except readers_, and the groups' residency
+  std::vector<std::atomic<int>> readers_;  // by group: operators that read it now; incremented under the lock
   int alone_ = 0;
   std::function<void(const std::string&)> on_divergence_;
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;
   std::vector<int> order_[2], seen_[2];
-  std::vector<int> held_;     // unsharded copies, here or on their way, in order: few of many
-  std::size_t position_ = 0;  // in the phase's order, of the group used last
+  std::vector<int> held_;     // unsharded copies, complete or pending, in order; few of many
+  std::size_t position_ = 0;  // of the group used last, in the phase's order
   bool at_start_ = true, diverged_ = false;
-  std::vector<int> pins_;  // by group: how many pin() keep it
+  std::vector<int> pins_;  // by group: pins that keep it
   std::size_t pinned_groups_ = 0;
   int last_ = -1;
   std::int64_t divergences_ = 0;

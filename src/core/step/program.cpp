@@ -41,11 +41,11 @@ void StepProgram::order_reductions() {
 }
 
 void StepProgram::make_optimizer_step() {
-  optimizer_.reset();  // its buffers make room
+  optimizer_.reset();  // frees its buffers for the new one
   optimizer_ = std::make_unique<OptimizerStep>(c_, groups_);
 }
 
-// Gradients that need no conversion are made where peers can read them.
+// Gradients that need no conversion are allocated in memory that peers can read.
 void StepProgram::serve_blocks() {
   for (const auto& group : group_facts_) {
     if (!group.trainable || !facts_.peer_reduces(group)) continue;
@@ -85,7 +85,7 @@ void StepProgram::begin_backward(const PassOptions& pass) {
   reduce_next_ = 0;
   reducing_.clear();
   prefetcher_->begin_backward();
-  // The update that follows is this step's own, and no other one is under way.
+  // Only if the next update belongs to this step and no other update is pending.
   reads_ahead_ = boundary && !delays() && !pending_;
   c_.memory.open_blocks(true);
 }
@@ -93,7 +93,7 @@ void StepProgram::begin_backward(const PassOptions& pass) {
 void StepProgram::save_copies() {
   try {
     for (const auto& group : groups_) group->grads->save_copy();
-  } catch (...) {  // half a copy is none
+  } catch (...) {  // discard an incomplete copy
     for (const auto& group : groups_) group->grads->drop_copy();
     throw;
   }
@@ -114,12 +114,12 @@ void StepProgram::gradient(int group, int member, View arrived, bool peer_readab
   if (groups_[static_cast<std::size_t>(group)]->grads->take(member, arrived, peer_readable)) reduce_ready();
 }
 
-// Reductions begin in one order on all ranks, whatever the order in which gradients arrive, so that a parameter that
-// one rank does not use cannot mix up the collectives.
+// Reductions start in one order on all ranks, independent of the order in which gradients arrive, so that a parameter
+// that one rank does not use cannot change the order of collectives.
 void StepProgram::reduce_ready() {
   while (reduce_next_ < reduce_order_.size() && reduce_order_[reduce_next_]->grads->all_taken()) {
     auto* group = reduce_order_[reduce_next_++];
-    // What is summed and kept where it is costs no memory while it waits.
+    // A group that is reduced and kept in place needs no memory while it waits.
     const bool waits_free = facts_.peer_reduces(group->facts) && !group->facts.sharding.grads;
     finish_reductions(waits_free ? reducing_.size() : facts_.overlap_reduce ? 1 : 0);
     group->grads->begin_reduce();
@@ -128,8 +128,8 @@ void StepProgram::reduce_ready() {
   }
 }
 
-// A reduction may be finished early, which depends on the pace of the peers, only where no collective follows it: by
-// peers' reads.
+// A reduction may be finished early, which depends on timing, only if no collective follows: for reductions by peers'
+// reads.
 void StepProgram::finish_reductions(std::size_t most_in_flight) {
   while (!reducing_.empty()) {
     auto* oldest = reducing_.front();
@@ -176,7 +176,7 @@ KeptGrads StepProgram::discard_micro_batch() {
   if (all) accumulated_ = {};
   accumulated_.open = accumulated_.touched = false;
   reducing_.clear();
-  if (!pending_) optimizer_->settle();  // what was read ahead
+  if (!pending_) optimizer_->settle();  // drops prefetched tiles
   prefetcher_->end_pass();
   return kept;
 }
@@ -191,7 +191,7 @@ bool StepProgram::at_boundary() const {
 
 // --- step() -----------------------------------------------------------------------------------
 
-// Group by group and rank by rank in one order: the same bits everywhere and under every sharding policy.
+// Adds group by group and rank by rank in one order: the same bits on every rank and under every sharding policy.
 StepOutcome StepProgram::norm_and_overflow() {
   double mine = 0;
   for (const auto* group : reduce_order_) mine += c_.backend.tensors.sum_of_squares(group->index);
@@ -205,7 +205,7 @@ StepOutcome StepProgram::norm_and_overflow() {
 
 StepOutcome StepProgram::step() {
   if (!at_boundary()) return {};
-  prefetcher_->end_pass();  // an evaluation since may have left groups unsharded
+  prefetcher_->end_pass();  // an evaluation may have left groups unsharded
   if (!facts_.boundary_by_count)
     for (auto* group : reduce_order_) group->grads->close_accumulation();
   auto outcome = norm_and_overflow();
@@ -239,7 +239,7 @@ void StepProgram::apply(float factor, bool delay) {
   c_.backend.optimizer.end_update();
 }
 
-// What was updated in the background becomes what is computed with; true if there was something.
+// Makes the result of the background update current. Returns whether there was one.
 bool StepProgram::finish_delayed() {
   if (!pending_.exchange(false)) return false;
   c_.backend.optimizer.join();
@@ -258,7 +258,7 @@ void StepProgram::all_gather(Group& group) {
   gathering_.push_back(&group);
 }
 
-// Waits for the oldest all-gathers of new parameters until those under way have at most so many elements.
+// Waits for the oldest all-gathers of updated parameters until at most numel_under_way elements are pending.
 void StepProgram::finish_all_gathers(std::int64_t numel_under_way) {
   std::int64_t under_way = 0;
   for (const auto* group : gathering_) under_way += group->facts.padded();
@@ -274,7 +274,7 @@ void StepProgram::finish_all_gathers(std::int64_t numel_under_way) {
 void StepProgram::flush() {
   if (!pending_) return optimizer_->settle();
   prefetcher_->end_pass();
-  c_.backend.comm.barrier();  // nobody reads a shard in place any more
+  c_.backend.comm.barrier();  // no rank reads a shard in place any more
   finish_delayed();
   optimizer_->settle();
   prefetcher_->fetch_first();

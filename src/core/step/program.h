@@ -1,6 +1,6 @@
-// The order of operations of a training step, for every sharding policy, precision, tier and axis: written here and
-// nowhere else. Events come from outside (a parameter is used, a gradient arrives, step() is called), operations go to
-// the backend, bytes to Memory. What tensors are, and which model it is, is not known here.
+// The order of operations of a training step, for every sharding policy, precision, tier and axis; no other code
+// defines it. Events arrive (a parameter is used, a gradient arrives, step() is called); operations go to the backend
+// and bytes to Memory. Independent of tensors and of the model.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -17,86 +17,86 @@
 namespace zero::step {
 
 struct StepOutcome {
-  bool acted = false;     // at a boundary: else nothing was done
+  bool acted = false;     // at a boundary; false: nothing was done
   bool updated = false;   // parameters have new values
-  bool overflow = false;  // gradients were not finite, and the update was skipped
-  bool give_up = false;   // too many such steps in a row: the run has to end
+  bool overflow = false;  // gradients were not finite; the update was skipped
+  bool give_up = false;   // too many consecutive overflows: the run has to end
   double norm = 0;        // of the unscaled gradients, before clipping; -1: not finite
 };
 
-// One backward: a micro-batch is one, or several of which all but the last retain it.
+// One backward pass. A micro-batch has one, or several of which all but the last retain it.
 struct PassOptions {
-  bool retains = false;      // the micro-batch goes on with another pass
-  bool keeps_graph = false;  // its gradients stay with autograd until a later pass brings them
-  bool recoverable = false;  // a copy of the micro-batches before lets discard_micro_batch() drop this one alone
+  bool retains = false;      // the micro-batch has further passes
+  bool keeps_graph = false;  // gradients stay with autograd until a later pass takes them
+  bool recoverable = false;  // copies the previous micro-batches, so that discard_micro_batch() can drop this one alone
 };
 
-// What was added up since the last step. Whole micro-batches count when their last pass ends.
+// The gradients accumulated since the last step. A micro-batch counts when its last pass ends.
 struct Accumulation {
-  std::int64_t micro_batches = 0, passes = 0, taken_passes = 0;  // taken: whose gradients are kept
-  bool open = false;                                             // the last micro-batch goes on
+  std::int64_t micro_batches = 0, passes = 0, taken_passes = 0;  // taken: passes whose gradients are stored
+  bool open = false;                                             // the last micro-batch has not ended
   bool touched = false;                                          // it has had a gradient
 };
 
-// One call at a time, but begin_use() and end_use(), which any thread may call.
+// Not thread-safe, except begin_use() and end_use().
 class StepProgram {
  public:
-  // Makes every buffer that rests. `memory`, `scaler`, `observer` and the backend outlive it. `diverged`: a pass uses
-  // groups in another order than the one before, from this group on.
+  // Allocates every persistent buffer. `memory`, `scaler`, `observer` and the backend must outlive it. `diverged` is
+  // called with the first group of a pass whose order differs from that of the pass before.
   StepProgram(
       const RunFacts& facts, const std::vector<GroupFacts>& groups, Backend backend, Memory& memory,
       optim::LossScaler& scaler, Observer& observer,
       std::function<void(const std::string& group)> diverged = [](const std::string&) {});
 
-  // First values of a group: fp32, of all its elements, on every rank; `broadcast`: rank 0's count.
+  // Initial values of a group: fp32, all elements, on every rank. broadcast: uses rank 0's.
   void initialise(int group, View values, bool broadcast);
 
-  // An operator is about to read these groups' parameters; when this returns they may be read, until another use needs
-  // the room. training: part of a pass that ends in a backward, so its order is worth learning.
+  // An operator is about to read these groups' parameters. They may be read when this returns, until another use needs
+  // the memory. training: part of a pass that ends in a backward, so its order is learned.
   void use(std::span<const int> groups, bool training);
-  // The same, and they stay until end_use(), whatever other threads use.
+  // The same; they stay until end_use(), regardless of other threads.
   void begin_use(std::span<const int> groups, bool training);
   void end_use(std::span<const int> groups) noexcept;
-  // Forward is over.
+  // Forward has ended.
   void begin_backward(const PassOptions& pass = {});
-  // Between begin_backward() and end_backward(). peer_readable: see GradStorage::take(). Not of a pass that keeps its
-  // graph, in which note_gradient() says that there was one.
+  // Call between begin_backward() and end_backward(). peer_readable: see GradStorage::take(). In a pass that keeps its
+  // graph, call note_gradient() instead.
   void gradient(int group, int member, View arrived, bool peer_readable);
   void note_gradient() { accumulated_.touched = true; }
-  // False: the member had its gradient in this pass, and the group has been reduced since.
+  // False: the member had its gradient in this pass, and the group was reduced since.
   bool accepts_gradient(int group, int member) const;
-  // Every gradient has arrived. Returns the members (group, index) that had none: they count as zeros. Nothing of a
-  // pass that keeps its graph.
+  // Call when every gradient has arrived. Returns the members (group, index) without one, which count as zeros. Returns
+  // nothing in a pass that keeps its graph.
   std::vector<std::pair<int, int>> fill_missing();
-  // Does the same if it was not done. All reductions are done and all groups resharded when this returns.
+  // Calls fill_missing() if needed. When this returns, all reductions are complete and all groups resharded.
   void end_backward();
-  // No more gradients arrive, by an error: until discard_micro_batch() nothing but it may be called.
+  // An error ended backward. Only discard_micro_batch() may follow.
   void interrupt_backward() { c_.memory.open_blocks(false); }
-  // Drops the micro-batch under way, also in the middle of a backward that failed: it never was. What it has added to
-  // those before cannot be told apart, so without a copy they go with it. Returns what is left of them.
+  // Discards the current micro-batch, also during a failed backward. If it has already been added to the previous
+  // micro-batches, these are discarded too unless a copy exists. Returns what remains of them.
   KeptGrads discard_micro_batch();
-  // Between steps: whether a member (group, index) is trained. One that is not is not awaited in backward, and counts
-  // as zeros.
+  // Call between steps: whether a member (group, index) is trained. Others are not awaited in backward and count as
+  // zeros.
   void set_active(int group, int member, bool active);
-  // The update, at a boundary; else nothing.
+  // Updates at a boundary; otherwise no effect.
   StepOutcome step();
 
-  // Between steps, by all ranks: a delayed update becomes visible, nothing is under way.
+  // Call between steps, on all ranks: completes a delayed update. No operation is pending afterwards.
   void flush();
-  // The job of a delayed update has ended; what it throws is thrown. It is not visible yet.
+  // Waits for the job of a delayed update and rethrows its exception. The update is not visible yet.
   void join_update();
-  // Between steps: states are about to be replaced by a load. A delayed update is dropped.
+  // Call between steps, before a load replaces states. Drops a delayed update.
   void begin_replacing();
-  // After masters were replaced: parameters are made of them on all ranks.
+  // Call after masters were replaced: recomputes parameters on all ranks.
   void end_replacing();
-  // Between steps: a group that was frozen is trained from now on, as `facts` says. Without effect when it throws.
+  // Call between steps: a frozen group becomes trainable, as `facts` describes. No effect if it throws.
   void admit(int group, const GroupFacts& facts);
 
   bool at_boundary() const;
-  // A delayed update is on its way, or waits to become visible.
+  // A delayed update is running, or not yet visible.
   bool update_pending() const { return pending_; }
   const Accumulation& accumulated() const { return accumulated_; }
-  // Steps that were taken, with those that an overflow skipped; of a run that goes on, those before.
+  // Steps taken, including skipped ones and those before a resume.
   std::int64_t steps() const { return step_; }
   void set_steps(std::int64_t steps) { step_ = steps; }
   void forget_accumulated() { accumulated_ = {}; }
@@ -128,13 +128,13 @@ class StepProgram {
   std::unique_ptr<OptimizerStep> optimizer_;
   std::unique_ptr<step::Prefetcher> prefetcher_;
   std::vector<Group*> reduce_order_;
-  std::deque<Group*> reducing_, gathering_;  // under way, the oldest first
+  std::deque<Group*> reducing_, gathering_;  // pending, oldest first
   std::size_t reduce_next_ = 0;              // in reduce_order_
   PassOptions pass_;
-  Accumulation accumulated_, copied_;  // copied_: at the copy; no taken passes: there is none
+  Accumulation accumulated_, copied_;  // copied_: state at the copy; taken_passes == 0: no copy
   std::int64_t step_ = 0;
-  bool unshards_ = false, delayed_ = false;  // some group does
-  std::atomic<bool> pending_ = false;        // a delayed update has begun and is not visible yet
+  bool unshards_ = false, delayed_ = false;  // for some group
+  std::atomic<bool> pending_ = false;        // a delayed update has started and is not visible yet
   bool reads_ahead_ = false;
 };
 

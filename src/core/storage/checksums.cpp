@@ -1,7 +1,7 @@
 #include "storage/checksums.h"
 
 #ifdef ZERO_XXHASH_DISPATCH
-#include <xxh_x86dispatch.h>  // for the vectors that the processor has, not those of the build: 19 GB/s for 15
+#include <xxh_x86dispatch.h>  // selects the vector instructions at run time: 19 GB/s instead of 15
 #else
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,6 +1,5 @@
-// One XXH3-64 for each block of a region of a file, kept in memory: set when the block is written, compared when it is
-// read, so that what comes back from a wrong place, too old or rotten is noticed. Blocks are independent: threads may
-// work on different ones at the same time. No torch here.
+// One XXH3-64 checksum per block of a file region, kept in memory. Set when a block is written and compared when it is
+// read, which detects misplaced, stale and corrupted data. Threads may work on different blocks concurrently. No torch.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,12 +10,12 @@ class Checksums {
  public:
   static constexpr std::int64_t kBlock = 4096;
 
-  // Of a region of zeros; bytes: a multiple of kBlock.
+  // For a region of zeros. bytes: a multiple of kBlock.
   explicit Checksums(std::int64_t bytes);
 
-  // Whole blocks of the region, from `offset` on, have these bytes.
+  // Records the contents of whole blocks of the region, starting at `offset`.
   void set(std::int64_t offset, const void* data, std::int64_t bytes);
-  // Where the first block begins, in the region, that has other bytes than were set; -1: none.
+  // The offset in the region of the first block that differs from its recorded contents; -1: none.
   std::int64_t first_difference(std::int64_t offset, const void* data, std::int64_t bytes) const;
 
  private:

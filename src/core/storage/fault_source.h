@@ -1,27 +1,26 @@
-// The seam through which tests make I/O fail: asked before each system call of this layer, it may
-// say that the call is not made and how it is to look to the caller. Always compiled; without a
-// source it costs one comparison with null.
+// Fault injection for I/O, for tests. It is queried before each system call of this layer and may replace the call by a
+// result. Always compiled; without a source it costs one null check.
 #pragma once
 #include <cstdint>
 #include <memory>
 
 namespace zero::storage {
 
-// What happens to one request instead of being sent whole.
+// The replacement for one request.
 struct Fault {
-  int error = 0;              // errno: the request is not sent and comes back with it
-  std::int64_t at_most = -1;  // >= 0: this many bytes are reported; only whole multiples of the alignment are moved
+  int error = 0;              // errno: the request is not sent and fails with it
+  std::int64_t at_most = -1;  // >= 0: reports this many bytes; only whole multiples of the alignment are transferred
 };
 
 class FaultSource {
  public:
   virtual ~FaultSource() = default;
-  // One request that is about to be sent (again), from any I/O thread. Offsets are those in the file.
+  // Called for a request that is about to be sent or resent, from any I/O thread. Offsets are file offsets.
   virtual Fault request(bool /*write*/, std::int64_t /*offset*/, std::int64_t /*bytes*/) { return {}; }
-  // errno with which a submission to the ring fails, 0: it is made, -1: it takes nothing and says so.
+  // errno of a submission to the ring; 0: it is made; -1: it accepts no requests.
   virtual int submission() { return 0; }
-  // errno of setting up a ring, of registering memory, of opening a file without a name, of
-  // unlinking a file after it was opened, of fallocate. 0: the call is made.
+  // errno of setting up a ring, registering memory, opening an unnamed file, unlinking an opened file, and fallocate.
+  // 0: the call is made.
   virtual int ring_setup() { return 0; }
   virtual int registration() { return 0; }
   virtual int open_unnamed() { return 0; }
@@ -29,7 +28,7 @@ class FaultSource {
   virtual int reserve() { return 0; }
 };
 
-// Asked by every SwapFile that is made from now on and was given no source; null: none. For tests of what lies above.
+// Used by every SwapFile created from now on without its own source; null: none. For tests of higher layers.
 void set_faults_of_new_files(std::shared_ptr<FaultSource> faults);
 
 }  // namespace zero::storage

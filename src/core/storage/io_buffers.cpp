@@ -17,7 +17,7 @@ std::int64_t whole(std::int64_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// Large memory begins at a huge page: the disk then gets one segment where it would get hundreds.
+// Large memory is aligned to huge pages: the disk then gets one segment instead of hundreds.
 void* map(std::int64_t size) {
   const bool large = size >= kHugePage;
   const auto length = static_cast<std::size_t>(large ? size + kHugePage : size);
@@ -40,7 +40,7 @@ IoBuffers::~IoBuffers() {
 void* IoBuffers::take(std::int64_t bytes) {
   const auto size = whole(bytes);
   const std::lock_guard lock(mutex_);
-  // The smallest free piece that fits, if it is not much too large.
+  // The smallest free piece that is large enough, unless it is much too large.
   Piece* best = nullptr;
   for (auto& piece : pieces_)
     if (!piece.taken && piece.bytes >= size && piece.bytes <= 2 * size && (!best || piece.bytes < best->bytes))

@@ -1,5 +1,5 @@
-// Page-aligned memory for transfers: mapped and touched once, registered with the I/O path once,
-// used again by later buffers. Not copied into children made by fork.
+// Page-aligned memory for transfers. It is mapped, touched and registered with the I/O path once, and reused by later
+// buffers. Not inherited by forked children.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,10 +18,10 @@ class IoBuffers {
   IoBuffers(const IoBuffers&) = delete;
   IoBuffers& operator=(const IoBuffers&) = delete;
 
-  // At least `bytes`; nullptr when the system has none.
+  // At least `bytes`; nullptr if out of memory.
   void* take(std::int64_t bytes);
   void give_back(void* data);
-  // Registers what is and will be mapped with the path; nullptr: with none any more.
+  // Registers current and future memory with `path`; nullptr: unregisters.
   void serve(IoPath* path);
 
  private:

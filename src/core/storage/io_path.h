@@ -1,4 +1,4 @@
-// What sends the queue's requests: a ring (io_ring.h) or threads with plain calls (io_threads.h).
+// Sends the queue's requests: through a ring (io_ring.h) or with threads and system calls (io_threads.h).
 #pragma once
 #include <cstdint>
 #include <string>
@@ -7,12 +7,12 @@ namespace zero::storage {
 
 class IoPath {
  public:
-  // Returns when every request that was taken has ended. The queue is closed by then.
+  // Blocks until every accepted request has ended. The queue is closed before.
   virtual ~IoPath() = default;
-  // The queue has got a transfer.
+  // A transfer was added to the queue.
   virtual void wake() = 0;
   virtual bool add_memory(void* data, std::int64_t bytes) = 0;
-  // "io_uring" and the like, and what is to be said of the memory.
+  // "io_uring" or similar, and a description of the memory.
   virtual std::string name() const = 0;
   virtual std::string memory_name() const = 0;
 };

@@ -1,8 +1,7 @@
-// One thread a ring takes requests, submits them and judges their completions; it sleeps in the
-// kernel alone, and new transfers reach it there through an eventfd that is read in the same ring.
-// Every return value of a submission is looked at: what was not taken stays in the ring's queue and
-// goes with the next call; a ring that takes nothing for good is given up and its thread goes on
-// with plain calls. No two requests are linked: a short one would break the rest.
+// One thread per ring takes requests, submits them and handles their completions. It blocks only in the kernel; new
+// transfers wake it through an eventfd that is read in the same ring. Every submission result is checked: entries that
+// were not accepted stay in the ring's queue for the next call, and if a ring stops accepting entries, its thread
+// continues with plain system calls. Requests are not linked, because a short one would cancel the others.
 #include "storage/io_ring.h"
 
 #include <liburing.h>
@@ -33,11 +32,11 @@ using Next = RequestQueue::Next;
 
 constexpr std::uint64_t kWake = ~std::uint64_t{0};
 constexpr std::int64_t kNothing = INT64_MIN;
-constexpr std::int64_t kMostRegistered = std::int64_t{1} << 30;  // of one registered piece, the kernel's limit
+constexpr std::int64_t kMostRegistered = std::int64_t{1} << 30;  // the kernel's limit for one registered piece
 constexpr unsigned kPieces = 4096;
 constexpr int kRefusals = 100;
 
-// What all rings have registered, each under the same numbers.
+// Memory that all rings have registered, with the same indices.
 struct Piece {
   char *begin, *end;
   unsigned number;
@@ -52,7 +51,7 @@ class Ring {
         faults_(faults),
         together_(settings.single_submit ? 1 : std::max(4, settings.queue_depth / 4)),
         slots_(static_cast<std::size_t>(settings.queue_depth)) {
-    const auto entries = static_cast<unsigned>(settings.queue_depth) + 1;  // and the eventfd's
+    const auto entries = static_cast<unsigned>(settings.queue_depth) + 1;  // plus the eventfd's
     int error = faults_ ? -faults_->ring_setup() : 0;
     if (error == 0) error = io_uring_queue_init(entries, &ring_, IORING_SETUP_COOP_TASKRUN);
     if (error == -EINVAL) error = io_uring_queue_init(entries, &ring_, 0);  // before Linux 5.19
@@ -71,7 +70,7 @@ class Ring {
     thread_ = quiet_thread([this] { run(); });
   }
 
-  // The queue is closed.
+  // The queue must be closed.
   ~Ring() {
     ring_bell();
     thread_.join();
@@ -99,7 +98,7 @@ class Ring {
   struct Slot {
     Request request;
     std::uint64_t prepared_as = 0;
-    std::int64_t sent = 0, shown = kNothing;  // what a fault shows when the kernel says `sent`
+    std::int64_t sent = 0, shown = kNothing;  // `shown`: the injected result, if the kernel returns `sent`
   };
 
   void ring_bell() {
@@ -113,13 +112,13 @@ class Ring {
     while (!broken_) {
       take_requests();
       if (!free_.empty()) {
-        // Nothing to take now. A transfer that comes after this sees `asleep_`; one that came before is found by the
-        // second look.
+        // Nothing to take now. A transfer added after this sees `asleep_`; one added before is found by the second
+        // check.
         asleep_ = true;
         take_requests();
       }
       if (!over_.empty()) {
-        // The disk first: waking a thread takes longer than filling the ring.
+        // Submit first: waking a thread takes longer than filling the ring.
         if (io_uring_sq_ready(&ring_) > 0) submit(0);
         finish_transfers();
       }
@@ -138,7 +137,7 @@ class Ring {
   }
 
   void take_requests() {
-    // Without overlap a new batch begins when the last one has ended.
+    // Without overlap, a new batch begins when the last one has ended.
     if (!settings_.overlap_events && in_flight_ > 0) return;
     while (!free_.empty() && !broken_) {
       auto& slot = slots_[free_.back()];
@@ -152,7 +151,7 @@ class Ring {
 
   io_uring_sqe* entry() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-    while (!sqe && !broken_) {  // what was prepared was not taken yet
+    while (!sqe && !broken_) {  // prepared entries were not accepted yet
       submit(0);
       sqe = io_uring_get_sqe(&ring_);
     }
@@ -168,7 +167,7 @@ class Ring {
     }
   }
 
-  // The slot's request, or what is left of it, into the ring.
+  // Prepares an entry for the rest of the slot's request.
   void prepare(std::size_t number) {
     auto& slot = slots_[number];
     auto& request = slot.request;
@@ -177,7 +176,7 @@ class Ring {
     slot.shown = kNothing;
     slot.prepared_as = UINT64_MAX;
     auto* sqe = entry();
-    if (!sqe) return;  // broken: go_on_plainly() finds it
+    if (!sqe) return;  // broken: handled by go_on_plainly()
     slot.prepared_as = prepared_;
     if (faults_) {
       const auto fault = faults_->request(request.write, offset, slot.sent);
@@ -215,8 +214,8 @@ class Ring {
     return -1;
   }
 
-  // Hands the prepared entries over, and waits until `completions` are there. Whatever was not taken goes with the next
-  // call.
+  // Submits the prepared entries and waits for `completions` completions. Entries that were not accepted are submitted
+  // by the next call.
   void submit(unsigned completions) {
     const int fault = faults_ ? faults_->submission() : 0;
     const unsigned prepared = io_uring_sq_ready(&ring_);
@@ -228,7 +227,7 @@ class Ring {
       return;
     }
     if (taken == -EINTR) return;
-    // Completions that nobody has taken may be what is in the way.
+    // Pending completions may be the cause.
     if (io_uring_cq_ready(&ring_) > 0) return;
     const bool passing = taken == 0 || taken == -EAGAIN || taken == -EBUSY || taken == -ENOMEM;
     if (!passing || ++refusals_ >= kRefusals) {
@@ -278,7 +277,7 @@ class Ring {
     --in_flight_;
   }
 
-  // To the request's end, in this thread.
+  // Completes the request in this thread.
   void run_plainly(std::size_t number) {
     send_to_the_end(slots_[number].request);
     release(number);
@@ -292,7 +291,7 @@ class Ring {
     }
   }
 
-  // What the kernel has taken is awaited, what it has not is done here, and so is all that comes.
+  // Waits for requests that the kernel has accepted, and performs all others with system calls.
   void go_on_plainly() {
     const auto taken = prepared_ - io_uring_sq_ready(&ring_);
     std::vector<bool> idle(slots_.size());
@@ -312,8 +311,8 @@ class Ring {
   const IoSettings settings_;
   const std::int64_t alignment_;
   FaultSource* const faults_;
-  // Entries that are submitted at once. The kernel joins neighbours of one submission to one request of the
-  // disk: with all in one, nothing would be under way between its end and the next submission.
+  // Number of entries submitted at once. The kernel merges adjacent requests of one submission; with all in one
+  // submission, the disk would be idle until the next.
   const int together_;
   io_uring ring_{};
   int wake_ = -1;
@@ -321,10 +320,10 @@ class Ring {
   std::mutex pieces_mutex_;
   std::vector<Piece> pieces_;
   std::atomic<bool> asleep_{false};
-  // Of the thread.
+  // Used by the thread only.
   std::vector<Slot> slots_;
   std::vector<std::size_t> free_;
-  std::vector<std::shared_ptr<Transfer>> over_;  // whose waiters are to be woken
+  std::vector<std::shared_ptr<Transfer>> over_;  // complete transfers, whose waiting threads must be woken
   int in_flight_ = 0, refusals_ = 0;
   std::uint64_t prepared_ = 0, rung_ = 0;
   bool armed_ = false, broken_ = false;

@@ -1,5 +1,4 @@
-// Requests over io_uring. liburing is seen by io_ring.cpp alone; without it at build time there is
-// only the error.
+// Requests through io_uring. Only io_ring.cpp includes liburing; builds without it always throw.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,8 +8,8 @@
 
 namespace zero::storage {
 
-// One ring and one thread for each of settings.threads. Queue, settings and faults must outlive it.
-// Throws IoError with the system's text where rings cannot be had.
+// One ring and one thread per settings.threads. Queue, settings and faults must outlive it. Throws IoError with the
+// system's text if rings are unavailable.
 std::unique_ptr<IoPath> make_io_ring(RequestQueue& queue, const IoSettings& settings, std::int64_t alignment,
                                      FaultSource* faults);
 

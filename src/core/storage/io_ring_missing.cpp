@@ -1,4 +1,4 @@
-// Stands in for io_ring.cpp in a build without liburing.
+// Replaces io_ring.cpp in builds without liburing.
 #include "storage/io_ring.h"
 
 #include <zero/errors.h>

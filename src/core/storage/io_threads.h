@@ -1,4 +1,4 @@
-// Requests by pread and pwrite, one thread for each request in flight: where there is no io_uring.
+// Requests by pread and pwrite, with one thread per request in flight. Used without io_uring.
 #pragma once
 #include <memory>
 #include <thread>
@@ -11,13 +11,13 @@ namespace zero::storage {
 
 class IoThreads final : public IoPath {
  public:
-  // So many threads for these settings: as many as requests in flight, at most kMost.
+  // Number of threads: requests in flight, at most kMost.
   static constexpr int kMost = 32;
   static int threads_for(const IoSettings& settings);
   // Queue, alignment and faults must outlive it.
   IoThreads(RequestQueue& queue, int threads, std::int64_t alignment, FaultSource* faults);
   ~IoThreads() override;
-  void wake() override {}  // the queue itself wakes who waits in it
+  void wake() override {}  // threads wait in the queue
   bool add_memory(void*, std::int64_t) override { return false; }
   std::string name() const override;
   std::string memory_name() const override { return ""; }
@@ -30,8 +30,8 @@ class IoThreads final : public IoPath {
   std::vector<std::thread> threads_;
 };
 
-// A thread that receives no signal: they are the program's other threads' business, and SIGXFSZ
-// would end the process where a failed write is to be reported.
+// A thread with all signals blocked. The program handles its signals in other threads, and SIGXFSZ would end the
+// process instead of failing the write.
 template <class Body>
 std::thread quiet_thread(Body body);
 

@@ -1,5 +1,5 @@
-// Removes only what carries our name, lies in such a folder under our file's name, and belongs to a
-// process that is gone. Everything is opened relative to its folder and never through a link.
+// Removes only folders with our name and file name that belong to a process that has ended. Everything is opened
+// relative to its folder, without following links.
 #include "storage/leftovers.h"
 
 #include <dirent.h>
@@ -28,7 +28,7 @@ using base::join;
 
 constexpr const char* kPrefix = "zero-swap@";
 
-// Only what cannot end a part of the name or leave the folder.
+// Only characters that do not end a part of the name or leave the folder.
 std::string plain(const std::string& text, std::size_t most) {
   std::string out;
   for (const char c : text.substr(0, most))
@@ -36,12 +36,12 @@ std::string plain(const std::string& text, std::size_t most) {
   return out.empty() ? "_" : out;
 }
 
-// Clock ticks after boot at which the process began; 0 when there is none (or no /proc).
+// The process's start in clock ticks since boot; 0 if there is none (or no /proc).
 std::uint64_t start_of(pid_t pid) {
   std::ifstream in(join("/proc/", pid, "/stat"));
   std::string line;
   if (!std::getline(in, line)) return 0;
-  // The second field is the program's name in brackets and may hold anything; field 22 follows the last bracket.
+  // The second field is the program's name in parentheses and may contain anything; field 22 follows the last one.
   const auto close = line.rfind(')');
   if (close == std::string::npos) return 0;
   std::size_t at = close + 1;
@@ -91,7 +91,7 @@ int open_folder_at(int parent, const char* name) {
   return openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-// Why the folder must stay, or empty. The lock is held by `inner` from here on.
+// Why the folder must be kept, or empty. `inner` then holds the lock.
 std::string alive(const Owner& owner, int inner) {
   if (owner.host != plain(base::host_name("_"), 64)) return "it is of host " + owner.host;
   if (const auto start = start_of(owner.pid); start != 0 && start == owner.start)
@@ -117,7 +117,7 @@ Leftover look_at(int folder, const std::string& path, const std::string& name, c
   } else if (has_file && unlinkat(inner.fd, kPrivateFileName, 0) != 0) {
     found.kept_because = std::strerror(errno);
   } else if (unlinkat(folder, name.c_str(), AT_REMOVEDIR) != 0) {
-    found.kept_because = std::strerror(errno);  // something that is not ours lies in it
+    found.kept_because = std::strerror(errno);  // it contains other files
   } else {
     found.removed = true;
   }

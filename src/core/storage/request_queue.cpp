@@ -1,4 +1,4 @@
-// The table of docs/nvme.md, "What a result means", is judge().
+// judge() implements the table "What a result means" of docs/nvme.md.
 #include "storage/request_queue.h"
 
 #include <unistd.h>
@@ -96,7 +96,7 @@ bool RequestQueue::take_locked(Request& request) {
   return true;
 }
 
-// Notes the request's end, and its transfer's if it was the last; `error` empty: it went well.
+// Ends a request, and its transfer if it was the last one. `error` empty: success.
 void RequestQueue::end(Request& request, const std::string& error, std::shared_ptr<Transfer>* over) {
   bool last = false, next_batch = false;
   auto transfer = std::move(request.transfer);
@@ -107,7 +107,7 @@ void RequestQueue::end(Request& request, const std::string& error, std::shared_p
       ++(request.write ? stats_.writes : stats_.reads);
     } else {
       if (transfer->error_.empty()) transfer->error_ = error;
-      // What was not sent is not sent any more.
+      // Parts that were not sent are canceled.
       if (transfer->taken_ < transfer->bytes_) {
         auto& queue = waiting_[transfer->write_];
         queue.erase(std::find(queue.begin(), queue.end(), transfer));
@@ -148,7 +148,7 @@ RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, st
       end(request, "", over);
       return Next::Ended;
     }
-    // The rest must begin at a multiple of the alignment again, for O_DIRECT.
+    // O_DIRECT requires the rest to begin at a multiple of the alignment.
     const auto alignment = space_.file().alignment();
     const auto progress = result / alignment * alignment;
     request.moved += progress;
@@ -178,7 +178,7 @@ RequestQueue::Next RequestQueue::judge(Request& request, std::int64_t result, st
   return failed(system_text(error) + why_not);
 }
 
-// The data are still in memory: the request goes once to another file.
+// The data is still in memory: the request is sent once to another file.
 bool RequestQueue::relocate(Request& request, std::string& why_not) {
   if (request.relocated) {
     why_not = ", in a second file, too";

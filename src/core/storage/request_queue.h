@@ -1,6 +1,5 @@
-// What lies between a caller's transfers and the I/O threads: transfers are cut into requests, reads
-// and writes take turns, and every result of every request is judged in one place, whoever sent it.
-// Sending is io_ring.h's and io_threads.h's.
+// The queue between callers' transfers and the I/O threads. Divides transfers into requests, alternates reads and
+// writes, and handles the result of every request. io_ring.h and io_threads.h send requests.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -24,7 +23,7 @@ class Transfer final : public Work {
   Transfer(bool write, std::int64_t offset, char* data, std::int64_t bytes);
   void wait() override;
   bool done() override;
-  // Nothing of it is under way any more.
+  // Waits until no request of the transfer is in flight.
   void finish();
 
  private:
@@ -32,17 +31,17 @@ class Transfer final : public Work {
   const bool write_;
   const std::int64_t offset_, bytes_;
   char* const data_;
-  // Of the queue, under its mutex.
+  // Guarded by the queue's mutex.
   std::int64_t taken_ = 0;
   int under_way_ = 0;
   std::string error_;
-  // Of those who wait.
+  // For threads that wait.
   std::mutex mutex_;
   std::condition_variable finished_;
   bool done_ = false;
 };
 
-// A part of a transfer that is sent as one system call or ring entry, and what is left of it.
+// A part of a transfer that is sent as one system call or ring entry, with its remaining bytes.
 struct Request {
   std::shared_ptr<Transfer> transfer;
   bool write = false;
@@ -51,37 +50,36 @@ struct Request {
   char* data = nullptr;
   Place place;
   std::int64_t moved = 0;   // bytes already read or written
-  int tries = 0;            // interrupted or refused in a row
-  int stalls = 0;           // results without progress in a row
-  bool relocated = false;   // on its way to a second place
-  bool undirected = false;  // sent again since the page cache is used
+  int tries = 0;            // consecutive interruptions or refusals
+  int stalls = 0;           // consecutive results without progress
+  bool relocated = false;   // being moved to a second location
+  bool undirected = false;  // resent since the file uses the page cache
   std::int64_t left() const { return bytes - moved; }
 };
 
 class RequestQueue {
  public:
-  // `together`: requests of one batch, 0 = no batches. Every request of a batch has ended before
-  // the next one's first is given.
+  // together: requests per batch, 0 = no batches. All requests of a batch end before the next batch starts.
   RequestQueue(SwapSpace& space, const IoSettings& settings, int together);
 
   // Throws IoError after close().
   void add(std::shared_ptr<Transfer> transfer);
-  // The next request. False: there is none now.
+  // Takes the next request. False: none available.
   bool take(Request& request);
-  // Blocks for one. False: closed and empty.
+  // Blocks for a request. False: closed and empty.
   bool await(Request& request);
   bool closed() const { return closed_.load(); }
 
-  // Ended: the request is over. Again: send what is left(). Pause: the same after pause(). Plainly:
-  // the same, but not through the ring.
+  // Ended: the request is complete. Again: send what is left(). Pause: the same after pause(). Plainly: the same with a
+  // system call instead of the ring.
   enum class Next { Ended, Again, Pause, Plainly };
-  // `result`: bytes, or -errno. With `over` (the ring's) a plain call is left as another way, and a
-  // transfer that is over is handed back there: its finish(), which wakes who waits, is the caller's.
+  // result: bytes, or -errno. `over` is set by the ring: plain system calls are then an alternative, and a complete
+  // transfer is returned there, whose finish() the caller calls.
   Next judge(Request& request, std::int64_t result, std::shared_ptr<Transfer>* over = nullptr);
-  // Sleeps: longer, the more often the request was refused in a row.
+  // Sleeps, longer after more consecutive refusals.
   static void pause(const Request& request);
 
-  // Transfers that are not yet begun fail; threads that await() come back when all is done.
+  // Fails transfers that have not started. await() returns in all threads when all requests are complete.
   void close();
   SwapFile::Stats stats() const;
 
@@ -104,7 +102,7 @@ class RequestQueue {
   SwapFile::Stats stats_;
 };
 
-// One pread or pwrite for what is left of the request: bytes or -errno. With a `faults` that may fail it.
+// One pread or pwrite of the rest of the request: bytes or -errno. `faults`, if given, may fail it.
 std::int64_t send_plainly(const Request& request, std::int64_t alignment, FaultSource* faults);
 
 }  // namespace zero::storage

@@ -1,5 +1,5 @@
-// Opening, reserving and describing the file; each step falls back to the next best and says so in
-// what the callers show (unnamed(), direct(), path()).
+// Opens, reserves and describes the file. Each step falls back to an alternative, which unnamed(), direct() and path()
+// report.
 #include "storage/storage_file.h"
 
 #include <fcntl.h>
@@ -117,7 +117,7 @@ StorageFile::~StorageFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// Returns errno; EINVAL of O_DIRECT alone is settled here.
+// Returns errno. Handles EINVAL caused by O_DIRECT.
 int StorageFile::open_unnamed() {
   if (const int error = faults_ ? faults_->open_unnamed() : 0) return error;
   for (const int direct : {O_DIRECT, 0}) {
@@ -140,10 +140,10 @@ int StorageFile::open_in_private_folder() {
   }
   path_ = private_folder_ + "/" + kPrivateFileName;
   lock_ = open(private_folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // the name tells the owner, too
+  if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // if the lock fails, the name still identifies the owner
   int error = 0;
   for (const int direct : {O_DIRECT, 0}) {
-    // Some file systems refuse O_DIRECT only after they have made the file: hence no O_EXCL at the second try.
+    // Some file systems reject O_DIRECT only after creating the file, so the second attempt does not use O_EXCL.
     fd_ = open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW | (direct ? O_EXCL | O_DIRECT : 0), 0600);
     error = fd_ >= 0 ? 0 : errno;
     if (error != EINVAL) {
@@ -159,7 +159,7 @@ int StorageFile::open_in_private_folder() {
   }
   const int fault = faults_ ? faults_->unlink() : 0;
   named_ = fault != 0 || unlink(path_.c_str()) != 0;
-  // On NFS an open file keeps another name in the folder, which then goes when this object does.
+  // On NFS an open file remains in the folder under another name, which is removed when this object is destroyed.
   if (!named_ && rmdir(private_folder_.c_str()) == 0) private_folder_.clear();
   return 0;
 }
@@ -171,7 +171,7 @@ void StorageFile::stop_direct() {
 }
 
 void StorageFile::reserve(std::int64_t bytes) {
-  // Asking for more than there is would fill the disk for a while before it fails.
+  // Requesting more than is available would fill the disk for a while before it fails.
   const auto free = free_bytes_of(folder_);
   if (free >= 0 && free < bytes - reserved_) fail("reserve", ENOSPC, bytes - reserved_);
   const base::SizeSignalOff guard;
@@ -182,7 +182,7 @@ void StorageFile::reserve(std::int64_t bytes) {
     } while (error == EINTR);
   }
   if (error == EOPNOTSUPP || error == ENOSYS) {
-    // No reservation on this file system: there is room now, and that has to do.
+    // This file system has no reservation; that space is free now has to suffice.
     error = ftruncate(fd_, bytes) == 0 ? 0 : errno;
   }
   if (error != 0) fail("reserve", error, bytes - reserved_);

@@ -1,6 +1,5 @@
-// One file that holds swapped bytes: opened without a name (or in a private folder, whose name
-// leftovers.h can judge), reserved in full, past the page cache where that works. Knows nothing of
-// requests.
+// One file for offloaded bytes: unnamed (or in a private folder, see leftovers.h), fully reserved, bypassing the page
+// cache if possible.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,14 +12,14 @@ namespace zero::storage {
 // "No space left on device (ENOSPC, errno 28)".
 std::string system_text(int error);
 
-// Bytes that an ordinary user may still write into the file system of `path`; -1: not known.
+// Bytes that an ordinary user may write to the file system of `path`; -1: unknown.
 std::int64_t free_bytes_of(const std::string& path);
 
-// "ext4", "nfs", "tmpfs"; "type 0x..." for others; empty when the folder is not there.
+// "ext4", "nfs", "tmpfs"; "type 0x..." for others; empty if the folder does not exist.
 std::string file_system_of(const std::string& folder);
 
-// What offloading into this folder means if it is no local disk (a network file system, memory);
-// empty for a disk.
+// A notice about the effect of offloading to a folder that is not on a local disk (network file system, memory); empty
+// for a disk.
 std::string folder_notice(const std::string& folder);
 
 class StorageFile {
@@ -31,11 +30,11 @@ class StorageFile {
   StorageFile(const StorageFile&) = delete;
   StorageFile& operator=(const StorageFile&) = delete;
 
-  // The file has `bytes` from here on, and room for them on the disk. Throws IoError.
+  // Sets the file's size to `bytes` and reserves disk space. Throws IoError.
   void reserve(std::int64_t bytes);
   int fd() const { return fd_; }
   bool direct() const { return direct_; }
-  // From here on through the page cache, also for requests that are under way.
+  // Uses the page cache from now on, also for requests in flight.
   void stop_direct();
   std::int64_t alignment() const { return alignment_; }
   const std::string& path() const { return path_; }

@@ -1,4 +1,4 @@
-// Putting it together: space, queue, and the first path that a write and a read back prove to work.
+// Combines space and queue with the first I/O path that passes a test write and read.
 #include "storage/swap_file.h"
 
 #include <unistd.h>
@@ -28,14 +28,14 @@ std::shared_ptr<FaultSource> of_new_files;
 
 }  // namespace
 
-// Members end in reverse order: the path, which awaits what is under way, goes first.
+// Members are destroyed in reverse order: the path, which waits for requests in flight, first.
 struct SwapFile::State {
   State(const std::string& folder, std::int64_t bytes, const IoSettings& settings, const std::string& who,
         std::shared_ptr<FaultSource> faults)
       : faults(std::move(faults)), space(folder, bytes, who, this->faults.get()), settings(settings) {}
   ~State() { pool->serve(nullptr); }
 
-  // Tries `make`'s path with one request each way. Throws IoError.
+  // Tests the path of `make` with one request each way. Throws IoError.
   template <class Make>
   void start(int together, Make make) {
     pool->serve(nullptr);
@@ -86,7 +86,7 @@ struct SwapFile::State {
     if (std::memcmp(out.data(), in.data(), bytes) != 0)
       throw IoError(join("[SwapFile::create] got other bytes than were written to ", space.file().path(), " by ",
                          path->name(), " (", space.who(), ")"));
-    // A new file holds zeros, at its beginning, too.
+    // Restore the zeros of a new file.
     std::memset(out.data(), 0, bytes);
     begin(true, 0, static_cast<char*>(out.data()), size)->wait();
   }
@@ -96,7 +96,7 @@ struct SwapFile::State {
   SwapSpace space;
   const IoSettings settings;
   const std::shared_ptr<IoBuffers> pool = std::make_shared<IoBuffers>();
-  Stats before;  // of the proof
+  Stats before;  // of the test's requests
   std::unique_ptr<RequestQueue> queue;
   std::unique_ptr<IoPath> path;
 };
@@ -138,7 +138,7 @@ std::unique_ptr<SwapFile> SwapFile::create(const std::string& folder, std::int64
 SwapFile::SwapFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 SwapFile::~SwapFile() {
-  // A child made by fork has the file and no threads: what it does not have, it must not join.
+  // A forked child has the file but no threads to join.
   if (state_->owner != getpid()) static_cast<void>(state_.release());
 }
 

@@ -1,6 +1,5 @@
-// The file of one rank to which state goes when memory is short, with asynchronous transfers over
-// io_uring or threads. What the bytes mean, which go out when, and their checksums are the
-// engine's; how requests are sent is io_ring.h and io_threads.h. No torch here.
+// The offload file of one rank, with asynchronous transfers over io_uring or threads. The engine decides what is stored
+// and when, and keeps checksums; io_ring.h and io_threads.h send requests. No torch.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -10,7 +9,7 @@
 
 namespace zero::storage {
 
-inline constexpr std::int64_t kPage = 4096;  // bytes: what memory, files and blocks of transfers are multiples of
+inline constexpr std::int64_t kPage = 4096;  // bytes: memory, files and blocks are multiples of it
 
 class IoBuffers;
 class FaultSource;
@@ -21,19 +20,19 @@ struct IoSettings {
   int queue_depth = 8;                // requests in flight per I/O thread
   int threads = 1;                    // aio.intra_op_parallelism
   bool single_submit = false;         // one submission call per request
-  bool overlap_events = true;         // false: a whole batch is awaited before the next is sent
+  bool overlap_events = true;         // false: each batch completes before the next is sent
   enum class Path { Probe, Ring, Threads } path = Path::Probe;
 };
 
-// Page-aligned host memory for transfers, from its file's pool: touched when it is first mapped,
-// registered with the ring where the locked-memory limit lets it. It may outlive the file.
+// Page-aligned host memory for transfers, from its file's pool. Touched when first mapped, and registered with the ring
+// if the locked-memory limit permits. It may outlive the file.
 class IoBuffer {
  public:
   IoBuffer() = default;
   IoBuffer(std::shared_ptr<IoBuffers> pool, void* data, std::int64_t bytes);
   IoBuffer(IoBuffer&& other) noexcept;
   IoBuffer& operator=(IoBuffer&& other) noexcept;
-  ~IoBuffer();  // back to the pool
+  ~IoBuffer();  // returns the memory to the pool
   void* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
 
@@ -43,16 +42,16 @@ class IoBuffer {
   std::int64_t bytes_ = 0;
 };
 
-// Any thread may call anything; two transfers of overlapping ranges, one of them a write, must not
-// be under way at once. Not to be used in a child made by fork.
+// Thread-safe, but two transfers of overlapping ranges must not be in flight together if one of them is a write. Do not
+// use in a forked child.
 class SwapFile {
  public:
-  // Reserves `bytes` in `folder`, in a file without a name where the file system has those, and
-  // tries one write and one read before anything relies on it. `who` ("rank 2/4") is for messages.
-  // Throws IoError: folder, needed and free bytes, the system's text; ConfigError for settings out of range.
+  // Reserves `bytes` in `folder`, in an unnamed file if the file system supports it, and tests one write and one read.
+  // `who` ("rank 2/4") is for messages. Throws IoError (folder, needed and free bytes, the system's text) and
+  // ConfigError for settings out of range.
   static std::unique_ptr<SwapFile> create(const std::string& folder, std::int64_t bytes, const IoSettings& settings,
                                           const std::string& who, std::shared_ptr<FaultSource> faults = nullptr);
-  // Requests that were sent are awaited; transfers not yet begun fail.
+  // Waits for requests that were sent; transfers that have not started fail.
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
@@ -60,26 +59,26 @@ class SwapFile {
   std::int64_t bytes() const;
   // Offsets, sizes and addresses are multiples of this (STATX_DIOALIGN, else 4096).
   std::int64_t alignment() const;
-  // Throws IoError when the system has no memory.
+  // Throws IoError if out of memory.
   IoBuffer buffer(std::int64_t bytes);
 
-  // Begin a transfer and return at once. The memory (an IoBuffer or any other that is aligned)
-  // must live until the Work has been waited for or is done; a Work that is let go goes on.
-  // The Work's wait() throws IoError: path, offset, needed and free bytes, the system's text.
+  // Start a transfer and return at once. The memory (an IoBuffer or other aligned memory) must live until the Work has
+  // been waited for or is done. Destroying the Work does not cancel the transfer. wait() throws IoError: path, offset,
+  // needed and free bytes, the system's text.
   std::shared_ptr<Work> begin_read(std::int64_t offset, void* data, std::int64_t bytes);
   std::shared_ptr<Work> begin_write(std::int64_t offset, const void* data, std::int64_t bytes);
 
   struct Stats {
     std::int64_t bytes_read = 0, bytes_written = 0;
-    std::int64_t reads = 0, writes = 0;  // requests that ended well
+    std::int64_t reads = 0, writes = 0;  // successful requests
     std::int64_t retries = 0;            // requests sent again: short, interrupted, refused, moved to another file
-    double seconds_busy = 0;             // with at least one request under way
+    double seconds_busy = 0;             // with at least one request in flight
   };
   Stats stats() const;
 
   // "io_uring, O_DIRECT, registered buffers", "8 threads, pread/pwrite, page cache".
   std::string description() const;
-  // The file, for messages: "/mnt/nvme/(unnamed)".
+  // The file's name for messages: "/mnt/nvme/(unnamed)".
   std::string path() const;
 
  private:

@@ -1,4 +1,4 @@
-// Moved ranges are rare: until the first one, a look-up costs one atomic load.
+// Moved ranges are rare: until the first one, a lookup costs one atomic load.
 #include "storage/swap_space.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Where each byte of a swap file lies: in its file, or, for ranges to which a write failed, in a
-// second file that is made at the first such failure. A failed range is never used again.
+// Maps each byte of a swap file to its location: the file, or, for ranges whose write failed, a second file that is
+// created at the first such failure. A failed range is never used again.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace zero::storage {
 struct Place {
   StorageFile* file = nullptr;
   std::int64_t offset = 0;  // in that file
-  std::int64_t bytes = 0;   // that lie together there, at most what was asked for
+  std::int64_t bytes = 0;   // contiguous there, at most the bytes requested
 };
 
 class SwapSpace {
@@ -23,10 +23,10 @@ class SwapSpace {
   SwapSpace(const std::string& folder, std::int64_t bytes, std::string who, FaultSource* faults);
 
   Place locate(std::int64_t offset, std::int64_t bytes);
-  // A new place for a range that locate() gave in one piece in the first file; not yet what locate()
-  // gives. file is null when the range lies in the second file already. Throws IoError.
+  // A new location for a range that locate() returned as one piece in the first file. locate() does not return it yet.
+  // file is null if the range is already in the second file. Throws IoError.
   Place second_place(std::int64_t offset, std::int64_t bytes);
-  // From here on locate() gives `place` for the range: it has been written there.
+  // The range was written to `place`; locate() returns it from now on.
   void settle(std::int64_t offset, const Place& place);
 
   StorageFile& file() { return first_; }
@@ -43,7 +43,7 @@ class SwapSpace {
   std::unique_ptr<StorageFile> second_;
   std::int64_t second_bytes_ = 0;
   std::atomic<bool> any_moved_{false};
-  std::map<std::int64_t, Place> moved_;  // by offset of the range; they do not overlap
+  std::map<std::int64_t, Place> moved_;  // by offset of the range; disjoint
 };
 
 }  // namespace zero::storage

@@ -18,7 +18,7 @@ namespace {
 using config::OffloadDevice;
 using Seconds = std::chrono::duration<double>;
 
-// Where a stretch that does not begin with its storage may begin, in bytes: data keep their alignment.
+// Granularity, in bytes, of the begin of a range within its storage; keeps the data's alignment.
 constexpr std::int64_t kBorder = 64;
 
 at::Tensor over(const c10::Storage& storage, std::int64_t byte_offset, at::IntArrayRef sizes, at::IntArrayRef strides,
@@ -68,13 +68,13 @@ class ActivationStore::Away {
   void begin_fetch() {
     if (source_.expired() && returned_.expired()) parcel_->begin_fetch();
   }
-  // Hooks that will ask, each with a number of its own to remember when it did.
+  // Registers hooks that will fetch the range. Each has a number, to detect when it fetched.
   void add_user() { ++users_; }
   void remove_user(std::uint64_t asked) {
     --users_;
     if (asked != pass_) one_less();
   }
-  // A storage that has the stretch at the byte returned second.
+  // A storage that contains the range, at the byte offset returned second.
   std::pair<c10::Storage, std::int64_t> on_device(std::uint64_t& asked) {
     if (auto there = source_.lock()) {
       ++store_->counts_.still_there;
@@ -101,12 +101,12 @@ class ActivationStore::Away {
   const std::shared_ptr<ActivationStore> store_;
   const Key key_;
   const std::uint64_t number_;
-  // Weak: the address in the key stays this storage's own, its memory goes.
+  // Weak: keeps the storage object's address (the key) unique without keeping its memory.
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
   c10::weak_intrusive_ptr<c10::StorageImpl> returned_{c10::intrusive_ptr<c10::StorageImpl>()};
   std::int64_t returned_begin_ = 0;
   std::unique_ptr<OffloadHandle> parcel_;
-  // What came back stays until every hook has asked for it, as the tensor itself would have stayed.
+  // A fetched copy stays until every hook has requested it, as the original tensor would have.
   void one_less() {
     if (--awaited_ <= 0) held_.reset();
   }
@@ -117,7 +117,7 @@ class ActivationStore::Away {
 
 struct ActivationStore::View {
   std::vector<std::int64_t> sizes, strides;
-  std::int64_t offset;  // bytes from the stretch's begin
+  std::int64_t offset;  // bytes from the begin of the range
   at::ScalarType dtype;
 
   View(const at::Tensor& tensor, std::int64_t begin)
@@ -169,7 +169,7 @@ class ActivationStore::Stored final : public torch_hooks::CheckpointFrame {
 
 class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
  public:
-  // Of an input of `segment`, or null; leaves to `backend` from at_least bytes on.
+  // For an input of `segment`, or null. Offloads to `backend` from at_least bytes on.
   Hooks(std::shared_ptr<ActivationStore> store, OffloadBackend& backend, std::int64_t at_least, Stored* segment)
       : store_(std::move(store)), backend_(backend), at_least_(at_least), segment_(segment) {}
   ~Hooks() override {
@@ -189,7 +189,7 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
       view_.emplace(tensor, stretch_->begin());
       if (segment_ != nullptr) segment_->add(stretch_);
     } else {
-      // detach(): an output that its own node keeps would be a cycle.
+      // detach(): otherwise an output saved by its own node would form a cycle.
       kept_ = tensor.detach();
     }
   }
@@ -212,7 +212,7 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
   const std::shared_ptr<ActivationStore> store_;
   OffloadBackend& backend_;
   const std::int64_t at_least_;
-  Stored* const segment_;  // only asked whether there is one once the tensor is packed
+  Stored* const segment_;  // after packing, only compared with null
   torch_hooks::SavedVersion version_;
   std::shared_ptr<Away> stretch_;
   std::uint64_t asked_ = 0;
@@ -278,7 +278,7 @@ OffloadBackend& ActivationStore::backend_for_saved() {
 OffloadBackend& ActivationStore::backend_for_input(std::size_t position) {
   const std::lock_guard lock(mutex_);
   const auto& s = setup_.settings;
-  const bool slabs = s.contiguous && s.file_path.empty();  // a file is one piece anyway
+  const bool slabs = s.contiguous && s.file_path.empty();  // a file is contiguous anyway
   if (!slabs) position = 0;
   while (input_depots_.size() <= position) {
     if (!s.file_path.empty()) {
@@ -293,7 +293,7 @@ OffloadBackend& ActivationStore::backend_for_input(std::size_t position) {
           });
       input_depots_.push_back(std::make_unique<HostBackend>(setup_.device, std::move(slab)));
     } else {
-      // Counted where tensors of the device are.
+      // Booked on the device's tier.
       input_depots_.push_back(std::make_unique<SlabBackend>(
           std::make_unique<Slab>(s.num_checkpoints, [device = setup_.device](std::int64_t bytes) {
             return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
@@ -316,7 +316,7 @@ std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& t
   const auto total = static_cast<std::int64_t>(tensor.storage().nbytes());
   std::int64_t first = tensor.storage_offset() * width, last = first + width;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d) * width;
-  // The whole storage, unless it is much more than the tensor: other views of it are saved, too.
+  // The whole storage, unless it is much larger than the tensor: other views of it are usually saved as well.
   std::int64_t begin = 0, end = total;
   if (2 * (last - first) < total) {
     begin = first / kBorder * kBorder;
@@ -331,7 +331,7 @@ std::shared_ptr<ActivationStore::Away> ActivationStore::away(const at::Tensor& t
   return stretch;
 }
 
-// Backward asks in about the order opposite to that of the departures.
+// Backward requests ranges in about the reverse order of their offload.
 void ActivationStore::fetch_before(const Away& stretch) {
   const auto it = order_.find(stretch.number());
   if (it != order_.end() && it != order_.begin()) std::prev(it)->second->begin_fetch();
@@ -367,7 +367,7 @@ std::shared_ptr<torch_hooks::CheckpointFrame> ActivationStore::end_segment() {
 
 void ActivationStore::end_backward() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [number, stretch] : order_) stretch->let_go();  // of hooks that this pass did not reach
+  for (const auto& [number, stretch] : order_) stretch->let_go();  // ranges whose hooks this pass did not reach
   if (saved_depot_) saved_depot_->wait_idle();
   for (const auto& backend : input_depots_) backend->wait_idle();
   for (const auto& blocks : blocks_) blocks->trim();

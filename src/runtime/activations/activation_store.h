@@ -1,9 +1,9 @@
-// What autograd keeps between forward and backward, away from the device: the inputs of checkpointed segments, and any
-// saved tensor above a size. Decides which bytes leave, each once, and when they come back; where they wait is
-// backend.h, how autograd is asked is torch_hooks/saved_tensors.h. One for each Engine that asks for it.
+// Offloads tensors that autograd saves between forward and backward: the inputs of checkpointed segments, and saved
+// tensors above a size. Decides which bytes are offloaded, each once, and when they are fetched. offload_backend.h
+// stores them; torch_hooks/saved_tensors.h connects to autograd. One per Engine that requests it.
 //
-// [Note: bytes, not tensors] What leaves is a stretch of a storage, so that views of one storage leave together and
-// come back with their strides: kernels then take the same paths, and give the same bits.
+// [Note: bytes, not tensors] The unit of offload is a range of a storage, so that views of one storage are offloaded
+// together and keep their strides when fetched. Kernels then take the same paths and give the same bits.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -33,40 +33,40 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   struct Setup {
     config::ActivationSettings settings;
     storage::IoSettings io;
-    at::Device device = at::kCPU;  // of the activations; others stay where they are
+    at::Device device = at::kCPU;  // of the activations; tensors on other devices are not offloaded
     std::shared_ptr<step::MemoryLedger> ledger;
     std::string who;                                  // "rank 2/4"
     std::vector<const void*> resident;                // set_resident()
-    std::function<void(const std::string&)> profile;  // a line for the log after each backward
+    std::function<void(const std::string&)> profile;  // called with a log line after each backward
   };
-  // nullptr when the settings ask for nothing. Throws ConfigError for a folder that is none.
+  // nullptr if the settings request nothing. Throws ConfigError if a folder does not exist.
   static std::shared_ptr<ActivationStore> create(Setup setup);
   explicit ActivationStore(Setup setup);
   ~ActivationStore() override;
 
-  // Storages that are there in backward anyway and stay where they are: buffers.
+  // Storages that exist in backward anyway (buffers) and are not offloaded.
   void set_resident(const std::vector<const void*>& storages);
   std::unique_ptr<torch_hooks::SavedTensorHooks> saved() override;
   void begin_segment() override;
   std::shared_ptr<torch_hooks::CheckpointFrame> end_segment() override;
-  // A backward pass has ended: copies under way are awaited, idle host memory that was not needed is freed.
+  // Ends a backward pass: waits for pending copies and frees idle host memory that was not needed.
   void end_backward();
-  // Its Engine is gone: threads that it is still installed in keep nothing more here.
+  // The Engine has ended: threads that still use this policy offload nothing more.
   void end() { ended_ = true; }
 
   struct Counts {
-    std::int64_t left = 0, bytes_left = 0;          // stretches that left
-    std::int64_t returned = 0, bytes_returned = 0;  // copies that came back
-    std::int64_t still_there = 0;                   // asked for while someone kept them on the device
-    std::int64_t in_store = 0;                      // stretches now
+    std::int64_t left = 0, bytes_left = 0;          // ranges offloaded
+    std::int64_t returned = 0, bytes_returned = 0;  // copies fetched
+    std::int64_t still_there = 0;                   // fetches of ranges that were still referenced on the device
+    std::int64_t in_store = 0;                      // ranges stored now
   };
   Counts counts() const;
 
  private:
-  class Away;                                                                      // a stretch of a storage
+  class Away;                                                                      // a range of a storage
   class Hooks;                                                                     // of one saved tensor
   class Stored;                                                                    // the inputs of one segment
-  struct View;                                                                     // a tensor within a stretch
+  struct View;                                                                     // a tensor within a range
   using Key = std::tuple<const void*, std::int64_t, std::int64_t, std::uint32_t>;  // storage, begin, end, version
   using Clock = std::chrono::steady_clock;
 
@@ -86,11 +86,11 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   std::atomic<bool> ended_{false};
   std::unordered_set<const void*> resident_;
   mutable std::recursive_mutex mutex_;
-  std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one for each backend, see its note on streams
+  std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one per backend, see its note on streams
   std::unique_ptr<OffloadBackend> saved_depot_;
-  std::vector<std::unique_ptr<OffloadBackend>> input_depots_;  // by position where each has a slab, else one
+  std::vector<std::unique_ptr<OffloadBackend>> input_depots_;  // one per position if each has a slab, else one
   std::map<Key, std::pair<const Away*, std::weak_ptr<Away>>> known_;
-  std::map<std::uint64_t, Away*> order_;  // as they left
+  std::map<std::uint64_t, Away*> order_;  // in order of offload
   std::uint64_t next_ = 0;
   std::weak_ptr<Stored> last_segment_;
   Counts counts_;

@@ -98,7 +98,7 @@ at::Tensor Slab::take(std::int64_t bytes) {
     const void* const before = slab_.defined() ? slab_.storage().unsafeGetStorageImpl() : nullptr;
     slab_ = at::Tensor();
     drop_if_idle(before);
-    slot_bytes_ = 0;  // in case there is no memory
+    slot_bytes_ = 0;  // in case the allocation fails
     const auto slot = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     slab_ = make_(num_slots_ * slot);
     slot_bytes_ = slot;

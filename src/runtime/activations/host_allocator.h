@@ -1,5 +1,5 @@
-// Where bytes that left the device lie in memory: blocks that are kept by size and handed out again, or the slots of
-// one slab. Both book what they own under Activations of their tier, in use or idle. No streams, no copies here.
+// Allocators for offloaded bytes in host memory: blocks that are cached by size, or the slots of one slab. Both book
+// the memory they own, used or idle, as Activations of its tier. No streams and no copies.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,16 +14,16 @@
 
 namespace zero::activations {
 
-// Flat kByte tensors. Not thread-safe: its owner takes turns.
+// Returns flat kByte tensors. Not thread-safe; the owner synchronizes.
 class HostAllocator {
  public:
   virtual ~HostAllocator() = default;
-  // bytes >= 1. Throws where there is no more.
+  // bytes >= 1. Throws if nothing is available.
   virtual at::Tensor take(std::int64_t bytes) = 0;
   virtual void give(const at::Tensor& taken) = 0;
 };
 
-// `bytes` of host memory, pinned if `device` is a GPU; not seen by the AllocationObserver.
+// `bytes` of host memory, pinned if `device` is a GPU. Not counted by the AllocationObserver.
 at::Tensor host_memory(at::Device device, std::int64_t bytes);
 
 // Blocks of host memory.
@@ -33,7 +33,7 @@ class HostBlocks final : public HostAllocator {
   ~HostBlocks() override;
   at::Tensor take(std::int64_t bytes) override;
   void give(const at::Tensor& taken) override;
-  // Frees blocks of sizes of which fewer have been in use at once since the last call.
+  // Frees cached blocks beyond the largest number in use at once, by size, since the last call.
   void trim();
 
  private:
@@ -46,14 +46,14 @@ class HostBlocks final : public HostAllocator {
   std::map<std::int64_t, Size> sizes_;
 };
 
-// n slots of equal size, one behind the other: what lives long does not lie between what comes and goes (ZeRO, 6.3,
-// M_D). Slots are used in order, from the first one again when none is in use. Made at the first use; when more bytes
-// are asked for than a slot has, a new slab of larger slots takes its place, and the old one goes with its last slot.
+// n slots of equal size in one piece of memory, which keeps long-lived tensors apart from short-lived ones (ZeRO,
+// section 6.3, M_D). Slots are used in order, starting over when none is in use. The slab is allocated at first use. If
+// a request exceeds the slot size, a slab with larger slots replaces it, and the old slab is freed with its last slot.
 class Slab final : public HostAllocator {
  public:
   static constexpr std::int64_t kAlignment = 256;
   using Make = std::function<at::Tensor(std::int64_t bytes)>;
-  // book(bytes) is told of what is owned; empty: someone else counts it.
+  // book(bytes) is called when the bytes owned change; empty: they are booked elsewhere.
   Slab(std::int64_t num_slots, Make make, std::function<void(std::int64_t)> book = {});
   ~Slab() override;
   // Throws ConfigError for slot n + 1.
@@ -70,7 +70,7 @@ class Slab final : public HostAllocator {
   const std::function<void(std::int64_t)> book_;
   std::int64_t slot_bytes_ = 0, next_ = 0, in_use_ = 0;
   at::Tensor slab_;
-  std::map<const void*, Owned> owned_;  // by storage: this slab and older ones with slots in use
+  std::map<const void*, Owned> owned_;  // by storage: this slab, and older ones with slots in use
 };
 
 }  // namespace zero::activations

@@ -52,10 +52,10 @@ class HostBackend::Held final : public OffloadHandle {
   void begin_fetch() override {
     if (coming_.defined() || (departure_ && departure_->bytes.defined())) return;
     const auto& side = backend_.departures_.side();
-    if (!side.device().is_cpu()) copy_back(side);  // a CPU would do it now, and hold it for longer
+    if (!side.device().is_cpu()) copy_back(side);  // on a CPU this would copy at once and hold the memory longer
   }
   at::Tensor fetch() override {
-    if (departure_ && departure_->bytes.defined()) return departure_->bytes;  // it has not gone yet
+    if (departure_ && departure_->bytes.defined()) return departure_->bytes;  // still on the device
     if (!coming_.defined()) copy_back(backend_.departures_.side());
     arrived_.hold();
     return std::exchange(coming_, at::Tensor());
@@ -109,7 +109,7 @@ namespace {
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Blocks of host memory have an aligned stretch of the size asked for.
+// Blocks of host memory contain an aligned range of the requested size.
 at::Tensor aligned(const at::Tensor& block, std::int64_t alignment) {
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(block.const_data_ptr()));
   return block.narrow(0, round_up(address, alignment) - address, block.numel() - alignment);
@@ -135,14 +135,14 @@ class FileBackend::Held final : public OffloadHandle {
     try {
       if (work_) work_->wait();
     } catch (const std::exception& error) {
-      base::log(LogLevel::Warning, error.what());  // of bytes nobody asks for any more
+      base::log(LogLevel::Warning, error.what());  // of data that is no longer needed
     }
     if (departure_) departure_->copied.wait();
     drop_staging();
     backend_.give(range_);
   }
 
-  // On the way out: begins to write when the copy is complete; true when nothing is left to do.
+  // While offloading: starts the write after the copy has completed. Returns whether nothing is left to do.
   bool advance(bool wait) {
     if (!writing_) {
       if (departure_) {
@@ -153,14 +153,14 @@ class FileBackend::Held final : public OffloadHandle {
       writing_ = true;
     }
     if (!wait && work_ && !work_->done()) return false;
-    if (work_) work_->wait();  // an error stays, and is thrown again
+    if (work_) work_->wait();  // an error is kept and thrown again
     work_.reset();
     drop_staging();
     return true;
   }
 
   void begin_fetch() override {
-    if (at_hand_.defined()) return;  // still here, or on its way
+    if (at_hand_.defined()) return;  // present or being read
     take_staging();
     work_ = range_.file->begin_read(range_.offset, at_hand_.mutable_data_ptr(), range_.bytes);
   }
@@ -196,7 +196,7 @@ class FileBackend::Held final : public OffloadHandle {
   FileBackend& backend_;
   const std::int64_t bytes_;
   const Range range_;
-  at::Tensor staging_, at_hand_;  // a block, and the aligned part of it that transfers use
+  at::Tensor staging_, at_hand_;  // a block, and the aligned part of it used for transfers
   std::shared_ptr<PendingCopies::One> departure_;
   std::shared_ptr<Work> work_;
   bool writing_ = false;
@@ -226,7 +226,7 @@ void FileBackend::add_extent(std::int64_t bytes) {
 
 FileBackend::Range FileBackend::take(std::int64_t bytes) {
   if (extents_.empty()) add_extent(std::max(kFirstBytes, round_up(bytes, kFirstBytes)));
-  // Files of one folder have one alignment.
+  // Files in one folder have the same alignment.
   const auto whole = round_up(bytes, extents_.front().file->alignment());
   const auto from = [&](Extent& extent) -> Range {
     auto& idle = extent.idle[whole];

@@ -1,10 +1,9 @@
-// Where bytes of a device wait until they are asked for again: in host memory, in slots of a slab, in a file. A backend
-// copies out while the device goes on, and back ahead of use; which bytes, and when, is its caller's
-// (activation_store.h).
+// Storage for offloaded bytes: host memory, slots of a slab, or a file. A backend copies out asynchronously and back
+// ahead of use. Its caller (activation_store.h) decides which bytes are copied and when.
 //
-// [Note: streams] Copies of a GPU run on one side stream. The device's bytes stay until the stream that is current at
-// the next departure has been told to wait for the copy, so that their memory can be used again without the host
-// waiting. A block of host memory is used again by copies of the same side stream only, in order.
+// [Note: streams] Copies of a GPU run on one side stream. The device memory is kept until the stream that is current at
+// the next offload has been ordered after the copy, so that the memory can be reused without blocking the host. A block
+// of host memory is reused only by copies of the same side stream, in order.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -22,35 +21,35 @@
 
 namespace zero::activations {
 
-// Bytes that left. Its backend must outlive it.
+// Offloaded bytes. The backend must outlive the handle.
 class OffloadHandle {
  public:
   virtual ~OffloadHandle() = default;
-  // Begins to bring a copy back, unless that is under way.
+  // Starts a copy back unless one is pending.
   virtual void begin_fetch() = 0;
-  // The bytes (kByte, 1-d, on the device); what the current stream is given from now on may read them.
+  // Returns the bytes (kByte, 1-d, on the device) for use on the current stream.
   virtual at::Tensor fetch() = 0;
 };
 
-// Not thread-safe: its owner takes turns. Errors are those of memory and files (IoError).
+// Not thread-safe; the owner synchronizes. Throws errors of memory and files (IoError).
 class OffloadBackend {
  public:
   virtual ~OffloadBackend() = default;
   // bytes: kByte, 1-d, contiguous, not empty, on the device.
   virtual std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) = 0;
-  // A pass has ended: nothing of the device is held any longer.
+  // Ends a pass: releases all device memory that pending copies keep.
   virtual void wait_idle() {}
 };
 
-// What is copied out of the device at the moment.
+// Copies from the device that are in flight.
 class PendingCopies {
  public:
   struct One {
-    at::Tensor bytes;  // on the device; undefined when they are gone
+    at::Tensor bytes;  // on the device; undefined once released
     gpu::Mark copied;
   };
   explicit PendingCopies(at::Device device) : side_(device, /*high_priority=*/false) {}
-  // nullptr where the copy is complete, on the CPU.
+  // nullptr if the copy is already complete, as on the CPU.
   std::shared_ptr<One> begin(const at::Tensor& bytes, const at::Tensor& host);
   void end();
   const gpu::SideStream& side() const { return side_; }
@@ -60,7 +59,7 @@ class PendingCopies {
   std::shared_ptr<One> last_;
 };
 
-// In memory of the host.
+// Stores bytes in host memory.
 class HostBackend final : public OffloadBackend {
  public:
   HostBackend(at::Device device, std::shared_ptr<HostAllocator> source)
@@ -74,7 +73,7 @@ class HostBackend final : public OffloadBackend {
   PendingCopies departures_;
 };
 
-// On the device itself, in one slab.
+// Stores bytes on the device, in one slab.
 class SlabBackend final : public OffloadBackend {
  public:
   explicit SlabBackend(std::unique_ptr<Slab> slab) : slab_(std::move(slab)) {}
@@ -85,11 +84,11 @@ class SlabBackend final : public OffloadBackend {
   std::unique_ptr<Slab> slab_;
 };
 
-// In a file without a name in `folder`, through blocks of host memory; booked as owned under the tier File. The file
-// grows by further ones; when nothing is in them, one file of their size takes their place.
+// Stores bytes in an unnamed file in `folder`, through blocks of host memory; the file's size is booked under the tier
+// File. Grows by adding files; once all are empty, one file of their total size replaces them.
 class FileBackend final : public OffloadBackend {
  public:
-  // The first file is made at the first departure. `who` as SwapFile::create takes it.
+  // The first file is created by the first offload. `who`: as for SwapFile::create.
   FileBackend(at::Device device, std::shared_ptr<HostBlocks> staging, std::shared_ptr<step::MemoryLedger> ledger,
               std::string folder, const storage::IoSettings& settings, std::string who);
   ~FileBackend() override;
@@ -98,11 +97,11 @@ class FileBackend final : public OffloadBackend {
 
  private:
   static constexpr std::int64_t kFirstBytes = std::int64_t{16} << 20;
-  static constexpr std::size_t kMostWrites = 2;  // blocks of host memory on their way into the file
+  static constexpr std::size_t kMostWrites = 2;  // blocks of host memory being written
 
   struct Extent {
     std::unique_ptr<storage::SwapFile> file;
-    std::int64_t end = 0;                                    // of what has been handed out
+    std::int64_t end = 0;                                    // of the space handed out
     std::map<std::int64_t, std::vector<std::int64_t>> idle;  // offsets by size
   };
   struct Range {
@@ -124,7 +123,7 @@ class FileBackend final : public OffloadBackend {
   PendingCopies departures_;
   std::vector<Extent> extents_;
   std::int64_t in_use_ = 0;     // ranges
-  std::deque<Held*> outgoing_;  // not yet in the file, oldest first
+  std::deque<Held*> outgoing_;  // not yet written, oldest first
 };
 
 }  // namespace zero::activations

@@ -1,4 +1,4 @@
-// Engine's checkpoint calls, on the real file system.
+// The checkpoint calls of Engine, on the real file system.
 #include "checkpoint/checkpoint.h"
 
 #include "observe/trace.h"

@@ -1,6 +1,5 @@
-// Checkpoints of an engine's state: Engine::save_checkpoint and load_checkpoint, with the file
-// system as an argument. Which elements a rank has is the engine's answer; how they lie in files is
-// the format's; this part brings the two together and keeps all ranks of one mind.
+// Implements Engine::save_checkpoint and load_checkpoint, with the file system as an argument. Maps the engine's state
+// pieces to the files of the format, and keeps all ranks consistent.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,17 +12,17 @@
 namespace zero::checkpoint {
 
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
-// Reads and verifies everything before it changes anything. Returns the tag it took.
+// Reads and verifies everything before it changes anything. Returns the tag that was loaded.
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
 
-// Every tensor of the model as a checkpoint holds it, without parts. The same on all ranks.
+// All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
-// "F32"; throws ConfigError naming `name` for a type that files cannot hold.
+// "F32"; throws ConfigError that names `name` for an unsupported dtype.
 std::string file_dtype(at::ScalarType type, const std::string& name);
 std::string optimizer_name(config::OptimizerType type);
 
 inline constexpr const char* kBuffer = "buffer";
-// This rank's generator of random numbers on the CPU: private, kind "rank".
+// This rank's random number generator on the CPU: saved per rank, kind "rank".
 inline constexpr const char* kPrivate = "rank";
 inline constexpr const char* kGenerator = "generator.cpu";
 

@@ -29,13 +29,13 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-// A wider float holds every value of a narrower one.
+// Whether the wanted dtype holds all values of the stored one.
 bool fits(const std::string& stored, const std::string& wanted) {
   return stored == wanted || (wanted == "F32" && (stored == "BF16" || stored == "F16")) ||
          (wanted == "F64" && stored == "F32");
 }
 
-// Of dtypes that may stand for another.
+// For dtypes that can be converted.
 at::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "BF16" ? at::kBFloat16 : dtype == "F16" ? at::kHalf : dtype == "F32" ? at::kFloat : at::kDouble;
 }
@@ -48,7 +48,7 @@ Names by_name(const std::vector<formats::Tensor>& tensors) {
   return result;
 }
 
-// What this rank finds in the checkpoint: shared tensors and its own.
+// The tensors of the checkpoint for this rank: shared ones and its own.
 Names stored_for(const formats::Manifest& manifest, int rank) {
   auto stored = by_name(manifest.tensors);
   stored.merge(by_name(manifest.ranks[static_cast<std::size_t>(rank)]));
@@ -68,8 +68,8 @@ void require_same_run(engine::State& state, const formats::Manifest& manifest, c
                       ". Hint: optimizer.type must be the one of the run that saved it.");
 }
 
-// What a tensor of this run is filled from: the one of its kind; the values of a parameter that was frozen when it was
-// saved for its master; null: nothing, for such a parameter's moments.
+// The stored tensor that a tensor is loaded from: that of its kind; for the master of a parameter that was frozen when
+// saved, the parameter. null: none, for the optimizer states of such a parameter.
 const formats::Tensor* source_of(const Names& stored, const std::string& kind, const std::string& name) {
   if (const auto found = stored.find({kind, name}); found != stored.end()) return found->second;
   const auto frozen = kind == "master" ? stored.find({"param", name}) : stored.end();
@@ -82,7 +82,7 @@ void require_same_model(engine::State& state, const formats::Manifest& manifest,
   const auto wanted = tensors_of(state);
   auto stored = stored_for(manifest, state.parts.comm->rank());
   std::vector<std::string> differences;
-  std::set<std::string> frozen_here;  // and trained there: one line each
+  std::set<std::string> frozen_here;  // but trained in the checkpoint: one line each
   std::set<std::pair<std::string, std::string>> taken;
   for (const auto& tensor : wanted) {
     const auto name = tensor.kind + " of " + tensor.name;
@@ -150,7 +150,7 @@ class Loader {
   const formats::Manifest& manifest() const { return manifest_; }
   std::string label() const { return folder_.path(); }
 
-  // Finds and reads everything this rank needs, and changes nothing.
+  // Reads and verifies everything this rank needs, without changing anything.
   void verify() {
     require_same_run(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
@@ -175,7 +175,7 @@ class Loader {
     reader_.finish();
   }
 
-  // Reads again, verifying again, into the live state.
+  // Reads and verifies again, into the live state.
   void fill() {
     visit([](const engine::StatePiece& piece, const formats::Tensor& tensor, std::int64_t at, std::int64_t numel,
              const char* from) {
@@ -196,8 +196,8 @@ class Loader {
   }
 
  private:
-  // Every run of elements that a piece and a part share: element `at` of the piece, whose bytes in
-  // the part begin at the pointer.
+  // Calls `take` for every range of elements that a piece and a part share: element `at` of the piece; its bytes in the
+  // part begin at the pointer.
   template <class Take>
   void visit(Take&& take) {
     const auto stored = stored_for(manifest_, state_.parts.comm->rank());
@@ -289,7 +289,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
     return "";
   });
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
-  // From here on the state changes: a failure now leaves no rank usable.
+  // From here on the state changes: after a failure no rank is usable.
   state.parts.relay.telling([&] {
     state.stepper->begin_replacing();
     loader->fill();

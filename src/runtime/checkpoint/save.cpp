@@ -32,7 +32,7 @@ std::string now_utc() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
-// One line a field, then the rest: what a rank tells of its file.
+// Describes a rank's file to the other ranks: one line per field, then the tensors.
 std::string message_of(const formats::RankFile& file, std::size_t shared) {
   return base::join(file.file.name, "\n", file.file.bytes, "\n", file.file.hash, "\n", shared, "\n",
                     formats::tensors_text(file.tensors));
@@ -59,7 +59,7 @@ Report report_in(const std::string& message) {
   return report;
 }
 
-// What a rank means to save: tag, step and a hash of each buffer's contents.
+// The save that a rank requests: tag, step and a hash of each buffer's contents.
 struct Intent {
   std::string tag, step, buffers;
 };
@@ -75,7 +75,7 @@ std::string contents_hash(const engine::StatePiece& piece) {
   return formats::hash_of(data.const_data_ptr(), data.nbytes());
 }
 
-// The piece outlives the source.
+// The piece must outlive the source.
 formats::Source source_of(const engine::StatePiece& piece) {
   formats::Source source;
   source.kind = piece.kind;
@@ -103,7 +103,7 @@ formats::Manifest describe(engine::State& state) {
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
-  // A count for readers, that nothing goes by.
+  // Informational only.
   if (__builtin_mul_overflow(counters.global_steps,
                              state.parts.accumulation * state.parts.micro_batch * state.parts.comm->size(),
                              &m.global_samples))
@@ -142,7 +142,7 @@ struct Phase {
 
 }  // namespace
 
-// The types are those of engine::can_be_saved().
+// The dtypes are those of engine::can_be_saved().
 std::string file_dtype(at::ScalarType type, const std::string& name) {
   switch (type) {
     case at::kBool:
@@ -228,7 +228,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   state.stepper->flush();
   std::vector<engine::StatePiece> pieces;
 
-  // Step 0: all ranks mean the same save, and it is a moment at which one can be.
+  // Step 0: all ranks request the same save, at a valid time.
   const auto intents = engine::agree(comm, kWhere, [&] {
     state.checks.require_boundary(kWhere);
     state.checks.require_no_scope(kWhere, /*reading_too=*/false);
@@ -265,7 +265,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     return "";
   });
 
-  // Step 1: rank 0 alone looks at what is there.
+  // Step 1: rank 0 inspects the directory.
   std::optional<formats::Commit> commit;
   const auto folders = engine::agree(comm, kWhere, [&]() -> std::string {
     if (comm.rank() != 0) return "";
@@ -273,7 +273,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     return commit->folder_name();
   });
 
-  // Steps 2 and 3: every rank its own file.
+  // Steps 2 and 3: every rank writes its file.
   auto generator = at::detail::getDefaultCPUGenerator();
   at::Tensor generator_state;
   const auto reports = engine::agree(comm, kWhere, [&] {
@@ -284,7 +284,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
         shared.push_back(source_of(piece));
         continue;
       }
-      // Equal on all ranks: stored once. Otherwise (running statistics) each rank keeps its own.
+      // Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
       const auto at = 32 * buffer++;
       const bool equal = std::all_of(ranks.begin(), ranks.end(), [&](const Intent& rank) {
         return rank.buffers.compare(at, 32, ranks[0].buffers, at, 32) == 0;
@@ -315,7 +315,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     return message_of(formats::write_rank_file(folder, formats::rank_file_name(comm.rank()), shared), num_shared);
   });
 
-  // Steps 4 to 7: rank 0 proves that nothing is missing and publishes.
+  // Steps 4 to 7: rank 0 checks that the checkpoint is complete and publishes it.
   (void)engine::agree(comm, kWhere, [&] {
     if (comm.rank() != 0) return "";
     auto manifest = describe(state);

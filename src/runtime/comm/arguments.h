@@ -1,5 +1,5 @@
-// What a collective may be called with. A wrong argument is a ConfigError on the rank that passed it, before anything
-// is sent, so the communicator stays usable.
+// Argument checks of collectives. A wrong argument throws ConfigError on the rank that passed it before anything is
+// sent, so the communicator stays usable.
 #pragma once
 #include <functional>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace zero::comm {
 
-// The checks of one call; every message names the operation and the rank.
+// The checks of one call. Messages name the operation and the rank.
 class Arguments {
  public:
   Arguments(const char* op, const Transport& transport) : op_(op), rank_(transport.rank()), size_(transport.size()) {}
@@ -52,7 +52,7 @@ class Arguments {
             ", expected fp32, bf16 or fp16");
   }
 
-  // `part` is apart from `whole`, or exactly the part of this rank.
+  // `part` does not overlap `whole`, or is exactly this rank's part of it.
   void apart_or_own(const at::Tensor& whole, const at::Tensor& part, bool own_allowed) const {
     if (part.numel() == 0) return;
     const auto* w = static_cast<const char*>(whole.const_data_ptr());

@@ -1,6 +1,5 @@
-// One collective as all ranks must make it: what its errors show, and what a transport compares to
-// notice that the ranks have left the common order of calls. Also the words shared by the messages
-// of all transports. Nothing here moves data.
+// One collective as all ranks must call it: shown in errors, and compared by transports to detect ranks whose calls
+// differ. Also has text shared by the messages of all transports. Moves no data.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -17,19 +16,19 @@ namespace zero::comm {
 struct Call {
   std::string op;  // "all_gather", ..., "exchange"
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  std::int64_t numel = 0;  // of the larger side: what all ranks hold together
+  std::int64_t numel = 0;  // of the larger side, which is the total over ranks
   int root = -1;           // of a broadcast
-  std::string of = {};     // what an all_gather is of, if it is said
+  std::string of = {};     // what an all_gather gathers, if given
 
   bool operator==(const Call&) const = default;
   // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "exchange()".
   std::string text() const;
 };
 
-// "fp32", "bf16", "fp16", "byte", else torch's word.
+// "fp32", "bf16", "fp16", "byte", else torch's name.
 std::string dtype_text(c10::ScalarType dtype);
 
-// Whether sums of this dtype are supported, and its kernel dtype. `sum_dtype` is for summable ones only.
+// Whether sums of this dtype are supported, and its kernel dtype. sum_dtype requires a summable dtype.
 bool summable(c10::ScalarType dtype);
 kernels::Dtype sum_dtype(c10::ScalarType dtype);
 
@@ -38,7 +37,7 @@ std::string ranks_text(const std::vector<int>& ranks);
 // "1.5 s", "250 ms".
 std::string duration_text(std::chrono::milliseconds duration);
 
-// What to do about different calls.
+// The hint for mismatched calls.
 inline constexpr const char* kSameCallsHint =
     "all ranks make the same calls in the same order; at stage 3 forward takes the same way through the model on all";
 

@@ -1,4 +1,4 @@
-// The public face of comm::Group: every call goes there.
+// Communicator forwards every call to comm::Group.
 #include <zero/communicator.h>
 
 #include "base/check.h"

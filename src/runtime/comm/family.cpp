@@ -16,7 +16,7 @@ void Family::leave(Transport& transport) {
 
 void Family::stop(const PeerFailure& cause) noexcept {
   std::lock_guard lock(mutex_);
-  if (transports_.size() < 2) return;  // the one there is has told its ranks
+  if (transports_.size() < 2) return;  // the only one has already told its ranks
   for (auto* transport : transports_) transport->stop(cause.reason, cause.rank);
 }
 

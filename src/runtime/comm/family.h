@@ -1,6 +1,5 @@
-// The communicators of this rank that were split from one, and that one: they share their end. A failure in any of them
-// ends the first, which all ranks of the run have, and so the waits of every other one on every rank. Which operation
-// failed, and how, is not known here.
+// The communicators of this rank that were split from one, and that one. They fail together: a failure in any of them
+// ends the first, which all ranks of the run share, and so ends the waits of all others on every rank.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -14,13 +13,13 @@ namespace zero::comm {
 
 class Family {
  public:
-  // The first one to join is the run's.
+  // The first to join is the communicator of the run.
   void join(Transport& transport);
   void leave(Transport& transport);
 
-  // Ends all if there are several, and so the same groups of the peers. From any thread.
+  // Ends all transports if there are several, and thereby the peers' groups. Thread-safe.
   void stop(const PeerFailure& cause) noexcept;
-  // What has ended the run's transport.
+  // The failure that ended the run's transport.
   std::optional<PeerFailure> failure() const;
 
  private:

@@ -1,4 +1,4 @@
-// From the launcher's variables to a communicator: who, over what, and then the meeting itself.
+// Creates a Communicator from the launcher's variables: process information, transport, rendezvous.
 #include <zero/communicator.h>
 #include <zero/errors.h>
 
@@ -31,7 +31,7 @@ std::unique_ptr<comm::Transport> rendezvous(const ProcessInfo& identity, const n
   try {
     return open_transport(choice.name, identity, timeout, false);
   } catch (const ConfigError& error) {
-    // The plug-in cannot be opened here, so on no rank: nobody has met yet.
+    // If the plug-in cannot be loaded here, all ranks choose this: they have not communicated yet.
     const auto other = net::transport_without_gpus(identity);
     if (identity.rank == 0)
       base::log(LogLevel::Info, base::join("transport ", other, " although there are GPUs: ", error.what()));

@@ -1,5 +1,4 @@
-// The checks, the counts, the status page and the fate that groups of one run share. Nothing here moves data or waits
-// by itself.
+// Argument checks, byte counts, the status page, and failures shared by the groups of a run. Moves no data.
 #include "comm/group.h"
 
 #include <algorithm>
@@ -29,7 +28,7 @@ std::string Transport::own_failure(const std::string& reason) const noexcept {
 
 at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
 
-// What every rank says of itself when a group is split; `mark` tells it from any other message.
+// A rank's message when a group is split. `mark` distinguishes it from other messages.
 namespace {
 struct SplitWord {
   std::uint64_t mark = 0x7a65726f73706c74;  // "zerosplt"
@@ -45,8 +44,8 @@ std::optional<SplitWord> split_word(const std::string& message) {
 }
 }  // namespace
 
-// Counts as unfinished until it has been waited for, tells the family of its failure, and the launcher that this rank
-// has begun a collective and is through.
+// Counts as unfinished until it has been waited for. Reports a failure to the family, and begin and end of the
+// collective to the launcher.
 class Group::TrackedWork final : public Work {
  public:
   TrackedWork(const Group& group, std::shared_ptr<Work> work, std::uint64_t sequence, const char* op,
@@ -111,8 +110,7 @@ Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Group> parent
   family_->join(*transport_);
 }
 
-// A fork of the rank is not the rank: it has none of the transport's threads, and its sockets and memory are its
-// parent's.
+// A forked child has none of the transport's threads, and the sockets and memory belong to the parent.
 Group::~Group() {
   family_->leave(*transport_);
   if (::getpid() != pid_) (void)transport_.release();
@@ -122,7 +120,7 @@ void Group::ended_by(const CommError& error) noexcept {
   if (!parent_) observe::status_page().set_error(error.what(), ExitCode::kPeer);
   try {
     family_->stop({error.rank(), error.what()});
-  } catch (...) {  // no memory for the words; the peers find out by themselves
+  } catch (...) {  // out of memory: the peers notice the failure themselves
   }
 }
 
@@ -136,8 +134,7 @@ auto Group::told(Body body) {
   }
 }
 
-// Starts a collective; `whole` is what all ranks hold together. The launcher hears of those of the run, which are
-// numbered through it.
+// Starts a collective. `whole`: the total over ranks. Collectives of the run are numbered and reported to the launcher.
 template <class Start>
 std::shared_ptr<Work> Group::start(const char* op, const at::Tensor& whole, Start start) {
   auto& page = observe::status_page();
@@ -150,7 +147,7 @@ std::shared_ptr<Work> Group::start(const char* op, const at::Tensor& whole, Star
   });
 }
 
-// `bytes_whole`: of the tensor that all ranks hold together.
+// `bytes_whole`: bytes of the total over ranks.
 void Group::count(const char* op, std::uint64_t bytes_whole, std::uint64_t times) {
   const auto n = static_cast<std::uint64_t>(size());
   auto& row = stats_.by_op[op];
@@ -266,14 +263,14 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 
 void Group::gather(SymmetricBuffer& vector) {
   const auto& whole = vector.whole();
-  // It has no number of its own: ranks may read again without each other.
+  // It has no sequence number, because ranks may gather repeatedly without each other.
   const auto tell = [&](observe::CollectiveState state) {
     if (auto& page = observe::status_page(); page.active() && !parent_)
       page.set_collective(sequence_, "all_gather", dtype_text(whole.scalar_type()), whole.numel(), state);
   };
   tell(observe::CollectiveState::Inside);
   told([&] { vector.wait(); });
-  tell(observe::CollectiveState::Before);  // of the next one, whose number it had
+  tell(observe::CollectiveState::Before);  // of the next collective, whose number was used
   count("all_gather", whole.nbytes());
 }
 
@@ -295,7 +292,7 @@ void Group::abort(const std::string& reason) noexcept {
   try {
     const auto& identity = transport_->identity();
     family_->stop({transport_->rank_in_run(), base::join(identity.name_of(rank()), " failed: ", reason)});
-  } catch (...) {  // no memory for the words; the peers of this group know
+  } catch (...) {  // out of memory: the peers of this group know of the failure
   }
 }
 
@@ -324,7 +321,7 @@ std::shared_ptr<Group> Group::neighbours(int count) {
 
 std::shared_ptr<Group> Group::split(int color, int key) { return split_into(color, key, /*shared_memory=*/false); }
 
-// The ranks of `color`, by key, then by rank. What is wrong with the call of any rank is thrown on all of them.
+// The ranks of `color`, by key, then by rank. If any rank's call is invalid, all ranks throw.
 std::vector<int> Group::members_of(const std::vector<std::string>& messages, int color) {
   std::vector<int> busy, members;
   std::vector<std::int32_t> keys;
@@ -388,9 +385,9 @@ std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory)
     ended_by(error);
     throw;
   } catch (const ConfigError&) {
-    throw;  // every member's
+    throw;  // all members throw it
   } catch (const std::exception& error) {
-    abort(error.what());  // the others wait for this rank
+    abort(error.what());  // the other ranks wait for this one
     throw;
   }
 }

@@ -1,6 +1,6 @@
-// Ranks and all that the engine does with them: the collectives of zero/communicator.h, whose arguments are checked and
-// whose bytes are counted here, and what only the engine calls: vectors that peers read in place, sums that travel as
-// integers, the ranks of one host. A Communicator is a public face of one Group. It moves no data: a Transport does.
+// The engine's process group: the collectives of zero/communicator.h with argument checks and byte counts, and internal
+// ones: symmetric buffers, quantized reductions, subgroups of one host. A Communicator wraps one Group. Data is moved
+// by a Transport.
 #pragma once
 #include <unistd.h>
 
@@ -21,13 +21,13 @@ namespace zero::comm {
 
 class Group : public std::enable_shared_from_this<Group> {
  public:
-  // Made by std::make_shared. `parent`: of which it is a split.
+  // Create with std::make_shared. `parent`: the group that this one was split from.
   explicit Group(std::unique_ptr<Transport> transport, std::shared_ptr<Group> parent = nullptr);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  // As those of Communicator.
+  // As in Communicator.
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
   int local_rank() const { return transport_->identity().local_rank; }
@@ -48,28 +48,28 @@ class Group : public std::enable_shared_from_this<Group> {
   CommStats stats() const;
   void reset_stats();
 
-  // A flat vector of size() shards that every rank reads where they lie; null where the transport has no such memory or
-  // the shard is too small for it. Collective.
+  // A flat vector of size() shards that every rank reads in place; null if the transport does not support it or the
+  // shard is too small. Collective.
   std::shared_ptr<SymmetricBuffer> share(std::int64_t shard_numel, c10::ScalarType dtype);
-  // Waits until all of it may be read. Counts as the all_gather that it stands for.
+  // Waits until all shards may be read. Counted as the all_gather that it replaces.
   void gather(SymmetricBuffer& vector);
 
-  // Whether ranks read each other's memory, so that reduce_scattered() may be called.
+  // Whether ranks can read each other's memory, as reduce_scattered() requires.
   bool reads_in_place() const { return transport_->reads_in_place(); }
-  // Whether the data lie in memory from allocate(), where other ranks can read them.
+  // Whether the data is in memory from allocate(), which other ranks can read.
   bool holds(const at::Tensor& tensor) const { return transport_->holds(tensor); }
-  // Reduce-scatter (to_all: all-reduce) of a vector that lies in several pieces of memory (comm/tensor_segments.h).
+  // Reduce-scatter (to_all: all-reduce) of a vector that consists of several pieces of memory (comm/tensor_segments.h).
   std::shared_ptr<Work> reduce_scattered(PeerReduce sum);
 
-  // reduce_scatter for slow links: every part is sent as integers of 8 or 4 bits, 256 elements to a scale (ZeRO++'s
-  // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Where quantizes() is false nothing would
-  // be saved, and it is reduce_scatter.
+  // reduce_scatter for slow links: parts are sent as 8- or 4-bit integers with one scale per 256 elements (ZeRO++'s
+  // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Without quantizes() it saves no bytes
+  // and is reduce_scatter.
   std::shared_ptr<Work> reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits);
   bool quantizes() const { return transport_->quantizes(); }
 
-  // split() into groups of `count` ranks of one host that are numbered one after the other, over shared memory.
-  // Collective. ConfigError unless has_neighbours(count): processes, numbered host by host, and count divides the ranks
-  // of every host.
+  // Splits into groups of `count` consecutive ranks of one host, over shared memory. Collective. ConfigError unless
+  // has_neighbours(count): ranks are processes, numbered host by host, and count divides the number of ranks of every
+  // host.
   std::shared_ptr<Group> neighbours(int count);
   bool has_neighbours(int count) const;
 
@@ -79,25 +79,25 @@ class Group : public std::enable_shared_from_this<Group> {
   template <class Start>
   std::shared_ptr<Work> start(const char* op, const at::Tensor& whole, Start start);
   template <class Body>
-  auto told(Body body);  // a CommError of it ends the family
+  auto told(Body body);  // a CommError in it ends the family
   std::shared_ptr<Group> split_into(int color, int key, bool shared_memory);
   std::vector<int> members_of(const std::vector<std::string>& messages, int color);
   void count(const char* op, std::uint64_t bytes_whole, std::uint64_t times = 1);
   void ended_by(const CommError& error) noexcept;
 
   const pid_t pid_ = ::getpid();
-  const std::shared_ptr<Group> parent_;  // whose transport the own one may use
+  const std::shared_ptr<Group> parent_;  // this group may use its transport
   const std::shared_ptr<Family> family_;
   std::unique_ptr<Transport> transport_;
-  // Works that nobody has waited for. They may outlive this.
+  // Works that have not been waited for. They may outlive this group.
   std::shared_ptr<std::atomic<int>> unfinished_ = std::make_shared<std::atomic<int>>(0);
   CommStats stats_;
   std::uint64_t across_before_ = 0;  // the transport's count at the last reset
-  std::uint64_t sequence_ = 0;       // of this rank's collectives, all_gather_bytes included
+  std::uint64_t sequence_ = 0;       // of this rank's collectives, including all_gather_bytes
   int splits_ = 0;
 };
 
-// The Group behind a Communicator, and a Communicator of all ranks of a transport.
+// The Group of a Communicator, and a Communicator of all ranks of a transport.
 std::shared_ptr<Group> group_of(const Communicator& communicator);
 std::shared_ptr<Communicator> make_communicator(std::unique_ptr<Transport> transport);
 

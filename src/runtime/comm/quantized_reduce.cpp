@@ -1,4 +1,4 @@
-// See quantized_sum.h.
+// See quantized_reduce.h.
 #include "comm/quantized_reduce.h"
 
 #include <ATen/ops/empty.h>

@@ -1,10 +1,9 @@
-// A flat vector of size() equal shards that every rank reads where they rest: gathering it moves nothing. What a
-// transport between processes of one host can give beside its collectives (comm::Group::share). It knows nothing of
-// parameters.
+// A flat vector of size() equal shards that every rank reads in place, so that gathering it moves no data. Provided by
+// transports between processes of one host (comm::Group::share).
 //
 // [Note: epochs instead of barriers] A rank writes its shard, then publishes it. A reader waits until every rank has
-// published as often as itself. Nothing keeps a rank from writing while another still reads: before writing again, all
-// ranks must have met after their last read (any exchange between them will do).
+// published as often as itself. Writers are not blocked by readers: before a rank writes again, all ranks must have
+// passed a barrier after their last read. Any exchange between them counts as one.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,15 +15,15 @@ class SymmetricBuffer {
   SymmetricBuffer(const SymmetricBuffer&) = delete;
   SymmetricBuffer& operator=(const SymmetricBuffer&) = delete;
 
-  // This rank's elements, uninitialised at first; the only ones it may write.
+  // This rank's shard, initially uninitialized; the only part that it may write.
   const at::Tensor& shard() const { return shard_; }
-  // All elements in place, in rank order. A write through it ends the process by a signal.
+  // All shards in rank order. The mapping is read-only: a write ends the process with a signal.
   const at::Tensor& whole() const { return whole_; }
 
-  // This rank's shard has its new values. All ranks publish equally often.
+  // Announces new values of this rank's shard. All ranks publish equally often.
   virtual void publish() = 0;
-  // Returns when every rank has published as often as this one; CommError when one cannot any more. From then on
-  // whole() may be read, also after peers have given the vector up, as long as anybody holds whole().
+  // Blocks until every rank has published as often as this one; CommError if one no longer can. Then whole() may be
+  // read, also after peers have freed the vector, while any reference to whole() exists.
   virtual void wait() = 0;
 
  protected:

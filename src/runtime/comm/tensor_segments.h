@@ -1,6 +1,5 @@
-// A flat vector that lies in stretches of memory, as gradients do when backward leaves them: reduced where they are,
-// without a copy into one buffer. What a transport between processes of one host can give
-// (comm::Group::reduce_scattered).
+// A flat vector in several segments of memory, for example gradients as backward leaves them. It is reduced in place,
+// without a copy into one buffer, by transports between processes of one host (comm::Group::reduce_scattered).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,16 +17,16 @@ struct TensorSegment {
 
 // The sum over ranks of a vector of size() * shard_numel elements, in fp32 in rank order, rounded once.
 struct PeerReduce {
-  // Ascending and apart, the same ranges on every rank. What lies between them belongs to nobody.
+  // Ascending and disjoint; the same ranges on every rank. Elements between the segments are not reduced.
   std::vector<TensorSegment> vector;
   std::int64_t shard_numel = 0;
-  // Where this rank's part of the sum goes, shard_numel elements, apart from the vector; undefined: into the vector
-  // itself.
+  // Receives this rank's part of the sum, shard_numel elements; must not overlap the vector. Undefined: the sum is
+  // written into the vector.
   at::Tensor out;
-  // The other ranks' parts go into the vector, too; `out` is undefined.
+  // Also writes the other ranks' parts into the vector; `out` is undefined.
   bool to_all = false;
-  // Called whenever more of this rank's part is done, in order: elements [begin, end) of the shard. begin is a multiple
-  // of kSummedNumel, and so is every end but the last.
+  // Called whenever more of this rank's part is complete, in order: elements [begin, end) of the shard. begin is a
+  // multiple of kSummedNumel, and so is every end except the last.
   std::function<void(std::int64_t begin, std::int64_t end)> summed;
 };
 constexpr std::int64_t kSummedNumel = 65536;

@@ -105,14 +105,14 @@ void Backward::take(int group, int member) {
   if (!arrived) return p_.program->note_gradient();
   try {
     p_.program->gradient(group, member, arrived->view, arrived->peer_readable);
-  } catch (...) {  // refused memory, for one
+  } catch (...) {  // for example, a refused allocation
     if (!p_.program->groups()[static_cast<std::size_t>(group)]->grads->taken(member))
       binding.drop_arrived(arrived->view);
     throw;
   }
 }
 
-// What a pass before left in .grad, with its graph, belongs to this one.
+// Takes the gradients that an earlier pass left in .grad with their graph.
 void Backward::take_waiting() {
   const auto& groups = p_.program->groups();
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
@@ -135,7 +135,7 @@ std::vector<std::string> Backward::reduced_names() const {
   return names;
 }
 
-// Parameters that no pass of the micro-batch had a gradient for. within: passes of it came before.
+// Records parameters without a gradient in any pass of the micro-batch. within: it had earlier passes.
 void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool within, bool check) {
   std::vector<std::string> names;
   for (const auto& [group, member] : missing) {
@@ -151,7 +151,7 @@ void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool
 
 // --- what is trained --------------------------------------------------------------------------
 
-// Groups that were taken frozen and of which a parameter requires grad by now, a line each.
+// Groups that were frozen at construction and now have a parameter that requires grad, one line each.
 std::string Backward::unfrozen_units() const {
   std::string names;
   for (const auto& group : p_.binding().groups())
@@ -189,14 +189,14 @@ void Backward::admit_unfrozen() {
   }
 }
 
-// A step begins: which parameters it is of.
+// At the start of a step: selects the parameters that it trains.
 void Backward::choose_active() {
   const auto& groups = p_.binding().groups();
   const auto changed = [](const auto& group) { return group->gradients.activity_changed(); };
   if (std::none_of(groups.begin(), groups.end(), changed)) return;
   if (!unfrozen_units().empty()) compare_unfrozen("backward");
   admit_unfrozen();
-  p_.program->join_update();  // it goes by what was chosen before
+  p_.program->join_update();  // the pending update uses the previous selection
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
     auto& gradients = groups[static_cast<std::size_t>(g)]->gradients;
     if (!gradients.activity_changed()) continue;
@@ -217,7 +217,7 @@ void Backward::give_up(const std::string& error) noexcept {
       p_.progress.failed = error;
       p_.relay.keep(p_.where("backward") + error);
     }
-  } catch (const std::exception& e) {  // what is under way failed as well
+  } catch (const std::exception& e) {  // the cleanup failed as well
     p_.relay.tell(e.what());
   }
 }

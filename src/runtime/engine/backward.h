@@ -1,8 +1,8 @@
-// Backward: passes of micro-batches, the gradients they bring, and what is left of a pass that failed. When gradients
-// are reduced is the step program's.
+// Backward: the backward passes of micro-batches, their gradients, and cleanup after a failed pass. The step program
+// decides when gradients are reduced.
 //
-// [Note: passes] A micro-batch is one backward() or, with retain_graph, several: each is a pass. What passes bring adds
-// up like micro-batches do: under stages 0 and 1 on each rank, reduced once, under 2 and 3 reduced pass by pass.
+// [Note: passes] A micro-batch is one backward() or, with retain_graph, several; each is a pass. Passes accumulate as
+// micro-batches do: at stages 0 and 1 on each rank, with one reduction; at stages 2 and 3 each pass is reduced.
 // Gradients of a pass with create_graph stay in .grad until a later pass takes them.
 #pragma once
 #include <string>
@@ -18,13 +18,13 @@ class Backward {
       : p_(parts), checks_(checks), listener_(listener) {}
 
   void run(const at::Tensor& loss, const BackwardOptions& options);
-  // The micro-batch ends without another loss: what passes before have left is taken.
+  // Ends the micro-batch without another loss: takes the gradients that earlier passes left.
   void close_micro_batch() { run_pass(at::Tensor(), {}); }
   std::int64_t discard_micro_batch();
   void on_gradient(int group, int member);
 
-  // Groups taken frozen of which a parameter requires grad by now can be trained from now on, once the ranks have
-  // compared which (collective; ConfigError on all when they differ).
+  // Groups that were frozen at construction but now have a parameter that requires grad: compares them over ranks
+  // (collective; ConfigError on all ranks if they differ), then makes them trainable.
   void compare_unfrozen(const char* call);
   void admit_unfrozen();
 
@@ -43,7 +43,7 @@ class Backward {
   Parts& p_;
   const Checks& checks_;
   ForwardListener& listener_;
-  std::vector<std::string> unused_;  // parameters that the micro-batch had no gradient for
+  std::vector<std::string> unused_;  // parameters without a gradient in this micro-batch
   bool keeps_graph_ = false;
 };
 

@@ -1,5 +1,5 @@
-// Whether some Engine's backward is running. Gradients that reach the parameters of another Engine meanwhile (a
-// generator's loss through its discriminator) are not that Engine's.
+// Whether any Engine's backward is running. Another Engine ignores gradients that reach its parameters meanwhile (a
+// GAN's generator loss through its discriminator).
 #pragma once
 #include <atomic>
 
@@ -7,7 +7,7 @@ namespace zero::engine {
 
 class BackwardScope {
  public:
-  // on_device: autograd runs the graph's nodes in threads of its own, one a device.
+  // on_device: autograd runs the graph in its own threads, one per device.
   explicit BackwardScope(bool on_device) : on_device_(on_device) {
     ++in_this_thread_;
     if (on_device_) ++on_devices_;

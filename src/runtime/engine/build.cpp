@@ -23,13 +23,13 @@
 namespace zero::engine {
 namespace {
 
-// Of the model, before any of it is moved.
+// The model's contents, before any data is moved.
 struct Found {
   std::vector<ModelParameter> parameters;
   std::vector<Unit> units;
 };
 
-// The parameters are on one device (find_parameters): the CPU, or a GPU, which has to be this rank's.
+// The device of the parameters (find_parameters checked that it is one): the CPU, or this rank's GPU.
 at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::Group& comm) {
   const auto device = parameters.front().tensor.device();
   if (device.is_cuda() && comm.size() > 1 && comm.transport() != "nccl")
@@ -43,7 +43,7 @@ at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::
   return device;
 }
 
-// Every rank finds it alike, before any of them waits for another.
+// Deterministic: every rank gets the same result before any rank waits for another.
 void check_secondary_shards(const Parts& parts) {
   const auto ranks = parts.settings.zero.hpz_ranks;
   const auto& comm = *parts.comm;
@@ -57,7 +57,7 @@ void check_secondary_shards(const Parts& parts) {
                                  "by host. Hint: 1 turns it off."));
 }
 
-// What is wrong with the model or the configuration is said before anything but words is sent.
+// Reports faults of the model or the configuration before any tensor is sent.
 Found look_at(Parts& parts) {
   const auto& settings = parts.settings;
   auto& comm = *parts.comm;
@@ -117,7 +117,7 @@ void check_agreement(const Parts& parts, const Found& found) {
     throw ConfigError(text + ". Hint: every rank has to run the same program with the same configuration.");
 }
 
-// ZeRO++: fewer bytes over networks, for sharded parameters.
+// ZeRO++ saves bytes only over networks and for sharded parameters.
 void tell_what_has_no_effect(const Parts& parts) {
   const auto& zero = parts.settings.zero;
   if (!parts.run.sharding.params || parts.comm->size() == 1 || parts.comm->rank() != 0) return;
@@ -203,7 +203,7 @@ void build(Parts& parts) {
     throw ConfigError(
         "[Engine] made inside c10::InferenceMode, in which nothing can be trained. Hint: make it outside.");
   Found found;
-  // All ranks throw what one of them finds wrong, and go on with the communicator as they like.
+  // If one rank finds a fault, all ranks throw; the communicator stays usable.
   agree(*parts.comm, "Engine", [&]() -> std::string {
     found = look_at(parts);
     return "";
@@ -232,7 +232,7 @@ void build(Parts& parts) {
           if (tell)
             base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
         });
-    // Folders and files that are not there are told of while the model is still as it was.
+    // Report missing folders and files while the model is still unchanged.
     parts.memory->buffers.make_files();
     parts.tiers->describe_files();
     keep_activations(parts);
@@ -243,7 +243,7 @@ void build(Parts& parts) {
 
 namespace {
 
-// A hash of the group's values.
+// Returns a hash of the group's values.
 std::uint64_t adopt_group(Parts& parts, int group, bool broadcast) {
   const at::NoGradGuard no_grad;
   const torch_hooks::AllocationObserver::Pause pause;
@@ -260,8 +260,8 @@ std::uint64_t adopt_group(Parts& parts, int group, bool broadcast) {
   return result;
 }
 
-// Deferred parameters are materialised in the order of their initialisers, and a group is taken
-// over as soon as its last member has data: never more than the shards and the units at work.
+// Materializes deferred parameters in the order of their initializers. A group is moved as soon as its last member has
+// data, so memory never exceeds the shards and the units in use.
 void adopt_values(Parts& parts) {
   const auto& groups = parts.binding().groups();
   std::vector<at::Tensor> deferred;
@@ -285,7 +285,7 @@ void adopt_values(Parts& parts) {
   const torch_hooks::AllocationObserver::Pause pause;
   auto& comm = *parts.comm;
   if (!deferred.empty() && comm.size() > 1) {
-    // libtorch seeds each process at random: rank 0's generator stands for all.
+    // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
     const auto states =
         comm.all_gather_bytes(comm.rank() == 0 ? torch_hooks::deferred_generators(deferred) : std::string());
     torch_hooks::set_deferred_generators(deferred, states[0]);
@@ -314,7 +314,7 @@ void adopt_buffers(Parts& parts) {
     if (!buffer.defined() || buffer.numel() == 0) continue;
     if (parts.settings.buffer_dtype && buffer.is_floating_point())
       buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
-    if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved as they lie
+    if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved in memory order
     if (comm.size() > 1) {
       auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
       comm.broadcast(flat, 0)->wait();
@@ -348,7 +348,7 @@ void abandon_model(Parts& parts) noexcept {
     try {
       group->params->reshard();
     } catch (const std::exception&) {
-      // A gather in flight failed with its communicator: the data are gone either way.
+      // A pending all-gather failed with its communicator; the data is lost either way.
     }
     parts.binding().abandon(group->index);
   }

@@ -1,4 +1,4 @@
-// Taking a model over: what it is made of, agreement between ranks, where states rest, first values.
+// Construction of an Engine from a model: its parts, agreement between ranks, placement of states, initial values.
 #pragma once
 #include <memory>
 
@@ -6,11 +6,11 @@
 
 namespace zero::engine {
 
-// Fills `parts`, up to where the model is still as it was. Collective: every rank throws, or none.
+// Fills `parts` without changing the model. Collective: throws on every rank or on none.
 void build(Parts& parts);
-// The model's values move in, and its parameters point there from now on. Collective.
+// Copies the model's values into the Engine's buffers and points the parameters there. Collective.
 void adopt_model(Parts& parts);
-// Its parameters are usable, where they are whole on this rank; else they say why they are not.
+// Releases the model: unsharded parameters stay usable, sharded ones throw an explanation when read.
 void abandon_model(Parts& parts) noexcept;
 
 }  // namespace zero::engine

@@ -42,8 +42,9 @@ void Checks::require_no_scope(const char* call, bool reading_too) const {
                     ". Hint: close() the scope first.");
 }
 
-// Between steps, an operator without grad mode reads parameters that lack the update on its way: an evaluation, most
-// likely, of a model one step behind. It cannot be finished here: that is collective, and ranks may evaluate alone.
+// Between steps, an operator without grad mode reads parameters that lack the pending update: most likely an evaluation
+// of a model one step behind. The update cannot be completed here, because that is collective and ranks may evaluate
+// alone.
 void Checks::require_current(const char* op) const {
   const auto& progress = p_.progress;
   if (!p_.program->update_pending() || at::GradMode::is_enabled() || progress.in_forward || progress.in_backward ||
@@ -121,7 +122,7 @@ void Checks::hooks(const std::string& where) const {
 
 void Checks::no_new_parameters(const std::string& where) const {
   std::string names;
-  int more = -3;  // beyond as many as are named
+  int more = -3;  // parameters beyond those named
   for (const auto& item : p_.model->named_parameters()) {
     if (!item.value().defined() || torch_hooks::is_intercepted(item.value())) continue;
     if (more < 0) names += (names.empty() ? "" : ", ") + item.key();

@@ -1,5 +1,5 @@
-// Whether a call may be made now, and whether the model is as the Engine left it: errors in words, before anything is
-// sent or changed.
+// Preconditions of Engine calls: whether a call is allowed now, and whether the program changed the model. Errors are
+// thrown before anything is sent or changed.
 #pragma once
 #include <zero/engine.h>
 
@@ -11,17 +11,17 @@ class Checks {
  public:
   explicit Checks(Parts& parts) : p_(parts) {}
 
-  // ConfigError, or CommError after an error that ended the run. `call`: "step", for messages.
+  // Throws ConfigError, or CommError after a failure that ended the run. `call`: "step", for messages.
   void require_usable(const char* call) const;
-  // Also within an accumulation.
+  // Throws within an accumulation, too.
   void require_boundary(const char* call) const;
-  // Inside a scope that modifies; reading_too: inside any.
+  // Throws inside a scope that modifies; reading_too: inside any scope.
   void require_no_scope(const char* call, bool reading_too) const;
-  // Parameters read by an evaluation have every update.
+  // Throws if an evaluation would read parameters that lack an update.
   void require_current(const char* op) const;
   void before_backward(const at::Tensor& loss, const BackwardOptions& options) const;
   void before_step() const;
-  // The model's parameters, hooks and gradients.
+  // Checks the model's parameters, hooks and gradients.
   void parameters(const char* call) const;
 
  private:
@@ -31,7 +31,7 @@ class Checks {
   Parts& p_;
 };
 
-// Whether checkpoints can hold it.
+// Whether checkpoints support the dtype.
 bool can_be_saved(at::ScalarType type);
 
 }  // namespace zero::engine

@@ -1,4 +1,4 @@
-// One dtype in the words of the step program, of libtorch and of the kernels.
+// Conversions between the dtypes of the step program, libtorch and the kernels.
 #pragma once
 #include <c10/core/ScalarType.h>
 

@@ -1,4 +1,4 @@
-// The public face: forwards to State. Checkpoints are in src/checkpoint.
+// Forwards the calls of Engine to State. Checkpoints are in src/runtime/checkpoint.
 #include <zero/build.h>
 #include <zero/engine.h>
 
@@ -12,7 +12,7 @@ namespace zero {
 
 namespace {
 
-// A fork of the rank has copies of the Engine's threads' handles, not the threads, and nothing to say to the peers.
+// A forked child has the handles of the Engine's threads but not the threads, and must not contact the peers.
 void end_unless_forked(engine::State* state, pid_t maker) {
   if (::getpid() == maker) delete state;
 }
@@ -79,7 +79,7 @@ void GatheredParameters::close() {
 }
 
 GatheredParameters::~GatheredParameters() {
-  if (state_) state_->parts.relay.tell_if_unwinding();  // or the end of the scope would wait for the peers
+  if (state_) state_->parts.relay.tell_if_unwinding();  // otherwise the end of the scope would wait for the peers
   try {
     close();
   } catch (const std::exception& e) {

@@ -23,7 +23,7 @@ void EngineTrace::start(const std::string& file, TraceSteps steps) {
 void EngineTrace::begin(const std::string& file, TraceSteps steps) {
   const auto clock = observe::trace_clock_id();
   const auto first = p_.comm->all_gather_bytes(base::join(clock, " ", observe::trace_now(), " ", ::getpid())).front();
-  // Ranks that share rank 0's clock show its moment as 0, others the one at which they all had met.
+  // Ranks that share rank 0's clock use its origin; others use the time at which all ranks synchronized.
   const auto space = first.find(' ');
   ZERO_CHECK(space != std::string::npos, "a trace's start");
   const auto origin = first.substr(0, space) == clock ? std::atoll(first.c_str() + space) : observe::trace_now();
@@ -39,7 +39,7 @@ void EngineTrace::start_of_environment() {
   const auto chosen = steps && *steps ? TraceSteps::parse(steps, "ZERO_TRACE_STEPS") : TraceSteps::after_warmup();
   try {
     begin(file, chosen);
-  } catch (const ConfigError& error) {  // the file is another Engine's, of a program that has several
+  } catch (const ConfigError& error) {  // another Engine of this program uses the file
     base::log(LogLevel::Warning, std::string(error.what()) + "; this Engine is not traced");
   }
 }
@@ -55,7 +55,7 @@ TraceSummary EngineTrace::stop() {
     } catch (const IoError& error) {
       base::log(LogLevel::Warning, error.what());
     }
-    // The rank that came last has joined them.
+    // The last rank to arrive merges the parts.
     for (const auto& text : p_.comm->all_gather_bytes(joined ? "joined" : "")) summary.joined |= !text.empty();
     summary.file = summary.joined ? setup_.file : observe::Trace::part_name(setup_.file, p_.comm->rank());
     return summary;

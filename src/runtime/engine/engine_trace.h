@@ -1,4 +1,4 @@
-// Starting and ending the trace of an Engine: what the ranks have to agree on for it, and whose parts become one file.
+// Starts and ends an Engine's trace: agreement between ranks, and merging their parts into one file.
 #pragma once
 #include <string>
 
@@ -13,7 +13,7 @@ class EngineTrace {
   // Collective, between steps.
   void start(const std::string& file, TraceSteps steps);
   TraceSummary stop();
-  // ZERO_TRACE, ZERO_TRACE_STEPS: of a new Engine. Collective.
+  // For a new Engine: ZERO_TRACE, ZERO_TRACE_STEPS. Collective.
   void start_of_environment();
   void end() noexcept;
 

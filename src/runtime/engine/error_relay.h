@@ -1,7 +1,6 @@
-// What the other ranks learn of an error of this one. An error in the middle of collectives leaves the peers waiting:
-// they are told at once, and the communicator has ended. An error that was found before anything was sent or changed is
-// the program's alone: where all ranks made the same mistake all may go on. Should it end the Engine instead (the stack
-// is unwound past it), the peers are told then.
+// Reports this rank's errors to the other ranks. An error between collectives would leave peers waiting, so they are
+// told at once, and the communicator is unusable. An error found before anything was sent or changed stays local: if
+// all ranks make the same mistake, all can continue. Peers are told of it only if it unwinds the stack past the Engine.
 #pragma once
 #include <exception>
 #include <string>
@@ -18,7 +17,7 @@ class ErrorRelay {
  public:
   explicit ErrorRelay(comm::Group& comm) : comm_(comm) {}
 
-  // Runs fn; its error is told to the peers before it goes on.
+  // Runs fn; an error is reported to the peers, then rethrown.
   template <class Fn>
   auto telling(Fn&& fn) {
     const torch_hooks::NormalMode normal;
@@ -33,7 +32,7 @@ class ErrorRelay {
     }
   }
 
-  // Runs fn, which neither sends nor changes anything; its error is kept.
+  // Runs fn, which neither sends nor changes anything; an error is kept, then rethrown.
   template <class Fn>
   auto keeping(Fn&& fn) {
     const torch_hooks::NormalMode normal;
@@ -49,21 +48,21 @@ class ErrorRelay {
     kept_ = std::move(error);
     uncaught_ = std::uncaught_exceptions();
   }
-  // The ranks have met since, so the error has ended nothing.
+  // The ranks have communicated since, so the error did not end the run.
   void forget() { kept_.clear(); }
 
   void tell(const std::string& error) noexcept {
     kept_.clear();
     try {
       ended_ = error;
-    } catch (...) {  // no memory for the words
+    } catch (...) {  // out of memory: the text is lost, the peers are still told
     }
-    if (comm_.size() == 1) return;  // nobody to tell; another Engine may go on with it
+    if (comm_.size() == 1) return;  // another Engine may continue with this communicator
     comm_.abort(error);
   }
-  // The error that was told, after which nothing here can go on; empty: none.
+  // The error that was reported, after which this Engine is unusable; empty: none.
   const std::string& ended() const { return ended_; }
-  // Tells what was kept if an exception is on its way past the caller.
+  // Reports the kept error if an exception is unwinding the caller.
   void tell_if_unwinding() noexcept {
     if (!kept_.empty() && comm_.size() > 1 && std::uncaught_exceptions() > uncaught_) tell(std::string(kept_));
   }
@@ -71,7 +70,7 @@ class ErrorRelay {
  private:
   comm::Group& comm_;
   std::string kept_, ended_;
-  int uncaught_ = 0;  // exceptions in flight when it was kept
+  int uncaught_ = 0;  // uncaught exceptions when the error was kept
 };
 
 }  // namespace zero::engine

@@ -11,13 +11,13 @@
 namespace zero::engine {
 namespace {
 
-// Of transfers that are waited for: large enough for the disk, small beside a shard.
+// For blocking transfers: large enough for the disk, small compared to a shard.
 constexpr std::int64_t kBounceBytes = std::int64_t{8} << 20;
 
 std::int64_t down(std::int64_t bytes) { return bytes / ShardFile::kAlignment * ShardFile::kAlignment; }
 std::int64_t up(std::int64_t bytes) { return down(bytes + ShardFile::kAlignment - 1); }
 
-// A read that is complete when its blocks have been compared with what was written.
+// A read that also compares its blocks with their checksums.
 class CheckedRead final : public Work {
  public:
   CheckedRead(std::shared_ptr<Work> read, std::shared_ptr<storage::Checksums> checksums, const ShardFile& file,
@@ -100,7 +100,7 @@ void FileRegion::write(std::int64_t at, const void* from, std::int64_t bytes) co
   for (auto begin = down(at); begin < last; begin += bounce.bytes()) {
     const auto count = std::min(bounce.bytes(), up(last) - begin);
     const auto put = std::max(begin, at), until = std::min(begin + count, last);
-    // The neighbours' bytes in the first and the last block stay.
+    // Preserve the other bytes of the first and last block.
     constexpr auto kBlock = ShardFile::kAlignment;
     auto* const held = static_cast<char*>(bounce.data());
     if (put != begin) begin_read(begin, held, kBlock)->wait();

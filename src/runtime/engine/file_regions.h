@@ -1,4 +1,4 @@
-// Regions of the file of one rank, in which states rest. Who reads one when, and what it holds, is not known here.
+// Regions of a rank's offload file. This layer does not know what a region stores or when it is accessed.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,19 +11,19 @@
 
 namespace zero::engine {
 
-// The file of one rank: regions are reserved first, then it is made with room for all of them, before anything runs.
+// The file of one rank. All regions are reserved before the file is created with space for all of them.
 class ShardFile {
  public:
-  // Every region begins at a multiple of this many bytes and may be transferred in multiples of it.
+  // Regions begin at multiples of this many bytes and are transferred in multiples of it.
   static constexpr std::int64_t kAlignment = 4096;
 
-  // checked: what is read is compared with what was written, block by block.
+  // checked: every block that is read is compared with the checksum of its last write.
   ShardFile(std::string folder, const storage::IoSettings& settings, std::string who, bool checked)
       : folder_(std::move(folder)), settings_(settings), who_(std::move(who)), checked_(checked) {}
 
-  // Where a region of `bytes` begins.
+  // Returns the offset of a region of `bytes` bytes.
   std::int64_t reserve(std::int64_t bytes);
-  // Throws IoError with folder, needed and free bytes when they do not fit.
+  // Throws IoError with the folder, the required and the free bytes if the space is insufficient.
   void make();
   storage::SwapFile& file() const { return *file_; }
   std::int64_t bytes() const { return bytes_; }
@@ -40,17 +40,17 @@ class ShardFile {
   std::unique_ptr<storage::SwapFile> file_;
 };
 
-// A part of the file, in bytes from its begin. What it holds is not known here.
+// A part of the file. Offsets are in bytes from its begin.
 class FileRegion {
  public:
   FileRegion(std::shared_ptr<ShardFile> file, std::int64_t bytes);
 
-  // Whole blocks from byte `at`, a multiple of a block, on. The Work's wait() throws IoError, too, when a block is not
-  // what was written last. The memory must live until then.
+  // Transfer whole blocks; `at` is a multiple of the block size. The memory must live until wait(), which throws
+  // IoError, also if a block differs from what was last written.
   std::shared_ptr<Work> begin_read(std::int64_t at, void* to, std::int64_t bytes) const;
   std::shared_ptr<Work> begin_write(std::int64_t at, const void* from, std::int64_t bytes) const;
 
-  // Any bytes; wait for the file.
+  // Any range of bytes; blocking.
   void read(std::int64_t at, void* to, std::int64_t bytes) const;
   void write(std::int64_t at, const void* from, std::int64_t bytes) const;
 

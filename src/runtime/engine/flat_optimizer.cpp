@@ -1,5 +1,4 @@
-// The sharded optimizer behind a public face: options become settings, tensors become one span. No
-// arithmetic here.
+// The public interface of the sharded optimizer: converts options to settings and tensors to one span. No arithmetic.
 #include <zero/flat_optimizer.h>
 
 #include <ATen/ATen.h>
@@ -29,7 +28,7 @@ std::string described(const at::Tensor& tensor) {
                     tensor.numel(), " elements on ", tensor.device().str());
 }
 
-// The dtype of a tensor that fits.
+// Returns the dtype of a valid tensor.
 kernels::Dtype check(const at::Tensor& tensor, const std::string& name, std::int64_t elements, bool fp32) {
   const auto dtype = tensor.defined() ? dtype_of(tensor) : std::nullopt;
   if (!dtype || (fp32 && *dtype != kernels::Dtype::F32) || !tensor.is_contiguous() || !tensor.device().is_cpu() ||

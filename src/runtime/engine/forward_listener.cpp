@@ -13,13 +13,13 @@
 namespace zero::engine {
 namespace {
 
-// Of the parameters of one operator, each group once, in the order of their first use.
+// The groups of one operator's parameters, each once, in order of first use.
 template <class Members>
 c10::SmallVector<int, 8> groups_of(const int* tags, int count, const Members& members) {
   c10::SmallVector<int, 8> groups;
   for (int i = 0; i < count; ++i) {
     const int group = members[static_cast<std::size_t>(tags[i])].group;
-    // Lists of parameters come unit by unit: the last one is the likely one.
+    // Lists of parameters are ordered by unit, so the last group is the most likely match.
     if (std::find(groups.rbegin(), groups.rend(), group) == groups.rend()) groups.push_back(group);
   }
   return groups;
@@ -35,7 +35,7 @@ void ForwardListener::attach(const std::function<void(int, int)>& on_gradient) {
       const auto& tensor = group.members[static_cast<std::size_t>(i)].tensor;
       members_.push_back({g, i});
       torch_hooks::intercept(tensor, this, static_cast<int>(members_.size()) - 1);
-      tensor.mutable_grad() = at::Tensor();  // of a backward before the Engine was made
+      tensor.mutable_grad() = at::Tensor();  // from a backward before the Engine was constructed
       torch_hooks::set_gradient_hook(tensor, [on_gradient, g, i] { on_gradient(g, i); });
     }
   }
@@ -94,7 +94,7 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
   const auto groups = groups_of(tags, count, members_);
   const bool training = progress.in_backward || at::GradMode::is_enabled();
   const auto use = [&] { p_.program->begin_use({groups.data(), groups.size()}, training); };
-  if (p_.comm->size() == 1) {  // nobody waits for this rank, which may try another batch
+  if (p_.comm->size() == 1) {  // no other rank waits, so another batch may be tried
     const torch_hooks::NormalMode normal;
     use();
   } else {

@@ -1,5 +1,5 @@
-// Uses of parameters by operators, in any thread: they are unsharded before, and what autograd saves is kept as the
-// configuration says.
+// Called before and after operators that read parameters, in any thread. Unshards the parameters, and starts the
+// handling of saved activations that the configuration selects.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -14,16 +14,16 @@ class ForwardListener final : public torch_hooks::UseListener {
  public:
   ForwardListener(Parts& parts, const Checks& checks) : p_(parts), checks_(checks) {}
 
-  // Every parameter of the model is intercepted from now on; on_gradient(group, member): its gradient is final.
+  // Intercepts every parameter of the model; calls on_gradient(group, member) when a gradient is complete.
   void attach(const std::function<void(int group, int member)>& on_gradient);
-  // None is any more, nor has a hook.
+  // Removes the interception and the hooks.
   void detach() noexcept;
 
-  // The next use begins a forward, or a phase, anew.
+  // The next use begins a new forward or phase.
   void begin_phase() { shown_group_ = -1; }
-  // In a thread with several Engines the one whose parameter was used last says how activations are kept.
+  // Ends this thread's policy for saved activations; with several Engines, that of the last used one.
   void end_activations() const;
-  // Bytes that changed go to the trace.
+  // Records changes of the byte counts in the trace.
   void count_bytes();
 
  private:
@@ -38,8 +38,8 @@ class ForwardListener final : public torch_hooks::UseListener {
   };
   Parts& p_;
   const Checks& checks_;
-  std::vector<Member> members_;       // of all parameters, whose index is the interception's tag
-  std::atomic<int> shown_group_{-1};  // on the status page
+  std::vector<Member> members_;       // of all parameters; the index is the interception's tag
+  std::atomic<int> shown_group_{-1};  // shown on the status page
 };
 
 }  // namespace zero::engine

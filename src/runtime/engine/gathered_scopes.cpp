@@ -1,4 +1,4 @@
-// Names, patterns and modules to groups. See gathered_scopes.h.
+// Resolves names, patterns and modules to groups. See gathered_scopes.h.
 #include "engine/gathered_scopes.h"
 
 #include <torch/nn/module.h>

@@ -1,5 +1,5 @@
-// Scopes of gathered_parameters: which groups a program asks for, and what open scopes allow. The groups' copies are
-// the Prefetcher's, what a scope does at its ends is in scopes.h.
+// Scopes of gathered_parameters: the groups that a program selects, and what open scopes permit. The Prefetcher owns
+// the unsharded copies; scopes.h begins and ends scopes.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace zero::engine {
 
-// What a scope was asked for: everything, or a module's parameters, or what names and patterns (* and ?) match:
-// parameters, their aliases, and groups.
+// The selection of a scope: all parameters, a module's parameters, or names and patterns (* and ?) of parameters,
+// aliases and groups.
 struct ParameterChoice {
   bool all = false;
   const torch::nn::Module* module = nullptr;
   std::vector<std::string> names{};
 };
 
-// The groups with a chosen parameter, in order. Throws ConfigError, beginning with `where`, that lists all names
-// without a match and the nearest ones.
+// The groups with a selected parameter, in order. Throws ConfigError, prefixed with `where`, that lists all names
+// without a match and the most similar names.
 std::vector<int> chosen_groups(const ModelBinding& binding, const ParameterChoice& choice, const std::string& where);
 
 class OpenScopes {
@@ -45,7 +45,7 @@ class OpenScopes {
   }
 
   int open_ = 0, modifying_ = 0;
-  std::vector<int> writers_;  // by group: open scopes that may write it
+  std::vector<int> writers_;  // by group: number of open scopes that may write it
 };
 
 }  // namespace zero::engine

@@ -51,7 +51,7 @@ void GradientGuard::fail(int tag, const char* op) const {
 void GradientGuard::before_use(const int* tags, int, const char* op) { fail(tags[0], op); }
 
 bool GradientGuard::before_write(int tag, const char* op) {
-  if (BackwardScope::active()) return false;  // another Engine's backward: not a gradient of this one
+  if (BackwardScope::active()) return false;  // the gradient belongs to another Engine's backward
   fail(tag, op);
 }
 

@@ -1,6 +1,6 @@
-// What a program finds in the .grad of an Engine's parameters from the end of Engine::backward to step(): a tensor of
-// the parameter's shape without data. The gradient belongs to the Engine then; what of it a rank holds, and whether it
-// is summed over ranks yet, differs between stages. Reading or writing the guard is one error at every stage.
+// The value of .grad between Engine::backward and step(): a tensor of the parameter's shape without data. The Engine
+// owns the gradient then, and which part of it a rank holds, reduced or not, depends on the stage. Reading or writing
+// the guard is the same error at every stage.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,7 @@ namespace zero::engine {
 
 class GradientGuard final : public torch_hooks::UseListener {
  public:
-  // `members` outlive the guard.
+  // `members` must outlive the guard.
   explicit GradientGuard(const std::vector<ModelParameter>& members);
   ~GradientGuard() override;
   GradientGuard(const GradientGuard&) = delete;
@@ -33,7 +33,7 @@ class GradientGuard final : public torch_hooks::UseListener {
   [[noreturn]] void fail(int tag, const char* op) const;
 
   const std::vector<ModelParameter>& members_;
-  std::vector<at::Tensor> guards_;  // by member, made when first needed
+  std::vector<at::Tensor> guards_;  // by member, created on first use
 };
 
 }  // namespace zero::engine

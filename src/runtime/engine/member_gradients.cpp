@@ -86,7 +86,7 @@ void MemberGradients::drop() {
 at::Tensor MemberGradients::arrived(std::size_t i) const {
   auto grad = members_[i].tensor.grad();
   if (!grad.defined() || !active(i)) return {};
-  if (grad.requires_grad()) grad = grad.detach();  // its graph has been used
+  if (grad.requires_grad()) grad = grad.detach();  // its graph is no longer needed
   return grad.is_sparse() ? grad.to_dense() : grad;
 }
 

@@ -1,5 +1,5 @@
-// What autograd finds and leaves in the .grad of a group's members, and what a program finds there meanwhile. How
-// gradients are kept and reduced is the step program's.
+// The .grad of a group's members: what autograd reads and writes there, and the guard that a program sees in between.
+// The step program decides how gradients are stored and reduced.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,32 +14,33 @@ namespace zero::engine {
 
 class MemberGradients {
  public:
-  // `members` outlive this; `group` is its name, for messages.
+  // `members` must outlive this. `group`: the group's name, for messages.
   MemberGradients(const std::vector<ModelParameter>& members, std::string group, bool trainable);
 
-  // Members without requires_grad get no gradient and no update from now on, others do. Before a step's first pass.
+  // From now on, members without requires_grad get no gradient and no update. Call before a step's first pass.
   void choose_active();
   void set_trainable(bool trainable) { trainable_ = trainable; }
   bool activity_changed() const;
   bool active(std::size_t i) const { return active_[i] != 0; }
 
-  // A member whose .grad is not as the last pass left it, or whose requires_grad changed within a step: what is wrong.
-  // first: no pass of the step has been. updates: step() asks, to which requires_grad is nothing any more.
+  // Describes a member whose .grad was changed since the last pass, or whose requires_grad changed within a step; empty
+  // if there is none. first: before the step's first pass. updates: called by step(), which ignores requires_grad.
   std::string find_meddling(bool first, bool updates) const;
 
-  // Around a pass: autograd finds in .grad what it is to add to. keeps_graph: gradients stay there, with their graph,
-  // for the next pass.
+  // Around a pass: restores the .grad that autograd accumulates into. keeps_graph: gradients stay in .grad, with their
+  // graph, for the next pass.
   void begin_pass(bool keeps_graph);
   void end_pass();
-  // A gradient that another Engine's backward, or a plain one, left in member i's .grad goes away again. Where it was
-  // added to one that waits with its graph, the two cannot be told apart: find_meddling() says so until drop().
+  // Removes a gradient that another Engine's backward, or a plain backward(), left in member i's .grad. If it was added
+  // to a gradient that keeps its graph, the two cannot be separated: find_meddling() reports that until drop().
   void drop_foreign(std::size_t i);
-  // A pass in its middle, or a step, is over: nothing is kept any more.
+  // Ends a step or an unfinished pass: releases everything kept.
   void drop();
 
-  // What autograd has left in member i's .grad: dense, without a graph. Undefined: nothing, or nothing that is trained.
+  // The gradient that autograd left in member i's .grad: dense, without a graph. Undefined if there is none or the
+  // member is not trained.
   at::Tensor arrived(std::size_t i) const;
-  // Member i's .grad is `grad` from now on, and passes to come add to it. `view`: its buffer.
+  // Makes `grad` member i's .grad, which later passes accumulate into. `view`: its buffer.
   void keep(std::size_t i, at::Tensor grad, const step::View& view);
   const at::Tensor& kept(std::size_t i) const { return kept_[i].grad; }
   const step::View& kept_view(std::size_t i) const { return kept_[i].view; }
@@ -54,7 +55,7 @@ class MemberGradients {
   const std::string group_;
   bool trainable_;
   bool keeps_graph_ = false;
-  std::string mixed_;  // a member whose waiting gradient has a foreign one in it
+  std::string mixed_;  // a member whose kept gradient contains a foreign one
   std::vector<char> active_;
   std::vector<Kept> kept_;
   GradientGuard guard_;

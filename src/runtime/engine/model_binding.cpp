@@ -70,8 +70,8 @@ void ModelBinding::attach(int index, step::View whole, at::ScalarType dtype) {
     const auto& tensor = g.members[i].tensor;
     const auto offset = g.facts.layout.parameter_offset(i) * size;
     const auto sizes = tensor.sizes().vec();
-    // The parameter's TensorImpl stays. So does its storage where the dtype does, for views that the program holds;
-    // else both change once, here.
+    // The parameter keeps its TensorImpl and, if the dtype is unchanged, its storage, because the program may hold
+    // views. Otherwise both are replaced once, here.
     const auto bytes = static_cast<std::size_t>(tensor.numel() * size);
     if (bytes > 0 && tensor.scalar_type() == dtype && tensor.is_contiguous() && tensor.storage_offset() == 0 &&
         tensor.storage().nbytes() == bytes) {
@@ -123,7 +123,7 @@ std::optional<ModelBinding::Arrived> ModelBinding::take_gradient(int index, int 
                           ") was replaced while backward ran. Hint: a hook may change a gradient, not .grad.");
       return Arrived{g.gradients.kept_view(i), true};
     }
-    // What other tensors share would change with the sum over ranks, and in the next passes.
+    // Tensors that share the memory would change in the reduction and in later passes.
     if (!torch_hooks::owns_storage(grad)) grad = grad.clone();
   }
   const bool peer_readable = grad.numel() > 0 && buffers.setup().comm->holds(grad) && torch_hooks::owns_storage(grad);
@@ -133,7 +133,7 @@ std::optional<ModelBinding::Arrived> ModelBinding::take_gradient(int index, int 
   return Arrived{view, peer_readable};
 }
 
-// A block that becomes a .grad goes back when the last tensor that refers to it does.
+// A block that becomes a .grad is returned with the last tensor that references it.
 void ModelBinding::set_gradient(int index, int member, step::View kept) {
   auto& g = group(index);
   const auto i = static_cast<std::size_t>(member);

@@ -1,5 +1,5 @@
-// The model's parameters as the step program sees them, groups of members: their storages, which it points into its
-// buffers, and their .grad.
+// The model's parameters as the step program sees them: groups of members. Points the members' storages into the
+// program's buffers and exchanges their .grad.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -19,7 +19,7 @@ namespace zero::engine {
 
 class ModelBinding final : public step::ModelOps {
  public:
-  // Everything outlives it. `memory` is shared with gradients that a program holds on to.
+  // All references must outlive it. `memory` is shared with gradients that the program keeps.
   ModelBinding(std::shared_ptr<EngineMemory> memory, const std::vector<step::GroupFacts>& groups,
                std::vector<std::vector<ModelParameter>> members, observe::Trace& trace);
 
@@ -30,42 +30,43 @@ class ModelBinding final : public step::ModelOps {
   void drop_gradients(int group) override;
   void release_gradient(step::View gradient) override;
 
-  // The values of all members, flat, fp32, with zeros between them.
+  // The values of all members, flat, fp32, with zeros as padding.
   at::Tensor values(int group) const;
-  // The members' storages point into `whole` from now on, or have no data where it is none.
+  // Points the members' storages into `whole`, or leaves them without data if it is empty.
   void attach(int group, step::View whole, at::ScalarType dtype);
-  // The members of a sharded group stay without data, and say why when they are read.
+  // The members of a sharded group stay without data and throw an explanation when read.
   void abandon(int group) noexcept;
 
-  // A gradient that autograd left in a member's .grad, as the program takes it; peer_readable: GradStorage::take().
+  // A gradient that autograd left in a member's .grad, for the step program. peer_readable: see GradStorage::take().
   struct Arrived {
     step::View view;
     bool peer_readable;
   };
-  // nullopt: there is none, or the member is not trained. ConfigError if what was kept has been replaced.
+  // nullopt: no gradient, or the member is not trained. ConfigError if the kept gradient was replaced.
   std::optional<Arrived> take_gradient(int group, int member);
-  // Nothing if the program has released it.
+  // No effect if the step program has released it.
   void drop_arrived(const step::View& view) { memory_->buffers.drop(view.buffer); }
 
   struct Group {
     Group(const step::GroupFacts& facts, std::vector<ModelParameter> members);
     const step::GroupFacts& facts;
     const std::vector<ModelParameter> members;
-    std::vector<c10::Storage> storages;  // the members', for life: one that a program puts in its place is not touched
+    std::vector<c10::Storage>
+        storages;  // the members' original storages; a storage that a program substitutes is not modified
     MemberGradients gradients;
     observe::TraceOperation whole_trace;
     bool bound = false;
   };
   Group& group(int index) { return *groups_[static_cast<std::size_t>(index)]; }
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
-  // A member by its name, or that of a tied parameter: its group and index.
+  // Finds a member, and its group, by its name or by that of a tied parameter.
   std::optional<std::pair<int, std::size_t>> find(const std::string& name) const;
 
  private:
   const std::shared_ptr<EngineMemory> memory_;
   observe::Trace& trace_;
   std::vector<std::unique_ptr<Group>> groups_;
-  std::set<int> lent_blocks_;  // that are a .grad: they go back with it
+  std::set<int> lent_blocks_;  // blocks in use as a .grad; returned with it
 };
 
 }  // namespace zero::engine

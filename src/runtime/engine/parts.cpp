@@ -14,7 +14,7 @@ Parts::Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       relay(*this->comm) {}
 
 Parts::~Parts() {
-  if (backend) backend->update.settle();  // its job uses what follows
+  if (backend) backend->update.settle();  // its job uses the members below
   program.reset();
   backend.reset();
   if (memory) memory->close();

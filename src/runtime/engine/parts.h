@@ -1,4 +1,4 @@
-// What an Engine is made of. One Parts belongs to one State; the classes that do its work each have a reference.
+// The parts of an Engine. State owns one Parts; the classes that implement the Engine hold references to it.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -18,9 +18,9 @@
 
 namespace zero::engine {
 
-// How far a run has come, beside what the step program counts.
+// Progress of a run, besides the counters of the step program.
 struct Progress {
-  std::string failed;  // the error of a backward that discard_micro_batch() has not answered yet
+  std::string failed;  // error of a failed backward, until discard_micro_batch()
   std::atomic<bool> in_forward{false}, in_backward{false};
   bool backward_since_step = false;
   std::int64_t skipped_steps = 0;
@@ -28,7 +28,7 @@ struct Progress {
   OpenScopes scopes;
 };
 
-// Members are made in this order, and end in the opposite one.
+// The order of members is the order of construction.
 struct Parts {
   Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
   ~Parts();
@@ -39,27 +39,27 @@ struct Parts {
   std::string where(const char* call) const;
   step::Prefetcher& prefetcher() const { return program->prefetcher(); }
   ModelBinding& binding() const { return backend->binding; }
-  // Between accumulation boundaries nothing has been added up.
+  // Between accumulation boundaries this is empty.
   const step::Accumulation& accumulated() const { return program->accumulated(); }
 
   const std::shared_ptr<torch::nn::Module> model;
   const Options options;
   const config::Settings& settings;
   const std::shared_ptr<Communicator> communicator;
-  const std::shared_ptr<comm::Group> comm;  // behind it
+  const std::shared_ptr<comm::Group> comm;  // the group of `communicator`
   ErrorRelay relay;
   std::int64_t accumulation = 1, micro_batch = 1;
   StepTrace trace;
   std::unique_ptr<optim::ShardedOptimizer> optimizer;
   std::unique_ptr<optim::LossScaler> scaler;
-  at::Device device = at::kCPU;  // of the parameters and all that rests
+  at::Device device = at::kCPU;  // of the parameters and of all states that are not offloaded
   step::RunFacts run;
   std::unique_ptr<TierPlan> tiers;
   std::vector<step::GroupFacts> groups;
   std::shared_ptr<EngineMemory> memory;
   std::unique_ptr<TorchBackend> backend;
   std::unique_ptr<step::StepProgram> program;
-  std::shared_ptr<activations::ActivationStore> activations;  // null: autograd keeps what it keeps
+  std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
 };
 

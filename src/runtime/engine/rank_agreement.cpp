@@ -16,7 +16,7 @@ std::string hash_of(const std::string& text) {
   return {reinterpret_cast<const char*>(&hash), sizeof hash};
 }
 
-// Where the first of two texts' lines differ.
+// Describes the first line in which two texts differ.
 std::string first_difference(const std::string& a, const std::string& b) {
   std::size_t begin = 0;
   while (true) {
@@ -80,7 +80,7 @@ std::vector<std::string> agree(comm::Group& comm, const char* where, const std::
   ZERO_CHECK(first->size() >= 2, "an outcome of ", first->size(), " bytes");
   std::string text;
   if (std::all_of(outcomes.begin(), outcomes.end(), [&](const std::string& other) { return other == *first; })) {
-    text = first->substr(2);  // a mistake that all made is one mistake
+    text = first->substr(2);  // all ranks report the same error: it is one error
   } else {
     text = base::join("[", where, "]");
     for (std::size_t r = 0; r < outcomes.size(); ++r)

@@ -1,5 +1,4 @@
-// How ranks come to one outcome: what all must have set alike, and parts that all must get through. Every rank goes on,
-// or every rank throws the same error.
+// Agreement between ranks: equal settings, and steps in which either all ranks succeed or all throw the same error.
 #pragma once
 #include <functional>
 #include <string>
@@ -9,13 +8,13 @@
 
 namespace zero::engine {
 
-// Compares a text over the ranks. Empty when all have the same; else a sentence that begins with `what`, names the
-// ranks that differ from rank 0 and the first line that does. The same on every rank. Collective.
+// Compares a text over the ranks. Returns "" if all are equal, else a sentence that begins with `what` and names the
+// ranks that differ from rank 0 and the first differing line. The result is the same on every rank. Collective.
 std::string disagreement(comm::Group& comm, const std::string& what, const std::string& mine);
 
-// Runs `part` on this rank; its text is sent to all. Collective. When any rank threw, all throw the
-// class and code of the first such rank, with every failed rank's message. A CommError goes on as
-// it is: then there is nobody to agree with.
+// Runs `part` on every rank and gathers the returned texts. Collective. If any rank throws, all throw an error of the
+// class and code of the first such rank, with the messages of all failed ranks. A CommError is rethrown unchanged,
+// because ranks can no longer communicate.
 std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part);
 
 }  // namespace zero::engine

@@ -1,4 +1,4 @@
-// The reduced gradient of one parameter, as far as this rank has it, between backward and the update.
+// This rank's part of the reduced gradient of one parameter, between backward and the update.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -9,8 +9,7 @@
 
 namespace zero::engine {
 
-// What of it is in this rank's shard: from which element of the parameter on, and flat, in the dtype in which it is
-// kept.
+// The offset in the parameter of this rank's shard, in elements, and its values: flat, in the dtype they are stored in.
 std::pair<std::int64_t, at::Tensor> reduced_gradient(const Parts& parts, int group, std::size_t member);
 
 }  // namespace zero::engine

@@ -11,8 +11,8 @@
 
 namespace zero::engine {
 
-// Every rank tells what it asks for, or why it cannot, before anything is gathered: the ranks' errors are one error,
-// and nothing has ended by it.
+// Every rank sends its request, or why it is invalid, before anything is gathered. All ranks then throw the same error,
+// and the Engine stays usable.
 std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modify) {
   constexpr const char* kCall = "gathered_parameters";
   std::vector<int> groups;
@@ -60,14 +60,14 @@ void Scopes::end(const std::vector<int>& groups, bool modify) {
     p_.progress.scopes.close(groups, modify);
     if (modify) {
       checks_.parameters("gathered_parameters");
-      p_.comm->barrier();  // nobody reads a shard in place any more
+      p_.comm->barrier();  // no rank reads a shard in place any more
       for (const int g : groups) write_back(g);
     }
     p_.prefetcher().unpin(groups);
   });
 }
 
-// Rank 0's values of the parameters become everybody's.
+// Copies rank 0's values of the parameters to all ranks.
 void Scopes::write_back(int index) {
   const at::NoGradGuard no_grad;
   const auto& group = *p_.program->groups()[static_cast<std::size_t>(index)];
@@ -79,7 +79,7 @@ void Scopes::write_back(int index) {
   StateAccess states(p_.memory->buffers);
   if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, p_.run.shard_begin(facts), facts.shard()));
   group.params->mark_updated();
-  // Untouched elements keep the bits of their master that the parameter's dtype does not show.
+  // Unmodified elements keep their master's full precision.
   const auto owned_begin = p_.run.owned_begin(facts);
   for (const auto& segment : facts.segments) {
     if (segment.aliases_master) continue;

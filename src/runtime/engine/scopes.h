@@ -1,4 +1,4 @@
-// The two ends of a scope of gathered_parameters.
+// Begins and ends a scope of gathered_parameters.
 #pragma once
 #include <vector>
 
@@ -10,7 +10,7 @@ class Scopes {
  public:
   Scopes(Parts& parts, const Checks& checks, Stepper& stepper) : p_(parts), checks_(checks), stepper_(stepper) {}
 
-  // Of the groups that it returns, which are the same on every rank. Collective.
+  // begin() returns the groups of the scope, which are the same on every rank. Collective.
   std::vector<int> begin(const ParameterChoice& choice, bool modify);
   void end(const std::vector<int>& groups, bool modify);
 

@@ -9,7 +9,7 @@
 namespace zero::engine {
 namespace {
 
-// Gradients that peers read are made where they can, and tensors of this thread are counted.
+// Allocates gradients in memory that peers can read, and counts this thread's tensors.
 std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts& parts) {
   torch_hooks::BlockAllocator blocks;
   const auto count = [ledger = parts.memory->ledger](std::int64_t bytes) {
@@ -24,7 +24,7 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
     try {
       return memory->buffers.data({memory->memory.take_block(bytes), 0, bytes, step::Dtype::U8});
     } catch (const std::exception&) {
-      return nullptr;  // the ordinary allocator says so if there is no memory at all
+      return nullptr;  // if no memory is available at all, the default allocator reports it
     }
   };
   blocks.give = [memory = parts.memory](void* block) { memory->memory.give_block(memory->buffers.block_at(block)); };
@@ -42,7 +42,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   exports = std::make_unique<StateExport>(parts, checks, *stepper);
   parts.relay.telling([&] {
     trace.start_of_environment();
-    if (parts.comm->size() > 1) parts.comm->barrier();  // one rank's refusal is all ranks'
+    if (parts.comm->size() > 1) parts.comm->barrier();  // if one rank's budget refuses, all ranks throw
     try {
       adopt_model(parts);
       listener.attach([this](int group, int member) { backward->on_gradient(group, member); });
@@ -51,7 +51,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
       detach();
       throw;
     }
-    // The full-precision originals are freed by now; glibc would keep what lay on its heap.
+    // The full-precision originals are freed; return the heap memory that glibc caches.
     base::release_idle_memory();
   });
 }
@@ -62,7 +62,7 @@ State::~State() {
   detach();
 }
 
-// Nothing of the model points here any more. Of a constructor that throws, too, whose members alone are destroyed.
+// Detaches the model. Also called if the constructor throws, which destroys only its members.
 void State::detach() noexcept {
   trace.end();
   listener.detach();
@@ -78,7 +78,7 @@ MemoryReport State::memory() const {
 
 void State::reset_peak_memory() {
   parts.memory->memory.trim();
-  base::release_idle_memory();  // what is idle goes back to the kernel too, so that both count the same
+  base::release_idle_memory();  // return idle memory to the kernel, so that its count agrees with the ledger
   parts.memory->ledger->reset_peak();
   reset_allocator_peak(parts.device);
 }

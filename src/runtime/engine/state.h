@@ -1,5 +1,5 @@
-// The work of an Engine, by what it is about. Engine (include/zero/engine.h) is the public face of exactly one State;
-// checkpoints read and fill it through StatePiece. Files on disk are not known here.
+// The implementation of Engine (include/zero/engine.h), one State per Engine. Checkpoints read and write it through
+// StatePiece; it does not access checkpoint files.
 #pragma once
 #include <memory>
 #include <string>

@@ -15,7 +15,7 @@ const step::View& view_of(const step::UpdateTarget& states, int state) {
   return state == kMaster ? states.master : states.slots[state - 1];
 }
 
-// What of [begin, begin + numel) lies in each segment: fn(view, offset in the range).
+// For the part of [begin, begin + numel) in each segment, calls fn(view, offset in the range).
 template <class Fn>
 void for_each_part(const step::Group& group, int state, std::int64_t begin, std::int64_t numel, const Fn& fn) {
   for (std::size_t s = 0; s < group.states.size(); ++s) {

@@ -1,4 +1,4 @@
-// States of a group as tensors, wherever they rest: for exports, checkpoints and scopes, between steps.
+// Reads and writes a group's states as tensors on any tier, between steps. For exports, checkpoints and scopes.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,18 +15,18 @@ class StateAccess {
  public:
   explicit StateAccess(TorchBuffers& buffers) : buffers_(buffers) {}
 
-  // Elements [begin, begin + numel) of a state, within the range that this rank owns, fp32: a view where they lie
-  // together in memory, else a copy in host memory.
+  // Elements [begin, begin + numel) of a state, in the range that this rank owns, fp32: a view if they are contiguous
+  // in memory, else a copy in host memory.
   at::Tensor read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const;
   void write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values);
   // This rank's shard of a state.
   at::Tensor shard(const step::Group& group, int state) const;
 
-  // The same of the resting parameters, within what rests here.
+  // The same for the stored parameters, within the part that this rank stores.
   at::Tensor read_params(const step::Group& group, std::int64_t begin, std::int64_t numel) const;
   void write_params(const step::Group& group, std::int64_t begin, const at::Tensor& values);
 
-  // What lies behind a view.
+  // The same for the memory of a view.
   at::Tensor read(const step::View& view) const;
   void write(const step::View& view, const at::Tensor& values);
 

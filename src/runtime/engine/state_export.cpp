@@ -14,7 +14,7 @@
 
 namespace zero::engine {
 
-// fp32, flat. Frozen parameters have no master: their resting values stand for it.
+// fp32, flat. Frozen parameters have no master; their stored values are used.
 at::Tensor StateExport::whole_master(const step::Group& group) const {
   const auto& facts = group.facts;
   const bool frozen = !facts.trainable;
@@ -74,7 +74,7 @@ std::string StateExport::state_hash() {
 
 // --- gradients --------------------------------------------------------------------------------
 
-// The group and member of a parameter whose gradient is reduced and waits for step(); group -1: frozen.
+// The group and member of a parameter whose gradient is reduced and awaits step(); group -1: frozen.
 std::pair<int, std::size_t> StateExport::reduced_member(const char* call, const std::string& name) const {
   checks_.require_usable(call);
   if (!p_.settings.managed_gradient_accumulation)
@@ -110,7 +110,7 @@ at::Tensor StateExport::gradient(const std::string& name) {
     const at::NoGradGuard no_grad;
     const auto [group, i] = reduced_member("gradient", name);
     const auto& tensor = p_.binding().group(group).members[i].tensor;
-    // Each element is one rank's, and zero on the others.
+    // Each element belongs to one rank and is zero on the others.
     auto whole = at::zeros({tensor.numel()}, own.values.options().device(p_.device));
     whole.narrow(0, own.begin, own.values.numel()).copy_(own.values);
     if (p_.comm->size() > 1 && whole.numel() > 0) p_.comm->all_reduce(whole)->wait();
@@ -124,7 +124,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   const auto& facts = group.facts;
   const auto shard_begin = p_.run.shard_begin(facts), owned_begin = p_.run.owned_begin(facts);
   const auto& members = p_.binding().group(group.index).members;
-  // Of a vector that holds the flat vector's elements from vector_begin on.
+  // For a vector that holds the flat vector's elements from vector_begin on.
   const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
                        std::int64_t vector_begin, const auto& read, const auto& write) {
     for (const auto& piece : facts.layout.pieces(begin, numel)) {
@@ -156,8 +156,8 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
 void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_save) const {
   for (const auto& item : p_.model->named_buffers()) {
     if (!item.value().defined()) continue;
-    // The program may have assigned buffers of another layout since the Engine was made. What is saved is a copy then;
-    // what is loaded needs memory of its own for each element.
+    // The program may have replaced buffers by others with another layout. Saving uses a copy then; loading needs
+    // separate memory for each element.
     if (!to_save && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
     const auto data = item.value().detach().contiguous().view({-1});
     pieces.push_back(

@@ -1,4 +1,4 @@
-// States handed out and taken back, between steps: whole masters, digests, gradients, checkpoint pieces, counters.
+// Exports and imports states between steps: full masters, digests, gradients, checkpoint pieces, counters.
 #pragma once
 #include <map>
 #include <string>
@@ -19,18 +19,19 @@ class StateExport {
   std::map<std::string, at::Tensor> full_state_dict();
   std::string state_hash();
   at::Tensor gradient(const std::string& name);
-  // Of this rank alone.
+  // Local.
   OwnGradient own_gradient(const std::string& name);
 
-  // What this rank writes: over all ranks every element of every state once; buffers whole by every rank.
+  // The pieces that this rank saves. Over all ranks, every element of every state is saved once; buffers are saved
+  // whole by every rank.
   std::vector<StatePiece> pieces_to_save();
-  // What this rank must fill to go on: what rests on it. All ranks must have met between their last forward and the
-  // first write, since a shard may be read in place. A delayed update may still be running, and goes on if nothing is
-  // loaded in the end: Stepper::begin_replacing() ends it.
+  // The pieces that this rank must load: everything that it stores. All ranks must have communicated between their last
+  // forward and the first write, because peers may read a shard in place. A delayed update may still be running, and
+  // continues if nothing is loaded; Stepper::begin_replacing() ends it.
   std::vector<StatePiece> pieces_to_load() { return pieces(/*to_save=*/false); }
-  // After the pieces were filled: parameters from masters, on all ranks.
+  // Call after the pieces were filled: recomputes parameters from masters, on all ranks.
   void adopt_loaded();
-  // Names tied to another: alias -> owner.
+  // Names of tied parameters: alias -> owner.
   std::map<std::string, std::string> aliases() const;
   StateCounters counters() const;
   void set_counters(const StateCounters& counters);

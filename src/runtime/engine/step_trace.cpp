@@ -1,4 +1,4 @@
-// Slices of the compute thread and the sums of a step.
+// Records the slices of the compute thread and the sums of a step.
 #include "engine/step_trace.h"
 
 #include <algorithm>

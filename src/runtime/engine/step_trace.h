@@ -1,6 +1,6 @@
-// The steps of training as slices of a base::Trace: which step, phase and unit the compute thread is in, which steps
-// are recorded, and what the slices of a step add up to. Gathers, reductions and updates record themselves
-// (TraceObserver). Off, every call is one relaxed load. Nothing here talks to other ranks.
+// Records training steps in an observe::Trace: the step, phase and unit of the compute thread, which steps are
+// recorded, and per-step sums. All-gathers, reductions and updates are recorded by TraceObserver. When tracing is off,
+// every call is one relaxed load. No communication.
 #pragma once
 #include <cstdint>
 #include <mutex>
@@ -16,38 +16,39 @@ namespace zero::engine {
 
 class StepTrace {
  public:
-  // Throws as base::Trace::start().
+  // Throws as observe::Trace::start().
   void start(observe::Trace::Setup setup, TraceSteps steps);
   bool started() const { return trace_.started(); }
-  // Ends what is open. `file` and `joined` of the summary are the caller's to fill. True: this rank's part is whole.
+  // Ends open slices. The caller fills `file` and `joined` of the summary. Returns whether this rank's part is
+  // complete.
   bool stop(TraceSummary* summary);
 
   observe::Trace& trace() { return trace_; }
   bool on() const { return trace_.on(); }
   bool recording() const { return trace_.recording(); }
-  // Seconds since the Engine began, all 0 before base::Trace::count_always().
+  // Seconds since the Engine was constructed; all 0 before observe::Trace::count_always().
   StepTimes times() const;
 
-  // --- the compute thread, and others that run forwards; names live until stop() ---
+  // --- called by the compute thread and other threads that run forwards; names must live until stop() ---
   void begin_phase(observe::TraceKind phase) {
     if (on()) begin_phase_on(phase);
   }
   void end_phase() {
     if (on()) end_phase_on();
   }
-  // From now on that unit is at work in the phase.
+  // The phase now executes this unit.
   void enter(const std::string& unit) {
     if (on()) enter_on(unit);
   }
-  // An optimizer step is over.
+  // Ends an optimizer step.
   void end_step(std::int64_t number) {
     if (started()) end_step_started(number);
   }
-  // Bytes that changed since they were counted last.
+  // Records byte counts that changed since the last call.
   void count(const step::MemoryLedger& ledger, std::int64_t gathered_bytes);
 
  private:
-  // Nanoseconds of one step; at first of all slices so far.
+  // Nanoseconds of one step, computed as differences of running totals.
   struct Row {
     std::int64_t step = 0, compute = 0, gather_wait = 0, reduce_wait = 0, optimizer = 0, communication = 0;
   };
@@ -61,7 +62,7 @@ class StepTrace {
   Row sums() const;
 
   observe::Trace trace_;
-  std::recursive_mutex mutex_;  // around what follows
+  std::recursive_mutex mutex_;  // guards the members below
   TraceSteps steps_;
   std::int64_t done_ = 0;  // steps since start()
   bool in_phase_ = false;

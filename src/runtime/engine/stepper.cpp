@@ -59,7 +59,7 @@ StepResult Stepper::step() {
 
 // --- the norm ---------------------------------------------------------------------------------
 
-// What every rank has to have set alike, beside the configuration: which parameters are frozen, and the rates.
+// A hash of settings that must be equal on all ranks, besides the configuration: frozen parameters and learning rates.
 std::uint64_t Stepper::hash_of_choices() const {
   std::string text;
   for (const auto& group : p_.binding().groups())
@@ -94,7 +94,7 @@ std::vector<double> Stepper::exchange_norms(double squares) {
                         "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
                         ". Hint: call requires_grad_() and set_lr() alike on every rank.");
   }
-  p_.relay.forget();  // the ranks have met
+  p_.relay.forget();  // all ranks have communicated
   return norms;
 }
 
@@ -107,7 +107,7 @@ std::string Stepper::find_non_finite() const {
   return "";
 }
 
-// Too many steps in a row without a finite gradient: every rank throws, naming rank and parameter.
+// After too many consecutive steps with non-finite gradients: every rank throws, naming rank and parameter.
 void Stepper::fail_numerically() {
   std::string culprits;
   const auto names = p_.comm->all_gather_bytes(find_non_finite());
@@ -134,7 +134,7 @@ double Stepper::lr(int group) const {
 
 void Stepper::set_lr(int group, double lr) {
   p_.relay.keeping([&] {
-    p_.program->join_update();  // it looks at the rates
+    p_.program->join_update();  // the pending update reads the learning rates
     p_.optimizer->set_lr(group, lr);
   });
 }

@@ -1,4 +1,4 @@
-// step(): what the step program does at a boundary, between what a program sees of it. And what ends a delayed update.
+// step(): checks and results around the step program's update. Also completes or drops a delayed update.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,11 @@ class Stepper {
   Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener);
 
   StepResult step();
-  // An update that is still on its way is finished. Collective, between steps.
+  // Completes a pending delayed update. Collective, between steps.
   void flush();
-  // Before states are replaced: an update on its way is dropped, nothing is read ahead.
+  // Before states are replaced: drops a pending delayed update and prefetched tiles.
   void begin_replacing();
-  // step() would act after the next backward(), or would now after one.
+  // Whether step() would update after the next backward(), or now if there was one.
   bool at_boundary() const;
   double lr(int group) const;
   void set_lr(int group, double lr);

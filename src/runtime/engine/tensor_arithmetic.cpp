@@ -1,4 +1,4 @@
-// The two ways of every operation, and the read-back of norms.
+// The host and GPU implementation of every operation, and the transfer of norms to the host.
 #include "engine/tensor_arithmetic.h"
 
 #include <ATen/ATen.h>
@@ -62,7 +62,7 @@ optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device) {
 void DeviceSums::add(int index, const Stretch& values) {
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   if (!sums_.defined()) sums_ = at::zeros({count_}, options);
-  // Freed at the return; the caching allocator gives it to later work of the same stream only.
+  // Freed on return; the caching allocator reuses it only for later work of the same stream.
   auto pieces = at::empty({cuda::square_pieces(values.numel)}, options);
   cuda::check(
       kernels_for(device_)->sum_of_squares(place_on(device_), values.data, values.dtype, values.numel,
@@ -78,7 +78,7 @@ void DeviceSums::fetch() {
   auto host = host_->take(bytes).view(at::kDouble);
   host.copy_(sums_, /*non_blocking=*/true);
   host_->used();
-  host_->take(bytes);  // waits for the copy
+  host_->take(bytes);  // blocks until the copy is complete
   std::copy_n(host.const_data_ptr<double>(), count_, values_.begin());
 }
 

@@ -1,6 +1,6 @@
-// Element-wise arithmetic on tensors where they lie: kernels/elementwise.h in host memory, the plug-in's kernels on a
-// GPU, with the same bits. On a GPU the work is put on the current stream, and nobody waits for it. No groups, no
-// stages, no communication here.
+// Element-wise arithmetic on tensors: kernels/elementwise.h for host memory, the plug-in's kernels for a GPU, with
+// identical bits. On a GPU the work is enqueued on the current stream and does not block the host. Does not know of
+// groups, stages or communication.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -19,8 +19,7 @@
 
 namespace zero::engine {
 
-// Consecutive elements of a contiguous fp32, bf16 or fp16 tensor, which the caller keeps alive until the work is on
-// the stream.
+// Consecutive elements of a contiguous fp32, bf16 or fp16 tensor. The caller keeps it alive until the work is enqueued.
 struct Stretch {
   explicit Stretch(const at::Tensor& tensor) : Stretch(tensor, 0, tensor.numel()) {}
   Stretch(const at::Tensor& tensor, std::int64_t begin, std::int64_t count)
@@ -37,28 +36,28 @@ struct Stretch {
   at::Device device;
 };
 
-// The kernels that serve a device's memory; null where kernels/elementwise.h does: host memory. ConfigError for a GPU
-// that cannot be used.
+// The kernels for a device's memory; null for host memory, which kernels/elementwise.h handles. ConfigError for an
+// unusable GPU.
 const cuda::Interface* kernels_for(at::Device device);
-// For tests on machines without a GPU: from now on host memory is served by these, as a GPU's is; null: as before.
+// For tests without a GPU: host memory is handled by these kernels, as a GPU's would be. null: restores the default.
 void serve_host_memory_by(const cuda::Interface* kernels);
 
-// As in kernels/elementwise.h; equal numel, one device.
+// As in kernels/elementwise.h. Equal numel, same device.
 void convert(const Stretch& to, const Stretch& from);
 void accumulate(const Stretch& to, const Stretch& from);
 void scale(const Stretch& data, float factor);
 
-// What ShardedOptimizer is to call for spans on this device; null where it serves them itself.
+// The function that ShardedOptimizer calls for spans on this device; null if it handles them itself.
 optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device);
 
-// Sums of squares that a GPU's kernels leave in its memory, read by the host all at once: one wait for a norm.
+// Sums of squares that GPU kernels leave in device memory. The host reads all of them with one wait per norm.
 class DeviceSums {
  public:
   // Room for `count` sums.
   DeviceSums(at::Device device, int count) : device_(device), count_(count) {}
-  // sums[index] <- base::sum_of_squares(values), later.
+  // Enqueues sums[index] <- sum_of_squares(values).
   void add(int index, const Stretch& values);
-  // The host waits for what was added.
+  // Blocks until the sums are in host memory.
   void fetch();
   double operator[](int index) const { return values_[static_cast<std::size_t>(index)]; }
 
@@ -70,7 +69,7 @@ class DeviceSums {
   std::unique_ptr<gpu::HostSlots> host_;
 };
 
-// What the caching allocator of a GPU holds and held at most, for this process; empty for the CPU.
+// Current and peak bytes of a GPU's caching allocator in this process; empty for the CPU.
 std::optional<MemoryReport::Allocator> allocator_report(at::Device device);
 void reset_allocator_peak(at::Device device);
 

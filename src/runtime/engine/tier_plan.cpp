@@ -11,7 +11,7 @@
 
 namespace zero::engine {
 
-// What counts ahead of the files counts by the same blocks.
+// The step program counts files in the same blocks.
 static_assert(engine::ShardFile::kAlignment == step::kFileBlock);
 
 namespace {
@@ -59,7 +59,7 @@ void TierPlan::check_device() const {
     throw ConfigError(base::join("[Engine] zero_optimization.offload_optimizer.ratio: got ", optimizer.ratio,
                                  " with parameters on a GPU, expected 1 or 0 (", who(),
                                  "). Hint: a part of the states can stay behind on CPUs only."));
-  // A GPU's kernels cannot write to where a file reads from.
+  // GPU kernels cannot write to the host buffers that files are read into.
   if (run_.sharding.params && settings_.zero.offload_param.device == OffloadDevice::Nvme && !offloads)
     throw ConfigError(
         base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "

@@ -1,5 +1,5 @@
-// Where the states of an Engine rest: by the configuration's offload blocks and, for what they leave open, by its
-// budgets. And the files of this rank. When anything moves is the step program's.
+// The tier of an Engine's states: by the configuration's offload blocks and, where they do not decide, by its budgets.
+// Also owns this rank's files. The step program decides when states are moved.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,28 +14,28 @@
 
 namespace zero::engine {
 
-// How files are read and written.
+// Settings for file I/O.
 storage::IoSettings io_settings(const config::AioSettings& aio);
 
 class TierPlan {
  public:
-  // Places all units, in order of registration. Throws ConfigError for what a device cannot do, and (code
-  // kOutOfMemory) when the budgets cannot be kept, naming the smallest that work. `run` outlives it.
+  // Places all units, in order of registration. Throws ConfigError for options that the device does not support and
+  // (code kOutOfMemory) for infeasible budgets, with the smallest feasible ones. `run` must outlive it.
   TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units, const comm::Group& comm);
 
   std::vector<step::GroupFacts> facts() const { return step::group_facts(run_, settings_, units_, placements_); }
-  // Of a unit that was frozen, if it were not.
+  // The facts of a frozen unit if it were trained.
   step::GroupFacts trained_facts(std::size_t unit) const;
-  // Some optimizer states rest elsewhere than on the device.
+  // Whether some optimizer states are not on the device.
   bool offloads() const;
-  // null: nothing rests in them. What is in them is this rank's.
+  // null: not used. The files hold this rank's states only.
   const std::shared_ptr<ShardFile>& states_file() const { return states_file_; }
   const std::shared_ptr<ShardFile>& params_file() const { return params_file_; }
-  // ConfigError for buffers that are smaller than a shard.
+  // ConfigError if an I/O buffer is smaller than a shard.
   void check_buffers(const std::vector<step::GroupFacts>& groups) const;
-  // The files that were made are told of, once a run.
+  // Logs the files that were created, once per run.
   void describe_files() const;
-  // What the budgets promise is refused from now on.
+  // From now on, the ledger refuses allocations beyond the budgets.
   void enforce(step::MemoryLedger& ledger) const;
 
  private:

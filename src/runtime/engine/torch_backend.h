@@ -1,4 +1,4 @@
-// The backend of the step program that executes: tensors, Communicators, the model, the optimizer.
+// The step program's executing backend: tensors, process groups, the model, the optimizer.
 #pragma once
 #include <memory>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace zero::engine {
 
 struct TorchBackend {
-  // Everything outlives it. members, parameter_groups: by group.
+  // All references must outlive it. members, parameter_groups: by group.
   TorchBackend(std::shared_ptr<EngineMemory> memory, const step::RunFacts& run,
                const std::vector<step::GroupFacts>& groups, std::vector<TorchComm::Ranks> axes,
                std::vector<std::vector<ModelParameter>> members, optim::ShardedOptimizer& optimizer,

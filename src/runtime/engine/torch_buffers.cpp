@@ -15,7 +15,7 @@ using step::Role;
 
 bool is_optimizer_state(Role role) { return role == Role::Master || role == Role::OptimizerState; }
 
-// Not memory that a transport moves.
+// Whether the transport never moves this memory.
 bool stays_local(Role role) {
   return is_optimizer_state(role) || role == Role::PendingParams || role == Role::GradsCopy;
 }
@@ -38,7 +38,7 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
       entry.region.emplace(allocation.role == Role::Params ? setup_.params_file : setup_.states_file, bytes);
       break;
     case Place::IoBuffer:
-      // Best of the file that it serves; any file's will do.
+      // Prefer the buffers of the file that it is used for; those of any file work.
       entry.io_file = allocation.role == Role::ParamsTile ? setup_.params_file : setup_.states_file;
       if (!entry.io_file) entry.io_file = setup_.params_file ? setup_.params_file : setup_.states_file;
       entry.io_bytes = bytes;
@@ -50,7 +50,7 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
     case Place::Device:
     case Place::Host:
     case Place::PeerReadable:
-      // What the transport moves lies where it moves it with the fewest copies.
+      // Memory that the transport moves is allocated where it needs the fewest copies.
       if (cpu && !stays_local(allocation.role))
         entry.memory =
             (allocation.role == Role::SecondaryShard ? setup_.node : setup_.comm)->allocate(bytes, at::kByte);
@@ -62,7 +62,7 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
 }
 
 void TorchBuffers::allocate(int buffer, const step::Allocation& allocation) {
-  const torch_hooks::AllocationObserver::Pause pause;  // Memory has booked it
+  const torch_hooks::AllocationObserver::Pause pause;  // step::Memory has already booked it
   auto entry = std::make_unique<Entry>(make(allocation));
   const std::lock_guard lock(mutex_);
   if (allocation.place == Place::PeerReadable) blocks_[entry->memory.const_data_ptr()] = buffer;
@@ -70,7 +70,7 @@ void TorchBuffers::allocate(int buffer, const step::Allocation& allocation) {
 }
 
 void TorchBuffers::free(int buffer) {
-  std::unique_ptr<Entry> entry;  // ends without the lock: freeing a tensor may lead back here
+  std::unique_ptr<Entry> entry;  // destroyed without the lock: freeing a tensor may call back
   const std::lock_guard lock(mutex_);
   const auto it = entries_.find(buffer);
   if (it == entries_.end()) return;
@@ -106,7 +106,7 @@ bool TorchBuffers::drop(int buffer) {
 }
 
 void TorchBuffers::close() {
-  std::vector<std::unique_ptr<Entry>> adopted;  // end without the lock
+  std::vector<std::unique_ptr<Entry>> adopted;  // destroyed without the lock
   Setup setup;
   const std::lock_guard lock(mutex_);
   std::swap(setup, setup_);

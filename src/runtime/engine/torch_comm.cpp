@@ -13,7 +13,7 @@
 namespace zero::engine {
 namespace {
 
-// Whoever waits for it goes on, on the current stream, after what it left on another.
+// wait() orders the current stream after the work on the side stream.
 class OnStream final : public Work {
  public:
   OnStream(std::shared_ptr<Work> work, at::Device device) : work_(std::move(work)) { mark_.set(device); }
@@ -46,7 +46,7 @@ const gpu::SideStream* TorchComm::stream_of(step::Lane lane) const {
 template <class Start>
 step::WorkPtr TorchComm::on(const gpu::SideStream* side, const Start& start) {
   if (side == nullptr || side->device().is_cpu()) return start();
-  // After what the current stream holds: the buffers' last use is among it.
+  // After the work on the current stream, which includes the last use of the buffers.
   const gpu::SideStream::Scope scope(*side);
   return std::make_shared<OnStream>(start(), side->device());
 }
@@ -88,8 +88,8 @@ step::WorkPtr TorchComm::reduce_pieces(const step::PeerReduce& request) {
   return ranks(request.group).all->reduce_scattered(std::move(sum));
 }
 
-// The sum of squares of the shard takes its pieces in one order under every sharding policy and transport
-// (kernels/elementwise.h); here they are taken while they are still in the cache.
+// The sum of squares of the shard adds its pieces in the same order for every sharding policy and transport
+// (kernels/elementwise.h). Here they are computed while they are in the cache.
 void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin, std::int64_t end) {
   auto& sum = squares_[static_cast<std::size_t>(request.group)];
   const auto set = [&] { tensors_.set_square(request.group, 0, sum); };
@@ -119,7 +119,7 @@ void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin,
     }
     if (pieces.empty()) continue;
     const auto dtype = stretch_of(pieces[0]).dtype;
-    std::vector<char> flat(static_cast<std::size_t>(numel) * kernels::size_of(dtype));  // zero in the gaps
+    std::vector<char> flat(static_cast<std::size_t>(numel) * kernels::size_of(dtype));  // padding is zero
     for (const auto& piece : pieces)
       std::memcpy(flat.data() + static_cast<std::size_t>(piece.range_begin) * kernels::size_of(dtype),
                   stretch_of(piece).data, static_cast<std::size_t>(piece.numel) * kernels::size_of(dtype));

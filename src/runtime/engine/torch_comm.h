@@ -1,5 +1,4 @@
-// The collectives of the step program over groups of ranks, one an axis. On a GPU they run on the streams of their
-// lanes.
+// The collectives of the step program over process groups, one per axis. On a GPU they run on their lane's stream.
 #pragma once
 #include <functional>
 #include <memory>
@@ -12,11 +11,11 @@ namespace zero::engine {
 
 class TorchComm final : public step::CommOps {
  public:
-  // The ranks of an axis; node: those that keep secondary shards together, or null.
+  // The ranks of an axis. node: the ranks that hold secondary shards together, or null.
   struct Ranks {
     std::shared_ptr<comm::Group> all, node;
   };
-  // Everything outlives it.
+  // All references must outlive it.
   TorchComm(std::vector<Ranks> axes, const std::vector<step::GroupFacts>& groups, TorchBuffers& buffers,
             TorchTensorOps& tensors, const Lanes& lanes);
 
@@ -30,7 +29,7 @@ class TorchComm final : public step::CommOps {
   std::vector<double> exchange(double mine) override { return exchange_norms(mine); }
   void barrier() override;
 
-  // How ranks learn each other's part of the norm, and what else they have to have alike.
+  // Exchanges each rank's part of the norm, together with other values that all ranks must agree on.
   std::function<std::vector<double>(double mine)> exchange_norms;
 
  private:
@@ -46,7 +45,7 @@ class TorchComm final : public step::CommOps {
   TorchBuffers& buffers_;
   TorchTensorOps& tensors_;
   const Lanes& lanes_;
-  std::vector<double> squares_;  // of reductions of pieces under way, by group
+  std::vector<double> squares_;  // of pending reductions of pieces, by group
 };
 
 }  // namespace zero::engine

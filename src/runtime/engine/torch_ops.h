@@ -1,4 +1,4 @@
-// Element-wise operations and transfers of the step program on tensors: the kernels of the host or the GPU.
+// Element-wise operations and transfers of the step program, by the host's or the GPU's kernels.
 #pragma once
 #include <map>
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace zero::engine {
 
-// The streams of a device on which the step program's lanes run.
+// The device streams for the step program's lanes.
 struct Lanes {
   explicit Lanes(at::Device device) : unshard(device, /*high_priority=*/true), reduce(device, /*high_priority=*/true) {}
   gpu::SideStream unshard, reduce;
@@ -16,7 +16,7 @@ struct Lanes {
 
 class TorchTensorOps final : public step::TensorOps {
  public:
-  // Both outlive it.
+  // All references must outlive it.
   TorchTensorOps(TorchBuffers& buffers, const Lanes& lanes, const std::vector<step::GroupFacts>& groups);
 
   void copy(step::View to, step::View from, step::Lane lane) override;
@@ -31,9 +31,9 @@ class TorchTensorOps final : public step::TensorOps {
   step::WorkPtr read(step::View to, step::View file) override;
   step::WorkPtr write(step::View file, step::View from) override;
 
-  // Sums of squares are made on the device, and the host waits for them once a step.
+  // Whether sums of squares are computed on the device; the host then waits for them once a step.
   bool squares_on_device() const { return device_sums_ != nullptr; }
-  // A sum that the host has made.
+  // Stores a sum that was computed on the host.
   void set_square(int group, int slot, double sum);
 
  private:

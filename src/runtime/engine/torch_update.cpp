@@ -1,7 +1,8 @@
 // See torch_update.h.
 //
-// [Note: what the background touches] Masters, optimizer states, the gradients handed over and the pending parameters.
-// The parameters in use, the gradients being made and the counters are the training thread's; both meet in join().
+// [Note: what the background touches] Masters, optimizer states, the gradients of the delayed update and the pending
+// parameters. The current parameters, new gradients and counters belong to the training thread. join() synchronizes
+// both.
 #include "engine/torch_update.h"
 
 #include <ATen/ATen.h>
@@ -48,7 +49,7 @@ void TorchUpdate::settle() noexcept {
   try {
     background_.wait();
   } catch (const std::exception&) {
-    // Nobody is left who would compute with what it made.
+    // The result is not needed any more.
   }
 }
 
@@ -60,7 +61,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   optim::Span whole{};
   whole.master = static_cast<float*>(buffers_.data(target.master));
   for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = static_cast<float*>(buffers_.data(target.slots[k]));
-  // A new parameter that is not where it rests has to be written as a whole, with what is frozen.
+  // A new parameter that is not written in place must be written completely, including frozen elements.
   const bool elsewhere = target.param && target.param_elsewhere;
   if (target.param) {
     buffers_.wait_read(target.param.buffer);
@@ -85,11 +86,11 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     span.gradient = gradient;
     optimizer_.update(span, factor);
   };
-  if (!grads) {  // autograd's own
+  if (!grads) {  // the members' .grad
     const auto width = step::width(run_.precision.grad);
     for (const auto& piece : facts.layout.pieces(run_.owned_begin(facts) + begin, numel)) {
       const auto& grad = bound.gradients.kept(piece.parameter);
-      // No gradient counts as zero: moments decay and weight decay applies, under every sharding policy alike.
+      // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
       at::Tensor zeros;
       if (!grad.defined())
         zeros = at::zeros({piece.numel},

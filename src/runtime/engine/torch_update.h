@@ -1,5 +1,5 @@
-// The optimizer's rule on the ranges that the step program names: cut by parameter group and by what is frozen. Delayed
-// updates run in a thread of their own (ZeRO-Offload, arXiv:2101.06840, section 5.2).
+// Applies the optimizer to the ranges that the step program passes, split by parameter group and without frozen
+// parameters. Delayed updates run in a separate thread (ZeRO-Offload, arXiv:2101.06840, section 5.2).
 #pragma once
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace zero::engine {
 
 class TorchUpdate final : public step::UpdateOps {
  public:
-  // Everything outlives it. parameter_groups: of the optimizer, by group and member.
+  // All references must outlive it. parameter_groups: of the optimizer, by group and member.
   TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& binding, TorchBuffers& buffers,
               const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups, observe::Trace& trace);
 
@@ -22,10 +22,10 @@ class TorchUpdate final : public step::UpdateOps {
               float factor) override;
   void run_beside(std::function<void()> job) override { background_.begin(std::move(job)); }
   void join() override;
-  // No job is running; whatever became of it.
+  // Waits until no job is running and ignores its errors.
   void settle() noexcept;
 
-  // What is trained has changed.
+  // Call after the set of trained parameters changed.
   void cut_runs(int group);
   const std::vector<std::int64_t>& missed_steps(int group) const { return runs(group).missed_steps(); }
   void set_missed_steps(int group, std::vector<std::int64_t> missed);
@@ -39,7 +39,7 @@ class TorchUpdate final : public step::UpdateOps {
   const step::RunFacts& run_;
   observe::Trace& trace_;
   std::vector<UpdateRuns> runs_;  // by group
-  Background background_;         // after what its job uses
+  Background background_;         // last: its job uses the members above
 };
 
 }  // namespace zero::engine

@@ -8,8 +8,8 @@ namespace {
 
 using observe::TraceKind;
 
-// How an operation is shown: by its kind, and by the kind of the time for which the program waits for it. Operations
-// that nobody waits for are shown on the thread that does them.
+// The trace kind of an operation, and of the time in which the program waits for it. Synchronous operations are shown
+// on the thread that performs them.
 struct Shown {
   TraceKind kind;
   std::optional<TraceKind> wait;

@@ -1,4 +1,4 @@
-// The operations of the step program as slices of a trace. Off, an operation costs one relaxed load.
+// Records the operations of the step program in a trace. When tracing is off, an operation costs one relaxed load.
 #pragma once
 #include <memory>
 #include <vector>
@@ -10,7 +10,7 @@ namespace zero::engine {
 
 class TraceObserver final : public step::Observer {
  public:
-  // Both outlive it.
+  // Both must outlive it.
   TraceObserver(observe::Trace& trace, const std::vector<step::GroupFacts>& groups) : trace_(trace), groups_(groups) {}
   std::unique_ptr<step::Observed> issued(const step::Op& op) override;
 

@@ -53,7 +53,7 @@ struct Walk {
   }
 };
 
-// Of two contiguous tensors in one storage: no element in common.
+// Whether two contiguous tensors in one storage have no common element.
 bool apart(const at::Tensor& a, const at::Tensor& b) {
   return a.is_contiguous() && b.is_contiguous() && a.scalar_type() == b.scalar_type() &&
          (a.storage_offset() + a.numel() <= b.storage_offset() || b.storage_offset() + b.numel() <= a.storage_offset());
@@ -110,7 +110,7 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       auto* const storage = tensor.storage().unsafeGetStorageImpl();
       const auto [first, last] = storages.equal_range(storage);
       for (auto it = first; it != last; ++it) {
-        // On a GPU a recurrent module lays its weights side by side in one storage; here each gets its own place.
+        // On a GPU a recurrent module stores its weights in one storage; here each gets separate memory.
         if (tensor.is_cuda() && apart(tensor, it->second->tensor)) continue;
         reject("shares its storage with " + it->second->name +
                " without being the same parameter; register one tensor twice to tie them");

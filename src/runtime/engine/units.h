@@ -1,6 +1,5 @@
-// Which parameters are communicated together. A unit is a module whose parameters form a group:
-// every entry of a ModuleList or Sequential that has parameters, or the modules the user names;
-// what is left belongs to the root.
+// Finds the units, whose parameters are communicated together: every entry of a ModuleList or Sequential that has
+// parameters, or the modules that the user names. All other parameters form the root unit.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,17 +17,17 @@ class Module;
 namespace zero::engine {
 
 struct ModelParameter {
-  std::string name;                  // of the first place it is registered at
-  std::vector<std::string> aliases;  // of further places (tied parameters)
+  std::string name;                  // where it is first registered
+  std::vector<std::string> aliases;  // further names of a tied parameter
   at::Tensor tensor;
-  std::string unit;  // path of its unit; empty: the root
+  std::string unit;  // path of its unit; empty: the root unit
 };
 
-// Every parameter once (tied ones by TensorImpl), in order of registration, with its unit.
-// Throws ConfigError naming every parameter or named unit that cannot be taken.
+// Every parameter once (tied ones by TensorImpl), in order of registration, with its unit. Throws ConfigError that
+// lists all parameters and named units that are unsupported.
 std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings);
 
-using sharding::Unit;  // its parameters: indices into find_parameters' result
+using sharding::Unit;  // parameters are indices into find_parameters' result
 using sharding::UnitRules;
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules);
 

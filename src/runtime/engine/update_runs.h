@@ -1,5 +1,5 @@
-// What the optimizer updates of a group, and how: the parameter group of each member, those that are frozen for now,
-// and for how many updates they have been.
+// The ranges of a group that the optimizer updates: by parameter group, without frozen members, and by the number of
+// updates that a member has missed.
 #pragma once
 #include <cstdint>
 #include <utility>
@@ -13,7 +13,7 @@ namespace zero::engine {
 class UpdateRuns {
  public:
   static constexpr int kFrozen = -1;
-  // Elements that one call of the optimizer may update together.
+  // Consecutive elements that one optimizer call can update.
   struct Run {
     std::int64_t begin, numel;  // within the owned range
     int parameter_group;        // or kFrozen
@@ -23,7 +23,7 @@ class UpdateRuns {
   explicit UpdateRuns(std::vector<int> parameter_groups)
       : parameter_groups_(std::move(parameter_groups)), missed_steps_(parameter_groups_.size()) {}
 
-  // Cuts the owned range anew, by what is active.
+  // Recomputes the ranges from the members that are active.
   void cut(const sharding::ShardLayout& layout, std::int64_t begin, std::int64_t numel,
            const MemberGradients& members) {
     runs_.clear();
@@ -32,7 +32,7 @@ class UpdateRuns {
       const int group = group_of(i, members);
       const auto end = piece.range_begin + piece.numel;
       if (!runs_.empty() && runs_.back().parameter_group == group && runs_.back().missed_steps == missed_steps_[i])
-        runs_.back().numel = end - runs_.back().begin;  // the padding between is zero and stays zero
+        runs_.back().numel = end - runs_.back().begin;  // includes the padding in between, which stays zero
       else
         runs_.push_back({piece.range_begin, piece.numel, group, missed_steps_[i]});
     }
@@ -42,10 +42,10 @@ class UpdateRuns {
     return members.active(i) ? parameter_groups_[i] : kFrozen;
   }
 
-  // Updates so far that left a member out.
+  // Updates so far without this member.
   const std::vector<std::int64_t>& missed_steps() const { return missed_steps_; }
   void set_missed_steps(std::vector<std::int64_t> missed) { missed_steps_ = std::move(missed); }
-  // An update was made.
+  // Call after an update.
   void count(const MemberGradients& members) {
     for (std::size_t i = 0; i < missed_steps_.size(); ++i) missed_steps_[i] += !members.active(i);
   }

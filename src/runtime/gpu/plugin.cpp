@@ -1,4 +1,4 @@
-// Finding and opening the two libraries, in the order that libtorch needs.
+// Finds and loads the two libraries, in the order that libtorch requires.
 #include "gpu/plugin.h"
 
 #include <ATen/Context.h>
@@ -22,7 +22,7 @@ std::string error_of_dlopen() {
 }
 
 Door open() {
-  // The driver's answer, then the runtime's: asking torch would fix its own before its library is here.
+  // Queries the driver, then the runtime: a query to torch before its library is loaded would fix its answer.
   int gpus = net::visible_gpus();
   if (gpus == 0)
     return {nullptr, "no GPU, or no CUDA driver (libcuda.so.1), on this machine", "leave the model on the CPU."};
@@ -40,7 +40,7 @@ Door open() {
   if (const int status = interface->device_count(&gpus); status != 0 || gpus == 0)
     return {nullptr, base::join("'", interface->error_text(status), "' from the CUDA runtime, ", gpus, " devices"),
             "the driver must be as new as the CUDA 13 runtime needs (580 or newer)."};
-  // Never closed: its kernels register themselves for the life of the process.
+  // Never closed: its kernels are registered for the life of the process.
   const auto torch_cuda = base::folder_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
   if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
     return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),

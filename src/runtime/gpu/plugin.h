@@ -1,8 +1,9 @@
-// The door to the GPU: libtorch's own CUDA library and the kernels of libzero_cuda.so, opened together at the first
-// question, and only where the CUDA driver shows a GPU. A program that is linked to neither runs everywhere.
+// Loads libtorch's CUDA library and the kernels of libzero_cuda.so, at the first query and only if the CUDA driver
+// reports a GPU. Programs link to neither.
 //
-// [Note: asked too early] libtorch decides once whether it has CUDA, at the first question about it. A program that
-// asks (torch::cuda::is_available(), a tensor on the GPU) before this opens its library gets "no" for the life of the
+// [Note: asked too early] libtorch decides at the first query whether it has CUDA. If a program queries it
+// (torch::cuda::is_available(), a tensor on the GPU) before the library is loaded, the answer is "no" for the life of
+// the process. zero::default_device and Engine therefore call door() first.
 // process; so this is asked first, by zero::default_device and by the Engine.
 #pragma once
 #include <string>
@@ -12,11 +13,11 @@
 namespace zero::cuda {
 
 struct Door {
-  const Interface* interface = nullptr;  // null: GPUs cannot be used, for this reason
+  const Interface* interface = nullptr;  // null: GPUs cannot be used, see `reason`
   std::string reason, hint;
 };
 
-// Opens at the first call, and always gives the same answer. Never throws but for memory. Any thread may call.
+// Loads at the first call; the result never changes. Throws only if out of memory. Thread-safe.
 const Door& door();
 
 // door().interface; throws ConfigError with the reason. `where` as in "[Engine]".

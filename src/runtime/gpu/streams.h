@@ -1,9 +1,8 @@
-// Order between the streams of one device, and pinned host memory, without CUDA's headers. On the CPU, which has one
-// stream and no events, every operation returns at once: code above is written once.
+// Ordering between the streams of one device, and pinned host memory, without CUDA's headers. On the CPU, which has one
+// stream and no events, every operation returns at once. No kernels, no communication.
 //
-// [Note: marks, not record_stream] A buffer is free again when the mark that its last use left is reached; the
-// caching allocator's record_stream would return it late, at moments that depend on the host's pace.
-// No kernels, no communication here.
+// [Note: marks, not record_stream] A buffer is free when the mark of its last use is reached. The caching allocator's
+// record_stream would free it late, at times that depend on the host's speed.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -15,22 +14,22 @@
 
 namespace zero::gpu {
 
-// The current stream of a GPU as CUDA knows it (a cudaStream_t), for kernels of our own.
+// The current stream of a GPU as a cudaStream_t, for the plug-in's kernels.
 void* native_stream(at::Device device);
 
-// The host waits for all that the device was given. On the CPU there is nothing to wait for.
+// Blocks the host until the device has finished all work. No effect on the CPU.
 void synchronize(at::Device device);
 
-// A point in what a stream has been given to do. Not copied; moves with its owner.
+// A point in a stream's work. Movable, not copyable.
 class Mark {
  public:
-  // After all that the device's current stream holds now. A mark may be set again.
+  // Marks the end of the work that the device's current stream has now. May be called again.
   void set(at::Device device);
-  // What the current stream of the mark's device is given from now on waits for the mark; the host does not.
+  // Makes later work on the current stream wait for the mark, without blocking the host.
   void hold() const;
-  // The host waits.
+  // Blocks the host until the mark is reached.
   void wait() const;
-  // Also true while it was never set.
+  // Also true if the mark was never set.
   bool reached() const;
 
  private:
@@ -38,14 +37,14 @@ class Mark {
   at::Device device_ = at::kCPU;
 };
 
-// A stream beside the current one.
+// A stream in addition to the current one.
 class SideStream {
  public:
-  // `high_priority`: its kernels go before those of other streams.
+  // high_priority: its kernels run before those of other streams.
   SideStream(at::Device device, bool high_priority);
 
-  // While it lives, the side stream is the thread's current one, and holds first what the stream that was current
-  // before holds (unless told not to: then the caller sets and holds marks).
+  // RAII guard: makes the side stream current in this thread. It first waits for the previous current stream, unless
+  // after_current is false; the caller then sets and holds marks.
   class Scope {
    public:
     explicit Scope(const SideStream& side, bool after_current = true);
@@ -64,19 +63,19 @@ class SideStream {
   std::optional<c10::Stream> stream_;  // none on the CPU
 };
 
-// Host memory in which copies to and from a GPU need not wait: one slab, pinned if the device is a GPU, cut into
-// slots that are used in turn. The allocator of pinned memory rounds each block up to a power of two; one slab of many
-// slots loses least.
+// Pinned host memory for asynchronous copies to and from a GPU: one slab, cut into slots that are used in turn. The
+// allocator of pinned memory rounds blocks up to a power of two, so one slab of many slots wastes least. Not pinned on
+// the CPU.
 class HostSlots {
  public:
   static constexpr std::int64_t kAlignment = 256;
-  // slot_bytes are rounded up to the alignment.
+  // slot_bytes is rounded up to the alignment.
   HostSlots(at::Device device, std::int64_t slot_bytes, int num_slots);
 
-  // The next slot, its first `bytes` as a kByte tensor; waits (the host) for the end of its last use. InternalError
-  // if it is too small.
+  // The next slot: its first `bytes` as a kByte tensor. Blocks the host until its last use has ended. InternalError if
+  // the slot is too small.
   at::Tensor take(std::int64_t bytes);
-  // What the current stream holds so far includes the last use of the slot that was taken last.
+  // Marks the end of the last taken slot's use, after all work on the current stream.
   void used();
 
   std::int64_t slot_bytes() const { return slot_bytes_; }

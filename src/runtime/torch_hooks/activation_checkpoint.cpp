@@ -1,12 +1,12 @@
-// Checkpointed segments by saved-tensor hooks: in forward every saved tensor becomes the number of
-// a slot; the first slot that backward asks for runs the segment again, which fills the others.
+// Checkpointed segments with saved-tensor hooks: in forward, every saved tensor is replaced by the number of a slot.
+// The first slot that backward requests reruns the segment, which fills the other slots.
 //
-// [Note: slots] A slot lives as long as the graph node that saved into it, and gives its tensor
-// away when it is asked for: memory falls during backward as without checkpointing. Asked twice (a
-// retained graph), the segment runs again. Parameters take no slot, they are kept by reference.
+// [Note: slots] A slot lives as long as the graph node that saved it, and releases its tensor when it is requested, so
+// memory decreases during backward as without checkpointing. If requested twice (retained graph), the segment runs
+// again. Parameters need no slot; they are kept by reference.
 //
-// [Note: nesting] The inputs of a segment are saved as autograd saves tensors, so those of an inner
-// segment become slots of the outer one and are dropped and recomputed with it.
+// [Note: nesting] The inputs of a segment are saved like other tensors, so those of an inner segment become slots of
+// the outer one and are dropped and recomputed with it.
 #include <zero/activation_checkpoint.h>
 #include <zero/errors.h>
 
@@ -31,7 +31,7 @@ using Hooks = torch_hooks::SavedTensorHooks;
 using torch_hooks::Recorder;
 using torch_hooks::Recording;
 
-// The generators a segment may draw from: the CPU's and those of its inputs' devices.
+// The random number generators that a segment may use: the CPU's and those of its inputs' devices.
 std::vector<at::Generator> generators_for(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Generator> all{at::detail::getDefaultCPUGenerator()};
   for (const auto& input : inputs) {
@@ -72,8 +72,8 @@ class GeneratorScope {
   std::vector<at::Tensor> later_;
 };
 
-// Nothing is missing any more: leaves the recomputation. Not a std::exception, so that the
-// segment's own handlers let it pass.
+// Ends the recomputation when all slots are filled. Not a std::exception, so that handlers in the segment do not catch
+// it.
 struct Enough {};
 
 class Segment final : public std::enable_shared_from_this<Segment> {
@@ -106,14 +106,14 @@ class Segment final : public std::enable_shared_from_this<Segment> {
   void begin_keeping() const {
     if (!nested_ && torch_hooks::saved_tensor_policy()) torch_hooks::saved_tensor_policy()->begin_segment();
   }
-  // Now, since a model may use its first parameter inside the segment, and that tells whose keeping it is.
+  // Called only now, because the first parameter used in the segment selects the thread's policy.
   void keep_inputs() {
     if (nested_ || !torch_hooks::saved_tensor_policy()) return;
     kept_ = torch_hooks::saved_tensor_policy()->end_segment();
     if (!kept_) return;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       const auto tensor = inputs_[i].get_raw_data();
-      // One written in place stays, so that backward complains as it always does.
+      // An input that was modified in place stays saved, so that backward reports the usual error.
       if (!tensor || !tensor->defined() || torch_hooks::is_parameter(*tensor) || !versions_[i].unchanged()) continue;
       if (auto hooks = kept_->input(*tensor)) inputs_[i].register_hooks(std::move(hooks));
     }
@@ -137,7 +137,7 @@ class Segment final : public std::enable_shared_from_this<Segment> {
     slots_[index].alive = false;
     slots_[index].value.reset();
   }
-  // What the second run saves, in the same order.
+  // Takes the tensors that the recomputation saves, in the same order.
   void refill(const at::Tensor& tensor) {
     if (next_ == slots_.size()) {
       ++next_;
@@ -186,10 +186,11 @@ class Segment final : public std::enable_shared_from_this<Segment> {
   bool may_stop_, open_ = true, running_ = false, nested_ = false;
   std::vector<torch::autograd::SavedVariable> inputs_;
   std::vector<torch_hooks::SavedVersion> versions_;     // of the inputs
-  std::shared_ptr<torch_hooks::CheckpointFrame> kept_;  // null: the inputs are where they were
-  at::ThreadLocalState modes_;                          // grad mode, autocast and the like
+  std::shared_ptr<torch_hooks::CheckpointFrame> kept_;  // null: the inputs are saved as usual
+  at::ThreadLocalState modes_;                          // grad mode, autocast and others
   std::vector<at::Generator> generators_;
-  std::vector<at::Tensor> before_, after_;  // their states around the first run; empty when it drew nothing
+  std::vector<at::Tensor> before_,
+      after_;  // generator states before and after the first run; empty if it drew no numbers
   std::vector<Slot> slots_;
   std::size_t next_ = 0, enough_ = 0;
 };
@@ -203,7 +204,7 @@ class SlotHooks final : public Hooks {
   }
   void call_pack_hook(const at::Tensor& tensor) override {
     if (torch_hooks::is_parameter(tensor)) {
-      // detach(): an output that its own node keeps would be a cycle.
+      // detach(): otherwise an output saved by its own node would form a cycle.
       parameter_ = tensor.detach();
       version_ = torch_hooks::SavedVersion(parameter_);
       segment_.reset();
@@ -229,7 +230,7 @@ class SlotHooks final : public Hooks {
   torch_hooks::SavedVersion version_;
 };
 
-// A tensor saved by the second run, whose graph is thrown away.
+// A tensor saved by the recomputation, whose graph is discarded.
 class RefillHooks final : public Hooks {
  public:
   explicit RefillHooks(Segment* segment) : segment_(segment) {}
@@ -274,7 +275,7 @@ void Segment::recompute() {
   }
   const bool drew = !before_.empty();
   next_ = enough_ = 0;
-  // With random numbers the whole segment runs, so that the generator's end can be compared.
+  // If random numbers are drawn, the whole segment runs, so that the final generator state can be compared.
   if (may_stop_ && !drew)
     for (std::size_t i = 0; i < slots_.size(); ++i)
       if (slots_[i].alive) enough_ = i + 1;
@@ -344,7 +345,7 @@ CheckpointScope::~CheckpointScope() {
   try {
     state_->segment->end_forward();
   } catch (...) {
-    // Without the generator's state the segment counts as one whose numbers cannot be repeated.
+    // Without the generator's state, the segment is treated as not reproducible.
   }
 }
 

@@ -11,20 +11,20 @@
 namespace zero::torch_hooks {
 namespace {
 
-// Where a thread's allocations are reported. References are held by every counted block, by the observer, and by the
-// thread that has it in its chain: an observer may end in another order than it was made, and in another thread.
+// The report target of a thread's allocations. Referenced by every counted block, by the observer, and by the thread's
+// chain: observers may be destroyed in any order and in any thread.
 struct Account {
   std::function<void(std::int64_t)> report;
   BlockAllocator source;
   std::atomic<std::int64_t> references{2};
   std::atomic<bool> ended{false};
-  Account* before = nullptr;  // the next older one of the chain; the thread's own
+  Account* before = nullptr;  // the next older one in the thread's chain
   void drop() {
     if (references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 };
 
-// The observers that were made in this thread, youngest first.
+// The observers constructed in this thread, newest first.
 thread_local Account* chain = nullptr;
 thread_local int pauses = 0;
 
@@ -34,7 +34,7 @@ void unlink(Account*& place) {
   account->drop();
 }
 
-// Only the thread itself may change its chain, so what ended elsewhere is found here.
+// Only the thread itself may change its chain, so observers destroyed elsewhere are removed here.
 void unlink_ended() {
   for (auto** place = &chain; *place != nullptr;) {
     if ((*place)->ended.load(std::memory_order_acquire))
@@ -56,13 +56,13 @@ Account* current() {
   return chain;
 }
 
-// Stands before every block: libtorch asserts that a block's pointer is its context.
+// Precedes every block: libtorch asserts that a block's pointer is its context.
 struct Header {
   std::size_t bytes;
   Account* account;
   bool from_source;
 };
-constexpr std::size_t kHeader = BlockAllocator::kOverhead;  // 64 keeps libtorch's alignment
+constexpr std::size_t kHeader = BlockAllocator::kOverhead;  // 64 bytes preserve libtorch's alignment
 
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -73,7 +73,7 @@ class CountingAllocator final : public c10::Allocator {
     const Header header{bytes, account, sourced != nullptr};
     auto* raw = static_cast<char*>(sourced);
     if (raw == nullptr) {
-      // Counted first: a budget may refuse it.
+      // Reported first, because a budget may refuse it.
       if (header.account != nullptr) header.account->report(static_cast<std::int64_t>(bytes));
       try {
         raw = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
@@ -111,7 +111,7 @@ class CountingAllocator final : public c10::Allocator {
 void install() {
   static std::once_flag once;
   std::call_once(once, [] {
-    static auto* allocator = new CountingAllocator;  // blocks may be freed after other statics are gone
+    static auto* allocator = new CountingAllocator;  // never destroyed: blocks may be freed after other statics
     c10::SetCPUAllocator(allocator, /*priority=*/1);
   });
 }

@@ -1,9 +1,9 @@
-// Bytes of tensors that a thread allocates, and of those blocks when anyone frees them: how
-// activations are accounted for exactly.
+// Counts the bytes of tensors that a thread allocates, and of the same blocks when any thread frees them. This gives
+// exact figures for activations.
 //
-// [Note: one CPU allocator per process] libtorch has one slot for the CPU allocator. The first
-// observer puts a counting one there, for good; it asks the same system calls as libtorch's own
-// and costs as much. Blocks of threads without an observer are not counted.
+// [Note: one CPU allocator per process] libtorch has one slot for the CPU allocator. The first observer permanently
+// replaces it by a counting allocator, which makes the same system calls and has the same cost. Blocks of threads
+// without an observer are not counted.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,25 +12,25 @@
 
 namespace zero::torch_hooks {
 
-// Where blocks may come from instead of libtorch's allocator. Safe for several threads at once.
+// An optional source of blocks instead of libtorch's allocator. Must be thread-safe.
 struct BlockAllocator {
-  static constexpr std::size_t kOverhead = 64;   // bytes asked for beyond those of the tensor
-  std::function<void*(std::size_t bytes)> take;  // aligned to 64 bytes; nullptr: libtorch's allocator serves this one
+  static constexpr std::size_t kOverhead = 64;   // requested in addition to the tensor's bytes
+  std::function<void*(std::size_t bytes)> take;  // aligned to 64 bytes; nullptr: libtorch's allocator is used
   std::function<void(void*)> give;
 };
 
 class AllocationObserver {
  public:
-  // report(bytes): bytes > 0 allocated by the thread that made this object while it lives, < 0 one
-  // of those blocks freed, by any thread. Must be thread-safe; kept until the last block is gone.
-  // Of several observers in one thread the youngest is told. They may end in any order and in any thread.
-  // Blocks of `source` are not reported.
+  // report(bytes): bytes > 0 were allocated by the constructing thread during this object's life, bytes < 0: one of
+  // those blocks was freed, by any thread. Must be thread-safe; kept until the last block is freed. If a thread has
+  // several observers, only the newest is called. They may be destroyed in any order and thread. Blocks of `source` are
+  // not reported.
   explicit AllocationObserver(std::function<void(std::int64_t)> report, BlockAllocator source = {});
   ~AllocationObserver();
   AllocationObserver(const AllocationObserver&) = delete;
   AllocationObserver& operator=(const AllocationObserver&) = delete;
 
-  // While it lives, what this thread allocates is not reported, now or when it is freed.
+  // RAII guard: allocations of this thread are not reported, nor is their release.
   class Pause {
    public:
     Pause();

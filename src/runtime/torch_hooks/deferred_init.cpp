@@ -43,22 +43,20 @@ void set_default_state(const at::Tensor& state) {
 
 }  // namespace
 
-// The initialisers of one recording, in program order, and the generator they draw from.
+// The initializers of one recording, in program order, and the random number generator they use.
 class DeferredTape {
  public:
   DeferredTape() : start_(default_state()) {}
 
   void record(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
-    // Initialisers that take no generator draw from the process's default one. Ranks may be
-    // threads of one process, so a replay uses a generator of its own: put it where the operator
-    // takes one.
+    // Initializers without a generator argument use the process's default one. Ranks may be threads of one process, so
+    // a replay uses its own generator, passed as an argument if the operator takes one.
     tape_.push_back({op, std::move(arguments)});
   }
   void add(c10::StorageImpl* storage) { storages_.insert(storage); }
   bool holds(c10::StorageImpl* storage) const { return storages_.count(storage) != 0; }
 
-  // Runs everything recorded so far; after_write(storage, left) tells how many recorded
-  // initialisers of that storage are still to come.
+  // Runs everything recorded so far. after_write(storage, left): `left` recorded initializers of that storage remain.
   void replay(const std::function<void(c10::StorageImpl*, std::size_t)>& after_write) {
     at::NoGradGuard no_grad;
     std::unordered_map<c10::StorageImpl*, std::size_t> left;
@@ -79,7 +77,7 @@ class DeferredTape {
     }
     start_ = generator.get_state();
   }
-  // Where the generator stands after what was replayed.
+  // The state of the generator after the replay.
   const at::Tensor& state() const { return start_; }
   void set_state(at::Tensor state) { start_ = std::move(state); }
   bool moved() const { return moved_; }
@@ -105,7 +103,7 @@ class DeferredTape {
 namespace {
 
 std::mutex registry_mutex;
-// Which tape a data-less storage waits on.
+// The tape of each storage without data.
 std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>& living_tapes() {
   static auto* instance = new std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>;
   return *instance;
@@ -114,8 +112,8 @@ thread_local std::shared_ptr<DeferredTape> recording;
 
 bool lacks_data(const c10::IValue& value) { return value.isTensor() && has_no_data(value.toTensor()); }
 
-// Behind the null pointer of a storage without data: the tape lives as long as a tensor waits on
-// it, and the registry forgets the storage when it is filled or dies.
+// The context of a storage without data: keeps the tape alive while a tensor needs it, and removes the storage from the
+// registry when it is filled or destroyed.
 struct Waiting {
   std::shared_ptr<DeferredTape> tape;
   c10::StorageImpl* storage;
@@ -140,7 +138,7 @@ void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*
       auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
       auto* storage = tensor.storage().unsafeGetStorageImpl();
       tape->add(storage);
-      // The null pointer's context owns a share of the tape, so that it lives with the tensor.
+      // The null pointer's context shares ownership of the tape, so that the tape lives as long as the tensor.
       storage->set_data_ptr_noswap(c10::DataPtr(
           nullptr, new Waiting{tape, storage}, [](void* context) { delete static_cast<Waiting*>(context); },
           c10::Device(c10::kCPU)));
@@ -166,8 +164,8 @@ void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*
   const bool metadata_only =
       pure_view || name == "aten::detach" || name == "aten::set_data" || name == "aten::requires_grad_";
   if (metadata_only) return op.callBoxed(*stack);
-  // [Note: catching up] An operator that reads, or that draws random numbers outside an in-place
-  // initialiser, needs everything before it done: only program order keeps the random numbers.
+  // [Note: catching up] An operator that reads, or that draws random numbers outside an in-place initializer, requires
+  // a replay of everything before it: only program order gives the same random numbers.
   bool reads = false;
   for (std::size_t i = first; i < stack->size(); ++i) reads |= lacks_data((*stack)[i]);
   const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
@@ -212,7 +210,7 @@ bool is_deferred(const at::Tensor& tensor) {
 
 namespace {
 
-// The tapes that tensors wait on, in the order of the tensors; `index`: storage -> tensor.
+// The tapes of the tensors, in the order of the tensors; `index`: storage -> tensor.
 std::vector<std::shared_ptr<DeferredTape>> tapes_of(
     const std::vector<at::Tensor>& tensors, std::unordered_map<c10::StorageImpl*, std::size_t>* index = nullptr) {
   std::vector<std::shared_ptr<DeferredTape>> tapes;
@@ -241,7 +239,7 @@ void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::
   std::size_t at = 0;
   for (const auto& tape : tapes_of(tensors)) {
     auto state = at::empty_like(tape->state());
-    // Another model made more recordings; the caller's comparison of models has said so already.
+    // Another model has more recordings; the caller's comparison of models reports that.
     if (at + state.nbytes() > states.size()) return;
     std::memcpy(state.data_ptr(), states.data() + at, state.nbytes());
     at += state.nbytes();
@@ -256,8 +254,7 @@ void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function
   const auto finish = [&](std::size_t i) {
     if (done.insert(i).second) finished(i);
   };
-  // The generator ends where an eager build leaves it, also when nothing was drawn here because
-  // a catch-up had done it.
+  // Leaves the generator as an eager build would, even if nothing was drawn here because of an earlier catch-up.
   for (const auto& tape : tapes) {
     tape->replay([&](c10::StorageImpl* storage, std::size_t left) {
       const auto it = index.find(storage);

@@ -1,7 +1,6 @@
-// Building a module without memory. Inside a scope the tensors a module makes get a storage
-// object but no data, and their in-place initialisers are recorded; replayed later in program
-// order they give the same bits, and leave the random generator in the same state, as an eager
-// build.
+// Builds a module without memory. Inside a recording, the tensors that a module creates have a storage object without
+// data, and their in-place initializers are recorded. Replay in program order gives the same bits, and the same state
+// of the random number generator, as an eager build.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +13,7 @@ namespace zero::torch_hooks {
 
 class DeferredTape;
 
-// While it lives, this thread records.
+// RAII guard: records in this thread.
 class DeferredRecording {
  public:
   DeferredRecording();
@@ -26,19 +25,18 @@ class DeferredRecording {
   std::shared_ptr<DeferredTape> tape_;
 };
 
-// True when the tensor was made in a recording and has no data yet.
+// Whether the tensor was created in a recording and has no data yet.
 bool is_deferred(const at::Tensor& tensor);
 
-// Where the generators of the recordings that `tensors` wait on stood at their start, as bytes; and
-// putting them elsewhere before a replay, so that ranks whose programs were not seeded alike still
-// draw the same values. A generator that was moved leaves the process's own one alone.
+// The initial states of the random number generators of the recordings of `tensors`, as bytes; and their replacement
+// before a replay, so that ranks with different seeds draw the same values. After a replacement, the replay does not
+// change the process's own generator.
 std::string deferred_generators(const std::vector<at::Tensor>& tensors);
 void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::string& states);
 
-// Replays every tape that any of `tensors` waits on. After the last initialiser of a tensor has
-// run, finished(i) is called with its index in `tensors`: the callee takes the data and may free
-// them. Tensors that no initialiser touches are allocated (as torch::empty leaves them) and
-// finished at the end.
+// Replays all recordings that `tensors` belong to. After the last initializer of a tensor, calls finished(i) with its
+// index in `tensors`; the callee takes the data and may free it. Tensors without an initializer are allocated
+// uninitialized, as by torch::empty, and finished last.
 void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function<void(std::size_t)>& finished);
 
 }  // namespace zero::torch_hooks

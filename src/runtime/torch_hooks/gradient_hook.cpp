@@ -15,8 +15,8 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
   std::function<void()> fn_;
 };
 
-// How often autograd itself holds the storage of a gradient while the hook runs: seen once, at a gradient that nobody
-// shares.
+// The number of references that autograd itself holds to a gradient's storage while the hook runs: measured once, with
+// a gradient that is not shared.
 std::size_t count_owners() {
   const c10::InferenceMode no_inference(false);
   const at::AutoGradMode grad_mode(true);
@@ -42,7 +42,7 @@ bool owns_storage(const at::Tensor& grad) {
 }
 
 void set_gradient_hook(const at::Tensor& parameter, std::function<void()> hook) {
-  owners_of_unshared();  // not first inside a backward
+  owners_of_unshared();  // so that it is not measured inside a backward
   torch::autograd::impl::set_post_acc_grad_hooks(parameter, hook ? std::make_unique<Hook>(std::move(hook)) : nullptr);
 }
 

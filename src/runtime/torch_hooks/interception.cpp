@@ -15,10 +15,10 @@
 namespace zero::torch_hooks {
 namespace {
 
-// Reserved in core, above autograd and autocast; no kernel of core uses it.
+// Reserved in PyTorch's core, above autograd and autocast; no kernel uses it.
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
-// key_set_ is protected; a derived type may name it as a pointer to member.
+// key_set_ is protected; a derived type may access it through a pointer to member.
 struct KeySetAccess : c10::TensorImpl {
   static c10::DispatchKeySet c10::TensorImpl::*member() { return &KeySetAccess::key_set_; }
 };
@@ -32,13 +32,13 @@ struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<c10::StorageImpl*, Target> targets;
 };
-// Never destroyed: operators may run while other statics are destroyed.
+// Never destroyed: operators may run during the destruction of other statics.
 Registry& registry() {
   static auto* instance = new Registry;
   return *instance;
 }
 
-// Views that touch metadata only: they need no data, so a released parameter stays released.
+// Views that only touch metadata: they need no data, so a sharded parameter stays sharded.
 bool is_pure_view(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{"aten::t",
                                                                  "aten::transpose",
@@ -79,7 +79,7 @@ bool is_pure_view(const std::string& name) {
   return names->count(name) != 0;
 }
 
-// What comes of them depends on sizes, strides and types only. A test compares the names with the dispatcher's.
+// The results depend on sizes, strides and types only. A test compares the names with the dispatcher's.
 bool reads_metadata_only(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{"aten::zeros_like",
                                                                  "aten::ones_like",
@@ -130,19 +130,19 @@ bool reads_metadata_only(const std::string& name) {
   return names->count(name) != 0;
 }
 
-// In-place by their schema, but they leave the data alone.
+// In-place by their schema, but they do not write data.
 bool writes_metadata_only(const std::string& name) {
   return name == "aten::requires_grad_" || name == "aten::retain_grad" || name == "aten::detach_" ||
          name == "aten::rename_" || name == "aten::set_data" || name == "aten::_backward";
 }
 
-// What one operator reads of one listener's parameters, however many: only together do they stay until it has run.
+// All uses of one listener's parameters by one operator, because they must stay unsharded together.
 struct Uses {
   UseListener* listener = nullptr;
   c10::SmallVector<int, 8> tags;
 };
 
-// False: the operator is to be left out.
+// False: the operator must be skipped.
 bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all) {
   if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage()) return true;
   Target target;
@@ -166,7 +166,7 @@ bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads,
   return true;
 }
 
-// Told of the uses before and, whatever happens in between, after the operator.
+// Calls before_use() and, in any case, after_use().
 class Running {
  public:
   explicit Running(std::vector<Uses>& all) : all_(all) {}
@@ -219,7 +219,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   {
     Running running(all);
     running.begin(name);
-    // Without the guard composite operators would enter again for their parts.
+    // Without the guard, composite operators would be intercepted again for their parts.
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
   }

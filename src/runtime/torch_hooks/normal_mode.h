@@ -1,5 +1,5 @@
-// What the library makes and writes is for later, too: inside a program's c10::InferenceMode its tensors would be such
-// that nothing may write them in place afterwards.
+// Disables inference mode inside the library. Tensors created in a program's c10::InferenceMode could not be modified
+// in place later.
 #pragma once
 #include <c10/core/InferenceMode.h>
 
@@ -7,7 +7,7 @@
 
 namespace zero::torch_hooks {
 
-// While it lives, this thread is in no inference mode.
+// RAII guard: disables inference mode in this thread.
 class NormalMode {
  public:
   NormalMode() {

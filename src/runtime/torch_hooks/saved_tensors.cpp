@@ -14,9 +14,9 @@ namespace {
 
 thread_local std::shared_ptr<SavedTensorPolicy> current_keeping;
 thread_local Recorder* recorder = nullptr;
-thread_local bool silent = false;  // a recording by nobody
+thread_local bool silent = false;  // a Recording with nullptr is active
 
-// The public way to such hooks, a stack of default hooks, takes Python objects only.
+// The public interface for such hooks, a stack of default hooks, takes Python objects only.
 struct RecordingEngine final : torch::autograd::Engine {
   ~RecordingEngine() override { stop(); }
   std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks() override {

@@ -1,6 +1,6 @@
-// Who answers when autograd saves a tensor. libtorch asks its engine, a virtual function, each time; here the answer is
-// a matter of the thread: a segment that drops what is saved in it (activation_checkpoint.cpp), else the keeping that
-// was installed in the thread, else nobody. What a keeping does with a tensor is not known here.
+// Selects per thread what happens to a tensor that autograd saves: a checkpointed segment drops it
+// (activation_checkpoint.cpp); otherwise the thread's policy, if any, handles it. Implemented by replacing libtorch's
+// autograd engine, whose virtual function autograd queries.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -11,35 +11,35 @@ namespace zero::torch_hooks {
 
 using SavedTensorHooks = torch::autograd::SavedVariableHooks;
 
-// The inputs of one segment from the end of its first run until its graph is gone.
+// The inputs of one segment, from the end of its first run until its graph is freed.
 class CheckpointFrame {
  public:
   virtual ~CheckpointFrame() = default;
-  // Hooks for an input, given in order; nullptr: autograd keeps it as it is.
+  // Hooks for the next input, in order; nullptr: autograd saves it as usual.
   virtual std::unique_ptr<SavedTensorHooks> input(const at::Tensor& tensor) = 0;
-  // Around a second run, inputs included; of an end after an exception nothing is told.
+  // Called around a recomputation, including its inputs. end_again() is not called after an exception.
   virtual void begin_recompute() = 0;
   virtual void end_again() = 0;
 };
 
-// How what is between forward and backward is kept. Called by the thread it is installed in; hooks and segments by
-// any thread.
+// Policy for tensors saved between forward and backward. Called by the thread that installed it; hooks and frames may
+// be called by any thread.
 class SavedTensorPolicy {
  public:
   virtual ~SavedTensorPolicy() = default;
-  // Hooks for a tensor that is saved outside of segments; nullptr: autograd keeps it as it is.
+  // Hooks for a tensor saved outside of segments; nullptr: autograd saves it as usual.
   virtual std::unique_ptr<SavedTensorHooks> saved() = 0;
-  // A segment, not one inside another, begins and ends its first run. May throw; nullptr: nothing to do.
+  // Called when an outermost segment begins and ends its first run. May throw; nullptr: the inputs are not managed.
   virtual void begin_segment() = 0;
   virtual std::shared_ptr<CheckpointFrame> end_segment() = 0;
 };
 
-// This thread's keeping; nullptr: none.
+// This thread's policy; nullptr: none.
 const std::shared_ptr<SavedTensorPolicy>& saved_tensor_policy();
-// Throws ConfigError when another autograd engine is in use (install_engine).
+// Throws ConfigError if another autograd engine is installed (install_engine).
 void set_saved_tensor_policy(std::shared_ptr<SavedTensorPolicy> now);
 
-// While it lives, `now` answers in this thread instead of the keeping; nullptr: nobody does.
+// RAII guard: overrides this thread's policy by `now`; nullptr disables it.
 class Recorder {
  public:
   virtual ~Recorder() = default;
@@ -51,7 +51,7 @@ class Recording {
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
-  // Whether someone does in this thread.
+  // Whether a Recording is active in this thread.
   static bool active();
 
  private:
@@ -59,13 +59,13 @@ class Recording {
   bool silent_before_;
 };
 
-// Puts an engine that asks here in the place of libtorch's, for good. Throws ConfigError when someone else did that.
+// Permanently replaces libtorch's autograd engine. Throws ConfigError if another replacement is installed.
 void install_engine();
 
-// A parameter or a view of one, taken over by an Engine or not: it is there in backward anyway.
+// Whether this is a parameter or a view of one, of an Engine or not; it exists in backward anyway.
 bool is_parameter(const at::Tensor& tensor);
 
-// A tensor's version when it was saved. Tensors with hooks lose autograd's own check for writes in place.
+// A tensor's version when it was saved. Autograd does not check tensors with hooks for in-place writes.
 class SavedVersion {
  public:
   SavedVersion() = default;

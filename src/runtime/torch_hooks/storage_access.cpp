@@ -5,8 +5,8 @@
 namespace zero::torch_hooks {
 namespace {
 
-// The read guard's flag is private and 2.11 has no public reset. An explicit template
-// instantiation may name a private member, so it can be reached legally.
+// The read guard's flag is private, and libtorch 2.11 has no public reset. An explicit template instantiation may
+// legally name a private member.
 template <auto Member>
 struct ReachGuard {
   friend bool& guard_flag(c10::StorageImpl& storage) { return storage.*Member; }

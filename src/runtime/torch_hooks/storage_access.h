@@ -1,6 +1,6 @@
-// Exchanging what is behind a tensor while the tensor stays: a parameter keeps its TensorImpl
-// and StorageImpl for life, and only the storage's data pointer changes. Saved views in autograd
-// share the StorageImpl, so they see refilled data too; no version counter moves.
+// Replaces the data of a tensor: a parameter keeps its TensorImpl and StorageImpl for its whole life, and only the
+// storage's data pointer changes. Views saved by autograd share the StorageImpl, so they see the new data. Version
+// counters do not change.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,20 +8,19 @@
 
 namespace zero::torch_hooks {
 
-// A tensor of the given sizes with a storage of its own whose data lie inside `buffer`, at
-// byte_offset; the buffer lives as long as the tensor does.
+// A tensor of the given sizes with its own storage, whose data is in `buffer` at byte_offset. Keeps the buffer alive.
 at::Tensor alias(const at::Tensor& buffer, std::int64_t byte_offset, at::IntArrayRef sizes, at::ScalarType dtype);
 
-// A tensor like alias() without data.
+// Like alias(), without data.
 at::Tensor without_data(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
-// Lets go of the data. From now on every read that does not pass the interception throws `text`.
+// Releases the data. Later reads that bypass the interception throw `text`.
 void release_storage(const c10::Storage& storage, const std::string& text);
 
 // Points the storage into `buffer` at byte_offset.
 void gather_storage(const c10::Storage& storage, const at::Tensor& buffer, std::int64_t byte_offset);
 
-// True when the storage has room for elements but no data.
+// Whether the storage has elements but no data.
 bool has_no_data(const at::Tensor& tensor);
 
 }  // namespace zero::torch_hooks

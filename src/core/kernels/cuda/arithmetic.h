@@ -1,10 +1,9 @@
-// The arithmetic of one element, once for a GPU's threads and for the host: reading and writing fp32, bf16 and
-// fp16, and the operations of which every update rule is made. Compiled by nvcc into the plug-in, and by g++ into
-// the test that holds each against the SIMD kernels bit for bit, on every machine.
+// Arithmetic of single elements, shared by GPU threads and the host: reading and writing fp32, bf16 and fp16, and the
+// operations of the update rules. nvcc compiles it into the plug-in; g++ compiles it into a test that compares it bit
+// for bit with the SIMD kernels on every machine.
 //
-// [Note: no contraction] Each operation rounds once; a multiply-add that is meant to be fused is fused_multiply_add.
-// On the device the intrinsics say so, whatever the flags; host code needs -ffp-contract=off.
-// No loops, no launches, no torch here.
+// [Note: no contraction] Each operation rounds once; fused operations are written as fused_multiply_add. Device code
+// uses intrinsics, which ignore compiler flags; host code requires -ffp-contract=off.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -118,7 +117,7 @@ struct alignas(8) StoredQuad16 {
   std::uint16_t of[kQuad];
 };
 
-// i divides by 4, and data is aligned to 4 elements: one access of 16 or 8 bytes.
+// Requires i divisible by 4 and data aligned to 4 elements: one access of 16 or 8 bytes.
 ZERO_HOST_DEVICE Quad load_quad(const void* data, Dtype dtype, std::int64_t i) {
   Quad quad;
   if (dtype == Dtype::F32) {
@@ -144,7 +143,7 @@ ZERO_HOST_DEVICE void store_quad(void* data, Dtype dtype, std::int64_t i, const 
   }
 }
 
-// The exponent's bits are all ones.
+// Whether all bits of the exponent are set.
 ZERO_HOST_DEVICE bool non_finite(const void* data, Dtype dtype, std::int64_t i) {
   if (dtype == Dtype::F32) return (bits_of(static_cast<const float*>(data)[i]) & 0x7f800000u) == 0x7f800000u;
   const std::uint32_t exponent = dtype == Dtype::BF16 ? 0x7f80u : 0x7c00u;

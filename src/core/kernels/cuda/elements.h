@@ -1,12 +1,12 @@
-// What one GPU thread does with its elements: sums of parts, accumulation, scaling and the interleaved square sums, in
-// the orders of kernels/elementwise.h, so that the bits are theirs. Host code may call each too (the test does). The
-// update rules are in rules.h; which thread takes which element is in kernels.cu.
+// The per-element operations of GPU threads: sums of parts, accumulation, scaling and interleaved square sums, in the
+// order of kernels/elementwise.h, with the same bits. The host can call them too, for tests. The update rules are in
+// rules.h; kernels.cu maps threads to elements.
 #pragma once
 #include "kernels/cuda/arithmetic.h"
 
 namespace zero::cuda {
 
-// Pointers of one launch; they travel as its argument (4 KiB at most).
+// Pointers of one launch, passed as a kernel argument (at most 4 KiB).
 inline constexpr int kMaxParts = 448;
 struct Parts {
   const void* of[kMaxParts];
@@ -63,12 +63,12 @@ struct Scale {
   }
 };
 
-// Of base::sum_of_squares: elements of a piece, and its interleaved sums.
+// As in kernels::sum_of_squares: elements per piece, and interleaved sums.
 inline constexpr std::int64_t kSquarePiece = 65536;
 inline constexpr int kSquareLanes = 32;
 
-// Sum `lane` of the piece that begins at `begin`. A product of two fp32 values is exact in fp64, so a fused
-// multiply-add and its two halves agree.
+// Sum `lane` of the piece that starts at `begin`. The product of two fp32 values is exact in fp64, so fused and
+// separate multiply-adds agree.
 ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, Dtype dtype, std::int64_t numel, std::int64_t begin,
                                             int lane) {
   const auto end = begin + kSquarePiece < numel ? begin + kSquarePiece : numel;

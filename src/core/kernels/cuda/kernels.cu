@@ -1,6 +1,6 @@
-// The plug-in library libzero_cuda.so: which GPU thread takes which element, and the table of launches. The
-// arithmetic is in elements.h, and the same on the host. Memory is the limit of all of these: a thread takes four
-// neighbouring elements by one access where the ranges are aligned for it, else one at a time.
+// The plug-in library libzero_cuda.so: maps elements to GPU threads, and defines the table of launches. The arithmetic
+// is in elements.h, shared with the host. All kernels are memory-bound: a thread loads four adjacent elements at once
+// if the ranges are aligned, else one.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/elements.h"
@@ -11,10 +11,10 @@ namespace zero::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// cudaLaunchKernel takes up to 2^31 - 1 of them.
+// cudaLaunchKernel accepts up to 2^31 - 1 blocks.
 constexpr std::int64_t kMostNumel = (std::int64_t{1} << 31) * kThreads - kThreads;
 
-// The caller's device is current again at the end.
+// RAII guard: restores the caller's current device.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -75,7 +75,7 @@ int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   return cudaGetLastError();
 }
 
-// One warp a piece, one lane a sum; then the lanes by halves, as base::sum_of_squares adds them.
+// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares.
 __global__ void __launch_bounds__(kSquareLanes)
     square_pieces_kernel(const void* in, Dtype dtype, std::int64_t numel, double* pieces) {
   double sum = lane_sum_of_squares(in, dtype, numel, blockIdx.x * kSquarePiece, static_cast<int>(threadIdx.x));
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSquareLanes)
   if (threadIdx.x == 0) pieces[blockIdx.x] = sum;
 }
 
-// The pieces in order, by one thread; its warp reads ahead.
+// One thread adds the pieces in order; its warp prefetches.
 __global__ void __launch_bounds__(kSquareLanes)
     add_pieces_kernel(const double* pieces, std::int64_t count, double* result) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kSquareLanes)
   if (lane == 0) *result = total;
 }
 
-// Two's complement -1 is the largest unsigned index, so the least one found wins over it.
+// -1 in two's complement is the largest unsigned index, so any index found is smaller.
 __global__ void __launch_bounds__(kThreads)
     non_finite_kernel(const void* in, Dtype dtype, std::int64_t numel, std::int64_t* result) {
   const auto i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;

@@ -1,6 +1,6 @@
-// The update rules of kernels/update_simd.cpp for one GPU thread, with its roundings, operation by operation: reads
-// gradient, master and moments of an element or a quad, writes master, moments and the compute copy. Host code may call
-// them too (the test does).
+// The update rules of kernels/update_simd.cpp for one GPU thread, with the same rounding of every operation. Reads
+// gradient, master and optimizer states of one element or four; writes master, states and the low-precision parameter.
+// The host can call them too, for tests.
 #pragma once
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/update_simd.h"

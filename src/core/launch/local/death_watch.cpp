@@ -1,4 +1,4 @@
-// pidfds in an epoll set, or waiter threads and a pipe; both deliver in order of death.
+// pidfds in an epoll set, or waiter threads and a pipe; both report in order of death.
 #include "launch/local/death_watch.h"
 
 #include <fcntl.h>
@@ -53,7 +53,7 @@ void DeathWatch::add(int index, pid_t pid) {
       siginfo_t info{};
       while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
       }
-      // Under PIPE_BUF, hence whole; nothing to do about an error.
+      // Less than PIPE_BUF, therefore atomic. An error cannot be handled.
       [[maybe_unused]] const ssize_t n = ::write(out, &index, sizeof index);
     });
     return;

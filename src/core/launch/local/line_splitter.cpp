@@ -1,9 +1,9 @@
-// See the header; memory is bounded by kLongestLine whatever a rank writes.
+// See line_splitter.h. Memory is bounded by kLongestLine for any output.
 #include "launch/local/line_splitter.h"
 
 namespace zero::launch {
 namespace {
-// The length of `line` without a UTF-8 character that lacks its end.
+// The length of `line` without an incomplete UTF-8 character at its end.
 std::size_t whole_characters(std::string_view line) {
   for (std::size_t back = 1; back <= 4 && back <= line.size(); ++back) {
     const unsigned c = static_cast<unsigned char>(line[line.size() - back]);
@@ -17,7 +17,7 @@ std::size_t whole_characters(std::string_view line) {
 
 void LineSplitter::put(std::string_view bytes) {
   if (bytes.empty()) return;
-  if (carriage_return_) {  // the bar is drawn anew
+  if (carriage_return_) {  // the progress bar is redrawn
     carriage_return_ = false;
     line_.clear();
     cut_ = 0;

@@ -1,5 +1,5 @@
-// Deaths come from a DeathWatch, lines from pipes in an epoll set of their own, so that they can be left
-// alone while nobody reads our output.
+// Deaths are reported by a DeathWatch. Lines arrive from pipes in a separate epoll set, so that they can be ignored
+// while our output is blocked.
 #include "launch/local/local_ranks.h"
 
 #include <poll.h>
@@ -95,14 +95,14 @@ void LocalRanks::read_pipe(int index, Stream stream, bool all) {
   while (pipe.fd.get() >= 0) {
     const ssize_t n = ::read(pipe.fd.get(), bytes, sizeof bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) break;  // nothing more for now
+    if (n < 0) break;  // no more data now
     if (n == 0) {
       pipe.fd = base::Descriptor();
       pipe.splitter.finish(take);
       break;
     }
     pipe.splitter.feed(std::string_view(bytes, static_cast<std::size_t>(n)), take);
-    if (!all) break;  // others want their turn
+    if (!all) break;  // let others take their turn
   }
 }
 
@@ -134,7 +134,7 @@ char LocalRanks::state(int rank) const { return process_state(pid(rank)); }
 bool LocalRanks::out_of_memory() const { return oom_kill_count() > oom_before_; }
 
 void LocalRanks::reap_orphans() {
-  // Grandchildren whose parent ended come to us; the ranks themselves stay zombies for now.
+  // Orphaned descendants are reparented to this process; the ranks themselves remain zombies for now.
   for (const pid_t pid : children_of_self()) {
     const bool ours = (guardian_ && pid == guardian_->pid()) || std::count(spared_.begin(), spared_.end(), pid) > 0 ||
                       std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.pid == pid; });
@@ -150,7 +150,7 @@ void LocalRanks::finish_end(double seconds) {
   if (std::exchange(ended_, true)) return;
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  for (const Rank& rank : ranks_) {  // one that hangs inside the kernel must not hold us for ever
+  for (const Rank& rank : ranks_) {  // do not wait forever for a rank that hangs in the kernel
     while (rank.pid > 0 && waitpid(rank.pid, nullptr, WNOHANG) == 0) {
       if (Clock::now() >= end) {
         observer_.notice(LogLevel::Error,
@@ -160,7 +160,7 @@ void LocalRanks::finish_end(double seconds) {
       poll(nullptr, 0, 2);
     }
   }
-  // What had left its group has become our child.
+  // Descendants that left their process group are now our children.
   while (guardian_ && Clock::now() < end) {
     bool left = false;
     for (const pid_t pid : children_of_self()) {

@@ -1,6 +1,6 @@
-// The ranks of this host as child processes: started, read, signalled, reaped, and nothing left behind.
-// Ranks stay zombies until their groups have been killed, so no process id can be reused under us.
-// Private to the launcher and its agent.
+// The ranks of this host as child processes: starts, reads, signals and reaps them, including their descendants. Ranks
+// remain zombies until their process groups have been killed, so that process ids are not reused. Private to the
+// launcher and its agent.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,10 +18,10 @@ namespace zero::launch {
 
 class LocalRanks final : public HostRanks {
  public:
-  // Call it, and start(), on the main thread: the ranks' parent-death signal is tied to it.
+  // Call this and start() on the main thread: the ranks' parent-death signal is tied to it.
   LocalRanks(PreparedHost host, RankObserver& observer);
-  ~LocalRanks() override;  // kills what is left
-  // A child of this process that is not to be swept away with the ranks' descendants.
+  ~LocalRanks() override;  // kills the remaining processes
+  // Excludes a child of this process from the cleanup of the ranks' descendants.
   void spare(pid_t child) { spared_.push_back(child); }
 
   int first_rank() const override { return host_.plan().first_rank; }
@@ -63,7 +63,7 @@ class LocalRanks final : public HostRanks {
   PreparedHost host_;
   RankObserver& observer_;
   observe::StatusMemory status_;
-  std::vector<observe::StatusSnapshot> kept_;  // the pages at the failure
+  std::vector<observe::StatusSnapshot> kept_;  // the pages at the time of the failure
   std::unique_ptr<OrphanReaper> guardian_;
   DeathWatch deaths_;
   base::Descriptor epoll_, pipe_epoll_;

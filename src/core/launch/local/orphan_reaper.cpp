@@ -1,5 +1,4 @@
-// The guardian reads process group ids from a pipe until its end, which comes when the launcher is
-// gone, whatever ended it.
+// The reaper reads process group ids from a pipe until its end, which means that the launcher has ended for any reason.
 #include "launch/local/orphan_reaper.h"
 
 #include <fcntl.h>
@@ -22,7 +21,7 @@ namespace {
 constexpr pid_t kGoodbye = -1;
 
 [[noreturn]] void guard(int pipe, const std::vector<std::string>& marks) {
-  // Out of the terminal's reach, deaf to what stops the launcher, and holding no descriptor of it.
+  // Leave the terminal's session, ignore the launcher's stop signals, and hold none of its descriptors.
   setpgid(0, 0);
   sigset_t all;
   sigfillset(&all);
@@ -39,7 +38,7 @@ constexpr pid_t kGoodbye = -1;
     groups.push_back(group);
   }
   for (const pid_t g : groups) kill(-g, SIGKILL);
-  // A stray may be forking while we look: look until nothing is found, for at most 2 s.
+  // A process may fork while we search: repeat until nothing is found, for at most 2 s.
   for (int pass = 0; pass < 100; ++pass) {
     const std::vector<pid_t> strays = processes_with_environment(marks);
     if (strays.empty()) break;

@@ -1,6 +1,6 @@
-// A second process that outlives a launcher which was killed. The kernel ends the ranks themselves
-// then (parent-death signal); the guardian ends what the ranks had started: their process groups,
-// and strays that carry the run's marks in their environment. It does nothing when told goodbye.
+// A second process that cleans up after a launcher that was killed. The kernel ends the ranks (parent-death signal);
+// this process ends what they started: their process groups, and processes with the run's marks in their environment.
+// It exits without action if the launcher ends normally.
 #pragma once
 #include <sys/types.h>
 
@@ -11,14 +11,14 @@ namespace zero::launch {
 
 class OrphanReaper {
  public:
-  // Forks. Call it on the thread that will fork the ranks. Throws IoError.
+  // Forks. Call on the thread that will fork the ranks. Throws IoError.
   explicit OrphanReaper(const std::vector<std::string>& marks);
-  ~OrphanReaper();  // goodbye; returns when the process is gone
+  ~OrphanReaper();  // ends the process without action and waits for it
   OrphanReaper(const OrphanReaper&) = delete;
   OrphanReaper& operator=(const OrphanReaper&) = delete;
 
   pid_t pid() const { return pid_; }
-  // A process group to end if the launcher dies.
+  // Adds a process group to end if the launcher dies.
   void watch(pid_t group);
 
  private:

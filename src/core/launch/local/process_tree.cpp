@@ -1,4 +1,4 @@
-// Reads /proc; a process that vanishes while it is read is no error.
+// Reads /proc. A process that ends while it is read is not an error.
 #include "launch/local/process_tree.h"
 #include "base/system.h"
 
@@ -18,7 +18,7 @@ struct Stat {
   pid_t parent = -1;
 };
 Stat read_stat(pid_t pid) {
-  // "pid (name) S ppid ...": the name may hold spaces and parentheses, so look from its end.
+  // "pid (name) S ppid ...": the name may contain spaces and parentheses, so parse from the last one.
   const std::string text = base::read_file("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t end = text.rfind(')');
   if (end == std::string::npos || end + 4 > text.size()) return {};

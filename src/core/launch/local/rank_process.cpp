@@ -1,5 +1,5 @@
-// Between fork and exec only async-signal-safe calls are made; an error travels back through a
-// close-on-exec pipe, so that "the program runs" is known and not assumed.
+// Only async-signal-safe calls between fork and exec. An error is returned through a close-on-exec pipe, which confirms
+// that the program runs.
 #include "launch/local/rank_process.h"
 
 #include <fcntl.h>
@@ -72,7 +72,7 @@ std::string find_program(const std::string& name) {
       if (e == 0) return candidate;
       if (e != ENOENT && e != ENOTDIR) error = e;
     }
-    // `zero run zero train` works where only the first `zero` was written with its path.
+    // `zero run zero train` also works if only the first `zero` was given with its path.
     const std::string self = own_path().string();
     if (name == "zero" && self.ends_with("/zero") && check(self) == 0) return self;
   }
@@ -96,7 +96,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
   if (pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != launcher) _exit(127);  // it died before the line above
+    if (getppid() != launcher) _exit(127);  // the launcher died before the line above
     for (int s = 1; s < NSIG; ++s) signal(s, SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
@@ -115,7 +115,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
   if (null >= 0) ::close(null);
   if (pid < 0)
     throw IoError(base::join("[spawn] cannot fork: ", std::strerror(fork_error), ". Hint: see `ulimit -u`."));
-  setpgid(pid, pid);  // in the child, too: whoever comes first
+  setpgid(pid, pid);  // also called in the child; the first call wins
   out.close_write();
   err.close_write();
   failed.close_write();

@@ -1,5 +1,5 @@
-// One rank as a process: fork, what happens between fork and exec, and its pipes. The child is a
-// process group of its own and dies with the launcher.
+// Starts one rank as a process: fork, setup before exec, and pipes. The child has its own process group and dies with
+// the launcher.
 #pragma once
 #include <sys/types.h>
 
@@ -10,25 +10,24 @@ namespace zero::launch {
 
 struct SpawnSettings {
   std::string path;                      // the program, resolved
-  std::vector<std::string> arguments;    // [0] included
+  std::vector<std::string> arguments;    // including [0]
   std::vector<std::string> environment;  // "NAME=value"
   std::vector<int> cores;                // empty: inherited
-  int keep_fd = -1;                      // stays open across exec
-  int in = -1;                           // its stdin; /dev/null when -1
+  int keep_fd = -1;                      // remains open across exec
+  int in = -1;                           // stdin; -1: /dev/null
 };
 
 struct SpawnedProcess {
   pid_t pid = -1;
-  int out = -1, err = -1;  // read ends, non-blocking, close-on-exec; the caller's
+  int out = -1, err = -1;  // read ends, non-blocking, close-on-exec; owned by the caller
 };
 
-// Returns when the program runs. Throws ConfigError when exec refuses it, IoError when the system
-// has no room for it. Call from the launcher's main thread: the parent-death signal is tied to
-// the thread that forks.
+// Returns when the program runs. Throws ConfigError if exec fails for the program, IoError if the system lacks
+// resources. Call from the launcher's main thread: the parent-death signal is tied to the thread that forks.
 SpawnedProcess spawn(const SpawnSettings& settings);
 
-// The absolute path of a program, as execvp would find it. Throws ConfigError when there is none
-// or it is not an executable file. "zero" is found beside the running program, too.
+// The absolute path of a program, as execvp would find it; "zero" is also found next to the running program. Throws
+// ConfigError if there is none or it is not an executable file.
 std::string find_program(const std::string& name);
 
 }  // namespace zero::launch

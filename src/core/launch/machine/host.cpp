@@ -1,4 +1,4 @@
-// Files under /proc, /sys and /dev; whatever is missing there counts as "no limit" or "unknown".
+// Reads files under /proc, /sys and /dev. A missing file means "no limit" or "unknown".
 #include "launch/machine/host.h"
 
 #include <arpa/inet.h>
@@ -26,7 +26,7 @@
 namespace zero::launch {
 namespace {
 
-// This process's cgroup folder: version 2, or `controller`'s of version 1; and which it is.
+// This process's cgroup folder and version: 2, or 1 for `controller`.
 std::pair<std::string, int> cgroup_folder(std::string_view controller) {
   std::istringstream lines(base::read_file("/proc/self/cgroup"));
   for (std::string line; std::getline(lines, line);) {
@@ -45,7 +45,7 @@ std::pair<std::string, int> cgroup_folder(std::string_view controller) {
   return {"", 0};
 }
 
-// The number behind `key` in lines of "key value"; -1 when it is not there.
+// The number after `key` in lines of "key value"; -1 if missing.
 double value_of(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
@@ -92,7 +92,7 @@ std::vector<std::string> gpu_slots() {
     for (std::string entry; std::getline(list, entry, ',');) {
       entry.erase(0, entry.find_first_not_of(' '));
       entry.erase(entry.find_last_not_of(' ') + 1);
-      if (entry.empty() || entry[0] == '-') break;  // as CUDA does: the list ends at the first invalid one
+      if (entry.empty() || entry[0] == '-') break;  // as in CUDA, the list ends at the first invalid entry
       slots.push_back(entry);
     }
     return slots;
@@ -131,7 +131,7 @@ void check_port(int port) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
-  const int on = 1;  // one that only waits for its last packets is free
+  const int on = 1;  // a port in TIME_WAIT counts as free
   const bool taken = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
                      bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 &&
                      errno != EADDRNOTAVAIL;  // a network without loopback

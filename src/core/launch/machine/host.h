@@ -1,5 +1,5 @@
-// What this host offers the ranks: usable cores, GPU slots, a free port, and whether the kernel
-// ended something for lack of memory. GPUs are counted without any CUDA library.
+// Resources of this host: usable cores, GPU slots, a free port, and out-of-memory kills. GPUs are counted without a
+// CUDA library.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,32 +8,31 @@
 
 namespace zero::launch {
 
-// Cores this process may run on (its affinity mask), ascending.
+// Cores in this process's affinity mask, ascending.
 std::vector<int> allowed_cores();
-// Of those, how many it can keep busy under the cgroup's CPU quota; at least 1.
+// How many of them the cgroup's CPU quota permits; at least 1.
 int usable_cores();
 
-// The entries of CUDA_VISIBLE_DEVICES, or "0", "1", ... for each /dev/nvidiaN when it is unset;
-// empty without GPUs.
+// The entries of CUDA_VISIBLE_DEVICES, or "0", "1", ... for each /dev/nvidiaN if it is not set; empty without GPUs.
 std::vector<std::string> gpu_slots();
 
-// A TCP port on the loopback interface that was free a moment ago. Throws IoError.
+// A TCP port on the loopback interface that is currently free. Throws IoError.
 int free_port();
 
-// Throws ConfigError when another program has the port on the loopback interface.
+// Throws ConfigError if another program uses the port on the loopback interface.
 void check_port(int port);
 
-// "1,3-5" as {1, 3, 4, 5}. Throws ConfigError naming `option`.
+// Parses "1,3-5" to {1, 3, 4, 5}. Throws ConfigError naming `option`.
 std::vector<int> parse_core_list(std::string_view text, std::string_view option);
-// The cores dealt out to `ranks` ranks in equal runs, NUMA node by node and hyperthreads of a core
-// together. Throws ConfigError when there are fewer cores than ranks.
+// Divides the cores equally among `ranks` ranks, by NUMA node and with the hyperthreads of a core together. Throws
+// ConfigError if there are fewer cores than ranks.
 std::vector<std::vector<int>> deal_cores(std::vector<int> cores, int ranks);
 
-// How often the kernel has killed a process of this cgroup for lack of memory; 0 when unknown.
+// Number of processes of this cgroup that the kernel killed for lack of memory; 0 if unknown.
 std::uint64_t oom_kill_count();
-// The cgroup's memory limit in bytes; 0 when there is none.
+// The cgroup's memory limit in bytes; 0 if there is none.
 std::uint64_t memory_limit_bytes();
-// Bytes the cgroup (or the host) can still give; 0 when unknown.
+// Available bytes of the cgroup, or of the host; 0 if unknown.
 std::uint64_t free_memory_bytes();
 
 // "20260103-141502-7f3a90c1d25e": local time and random digits.

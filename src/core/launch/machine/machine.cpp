@@ -1,5 +1,4 @@
-// Each probe does the thing itself, small, and undoes it; a number in /proc is believed only where
-// nothing can be tried.
+// Each probe performs a small operation and undoes it. Numbers of /proc are used only if nothing can be tried.
 #include "launch/machine/machine.h"
 
 #include <dirent.h>
@@ -33,7 +32,7 @@ namespace {
 
 constexpr std::size_t kBlock = 1 << 20;
 
-// The first line "key : value" or "key: value" of a file, value only.
+// The value of the first line "key : value" or "key: value" of a file.
 std::string field(const std::string& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -114,7 +113,7 @@ int try_pidfd() {
 }
 
 int try_io_uring() {
-  struct {  // struct io_uring_params, of which only zeros go in
+  struct {  // struct io_uring_params, passed as zeros
     unsigned words[30];
   } params{};
   const int fd = static_cast<int>(syscall(SYS_io_uring_setup, 4u, &params));
@@ -188,7 +187,7 @@ DirectIo try_direct_io(const std::filesystem::path& folder, std::size_t bytes) {
 
 namespace {
 
-// In the child: one line a GPU, "bytes name", or "! reason".
+// Runs in the child: one line per GPU, "bytes name", or "! reason".
 std::string ask_libcuda() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) return "! libcuda.so.1 is not found\n";
@@ -225,7 +224,7 @@ GpuFacts gpu_facts(double limit_s) {
     facts.error = std::strerror(errno);
     return facts;
   }
-  // A driver that crashes or blocks must not take us along.
+  // A separate process, because a driver may crash or block.
   const pid_t pid = fork();
   if (pid == 0) {
     const std::string text = ask_libcuda();
@@ -247,7 +246,7 @@ GpuFacts gpu_facts(double limit_s) {
   close(ends[0]);
   if (pid > 0) {
     kill(pid, SIGKILL);
-    // One that hangs inside the driver stays; it becomes init's.
+    // A child that hangs in the driver is left to init.
     for (int tries = 0; tries < 200 && waitpid(pid, nullptr, WNOHANG) == 0; ++tries) poll(nullptr, 0, 5);
   }
   std::istringstream lines(text);

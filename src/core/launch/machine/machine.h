@@ -1,6 +1,5 @@
-// What this machine can do, found by trying it: kernel services, direct I/O, GPUs, the libraries
-// beside the program. Facts only; what they mean for a run is said by `zero doctor`.
-// Nothing here loads torch or CUDA into this process.
+// Capabilities of this machine, found by trying them: kernel services, direct I/O, GPUs, the libraries next to the
+// program. `zero doctor` interprets them. Does not load torch or CUDA into this process.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +11,7 @@ namespace zero::launch {
 
 struct CpuFacts {
   std::string model;
-  std::vector<std::string> features;  // the kernel's words of those we ask for: avx2, avx512f, amx_bf16, ...
+  std::vector<std::string> features;  // the kernel's names of those checked: avx2, avx512f, amx_bf16, ...
 };
 CpuFacts cpu_facts();
 
@@ -22,7 +21,7 @@ struct MemoryFacts {
 };
 MemoryFacts memory_facts();
 
-// NUMA nodes that have memory or cores; 1 where the kernel tells nothing.
+// NUMA nodes that have memory or cores; 1 if unknown.
 int numa_nodes();
 
 struct SpaceFacts {
@@ -31,40 +30,39 @@ struct SpaceFacts {
 };
 SpaceFacts space_of(const std::filesystem::path& folder);
 
-// 0 when it works, else the errno it failed with.
+// 0 if it works, else its errno.
 int try_memfd();
 int try_pidfd();
 int try_io_uring();
-// A file that is made, written and removed in the folder.
+// Creates, writes and removes a file in the folder.
 int try_file_in(const std::filesystem::path& folder);
-// Whether what a rank has started comes to the launcher when the rank ends (a child subreaper).
+// Whether descendants of an ended rank are reparented to the launcher (child subreaper).
 int try_subreaper();
 
 struct DirectIo {
-  int error = 0;  // errno of the first step that failed, `step` its name
+  int error = 0;  // errno of the first step that failed; `step` is its name
   std::string step;
-  bool unnamed = false;  // O_TMPFILE works, too
+  bool unnamed = false;  // O_TMPFILE works
   std::size_t alignment = 0;
   double write_bytes_per_s = 0, read_bytes_per_s = 0;
 };
-// Writes and reads `bytes` (a multiple of 1 MiB) past the page cache in a file that has no name or
-// loses it at once.
+// Writes and reads `bytes` (a multiple of 1 MiB) bypassing the page cache, in an unnamed or immediately unlinked file.
 DirectIo try_direct_io(const std::filesystem::path& folder, std::size_t bytes);
 
 struct GpuFacts {
-  std::string driver;  // version of the kernel's driver, empty without one
-  std::string error;   // why none can be used
+  std::string driver;  // version of the kernel driver; empty without one
+  std::string error;   // why no GPU can be used
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
 };
-// Asks libcuda.so.1 in a child process, which is ended after `limit_s`.
+// Queries libcuda.so.1 in a child process, which is killed after `limit_s`.
 GpuFacts gpu_facts(double limit_s = 20);
 
-// The file that the loader would take for `library` when `program` needs it: DT_RPATH or DT_RUNPATH,
-// LD_LIBRARY_PATH, then the system's folders. Empty when there is none or `program` is no ELF file.
+// The file that the loader would use for `library` of `program`: from DT_RPATH or DT_RUNPATH, LD_LIBRARY_PATH, then the
+// system's folders. Empty if there is none or `program` is not an ELF file.
 std::filesystem::path find_library(const std::filesystem::path& program, const std::string& library);
 
-// The running program's file.
+// The path of the running program.
 std::filesystem::path own_path();
 // The first file of that name in PATH, or empty.
 std::filesystem::path in_path(const std::string& name);

@@ -1,5 +1,5 @@
-// Where the loader would find a library, without loading it: the search folders are read from the
-// program's dynamic section. Every offset is checked, since the file may be anything.
+// Finds the library that the loader would use, without loading it. Reads the search folders from the program's dynamic
+// section and checks every offset, because the file may be arbitrary.
 #include <elf.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ std::string text_at(std::ifstream& in, std::uint64_t offset) {
   return text.size() < 64 * 1024 ? text : "";
 }
 
-// DT_RPATH and DT_RUNPATH of a 64-bit file, as they are written.
+// DT_RPATH and DT_RUNPATH of a 64-bit file, unexpanded.
 std::string run_paths(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   Elf64_Ehdr header{};

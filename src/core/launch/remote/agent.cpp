@@ -1,5 +1,5 @@
-// No decision is taken here: which failure ends the job, and when, the launcher says. The one exception is
-// a launcher that is gone.
+// The agent makes no decisions: the launcher decides which failure ends the job, and when. The exception is a launcher
+// that is gone.
 #include "launch/remote/agent.h"
 
 #include <fcntl.h>
@@ -25,9 +25,9 @@
 namespace zero::launch {
 namespace {
 
-constexpr double kPlanSeconds = 60;      // from our greeting to the plan
-constexpr double kPageSeconds = 0.25;    // how often a page that changes is sent
-constexpr double kFarewellSeconds = 10;  // for the last lines to go out
+constexpr double kPlanSeconds = 60;      // from our hello to the plan
+constexpr double kPageSeconds = 0.25;    // how often a changed page is sent
+constexpr double kFarewellSeconds = 10;  // for sending the last lines
 constexpr std::size_t kMostWaiting = 1 << 20;
 
 class Agent final : public RankObserver {
@@ -64,13 +64,13 @@ class Agent final : public RankObserver {
   }
 
   void line(int rank, Stream stream, std::string_view text) override {
-    // Written with the others of this turn.
+    // Sent together with the others of this iteration.
     waiting_ +=
         frame_bytes(FrameKind::Line,
                     Packer().number(rank - ranks_->first_rank()).number(static_cast<int>(stream)).text(text).bytes());
   }
   void died(int rank, bool by_signal, int code) override {
-    send_page(rank, false);  // what it said last comes before its death
+    send_page(rank, false);  // send its last state before its death
     put(FrameKind::Died, Packer().number(rank - ranks_->first_rank()).number(by_signal).number(code));
   }
   void lost(int, const std::string&) override {}
@@ -130,7 +130,7 @@ class Agent final : public RankObserver {
       }
       case FrameKind::Go: {
         if (!ranks_ || std::exchange(started_, true)) break;
-        changes_.assign(static_cast<std::size_t>(ranks_->ranks()), 0);  // a start that fails sends pages, too
+        changes_.assign(static_cast<std::size_t>(ranks_->ranks()), 0);  // a failed start sends pages, too
         ranks_->start();
         std::vector<int> pids;
         for (int i = 0; i < ranks_->ranks(); ++i) pids.push_back(ranks_->pid(ranks_->first_rank() + i));
@@ -162,7 +162,7 @@ class Agent final : public RankObserver {
     pack_page(out, kept ? ranks_->page_at_failure(rank) : ranks_->page(rank));
     put(FrameKind::Page, out);
   }
-  // Those that changed or whose process is stopped, or all of them.
+  // Sends pages that changed or whose process is stopped, or all pages.
   void send_pages(bool all, bool kept) {
     if (!started_) return;
     for (int i = 0; i < ranks_->ranks(); ++i) {
@@ -195,9 +195,9 @@ class Agent final : public RankObserver {
 
   int in_, out_, code_ = 0;
   FrameReader frames_;
-  std::string waiting_;  // to be written
+  std::string waiting_;  // to be sent
   std::unique_ptr<LocalRanks> ranks_;
-  std::vector<std::uint64_t> changes_;  // of each page as it was sent last, with the process's state
+  std::vector<std::uint64_t> changes_;  // of each page when it was last sent, with the process state
   double heard_, said_, silence_s_ = kPlanSeconds, next_tick_ = 0;
   bool started_ = false, wanted_ = true, over_ = false, gone_ = false;
 };
@@ -205,7 +205,7 @@ class Agent final : public RankObserver {
 }  // namespace
 
 int run_agent(int in, int out) {
-  // The connection is what tells it to end; a batch system's signals are for the ranks.
+  // The agent is ended through the connection; signals of a batch system are for the ranks.
   for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE}) signal(s, SIG_IGN);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   fcntl(in, F_SETFL, fcntl(in, F_GETFL) | O_NONBLOCK);

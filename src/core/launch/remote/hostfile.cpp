@@ -1,4 +1,4 @@
-// A small hand-written scanner: the grammar is one line long, and every error wants its column.
+// A small hand-written scanner, because errors need columns.
 #include "launch/remote/hostfile.h"
 
 #include <unistd.h>
@@ -28,7 +28,7 @@ bool word_character(char c, bool first) {
 bool blank(char c) { return c == ' ' || c == '\t'; }
 bool digit(char c) { return c >= '0' && c <= '9'; }
 
-// A NUL would end the message, an escape code would reach the terminal.
+// A NUL would end the message, and an escape sequence would reach the terminal.
 std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (const char c : text.substr(0, 80)) {
@@ -43,7 +43,7 @@ std::string in_quotes(std::string_view text) {
   return out + (text.size() > 80 ? "..." : "") + "\"";
 }
 
-// Digits at `at`, advancing it; -1 when there are none or the number exceeds `most`.
+// Parses digits at `at` and advances it; -1 if there are none or the number exceeds `most`.
 int number(std::string_view text, std::size_t& at, int most) {
   const std::size_t start = at;
   long value = 0;
@@ -60,7 +60,7 @@ std::string names_of(const std::vector<Host>& hosts) {
   return names;
 }
 
-// The filter as host -> slots; an empty set means the whole host.
+// The filter as host -> slots; an empty set is the whole host.
 std::map<std::string, std::set<int>> parse_filter(const std::vector<Host>& hosts, std::string_view filter,
                                                   const char* option) {
   std::map<std::string, std::set<int>> chosen;
@@ -157,7 +157,8 @@ std::vector<Host> parse_hostfile(std::string_view text, std::string_view name) {
 
 std::vector<Host> read_hostfile(const std::filesystem::path& path) {
   std::error_code no_matter;
-  const bool folder = std::filesystem::is_directory(path, no_matter);  // one that is read throws what is no Error
+  const bool folder =
+      std::filesystem::is_directory(path, no_matter);  // reading a directory would throw a different exception type
   std::ifstream in;
   if (!folder) in.open(path, std::ios::binary);
   std::string text(std::istreambuf_iterator<char>(in), {});

@@ -1,5 +1,5 @@
-// Hosts and their slots: the hostfile, --include and --exclude. Strict (docs/cli.md section 6): what
-// DeepSpeed skips over is an error here, with its place. Pure text; starts nothing.
+// Hosts and their slots: the hostfile, --include and --exclude. Strict (docs/cli.md section 6): lines that DeepSpeed
+// skips are errors with a location. Text only; starts nothing.
 #pragma once
 #include <filesystem>
 #include <string>
@@ -13,19 +13,19 @@ struct Host {
   std::vector<int> slots;  // ascending
 };
 
-// The lines of a hostfile; `name` is shown in errors as name:line:col. Throws ConfigError.
+// Parses a hostfile; errors show `name` as name:line:col. Throws ConfigError.
 std::vector<Host> parse_hostfile(std::string_view text, std::string_view name);
-// Throws IoError when it cannot be read.
+// Throws IoError if the file cannot be read.
 std::vector<Host> read_hostfile(const std::filesystem::path& path);
 
-// NODE[@NODE...], NODE = HOST[:SLOT[,SLOT...]]. Order follows `hosts`, repeats are harmless.
-// Throws ConfigError for a host or slot that is not there, a malformed part, and an empty result.
+// NODE[@NODE...], NODE = HOST[:SLOT[,SLOT...]]. The order is that of `hosts`; duplicates are ignored. Throws
+// ConfigError for an unknown host or slot, a malformed filter, and an empty result.
 std::vector<Host> include_hosts(const std::vector<Host>& hosts, std::string_view filter);
 std::vector<Host> exclude_hosts(const std::vector<Host>& hosts, std::string_view filter);
 
-// localhost or a loopback address: other hosts cannot reach it.
+// Whether the name is localhost or a loopback address, which other hosts cannot reach.
 bool is_loopback(std::string_view name);
-// Whether the name means this machine: localhost, a loopback address, or the host's own name.
+// Whether the name is this machine: localhost, a loopback address, or its host name.
 bool is_this_host(std::string_view name);
 
 }  // namespace zero::launch

@@ -1,5 +1,5 @@
-// Both ends are programs of this project on hosts of one kind; still every length is checked, since a
-// login script or a broken connection may send anything.
+// Both sides are this program on similar hosts. Every length is checked nevertheless, because a login script or a
+// broken connection may send anything.
 #include "launch/remote/protocol.h"
 
 #include <cstring>
@@ -153,7 +153,7 @@ void pack_page(Packer& out, const observe::StatusSnapshot& page) {
 }
 
 observe::StatusSnapshot unpack_page(Unpacker& in) {
-  observe::StatusSnapshot page;  // its times are another host's clock and stay 0
+  observe::StatusSnapshot page;  // its times are in another host's clock and remain 0
   page.pid = in.small();
   page.changes = static_cast<std::uint64_t>(in.number());
   page.step = in.number();

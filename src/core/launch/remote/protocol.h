@@ -1,5 +1,5 @@
-// What the launcher and its agent on another host say to each other, as bytes: frames of a kind and a
-// payload, and the values in a payload. Knows no process and no socket; any bytes may come in.
+// The protocol between the launcher and its agent on another host: frames with a kind and a payload, and the values in
+// payloads. Accepts arbitrary bytes as input.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,30 +11,30 @@
 
 namespace zero::launch {
 
-// Raised whenever a frame changes its meaning: both ends must be of one version.
+// Incremented whenever a frame changes. Both sides must have the same version.
 inline constexpr std::uint32_t kProtocol = 1;
-// The first line of an agent; what a login shell printed before it is not the agent's.
+// The agent's first line. Anything before it was printed by the login shell.
 inline constexpr std::string_view kAgentMark = "\x01zero-agent\n";
 inline constexpr std::size_t kLongestFrame = 16 << 20;
 
 enum class FrameKind : std::uint8_t {
   // To the agent.
-  Plan = 1,  // HostPlan, seconds of silence that mean "gone"
+  Plan = 1,  // HostPlan; seconds of silence after which the launcher counts as lost
   Go,        // start the ranks
-  Signal,    // int: to every rank's group
-  Failed,    // rank of the world: keep the pages as they are now, and tell the ranks
-  Listen,    // 0: leave the ranks' lines where they are, 1: send them on
-  Finish,    // end what is left
+  Signal,    // int: to every rank's process group
+  Failed,    // rank of the world: keep the pages as they are now and tell the ranks
+  Listen,    // 0: stop forwarding the ranks' lines; 1: forward them
+  Finish,    // end all remaining processes
   // From the agent.
   Hello = 32,  // protocol, version text
-  Refused,     // exit code, text: a check failed, nothing was started
+  Refused,     // exit code, text: a check failed; nothing was started
   Ready,       // host's own name
   Started,     // process ids
   Line,        // local rank, stream, text
   Died,        // local rank, by a signal, code
   Page,        // local rank, as it was at the failure, state letter, page
   Notice,      // level, text
-  Finished,    // the kernel ended something for lack of memory
+  Finished,    // whether the kernel killed a process for lack of memory
   // Both ways.
   Alive = 64,
 };
@@ -46,11 +46,11 @@ struct Frame {
 
 std::string frame_bytes(FrameKind kind, std::string_view payload = {});
 
-// Bytes of a stream made into frames.
+// Divides a stream of bytes into frames.
 class FrameReader {
  public:
   void feed(std::string_view bytes) { bytes_.append(bytes); }
-  // False: not yet whole. Throws IoError when a frame is longer than kLongestFrame.
+  // False: no complete frame. Throws IoError if a frame is longer than kLongestFrame.
   bool next(Frame& frame);
   std::size_t waiting() const { return bytes_.size() - at_; }
 
@@ -59,7 +59,7 @@ class FrameReader {
   std::size_t at_ = 0;
 };
 
-// Values behind each other, little-endian; texts and lists with their length before them.
+// Serializes values, little-endian; texts and lists are prefixed with their length.
 class Packer {
  public:
   Packer& number(std::int64_t value);
@@ -73,7 +73,7 @@ class Packer {
   std::string bytes_;
 };
 
-// The same values in the same order. Throws IoError when the payload ends early.
+// Reads the same values in the same order. Throws IoError if the payload ends early.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}

@@ -1,5 +1,5 @@
-// Everything that comes from the other side is a frame; what comes before the first one, and what ssh
-// itself says, are lines that explain a failure to connect.
+// All data from the remote side is frames. Output before the first frame, and ssh's own messages, are lines that
+// explain a failed connection.
 #include "launch/remote/remote_ranks.h"
 
 #include <fcntl.h>
@@ -63,9 +63,9 @@ RemoteRanks::RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence
 }
 
 RemoteRanks::~RemoteRanks() {
-  in_ = base::Descriptor();  // the agent ends its ranks
+  in_ = base::Descriptor();  // makes the agent end its ranks
   if (child_ <= 0) return;
-  // An agent that has finished goes by itself; from any other, the end of the connection is the news.
+  // An agent that has finished exits by itself; others exit when the connection closes.
   for (int i = 0; finished_ && i < 100 && !child_ended(); ++i) poll(nullptr, 0, 5);
   if (child_ <= 0) return;
   kill(-child_, SIGKILL);
@@ -84,7 +84,7 @@ void RemoteRanks::flush() {
   while (at < to_send_.size()) {
     const ssize_t n = ::write(in_.get(), to_send_.data() + at, to_send_.size() - at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) break;  // full; or broken, which reading will tell
+    if (n < 0) break;  // full; or broken, which reading will report
     at += static_cast<std::size_t>(n);
   }
   to_send_.erase(0, at);
@@ -123,7 +123,7 @@ void RemoteRanks::tick() {
   flush();
   const double t = base::steady_seconds();
   if (t - said_ > silence_s_ / 4) put(FrameKind::Alive);
-  // Somebody else may hold the streams open.
+  // Another process may hold the streams open.
   if (child_ended() && t - child_ended_at_ > kEndSeconds) return lose_connection();
   if (!ready_ && t - began_ > kConnectSeconds) fail_to_reach(base::join("no answer for ", kConnectSeconds, " s"));
   if (ready_ && t - heard_ > silence_s_)
@@ -179,7 +179,7 @@ void RemoteRanks::read_frames() {
     Frame frame;
     while (!gone_ && frames_.next(frame)) take(frame);
   } catch (const Error&) {
-    gone_ = true;  // what follows cannot be understood
+    gone_ = true;  // later frames cannot be interpreted
     throw;
   }
 }

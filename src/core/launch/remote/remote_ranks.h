@@ -1,6 +1,6 @@
-// The ranks of another host, through an agent there: a child process (ssh, srun, mpirun) whose stdin and
-// stdout are the connection. When it closes, or falls silent, the ranks count as lost; at the other end
-// the agent ends them by itself. Private to the launcher.
+// The ranks of another host, through an agent there: a child process (ssh, srun, mpirun) whose stdin and stdout are the
+// connection. If the connection closes or is silent for too long, the ranks count as lost, and the agent ends them.
+// Private to the launcher.
 #pragma once
 #include <sys/types.h>
 
@@ -19,8 +19,8 @@ namespace zero::launch {
 
 class RemoteRanks final : public HostRanks {
  public:
-  // Starts the connection and sends the plan. `silence_s`: either end takes the other for gone when it
-  // hears nothing for so long. Throws ConfigError when there is no such program.
+  // Starts the connection and sends the plan. silence_s: seconds without data after which each side considers the other
+  // lost. Throws ConfigError if the program does not exist.
   RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence_s, RankObserver& observer);
   ~RemoteRanks() override;  // closes the connection
 
@@ -60,9 +60,9 @@ class RemoteRanks final : public HostRanks {
   void read_frames();
   void read_errors();
   void take(const Frame& frame);
-  // Whether the connection's program has ended; how is then in end_text_.
+  // Whether the connection's program has ended; end_text_ then describes how.
   bool child_ended();
-  // Waits a moment for that, since its streams close first, and returns end_text_.
+  // Waits briefly for that, because its streams close first, and returns end_text_.
   std::string end_of_connection();
   void lose_connection();
   void lose(const std::string& why);

@@ -1,5 +1,4 @@
-// ssh hands its last argument to the login shell of the other side, so it is quoted; srun and mpirun
-// start a program from its words.
+// ssh passes its last argument to the remote login shell, so it is quoted; srun and mpirun execute words.
 #include "launch/remote/remote_shell.h"
 
 #include <utility>
@@ -16,7 +15,7 @@ std::string shell_word(std::string_view text) {
   if (!text.empty() && text.find_first_not_of(kPlain) == std::string_view::npos) return std::string(text);
   std::string out = "'";
   for (const char c : text) {
-    // "\" escapes inside fish's single quotes and "!" does in csh's: both go outside, escaped.
+    // "\" escapes in fish's single quotes and "!" in csh's: both are escaped outside of quotes.
     if (c == '\'' || c == '\\' || c == '!') {
       (out += "'\\") += c;
       out += '\'';
@@ -69,12 +68,12 @@ std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std:
   std::vector<std::string> words{shell.launcher};
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
   if (shell.launcher == "ssh") {
-    // Nobody answers a question here, and a host that vanished is noticed within 15 s.
+    // No interactive questions; a host that disappears is detected within 15 s.
     add({"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5", "-o",
          "ServerAliveCountMax=3"});
     if (shell.ssh_port > 0) add({"-p", std::to_string(shell.ssh_port)});
   } else if (shell.launcher == "srun") {
-    // A step beside others of the job, with all cores that the job has there.
+    // A step in parallel to others of the job, with all cores of the job on that host.
     add({"--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--unbuffered"});
   } else {
     add({"-n", "1", "--bind-to", "none"});

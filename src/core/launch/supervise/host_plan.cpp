@@ -1,4 +1,4 @@
-// The environment of a rank is put together here and nowhere else, for every way of starting it.
+// Builds the environment of a rank, for every way of starting it.
 #include "launch/supervise/host_plan.h"
 
 #include <unistd.h>
@@ -42,7 +42,7 @@ std::map<std::string, std::string> environment_for_others(const std::vector<std:
   for (char** entry = environ; *entry; ++entry) {
     const std::string name = name_of(*entry);
     if (!starts_with_one_of(name, {"NCCL_", "GLOO_", "CUDA_", "OMP_", "UCX_", "ZERO_"})) continue;
-    // Which devices it may use is for each host to say.
+    // Each host selects its own devices.
     if (set_by_launcher(name) || name == "CUDA_VISIBLE_DEVICES") continue;
     values[name] = *entry + name.size() + 1;
   }
@@ -86,7 +86,7 @@ PreparedHost::PreparedHost(HostPlan plan) : plan_(std::move(plan)) {
       devices += (devices.empty() ? "" : ",") + gpus[static_cast<std::size_t>(slot)];
     }
   }
-  // The meeting place is on the first host of several.
+  // With several hosts, the rendezvous is on the first.
   if (plan_.groups > 1 && plan_.group == 0) check_port(plan_.master_port);
   if (!plan_.log_folder.empty()) {
     std::error_code error;

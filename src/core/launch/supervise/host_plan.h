@@ -1,5 +1,5 @@
-// What one host is to do for a run, and the checks that come before its first process. The same for the
-// launcher's own host and for another one, where it arrives by wire. Starts nothing.
+// The work of one host in a run, and the checks before its first process. The same for the launcher's host and for
+// other hosts, which receive it over the protocol. Starts nothing.
 #pragma once
 #include <map>
 #include <string>
@@ -15,31 +15,31 @@ struct HostPlan {
   int group = 0, groups = 1;                 // number of this host, and of all
   std::vector<std::string> program;          // [0] is looked up in PATH unless it has a slash
   std::string folder;                        // working directory; empty: the launcher's own
-  std::vector<int> slots;  // positions in the host's list of GPUs; empty: CUDA_VISIBLE_DEVICES is left alone
+  std::vector<int> slots;  // indices in the host's list of GPUs; empty: CUDA_VISIBLE_DEVICES is not changed
   bool bind_cores = false;
   std::string core_list;  // "0,2-5", empty: all
   std::string master_address = "127.0.0.1";
   int master_port = 0;
-  std::string log_folder;                          // of this run, empty: none
+  std::string log_folder;                          // of this run; empty: none
   std::map<std::string, std::string> environment;  // added to every rank's
-  std::string token;                               // ZERO_TOKEN of the ranks; empty: none is set
+  std::string token;                               // ZERO_TOKEN of the ranks; empty: not set
   bool pass_local_rank = false;
 };
 
-// A plan that this host can carry out.
+// A plan that was checked on this host.
 class PreparedHost {
  public:
-  // Looks for the program, the cores, the GPUs. Throws ConfigError or IoError.
+  // Finds the program, the cores, the GPUs. Throws ConfigError or IoError.
   explicit PreparedHost(HostPlan plan);
 
   const HostPlan& plan() const { return plan_; }
   const std::string& path() const { return path_; }
-  int omp_threads() const { return omp_threads_; }  // 0: OMP_NUM_THREADS was set already
+  int omp_threads() const { return omp_threads_; }  // 0: OMP_NUM_THREADS is already set
   std::vector<std::string> arguments_of(int local_rank) const;
-  // `status_fd` is the descriptor of the status pages in the rank.
+  // status_fd: the rank's descriptor of the status pages.
   std::vector<std::string> environment_of(int local_rank, int status_fd) const;
   std::vector<int> cores_of(int local_rank) const;  // empty: not bound
-  // Entries that tell the ranks of this host and this run from all other processes.
+  // Environment entries that identify the ranks of this host and run.
   std::vector<std::string> marks() const;
 
  private:
@@ -50,10 +50,10 @@ class PreparedHost {
   int omp_threads_ = 0;
 };
 
-// Names that the launcher sets itself, or that belong to whoever started it.
+// Whether the launcher sets the variable itself, or it belongs to the environment of the launcher's caller.
 bool set_by_launcher(const std::string& name);
-// Variables of this process that ranks on other hosts get: NCCL_*, GLOO_*, CUDA_* (but not the choice of
-// devices), OMP_*, UCX_*, ZERO_*, and those named. Throws ConfigError for a name that is not set.
+// Variables of this process for ranks on other hosts: NCCL_*, GLOO_*, CUDA_* (except the choice of devices), OMP_*,
+// UCX_*, ZERO_*, and those named. Throws ConfigError if a named variable is not set.
 std::map<std::string, std::string> environment_for_others(const std::vector<std::string>& named);
 
 }  // namespace zero::launch

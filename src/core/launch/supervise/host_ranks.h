@@ -1,5 +1,4 @@
-// The ranks of one host as an attempt sees them, wherever they run: what it can ask of them, and what it
-// hears of them. Decides nothing; which failure ends the job is the attempt's business.
+// Interface of an attempt to the ranks of one host, local or remote. The attempt decides which failure ends the job.
 #pragma once
 #include <sys/types.h>
 
@@ -12,17 +11,17 @@
 
 namespace zero::launch {
 
-inline constexpr double kSweepSeconds = 2;  // for descendants and last lines, once all was killed
+inline constexpr double kSweepSeconds = 2;  // for descendants and last lines, after all ranks were killed
 
 enum class Stream { Out = 0, Err = 1 };
 
-// Ranks are numbered as in the world.
+// Ranks are ranks of the world.
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
   virtual void line(int rank, Stream stream, std::string_view text) = 0;  // without its newline
   virtual void died(int rank, bool by_signal, int code) = 0;
-  // Nothing more will be heard of the rank; `why` is a whole phrase.
+  // No further reports will arrive from the rank. `why` is a complete phrase.
   virtual void lost(int rank, const std::string& why) = 0;
   virtual void notice(LogLevel level, std::string_view text) = 0;
 };
@@ -36,26 +35,26 @@ class HostRanks {
 
   virtual int first_rank() const = 0;
   virtual int ranks() const = 0;
-  // The host's own name for itself.
+  // The host's name, as it reports it.
   virtual std::string host() const = 0;
 
   // Readable (poll, epoll) when step() would do something.
   virtual int fd() const = 0;
-  // All checks on that host have been made. Throws what they found.
+  // Whether all checks on that host are complete. Throws their errors.
   virtual bool ready() = 0;
   virtual void start() = 0;
-  // Reads what there is and tells the observer. Lines are left where they are while `listen(false)`.
+  // Reads available data and calls the observer. Lines are not read while listen(false).
   virtual void step() = 0;
   virtual void listen(bool lines) = 0;
-  // To be called a few times a second.
+  // Call a few times per second.
   virtual void tick() = 0;
 
   virtual void send(int signal) = 0;
-  // The job has failed by this rank: keeps the pages as they are now, and tells the ranks.
+  // This rank failed the job: keeps the pages as they are now and tells the ranks.
   virtual void note_failed(int rank) = 0;
-  // Gives up a host that does not answer: its living ranks become lost. Nothing to do for this one.
+  // Gives up a host that does not respond: its live ranks become lost. No effect on the local host.
   virtual void abandon(const std::string& why) = 0;
-  // SIGKILL to all that is left; then, once, what follows: their descendants, the last lines.
+  // begin_end: SIGKILL to all ranks. finish_end, once afterwards: their descendants and last lines.
   virtual void begin_end() = 0;
   virtual void finish_end(double seconds) = 0;
 
@@ -63,7 +62,7 @@ class HostRanks {
   virtual observe::StatusSnapshot page(int rank) const = 0;
   virtual observe::StatusSnapshot page_at_failure(int rank) const = 0;
   virtual char state(int rank) const = 0;  // as in /proc/PID/stat, '?' unknown
-  // The kernel has ended something on that host for lack of memory since the start.
+  // Whether the kernel killed a process on that host for lack of memory since the start.
   virtual bool out_of_memory() const = 0;
 };
 

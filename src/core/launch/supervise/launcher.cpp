@@ -1,4 +1,4 @@
-// Checks before the start, the plan of each host, and restarts; an attempt itself is in attempt.cpp.
+// Checks before the start, the plan of each host, and restarts. run_attempt.cpp implements an attempt.
 #include "launch/supervise/launcher.h"
 
 #include <poll.h>
@@ -71,7 +71,7 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
   }
   for (HostPlan& plan : plans(run_id_, 0)) {
     if (!plan.folder.empty()) continue;
-    plan.log_folder.clear();  // made when the run begins
+    plan.log_folder.clear();  // created when the run begins
     omp_threads_ = PreparedHost(plan).omp_threads();
   }
 }
@@ -93,7 +93,7 @@ void Launcher::agree_on_names() {
     if (token_.empty()) token_ = random_hex(32);
     return;
   }
-  // Launchers that never meet must come to the same name and secret.
+  // Launchers that do not communicate must derive the same name and secret.
   static constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   run_id_ = variable("ZERO_RUN_ID");
   if (run_id_.empty()) {
@@ -149,8 +149,8 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt) co
 
 LaunchResult Launcher::run() {
   const auto began = std::chrono::steady_clock::now();
-  // A signal that was ignored when we were started (nohup, a shell's "&") stays so; not SIGINT and
-  // SIGTERM, which only ever come on purpose.
+  // A signal that was ignored at start-up (nohup, a shell's "&") stays ignored, except SIGINT and SIGTERM, which are
+  // always sent deliberately.
   sigset_t signals;
   sigemptyset(&signals);
   for (const int s : {SIGINT, SIGTERM, SIGUSR1}) sigaddset(&signals, s);
@@ -196,7 +196,7 @@ LaunchResult Launcher::run() {
       break;
     }
   }
-  // Hand over what is left to print; a signal now means that nobody waits for it.
+  // Write the remaining output. After a signal, do not wait for it.
   const bool hurried = result.exit_code == 130 || result.exit_code == 143;
   const auto flush_end = std::chrono::steady_clock::now() + std::chrono::milliseconds(hurried ? 300 : 24 * 3600 * 1000);
   while (!sink_.pump() && std::chrono::steady_clock::now() < flush_end) {

@@ -1,6 +1,6 @@
-// States: Running until the first failure or signal; Settling when the first to end only lost its
-// peers, to let the culprit show; Stopping (SIGTERM sent, SIGKILL due); Saving (ranks were asked to
-// save and stop); Interrupted (SIGINT). The same for ranks of every host: hosts differ in HostRanks only.
+// States: Running until the first failure or signal; Settling if the first rank to end only lost its peers, to let the
+// failed rank show; Stopping (SIGTERM sent, SIGKILL pending); Saving (ranks were asked to save and stop); Interrupted
+// (SIGINT). The same for the ranks of every host; hosts differ only in HostRanks.
 #include "launch/supervise/run_attempt.h"
 
 #include <fcntl.h>
@@ -27,10 +27,10 @@
 namespace zero::launch {
 namespace {
 
-constexpr double kSettleSeconds = 1.0;     // how long the culprit may lag behind those who lost it
-constexpr double kInterruptSeconds = 1.0;  // from SIGINT to SIGKILL: all is over in 2 s
+constexpr double kSettleSeconds = 1.0;     // how much later than its peers the failed rank may end
+constexpr double kInterruptSeconds = 1.0;  // from SIGINT to SIGKILL; ends everything within 2 s
 constexpr double kCheckSeconds = 0.25;
-// How long after SIGKILL another host may take to say that its ranks are gone.
+// How long after SIGKILL another host may take to report the end of its ranks.
 constexpr double kAnswerSeconds = 5.0, kHurriedAnswerSeconds = 0.5;
 constexpr std::size_t kTailLines = 20, kTailBytes = 2000;
 constexpr int kRequeue = 75;
@@ -144,7 +144,7 @@ AttemptResult RunAttempt::run() {
 
 void RunAttempt::wait_for_events() {
   const bool drained = sink_.pump();
-  if (sink_.full() == lines_wanted_) {  // let ranks wait while nobody reads our output
+  if (sink_.full() == lines_wanted_) {  // block the ranks while our output is blocked
     lines_wanted_ = !lines_wanted_;
     for (const auto& host : hosts_) host->listen(lines_wanted_);
   }
@@ -208,17 +208,16 @@ void RunAttempt::see_death(Death death) {
   death.after_stop = state_ == State::Stopping || state_ == State::Interrupted;
   order_.push_back(death);
   if (!is_failure(death)) {
-    // Whoever waited for it learns so only now: the others get the whole limit again.
+    // Ranks that waited for it are notified only now and get the full timeout again.
     for (Rank& other : ranks_) other.changed_at = now();
-    // It was told to stop, perhaps by somebody else than us: the others have agreed with it.
+    // It was asked to stop, possibly by another process; the other ranks have agreed.
     if (!death.by_signal && death.code == kRequeue && state_ == State::Running) {
       state_ = State::Saving;
       kill_at_ = now() + settings_.stop_timeout_s;
     }
     return;
   }
-  // Ended by our signal, or in a way of its own that no error text explains: it did not save,
-  // so the rest cannot either.
+  // Ended by our signal, or without an error text: it did not save, so the others cannot save either.
   const int said = page(death.rank).error_code;
   if (state_ == State::Saving &&
       (death.sent || (stop_signal_ != 0 && !death.by_signal && death.lost.empty() && said == 0))) {
@@ -265,7 +264,7 @@ void RunAttempt::see_signals() {
     if (first) stop_signal_ = signal;
     const bool failing = state_ == State::Stopping || state_ == State::Settling;
     if (failing || !first) {
-      // Enough was said: end it now. The exit code stays that of the first reason.
+      // A second signal: end immediately. The exit code remains that of the first one.
       if (!failing && signal == SIGINT) stop_signal_ = SIGINT;
       forced_ = true;
       if (state_ != State::Interrupted && !failing) state_ = State::Interrupted;
@@ -290,7 +289,7 @@ void RunAttempt::see_time() {
   const double t = now();
   if (state_ == State::Settling && t >= settle_until_) begin_stop(settings_.grace_s);
   if (kill_at_ >= 0 && t >= kill_at_) {
-    kill_at_ = t + 0.5;  // again: a group may have been forking
+    kill_at_ = t + 0.5;  // again: a process of the group may have been forking
     if (killed_at_ < 0) killed_at_ = t;
     send(SIGKILL);
     if (state_ == State::Saving) killed_saves_ = true;
@@ -343,7 +342,7 @@ void RunAttempt::end_everything() {
   for (const auto& host : hosts_) host->begin_end();
   const double limit = state_ == State::Interrupted ? kHurriedAnswerSeconds : kSweepSeconds + kAnswerSeconds;
   const double end = now() + limit;
-  // This host last: it also ends what is left of the connections to the others.
+  // This host last: it also ends the remaining connections to the others.
   for (const bool here : {false, true})
     for (std::size_t h = 0; h < hosts_.size(); ++h)
       if (plans_[h].folder.empty() == here) hosts_[h]->finish_end(here ? kSweepSeconds : std::max(0.0, end - now()));
@@ -366,7 +365,7 @@ AttemptResult RunAttempt::judge() {
     result.exit_code = all_saved || (stop_signal_ == 0 && none_lost) ? kRequeue : all_done ? 0 : 143;
     return result;
   }
-  if (!failed_) {  // a closed stdout ended it, or all went well
+  if (!failed_) {  // ended by a closed stdout, or successful
     if (sink_.out_error() != 0 && !all_done) result.asked_to_stop = true;
     return result;
   }
@@ -396,7 +395,7 @@ FailureReport RunAttempt::report() {
       evidence.out_of_memory.push_back(out_of_memory);
       evidence.pids.push_back(hosts_[h]->pid(rank));
       evidence.pages.push_back(hosts_[h]->page_at_failure(rank));
-      // An error text may come after the death that was seen first.
+      // An error text may arrive after the first observed death.
       const observe::StatusSnapshot last = hosts_[h]->page(rank);
       if (evidence.pages.back().error.empty()) {
         evidence.pages.back().error = last.error;

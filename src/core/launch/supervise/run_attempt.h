@@ -1,5 +1,5 @@
-// One attempt of a job: its ranks from the first start to the last that is gone, on this host and others.
-// The event loop of deaths, signals, lines and deadlines; judged by failure.h. Private to the launcher.
+// One attempt of a job, from the start of its ranks to the end of the last one, on all hosts. The event loop for
+// deaths, signals, lines and deadlines; failure.h interprets them. Private to the launcher.
 #pragma once
 #include <deque>
 #include <memory>
@@ -25,10 +25,10 @@ struct AttemptResult {
 
 class RunAttempt final : private RankObserver {
  public:
-  // `signals` is a signalfd of the four signals. `plans`: one for each host of this launcher, in the
-  // order of their ranks, which follow each other.
+  // signals: a signalfd of the four signals. plans: one per host of this launcher, in rank order; their ranks are
+  // consecutive.
   RunAttempt(const LaunchSettings& settings, LaunchSink& sink, int signals, std::vector<HostPlan> plans);
-  ~RunAttempt() override;  // kills what is left, if run() threw
+  ~RunAttempt() override;  // kills remaining processes if run() threw
   AttemptResult run();
 
  private:
@@ -87,7 +87,7 @@ class RunAttempt final : private RankObserver {
   bool failed_ = false;
   std::string failure_time_;
   double settle_until_ = 0, kill_at_ = -1, killed_at_ = -1, next_check_ = 0;
-  int stop_signal_ = 0;  // first signal to the launcher
+  int stop_signal_ = 0;  // the first signal to the launcher
   bool killed_saves_ = false;
   bool forced_ = false;  // a second signal
 };

@@ -1,4 +1,4 @@
-// Choice of the meeting point, and the store over the watch's keys; see c10d_rendezvous.h.
+// Selects the address and implements the store; see c10d_rendezvous.h.
 #include "comm/bootstrap/c10d_rendezvous.h"
 
 #include <cstdlib>
@@ -16,14 +16,14 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// What distinguishes this run, and this attempt of it, from others at the same time.
+// Distinguishes this run and attempt from concurrent ones.
 std::string run_key(const net::ProcessInfo& identity) {
   return base::join(identity.run_id, "|", identity.master_addr, "|", identity.master_port, "|",
                     variable("TORCHELASTIC_RESTART_COUNT"));
 }
 
-// The agent's store, or null where nobody listens yet: the plain connection spares c10d's own
-// attempts, which write to stderr.
+// The agent's store, or null if no process listens yet. Connecting directly first avoids c10d's own attempts, which
+// write to stderr.
 c10::intrusive_ptr<c10d::Store> agent_store(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
   if (!net::connect_to({"", identity.master_addr, identity.master_port})) return nullptr;
   c10d::TCPStoreOptions options;
@@ -67,8 +67,8 @@ std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity,
     }
     return std::make_unique<FailureDetector>(identity, token, std::move(listener), timeout);
   }
-  // An earlier rendezvous of this run leaves its port in the store: nobody listens there any more,
-  // and the key is read again.
+  // An earlier rendezvous of this run may have left its port in the store. No process listens on it, and the key is
+  // read again.
   const auto locate = [&]() -> net::MeetingPoint {
     try {
       if (!store->check({kPlaceKey})) return {};
@@ -103,7 +103,7 @@ class WatchStore : public c10d::Store {
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
     for (const auto& key : keys) watch_.get(key, net::Clock::now() + timeout);
   }
-  // gloo's full mesh needs none of these.
+  // Not needed by gloo's full mesh.
   int64_t add(const std::string&, int64_t) override { C10_THROW_ERROR(NotImplementedError, "add"); }
   bool deleteKey(const std::string&) override { C10_THROW_ERROR(NotImplementedError, "deleteKey"); }
   int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "getNumKeys"); }

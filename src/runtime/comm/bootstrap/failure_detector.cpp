@@ -1,5 +1,5 @@
-// The star of connections; see peer_watch.h. Rank 0 passes on what one rank says to all others, and
-// believes a connection only about its own rank.
+// See failure_detector.h. Rank 0 forwards each rank's messages to all others, and accepts a connection's statements
+// only about its own rank.
 #include "comm/bootstrap/failure_detector.h"
 
 #include <poll.h>
@@ -19,11 +19,11 @@ namespace zero::comm {
 namespace {
 
 constexpr char kHello = 'H';     // client: token and world size
-constexpr char kMissing = 'M';   // hub: who has not come yet
-constexpr char kWelcome = 'W';   // hub: all are here; the hub's address
+constexpr char kMissing = 'M';   // hub: the ranks that have not connected yet
+constexpr char kWelcome = 'W';   // hub: all ranks are connected; the hub's address
 constexpr char kKey = 'K';       // "key\0value"
 constexpr char kAbort = 'X';     // "rank reason": that rank failed
-constexpr char kFarewell = 'B';  // this rank ends in order
+constexpr char kFarewell = 'B';  // this rank ends normally
 constexpr char kAsk = 'Q', kProgress = 'P';
 
 constexpr auto kIntroduction = std::chrono::seconds(5);
@@ -34,7 +34,7 @@ int until_ms(net::Clock::time_point deadline) {
   return static_cast<int>(std::clamp<long long>(left, 0, 3'600'000));
 }
 
-// The time does not tell where two texts differ.
+// Constant-time comparison.
 bool equal_secret(const std::string& a, const std::string& b) {
   unsigned char different = a.size() != b.size();
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) different |= static_cast<unsigned char>(a[i] ^ b[i]);
@@ -67,7 +67,7 @@ FailureDetector::FailureDetector(const net::ProcessInfo& identity, const std::st
 }
 
 FailureDetector::~FailureDetector() {
-  if (::getpid() != pid_) {  // a fork has the sockets of the rank, which are not its own, and no thread to wait for
+  if (::getpid() != pid_) {  // a forked child has the rank's sockets but must not use them, and has no thread to join
     (void)new std::thread(std::move(thread_));
     return;
   }
@@ -128,13 +128,13 @@ void FailureDetector::gather_peers(base::Descriptor listener, net::Clock::time_p
     }
     std::vector<pollfd> polled{{listener.get(), POLLIN, 0}};
     for (const auto& link : links_) polled.push_back({link.fd.get(), POLLIN, 0});
-    // Now and then without news too, for those that never say who they are.
+    // Wake up regularly, to close connections that never identify themselves.
     poll(polled.data(), polled.size(), std::min(until_ms(deadline), 500));
     full = false;
     for (base::Descriptor fd; (fd = net::accept_from(listener, &full));) {
       links_.push_back({-1, std::move(fd), "", "", net::Clock::now()});
     }
-    // The connection waits on, and poll() would return at once.
+    // The connection stays pending, so poll() would return at once.
     if (full) std::this_thread::sleep_for(kRetry);
     bool news = false;
     for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -165,7 +165,7 @@ void FailureDetector::gather_peers(base::Descriptor listener, net::Clock::time_p
     const auto address = net::local_address(link.fd.get());
     if (!address.empty() && !net::is_loopback(address)) own_address_ = address;
   }
-  // A later rendezvous at the same place must not end up in this one.
+  // A later rendezvous at the same address must not connect to this one.
   listener.close();
   post(kWelcome, 0, own_address_, -1);
 }
@@ -207,7 +207,7 @@ void FailureDetector::join_hub(const Locate& locate, net::Clock::time_point dead
         }
       }
     }
-    // Rank 0 may not listen yet, or this was somebody else's or an earlier socket.
+    // Rank 0 may not listen yet, or the socket belonged to another or an earlier run.
     std::this_thread::sleep_for(kRetry);
   }
   if (!absent.empty()) {
@@ -253,7 +253,7 @@ void FailureDetector::post(char kind, int rank, std::string_view payload, int ex
   for (auto& link : links_) {
     if (!link.fd || link.rank < 0 || link.rank == except) continue;
     link.out += bytes;
-    flush(link);  // a broken link is found by the thread
+    flush(link);  // the thread detects a broken link
   }
   eventfd_write(wake_.get(), 1);
 }
@@ -278,9 +278,9 @@ void FailureDetector::run() {
       eventfd_t ignored;
       eventfd_read(wake_.get(), &ignored);
     }
-    // Links never move after the start, and only this thread closes them.
+    // After start-up links are never moved, and only this thread closes them.
     for (std::size_t i = 0; i < links_.size(); ++i) {
-      // Frames right behind the welcome came in with it.
+      // Frames that followed the welcome were received with it.
       if (polled[i + 1].revents == 0 && !first) continue;
       auto& link = links_[i];
       bool alive = true;
@@ -438,7 +438,7 @@ void FailureDetector::abort(int rank, const std::string& reason) noexcept {
     post(kAbort, rank_, base::join(rank, " ", reason), -1);
     note_failure(rank, reason);
   } catch (...) {
-    // Out of memory: the end of this process will tell the peers.
+    // Out of memory: the peers notice the end of this process.
   }
 }
 

@@ -1,7 +1,6 @@
-// Where the ranks of a run meet and how each learns what became of the others: a star of
-// connections through rank 0, beside the one that moves data. A connection that ends without a
-// farewell is a death; reasons of failures, small keys and "how far are you" travel over it. One
-// thread a rank answers even while the rank itself is stuck. It moves no tensors.
+// Detects failed ranks and tells every rank. Connections form a star through rank 0, separate from data connections. A
+// connection that closes without a goodbye means that the rank died. The connections also carry failure reasons, small
+// keys and progress queries. One thread per rank answers even if the rank itself is blocked. Moves no tensors.
 #pragma once
 #include <unistd.h>
 
@@ -20,59 +19,59 @@
 
 namespace zero::comm {
 
-// How far a rank has come. `answered` is false for one that cannot even tell: stopped, or cut off.
+// Progress of a rank. `answered` is false if it did not respond: it is stopped or disconnected.
 struct PeerProgress {
-  bool answered = false;
+  bool answered = false;               // the last one that began
   std::uint64_t begun = 0, ended = 0;  // operations
   std::string op;                      // the last one begun
 };
 
 class FailureDetector {
  public:
-  // Tells where rank 0 listens; asked again before every attempt to connect. An empty path and
-  // port 0: not known yet.
+  // Returns where rank 0 listens; called again before every attempt to connect. An empty path and port 0: not known
+  // yet.
   using Locate = std::function<net::MeetingPoint()>;
 
-  // Rank 0: waits for all others at `listener`. Throws CommError naming the first that is missing
-  // when `timeout` is over. Everybody gives the same `token`; who does not is turned away.
+  // Rank 0: waits for all other ranks at `listener`. Throws CommError that names the first missing rank after
+  // `timeout`. All ranks pass the same `token`; connections with another one are rejected.
   FailureDetector(const net::ProcessInfo& identity, const std::string& token, base::Descriptor listener,
                   std::chrono::milliseconds timeout);
-  // The others: connects to rank 0 and waits until all have come. Throws likewise.
+  // Other ranks: connects to rank 0 and waits until all ranks have connected. Throws likewise.
   FailureDetector(const net::ProcessInfo& identity, const std::string& token, const Locate& locate,
                   std::chrono::milliseconds timeout);
-  // Says farewell, so that the end of this rank is not taken for a death.
+  // Sends a goodbye, so that the peers do not report this rank as dead.
   ~FailureDetector();
   FailureDetector(const FailureDetector&) = delete;
   FailureDetector& operator=(const FailureDetector&) = delete;
 
-  // Keys that every rank sees; get() waits for the key and throws CommError at the deadline or when
-  // a rank fails. Key and value together are at most 60 KiB.
+  // Keys shared by all ranks. get() blocks until the key is set; it throws CommError at the deadline or if a rank
+  // fails. Key and value have at most 60 KiB in total.
   void set(const std::string& key, const std::string& value);
   std::string get(const std::string& key, net::Clock::time_point deadline);
   bool has(const std::string& key);
 
-  // Records which operation this rank began or ended last, for those who ask.
+  // Records the operation that this rank began or ended last, for progress queries.
   void began(std::uint64_t sequence, std::string op);
   void ended(std::uint64_t sequence);
-  // How far every rank says it is; takes at most `limit`.
+  // Queries the progress of every rank; blocks for at most `limit`.
   std::vector<PeerProgress> ask_progress(std::chrono::milliseconds limit);
 
-  // The first failure of any rank, this one included.
+  // The first failure of any rank, including this one.
   std::optional<PeerFailure> failure() const;
-  // The same, waiting up to `grace` for the news: a broken data connection may be seen earlier. A
-  // rank that left without failing counts if there is no other cause.
+  // The same, but waits up to `grace` for the report, because a broken data connection may be noticed first. A rank
+  // that left without failing counts if there is no other cause.
   std::optional<PeerFailure> cause(std::chrono::milliseconds grace);
-  // Tells everybody that `rank` failed, this one or one that this one found to be stuck.
+  // Tells all ranks that `rank` failed: this rank, or one that it found to be stuck.
   void abort(int rank, const std::string& reason) noexcept;
-  // Called once, at the first failure, on any thread; must not throw. At once if it has happened.
+  // Called once, at the first failure, on any thread; must not throw. Called immediately if a failure has occurred.
   void on_failure(std::function<void(const PeerFailure&)> callback);
 
-  // The numeric address by which this host is seen from the others; loopback if all are here.
+  // The numeric address of this host as seen by the others; loopback if all ranks are on it.
   const std::string& own_address() const { return own_address_; }
 
  private:
   struct Link {
-    int rank = -1;  // -1: has not said who it is
+    int rank = -1;  // -1: not identified yet
     base::Descriptor fd;
     std::string in, out;
     net::Clock::time_point since;
@@ -86,18 +85,18 @@ class FailureDetector {
   void handle(const net::Frame& frame, int from);
   void link_ended(Link& link);
   void note_failure(int rank, const std::string& reason);
-  std::string progress_payload() const;  // under the mutex
-  // Queues a frame for every link but the one of rank `except`, and sends what goes at once.
+  std::string progress_payload() const;  // requires the mutex
+  // Queues a frame for every link except rank `except`'s and sends what does not block.
   void post(char kind, int rank, std::string_view payload, int except);
   static bool flush(Link& link);    // false: broken
-  static bool receive(Link& link);  // false: ended
+  static bool receive(Link& link);  // false: closed
   bool hub() const { return rank_ == 0; }
 
   const pid_t pid_ = ::getpid();
   const int rank_, size_;
   const std::string where_;
   std::string own_address_;
-  mutable std::mutex mutex_;  // everything below
+  mutable std::mutex mutex_;  // guards the members below
   std::condition_variable news_;
   std::vector<Link> links_;
   std::map<std::string, std::string> keys_;

@@ -8,9 +8,9 @@
 namespace zero::comm {
 namespace {
 
-// News of a death and the break of a data connection travel on two ways.
+// A report of a death and the break of a data connection arrive independently.
 constexpr std::chrono::milliseconds kGrace{3000};
-// A thread of the peer answers, whatever the rank does; who does not within this is stopped.
+// A separate thread of the peer answers; a peer that does not answer in this time is stopped.
 constexpr std::chrono::milliseconds kAnswer{1500};
 
 std::string rank_text(int rank) { return rank < 0 ? "a rank" : base::join("rank ", rank); }
@@ -30,12 +30,11 @@ PeerFailure late_one(FailureDetector& watch, const Waiting& w, int suspect) {
       return {r, text(base::join("no sign of life of rank ", r), "its process is stopped, or its host is cut off.")};
     }
   }
-  if (w.group != nullptr) {  // ranks tell of the run's operations only
+  if (w.group != nullptr) {  // ranks report only operations of the run
     return {suspect, text(base::join("no data of ", rank_text(suspect)),
                           "that rank has not made this call on its group, or does not wait for it.")};
   }
-  // Two ranks that make different calls as the same operation keep all the others waiting, who may
-  // be at another operation themselves.
+  // Two ranks whose calls differ block all others, which may be at a different operation.
   for (int r = 0; r < w.size; ++r) {
     for (int s = r + 1; s < w.size; ++s) {
       if (progress[r].begun != progress[s].begun || progress[r].op == progress[s].op) continue;

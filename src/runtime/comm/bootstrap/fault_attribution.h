@@ -1,5 +1,5 @@
-// Which rank keeps an operation from its end, told from what the ranks say of themselves over the
-// watch. For transports whose data connections only know that nothing comes. No waiting for data here.
+// Determines which rank blocks an operation, from the progress that ranks report to the FailureDetector. For transports
+// whose data connections only show that nothing arrives. Does not wait for data.
 #pragma once
 #include <chrono>
 
@@ -8,20 +8,20 @@
 
 namespace zero::comm {
 
-// An operation as this rank sees it.
+// An operation from this rank's view.
 struct Waiting {
   const Call& call;
   std::uint64_t sequence;
   int rank, size;
   std::chrono::milliseconds timeout;
-  const std::vector<int>* group = nullptr;  // the run's ranks that take part; null: all
+  const std::vector<int>* group = nullptr;  // ranks of the run that take part; null: all
 };
 
-// The time limit is over: names a rank that does not answer, else one that is behind, else one
-// that made another call, else `suspect`, and tells everybody. A failure already known wins.
+// After a timeout: names a rank that does not answer, else one that is behind, else one that made another call, else
+// `suspect`, and tells all ranks. A failure that is already known takes precedence.
 PeerFailure attribute_timeout(FailureDetector& watch, const Waiting& waiting, int suspect);
-// The data connection to `suspect` (-1: some rank) failed with `error`: names who died if the watch
-// hears of it, else `suspect`, and tells everybody.
+// After the data connection to `suspect` (-1: unknown) failed with `error`: names the rank that died if the
+// FailureDetector knows of one, else `suspect`, and tells all ranks.
 PeerFailure attribute_disconnect(FailureDetector& watch, const Waiting& waiting, int suspect, const std::string& error);
 
 }  // namespace zero::comm

@@ -1,9 +1,9 @@
-// The "c10d" transport: over a process group that the program made. c10d moves bytes by its own all-gather, all-to-all
-// and broadcast; sums are taken here. Collectives run on a thread, one after the other: a c10d group matches them by
-// the order in which they begin, and all_reduce has two.
+// The "c10d" transport, over a process group of the program. c10d moves bytes with its all-gather, all-to-all and
+// broadcast; sums are computed here. Collectives run on one thread, one after another, because a c10d group matches
+// operations by their order and all_reduce consists of two.
 //
-// [Note: who failed] c10d knows that something broke, seldom whose fault it is. A rank that fails, or finds a failure,
-// writes it under one key of the group's store, and who waits reads that key every 100 ms.
+// [Note: who failed] c10d reports that an operation failed, but rarely which rank caused it. A rank that fails or
+// detects a failure writes it to a key of the group's store, which waiting ranks read every 100 ms.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -34,16 +34,16 @@ using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr milliseconds kLook{100};
-// How long who sees a broken connection waits for the reason of it.
+// How long a rank with a broken connection waits for the reported cause.
 constexpr milliseconds kGrace{500};
-// How long the end of a rank waits for its own collectives.
+// How long the destructor waits for this rank's own collectives.
 constexpr milliseconds kFarewell{2000};
-// Bytes of a control message that go without a second round, and of the slot that holds them and the length.
+// Bytes of a control message that need no second round, and of the slot that holds the length and the message.
 constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
-// What this rank's transport and its jobs share.
+// State shared by this rank's transport and its jobs.
 class Link {
  public:
   Link(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
@@ -53,7 +53,7 @@ class Link {
   int size() const { return backend_->getSize(); }
   void use_key(std::string key) { key_ = std::move(key); }
 
-  // Each returns when the bytes are there. `call` and `sequence` are for messages.
+  // Each blocks until the data has arrived. `call` and `sequence` are for messages.
   void all_gather(at::Tensor out, at::Tensor in, const Call& call, std::uint64_t sequence, milliseconds timeout) {
     if (out.numel() == 0) return;
     c10d::AllgatherOptions options;
@@ -76,7 +76,7 @@ class Link {
     finish([&] { return backend_->broadcast(tensors, options); }, call, sequence, timeout);
   }
 
-  // The first one counts, here and in the store.
+  // The first failure counts, here and in the store.
   void fail(int rank, const std::string& reason) noexcept {
     try {
       {
@@ -87,7 +87,7 @@ class Link {
       const auto text = base::join(rank, " ", reason);
       if (store_ && !key_.empty() && !store_->check({key_}))
         store_->set(key_, std::vector<std::uint8_t>(text.begin(), text.end()));
-    } catch (...) {  // the store is gone, or no memory: the peers see the end of this rank
+    } catch (...) {  // no store or no memory: the peers notice the end of this rank
     }
   }
   std::optional<PeerFailure> failure() const {
@@ -104,7 +104,7 @@ class Link {
     throw CommError(at_call(call.op, cause.reason, rank(), size(), sequence), cause.rank);
   }
 
-  // What a peer has written down becomes this rank's failure, too.
+  // Adopts a failure that a peer has recorded.
   void read_store() {
     if (!store_ || key_.empty()) return;
     try {
@@ -113,7 +113,7 @@ class Link {
       const std::string text(bytes.begin(), bytes.end());
       std::lock_guard lock(mutex_);
       if (!failure_) failure_ = PeerFailure{std::atoi(text.c_str()), text.substr(text.find(' ') + 1)};
-    } catch (const std::exception&) {  // the store's rank has ended
+    } catch (const std::exception&) {  // the rank that hosts the store has ended
       store_ = nullptr;
     }
   }
@@ -142,13 +142,13 @@ class Link {
     } catch (const CommError&) {
       throw;
     } catch (const std::exception& error) {
-      // c10d's own words for the time limit, if it is first, differ between backends.
+      // If c10d's own timeout is first, its message differs between backends.
       const bool late = Clock::now() - begin >= timeout;
       give_reason(late ? "no end within " + duration_text(timeout) : first_line(error), call, sequence);
     }
   }
 
-  // c10d's error, or what a peer says of it meanwhile.
+  // Throws c10d's error, or the failure that a peer has recorded meanwhile.
   [[noreturn]] void give_reason(const std::string& error, const Call& call, std::uint64_t sequence) {
     const auto until = Clock::now() + kGrace;
     while (store_ && !failure() && Clock::now() < until) {
@@ -169,7 +169,8 @@ class Link {
   std::optional<PeerFailure> failure_;
 };
 
-// One slot a rank: the length, and the message itself if it fits; else a second round as long as the longest.
+// One slot per rank: the length, and the message if it fits. Otherwise a second round has slots for the longest
+// message.
 std::vector<std::string> exchange_over(Link& link, std::string_view mine, std::uint64_t sequence,
                                        milliseconds timeout) {
   const Call call{"exchange"};
@@ -210,7 +211,7 @@ class C10d final : public Transport {
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
     on_cpu(out);
-    // The own part of `out` may be read while it is written.
+    // This rank's part of `out` may be read while it is written.
     const bool inside = in.storage().is_alias_of(out.storage());
     return start({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)},
                  [out, in = inside ? in.clone() : in](Step& step) { step.all_gather(bytes_of(out), bytes_of(in)); });
@@ -269,7 +270,7 @@ class C10d final : public Transport {
   std::unique_ptr<Transport> split(const Split&) override { ZERO_CHECK(false, "a split of c10d"); }
 
  private:
-  // One collective on the thread.
+  // One collective, executed on the thread.
   struct Step {
     Link* link;
     const Call& call;
@@ -286,7 +287,7 @@ class C10d final : public Transport {
                         ", expected CPU memory over a process group");
   }
 
-  // out = the sum of all ranks' parts of `in` for this one; it may be this rank's own part of `in`.
+  // out = the sum of all ranks' parts of `in` for this rank; may be this rank's own part of `in`.
   static void sum_own(Step& step, const at::Tensor& out, const at::Tensor& in) {
     if (out.numel() == 0) return;
     auto parts = at::empty({in.numel()}, in.options());
@@ -311,10 +312,10 @@ class C10d final : public Transport {
 
   const std::shared_ptr<Link> link_;
   std::uint64_t sequence_ = 0;
-  Worker worker_;  // the first to go
+  Worker worker_;  // destroyed first
 };
 
-// The same for all processes that share memory and devices, and for no others.
+// Identifies processes that share memory and devices.
 std::string host_name() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -333,7 +334,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
         "[Communicator::from_process_group] got a process group of nccl alone, expected one that moves CPU tensors. "
         "Hint: init_process_group(\"cpu:gloo,cuda:nccl\"), or Communicator::from_env with ZERO_TRANSPORT=nccl");
   if (const auto* gloo = dynamic_cast<c10d::ProcessGroupGloo*>(backend.get()); gloo != nullptr && !store) {
-    // Always of this type, and libtorch hides what a dynamic_cast would need.
+    // The type is always this one, but libtorch hides the symbols that dynamic_cast needs.
     if (gloo->_getStore()) store = static_cast<c10d::ProcessGroupGloo::GlooStore&>(*gloo->_getStore())._getStore();
   }
   const milliseconds timeout = std::chrono::minutes(30);
@@ -342,7 +343,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
   identity.size = backend->getSize();
   identity.source = "a process group";
   auto link = std::make_shared<Link>(std::move(backend), std::move(store));
-  // Where every rank is, and a key for this Communicator among those that the group has carried.
+  // Gathers the location of every rank, and a unique key for this Communicator in the group's store.
   std::random_device random;
   const auto key = base::join("zero/failure/", random(), "-", random());
   const auto hosts = exchange_over(*link, key + "\n" + host_name(), 0, timeout);

@@ -1,4 +1,4 @@
-// Connections, messages and their failures; see messenger.h.
+// See messenger.h.
 #include "comm/gloo/messenger.h"
 
 #include <pthread.h>
@@ -26,18 +26,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the end of a rank waits for the others to have received what it sent.
+// How long the destructor waits until peers have received what this rank sent.
 constexpr milliseconds kFarewell{2000};
 
 constexpr const char* kExchange = "exchange";
-// Groups that live at one time, the run among them: what 6 bits of a tag can tell apart.
+// Maximum number of concurrent groups including the run: 6 bits of a tag.
 constexpr int kMostGroups = 64;
-// Bytes of a control message that go without a second round, and of the slot that holds them.
+// Bytes of a control message that need no second round, and of the slot that holds it.
 constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 
-// gloo writes to sockets without asking for no signal, and a write to a dead peer's would end this
-// process. The signal is held back from this thread, and from those it starts, without changing what
-// the program does with it elsewhere.
+// gloo's writes to a dead peer's socket would raise SIGPIPE and end the process. Blocks the signal in this thread and
+// the threads it starts, without changing the program's handling elsewhere.
 class HoldBrokenPipe {
  public:
   HoldBrokenPipe() {
@@ -64,19 +63,19 @@ class HoldBrokenPipe {
 
 }  // namespace
 
-// The connections of the run. They outlive the Messenger while a MessageWork is held.
+// The connections of the run. MessageWorks may keep them alive after the Messenger.
 struct Messenger::Lane {
   net::ProcessInfo identity;
   net::NodeTopology hosts;
   std::unique_ptr<FailureDetector> watch;
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
-  std::mutex mutex;                                // the members below, and every Operation's messages
-  std::set<Operation*> active;                     // all whose messages may be waited for
-  std::deque<std::weak_ptr<Operation>> two_phase;  // those with a second phase to begin
+  std::mutex mutex;                                // guards the members below and every Operation's messages
+  std::set<Operation*> active;                     // all with pending messages
+  std::deque<std::weak_ptr<Operation>> two_phase;  // those whose second phase has not started
   std::uint64_t issued = 0;                        // operations of all channels
-  std::uint64_t groups = 1;                        // that live: a bit each, the first is the run
+  std::uint64_t groups = 1;                        // existing groups, one bit each; the first is the run
   bool had_groups = false;
-  std::optional<PeerFailure> failure;  // why nothing goes on here
+  std::optional<PeerFailure> failure;  // why operations fail from now on
   std::map<const Channel*, std::function<void(const PeerFailure&)>> on_failure;
 
   void connect(milliseconds limit);
@@ -89,15 +88,15 @@ struct Messenger::Lane {
   }
 };
 
-// The ranks of one Messenger: the run's, or a group of them.
+// The ranks of one Messenger: those of the run, or of a group.
 struct Messenger::Channel {
   std::shared_ptr<Lane> lane;
   net::ProcessInfo identity;
   net::NodeTopology hosts;
-  int number = 0;  // among the groups of the lane; 0: the run
+  int number = 0;  // number of the group in the lane; 0: the run
   std::atomic<milliseconds> timeout{milliseconds(0)};
   std::atomic<std::uint64_t> bytes_across{0};
-  bool closed = false;  // the Messenger is gone; under the lane's mutex
+  bool closed = false;  // the Messenger was destroyed; guarded by the lane's mutex
 };
 
 class Messenger::Operation final : public MessageWork, public std::enable_shared_from_this<Operation> {
@@ -105,8 +104,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   Operation(std::shared_ptr<Channel> channel, std::uint64_t sequence, Call call)
       : channel_(std::move(channel)), lane_(channel_->lane), sequence_(sequence), call_(std::move(call)) {
     // [Note: tags] Messages match by peer and tag: 6 bits for the group, 12 for the sequence, 12 for the call, 1 for
-    // the phase. The call is a part of the tag, so that ranks that have left the common order of calls wait for each
-    // other, and are named, instead of receiving each other's bytes.
+    // the phase. With the call in the tag, ranks whose calls differ wait for each other and are reported, instead of
+    // receiving each other's data.
     const auto hash = std::hash<std::string>{}(call_.text()) & 0xfff;
     tag_ = static_cast<int>(static_cast<unsigned>(channel_->number) << 25 | (sequence_ & 0xfff) << 13 | hash << 1);
     std::lock_guard lock(lane_->mutex);
@@ -138,8 +137,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     }
   }
 
-  // gloo cannot be asked whether a message is through, only waited for: the first question starts
-  // a thread that waits.
+  // gloo can wait for a message but not poll it, so the first query starts a thread that waits.
   bool done() override {
     {
       std::unique_lock lock(mutex_, std::try_to_lock);
@@ -151,24 +149,23 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     return waiter_.wait_for(milliseconds(0)) == std::future_status::ready;
   }
 
-  // Completes the first phase, so that the peers can complete the whole: a rank that waits for a
-  // later operation first must not hold them up.
+  // Completes the first phase, so that peers can complete the operation even if this rank first waits for a later one.
   void advance() {
     std::lock_guard lock(mutex_);
     if (!finished_ && !error_) guarded([&] { first_phase(); });
   }
 
-  // Under the lane's mutex.
+  // Requires the lane's mutex.
   void stop_messages() const noexcept {
     for (const auto& message : messages_) message.work->abort();
   }
 
   const Call& call() const { return call_; }
-  std::uint64_t issued() const { return issued_; }  // among the operations of all groups
+  std::uint64_t issued() const { return issued_; }  // index among the operations of all groups
 
  private:
   struct Message {
-    int peer;  // of the run
+    int peer;  // rank of the run
     bool sends;
     c10::intrusive_ptr<c10d::Work> work;
   };
@@ -238,16 +235,16 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     }
   }
 
-  // Waits for the messages posted so far, receipts first: they show best who is late.
+  // Waits for the posted messages, receives first: they identify the late rank best.
   void drain() {
     const HoldBrokenPipe hold;
     const auto deadline = net::Clock::now() + channel_->timeout.load();
     if (posting_error_.first >= 0) fail(posting_error_.first, posting_error_.second, deadline);
     for (const bool sends : {false, true}) {
       for (std::size_t i = 0; i < messages_.size(); ++i) {
-        const auto& message = messages_[i];  // only this thread adds or removes, holding mutex_
+        const auto& message = messages_[i];  // only this thread adds or removes; it holds mutex_
         if (message.sends != sends) continue;
-        // Rounded up: a wait that ends before the deadline counts as a broken connection.
+        // Rounded up: a wait that ended before the deadline would count as a broken connection.
         const auto left = std::chrono::ceil<milliseconds>(deadline - net::Clock::now());
         bool complete = false;
         std::string error = "the wait was ended";
@@ -271,7 +268,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   std::uint64_t issued_ = 0;
   const Call call_;
   int tag_ = 0;
-  std::recursive_mutex mutex_;  // one waiter at a time; done()'s thread is one
+  std::recursive_mutex mutex_;  // for one waiting thread at a time, including that of done()
   std::vector<Message> messages_;
   std::pair<int, std::string> posting_error_{-1, ""};
   std::function<void()> step_;
@@ -311,7 +308,7 @@ void Messenger::Lane::connect(milliseconds limit) {
   const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()));
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(left);
-    options->threads = 1;  // messages need none, c10d wants one
+    options->threads = 1;  // messages need no thread, but c10d requires one
     const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
     if (identity.one_host()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
@@ -332,7 +329,7 @@ void Messenger::Lane::connect(milliseconds limit) {
   watch->on_failure([this](const PeerFailure& cause) { stop_all(cause); });
 }
 
-// Every rank tells where it is among its host's ranks.
+// Gathers every rank's local rank and local size.
 net::NodeTopology Messenger::Lane::meet_hosts(milliseconds limit) {
   if (identity.one_host()) return net::NodeTopology(std::vector<std::pair<int, int>>());
   const auto deadline = net::Clock::now() + limit;
@@ -358,7 +355,7 @@ Messenger::Messenger(const net::ProcessInfo& identity, milliseconds timeout) : c
 
 Messenger::Messenger(std::shared_ptr<Channel> channel) : channel_(std::move(channel)) {}
 
-// The members take the same number: the first that none of them uses.
+// All members choose the same number: the first one that none of them uses.
 std::unique_ptr<Messenger> Messenger::split(const Split& split) const {
   const int number = std::countr_one(split.taken | 1);
   if (number >= kMostGroups)
@@ -391,17 +388,17 @@ Messenger::~Messenger() {
     std::lock_guard lock(lane->mutex);
     return lane->failure.has_value();
   };
-  if (lane->had_groups && !broken()) {  // whose operations are not counted: all ranks come to an end together
+  if (lane->had_groups && !broken()) {  // operations of groups are not counted, so all ranks end together
     lane->watch->began(++sequence_, "end");
     lane->watch->ended(sequence_);
   }
-  // Every rank that is still there has ended what this one has begun.
+  // Whether all remaining ranks have completed the operations that this rank started.
   const auto all_ended = [&] {
     const auto progress = lane->watch->ask_progress(milliseconds(200));
     return std::all_of(progress.begin(), progress.end(),
                        [&](const auto& p) { return !p.answered || p.ended >= sequence_; });
   };
-  // A socket that is closed before the peer has read what was sent may lose it.
+  // Closing a socket before the peer has read everything may lose data.
   const auto deadline = net::Clock::now() + kFarewell;
   while (!broken() && net::Clock::now() < deadline && !all_ended()) std::this_thread::sleep_for(milliseconds(5));
   {
@@ -439,8 +436,8 @@ void Messenger::on_failure(std::function<void(const PeerFailure&)> callback) {
 
 std::shared_ptr<MessageWork> Messenger::begin_exchange() { return begin({kExchange, at::kByte, 0, -1}); }
 
-// One slot a rank: the length, and the message itself if it fits, so that a barrier and most control messages are
-// through at once. The rest follows for the ranks whose message is longer.
+// One slot per rank: the length, and the message if it fits, so that barriers and most control messages need one round.
+// Longer messages follow in a second round.
 std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
                                   std::string_view mine) {
   std::vector<std::string> messages(ranks.size());
@@ -458,7 +455,8 @@ std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ran
   const auto in_slot = mine.substr(0, kInline);
   const std::uint64_t own_length = mine.size();
   std::memcpy(slot(own), &own_length, sizeof own_length);
-  std::copy(in_slot.begin(), in_slot.end(), slot(own) + sizeof own_length);  // an empty one may have no address
+  std::copy(in_slot.begin(), in_slot.end(),
+            slot(own) + sizeof own_length);  // the data pointer of an empty one may be null
   each_peer([&](std::size_t i) { work.receive(ranks[i], slots[static_cast<std::int64_t>(i)]); });
   each_peer([&](std::size_t i) { work.send(ranks[i], slots[static_cast<std::int64_t>(own)]); });
   std::vector<at::Tensor> rest(ranks.size());

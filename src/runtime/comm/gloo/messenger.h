@@ -1,7 +1,7 @@
-// Messages between ranks on any hosts, over c10d's ProcessGroupGloo and TCP: what the collectives of "gloo" and of
-// "shm+gloo" are made of. A Messenger joins all ranks of the run; a MessageWork is one collective's messages, which go
-// from where the data lie to where they belong. c10d's exceptions end here; FailureDetector knows who failed. Which
-// rank sends what to whom is not decided here.
+// Messages between ranks on any hosts, over c10d's ProcessGroupGloo and TCP; the collectives of "gloo" and "shm+gloo"
+// consist of them. A Messenger connects all ranks of the run. A MessageWork is the messages of one collective, which
+// are sent from and received into their final locations. c10d's exceptions are handled here, and FailureDetector
+// determines which rank failed. Callers decide which rank sends what.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -21,45 +21,45 @@
 
 namespace zero::comm {
 
-// One collective in flight: messages, then maybe a step that posts more of them. Done when all are through.
+// One collective in flight: messages, then optionally a function that posts more of them. Done when all are complete.
 class MessageWork : public Work {
  public:
-  // Flat tensors of bytes that stay as they are until the work is done. Empty ones are left out on both sides.
+  // Flat byte tensors that stay unchanged until the work is done. Empty tensors are skipped on both sides.
   virtual void send(int peer, const at::Tensor& bytes) = 0;
   virtual void receive(int peer, const at::Tensor& bytes) = 0;
-  // Runs once the messages so far are through, on the thread that waits.
+  // Runs `step` after the messages so far are complete, on the thread that waits.
   virtual void then(std::function<void()> step) = 0;
-  // The same for a step that posts a second phase's messages.
+  // The same for a step that posts the messages of a second phase.
   virtual void then_post(std::function<void()> step) = 0;
 };
 
 class Messenger {
  public:
-  // Connects all ranks; blocks until all have come. CommError naming who is missing when `timeout` is over.
+  // Connects all ranks; blocking. CommError that names the missing ranks after `timeout`.
   Messenger(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
-  // A group among the ranks of this one, which outlives it: over the same connections, and what fails in one has failed
-  // in all. Nothing is sent. ConfigError where too many groups live at once.
+  // A group of ranks of this one, which must outlive it. It uses the same connections, and a failure in one fails all.
+  // Local. ConfigError if too many groups exist at once.
   std::unique_ptr<Messenger> split(const Split& split) const;
-  // Waits a while for the peers to have received what this rank sent.
+  // Waits a limited time until peers have received what this rank sent.
   ~Messenger();
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
-  // The next collective. CommError at once if the run has failed.
+  // Starts the next collective. CommError at once if the run has failed.
   std::shared_ptr<MessageWork> begin(Call call);
   std::shared_ptr<MessageWork> begin_exchange();
   void set_timeout(std::chrono::milliseconds timeout);
-  // Tells everybody in the run that its `rank` failed.
+  // Tells all ranks of the run that its `rank` failed.
   void abort(int rank, const std::string& reason) noexcept;
-  // Calls `callback` at the first failure beside ending all messages; must not throw. None: null.
+  // Also calls `callback` at the first failure; it must not throw. null: none.
   void on_failure(std::function<void(const PeerFailure&)> callback);
   FailureDetector& watch();
-  // The groups that this rank is in, a bit each.
+  // The groups of this rank, one bit each.
   std::uint64_t groups() const;
 
-  // Where the ranks are; empty if they are not numbered host by host.
+  // The nodes of the ranks; empty unless ranks are numbered host by host.
   const net::NodeTopology& hosts() const;
-  // Payload (no exchanges) that this rank has sent to other hosts so far; to any rank if it is not known who is where.
+  // Payload, without exchanges, that this rank has sent to other hosts; to all ranks if hosts are unknown.
   std::uint64_t bytes_across_hosts() const;
 
  private:
@@ -71,14 +71,15 @@ class Messenger {
   std::uint64_t sequence_ = 0;
 };
 
-// The number of each rank's host, where that is known; else each rank is on its own.
+// The number of each rank's host if known; otherwise every rank has its own.
 std::vector<int> hosts_of(const Messenger& messenger, const net::ProcessInfo& identity);
 
-// The transport whose ranks all talk through `messenger`; null in a world of one.
+// The transport in which all ranks communicate through `messenger`; null for world size 1.
 std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
                                      std::unique_ptr<Messenger> messenger);
 
-// One message of any length from each of `ranks` (of which the own is number `own`) to each; waits. In their order.
+// Sends one message of any length from each of `ranks` (this rank is number `own`) to each, and waits. Returns them in
+// the order of `ranks`.
 std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
                                   std::string_view mine);
 

@@ -1,7 +1,6 @@
-// The "gloo" transport: ranks on any hosts, over TCP. Every collective is made of point-to-point messages
-// (gloo_messages), each rank to each other one directly: gloo's own all-gather takes a copy of the whole result, and
-// its reduce-scatter sums bf16 in bf16 at every hop. So the payload is sent once, from where it lies to where it
-// belongs, and sums are taken here in fp32 in rank order.
+// The "gloo" transport: ranks on any hosts, over TCP. Every collective consists of direct messages between ranks
+// (messenger.h). gloo's own all-gather copies the whole result, and its reduce-scatter sums bf16 in bf16 at every hop.
+// Here the payload is sent once, between final locations, and sums are taken in fp32 in rank order.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -24,7 +23,7 @@ at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t e
   return tensor.narrow(0, begin, end - begin).view(at::kByte);
 }
 
-// What needs no message.
+// An operation that needs no message.
 class Complete : public Work {
  public:
   void wait() override {}
@@ -84,7 +83,7 @@ class Gloo : public Transport {
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     if (size() == 1) return std::make_shared<Complete>();
     auto op = begin({"all_reduce", inout.scalar_type(), inout.numel(), -1});
-    // The last parts are shorter where the number of elements does not divide.
+    // The last parts are shorter if the number of elements is not divisible.
     const auto part = (inout.numel() + size() - 1) / size();
     const auto [first, last] = range(inout, part, rank());
     auto sum_own = scatter_sums(*op, inout, part, inout.narrow(0, first, last - first));
@@ -160,7 +159,7 @@ class Gloo : public Transport {
 
   std::shared_ptr<Operation> begin(Call call) { return messenger_->begin(std::move(call)); }
 
-  // From the next rank on, so that not everybody sends to rank 0 first.
+  // Starts with the next rank, so that not all ranks send to rank 0 first.
   template <class F>
   static void for_peers(int rank, int size, F&& body) {
     for (int i = 1; i < size; ++i) body((rank + i) % size);
@@ -192,8 +191,8 @@ class Gloo : public Transport {
     kernels::sum_parts(out.mutable_data_ptr(), dtype, parts.data(), static_cast<int>(parts.size()), dtype, out.numel());
   }
 
-  // Sends every rank its part of `in` and receives the peers' versions of this rank's; the result
-  // sums them into `out`, which may be that part.
+  // Sends every rank its part of `in` and receives the peers' data for this rank's part. The returned function sums
+  // them into `out`, which may be that part.
   std::function<void()> scatter_sums(Operation& op, const at::Tensor& in, std::int64_t part,
                                      const at::Tensor& out) const {
     const auto numel = out.numel();
@@ -217,7 +216,7 @@ class Gloo : public Transport {
     return [out, in, received, parts] { sum(out, parts); };
   }
 
-  std::unique_ptr<Messenger> messenger_;  // none in a world of one
+  std::unique_ptr<Messenger> messenger_;  // null for world size 1
 };
 
 }  // namespace

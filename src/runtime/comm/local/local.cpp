@@ -1,5 +1,5 @@
-// A world of one: what is already in place is left there, anything else is one copy. No waiting,
-// no staging, no failures but an abort by the program itself.
+// World size 1: data that is already in place is not touched, all other operations are one copy. Nothing blocks, and
+// only the program's own abort fails.
 #include "comm/local/local.h"
 
 #include <cstring>

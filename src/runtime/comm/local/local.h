@@ -1,5 +1,5 @@
-// Moving bytes inside one process: what `local` and `thread` share. Raw copies, so that no
-// operator of torch runs and nothing is recorded for autograd.
+// Copies within one process, shared by `local` and `thread`. They are raw copies, so that no torch operator runs and
+// autograd records nothing.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,10 +7,10 @@
 
 namespace zero::comm {
 
-// out = in, the same numel and dtype; nothing happens when they are the same memory.
+// out = in, with equal numel and dtype; no effect if they are the same memory.
 void copy_flat(const at::Tensor& out, const at::Tensor& in);
 
-// An operation that was over when it began.
+// An operation that is already complete.
 class FinishedWork final : public Work {
  public:
   void wait() override {}

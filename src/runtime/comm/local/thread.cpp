@@ -1,7 +1,6 @@
-// Ranks as threads of one process, for tests and simulation. Each rank posts its part of an
-// operation into a record that all share (begin), and takes what it needs once all have come
-// (wait). Posted data is copied, so no rank's memory is read by another and waits may come in any
-// order. Speed is not the aim here; noticing every misuse is.
+// Ranks as threads of one process, for tests and simulation. Each rank posts a copy of its data to a shared record
+// (begin) and takes its result once all ranks have posted (wait). No rank reads another's memory, and operations may be
+// waited for in any order. Optimized for detecting misuse, not for speed.
 #include <omp.h>
 #include <torch/torch.h>
 
@@ -25,53 +24,52 @@ namespace zero {
 namespace comm {
 namespace {
 
-// What one rank gave to an operation.
+// The data that one rank contributed to an operation.
 struct Posted {
   bool here = false;
   std::unique_ptr<char[]> data;
   std::string message;
 };
 
-// One operation of all ranks. `posted` is only written before its rank is `here`, and only read
-// once all are.
+// One operation of all ranks. `posted` is written only before its rank is `here`, and read only after all are.
 struct Operation {
   Operation(Call call, int first, int size)
       : call(std::move(call)), first(first), posted(static_cast<std::size_t>(size)) {}
-  const Call call;  // as its first rank made it
+  const Call call;  // as the first rank called it
   const int first;
   std::vector<Posted> posted;
   int come = 0, gone = 0;
 };
 
-// The first thing that went wrong; nothing works after it. Ranks are the run's.
+// The first failure; all later operations fail. Ranks are those of the run.
 struct Failure {
-  int rank = -1;    // that failed, -1: not one alone
-  int teller = -1;  // that noticed
+  int rank = -1;    // the rank that failed; -1: not one rank alone
+  int teller = -1;  // the rank that detected it
   std::string text;
   std::string hint = {};
 };
 
 class World;
 
-// What the ranks of a run and of all groups among them share.
+// State shared by the ranks of a run and its groups.
 struct Run {
   Run(int size, const ThreadFaults& faults) : faults(faults), ended(static_cast<std::size_t>(size)) {}
   const ThreadFaults faults;
-  std::mutex mutex;  // the members below, and all that the worlds hold
+  std::mutex mutex;  // guards the members below and those of the worlds
   std::condition_variable changed;
   std::unique_ptr<Failure> failure;
   std::vector<bool> ended;
-  // Groups that some of their ranks have not entered yet, and how many have.
+  // Groups that some of their ranks have not entered yet, with the number that have.
   std::map<std::string, std::pair<std::shared_ptr<World>, int>> opening;
 
-  // Under the mutex.
+  // Requires the mutex.
   void fail(Failure first) {
     if (!failure) failure = std::make_unique<Failure>(std::move(first));
     changed.notify_all();
   }
 };
 
-// The ranks of one communicator: the run's, or a group of them.
+// The ranks of one communicator: those of the run, or of a group.
 class World {
  public:
   World(std::shared_ptr<Run> run, const net::ProcessInfo& identity)
@@ -96,7 +94,7 @@ class World {
     return operation;
   }
 
-  // Returns when all ranks have posted.
+  // Blocks until all ranks have posted.
   void await(const Operation& operation, int rank, std::uint64_t sequence, std::chrono::milliseconds timeout) {
     std::unique_lock lock(run->mutex);
     const auto over = [&] { return operation.come == size || run->failure || absent_for_ever(operation) >= 0; };
@@ -121,7 +119,7 @@ class World {
     return operation.come < size && !run->failure && absent_for_ever(operation) < 0;
   }
 
-  // A rank needs the operation no longer.
+  // A rank has finished with the operation.
   void leave(std::uint64_t sequence, Operation& operation) {
     std::lock_guard lock(run->mutex);
     if (++operation.gone == size) operations_.erase(sequence);
@@ -137,7 +135,7 @@ class World {
   const std::shared_ptr<Run> run;
 
  private:
-  // The following need the lock.
+  // The following functions require the lock.
   std::string name(int rank) const { return identity_.name_of(rank); }
 
   CommError error_of(const std::string& op, int rank, std::uint64_t sequence) const {
@@ -162,11 +160,11 @@ class World {
     return -1;
   }
 
-  const net::ProcessInfo identity_;  // of any of its ranks: for the run's numbers of all
+  const net::ProcessInfo identity_;  // of any rank; maps ranks to ranks of the run
   std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;
 };
 
-// Takes what this rank needs from a complete operation.
+// Computes this rank's result of a complete operation.
 using Take = std::function<void(const Operation&)>;
 
 class ThreadWork final : public Work {
@@ -299,7 +297,7 @@ class ThreadTransport final : public Transport {
     }
   }
 
-  // The first of its ranks makes a group, the last one closes its door.
+  // The first rank to arrive creates the group; the last one removes it from `opening`.
   std::unique_ptr<Transport> split(const Split& split) override {
     auto& run = *world_->run;
     std::lock_guard lock(run.mutex);
@@ -321,7 +319,7 @@ class ThreadTransport final : public Transport {
     return posted;
   }
 
-  // out = the sum over ranks of what each posted from `offset` bytes on.
+  // out = the sum over ranks of the data posted from byte `offset` on.
   static void sum(const at::Tensor& out, const Operation& all, std::size_t offset) {
     std::vector<const void*> parts;
     for (const auto& posted : all.posted) parts.push_back(posted.data.get() + offset);
@@ -340,10 +338,10 @@ class ThreadTransport final : public Transport {
   std::uint64_t sequence_ = 0;
 };
 
-// Runs `body` as one rank; its error, if any.
+// Runs `body` as one rank; returns its error, if any.
 std::exception_ptr run_rank(const std::shared_ptr<World>& world, int rank,
                             const std::function<void(std::shared_ptr<Communicator>)>& body) {
-  // The ranks share the cores already. Torch sets its own number when a thread first asks for it.
+  // The ranks already share the cores. Torch sets its thread count when a thread first queries it.
   at::get_num_threads();
   omp_set_num_threads(1);
   std::exception_ptr error;
@@ -374,7 +372,7 @@ void run_ranks(int size, const ThreadFaults& faults, const std::function<void(st
   const auto run = std::make_shared<comm::Run>(size, faults);
   const auto world = std::make_shared<comm::World>(run, comm::identity_of(0, size));
   std::mutex mutex;
-  std::vector<std::pair<int, std::exception_ptr>> errors;  // in time
+  std::vector<std::pair<int, std::exception_ptr>> errors;  // in order of time
   std::vector<std::thread> threads;
   std::exception_ptr not_started;
   try {
@@ -390,7 +388,7 @@ void run_ranks(int size, const ThreadFaults& faults, const std::function<void(st
   }
   for (auto& thread : threads) thread.join();
   if (not_started) std::rethrow_exception(not_started);
-  // An error is told to the others before it arrives here, so theirs may arrive earlier.
+  // A rank reports its error to the others before it is recorded here, so their errors may be recorded first.
   const int teller = run->failure ? run->failure->teller : -1;
   for (const auto& [rank, error] : errors)
     if (rank == teller) std::rethrow_exception(error);

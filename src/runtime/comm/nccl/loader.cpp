@@ -1,5 +1,5 @@
-// The "nccl" transport's door: NCCL and CUDA live in a plug-in library of their own, so that libzero
-// runs where there is no GPU and no toolkit. It is opened at the first use. Nothing here knows CUDA's types.
+// Loads the "nccl" transport. NCCL and CUDA are in a separate plug-in library, so that libzero runs without a GPU or
+// toolkit. The library is loaded at the first use. No CUDA types.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -23,11 +23,11 @@ constexpr const char* kPlugin = "libzero_nccl.so";
 }  // namespace
 
 std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
-  // The driver's answer, not torch's: torch keeps its first one, and without the plug-in that is no.
+  // Queries the driver instead of torch, which caches its first answer and reports no GPU without the plug-in.
   const int gpus = net::visible_gpus();
   if (gpus == 0)
     refuse(identity, "no GPU, or no CUDA driver (libcuda.so.1)", "use transport shm or gloo on this machine.");
-  // Two ranks on one GPU make NCCL fail much later, with less to say.
+  // With two ranks on one GPU, NCCL fails much later and with less information.
   if (gpus < identity.local_size) {
     refuse(identity, base::join(gpus, " GPUs for ", identity.local_size, " ranks on this host"),
            "start one rank a GPU.");
@@ -38,7 +38,7 @@ std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chro
     refuse(identity, base::join("no plug-in at ", path.string()),
            "build with the CUDA 13 toolkit and NCCL, -DZERO_CUDA=ON.");
   }
-  // Never closed: torch's CUDA kernels register themselves once for the life of the process.
+  // Never closed: torch's CUDA kernels are registered for the life of the process.
   void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (plugin == nullptr) {
     const char* text = dlerror();

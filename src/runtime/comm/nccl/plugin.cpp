@@ -1,7 +1,6 @@
-// The "nccl" transport, the only file of libzero that sees CUDA's and NCCL's types; it is the whole
-// of the plug-in library libzero_nccl.so. NCCL moves the data; sums are taken on the device in fp32 in
-// rank order, as every transport takes them (NCCL's own depend on its choice of algorithm). Ranks meet,
-// and learn of each other's ends, by the same watch as gloo's.
+// The "nccl" transport: the plug-in library libzero_nccl.so, and the only file that uses CUDA and NCCL types. NCCL
+// moves the data. Sums are computed on the device in fp32 in rank order, as in all transports, because NCCL's results
+// depend on its choice of algorithm. Rendezvous and failure detection are the same as for gloo.
 #include "comm/nccl/plugin.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +29,7 @@ void check_cuda(cudaError_t status, const char* what) {
   }
 }
 
-// An event that is not for timing: a point of a stream that the host or another stream waits for.
+// An event without timing: a point of a stream that the host or another stream can wait for.
 class Mark {
  public:
   Mark() { check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
@@ -50,7 +49,7 @@ class Mark {
   cudaEvent_t event_{};
 };
 
-// One NCCL communicator with its stream; it outlives the transport while a Work is held.
+// One NCCL communicator with its stream. Works may keep it alive after the transport.
 class Channel {
  public:
   Channel(const net::ProcessInfo& identity, milliseconds timeout)
@@ -68,7 +67,7 @@ class Channel {
   }
 
   ~Channel() {
-    // What a failed peer was to send never comes; abort is the one call that does not wait for it.
+    // Data from a failed peer never arrives; ncclCommAbort is the only call that does not wait for it.
     if (watch->failure()) {
       ncclCommAbort(comm_);
     } else {
@@ -87,7 +86,7 @@ class Channel {
     }
   }
 
-  // Turns what an NCCL call returned into a return or a CommError, waiting while it is in progress.
+  // Converts the result of an NCCL call to a return or a CommError; waits while it is in progress.
   void settle(ncclResult_t status, const Waiting& waiting, net::Clock::time_point deadline) {
     while (status == ncclInProgress) {
       const auto asked = ncclCommGetAsyncError(comm_, &status);
@@ -110,7 +109,7 @@ class Channel {
   const std::unique_ptr<FailureDetector> watch;
 
  private:
-  // One rank, one GPU: it becomes the current device of the caller, whose tensors belong there.
+  // One GPU per rank: it becomes the caller's current device.
   static c10::DeviceIndex own_device(const net::ProcessInfo& identity) {
     const auto device = static_cast<c10::DeviceIndex>(identity.local_rank);
     c10::cuda::set_device(device);
@@ -129,7 +128,7 @@ class Channel {
       const auto text = watch->get(kKey, deadline);
       std::memcpy(id.internal, text.data(), std::min(text.size(), sizeof id.internal));
     }
-    // Non-blocking: otherwise a peer that dies during the start holds this rank for ever.
+    // Non-blocking: otherwise a peer that dies during initialization blocks this rank forever.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     const Call first{"start", at::kByte, 0, -1};
@@ -139,13 +138,13 @@ class Channel {
   ncclComm_t comm_ = nullptr;
 };
 
-// One collective on the channel's stream, in order behind what the caller's stream held at its begin.
+// One collective on the channel's stream, ordered after the work on the caller's stream at its start.
 class NcclWork : public Work {
  public:
   NcclWork(std::shared_ptr<Channel> channel, Call call, std::uint64_t sequence, milliseconds timeout)
       : channel_(std::move(channel)), call_(std::move(call)), sequence_(sequence), timeout_(timeout) {}
 
-  // Runs `body` with the channel's device and stream current; `kept` lives until the end.
+  // Runs `body` with the channel's device and stream as current; `kept` lives until the end.
   template <class F>
   void begin(std::vector<at::Tensor> kept, F&& body) {
     kept_ = std::move(kept);
@@ -158,7 +157,7 @@ class NcclWork : public Work {
     end_.record(channel_->stream.stream());
   }
 
-  // An output that lies in CPU memory: its device copy is brought back at the end.
+  // For an output in CPU memory: copies the device result back at the end.
   void bring_back(at::Tensor host, at::Tensor on_device) { back_.emplace_back(std::move(host), std::move(on_device)); }
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
 
@@ -167,7 +166,7 @@ class NcclWork : public Work {
     channel_->settle(call(), waiting(), net::Clock::now() + timeout_);
   }
 
-  // The host waits: then the caller may read with any stream, and a failure is an error here.
+  // Blocks the host, so that the caller may read with any stream and failures are thrown here.
   void wait() override {
     if (error_) std::rethrow_exception(error_);
     if (finished_) return;
@@ -246,7 +245,7 @@ class Nccl : public Transport {
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     auto work = make({"all_reduce", inout.scalar_type(), inout.numel(), -1});
     auto whole = on_device_inout(*work, inout);
-    // The last parts are shorter where the number of elements does not divide.
+    // The last parts are shorter if the number of elements is not divisible.
     const auto part = (whole.numel() + size() - 1) / size();
     const auto parts = [&, part](int r) {
       const auto begin = std::min(whole.numel(), part * r), end = std::min(whole.numel(), part * (r + 1));
@@ -322,7 +321,7 @@ class Nccl : public Transport {
     return std::make_shared<NcclWork>(channel_, std::move(call), sequence_, timeout_);
   }
 
-  // Device memory for an output, and for one that is read as well.
+  // Device memory for an output, and for one that is also read.
   at::Tensor on_device_output(NcclWork& work, const at::Tensor& tensor) const {
     if (tensor.is_cuda()) return tensor;
     auto copy = at::empty(tensor.sizes(), tensor.options().device(device()));
@@ -359,7 +358,7 @@ class Nccl : public Transport {
     work.nccl([] { return ncclGroupEnd(); });
   }
 
-  // Every rank gets its part of all ranks' `whole`, and sums them in rank order into `out`.
+  // Every rank receives its part of all ranks' `whole` and sums them in rank order into `out`.
   void scatter_sums(NcclWork& work, const at::Tensor& whole, std::int64_t part, const at::Tensor& out) const {
     const auto numel = out.numel();
     const auto received = at::empty({numel * (size() - 1)}, whole.options());

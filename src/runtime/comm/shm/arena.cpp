@@ -1,5 +1,5 @@
-// The allocator: first fit over address-ordered free ranges, so that warm low addresses are used
-// first. The only system calls on memory of the shm transport are here.
+// The allocator: first fit over free ranges in order of address, which reuses resident low addresses first. All system
+// calls on the transport's memory are here.
 #include "comm/shm/arena.h"
 
 #include <fcntl.h>
@@ -77,7 +77,7 @@ Mapping::Mapping(int fd) {
                              " bytes of address space. Hint: raise the limit of virtual memory (ulimit -v), "
                              "or set ZERO_TRANSPORT=gloo."));
   }
-  // A core file would hold every rank's memory, and the kernel allocate all that is not there yet while it writes it.
+  // Exclude it from core dumps: they would contain every rank's memory, and allocate all missing pages.
   ::madvise(data, bytes_, MADV_DONTDUMP);
   base_ = static_cast<std::byte*>(data);
 }
@@ -88,7 +88,7 @@ Mapping::~Mapping() {
 
 std::shared_ptr<Mapping> Mappings::of(int fd) {
   struct stat file;
-  if (::fstat(fd, &file) != 0) return std::make_shared<Mapping>(fd);  // which says why
+  if (::fstat(fd, &file) != 0) return std::make_shared<Mapping>(fd);  // throws the error
   std::lock_guard lock(mutex_);
   std::weak_ptr<Mapping>& known = by_inode_[file.st_ino];
   auto mapping = known.lock();
@@ -124,8 +124,8 @@ std::byte* Arena::take(std::size_t bytes) {
     const std::size_t warm_before = warm_.total();
     free_.remove(at, need);
     warm_.remove(at, need);
-    // All pages now rather than one fault each later, and an error here rather than SIGBUS there.
-    // EINVAL: a kernel before 5.14, where the pages come by faults.
+    // Allocates all pages now, which avoids a fault per page and reports an error instead of SIGBUS later. EINVAL: a
+    // kernel before 5.14, on which pages are allocated by faults.
     if (large && warm_before - warm_.total() < need && ::madvise(base() + at, need, MADV_POPULATE_WRITE) != 0 &&
         errno != EINVAL) {
       const int error = errno;
@@ -158,7 +158,7 @@ void Arena::give(std::byte* piece) noexcept {
 
 void Arena::pin(std::byte* piece) noexcept {
   std::lock_guard lock(mutex_);
-  // The piece that holds this address.
+  // The piece that contains this address.
   auto used = used_.upper_bound(offset(piece));
   if (used != used_.begin() && offset(piece) < std::prev(used)->first + std::prev(used)->second) {
     used_.erase(std::prev(used));
@@ -166,9 +166,9 @@ void Arena::pin(std::byte* piece) noexcept {
 }
 
 void Arena::trim() {
-  if (::getpid() != pid_) return;  // a fork has copies of the ranges, but the memory is its parent's
+  if (::getpid() != pid_) return;  // a forked child has copies of the ranges, but the memory belongs to the parent
   for (const auto& [at, bytes] : warm_.ranges()) {
-    // Whole pages of the free range around it: a page's first half may have been freed before.
+    // Returns whole pages of the surrounding free range: the other part of a page may have been freed before.
     const auto around = std::prev(free_.ranges().upper_bound(at));
     const std::size_t first = std::max(round_up(around->first, kPage), round_down(at, kPage));
     const std::size_t last = std::min(round_down(around->first + around->second, kPage), round_up(at + bytes, kPage));
@@ -195,7 +195,7 @@ std::size_t Arena::warm_bytes() const {
 std::size_t default_capacity(int size) {
   const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
   const std::size_t memory = pages > 0 && page > 0 ? static_cast<std::size_t>(pages) * page : 64 * kGiB;
-  // A rank may want all of the memory; x86-64 has 128 TiB of addresses, and each rank maps every arena.
+  // A rank may use all memory. x86-64 has 128 TiB of addresses, and each rank maps every arena.
   const std::size_t most = 32 * 1024 * kGiB / static_cast<std::size_t>(size);
   return std::min(round_up(memory, kGiB) + kGiB, most);
 }

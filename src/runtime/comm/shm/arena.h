@@ -1,9 +1,9 @@
-// One rank's memory that its peers can read: a sparse memfd mapped whole, and the allocator of its
-// pieces. Pages appear on first use and go back to the system when freed ranges add up; nothing
-// lies on a disk or in /dev/shm. Here are addresses and bytes only: no ranks, no collectives, no torch.
+// The memory of one rank that its peers can read: a sparse memfd, mapped as a whole, and its allocator. Pages are
+// allocated on first use and returned to the system when enough ranges are free. Nothing is stored on disk or in
+// /dev/shm. Deals in addresses and bytes only; independent of ranks, collectives and torch.
 //
-// [Note: warm bytes] A freed range stays resident for the next allocation until kWarmBytes of such
-// ranges have gathered; then all of them go back to the system at once.
+// [Note: warm bytes] A freed range stays resident for the next allocation until kWarmBytes of such ranges exist. Then
+// all of them are returned to the system at once.
 #pragma once
 #include <sys/types.h>
 
@@ -21,10 +21,10 @@ inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 inline constexpr std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / unit * unit; }
 
-// Disjoint ranges [at, at + bytes), neighbours joined.
+// Disjoint ranges [at, at + bytes); adjacent ranges are merged.
 class RangeSet {
  public:
-  void add(std::size_t at, std::size_t bytes);
+  void add(std::size_t at, std::size_t bytes);     // the part that is in the set
   void remove(std::size_t at, std::size_t bytes);  // what of it is in the set
   void clear();
   std::size_t total() const { return total_; }
@@ -35,7 +35,7 @@ class RangeSet {
   std::size_t total_ = 0;
 };
 
-// A peer's arena in this process. IoError where the address space has no room.
+// A peer's arena mapped into this process. IoError if the address space is full.
 class Mapping {
  public:
   explicit Mapping(int fd);  // maps the whole file; the descriptor may be closed afterwards
@@ -50,8 +50,8 @@ class Mapping {
   std::size_t bytes_ = 0;
 };
 
-// One mapping of each file for all who ask. For ranks that are threads of one process: what goes by addresses, as
-// ThreadSanitizer does, then sees them meet in the same memory.
+// One mapping per file for all callers. For ranks that are threads of one process: ThreadSanitizer identifies memory by
+// address, so all ranks must see a peer's memory at the same address.
 class Mappings {
  public:
   std::shared_ptr<Mapping> of(int fd);
@@ -61,22 +61,22 @@ class Mappings {
   std::map<std::uint64_t, std::weak_ptr<Mapping>> by_inode_;  // all are memfds
 };
 
-// The own arena. Safe for several threads at once: tensors may die anywhere, also after the transport.
+// This rank's arena. Thread-safe: tensors may be freed in any thread, also after the transport.
 class Arena {
  public:
   static constexpr std::size_t kAlign = 64;             // of every piece
-  static constexpr std::size_t kLargeBytes = 64 << 10;  // from here on: page-aligned and present at once
+  static constexpr std::size_t kLargeBytes = 64 << 10;  // from this size on: page-aligned and resident at once
   static constexpr std::size_t kWarmBytes = 4 << 20;
 
-  // `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError. `mappings`, if there
-  // are any, is where the mapping comes from.
+  // Reserves `capacity` bytes of address space; the first `reserved` are the caller's and zero. IoError. `mappings`, if
+  // given, provides the mapping.
   Arena(std::size_t capacity, std::size_t reserved, Mappings* mappings = nullptr);
 
-  // IoError with the bytes needed where the arena or the machine's memory is full. bytes > 0.
+  // IoError with the bytes needed if the arena or the machine's memory is full. bytes > 0.
   std::byte* take(std::size_t bytes);
-  // Also gives memory back to the system, see [Note: warm bytes].
+  // May return memory to the system, see [Note: warm bytes].
   void give(std::byte* piece) noexcept;
-  // The piece will never be given: a peer may still read it after this process lost interest.
+  // The piece will never be freed, because a peer may still read it after this process is done with it.
   void pin(std::byte* piece) noexcept;
 
   bool holds(const void* data, std::size_t bytes) const;
@@ -97,12 +97,12 @@ class Arena {
   std::shared_ptr<Mapping> mapping_;
   mutable std::mutex mutex_;
   RangeSet free_;
-  RangeSet warm_;  // free and perhaps resident
+  RangeSet warm_;  // free and possibly resident
   std::map<std::size_t, std::size_t> used_;
   std::size_t used_bytes_ = 0;
 };
 
-// A capacity that any use on this machine fits in, for `size` ranks.
+// A capacity that suffices for any use on this machine with `size` ranks.
 std::size_t default_capacity(int size);
 
 }  // namespace zero::comm::shm

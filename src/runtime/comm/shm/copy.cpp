@@ -1,4 +1,4 @@
-// See shm_gather.h: the size from which on, and the size of the pieces. Addresses only, no ranks' states.
+// See copy.h: the size from which results are streamed, and the size of the pieces.
 #include "comm/shm/copy.h"
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 namespace zero::comm::shm {
 namespace {
 
-// Small beside a last-level cache, large beside what is fetched ahead.
+// Small compared to a last-level cache, large compared to hardware prefetch.
 constexpr std::int64_t kPieceBytes = 1 << 20;
 
 }  // namespace
 
 kernels::Stores stores_for(std::size_t bytes, int ranks) {
-  // Measured: up to there plain stores are faster, as not all of it has left the caches when it is needed again.
+  // Measured: up to this size plain stores are faster, because part of the data is still cached when it is used.
   const std::size_t most = kernels::last_level_cache_bytes() / 3 * 4;
   const bool large = bytes > most / (static_cast<std::size_t>(ranks) + 1);
   return large ? kernels::Stores::Streaming : kernels::Stores::Cached;

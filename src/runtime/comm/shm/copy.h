@@ -1,10 +1,8 @@
-// The copy of an all-gather: every rank's part to its place beside the others. When the parts may be read is known in
-// shm.cpp.
+// The copies of an all-gather: every rank's part into its position. shm.cpp ensures that the parts may be read.
 //
-// [Note: large results] What all ranks read and write in one collective may be more than the caches hold. Then results
-// are streamed to memory: they would be gone from the caches before anybody reads them, and what they overwrite need
-// not be read first. And all ranks go through all parts together, piece by piece, so that a piece comes from memory
-// once, for the first of them.
+// [Note: large results] If a collective reads and writes more than the caches hold, results are streamed to memory:
+// they would be evicted before use, and streaming avoids reading the overwritten memory first. All ranks then process
+// all parts in the same order, piece by piece, so that a piece is read from memory only once, by the first rank.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -13,11 +11,11 @@
 
 namespace zero::comm::shm {
 
-// How the results of a collective are written whose whole, over all ranks, has `bytes`, among `ranks` of this host.
+// How to write the results of a collective that has `bytes` in total over `ranks` ranks of this host.
 kernels::Stores stores_for(std::size_t bytes, int ranks);
 
-// The part of each rank in parts[rank], `bytes` long, goes to out + rank * bytes; nothing happens to one that is there
-// already or null. Begins with the part of `first`.
+// Copies parts[rank], `bytes` long, to out + rank * bytes, beginning with the part of rank `first`. Skips parts that
+// are null or already there.
 void gather_parts(std::byte* out, const std::vector<const std::byte*>& parts, std::size_t bytes, int first,
                   kernels::Stores stores);
 

@@ -1,5 +1,5 @@
-// Waiting: a short spin, then a futex in slices, so that a dead peer is seen soon. And the first
-// failure of the group, which every rank reports in the same words.
+// Waits with a short spin, then on a futex in time slices, so that a dead peer is detected soon. Manages the first
+// failure of the group, which all ranks report with the same text.
 #include "comm/shm/group.h"
 
 #include <linux/futex.h>
@@ -84,7 +84,7 @@ Group::Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> 
       mappings_.push_back(mappings != nullptr ? mappings->of(memory) : std::make_shared<Mapping>(memory));
       bases_.push_back(mappings_.back()->base());
     }
-    // The mapping starts as zeros, which are valid values of every field.
+    // The mapping is zero-initialized, which is valid for every field.
     pages_.push_back(std::launder(reinterpret_cast<Page*>(const_cast<std::byte*>(bases_.back()))));
   }
 }
@@ -92,13 +92,13 @@ Group::Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> 
 Group::~Group() = default;
 
 void Group::ring() {
-  // Sequentially consistent, as in sleep(): either this sees the sleeper, or he sees the new number.
+  // Sequentially consistent, as in sleep(): either this sees the sleeper, or the sleeper sees the new value.
   std::atomic<std::uint32_t>& bell = mine().bell;
   bell.fetch_add(1);
   if (mine().sleepers.load() != 0) futex(bell, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-// True: the slice is over without a change.
+// Returns true if the time slice ended without a change.
 bool Group::sleep(int peer, std::uint32_t bell) {
   Page& other = page(peer);
   const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
@@ -133,7 +133,7 @@ void Group::await(const std::function<bool(int)>& ready, const Announcement& at)
     }
     const bool slice_over = sleep(peer, bell);
     const auto now = Clock::now();
-    // A bell that rings for other things must not keep this rank from looking around.
+    // Frequent changes by other events must not delay these checks.
     if (slice_over || now >= next_look) {
       look_around(ready, at);
       if (now - begin >= timeout) fail_if_late(ready, at, timeout);
@@ -156,7 +156,7 @@ void Group::look_around(const std::function<bool(int)>& ready, const Announcemen
     if (peer == identity_.rank) continue;
     const bool has_left = page(peer).left.load(std::memory_order_acquire) != 0;
     if (!has_left && !gone(peer)) continue;
-    // What it did last counts, be it its part or a word about its end.
+    // A peer that is ready has done its part, even if it has ended since.
     if (ready(peer)) continue;
     check_failure(at);
     fail_and_throw(at, base::join(who(peer), has_left ? " has ended, " : " is gone, ", expected(at)),
@@ -181,7 +181,7 @@ void Group::fail_if_late(const std::function<bool(int)>& ready, const Announceme
     }
     late.push_back(identity_.rank_in_run(rank));
   }
-  if (late.empty()) return;  // they came just now
+  if (late.empty()) return;  // they have just arrived
   fail_and_throw(at,
                  base::join("got nothing from ", ranks_text(late), " within ", duration_text(timeout), ", ",
                             expected(at), ": ", states),
@@ -212,7 +212,7 @@ std::optional<PeerFailure> Group::failure() const {
 }
 
 void Group::throw_failure(const Announcement& at) const {
-  const std::uint64_t operation = at.sequence - 1;  // counted from 0, as by all transports
+  const std::uint64_t operation = at.sequence - 1;  // counted from 0, as in all transports
   const int size = identity_.run_size > 0 ? identity_.run_size : identity_.size;
   throw CommError(
       at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation, failure_->hint),
@@ -237,7 +237,7 @@ void Group::fail(std::string_view text, std::string_view hint, int rank) noexcep
 
 void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
   fail(text, hint, rank);
-  // Another rank may be writing its word down, or died over it.
+  // Another rank may be writing the failure, or may have died while writing.
   const std::atomic<std::uint32_t>& state = page(0).failure.state;
   const auto until = Clock::now() + 100ms;
   while (state.load(std::memory_order_acquire) != Failure::Ready && Clock::now() < until) ::sched_yield();

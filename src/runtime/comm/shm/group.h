@@ -1,11 +1,10 @@
-// What the ranks of one host tell each other without a message: one page per rank with counters,
-// announcements of operations and a bell, and one failure for all. A Group waits on the peers'
-// pages and turns death, departure, delay and disagreement into errors that name the rank.
-// It moves no payload and knows no tensors.
+// Coordination of the ranks of one host without messages: one page per rank with counters, announcements of operations
+// and a futex, and one failure record for all. A Group waits on the peers' pages and turns death, departure, delay and
+// mismatched calls into errors that name the rank. It moves no payload and does not know tensors.
 //
-// [Note: order of memory] Plain fields of an Announcement, and the payload, are written before a
-// release-store of Page::posted (or reduced, finished) and read after an acquire-load of it. An
-// announcement's place is used again kRing operations later, when every peer has finished the old one.
+// [Note: order of memory] Plain fields of an Announcement, and the payload, are written before a release-store of
+// Page::posted (or reduced, finished) and read after an acquire-load of it. An announcement's slot is reused kRing
+// operations later, when every peer has finished the old one.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -24,17 +23,17 @@
 namespace zero::comm::shm {
 
 enum class Op : std::uint32_t { None, AllGather, ReduceScatter, AllReduce, Broadcast, AllToAll, Exchange, Scattered };
-// What a rank says of one operation.
+// The description of one operation by one rank.
 struct Announcement {
   std::uint64_t sequence = 0;
   Op op = Op::None;
   std::int32_t dtype = 0;  // at::ScalarType
   std::int64_t numel = 0;  // of the larger side; 0 for an exchange
   std::int32_t root = -1;
-  std::uint32_t without_own = 0;        // 1: the payload leaves out the part meant for this rank itself
+  std::uint32_t without_own = 0;        // 1: the payload omits this rank's own part
   std::uint64_t offset = 0, bytes = 0;  // this rank's payload in its arena
-  std::uint64_t of_hash = 0;            // of what an all_gather is of
-  char of[48] = {};                     // the end of its name, for messages
+  std::uint64_t of_hash = 0;            // of the name of what an all_gather gathers
+  char of[48] = {};                     // the end of that name, for messages
   void set_of(std::string_view name);
 };
 
@@ -45,22 +44,22 @@ Call call_of(const Announcement& announcement);
 constexpr std::uint64_t kRing = 128;
 constexpr std::size_t kTextBytes = 1024, kHintBytes = 256;
 
-// The failure of the whole group: the first one wins. Only rank 0's is used.
+// The failure of the whole group; the first one wins. Only rank 0's record is used.
 struct Failure {
   enum State : std::uint32_t { Empty, Writing, Ready };
   std::atomic<std::uint32_t> state;
-  std::int32_t rank;  // -1: not one alone
+  std::int32_t rank;  // -1: not one rank alone
   char text[kTextBytes];
   char hint[kHintBytes];
 };
 
-// At the start of every rank's arena. All zero at first.
+// At the start of every rank's arena. Initially zero.
 struct Page {
-  // How many operations this rank has announced; of how many it has put its sum (all_reduce) there;
-  // of how many it has read everything that it wanted of its peers.
+  // Number of operations that this rank has announced; whose sum it has written (all_reduce); and for which it has read
+  // everything it needs from its peers.
   alignas(64) std::atomic<std::uint64_t> posted, reduced, finished;
   std::atomic<std::uint32_t> left;  // 1: its transport was destroyed
-  // The futex: raised with every change above. `sleepers` wait for it.
+  // A futex, incremented with every change above. `sleepers` ranks wait on it.
   alignas(64) std::atomic<std::uint32_t> bell;
   std::atomic<std::uint32_t> sleepers;
   alignas(64) Announcement ring[kRing];
@@ -70,8 +69,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 class Group {
  public:
-  // Pages by rank; the own arena is `mine`. The peers' are mapped through `mappings` if there are any. `look`, if there
-  // is one, is called now and then by who waits; a CommError of it becomes the failure of the group.
+  // Pages by rank; `mine` is this rank's arena. Peers are mapped through `mappings` if given. abort_check, if given, is
+  // called repeatedly while waiting; a CommError of it becomes the group's failure.
   Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> members,
         std::function<void()> abort_check = nullptr, Mappings* mappings = nullptr);
   ~Group();
@@ -81,24 +80,24 @@ class Group {
   const std::byte* base(int rank) const { return bases_[rank]; }
   const Announcement& announcement(int rank, std::uint64_t sequence) const { return page(rank).ring[sequence % kRing]; }
 
-  // Waits until `ready(peer)` holds for every peer. `ready` looks at the peer's page only. `at` is the
-  // own operation. CommError: the group's failure, a peer that is gone or has left, and after
-  // the timeout the ranks that are late. The error is told to the others.
+  // Blocks until `ready(peer)` holds for every peer; it may only read the peer's page. `at` is this rank's operation.
+  // CommError: the group's failure, a peer that died or left, or, after the timeout, the ranks that are late. The error
+  // is recorded for all ranks.
   void await(const std::function<bool(int peer)>& ready, const Announcement& at);
-  // The longest wait of all that wait here, from the next one on; shared vectors do, too.
+  // Timeout of all later waits, including those of symmetric buffers.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  // Wakes those who wait for this rank.
+  // Wakes the ranks that wait for this one.
   void ring();
-  // Throws the failure of the group if there is one. Once thrown it stays.
+  // Throws the group's failure, if there is one. A failure is permanent.
   void check_failure(const Announcement& at);
-  // Records the failure for all, unless there is one already; wakes all. `rank` is the run's. From any thread.
+  // Records a failure for all ranks, unless one exists, and wakes them. `rank` is a rank of the run. Thread-safe.
   void fail(std::string_view text, std::string_view hint, int rank) noexcept;
-  // The same, and throws what was recorded. `rank` is the run's.
+  // The same, then throws the recorded failure.
   [[noreturn]] void fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank);
-  // What is recorded.
+  // The recorded failure.
   std::optional<PeerFailure> failure() const;
-  // Both at a disagreement about what operation this is.
+  // Called by both ranks when their operations differ.
   [[noreturn]] void fail_for_other_call(const Announcement& at, int peer);
 
  private:
@@ -115,7 +114,7 @@ class Group {
   std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
   std::vector<pid_t> pids_;
   std::vector<base::Descriptor> processes_;
-  std::vector<std::shared_ptr<Mapping>> mappings_;  // none for the own one
+  std::vector<std::shared_ptr<Mapping>> mappings_;  // none for this rank
   std::vector<Page*> pages_;
   std::vector<const std::byte*> bases_;
   struct Known {

@@ -1,10 +1,10 @@
-// [Note: pages and edges] Pages that lie in one shard entirely are mapped from its rank's arena. That works for any
-// shard size because each rank puts its shard at the place within a page that it has in the whole vector. The page in
-// which two shards meet is private to the reader, who copies it whenever the shards were published: at most a page for
-// each border.
+// [Note: pages and edges] Pages that belong to one shard are mapped from its rank's arena. This works for any shard
+// size, because each rank places its shard at the same offset within a page as in the whole vector. A page in which two
+// shards meet is private to the reader, which copies it whenever the shards were published: at most one page per
+// border.
 //
-// [Note: leaving] A rank that gives the vector up keeps its shard's pages as they are until no peer maps them any more
-// (shm_pieces.h): a peer computes with what was published long after this rank has ended its part of the run.
+// [Note: leaving] A rank that frees the vector keeps its shard's pages unchanged until no peer maps them any more
+// (shared_pieces.h): a peer may use published values long after this rank has ended.
 #include "comm/shm/mapped_buffer.h"
 
 #include <sys/mman.h>
@@ -25,11 +25,11 @@ namespace {
 std::size_t up(std::size_t bytes) { return round_up(bytes, kPage); }
 std::size_t down(std::size_t bytes) { return round_down(bytes, kPage); }
 
-// This rank's number while it has to do with the vector: as long as it may read its peers' shards.
+// This rank's counter, kept as long as the rank may read its peers' shards.
 struct OwnEpoch {
   const std::shared_ptr<SharedPieces> pieces;
   const Epoch epoch;
-  const std::shared_ptr<std::vector<Epoch>> peers = std::make_shared<std::vector<Epoch>>();  // the own one left out
+  const std::shared_ptr<std::vector<Epoch>> peers = std::make_shared<std::vector<Epoch>>();  // excluding this rank's
   explicit OwnEpoch(std::shared_ptr<SharedPieces> all) : pieces(std::move(all)), epoch(pieces->begin()) {}
   ~OwnEpoch() { pieces->end(epoch, peers); }
   void tell(std::uint64_t more) const { pieces->tell(epoch, more); }
@@ -40,7 +40,7 @@ struct OwnEpoch {
 struct Whole {
   std::byte* const at;
   const std::size_t bytes;
-  const std::shared_ptr<OwnEpoch> mine;  // ends after the last read
+  const std::shared_ptr<OwnEpoch> mine;  // destroyed after the last read
   Whole(std::byte* address, std::size_t num_bytes, std::shared_ptr<OwnEpoch> own)
       : at(address), bytes(num_bytes), mine(std::move(own)) {}
   ~Whole() { ::munmap(at, bytes); }
@@ -98,13 +98,13 @@ class Vector final : public SymmetricBuffer {
       edge(begin, first);
       edge(last, end);
       if (first == last) continue;
-      // An old size of zero maps the same shared pages a second time (mremap(2)).
+      // With an old size of zero, mremap(2) maps the same shared pages a second time.
       auto* const source = const_cast<std::byte*>(base + told.shard + (first - begin));
       if (::mremap(source, 0, last - first, MREMAP_MAYMOVE | MREMAP_FIXED, at + first) == MAP_FAILED ||
           ::mprotect(at + first, last - first, PROT_READ) != 0)
         fail_to_map("mapping", last - first);
       ::madvise(at + first, last - first,
-                MADV_POPULATE_READ);  // where the kernel has it; else the pages come by faults
+                MADV_POPULATE_READ);  // if the kernel supports it; otherwise pages are mapped by faults
     }
     ::madvise(at, up(total), MADV_DONTDUMP);
     whole_ = at::from_blob(
@@ -148,7 +148,7 @@ class Vector final : public SymmetricBuffer {
   const std::shared_ptr<OwnEpoch> mine_;
   std::vector<Edge> edges_;
   std::uint64_t published_ = 0, seen_ = 0;
-  Announcement announcement_;  // what the messages of a failed wait say
+  Announcement announcement_;  // for the messages of a failed wait
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The SymmetricBuffer of the shm transport: the shards' pages of all arenas side by side in one stretch of addresses.
+// The SymmetricBuffer of the shm transport: the shards of all arenas mapped contiguously.
 #pragma once
 #include <functional>
 #include <memory>
@@ -16,11 +16,11 @@ struct VectorPlace {
   std::shared_ptr<Arena> arena;
   std::shared_ptr<Group> group;  // keeps the peers' arenas mapped
   std::shared_ptr<SharedPieces> pieces;
-  const net::ProcessInfo* identity;  // the transport's, copied
+  const net::ProcessInfo* identity;  // copied from the transport
   std::function<std::vector<std::string>(std::string_view)> exchange;
 };
 
-// Called by all ranks together.
+// Collective.
 std::shared_ptr<SymmetricBuffer> share(const VectorPlace& place, std::int64_t shard_numel, c10::ScalarType dtype);
 
 }  // namespace zero::comm::shm

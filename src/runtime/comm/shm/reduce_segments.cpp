@@ -11,8 +11,8 @@
 namespace zero::comm::shm {
 namespace {
 
-// fn(stretch, first, numel): what of each stretch lies in elements [begin, end) of the vector; `first` within the
-// stretch.
+// Calls fn(segment, first, numel) for the part of each segment in elements [begin, end) of the vector; `first` is the
+// offset in the segment.
 template <class Fn>
 void for_each_in(const std::vector<TensorSegment>& vector, std::int64_t begin, std::int64_t end, Fn fn) {
   auto it = std::upper_bound(vector.begin(), vector.end(), begin,
@@ -31,7 +31,7 @@ void sum_own_part(const PeerReduce& sum, const Places& places, int rank) {
   const auto element = static_cast<std::int64_t>(sum.vector[0].data.element_size());
   const auto shard_begin = rank * sum.shard_numel;
   std::vector<const void*> parts(places.size());
-  // One thread goes in steps that stay in its cache until `summed` has seen them; several need enough for each.
+  // A single thread uses steps that stay in its cache until `summed` has read them; several threads need larger steps.
   const auto threads = at::get_num_threads();
   const auto step = threads == 1 ? kSummedNumel : 32 * threads * kSummedNumel;
   for (std::int64_t begin = 0; begin < sum.shard_numel; begin += step) {

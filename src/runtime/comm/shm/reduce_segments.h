@@ -1,5 +1,5 @@
-// Sums and copies of a vector that lies in stretches, over the memory of all ranks of a host: arithmetic on addresses.
-// When the peers' memory may be read is known in shm.cpp.
+// Sums and copies of vectors in several segments, over the memory of all ranks of a host. Arithmetic on addresses;
+// shm.cpp ensures that the peers' memory may be read.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,13 +9,12 @@
 
 namespace zero::comm::shm {
 
-// Where the stretches of each rank begin: places[rank][i] is the first byte of stretch i. The own rank's are
-// sum.vector's.
+// Addresses of the segments: places[rank][i] is the first byte of segment i. This rank's are those of sum.vector.
 using Places = std::vector<std::vector<const std::byte*>>;
 
-// Writes this rank's part of the sum, and tells sum.summed.
+// Writes this rank's part of the sum and calls sum.summed.
 void sum_own_part(const PeerReduce& sum, const Places& places, int rank);
-// Copies the parts that the other ranks have summed into this rank's stretches.
+// Copies the parts that other ranks have summed into this rank's segments.
 void copy_other_parts(const PeerReduce& sum, const Places& places, int rank);
 
 }  // namespace zero::comm::shm

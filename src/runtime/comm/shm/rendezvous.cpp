@@ -1,5 +1,5 @@
-// Rank 0 listens, the others say hello with their descriptors; when all have come, rank 0 sends
-// everybody's descriptors to everybody and closes the socket. A fault is told to all who wait there.
+// Rank 0 listens, and the others send a hello with their descriptors. When all have arrived, rank 0 sends all
+// descriptors to all ranks and closes the socket. A fault is reported to all waiting ranks.
 #include "comm/shm/rendezvous.h"
 
 #include <fcntl.h>
@@ -22,8 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kMagic = 0x7a65726f2d736d32;  // "zero-sm2": changes with every layout below or in shm_group.h
-// Time for rank 0 to tell the others what it found before they give up by themselves.
+constexpr std::uint64_t kMagic = 0x7a65726f2d736d32;  // "zero-sm2": changes with every layout below or in group.h
+// Time for rank 0 to report its findings before the others time out.
 constexpr auto kGrace = 1s;
 
 enum class Kind : std::int32_t { Hello, Member, Refusal };
@@ -32,7 +32,7 @@ struct Message {
   std::uint64_t magic = kMagic;
   Kind kind = Kind::Hello;
   std::int32_t rank = 0, size = 0, pid = 0;
-  char text[448] = {};  // Hello: the run id, Refusal: the reason
+  char text[448] = {};  // Hello: the run id; Refusal: the reason
 };
 
 void set_text(Message& message, const std::string& text) {
@@ -41,7 +41,7 @@ void set_text(Message& message, const std::string& text) {
   message.text[count] = '\0';
 }
 
-// False with errno where it could not be sent.
+// False, with errno, if it could not be sent.
 bool send_message(int socket, const Message& message, const int* fds, int num_fds) {
   iovec data{const_cast<Message*>(&message), sizeof message};
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
@@ -57,7 +57,7 @@ bool send_message(int socket, const Message& message, const int* fds, int num_fd
     rights->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
     std::memcpy(CMSG_DATA(rights), fds, num_fds * sizeof(int));
   }
-  // Descriptors in flight are limited per user; the receivers take them out as fast as they can.
+  // The number of descriptors in flight is limited per user; receivers take them as fast as they can.
   for (int attempt = 0; attempt < 1000; ++attempt) {
     if (::sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
     if (errno != ETOOMANYREFS && errno != EINTR) return false;
@@ -75,7 +75,7 @@ bool send_member(int socket, int rank, const Member& member) {
   return send_message(socket, message, fds, member.process ? 2 : 1);
 }
 
-// False at the end of the stream (or on an error, which means the same here).
+// False at the end of the stream or on an error.
 bool receive_message(int socket, Message& message, Member& member) {
   iovec data{&message, sizeof message};
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
@@ -100,7 +100,7 @@ bool receive_message(int socket, Message& message, Member& member) {
   return got == static_cast<ssize_t>(sizeof message) && message.magic == kMagic;
 }
 
-// Of a poll, so that the one who waits can look around.
+// Timeout of one poll, so that abort_check is called regularly.
 constexpr auto kPollSlice = 100ms;
 
 int slice_ms(Clock::time_point deadline) {
@@ -141,7 +141,7 @@ class Meeting {
       abort_check();
       if (identity_.rank == 0) {
         if (const base::Descriptor listener = listen()) return gather(listener.get());
-        // Somebody else keeps the name: a second rank 0, which our hello brings to light, or the end of an earlier run.
+        // Another process has the name: a second rank 0, which our hello will reveal, or an earlier run that is ending.
       }
       std::vector<Member> members;
       if (visit(members)) return members;
@@ -188,7 +188,7 @@ class Meeting {
     return listener;
   }
 
-  // As a rank that is not the listener. False: nobody listens (yet), or he went away without a word.
+  // For all ranks except the listener. False: no process listens yet, or it closed the connection without an answer.
   bool visit(std::vector<Member>& members) {
     const base::Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!socket) fail(base::join("got \"", std::strerror(errno), "\" for a unix socket"), identity_.rank);
@@ -204,7 +204,7 @@ class Meeting {
     set_text(hello, identity_.run_id);
     const int fds[2] = {mine_.memory.get(), mine_.process.get()};
     if (!send_message(socket.get(), hello, fds, mine_.process ? 2 : 1)) return false;
-    // Rank 0 came later than this rank, so it waits longer, and it knows who is missing.
+    // Rank 0 may have started later and wait longer, and it knows which ranks are missing.
     const auto until = Clock::now() + timeout_ + kGrace;
     members.resize(identity_.size);
     for (int got = 0; got < identity_.size; ++got) {
@@ -228,7 +228,7 @@ class Meeting {
     return true;
   }
 
-  // Rank 0: until all have come.
+  // Rank 0: waits until all ranks have arrived.
   std::vector<Member> gather(int listener) {
     std::vector<Member> members(identity_.size);
     members[0] = std::move(mine_);
@@ -251,13 +251,13 @@ class Meeting {
           refuse(base::join(identity_.name_of(visitor.rank), " (pid ", visitor.pid, ") died while the others came"),
                  visitor.rank);
         } else {
-          visitor.socket = base::Descriptor();  // a stranger, or one who came twice
+          visitor.socket = base::Descriptor();  // an unknown process, or a duplicate
         }
       }
       std::erase_if(visitors_, [](const Visitor& visitor) { return !visitor.socket; });
       if ((entries[0].revents & POLLIN) != 0) {
         Visitor visitor{base::Descriptor(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), -1, 0};
-        // Out of descriptors: the connection waits on, and poll() would return at once.
+        // Out of descriptors: the connection stays pending, so poll() would return at once.
         if (!visitor.socket) std::this_thread::sleep_for(5ms);
         const bool same_user = visitor.socket && net::other_end(visitor.socket.get()).uid == ::getuid();
         if (same_user) visitors_.push_back(std::move(visitor));
@@ -265,7 +265,7 @@ class Meeting {
     }
     for (const Visitor& visitor : visitors_) {
       for (int rank = 0; visitor.rank >= 0 && rank < identity_.size; ++rank) {
-        // A visitor who died meanwhile is found by his pidfd.
+        // The pidfd reveals a rank that has died meanwhile.
         if (!send_member(visitor.socket.get(), rank, members[rank])) break;
       }
     }

@@ -1,6 +1,6 @@
-// How the processes of one host find each other: a unix socket in the abstract name space, kept by
-// rank 0 while they gather, over which each passes the descriptors of its memory and of itself.
-// Nothing is left on a disk, no port is opened, and only processes of the same user are let in.
+// Rendezvous of the processes of one host: a unix socket in the abstract namespace, opened by rank 0 during the
+// rendezvous, over which ranks pass the descriptors of their memory and of themselves. No files, no ports; only
+// processes of the same user are admitted.
 #pragma once
 #include <sys/types.h>
 
@@ -17,13 +17,12 @@ namespace zero::comm::shm {
 struct Member {
   pid_t pid = 0;
   base::Descriptor memory;   // its arena
-  base::Descriptor process;  // its pidfd; empty where the kernel has none
+  base::Descriptor process;  // its pidfd; empty if the kernel does not support pidfds
 };
 
-// Blocks until all ranks of `identity.run_id` have come. Returns one Member per rank (this rank's
-// own included). CommError: names the ranks that did not come in `timeout`, a rank that two processes claim,
-// a rank that died meanwhile, a rank of a world of another size.
-// `look`, if there is one, is called every 100 ms or so and may throw.
+// Blocks until all ranks of `identity.run_id` have connected. Returns one Member per rank, including this one.
+// CommError: ranks that did not connect within `timeout`, a rank that two processes claim, a rank that died meanwhile,
+// a rank of a different world size. abort_check, if given, is called about every 100 ms and may throw.
 std::vector<Member> rendezvous(const net::ProcessInfo& identity, int memory, std::chrono::milliseconds timeout,
                                const std::function<void()>& abort_check = nullptr);
 

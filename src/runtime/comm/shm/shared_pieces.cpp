@@ -18,7 +18,7 @@ Epoch SharedPieces::begin() {
     free_.pop_back();
     return epoch;
   }
-  free_.reserve(free_.capacity() + 1);  // each place has room there, so that taking it back cannot fail
+  free_.reserve(free_.capacity() + 1);  // reserves space for each slot, so that freeing one cannot fail
   return {new (arena_->take(sizeof(Epoch::Number))) Epoch::Number(0), 0};
 }
 
@@ -43,7 +43,7 @@ void SharedPieces::leave(Left left) noexcept {
   try {
     left_.push_back(std::move(left));
     any_left_.store(true, std::memory_order_relaxed);
-  } catch (const std::bad_alloc&) {  // it stays as it is for good
+  } catch (const std::bad_alloc&) {  // it is never freed
     if (left.piece != nullptr) arena_->pin(left.piece);
   }
 }

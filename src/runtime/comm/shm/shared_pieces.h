@@ -1,12 +1,11 @@
-// What shared vectors need of a rank beyond their own life: the numbers by which ranks tell each other how far their
-// part of a vector is, and the pieces of shards that peers may still read after this rank has given them up. No
-// tensors.
+// State of symmetric buffers that must outlive them: the counters by which ranks tell each other the state of their
+// shard, and freed shards that peers may still read. No tensors.
 //
-// [Note: numbers that only grow] A number lies in a place of its own and tells of one vector: how often its rank has
-// published, that it has given the vector up, and that it reads it no more. When that is said and all peers read it no
-// more either, the place serves another vector, with larger numbers, and never anything else. So a peer that looks
-// late, to see whether its own piece is still read, sees the truth, and nobody has to know when the last peer has
-// looked.
+// [Note: numbers that only grow] A counter has its own slot and describes one vector: how often its rank has published,
+// whether the rank has freed the vector, and whether it no longer reads it. Once a rank and all peers no longer read
+// the vector, the slot is reused for another vector, with larger values, and never for anything else. A peer that
+// checks late whether its shard is still read therefore gets a correct answer, and no rank needs to know when the last
+// peer has checked.
 #pragma once
 #include <sys/types.h>
 
@@ -21,7 +20,7 @@
 
 namespace zero::comm::shm {
 
-// One rank's number for one vector: begin + 2 * published + given up, and kGone more once it reads it no more.
+// One rank's counter for one vector: begin + 2 * publications + freed, plus kGone once the rank no longer reads it.
 struct Epoch {
   using Number = std::atomic<std::uint64_t>;
   static constexpr std::uint64_t kGivenUp = 1, kPublication = 2, kGone = std::uint64_t{1} << 32;
@@ -29,7 +28,7 @@ struct Epoch {
   Number* number = nullptr;
   std::uint64_t begin = 0;
 
-  // The first two are for ranks that read the vector themselves.
+  // published() and given_up() are valid only for ranks that still read the vector.
   std::uint64_t published() const { return told() % kGone / kPublication; }
   bool given_up() const { return told() % kPublication == kGivenUp; }
   bool gone() const { return told() >= kGone; }
@@ -40,21 +39,21 @@ struct Epoch {
 
 using Readers = std::shared_ptr<const std::vector<Epoch>>;
 
-// Safe for several threads at once. In a fork of the rank nothing happens: the memory is its parent's.
+// Thread-safe. No effect in a forked child: the memory belongs to the parent.
 class SharedPieces {
  public:
   SharedPieces(std::shared_ptr<Arena> arena, std::shared_ptr<Group> group);
 
-  // A number for one more vector.
+  // A counter for a new vector.
   Epoch begin();
-  // Tells the peers one thing more: kPublication, kGivenUp or, after the last of these, kGone.
+  // Adds kPublication, kGivenUp or, last of all, kGone to the counter and wakes the peers.
   void tell(const Epoch& mine, std::uint64_t more) noexcept;
 
-  // Takes the number's place back when all `readers` are gone; this rank is, and it needs no other mention.
+  // Frees the counter's slot when all `readers` are gone. Call after this rank's kGone.
   void end(const Epoch& mine, Readers readers) noexcept;
-  // Gives the piece back to the arena when all `readers` are gone; until then it keeps its bytes.
+  // Frees the piece when all `readers` are gone; until then its contents are unchanged.
   void give(std::byte* piece, Readers readers) noexcept;
-  // Looks for what may go by now. Costs nothing when there is nothing.
+  // Frees pieces and slots that have no readers any more. Costs nothing if there are none.
   void collect() noexcept;
 
  private:
@@ -65,10 +64,10 @@ class SharedPieces {
     Readers readers;
   };
   void leave(Left left) noexcept;
-  bool take_back(const Left& left) noexcept;  // under the mutex; false: somebody reads
+  bool take_back(const Left& left) noexcept;  // requires the mutex; false: still read
 
   std::shared_ptr<Arena> arena_;
-  std::shared_ptr<Group> group_;  // keeps the peers' numbers mapped
+  std::shared_ptr<Group> group_;  // keeps the peers' counters mapped
   const pid_t pid_;
   std::mutex mutex_;
   std::vector<Epoch> free_;  // for the next vectors

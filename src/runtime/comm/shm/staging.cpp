@@ -3,8 +3,8 @@
 namespace zero::comm::shm {
 namespace {
 
-// Fresh pages cost more than the copy into them, so a staging piece waits for the next use: for so many
-// operations, and while all that wait are not larger than this together.
+// Fresh pages cost more than the copy into them, so staging pieces are kept for reuse: for this many operations, and up
+// to this total size.
 constexpr std::uint64_t kIdleOperations = 32;
 constexpr std::size_t kIdleBytes = 64 << 20;
 

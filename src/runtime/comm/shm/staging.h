@@ -1,5 +1,5 @@
-// Pieces of the own arena into which inputs are copied that the peers cannot read in place: lent for an operation, free
-// again when all ranks have finished it, and then kept for a while for the next use.
+// Pieces of this rank's arena for inputs that peers cannot read in place. A piece is lent for one operation, becomes
+// idle when all ranks have finished it, and is kept for a while for reuse.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -12,21 +12,21 @@ namespace zero::comm::shm {
 struct Staging {
   std::byte* piece = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t sequence = 0;  // of the operation in or for which it was used last
+  std::uint64_t sequence = 0;  // of the operation that last used it
 };
 
 class StagingPieces {
  public:
   explicit StagingPieces(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
 
-  // The smallest idle piece that fits well, else a new one.
+  // The smallest idle piece of suitable size, else a new one.
   Staging take(std::size_t bytes);
-  // The peers may read it until they have finished its operation. By sequence.
+  // Peers may read the piece until they have finished its operation. Call in order of sequence.
   void lend(const Staging& staging) { lent_.push_back(staging); }
   bool any_lent() const { return !lent_.empty(); }
-  // Takes back what every rank has `finished`, and frees what nobody needed up to operation `now`.
+  // Takes back pieces that every rank has `finished`, and frees pieces that were not needed up to operation `now`.
   void recycle(std::uint64_t finished, std::uint64_t now);
-  // The end: idle pieces are freed; the lent ones stay for peers that may still read them.
+  // At the end: frees idle pieces and leaves lent ones to peers that may still read them.
   void leave();
 
  private:

@@ -1,16 +1,15 @@
-// The transport for processes of one host: collectives over memory that every rank can read.
-// begin() makes the input visible and announces it, wait() reads the peers' inputs in place; no
-// helper threads, no messages. This file has the order of reading and writing. The files beside it
-// wait and fail, hold memory, find the peers, add up tensor segments and map whole vectors.
+// The transport for processes of one host: collectives over memory that every rank can read. begin() makes the input
+// readable and announces it, wait() reads the peers' inputs in place. No helper threads, no messages. This file defines
+// the order of reads and writes. Other files of this folder implement waiting and failures, memory, rendezvous,
+// reductions of tensor segments, and symmetric buffers.
 //
-// [Note: order of completion] Operations complete in order of issue: waiting for one completes all
-// before it. So no rank can hold up the second phase of an earlier operation by waiting for a later
-// one, and Page::finished is one number.
+// [Note: order of completion] Operations complete in order of issue: waiting for one completes all earlier ones.
+// Therefore no rank can delay the second phase of an earlier operation by waiting for a later one, and Page::finished
+// is a single number.
 //
-// [Note: staging] An input is copied to a staging piece, which is free again when every peer has
-// finished the operation, so wait() waits for announcements only. A large input that lies in this
-// rank's arena is read in place instead ("direct"); then wait() also waits for the readers, because
-// the owner may overwrite it afterwards.
+// [Note: staging] An input is copied to a staging piece, which is free again when every peer has finished the
+// operation, so wait() only waits for announcements. A large input in this rank's arena is read in place ("direct");
+// then wait() also waits for the readers, because the owner may overwrite it afterwards.
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,11 +41,11 @@ using shm::Op;
 using shm::Staging;
 using shm::StagingPieces;
 
-// From here on an input in the arena is read in place.
+// From this size on, an input in the arena is read in place.
 constexpr std::size_t kDirectBytes = 64 << 10;
-// Up to here every rank sums all of an all_reduce itself: one wait instead of two.
+// Up to this size, every rank computes the whole sum of an all_reduce: one wait instead of two.
 constexpr std::size_t kOnePhaseBytes = 16 << 10;
-// Slices of an all_reduce begin at multiples of so many elements, so that no two ranks write one cache line.
+// Slices of an all_reduce begin at multiples of this many elements, so that no two ranks write to one cache line.
 constexpr std::int64_t kSliceNumel = 64;
 
 void copy(std::byte* to, const std::byte* from, std::size_t bytes, kernels::Stores stores = kernels::Stores::Cached) {
@@ -59,7 +58,7 @@ struct Operation {
   enum class Phase { Announced, Reduced, Read, Complete };
 
   Announcement announced;
-  at::Tensor out, in;  // all_reduce, broadcast: the same
+  at::Tensor out, in;  // all_reduce, broadcast: the same tensor
   PeerReduce scattered;
   bool direct = false;
   bool has_own_part = false;  // of an all_gather
@@ -72,7 +71,7 @@ struct Slice {
   std::int64_t numel = 0;
 };
 
-// Everything of a rank but the Transport's face; a Work that outlives the transport finds it gone.
+// The state of a rank. Works may keep it alive after the transport.
 class Rank {
  public:
   Rank(const net::ProcessInfo& identity, std::chrono::milliseconds timeout, const std::function<void()>& abort_check,
@@ -90,8 +89,8 @@ class Rank {
   }
 
   ~Rank() {
-    if (::getpid() != pid_) return;  // a fork of the rank is not the rank, and shares its memory
-    // Peers may still read what they were promised.
+    if (::getpid() != pid_) return;  // a forked child must not change memory that it shares with the rank
+    // Peers may still read announced data.
     recycle();
     staging_.leave();
     for (const auto& operation : pending_) {
@@ -133,7 +132,7 @@ class Rank {
   void finish_reading(Operation& operation);
   void recycle();
 
-  // What peer `from` published for rank `to`, when payloads consist of equal parts per rank.
+  // The data of peer `from` for rank `to`, if payloads consist of equal parts per rank.
   const std::byte* part(const Operation& operation, int from, int to, std::size_t bytes) const {
     if (from == me_) return bytes_of(operation.in) + to * bytes;
     const Announcement& theirs = group_->announcement(from, operation.announced.sequence);
@@ -206,7 +205,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
   return operation;
 }
 
-// The peers are told where each stretch is.
+// Announces the address of each segment to the peers.
 std::shared_ptr<Operation> Rank::begin(PeerReduce sum) {
   auto operation = std::make_shared<Operation>();
   Announcement& mine = operation->announced;
@@ -247,7 +246,7 @@ std::vector<std::string> Rank::exchange(std::string_view message) {
   return std::move(operation->messages);
 }
 
-// The place of this announcement held one of kRing operations ago, which all must have finished.
+// This slot was used kRing operations ago; waits until all ranks have finished that operation.
 void Rank::make_room(Announcement& mine) {
   const std::uint64_t next = mine.sequence = sequence_ + 1;
   group_->check_failure(mine);
@@ -261,14 +260,14 @@ void Rank::make_room(Announcement& mine) {
   recycle();
 }
 
-// Copies what the peers will read into a new staging piece.
+// Copies the data for the peers into a new staging piece.
 Staging Rank::stage(Operation& operation) {
   Announcement& mine = operation.announced;
   const at::Tensor& in = operation.in;
   const std::byte* from = bytes_of(in);
   const bool equal_parts = mine.op == Op::ReduceScatter || mine.op == Op::AllToAll;
   const bool sliced = mine.op == Op::AllReduce && !one_phase(operation);
-  Slice own;  // which the peers do not read
+  Slice own;  // the peers do not read it
   if (equal_parts) own = {me_ * (in.nbytes() / size_), in.nbytes() / size_, 0};
   if (sliced) own = slice(in, me_);
   mine.without_own = equal_parts;
@@ -325,7 +324,7 @@ bool Rank::all(const Ready& ready, const Operation& operation, bool blocking) {
   return true;
 }
 
-// One phase further if the peers are there (blocking: when they are). True: complete.
+// Advances by one phase if the peers are ready (blocking: waits for them). Returns whether the operation is complete.
 bool Rank::advance(Operation& operation, bool blocking) {
   using Phase = Operation::Phase;
   const std::uint64_t sequence = operation.announced.sequence;
@@ -458,7 +457,7 @@ void Rank::read(Operation& operation) {
   }
 }
 
-// The own slice of an all_reduce is read by no peer until it holds the sum: the sum goes there.
+// No peer reads this rank's slice of an all_reduce before it contains the sum, so the sum is written in place.
 void Rank::reduce_slice(Operation& operation) {
   const Slice own = slice(operation.in, me_);
   if (own.numel == 0) return;
@@ -473,7 +472,7 @@ void Rank::reduce_slice(Operation& operation) {
 }
 
 void Rank::finish_reading(Operation& operation) {
-  // A rank that failed meanwhile may have overwritten what was read.
+  // A rank that failed meanwhile may have overwritten the data.
   std::atomic_thread_fence(std::memory_order_acquire);
   group_->check_failure(operation.announced);
   group_->mine().finished.store(operation.announced.sequence, std::memory_order_release);
@@ -506,7 +505,7 @@ class ShmWork final : public Work {
     try {
       return owner()->try_complete(*operation_);
     } catch (const Error&) {
-      return true;  // wait() will throw it
+      return true;  // wait() will throw the error
     }
   }
 

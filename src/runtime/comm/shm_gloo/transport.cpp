@@ -1,13 +1,13 @@
-// The transport of hosts with several ranks each: shared memory inside a host, messages over TCP between hosts. A
-// collective is made of both: an all-gather sends each shard to every other host once, to the rank of the same number
-// there, and the ranks of a host read it from each other; a reduction takes every rank's part to the owner, who sums
-// all in fp32 in rank order, so that the bits are those of every other transport.
+// The transport for several hosts with several ranks each: shared memory inside a host, TCP messages between hosts. An
+// all-gather sends each shard once to every other host, to the rank with the same local rank; the ranks of a host then
+// read it from each other. A reduction sends every rank's part to its owner, which sums in fp32 in rank order,
+// bit-identical to all other transports.
 //
-// [Note: column] The ranks of one number on their hosts. Messages go inside a column only.
+// [Note: column] A column is the ranks with the same local rank on all hosts. Messages are sent within a column only.
 //
-// [Note: one thread for all] A thread of this rank carries the collectives out one after the other, in the order of
-// their calls, which is the same on all ranks: no rank waits for a peer that has not come that far, and the program
-// computes meanwhile. Messages that need nothing from the host's ranks are on their way from the call on.
+// [Note: one thread for all] A thread of this rank executes the collectives one after another, in the order of calls,
+// which is the same on all ranks. No rank waits for a peer that has not reached that call, and the program computes
+// meanwhile. Messages that do not depend on other ranks of the host are sent at the call.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -27,13 +27,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Up to here an all_reduce is summed by every rank: one wait for the network instead of two.
+// Up to this size, every rank computes the whole sum of an all_reduce: one network wait instead of two.
 constexpr std::size_t kOnePhaseBytes = 16 << 10;
-// Waits inside a host are longer, so that who is late is found between the hosts, where all ranks can be asked.
+// Added to timeouts inside a host, so that late ranks are first detected between hosts, where all ranks can be queried.
 constexpr milliseconds kLonger{10000};
-// News of a death and the break of a connection travel on two ways.
+// A report of a death and the break of a connection arrive independently.
 constexpr milliseconds kGrace{3000};
-// How long the end of a rank waits for its own collectives.
+// How long the destructor waits for this rank's own collectives.
 constexpr milliseconds kFarewell{2000};
 
 at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t numel) {
@@ -45,7 +45,7 @@ void copy_data(const at::Tensor& to, const at::Tensor& from) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
 }
 
-// Whether there are several hosts with equally many ranks, more than one.
+// Whether there are several hosts with the same number of ranks, greater than one.
 bool joins_hosts(const net::ProcessInfo& identity, const Messenger& messenger) {
   return messenger.hosts().even() && messenger.hosts().count() > 1 && identity.local_size > 1;
 }
@@ -72,7 +72,7 @@ class ShmGloo final : public Transport {
 
   ~ShmGloo() override {
     if (!worker_.idle_within(kFarewell)) {
-      // A collective that some rank never called: nothing but an end gets its messages out of the way.
+      // Some rank never called this collective: only an abort cancels its messages.
       const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
       messenger_->abort(rank_in_run(), text);
     }
@@ -182,7 +182,7 @@ class ShmGloo final : public Transport {
   }
 
  private:
-  // Ranks are numbered host by host.
+  // Requires ranks numbered host by host.
   static net::ProcessInfo of_own_host(const net::ProcessInfo& identity) {
     std::vector<int> ranks(static_cast<std::size_t>(identity.local_size));
     std::iota(ranks.begin(), ranks.end(), identity.rank - identity.local_rank);
@@ -194,7 +194,7 @@ class ShmGloo final : public Transport {
       try {
         job();
       } catch (const CommError& error) {
-        // The first failure that any rank noticed is everybody's.
+        // The first failure that any rank detected is reported by all.
         auto cause = messenger_->watch().cause(kGrace);
         if (!cause) {
           messenger_->abort(error.rank(), error.what());
@@ -208,20 +208,20 @@ class ShmGloo final : public Transport {
     }));
   }
 
-  // Every other host, the next one first.
+  // Calls f for every other host, starting with the next one.
   template <class F>
   void others(F&& body) const {
     for (int i = 1; i < hosts_; ++i) body((host_ + i) % hosts_);
   }
 
-  // Posts the messages that bring this column's parts of `out`, of which the own one is there.
+  // Posts the messages that gather this column's parts of `out`; this rank's part is already there.
   void gather_across(MessageWork& work, const at::Tensor& out) const {
     const auto part = out.numel() / size();
     others([&](int host) { work.receive(column_[host], bytes_of(out, column_[host] * part, part)); });
     others([&](int host) { work.send(column_[host], bytes_of(out, rank() * part, part)); });
   }
 
-  // Waits for them; then the host's ranks take from each other what each has received.
+  // Waits for them; then the ranks of the host read from each other what each has received.
   void gather_inside(MessageWork& work, const at::Tensor& out, std::string_view of = {}) const {
     work.wait();
     const auto part = out.numel() / size();
@@ -232,7 +232,7 @@ class ShmGloo final : public Transport {
     for (const auto& one : parts) one->wait();
   }
 
-  // of_host[h]: what the ranks of this host have for the ranks of host h in this column, part by part.
+  // of_host[h]: the data of this host's ranks for the ranks of host h in this column, part by part.
   void take_column_inside(const std::vector<at::Tensor>& of_host, const at::Tensor& in) const {
     const auto numel = in.numel() / hosts_;
     std::vector<std::shared_ptr<Work>> parts;
@@ -241,8 +241,8 @@ class ShmGloo final : public Transport {
     for (const auto& one : parts) one->wait();
   }
 
-  // out: what every rank has for this one, in rank order. First each rank of the host gets what all of them have for
-  // its column, then it goes to the hosts.
+  // out: the data of every rank for this one, in rank order. First exchanges data by column inside the host, then
+  // between hosts.
   void exchange_parts(MessageWork& work, const at::Tensor& out, const at::Tensor& in) const {
     const auto of_host = in.numel() / hosts_;
     auto column = at::empty({in.numel()}, in.options());
@@ -255,7 +255,7 @@ class ShmGloo final : public Transport {
     work.wait();
   }
 
-  // out = the sum of all ranks' parts of `in` for this one; it may be this rank's own part of `in`.
+  // out = the sum of all ranks' parts of `in` for this rank; may be this rank's own part of `in`.
   void sum_own_part(MessageWork& work, const at::Tensor& out, const at::Tensor& in) const {
     auto parts = at::empty({in.numel()}, in.options());
     exchange_parts(work, parts, in);
@@ -265,7 +265,8 @@ class ShmGloo final : public Transport {
     sum(out, each);
   }
 
-  // The ranks of a host sum what they have for each rank of the column, exactly; one integer sum a host crosses.
+  // The ranks of a host first compute exact sums for each rank of the column, so that each host sends one quantized
+  // sum.
   void sum_quantized(MessageWork& work, const at::Tensor& out, const at::Tensor& in, int bits) const {
     const auto numel = out.numel(), of_host = numel * ranks_;
     const auto dtype = sum_dtype(in.scalar_type());
@@ -310,10 +311,10 @@ class ShmGloo final : public Transport {
   }
 
   std::unique_ptr<Messenger> messenger_;
-  const int host_, hosts_, place_, ranks_;  // place_: among the host's ranks_
+  const int host_, hosts_, place_, ranks_;  // place_: index among the host's ranks_
   std::vector<int> column_;
   std::unique_ptr<Transport> inside_;
-  Worker worker_;  // the first to go
+  Worker worker_;  // destroyed first
 };
 
 std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
