@@ -43,5 +43,8 @@ function(zero_layer name)
     zero_includes(zero_${name})
     set(batch 10)
   endif()
+  if(ZERO_UNITY)  # GCC takes a source of a unity file for a header
+    target_compile_options(zero_${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  endif()
   set_target_properties(zero_${name} PROPERTIES UNITY_BUILD ${ZERO_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()

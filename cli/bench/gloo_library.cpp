@@ -22,7 +22,7 @@ c10::intrusive_ptr<c10d::Store> meet(Communicator& meeting) {
   options.timeout = meeting.timeout();
   c10::intrusive_ptr<c10d::TCPStore> store;
   if (options.isServer) store = c10::make_intrusive<c10d::TCPStore>(kHost, options);
-  const auto ports = meeting.exchange(store ? std::to_string(store->getPort()) : "");
+  const auto ports = meeting.all_gather_bytes(store ? std::to_string(store->getPort()) : "");
   if (store) return store;
   options.port = static_cast<std::uint16_t>(std::stoi(ports.front()));
   return c10::make_intrusive<c10d::TCPStore>(kHost, options);

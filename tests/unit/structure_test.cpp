@@ -174,10 +174,11 @@ TEST(Structure, OutsideLibrariesHaveOneHome) {
     const auto path = fs::relative(file, kRoot).string();
     for (const auto& line : lines_of(file))
       for (const auto& [library, allowed] : homes)
-        if (std::regex_search(line, library))
+        if (std::regex_search(line, library)) {
           EXPECT_TRUE(
               std::any_of(allowed.begin(), allowed.end(), [&](const auto& home) { return path.starts_with(home); }))
               << file << ": " << line;
+        }
   }
 }
 

@@ -279,9 +279,15 @@ TEST_P(Segments, InputsLeaveAndComeBack) {
   }
   const auto& settings = GetParam().settings;
   const std::int64_t bytes = 8 * 64 * 64 * 4;
-  if (!settings.to_host && settings.contiguous) EXPECT_EQ(kept.bytes(Tier::Device), 2 * 6 * 64 * 64 * 4);
-  if (settings.to_host) EXPECT_EQ(kept.bytes(Tier::Host), settings.contiguous ? bytes * 6 / 4 : bytes);
-  if (!settings.file_path.empty()) EXPECT_GE(kept.bytes(Tier::File), bytes);
+  if (!settings.to_host && settings.contiguous) {
+    EXPECT_EQ(kept.bytes(Tier::Device), 2 * 6 * 64 * 64 * 4);
+  }
+  if (settings.to_host) {
+    EXPECT_EQ(kept.bytes(Tier::Host), settings.contiguous ? bytes * 6 / 4 : bytes);
+  }
+  if (!settings.file_path.empty()) {
+    EXPECT_GE(kept.bytes(Tier::File), bytes);
+  }
 }
 
 TEST_P(Segments, WritesToInputsAreErrors) {

@@ -97,7 +97,9 @@ TEST_P(OffloadBackends, PlacesAreUsedAgain) {
     EXPECT_EQ(owned(Tier::File), file) << pass;
   }
   EXPECT_EQ(host > 0, place != "slab");
-  if (place == "host") EXPECT_EQ(host, 8u << 16);
+  if (place == "host") {
+    EXPECT_EQ(host, 8u << 16);
+  }
   EXPECT_EQ(file, place == "file" ? 16u << 20 : 0u);
   backend_.reset();
   EXPECT_EQ(owned(Tier::File), 0u);
