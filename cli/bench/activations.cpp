@@ -116,10 +116,10 @@ std::int64_t largest(const Plan& plan, const std::function<std::int64_t(std::int
 void declare(Command& c, Plan& p) {
   c.section("What is measured");
   c.option("--budget", p.budget_mib, "MIB", "device memory of a step: all purposes of the ledger (96)", 1, 1 << 20);
-  c.option("--stage", p.stage, "S", "ZeRO stage, of one rank (0)", 0, 3);
+  c.option("--stage", p.stage, "S", "ZeRO stage, with one rank (0)", 0, 3);
   c.choice("--recipe", p.recipe, {"fp32", "bf16", "fp16"}, "dtype of parameters and compute (fp32)");
-  c.option("--most", p.most, "N", "largest batch that is tried (4096)", 1, 1 << 20);
-  c.option("--folder", p.folder, "DIR", "of files (the system's folder for temporary ones)");
+  c.option("--most", p.most, "N", "largest batch to try (4096)", 1, 1 << 20);
+  c.option("--folder", p.folder, "DIR", "for files (the system's temporary folder)");
   c.section("Model");
   p.choice.declare(c);
   c.option("--threads", p.threads, "N", "threads (OMP_NUM_THREADS, else all cores)", 1, 1024);
@@ -130,7 +130,7 @@ void declare(Command& c, Plan& p) {
 int bench_activations(int argc, char** argv) {
   Plan plan;
   plan.choice.shape = {.layers = 8, .hidden = 128, .heads = 4, .sequence = 128, .vocabulary = 256};
-  Command command("bench activations", "the largest batch within a budget of memory, by how activations are kept",
+  Command command("bench activations", "the largest batch within a memory budget, by storage of activations",
                   "[options]", "  zero bench activations --budget 96 --layers 8 --hidden 128\n");
   declare(command, plan);
   if (!command.parse(argc, argv)) return 0;

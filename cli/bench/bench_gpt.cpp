@@ -15,8 +15,8 @@ void GptChoice::declare(Command& c) {
   c.option("--layers", shape.layers, "N", "blocks" + standard(shape.layers), 1, 1000);
   c.option("--hidden", shape.hidden, "N", "width" + standard(shape.hidden), 1, 65536);
   c.option("--heads", shape.heads, "N", "attention heads" + standard(shape.heads), 1, 1024);
-  c.option("--sequence", shape.sequence, "N", "tokens of a sample" + standard(shape.sequence), 1, 1 << 20);
-  c.option("--vocabulary", shape.vocabulary, "N", "different tokens" + standard(shape.vocabulary), 2, 1 << 24);
+  c.option("--sequence", shape.sequence, "N", "tokens per sample" + standard(shape.sequence), 1, 1 << 20);
+  c.option("--vocabulary", shape.vocabulary, "N", "size of the vocabulary" + standard(shape.vocabulary), 2, 1 << 24);
 }
 
 models::GptConfig GptChoice::chosen(const Command& command) const {

@@ -161,16 +161,16 @@ Json measure_rows(const Json& task, Communicator& comm) {
 
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
-  c.option("--operations", s.operations, "LIST", "with commas between (reduce_scatter,all_gather,all_reduce)");
+  c.option("--operations", s.operations, "LIST", "comma-separated (reduce_scatter,all_gather,all_reduce)");
   c.option("--transports", s.transports, "LIST",
-           "shm, gloo (libzero over TCP), gloo_library (as in torch.distributed), with commas between (all of them)");
+           "shm, gloo (libzero over TCP), gloo_library (as in torch.distributed), comma-separated (all)");
   c.choice("--dtype", s.dtype, {"fp32", "bf16"}, "of the elements (fp32)");
   c.option("--smallest", s.least, "BYTES", "first size (65536); each next one is four times as large", 64,
            std::int64_t{1} << 36);
-  c.option("--largest", s.most, "BYTES", "no size is above it (268435456)", 64, std::int64_t{1} << 36);
+  c.option("--largest", s.most, "BYTES", "largest size (268435456)", 64, std::int64_t{1} << 36);
   c.option("--world", s.world, "N", "ranks, each a process (2); under a launcher its ranks are used", 2, 64);
-  c.option("--threads", s.threads, "N", "threads a rank (1)", 1, 1024);
-  c.option("--rounds", s.rounds, "N", "turns of every transport, in new processes (3)", 1, 1000);
+  c.option("--threads", s.threads, "N", "threads per rank (1)", 1, 1024);
+  c.option("--rounds", s.rounds, "N", "rounds of every transport, in new processes (3)", 1, 1000);
 }
 
 std::vector<Row> rows_of(const Setup& setup) {
@@ -262,7 +262,7 @@ std::string text_of(const Setup& setup, const std::vector<Row>& rows, const std:
 
 int bench_collectives(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "time of collectives by size and transport, beside a plain copy; every result is checked",
+  Command command(kName, "time of collectives by size and transport, compared with memcpy; all results are checked",
                   "[options]", "  zero bench collectives --operations all_gather --largest 16777216\n");
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;

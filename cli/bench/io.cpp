@@ -159,24 +159,24 @@ std::string text_of(const Setup& setup, const std::vector<Cell>& cells, const Ab
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
   c.option("--path", s.folder, "DIR", "folder of the file (the working directory)");
-  c.option("--size", s.size, "BYTES", "of the file, as 512M or 4G (1G)");
-  c.option("--block-sizes", s.sizes, "LIST", "bytes of a request, with commas between (64K,1M)");
-  c.option("--depths", s.depths, "LIST", "requests in flight a thread (1,8,32)");
+  c.option("--size", s.size, "BYTES", "size of the file, such as 512M or 4G (1G)");
+  c.option("--block-sizes", s.sizes, "LIST", "bytes per request, comma-separated (64K,1M)");
+  c.option("--depths", s.depths, "LIST", "requests in flight per thread (1,8,32)");
   c.option("--patterns", s.patterns, "LIST", "read, write, mixed (all)");
   c.option("--threads", s.threads, "N", "I/O threads (1)", 1, 64);
   c.choice("--io", s.path, {"probe", "ring", "threads"},
            "io_uring, pread and pwrite in threads, or what works (probe)");
-  c.option("--seconds", s.seconds, "S", "of one window (1)", 0.05, 3600.0);
-  c.option("--rounds", s.rounds, "N", "windows of each (5)", 1, 1000);
-  c.flag("--fio", s.fio, "the program fio beside it, in turns (apt install fio)");
+  c.option("--seconds", s.seconds, "S", "seconds per window (1)", 0.05, 3600.0);
+  c.option("--rounds", s.rounds, "N", "windows per measurement (5)", 1, 1000);
+  c.flag("--fio", s.fio, "alternate with the program fio (apt install fio)");
 }
 
 }  // namespace
 
 int bench_io(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "speed of the files of offloaded state by request size and depth; all that is read is checked",
-                  "[options]", "  zero bench io --path /mnt/nvme --fio\n");
+  Command command(kName, "speed of offload files by request size and depth; all data read is checked", "[options]",
+                  "  zero bench io --path /mnt/nvme --fio\n");
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;
   const auto& global = command.global();

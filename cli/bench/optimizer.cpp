@@ -172,13 +172,13 @@ std::vector<Series> measure(const Setup& setup, const std::vector<int>& threads,
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
   c.option("--elements", s.elements, "N", "parameters, all in one flat tensor (128e6)", 1, 1e12);
-  c.option("--threads", s.threads, "LIST", "with commas between (1 and all cores)");
+  c.option("--threads", s.threads, "LIST", "comma-separated (1 and all cores)");
   c.option("--jobs", s.jobs, "LIST",
            "fp32, bf16, fp16 (fp32,bf16): 16-bit gradients are unscaled and the "
            "parameters rounded to 16 bits in the same pass");
   c.option("--rules", s.rules, "LIST", "adamw, adam, sgd, adagrad, lion (adamw)");
-  c.option("--iterations", s.iterations, "N", "measured updates of each (10)", 1, 100000);
-  c.option("--warmup", s.warmup, "N", "updates before them (2)", 0, 100000);
+  c.option("--iterations", s.iterations, "N", "measured updates each (10)", 1, 100000);
+  c.option("--warmup", s.warmup, "N", "warm-up updates (2)", 0, 100000);
 }
 
 std::vector<int> threads_of(const Setup& setup) {
@@ -267,7 +267,7 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
 
 int bench_optimizer(int argc, char** argv) {
   Setup setup;
-  Command command(kName, "time of one optimizer update over flat memory, beside a triad; every element is checked",
+  Command command(kName, "time of one optimizer update on flat memory, compared with a triad; all elements are checked",
                   "[options]", "  zero bench optimizer --elements 128e6 --threads 1,2 --rules adamw,lion\n");
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;

@@ -189,14 +189,14 @@ int bench_profile(int argc, char** argv) {
   Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; about three minutes",
                   "[options]", "  zero bench profile --out this-machine.json\n");
   command.section("What is measured");
-  command.option("--world", setup.world, "N", "ranks at once, each a process (cores / threads)", 1, 64);
-  command.option("--threads", setup.threads, "N", "threads a rank (1)", 1, 1024);
-  command.option("--recipes", setup.recipes, "LIST", "of fp32, bf16, fp16, with commas between (all)");
-  command.option("--steps", setup.steps, "N", "measured steps of each shape and stage (7)", 2, 1000);
-  command.option("--path", setup.path, "DIR", "folder whose files are measured (/tmp)");
-  command.flag("--no-files", setup.no_files, "leave files out");
+  command.option("--world", setup.world, "N", "concurrent ranks, each a process (cores / threads)", 1, 64);
+  command.option("--threads", setup.threads, "N", "threads per rank (1)", 1, 1024);
+  command.option("--recipes", setup.recipes, "LIST", "fp32, bf16, fp16, comma-separated (all)");
+  command.option("--steps", setup.steps, "N", "measured steps per shape and stage (7)", 2, 1000);
+  command.option("--path", setup.path, "DIR", "folder for measuring files (/tmp)");
+  command.flag("--no-files", setup.no_files, "do not measure files");
   command.flag("--quick", setup.quick,
-               "one round instead of four: under a minute, and only as sure as the machine is quiet");
+               "one round instead of four: under a minute, but less reliable on a busy machine");
   command.section("Results");
   command.option("--out", setup.out, "FILE", "the profile");
   if (!command.parse(argc, argv)) return 0;

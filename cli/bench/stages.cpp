@@ -170,16 +170,16 @@ Json json_of(const Run& run) {
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
   c.option("--world", s.world, "N", "ranks as threads of this process (2); under a launcher its ranks are used", 1, 64);
-  c.option("--stages", s.stages, "LIST", "stages, with commas between (0,1,2,3)");
-  c.option("--recipes", s.recipes, "LIST", "recipes, with commas between (fp32,bf16,fp16)");
+  c.option("--stages", s.stages, "LIST", "stages, comma-separated (0,1,2,3)");
+  c.option("--recipes", s.recipes, "LIST", "recipes, comma-separated (fp32,bf16,fp16)");
   c.option("--iterations,--steps", s.iterations, "N", "measured steps (20)", 1, 1000000);
-  c.option("--warmup", s.warmup, "N", "steps before them (2)", 0, 1000000);
+  c.option("--warmup", s.warmup, "N", "warm-up steps (2)", 0, 1000000);
   c.repeated("--set", s.set, "KEY=VALUE", "set one key of the configuration");
   c.section("Model");
   s.choice.declare(c);
-  c.option("--micro-batch-size", s.batch, "N", "samples a rank and step (4)", 1, 1 << 20);
-  c.option("--seed", s.seed, "N", "of initial values and tokens (1)", 0, 1 << 30);
-  c.option("--threads", s.threads, "N", "threads a rank (OMP_NUM_THREADS, else cores/ranks)", 1, 1024);
+  c.option("--micro-batch-size", s.batch, "N", "samples per rank and step (4)", 1, 1 << 20);
+  c.option("--seed", s.seed, "N", "seed of initial values and tokens (1)", 0, 1 << 30);
+  c.option("--threads", s.threads, "N", "threads per rank (OMP_NUM_THREADS, else cores/ranks)", 1, 1024);
 }
 
 }  // namespace

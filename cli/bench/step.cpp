@@ -80,21 +80,21 @@ void Series::add(const Json& result) {
 
 void declare(Command& c, Setup& s) {
   c.section("What is measured");
-  c.option("--stages", s.stages, "LIST", "stages, with commas between (0,1,2,3)");
-  c.option("--recipes", s.recipes, "LIST", "of fp32, bf16, fp16, with commas between (fp32,bf16)");
+  c.option("--stages", s.stages, "LIST", "stages, comma-separated (0,1,2,3)");
+  c.option("--recipes", s.recipes, "LIST", "fp32, bf16, fp16, comma-separated (fp32,bf16)");
   c.choice("--device", s.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
   c.option("--world", s.world, "N", "ranks, each a process (2, on GPUs 1); a launcher's are used", 1, 64);
-  c.option("--threads", s.threads, "N", "threads a rank (1)", 1, 1024);
+  c.option("--threads", s.threads, "N", "threads per rank (1)", 1, 1024);
   c.option("--transport", s.transport, "NAME", "shm or gloo (shm); on GPUs nccl");
-  c.option("--rounds", s.rounds, "N", "turns of every configuration, in new processes (3)", 1, 1000);
-  c.option("--steps", s.steps, "N", "measured steps of a turn (20)", 1, 1000000);
-  c.option("--warmup", s.warmup, "N", "steps before them (5)", 0, 1000000);
-  c.flag("--no-compute", s.no_compute, "leave out the forward and backward without communication");
+  c.option("--rounds", s.rounds, "N", "rounds of every configuration, in new processes (3)", 1, 1000);
+  c.option("--steps", s.steps, "N", "measured steps per round (20)", 1, 1000000);
+  c.option("--warmup", s.warmup, "N", "warm-up steps (5)", 0, 1000000);
+  c.flag("--no-compute", s.no_compute, "do not measure forward and backward without communication");
   c.repeated("--set", s.set, "KEY=VALUE", "set one key of the configuration");
-  c.option("--trace", s.trace, "FILE", "what happens when in five more steps, for ui.perfetto.dev");
+  c.option("--trace", s.trace, "FILE", "write a trace of five more steps for ui.perfetto.dev");
   c.section("Model");
   s.choice.declare(c);
-  c.option("--micro-batch-size,--batch", s.batch, "N", "samples a rank and step (1)", 1, 1 << 20);
+  c.option("--micro-batch-size,--batch", s.batch, "N", "samples per rank and step (1)", 1, 1 << 20);
 }
 
 // trace.json for one configuration; trace.bf16-stage3.json and so on for several.
@@ -301,7 +301,7 @@ std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std:
 int bench_step(int argc, char** argv) {
   Setup setup;
   setup.choice.shape = {.layers = 8, .hidden = 512, .heads = 8, .sequence = 128, .vocabulary = 8192};
-  Command command(kName, "time, memory and bytes of a training step at stages and recipes, beside the compute alone",
+  Command command(kName, "time, memory and traffic of a training step by stage and recipe, compared with compute alone",
                   "[options]", "  zero bench step --stages 0,3 --recipes bf16 --rounds 3 --steps 20\n");
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;

@@ -155,20 +155,20 @@ void declare(cli::Command& c, RunOptions& o) {
   c.option("--num-nodes,--nnodes", o.nodes, "N", "use the first N hosts of the hostfile", 1, 65536);
   c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"HOST slots=N\"");
   c.option("-i,--include", o.include, "FILTER", "only HOST[:SLOT,...][@HOST...]; localhost needs no hostfile");
-  c.option("-e,--exclude", o.exclude, "FILTER", "all but these, same form");
+  c.option("-e,--exclude", o.exclude, "FILTER", "all except these, in the same form");
   c.option("--master-addr", o.master_address, "ADDRESS", "MASTER_ADDR of the ranks (the first host)");
   c.option("--master-port", o.master_port, "PORT", "MASTER_PORT of the ranks (a free one; on several hosts 29500)", 1,
            65535);
-  c.option("--node-rank", o.node_rank, "N", "the same command is started on every host by hand, and this is host N", 0,
+  c.option("--node-rank", o.node_rank, "N", "this is host N; the same command is started on every host by hand", 0,
            65535);
-  c.flag("--no-ssh", o.no_ssh, "as --node-rank, which it needs");
+  c.flag("--no-ssh", o.no_ssh, "do not use ssh; requires --node-rank");
   c.choice("--launcher", o.launcher, {"ssh", "srun", "mpirun"}, "how other hosts are reached (ssh)");
   c.option("--ssh-port", o.ssh_port, "PORT", "port of ssh", 1, 65535);
-  c.option("--launcher-args", o.launcher_args, "ARGS", "further arguments of that program");
+  c.option("--launcher-args", o.launcher_args, "ARGS", "additional arguments of that program");
   c.section("Environment");
-  c.repeated("--export", o.exported, "NAME", "a variable that other hosts get, too");
+  c.repeated("--export", o.exported, "NAME", "also pass this variable to other hosts");
   c.option("--env-file", o.env_file, "FILE", "lines of NAME=VALUE for every rank");
-  c.flag("--bind-cores-to-rank", o.bind, "pin ranks to cores, NUMA node by node");
+  c.flag("--bind-cores-to-rank", o.bind, "pin ranks to cores, by NUMA node");
   c.option("--bind-core-list", o.core_list, "LIST", "the cores to use, such as 0,2-5 (implies the above)");
   c.flag("--pass-local-rank", o.pass_local_rank, "append --local_rank=N to the program's arguments");
   c.config(o.config, o.set, o.strict);
@@ -179,10 +179,11 @@ void declare(cli::Command& c, RunOptions& o) {
   c.section("Failure");
   c.option("--grace", o.grace, "S", "seconds from SIGTERM to SIGKILL after a failure (3)", 0, 86400);
   c.option("--stop-timeout", o.stop_timeout, "S", "seconds to save after SIGTERM or SIGUSR1 (600)", 0, 864000);
-  c.option("--hang-timeout", o.hang_timeout, "S", "seconds without progress that are a failure (600)", 0.1, 864000);
+  c.option("--hang-timeout", o.hang_timeout, "S", "seconds without progress that count as a failure (600)", 0.1,
+           864000);
   c.option("--host-timeout", o.host_timeout, "S", "seconds of silence after which another host is lost (30)", 0.5,
            86400);
-  c.option("--max-restarts", o.restarts, "N", "start all ranks again after a failure (0)", 0, 1000000);
+  c.option("--max-restarts", o.restarts, "N", "restart all ranks after a failure, up to N times (0)", 0, 1000000);
   c.option("--save-pid", o.save_pid, "FILE", "write the launcher's process id");
   const std::string direct = "programs are always started directly";
   c.no_effect("--no-python", false, direct);
@@ -378,7 +379,7 @@ int zero_run(int argc, char** argv) {
   // Started by a launcher on another host: stdin and stdout are its connection.
   if (argc == 2 && std::strcmp(argv[1], "--agent") == 0) return launch::run_agent(0, 1);
   RunOptions o;
-  cli::Command c("run", "start ranks of any program, here or on several hosts, and look after them",
+  cli::Command c("run", "start and supervise the ranks of any program, on one or several hosts",
                  "[options] [--] PROGRAM [ARGS...]", "  zero run -n 4 --log-dir logs ./my_program --epochs 3\n");
   declare(c, o);
   if (!c.parse(argc, argv)) return 0;

@@ -28,8 +28,8 @@ using report::json_quote;
 struct Place {
   std::string dir, tag;
   void declare(Command& command) {
-    command.positional(dir, "DIR", "directory of the checkpoints, or one checkpoint", false);
-    command.option("--tag", tag, "TAG", "which one; without it the newest whole one");
+    command.positional(dir, "DIR", "directory of checkpoints, or one checkpoint", false);
+    command.option("--tag", tag, "TAG", "the checkpoint to use (the newest complete one)");
   }
   void resolve(const std::string& verb) {
     if (dir.empty())

@@ -40,7 +40,7 @@ struct FileOptions {
   void declare(Command& command) {
     command.config(file, set, strict);
     command.positional(file, "FILE", "configuration, or - for stdin", false);
-    command.option("--world", world, "N", "ranks the batch sizes are for", 1, 1 << 20);
+    command.option("--world", world, "N", "number of ranks for the batch sizes", 1, 1 << 20);
   }
   void require(const std::string& name) const {
     if (file.empty())
@@ -66,11 +66,10 @@ int check(int argc, char** argv) {
 int explain(int argc, char** argv) {
   FileOptions o;
   bool all = false;
-  Command command("config explain",
-                  "Shows every effective value and where it came from; exit 2 where no run can start.",
+  Command command("config explain", "Shows every effective value and its source; exit 2 if no run can start.",
                   "FILE [options]", "zero config explain ds.json --world 4");
   o.declare(command);
-  command.flag("--all", all, "also values that nobody set");
+  command.flag("--all", all, "also show values that were not set");
   if (!command.parse(argc, argv)) return 0;
   o.require("explain");
   const auto options = Options::from_file(o.file, settings_of(o.set));
@@ -91,7 +90,7 @@ int schema(int argc, char** argv) {
   std::string file;
   Command command("config schema", "Writes the JSON Schema (2020-12) of the configuration file.", "[options]",
                   "zero config schema > zero.schema.json");
-  command.positional(file, "FILE", "accepted and not read: the schema is the same for all files", false);
+  command.positional(file, "FILE", "ignored: the schema is the same for all files", false);
   if (!command.parse(argc, argv)) return 0;
   print_result(config_schema());
   return 0;
@@ -100,9 +99,9 @@ int schema(int argc, char** argv) {
 int keys(int argc, char** argv) {
   std::string word;
   bool markdown = false;
-  Command command("config keys", "Lists the keys whose name or meaning has WORD in it.", "[WORD] [options]",
+  Command command("config keys", "Lists the keys whose name or description contains WORD.", "[WORD] [options]",
                   "zero config keys clip");
-  command.positional(word, "WORD", "any part of a key or of its meaning", false);
+  command.positional(word, "WORD", "any part of a key or its description", false);
   command.flag("--markdown", markdown, "as the tables of docs/configuration.md");
   if (!command.parse(argc, argv)) return 0;
   print_result(markdown ? config_keys_markdown() : config_keys(word));

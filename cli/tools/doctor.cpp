@@ -478,7 +478,7 @@ int zero_doctor(int argc, char** argv) {
                  "  zero doctor --path /mnt/nvme\n");
   bool cleans = false;
   c.option("--path,--nvme-path", folder, "DIR", "folder for offloaded files and checkpoints (the working directory)");
-  c.flag("--clean", cleans, "only remove what dead runs of this host left in the folder");
+  c.flag("--clean", cleans, "only remove files that dead runs of this host left in the folder");
   if (!c.parse(argc, argv)) return 0;
   if (cleans) return clean(folder, c.global());
   std::vector<Item> items;

@@ -117,29 +117,29 @@ void declare_train(Command& c, TrainArguments& a) {
                "choose model and text)",
                false);
   c.section("Run");
-  c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text; else the text of the GPL)");
+  c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text, else the text of the GPL)");
   c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
            kMost);
   c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
   c.choice("--device", a.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
   c.config(a.config, a.set, a.strict);
-  c.section("Values that win over the file and fill its \"auto\"");
+  c.section("Values that override the file and replace its \"auto\"");
   c.option("--warmup-steps", a.warmup_steps, "K", "warm-up of the schedule", 1, kMost);
-  c.option("--micro-batch-size", a.micro_batch_size, "M", "samples a rank and forward", 1, kMost);
+  c.option("--micro-batch-size", a.micro_batch_size, "M", "samples per rank and forward", 1, kMost);
   c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion");
   c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
-  c.option("--weight-decay", a.weight_decay, "R", "decay of weights", 0, 1e6);
+  c.option("--weight-decay", a.weight_decay, "R", "weight decay", 0, 1e6);
   c.choice("--dtype", a.dtype, {"fp32", "fp16", "bf16"}, "dtype of parameters and compute");
   c.section("Results");
   c.option("--out", a.out, "DIR", "folder of the run's files (runs/<time>-stage<S>)");
-  c.option("--sample", a.sample, "N", "bytes of text that the model writes at the end (200)", 0, 1000000);
-  c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save here at the end and when told to stop");
-  c.option("--save-every", a.save_every, "K", "and every K steps", 1, kMost);
-  c.option("--resume", a.resume, "TAG|auto", "go on from a checkpoint; auto: the newest whole one, if any");
-  c.option("--trace", a.trace, "FILE", "what happens when, for ui.perfetto.dev (ZERO_TRACE)");
-  c.option("--trace-steps", a.trace_steps, "A:B", "steps in it, counted from the start of this run (3:22)");
+  c.option("--sample", a.sample, "N", "bytes of text to generate at the end (200)", 0, 1000000);
+  c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save checkpoints here, at the end and when stopped");
+  c.option("--save-every", a.save_every, "K", "also save every K steps", 1, kMost);
+  c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
+  c.option("--trace", a.trace, "FILE", "write a trace for ui.perfetto.dev (ZERO_TRACE)");
+  c.option("--trace-steps", a.trace_steps, "A:B", "steps in the trace, counted from the start of this run (3:22)");
   c.no_effect("--deepspeed", false, "configurations are DeepSpeed's here in any case");
-  c.option("--local-rank", a.local_rank, "N", "as launchers append it; must agree with LOCAL_RANK", 0, 65535);
+  c.option("--local-rank", a.local_rank, "N", "appended by some launchers; must equal LOCAL_RANK", 0, 65535);
 }
 
 TrainPlan plan_train(const Command& c, const TrainArguments& a) {

@@ -1,4 +1,4 @@
-// `zero bench io` as a user starts it: the table, the document, fio beside it, and the refusals.
+// `zero bench io` as a user runs it: the table, the document, the comparison with fio, and invalid options.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// `zero bench` as a user starts it: the tables, the document, and the refusals.
+// `zero bench` as a user runs it: the tables, the document, and invalid options.
 #include <gtest/gtest.h>
 
 #include <signal.h>
@@ -53,7 +53,7 @@ TEST(BenchStages, TheDocumentAgreesWithWhatZeroPromises) {
       EXPECT_LE(times["median"].get<double>(), times["p90"].get<double>());
       EXPECT_GE(runs[recipe][stage]["total_s"].get<double>(), times["median"].get<double>()) << "of all steps";
       EXPECT_GT(runs[recipe][stage]["bytes_sent_per_step"].get<double>(), 0);
-      // Parameters whole below stage 3, else half, but for padding.
+      // Parameters are replicated below stage 3 and half at stage 3, except for padding.
       const double width = recipe == "fp32" ? 4 : 2;
       EXPECT_NEAR(rest(stage, "parameters_bytes") / (elements * width), stage == 3 ? 0.5 : 1, 0.02) << stage;
       const double states = recipe == "fp32" ? 8 : 12;  // with fp32 the parameter is its own master

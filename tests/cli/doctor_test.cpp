@@ -1,5 +1,5 @@
-// `zero doctor`: the document's form, that it agrees with what the system says by other ways, and
-// that verdict and exit code agree.
+// `zero doctor`: the document's structure, agreement with the system's own information, and consistency of verdict and
+// exit code.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
-// `zero explain` as a user sees it: tables that fit, one JSON document, mistakes that are named, and --live, which runs
-// what was said and fails where it is not so.
+// `zero explain` as a user runs it: tables that fit the terminal, one JSON document, error messages, and --live, which
+// compares the prediction with a run and fails if they differ.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -91,7 +91,7 @@ TEST(Explain, TablesFit) {
     }
 }
 
-// The homework's question about each stage, as facts of the document.
+// What each stage shards, as fields of the document.
 TEST(Explain, WhoHoldsAndWhoSendsWhat) {
   for (const int stage : {0, 1, 2, 3}) {
     const auto d = document(

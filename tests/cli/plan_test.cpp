@@ -1,5 +1,5 @@
-// `zero plan`: its answers as text and JSON, its exit codes, its mistakes, and the configuration it writes, which
-// `zero config check` and `zero train` take as it is.
+// `zero plan`: its text and JSON output, exit codes, error messages, and the configuration it writes, which `zero
+// config check` and `zero train` accept unchanged.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -150,7 +150,7 @@ TEST(PlanCommand, PrintsThePapers) {
 
 TEST(PlanCommand, NeedsNoLibtorch) {
   const auto folder = temporary_folder();
-  fs::copy_file(kZero, folder + "/zero");  // alone: without zero-torch beside it
+  fs::copy_file(kZero, folder + "/zero");  // without zero-torch in the same folder
   Process process(Words{folder + "/zero", "plan", "--model", "gpt2-xl", "--memory", "80GB"});
   EXPECT_EQ(process.wait(20), 0) << process.err;
   Process maps(Words{"/usr/bin/env", "ldd", folder + "/zero"});

@@ -1,6 +1,5 @@
-// `zero report` from outside: real runs, the page in a real browser without a window. No console error may occur, what
-// the page shows must be the run's numbers, in tables, drawings and under the pointer. Skipped where there is no
-// Chromium.
+// `zero report` on real runs, with the page in a headless browser. There must be no console errors, and tables,
+// drawings and tooltips must show the run's figures. Skipped without Chromium.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -171,7 +170,7 @@ TEST_F(ReportPage, TheRecordHasOneStepInDetail) {
       if (row["key"] == "zero_optimization.stage")
         has_stage = row["value"] == stage && row["source"].get<std::string>().rfind("CLI --stage", 0) == 0;
     EXPECT_TRUE(has_stage);
-    // The trace of that step, of both ranks, is beside it.
+    // The trace of that step, of both ranks, is in the same folder.
     EXPECT_TRUE(fs::exists(folder + "/run" + std::to_string(stage) + "/trace.json"));
   }
 }

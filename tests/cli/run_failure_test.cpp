@@ -1,6 +1,6 @@
-// `zero run` when things go wrong: which rank is named, that all others end, that nothing is left,
-// and what signals do. Every test looks for processes that carry the run's id. Ranks that have to be ended sleep for a
-// minute, longer than finish() waits.
+// `zero run` with failures: the rank that is named, the end of all others, no remaining processes, and signals. Every
+// test searches for processes with the run's id. Ranks that must be killed sleep for a minute, longer than finish()
+// waits.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>

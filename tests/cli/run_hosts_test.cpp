@@ -1,5 +1,5 @@
-// `zero run` on several hosts. The others are this machine under another name, reached through the stand-in
-// of tests/cli/fake_ssh; what needs networks of its own is in run_network_test.cpp.
+// `zero run` on several hosts. The others are this machine under another name, reached through tests/cli/fake_ssh.
+// Tests with separate networks are in run_network_test.cpp.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
-// `zero run` and real training over two networks: network namespaces with one link between them stand for
-// two hosts. Needs root and the program `ip`; without them its cases are skipped. The namespaces are removed by a
-// process of their own, whatever becomes of the test.
+// `zero run` and real training over two networks: network namespaces with a link between them represent two hosts.
+// Requires root and the program `ip`; otherwise skipped. A separate process always removes the namespaces.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>

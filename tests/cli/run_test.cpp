@@ -1,5 +1,5 @@
-// `zero run` from outside: what a rank gets, what is shown of it, and the exit code. Failures and
-// signals are in run_failure_test.cpp.
+// `zero run`: the environment of a rank, its output, and the exit code. Failures and signals are in
+// run_failure_test.cpp.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// `zero run` over real ranks: what the library says of itself reaches the launcher, and a run that
-// loses a rank goes on to the same numbers. Ranks that only play a part are in run_failure_test.cpp.
+// `zero run` with real training: the library's status reaches the launcher, and a run that loses a rank resumes with
+// the same numbers. Tests with simulated ranks are in run_failure_test.cpp.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// What `zero train` tells while it runs: files for TensorBoard and CSV with DeepSpeed's tags, times and bytes of the
-// parts of a step, and one line that redraws itself on a terminal and nowhere else.
+// The output of `zero train` during a run: files for TensorBoard and CSV with DeepSpeed's tags, times and bytes of the
+// parts of a step, and a progress line on terminals only.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// `zero train` from outside, alone and under `zero run`: every configuration of configs/ trains, the
-// stages print the same numbers, a resumed run goes on bit by bit, and mistakes are named.
+// `zero train`, alone and under `zero run`: every configuration of configs/ trains, all stages print the same numbers,
+// a resumed run is bit-identical, and errors are reported.
 #include <gtest/gtest.h>
 #include <signal.h>
 

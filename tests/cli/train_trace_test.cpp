@@ -1,5 +1,5 @@
-// `zero train --trace` from outside: the file is strict JSON whose slices nest, it shows that gathers run beside
-// compute, and a traced run computes what an untraced one does.
+// `zero train --trace`: the file is strict JSON with nested slices, it shows all-gathers that overlap with compute, and
+// tracing does not change results.
 #include <gtest/gtest.h>
 #include <signal.h>
 

@@ -1,5 +1,5 @@
-// Ranks as threads, and the world of one: the common checks of every transport, then what only
-// threads can be made to do: delays, failures at an exact call, absence, and calls out of step.
+// Ranks as threads, and world size 1: the checks common to all transports, then cases that only threads can simulate:
+// delays, failures at an exact call, absence, and mismatched calls.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
-// The gloo transport between real processes: values, bytes on the wire, and who is named when a
-// rank dies, stops, does not come or leaves the common order of calls.
+// The gloo transport between processes: values, bytes sent, and the rank named when a rank dies, stops, does not
+// connect or makes a different call.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>

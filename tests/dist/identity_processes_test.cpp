@@ -1,5 +1,5 @@
-// Communicator::from_env in real processes: the variables of each launcher bring the ranks
-// together, over the transport that was asked for or follows.
+// Communicator::from_env in processes: with each launcher's variables, ranks connect over the requested or selected
+// transport.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

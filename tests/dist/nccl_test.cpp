@@ -1,5 +1,5 @@
-// The nccl transport as far as the machine goes: without GPUs the refusal says what is missing; with
-// them every collective against the naive one, a rank a GPU.
+// The nccl transport: without GPUs the error names what is missing; with GPUs every collective is compared with a naive
+// one, one rank per GPU.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
-// The transport of hosts with several ranks each, between real processes: values, bytes between hosts, and who is named
-// when a rank dies, stops or stays away on either host. The hosts are made up: processes of one machine that take part
-// in two or three groups. Real links between network namespaces are in tests/cli.
+// The transport for several hosts, between processes: values, bytes between hosts, and the rank named when a rank dies,
+// stops or does not connect on either host. The hosts are simulated: processes of one machine in two or three groups.
+// Links between network namespaces are tested in tests/cli.
 #include <chrono>
 #include <thread>
 
@@ -185,7 +185,7 @@ TEST(ShmGloo, NeighboursAreAWorldOfTheirOwn) {
   }));
 }
 
-// Its messages are on their way although nobody waits, and the rank goes in peace.
+// Messages that no rank waits for do not block the end of a rank.
 TEST(ShmGloo, EndsWithCollectivesNobodyWaitsFor) {
   const int port = free_port();
   expect_all_well(run_processes(4, [&](int rank) {

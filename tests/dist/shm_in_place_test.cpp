@@ -1,5 +1,4 @@
-// What ranks of one host read where it lies, between real processes: shards of a shared vector, and gradients in
-// stretches.
+// In-place reads between processes of one host: shards of a symmetric buffer, and gradients in segments.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -36,7 +35,7 @@ TEST_P(ShmInPlace, ReadSymmetricBuffersInPlace) {
         }
         require(vector->whole().numel() == size * numel, "numel");
         for (int step = 0; step < 3; ++step) {
-          comm->barrier();  // nobody reads any more
+          comm->barrier();  // no rank reads any more
           vector->shard().copy_(at::arange(numel).remainder(97) + (7 * comm->rank() + step));
           if (comm->rank() == step % size) std::this_thread::sleep_for(20ms);
           vector->publish();
@@ -55,7 +54,7 @@ TEST_P(ShmInPlace, ReadSymmetricBuffersInPlace) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// Stretches of odd sizes with gaps, across the borders of shards, beside the sum of one flat buffer.
+// Segments of odd sizes with gaps, across the borders of shards, compared with the sum of one flat buffer.
 TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {

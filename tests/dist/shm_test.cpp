@@ -515,7 +515,7 @@ TEST(Shm, NamesBothCallsOfADisagreement) {
     EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 13 elements)")) << end.error;
   }
   const auto roots = with_ranks(2, [](const Comm& comm) {
-    comm->broadcast(at::ones({12}), comm->rank())->wait();  // a root waits for nobody
+    comm->broadcast(at::ones({12}), comm->rank())->wait();  // a root does not wait for other ranks
     comm->barrier();
   });
   for (const auto& end : roots) {

@@ -1,4 +1,4 @@
-// The shared-memory transport between threads: the same code as between processes, where a sanitizer can see it.
+// The shared-memory transport between threads: the same code as between processes, visible to sanitizers.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -35,7 +35,7 @@ TEST_P(ShmThreads, ReadSymmetricBuffersInPlace) {
       auto* const shard = vector->shard().data_ptr<float>();
       const auto* const whole = vector->whole().const_data_ptr<float>();
       for (int step = 0; step < 5; ++step) {
-        comm->barrier();  // nobody reads any more
+        comm->barrier();  // no rank reads any more
         for (std::int64_t i = 0; i < numel; ++i) shard[i] = static_cast<float>(i % 97 + 7 * comm->rank() + step);
         vector->publish();
         comm::group_of(*comm)->gather(*vector);

@@ -1,5 +1,5 @@
-// Communicator::split over every transport on CPUs: who is in which group, values of collectives in all groups at one
-// time, groups of groups, wrong calls, and that a failure in one group ends the waits of the others.
+// Communicator::split over every transport for CPUs: membership, values of concurrent collectives in all groups, nested
+// groups, invalid calls, and a failure in one group that ends the waits of the others.
 #include <torch/torch.h>
 
 #include <chrono>

@@ -1,6 +1,5 @@
-// A program that calls Communicator::from_env() runs unchanged under torchrun: on one host, and as
-// two nodes that meet by the store of torchrun's agent. Skipped where python3 (or ZERO_TEST_PYTHON)
-// cannot import torch.distributed.run.
+// A program that calls Communicator::from_env() runs unchanged under torchrun: on one host, and as two nodes that
+// connect through torchrun's agent store. Skipped if python3 (or ZERO_TEST_PYTHON) cannot import torch.distributed.run.
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// No hang and no wrong culprit: a rank that is killed, exits or sleeps, in every phase of a step;
-// every other rank ends with an error in time that names it.
+// A rank is killed, exits or sleeps in every phase of a step: no rank hangs, and every other rank ends in time with an
+// error that names it.
 #include <gtest/gtest.h>
 
 #include <filesystem>

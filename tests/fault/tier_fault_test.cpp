@@ -1,6 +1,6 @@
-// Disks that fail under training: a request that is short, interrupted or refused for now changes no bit; one that
-// fails for good ends every rank with an error that says where, and the last checkpoint is whole. And bytes that come
-// back other than they were written are noticed.
+// Disk failures during training: a short, interrupted or temporarily refused request does not change results; a
+// permanent failure ends every rank with an error that names the location, and the last checkpoint is complete.
+// Corrupted data is detected.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -166,7 +166,7 @@ void expect_an_end(Nth::Kind kind, int error, const char* text) {
 }
 
 TEST(TierFault, AReadThatFailsEndsEveryRank) { expect_an_end(Nth::Kind::Read, EIO, std::strerror(EIO)); }
-// The error of an update beside training stays, wherever the program catches it: what was half made is never shown.
+// The error of a background update persists even if the program catches it: a partial update never becomes visible.
 TEST(TierFault, AFailedLateUpdateIsNotForgotten) {
   const TempFolder folder;
   auto setup = setup_in(folder.text(), 1);

@@ -1,5 +1,5 @@
-// The arithmetic of the GPU's threads, compiled for the CPU: the bits of the SIMD kernels, everywhere. The last
-// test makes sure that the checks see a difference.
+// The arithmetic of GPU threads, compiled for the CPU, gives the bits of the SIMD kernels. The last test verifies that
+// the checks detect a difference.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// How fast the plug-in's kernels move memory on this GPU, beside a plain copy and libtorch's fused AdamW: one JSON on
-// standard output, bytes counted by what a kernel must read and write. script/gpu-check runs it. No correctness here.
+// Memory bandwidth of the plug-in's kernels on this GPU, compared with a plain copy and libtorch's fused AdamW. Writes
+// one JSON document to standard output; bytes are those that a kernel must read and write. Run by script/gpu-check.
+// Does not check results.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>

@@ -1,5 +1,5 @@
-// `--device cuda` as a user meets it without a GPU, or with a driver that promises more than there is: exit code 2, and
-// the first thing that is missing by name.
+// `--device cuda` without a GPU, or with a driver that reports more than it provides: exit code 2, and an error that
+// names the first missing part.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(DeviceOption, WithoutAGpuSaysSo) {
   }
 }
 
-// The tests' own libcuda.so.1 shows two GPUs to those who count, and has nothing else of a driver.
+// The tests' libcuda.so.1 reports two GPUs when they are counted, and implements nothing else.
 TEST(DeviceOption, ADriverThatIsNoneIsAnErrorInWords) {
   if (has_driver()) GTEST_SKIP() << "this machine has a CUDA driver";
   const auto ended = run(kTrain, std::string(ZERO_BINARY_DIR) + "/tests/fake_cuda");

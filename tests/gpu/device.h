@@ -1,4 +1,4 @@
-// For tests that need a GPU: the reason why there is none, asked once, in the order that libtorch needs.
+// For tests that need a GPU: the reason why none is available, queried once, in the order that libtorch requires.
 #pragma once
 #include <gtest/gtest.h>
 

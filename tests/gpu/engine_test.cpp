@@ -1,6 +1,5 @@
-// The engine on one GPU: stage against stage bit for bit, against the CPU's engine within bounds, its memory, its
-// checkpoints, and the order between streams. Each test skips, and says why, where there is no GPU; the errors for
-// mixed devices are seen everywhere.
+// The engine on one GPU: all stages bit for bit, compared with the CPU's engine within bounds, memory, checkpoints, and
+// stream order. Skipped without a GPU, except the errors for mixed devices.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The plug-in's table, served by this CPU: the arithmetic of a GPU's threads in plain loops. For tests of what calls
-// the table, and of the arithmetic itself, on machines without a GPU.
+// The plug-in's function table, implemented on the CPU: the arithmetic of GPU threads in plain loops. For tests of code
+// that calls the table, and of the arithmetic, without a GPU.
 #pragma once
 #include "kernels/cuda/interface.h"
 

@@ -1,4 +1,4 @@
-// The plug-in's door on any machine, and its kernels on a GPU: the CPU's bits.
+// Loading the plug-in on any machine, and its kernels on a GPU: bit-identical to the CPU.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -148,7 +148,7 @@ TEST(Door, WhereTheDriverShowsAGpuItOpens) {
   EXPECT_TRUE(torch::cuda::is_available());
 }
 
-// The library itself loads without a driver, since it needs the CUDA runtime alone, and refuses in words.
+// The library loads without a driver, because it needs only the CUDA runtime, and reports an error.
 TEST(PlugIn, LoadsAnywhereAndItsTableIsWhole) {
   const auto path = std::filesystem::path(ZERO_BINARY_DIR) / "lib" / cuda::kPlugin;
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "this build has no " << path << " (no nvcc, or ZERO_CUDA=OFF)";

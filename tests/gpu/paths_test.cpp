@@ -1,6 +1,6 @@
-// The engine's way through the plug-in's table and back (sums left on the device and read at the norm, updates by the
-// table, conversions of accumulated gradients) on a machine without a GPU: the host's loops serve the table, and every
-// bit must be that of the ordinary way.
+// The engine's use of the plug-in's table (sums on the device that are read for the norm, updates, conversions of
+// accumulated gradients) without a GPU: host loops implement the table, and results must be bit-identical to those
+// without it.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Marks, side streams and host slots on a device made of a log: which stream was told to wait for which event, and in
-// what order; and on the CPU, where all of it does nothing. On a real GPU: device_streams_test.cpp.
+// Marks, side streams and host slots on a simulated device that logs which stream waits for which event, and in what
+// order; and on the CPU, where they have no effect. On a GPU: device_streams_test.cpp.
 #include "gpu/streams.h"
 
 #include <ATen/ATen.h>

@@ -1,5 +1,5 @@
-// How activations are kept between forward and backward changes where bytes lie, never a bit of the state: kept,
-// computed again, away in host memory or a file, at every stage and in worlds of one to three.
+// The storage of activations between forward and backward changes the location of bytes, never a bit of the state:
+// kept, recomputed, offloaded to host memory or a file, at every stage and world sizes one to three.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <zero/zero.h>

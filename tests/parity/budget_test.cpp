@@ -1,5 +1,5 @@
-// Budgets are promises: whatever they are, the bits are the same, no tier ever holds more, and what cannot be kept is
-// refused before the first step with the smallest budget that works.
+// Budgets: for any budget the bits are the same and no tier exceeds it. An infeasible budget is refused before the
+// first step, with the smallest feasible one.
 #include <gtest/gtest.h>
 
 #include <filesystem>

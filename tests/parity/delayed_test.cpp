@@ -229,7 +229,7 @@ TEST(Delayed, AQueueOfOneGradientGivesTheSameBits) {
   }
 }
 
-// A checkpoint in mid-flight holds all updates, and a run that goes on from it equals one that flushed there.
+// A checkpoint during a pending update contains all updates, and a run resumed from it equals one that flushed there.
 TEST(Delayed, ACheckpointFlushes) {
   for (const char* device : {"cpu", "nvme"}) {
     Plan plan;

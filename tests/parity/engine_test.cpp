@@ -1,5 +1,5 @@
-// The engine's contract beside the numbers: clear errors on every rank, gathered scopes,
-// evaluation, deferred building, parameter groups, buffers.
+// The engine's contract apart from numerics: clear errors on every rank, gathered scopes, evaluation, deferred
+// building, parameter groups, buffers.
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// The size of gradients: means over ranks and micro-batches, the global norm, clipping and the update, against a loop
-// that is written here from the definitions, in fp64, with one plain module and nothing of the engine or of the other
-// parity tests. What is wrong alike at all stages and transports shows only here.
+// The size of gradients: means over ranks and micro-batches, the global norm, clipping and the update. The reference is
+// a loop written from the definitions, in fp64, with one plain module, independent of the engine and of the other
+// parity tests. Only this test detects errors that all stages and transports have in common.
 //
 // As processes, this program is started again for every rank: it trains all cases of its world, and rank 0 writes norms
 // and masters to a file.

@@ -1,5 +1,5 @@
-// Bytes are exact: what rests on a rank, what is gathered at the peak, and what is sent in a step
-// follow the formulas of docs/memory.md for every stage, recipe and accumulation.
+// Bytes are exact: the bytes stored on a rank, unsharded at the peak, and sent in a step follow the formulas of
+// docs/memory.md for every stage, recipe and accumulation.
 #include <gtest/gtest.h>
 
 #include <mutex>

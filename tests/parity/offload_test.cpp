@@ -1,5 +1,5 @@
-// The same bits wherever states rest: masters and moments, gradients and parameters on the device, in host memory, in
-// a file, or split, at every stage that shards them.
+// The same bits for every placement of states: masters and optimizer states, gradients and parameters on the device, in
+// host memory, in a file, or split, at every stage that shards them.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,6 +1,6 @@
-// A plan against the engine it plans: for GPTs of many shapes, stages, recipes, worlds, places and transports, what
-// rests is equal to the byte, so are the bytes sent in a step, and peaks are within 2 %. With ZERO_PLAN_TABLE=FILE the
-// comparison is written there as a table (script/planner-table).
+// Plans compared with engines: for GPTs of many shapes, stages, recipes, worlds, placements and transports, persistent
+// bytes and bytes sent per step are equal, and peaks are within 2 %. ZERO_PLAN_TABLE=FILE writes the comparison as a
+// table (script/planner-table).
 #include <gtest/gtest.h>
 #include <zero/activation_checkpoint.h>
 #include <zero/plan.h>

@@ -1,5 +1,5 @@
-// What may stay gathered at stage 3: the keys that trade memory for bytes. The bits are those of every other policy,
-// the bytes follow the formulas of docs/memory.md, and the limits hold.
+// The keys that keep parameters unsharded at stage 3 and trade memory for traffic. The bits are the same for every
+// policy, the bytes follow the formulas of docs/memory.md, and the limits hold.
 #include <gtest/gtest.h>
 
 #include <mutex>

@@ -1,5 +1,5 @@
-// Going on from a checkpoint is the same as never having stopped, bit for bit: state, losses, loss
-// scale, learning rate, random numbers, buffers. And what a checkpoint refuses leaves the engine as it was.
+// Resuming from a checkpoint equals not having stopped, bit for bit: state, losses, loss scale, learning rate, random
+// numbers, buffers. A checkpoint that is rejected leaves the engine unchanged.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -385,7 +385,7 @@ TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
   EXPECT_TRUE(contains(text, "differences") && contains(text, "more")) << text;
 }
 
-// One damaged byte in one rank's file: every rank says so, no rank has changed, and training goes on.
+// One damaged byte in one rank's file: every rank reports it, no rank has changed, and training continues.
 TEST(CheckpointRefuses, ADamagedPartAndTheEngineStaysAsItWas) {
   TempFolder folder;
   Training setup;

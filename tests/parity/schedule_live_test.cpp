@@ -1,5 +1,5 @@
-// The schedule is what an Engine does: for stages, recipes, tiers, transports, accumulation and policies, three steps
-// of a small GPT on forked ranks agree with it in every unit, byte and call.
+// The predicted schedule matches an Engine: for stages, recipes, tiers, transports, accumulation and policies, three
+// steps of a small GPT on forked ranks agree in every unit, byte and call.
 #include <gtest/gtest.h>
 #include <zero/plan.h>
 
@@ -204,7 +204,7 @@ TEST(ScheduleLive, TiersOfOneRank) {
 TEST(ScheduleLive, PoliciesOverSharedMemory) { on_shared_memory(2, policies()); }
 TEST(ScheduleLive, PoliciesOverThreads) { on_threads(2, policies()); }
 
-// What is compared can differ: a run beside the forecast of another.
+// The comparison detects differences: a run and the schedule of another configuration.
 TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
   const std::vector<std::pair<Case, Case>> pairs{
       {{"", 2}, {"", 1}},

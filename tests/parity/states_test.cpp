@@ -1,4 +1,4 @@
-// States beside the parameters: that the digest sees them, and that tiles of them are their own.
+// Optimizer states: the digest includes them, and each tile has its own.
 #include <gtest/gtest.h>
 #include <zero/zero.h>
 

@@ -1,5 +1,5 @@
-// What programs do with losses, graphs and gradients beside one backward and one step: every stage and transport
-// against a loop without libzero.
+// Uses of losses, graphs and gradients other than one backward and one step: every stage and transport compared with a
+// loop without libzero.
 #include <gtest/gtest.h>
 
 #include "soundness/cases.h"

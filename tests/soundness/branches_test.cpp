@@ -1,4 +1,4 @@
-// Forwards that take another way on each rank, at stage 3: right values or an error, never a mixture of two units.
+// Forwards whose path depends on the rank, at stage 3: correct values or an error, never a mixture of two units.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
-// LD_PRELOADed by train_program_test.cpp: says when libtorch is first asked about CUDA, for after that its answer is
-// fixed for life.
+// LD_PRELOADed by train_program_test.cpp: reports when libtorch is first asked about CUDA, because libtorch caches that
+// answer.
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -1,5 +1,4 @@
-// Ranks of one host that end their part of a run early: what their peers compute with stays as it is, or they hear of
-// it.
+// Ranks of one host that end early: the data that their peers use remains unchanged, or the peers get an error.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -52,7 +51,7 @@ TEST(Departure, LeavesAGatheredVectorAsItIs) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// The rank that gave the vector up goes on, and wants memory of just that size.
+// The rank that freed the vector continues and allocates memory of the same size.
 TEST(Departure, LeavesItWhileItsRankTakesOtherMemory) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     auto vector = comm::group_of(*comm)->share(kNumel, at::kFloat);
@@ -109,7 +108,7 @@ TEST(Departure, OfAnEarlierVectorSaysNothingOfALaterOne) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// All evaluate once more, each at its pace, and end: nobody has to wait for the slowest.
+// All ranks evaluate at their own speed and end: no rank has to wait for the slowest.
 TEST(Departure, OfAFasterRankLeavesTheSlowerOneItsEvaluation) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
     auto model = four_layers(256);

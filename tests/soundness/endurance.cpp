@@ -1,12 +1,12 @@
-// Long runs that must leave nothing behind: an Engine made anew again and again, and a user who does what users do:
-// forwards without a backward, exceptions in the middle of a pass, evaluation on one rank, frozen parameters. Ranks are
-// processes over shared memory. Rank 0 trains the same in plain libtorch, with the data of all ranks, and compares.
+// Long runs that must not leak: an Engine that is constructed repeatedly, and irregular use: forwards without a
+// backward, exceptions in the middle of a pass, evaluation on one rank, frozen parameters. Ranks are processes over
+// shared memory. Rank 0 trains the same model in plain libtorch, with the data of all ranks, and compares.
 //
 //   endurance remake|mischief [steps=N] [every=N] [stage=S] [ranks=N] [quiet=1]
 //
 // every: remake: steps of one Engine; both: steps between two measurements. Prints memory (PSS without files),
-// descriptors and threads of the rank whose PSS is largest; exit code 1 if they grow, if a value differs, or if an
-// error comes that nobody caused.
+// descriptors and threads of the rank whose PSS is largest. Exit code 1 if they grow, if a value differs, or on an
+// unexpected error.
 #include <zero/zero.h>
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,5 +1,5 @@
-// The life of Engines as programs have it: ended in any order and thread, replaced, refused halfway, on models and
-// configurations they cannot take.
+// Lifetimes of Engines: destroyed in any order and thread, replaced, failed during construction, with unsupported
+// models and configurations.
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -212,7 +212,7 @@ TEST(EngineModels, HeldByAnotherEngine) {
     EXPECT_TRUE(contains(error, "0.weight")) << error;
     EXPECT_TRUE(contains(error, "held by another Engine")) << error;
     EXPECT_TRUE(contains(error, "Hint: end")) << error;
-    train_once(*first, *model);  // goes on as if nothing had been
+    train_once(*first, *model);  // continues as if nothing had happened
     if (stage != 0) continue;
     first.reset();
     Engine second(model, small_options(stage), Communicator::local());

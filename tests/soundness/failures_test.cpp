@@ -1,5 +1,4 @@
-// Passes that fail, parameters that freeze, two Engines: what goes on afterwards has the values of a loop without
-// libzero that did the same.
+// Failed passes, frozen parameters, two Engines: later values equal those of a loop without libzero that did the same.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -193,7 +192,7 @@ TEST_P(Failures, ACopyOfSumsBeyondTheBudget) {
     });
 }
 
-// A pass that fails, or is discarded, while the update of the step before still runs beside it.
+// A pass fails, or is discarded, while the previous step's update is running in the background.
 TEST_P(Failures, BesideALateUpdate) {
   if (stage() == 0) return;
   const TempFolder temporary;
@@ -222,7 +221,7 @@ TEST_P(Failures, BesideALateUpdate) {
   }
 }
 
-// One rank alone fails: the others learn of it in words.
+// Only one rank fails: the others get its error.
 TEST_P(Failures, OneRankAloneNamesItself) {
   if (world() == 1) return;
   const auto errors = run_at(GetParam().place, [this](const auto& comm) {
@@ -240,7 +239,7 @@ TEST_P(Failures, OneRankAloneNamesItself) {
   }
 }
 
-// A rank that goes on without the word that the others need.
+// A rank continues without the call that the others wait for.
 TEST_P(Failures, GoingOnWithoutDiscarding) {
   if (world() == 1) return;
   expect([this](const auto& comm) {

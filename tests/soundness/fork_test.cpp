@@ -1,5 +1,5 @@
-// A program may fork its ranks, as for a helper that writes files: the child is no rank, and its end says nothing for
-// one.
+// A program may fork its ranks, for example for a helper that writes files. The child is not a rank, and its exit has
+// no effect on the run.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

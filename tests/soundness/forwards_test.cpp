@@ -1,5 +1,5 @@
-// Uses of parameters as programs have them: operators over very many at once, forwards in several threads, metadata
-// only, evaluation in inference mode. Values are compared with a plain module's.
+// Unusual uses of parameters: operators with very many of them, forwards in several threads, metadata only, evaluation
+// in inference mode. Values are compared with a plain module's.
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// gathered_parameters() of some units: what is whole, what it costs, what is written back, and ranks that ask for
-// different things. Under every transport.
+// gathered_parameters() of some units: what is unsharded, its cost, what is written back, and ranks with different
+// arguments. With every transport.
 #include <gtest/gtest.h>
 
 #include <filesystem>

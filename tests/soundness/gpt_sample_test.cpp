@@ -1,5 +1,4 @@
-// A sample longer than the model's reach: every byte is what the model says after the last `sequence` bytes, and no
-// other.
+// A sample longer than the model's sequence length: every byte is the model's output for the last `sequence` bytes.
 #include <gtest/gtest.h>
 
 #include "models/gpt.h"

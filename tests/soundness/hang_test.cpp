@@ -1,4 +1,4 @@
-// What `zero run` takes for a hang: not a rank that computes.
+// Hang detection of `zero run`: a rank that computes is not a hang.
 #include <gtest/gtest.h>
 
 #include "support/process.h"

@@ -1,4 +1,4 @@
-// An evaluation while a delayed update is on its way would use parameters one step behind: it is refused, in words.
+// An evaluation during a delayed update would use parameters that are one step old; it throws an error.
 #include <gtest/gtest.h>
 
 #include "soundness/ranks.h"

@@ -1,4 +1,4 @@
-// Limits of the system that shared memory meets: core files, file sizes, descriptors, memory that must not be executed.
+// System limits that affect shared memory: core files, file sizes, descriptors, memory that must not be executable.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// Meeting over sockets where the system gives no more of them, and what is said of a meeting that anybody can join.
+// Rendezvous when the system has no free sockets, and the notice for a rendezvous that any process can join.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// One body under every transport, and the loop without libzero that it is compared with.
+// Runs one body with every transport, and the reference loop without libzero.
 #pragma once
 #include <zero/zero.h>
 

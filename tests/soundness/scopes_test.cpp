@@ -1,4 +1,4 @@
-// Scopes of gathered_parameters: one in another, left open, and what may be called inside.
+// Scopes of gathered_parameters: nested, left open, and the calls that are allowed inside.
 #include <filesystem>
 
 #include "soundness/small_programs.h"

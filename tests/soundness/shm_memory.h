@@ -1,4 +1,4 @@
-// What of this process's memory is shared, as the kernel counts it.
+// The shared memory of this process, as the kernel counts it.
 #pragma once
 #include <fstream>
 #include <sstream>

@@ -1,4 +1,4 @@
-// What the tests about odd programs share: small models and the texts of errors.
+// Shared by tests of unusual programs: small models and error texts.
 #pragma once
 #include <gtest/gtest.h>
 #include <torch/torch.h>

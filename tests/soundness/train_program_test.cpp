@@ -1,5 +1,5 @@
-// `zero train` from outside: the order in which it opens CUDA and seeds, a sample to its last byte while another rank
-// is ahead, and messages that show names of others.
+// `zero train`: the order in which it loads CUDA and seeds, a sample that is complete while another rank is ahead, and
+// messages with external names.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
-// Parameters that the Engine took frozen and that are unfrozen later: they train as if they had been trainable, and
-// frozen, from the start.
+// Parameters that were frozen when the Engine was constructed and are unfrozen later: they train like parameters that
+// were trainable, and then frozen, from the start.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
-// The contract of zero/communicator.h as checks that all ranks of a world run together, over any
-// transport, in threads or in processes. Every rank knows what every other rank sends, so a check
-// needs no second way of communication. A mismatch is a std::runtime_error that names the rank.
+// The contract of zero/communicator.h as checks that all ranks of a world run, over any transport, in threads or
+// processes. Every rank knows what the others send, so checks need no additional communication. A mismatch is a
+// std::runtime_error that names the rank.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -34,7 +34,7 @@ void check_all(const std::shared_ptr<Communicator>& comm);
 // The last ones for a communicator, which is unusable afterwards; for worlds of 2 and more.
 // `culprit` aborts while the others wait: they throw CommError with its rank and its reason.
 void check_abort(const std::shared_ptr<Communicator>& comm, int culprit);
-// `absent` stays away for three times the timeout: the others throw CommError that names it.
+// `absent` does not call for three times the timeout: the others throw CommError that names it.
 void check_timeout(const std::shared_ptr<Communicator>& comm, int absent, std::chrono::milliseconds timeout);
 
 }  // namespace zero::test

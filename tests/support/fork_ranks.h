@@ -1,5 +1,5 @@
-// Ranks as real processes, forked from the test: for deaths, shared memory and sockets. The test
-// process itself must not have used torch before, whose threads do not survive a fork.
+// Ranks as processes forked from the test, for deaths, shared memory and sockets. The test process must not have used
+// torch before, because torch's threads do not survive a fork.
 #pragma once
 #include <chrono>
 #include <functional>

@@ -1,4 +1,4 @@
-// Checks for ranks and other places where GoogleTest's macros tell nobody: what is wrong leaves as an exception.
+// Checks for ranks and other code outside the reach of GoogleTest's macros: a failure throws an exception.
 #pragma once
 #include <stdexcept>
 #include <string>

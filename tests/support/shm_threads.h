@@ -1,6 +1,6 @@
-// Ranks as threads of this process over the shared-memory transport, with one mapping of each rank's memory: for
-// ThreadSanitizer, which follows no fork and goes by addresses. Deaths are for processes (shm_ranks.h). What
-// SymmetricBuffer::whole() shows lies at addresses of its own here, too.
+// Ranks as threads of this process over the shared-memory transport, with one mapping of each rank's memory, for
+// ThreadSanitizer, which does not follow forks and identifies memory by address. Deaths are tested with processes
+// (shm_ranks.h). SymmetricBuffer::whole() has separate addresses here, too.
 #pragma once
 #include <ATen/Parallel.h>
 

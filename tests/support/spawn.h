@@ -1,5 +1,5 @@
-// Ranks as real processes: starts one program N times with torchrun's variables, collects what each
-// printed and how it ended, and leaves none behind.
+// Ranks as processes: starts a program N times with torchrun's variables, collects outputs and exit codes, and leaves
+// no processes behind.
 #pragma once
 #include <chrono>
 #include <map>

@@ -1,4 +1,4 @@
-// What tests of transports over TCP share: ranks as processes, ports, and errors that must name a rank.
+// Shared by tests of transports over TCP: ranks as processes, ports, and errors that must name a rank.
 #pragma once
 #include <unistd.h>
 
@@ -54,8 +54,7 @@ inline void expect_all_well(const std::vector<int>& statuses, int except = -1) {
   }
 }
 
-// How the error comes about: by news of the rank, or by a time limit, which all its texts name. Either: whichever is
-// first.
+// The cause of the error: a report of the failed rank, or a timeout, which its text states. Either: whichever is first.
 enum class By { News, TimeLimit, Either };
 
 // `body` throws a CommError that names `rank` and contains `words`.

@@ -42,7 +42,7 @@ std::vector<fs::path> sources_under(const fs::path& folder) {
 // The folder that a file or an include is in: "core/step", "runtime/comm", "cli/train"; files of cli itself: "cli".
 struct Row {
   std::string folder;
-  std::set<std::string> may_include;  // beside itself and core/base
+  std::set<std::string> may_include;  // besides itself and core/base
 };
 
 // docs/architecture.md shows the same table. A row names only rows above it, so there is no circle.

@@ -1,6 +1,6 @@
-// What activation_checkpointing.contiguous_memory_optimization is for (ZeRO, section 6.3): checkpoints that live long
-// between temporaries that do not cut the free memory into pieces. The heap is simulated, first fit, from the blocks
-// that libtorch really asks for; a block lies where such a heap would put it.
+// The purpose of activation_checkpointing.contiguous_memory_optimization (ZeRO, section 6.3): long-lived checkpoints
+// between temporaries do not fragment free memory. The heap is simulated, first fit, from libtorch's actual
+// allocations.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>

@@ -1,5 +1,5 @@
-// What is kept between forward and backward, away from the device: each stretch of memory leaves once, comes back with
-// the same bits and strides, and is booked where it is. Without an engine; with one: tests/parity/activations_test.cpp.
+// Offloaded activations: each range of memory is offloaded once, fetched with the same bits and strides, and booked on
+// its tier. Without an engine; with one: tests/parity/activations_test.cpp.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <zero/zero.h>

@@ -1,5 +1,4 @@
-// activations/offload_backend.h: bytes leave and come back the same, wherever they wait; what each place owns
-// meanwhile.
+// activations/offload_backend.h: bytes are fetched unchanged from every tier; the memory that each backend owns.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -1,6 +1,6 @@
-// Several ranks save or load one checkpoint and one of them meets a fault: all ranks throw the same
-// error, which names rank, path and the system's text; the checkpoint before stays; the engines go on.
-// And a job whose rank is killed in the middle of a save leaves a directory that loads.
+// Several ranks save or load one checkpoint and one of them encounters a fault: all ranks throw the same error, which
+// names rank, path and the system's text; the previous checkpoint remains; the engines stay usable. If a rank is killed
+// during a save, the directory can still be loaded.
 #include <sys/wait.h>
 
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// One line each: what users get wrong, in the order of the page on configuration.
+// Faulty configurations, one per line, in the order of docs/configuration.md.
 #include "unit/config/bad_configs.h"
 
 namespace zero::test {

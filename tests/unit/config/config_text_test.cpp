@@ -1,6 +1,5 @@
-// What a configuration's faults look like when its text is hostile or odd: nothing reaches the terminal that commands
-// it, counts are said once, a limit is called by its name, and a configuration that cannot start is not explained as if
-// it could.
+// Messages about configurations with hostile or unusual text: no terminal control sequences, counts stated once, limits
+// named, and no explanation of a configuration that cannot start as if it could.
 #include <gtest/gtest.h>
 
 #include <algorithm>

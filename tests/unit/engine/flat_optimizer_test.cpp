@@ -1,5 +1,5 @@
-// The face of the optimizer over flat tensors: its update beside torch's own AdamW, and everything it refuses, by
-// which nothing may change. The rules' bits are tested beneath it (optimizer_test, optimizer_torch_test).
+// FlatOptimizer: its update compared with torch's AdamW, and invalid arguments, which must change nothing. The bits of
+// the rules are tested in optimizer_test and optimizer_torch_test.
 #include <zero/flat_optimizer.h>
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// engine/torch_ops.h on engine/torch_buffers.h: numbered buffers as tensors and regions of files, and what is done with
-// them, against plain tensors.
+// engine/torch_ops.h with engine/torch_buffers.h: numbered buffers as tensors and regions of files, compared with plain
+// tensors.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

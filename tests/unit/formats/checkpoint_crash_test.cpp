@@ -1,6 +1,5 @@
-// A save that dies or fails at any one of its calls: afterwards the newest committed checkpoint
-// loads, every byte of it, and the next save works. Death is SIGKILL of a child at call k, k = 1, 2,
-// ... until a save ends untouched.
+// A save that is killed or fails at any of its calls: afterwards the newest committed checkpoint loads completely, and
+// the next save works. A child is killed by SIGKILL at call k, for k = 1, 2, ... until a save completes.
 #include <sys/resource.h>
 #include <sys/wait.h>
 

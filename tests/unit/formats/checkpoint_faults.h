@@ -1,5 +1,5 @@
-// A file system that does something at its k-th call: fails, does half, dies. The seam is FsOps; the
-// real calls are made underneath.
+// A file system that fails, performs half, or kills the process at its k-th call. Implements FsOps on top of the real
+// calls.
 #pragma once
 #include <signal.h>
 #include <unistd.h>
@@ -101,7 +101,7 @@ class FaultyFiles : public formats::FsOps {
   std::string struck_call_;
 };
 
-// Notes what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
+// Records what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
 // entries. Every rename is judged at the moment it is made: what it makes visible must be durable.
 class OrderWatchingFiles : public formats::FsOps {
  public:

@@ -1,5 +1,5 @@
-// The files of a checkpoint: what is written is read back, and nothing that was changed, cut,
-// lengthened or made up is taken for it.
+// The files of a checkpoint: what is written can be read, and changed, truncated, extended or forged files are
+// rejected.
 #include <sys/stat.h>
 
 #include <cstring>

@@ -1,5 +1,5 @@
-// A small checkpoint made without an engine, a file system that fails on request, and what the
-// checkpoint tests ask of a directory.
+// A small checkpoint built without an engine, a file system that fails on request, and helpers for the checkpoint
+// tests.
 #pragma once
 #include <gtest/gtest.h>
 #include <unistd.h>

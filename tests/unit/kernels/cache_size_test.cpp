@@ -1,4 +1,4 @@
-// The size of the last-level caches from folders as the kernel makes them.
+// The size of the last-level caches, from folders in the kernel's format.
 #include "kernels/cache_size.h"
 #include "support/folder.h"
 

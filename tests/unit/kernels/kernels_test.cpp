@@ -1,5 +1,5 @@
-// The element-wise kernels against models in plain scalar code, on every SIMD target this CPU has,
-// for any cut and any number of threads: always bit for bit.
+// The element-wise kernels compared with plain scalar code, on every SIMD target of this CPU, for any division and
+// number of threads: always bit for bit.
 #include "kernels/elementwise.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What `zero run` needs for other hosts and can be tested without one: whole hostfiles, the words that
-// reach a host, and the frames between a launcher and its agent.
+// The multi-host parts of `zero run` that can be tested on one host: hostfiles, command lines for remote hosts, and
+// frames between launcher and agent.
 #include <gtest/gtest.h>
 
 #include <array>

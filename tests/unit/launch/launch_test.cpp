@@ -1,5 +1,5 @@
-// The launcher's parts that need no ranks: hostfiles and filters, lines, the judgement over deaths
-// and pages, the order of death, and probes of the machine.
+// The launcher's parts that need no ranks: hostfiles and filters, lines, interpretation of deaths and pages, order of
+// deaths, and probes of the machine.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

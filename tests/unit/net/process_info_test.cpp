@@ -1,4 +1,4 @@
-// Who a rank is, from the variables of every launcher, as those launchers set them.
+// Process information from the variables of every launcher, as those launchers set them.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,5 +1,5 @@
-// comm/shm/mapped_buffer.h: shards of all ranks side by side, whatever their size, and what a reader is promised. Ranks
-// are threads; deaths are for dist/shm_in_place_test.
+// comm/shm/mapped_buffer.h: contiguous shards of all ranks, of any size, and the guarantees for readers. Ranks are
+// threads; deaths are tested in dist/shm_in_place_test.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -45,7 +45,7 @@ TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
         require(torch::equal(vector->whole(), all_values(numel, 3, round)),
                 std::to_string(numel) + " elements, round " + std::to_string(round));
         require(vector->whole().const_data_ptr() == data, "it moved");
-        comm->barrier();  // nobody writes while another still reads
+        comm->barrier();  // no rank writes while another still reads
       }
     });
   }

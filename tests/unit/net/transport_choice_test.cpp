@@ -1,4 +1,4 @@
-// Which transport, how long: what follows from variables, hosts and GPUs.
+// Selection of transport and timeout from variables, hosts and GPUs.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -99,7 +99,7 @@ TEST(Trace, CountsWithoutAFile) {
   EXPECT_GE(waited, 50'000);
   EXPECT_GE(gathered, 50'000);
   EXPECT_FALSE(trace.stop()) << "nothing was started";
-  // A trace of some steps beside it: counted go all, written only those.
+  // A partial trace at the same time: all slices are counted, only recorded ones are written.
   trace.start(setup_of(folder));
   EXPECT_FALSE(trace.recording());
   { observe::TraceSpan unseen(trace, observe::TraceKind::ReduceWait, "unseen"); }
@@ -132,7 +132,7 @@ TEST(Trace, OffWritesNothing) {
   early.begin(trace, observe::TraceKind::Gather);
   {
     observe::TraceSpan span(trace, observe::TraceKind::Step, "step");
-    trace.record(true);  // what was begun unseen stays unseen
+    trace.record(true);  // operations that began before stay invisible
   }
   early.end("group", 1);
   late.begin(trace, observe::TraceKind::Gather);
@@ -313,7 +313,7 @@ TEST(Trace, TheLastRankJoinsTheParts) {
     EXPECT_TRUE(traces[static_cast<std::size_t>(rank)]->stop());
     EXPECT_EQ(observe::merge_trace_parts(setup_of(folder, rank, 3)), rank == 2);
   }
-  EXPECT_TRUE(observe::merge_trace_parts(setup_of(folder, 0, 3)));  // who comes later finds it done
+  EXPECT_TRUE(observe::merge_trace_parts(setup_of(folder, 0, 3)));  // a later rank finds it merged
   const json events = read_trace(folder.file("trace.json"));
   std::vector<std::int64_t> seen;
   for (const auto& event : events)

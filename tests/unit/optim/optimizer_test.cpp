@@ -1,6 +1,6 @@
-// The update rules against a scalar model with the documented roundings, bit for bit on every SIMD
-// target, for any threads and any cut; groups, schedules, counts and errors. The comparison with
-// torch's kernels is optimizer_torch_test.cpp. Build with -ffp-contract=off, for the model's sake.
+// The update rules compared with a scalar model with the documented rounding, bit for bit on every SIMD target, for any
+// number of threads and any division; groups, schedules, counts and errors. The comparison with torch's kernels is
+// optimizer_torch_test.cpp. The model requires -ffp-contract=off.
 #include "optim/sharded_optimizer.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What `zero bench optimizer` holds results against: that a wrong element is found wherever it is, and that the
-// reference follows the rules' textbook recurrences.
+// The reference of `zero bench optimizer`: a wrong element is found at any position, and the reference follows the
+// textbook recurrences.
 #include "optim/update_reference.h"
 
 #include <gtest/gtest.h>

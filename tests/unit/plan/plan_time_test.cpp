@@ -1,4 +1,4 @@
-// Predicted times: profiles as JSON, the sum of a step's parts, what bounds it, and the fit that speeds come from.
+// Predicted times: profiles as JSON, the sum of a step's parts, the bound, and the fit of speeds.
 #include <gtest/gtest.h>
 
 #include <zero/errors.h>

@@ -1,5 +1,5 @@
-// script/check-page: the report's script and style are sound, and faults put into copies of them are seen. Skipped
-// where its tools are missing.
+// script/check-page: the report's script and style are valid, and faults in copies of them are detected. Skipped if its
+// tools are missing.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Tables of bytes at the moments of a step: sums, units, both layouts, exact JSON.
+// Tables of bytes by phase of a step: sums, units, both layouts, exact JSON.
 #include "report/text/memory_phases.h"
 
 #include <gtest/gtest.h>

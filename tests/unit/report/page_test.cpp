@@ -1,5 +1,5 @@
-// Run records there and back, damaged ones named by file and line, the numbers of charts, and a page that neither loads
-// anything nor lets a run's words become markup.
+// Writing and reading run records, errors with file and line for damaged ones, the figures of charts, and a page that
+// loads nothing and escapes all text of a run.
 #include <gtest/gtest.h>
 
 #include <cmath>

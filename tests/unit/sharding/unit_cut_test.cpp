@@ -1,4 +1,4 @@
-// Which parameters are communicated together, by hand.
+// Division into units, compared with results derived by hand.
 #include "sharding/unit_cut.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(UnitCut, FrozenOnesAreAUnitOfTheirOwn) {
   EXPECT_FALSE(units[1].trainable);
 }
 
-// A unit has at most max_numel elements, but for one parameter that is larger by itself.
+// A unit has at most max_numel elements, except for a single parameter that is larger.
 TEST(UnitCut, NoPartExceedsTheMost) {
   const auto parts = [](const std::vector<std::int64_t>& numels, std::int64_t most) {
     std::vector<UnitMember> members;

@@ -1,4 +1,4 @@
-// Bytes by purpose and tier: what is held now, the most that was, and budgets.
+// Bytes by purpose and tier: current, peak, and budgets.
 #include "step/memory_ledger.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What states need and where they go when budgets are short: the order in which they leave the device, what is refused,
-// that the smallest budget named is the smallest, and that no step takes more than a budget was judged by.
+// Memory needs and placement of states under budgets: the order in which states leave the device, refusals, that the
+// smallest feasible budget is the smallest, and that no step exceeds the need that a budget was compared with.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -227,7 +227,7 @@ std::vector<std::pair<Tier, Trained>> trained() {
   return all;
 }
 
-// A GPT's steps, without activations, beside what the budgets were judged by.
+// Steps of a GPT, without activations, compared with the need that budgets are checked against.
 TEST(Budget, NoStepOfAGptTakesMore) {
   PlanModel model{.kind = PlanModel::Kind::Gpt, .name = "", .layers = 6, .hidden = 64, .heads = 4};
   model.sequence = 32;

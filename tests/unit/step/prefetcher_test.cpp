@@ -1,4 +1,4 @@
-// What the prefetcher asks its units to do, use by use, against the order written down by hand.
+// The prefetcher's calls to its units, use by use, compared with an order written by hand.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -1,6 +1,5 @@
-// The schedule of a step from a configuration alone: its bytes are the papers' formulas, its events those that a small
-// model leads to by hand, and a run that did something else is noticed. That an Engine acts by it is
-// tests/cli/explain_test.cpp.
+// The schedule of a step from a configuration: its bytes follow the papers' formulas, its events are those derived by
+// hand for a small model, and a run that differs is detected. Comparison with an Engine: tests/cli/explain_test.cpp.
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 #include <zero/plan.h>
@@ -299,7 +298,7 @@ TEST(StageSchedule, FewerBytesOverNetworks) {
   Wish shared = plain;
   shared.transport = "shm";
   EXPECT_EQ(sent_in(schedule_of(3, integers), 2), sent_in(schedule_of(3, shared), 2));
-  // Second shards: the second gather after an update stays among neighbours.
+  // Secondary shards: the second all-gather after an update is among the ranks of a node.
   Wish second{.world = 4, .more = R"(, "zero_hpz_partition_size": 2)", .recipe = "bf16", .model = tiny(2, 64)};
   const auto near = schedule_of(3, second);
   std::int64_t apart = 0, together = 0;

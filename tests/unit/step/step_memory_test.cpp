@@ -1,4 +1,4 @@
-// step/memory.h: which buffer a request gets, what is booked for it, and when it goes.
+// step/memory.h: the buffer for a request, its bookings, and its release.
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 

@@ -1,5 +1,5 @@
-// The step program on the dry backend, where no table of a plan looks: groups on axes of their own, reductions that end
-// at any time, boundaries, refused bookings, and that nothing stays behind.
+// The step program on the dry backend, beyond what plans cover: groups on separate axes, reductions that end at any
+// time, boundaries, refused bookings, and complete release.
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 

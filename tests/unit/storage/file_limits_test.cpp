@@ -1,4 +1,5 @@
-// A swap file where the system sets limits: full disks, sizes, locked memory, folders without unnamed files, dead runs.
+// A swap file under system limits: full disks, sizes, locked memory, folders without unnamed files, leftovers of dead
+// runs.
 #include <gtest/gtest.h>
 
 #include <sys/mount.h>
@@ -123,7 +124,7 @@ TEST(Reservation, IsMadeBeforeAnythingRunsAndSaysWhatIsMissing) {
   EXPECT_THROW(SwapFile::create(folder.text(), kMiB, {.queue_depth = 0}, "rank 0/1"), ConfigError);
 }
 
-// In a child, which may mount and lower limits; its words when it fails. 77: cannot be done here.
+// Runs in a child, which may mount and lower limits; returns its error text. 77: not possible here.
 void in_child(const std::function<int()>& body) {
   std::fflush(nullptr);
   const pid_t child = fork();

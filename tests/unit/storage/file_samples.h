@@ -1,4 +1,4 @@
-// What tests of swap files share: bytes that differ at every place, and whether a ring is to be had.
+// Shared by tests of swap files: bytes that differ at every offset, and whether io_uring is available.
 #pragma once
 #include <gtest/gtest.h>
 

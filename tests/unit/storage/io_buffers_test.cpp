@@ -1,4 +1,4 @@
-// storage/io_buffers.h: alignment, pieces that are used again, and what the I/O path is told.
+// storage/io_buffers.h: alignment, reuse of pieces, and registration with the I/O path.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// torch_hooks/interception.h: which operators are caught and with which tags, which are let through, writes that are
-// refused, and the calls after an operator.
+// torch_hooks/interception.h: the operators that are intercepted and their tags, those that are not, refused writes,
+// and the calls after an operator.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -249,7 +249,7 @@ TEST_F(Interception, StoppedIsForgotten) {
   stop_intercepting(p, p.storage());
   EXPECT_FALSE(is_intercepted(p));
   p.add(1);
-  view.add(1);  // has the key still, and nobody to tell
+  view.add(1);  // still has the key, but no listener
   EXPECT_TRUE(listener_.used.empty());
   EXPECT_FALSE(is_intercepted(view));
 }

@@ -1,4 +1,4 @@
-// torch_hooks/storage_access.h: a tensor stays while its data come, go and change place.
+// torch_hooks/storage_access.h: a tensor remains valid while its data is released and replaced.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
