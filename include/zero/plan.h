@@ -2,7 +2,9 @@
 // bytes sent in a step, the time of a step and what bounds it; which stage and offload fit. Nothing here needs
 // libtorch, a model in memory, or other ranks. See docs/planner.md.
 #pragma once
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,10 +15,38 @@
 
 namespace zero {
 
+struct PlanBatch {            // of one forward and backward
+  std::int64_t samples = 1;   // of PlanModel::sequence tokens
+  std::int64_t segments = 0;  // runs of layers whose activations are checkpointed; 0: none
+  std::int64_t element = 4;   // bytes of an activation
+  bool gpu = true;
+};
+
+// Is told of one forward and backward of a model, event after event: what it does to memory. Tensors have numbers, each
+// given to one tensor, from 0 on; parameters are numbered in the order of registration. Functions throw ConfigError for
+// numbers that cannot be.
+class PlanPass {
+ public:
+  virtual ~PlanPass() = default;
+  virtual void allocate(std::int64_t tensor, std::int64_t bytes) = 0;
+  virtual void release(std::int64_t tensor) = 0;
+  // An operator reads the parameters first .. first + count - 1.
+  virtual void use(std::size_t first, std::size_t count) = 0;
+  // A checkpointed segment's first run. Its input is kept for the second run, where the configuration says.
+  virtual void begin_segment(std::int64_t input) = 0;
+  virtual void end_segment() = 0;
+  // The last of the segments that are left is about to run again; its input comes back as that tensor.
+  virtual void rerun_segment(std::int64_t input) = 0;
+  virtual void begin_backward() = 0;
+  // A whole gradient, which autograd hands over.
+  virtual void gradient(std::size_t parameter, std::int64_t tensor) = 0;
+  virtual void end_backward() = 0;
+};
+
 // A model in numbers. Counts are exact for named models and for shapes, biases and norms included.
 struct PlanModel {
-  // Gpt: the built-in GPT of `zero train` (GPT-2's block, learned positions). Count: only a number of parameters, with
-  // the shape of a GPT of about that size for its units and activations.
+  // Gpt: GPT-2's block, learned positions. Count: only a number of parameters, with the shape of a GPT of about that
+  // size for its units and activations.
   enum class Kind { Gpt, Bert, T5, Llama, Count };
   Kind kind = Kind::Gpt;
   std::string name;  // empty: none
@@ -26,6 +56,9 @@ struct PlanModel {
   std::int64_t inner = 0;       // width of the MLP; 0: 4 * hidden
   std::int64_t head_width = 0;  // T5: 0: hidden / heads
   std::int64_t count = 0;       // Kind::Count: parameters
+  // The model's own description, for this shape: what `zero train`'s GPT has (models/gpt_pass.h). Without one, units
+  // run one after the other and activations follow a rule (docs/planner.md).
+  std::function<void(const PlanModel&, const PlanBatch&, PlanPass&)> pass = nullptr;
 
   // "gpt2", "gpt2-medium", ..., "gpt3-175b", "bert-base", "t5-11b", "llama-3-70b", ...; case, '_' and ' ' do not
   // matter. Throws ConfigError with the nearest name.
