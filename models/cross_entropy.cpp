@@ -7,19 +7,12 @@
 namespace models {
 namespace {
 
-// Rows whose fp32 copy takes about 1 MiB: it stays in the cache between the passes over it. A GPU wants longer
-// kernels, and gets 256 MiB.
-std::int64_t rows_at_once(const at::Tensor& logits) {
-  const std::int64_t elements = logits.is_cpu() ? 1 << 18 : 1 << 26;
-  return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(1, logits.size(1)));
-}
-
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets) {
     context->save_for_backward({logits, targets});
-    const std::int64_t rows = logits.size(0), step = rows_at_once(logits);
+    const std::int64_t rows = logits.size(0), step = loss_rows(logits.size(1), !logits.is_cpu());
     at::Tensor sum = torch::zeros({}, logits.options().dtype(torch::kFloat64));
     for (std::int64_t row = 0; row < rows; row += step) {
       const std::int64_t count = std::min(step, rows - row);
@@ -34,7 +27,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto saved = context->get_saved_variables();
     const at::Tensor& logits = saved[0];
     const at::Tensor& targets = saved[1];
-    const std::int64_t rows = logits.size(0), step = rows_at_once(logits);
+    const std::int64_t rows = logits.size(0), step = loss_rows(logits.size(1), !logits.is_cpu());
     const at::Tensor factor = grads[0].to(torch::kFloat32) / rows;
     at::Tensor grad = torch::empty_like(logits, at::MemoryFormat::Contiguous);
     for (std::int64_t row = 0; row < rows; row += step) {

@@ -10,25 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "models/gpt_config.h"
+
 namespace models {
-
-struct GptConfig {
-  std::int64_t layers = 4, hidden = 128, heads = 4;
-  std::int64_t sequence = 128;    // longest input, in tokens
-  std::int64_t vocabulary = 256;  // 256: bytes
-  double dropout = 0;             // after embeddings, attention and each residual branch
-  bool tied_output = true;        // the output layer's weight is the token embedding
-
-  // "gpt-1m" and "gpt-10m" read bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
-  // "gpt2-xl" have the published shapes. Throws std::invalid_argument for another name.
-  static GptConfig preset(const std::string& name);
-  static std::vector<std::string> preset_names();
-
-  // Elements of all parameters, counted by formula; a tied output layer counts once.
-  std::int64_t num_parameters() const;
-  // Throws std::invalid_argument that names the field.
-  void validate() const;
-};
 
 // One layer: x + attention(norm(x)), then x + mlp(norm(x)). x: [batch, time, hidden].
 struct GptBlockImpl : torch::nn::Module {

@@ -8,8 +8,6 @@ namespace {
 constexpr std::int64_t kInput = 1, kInside = 1 + 3 + 1 + 1 + 1 + 4 + 4;
 // While the MLP's last product is differentiated: the gradient of the layer's result, that of the MLP's inside.
 constexpr std::int64_t kGradients = 1 + 4;
-// The cross entropy's fp32 rows (cross_entropy.cpp).
-constexpr std::int64_t kRowElements = 1 << 18;
 
 }  // namespace
 
@@ -29,7 +27,8 @@ GptActivations activations_of(const GptConfig& config, std::int64_t batch, std::
   // A tied embedding's first gradient waits for its second.
   const std::int64_t waiting = config.tied_output ? embedding : 0;
   // Of 16-bit logits there is an fp32 copy of the rows beside their softmax.
-  const std::int64_t rows = std::min(tokens * config.vocabulary, kRowElements) * 4 * (element < 4 ? 2 : 1);
+  const std::int64_t rows =
+      std::min(tokens * config.vocabulary, loss_row_elements(/*gpu=*/false)) * 4 * (element < 4 ? 2 : 1);
   const std::int64_t forward = segments == 0 ? of_layers : kept;
 
   GptActivations peaks;

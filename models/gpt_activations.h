@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "models/gpt.h"
+#include "models/gpt_config.h"
 
 namespace models {
 

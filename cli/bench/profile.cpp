@@ -13,6 +13,7 @@
 #include "cli/bench/bench_gpt.h"
 #include "cli/bench/io_measurement.h"
 #include "cli/bench/step_rank.h"
+#include "cli/support/gpt_plan.h"
 #include "cli/support/options.h"
 #include "cli/support/rank_processes.h"
 #include "launch/machine/host.h"
@@ -67,7 +68,7 @@ Plan plan_of(const StepTask& task, std::int64_t world) {
   machine.shared_memory = world > 1;
   auto counted = task;
   counted.stage = std::max(counted.stage, 0);
-  return plan(model, options_of(counted), machine);
+  return plan(with_gpt_pass(model), options_of(counted), machine);
 }
 
 double median_of(const Json& result) { return quantile(result.at("step_s").get<std::vector<double>>(), 0.5); }

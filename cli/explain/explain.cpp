@@ -14,6 +14,7 @@
 #include "cli/explain/live_ranks.h"
 #include "cli/explain/text.h"
 #include "cli/support/console.h"
+#include "cli/support/gpt_plan.h"
 #include "cli/support/options.h"
 #include "config/batch.h"
 #include "config/document.h"
@@ -206,7 +207,7 @@ PlanModel model_of(const Request& r, const Options& options) {
   if (r.vocabulary > 0) model.vocabulary = r.vocabulary;
   model.validate();
   if (model.num_parameters() != published) model.name.clear();
-  return model;
+  return with_gpt_pass(std::move(model));
 }
 
 std::string title_of(const config::ZeroSettings& zero) {
@@ -264,9 +265,7 @@ int explain(int argc, char** argv) {
 
   planning::ScheduleInput input;
   input.parameters = planning::parameters_of(model);
-  input.pass = model.kind == PlanModel::Kind::Gpt
-                   ? planning::gpt_pass(input.parameters, planning::segments_of(options, model.layers))
-                   : planning::pass_by_units(input.parameters);
+  input.pass = planning::pass_of(model, input.parameters, planning::segments_of(options, model.layers));
   input.topology = planning::topology_of(world, transport, gpu, /*deferred_init=*/!gpu);
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
                                           [&](const char* key) { return options.document().is_set(key); });

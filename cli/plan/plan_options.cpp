@@ -4,9 +4,11 @@
 #include <cmath>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include <zero/errors.h>
 
+#include "cli/support/gpt_plan.h"
 #include "config/byte_count.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -105,7 +107,7 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
   if (a.untied) model.tied = false;
   model.validate();
   if (model.num_parameters() != published) model.name.clear();
-  return model;
+  return with_gpt_pass(std::move(model));
 }
 
 PlanMachine machine_of(const Command& c, const PlanArguments& a) {

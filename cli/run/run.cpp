@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json_write.h"
 #include "base/system.h"
 #include "cli/commands.h"
 #include "cli/support/config_check.h"
@@ -21,7 +22,6 @@
 #include "launch/remote/agent.h"
 #include "launch/remote/hostfile.h"
 #include "launch/supervise/launcher.h"
-#include "report/text/text.h"
 
 namespace {
 
@@ -438,7 +438,7 @@ int zero_run(int argc, char** argv) {
     if (code != 0 && !reports.empty()) {  // the last failure's fields become top-level fields
       document += reports.back().substr(1, reports.back().size() - 2);
     } else {
-      document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + report::json_quote(result.run_id);
+      document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + base::json_quote(result.run_id);
     }
     document += ", \"ranks\": " + std::to_string(launcher.ranks()) +
                 ", \"attempts\": " + std::to_string(result.attempts) + ", \"seconds\": " + seconds +

@@ -9,6 +9,7 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/config_tools.h>
 
+#include "base/json_write.h"
 #include "base/printable.h"
 #include "cli/commands.h"
 #include "cli/support/console.h"
@@ -20,9 +21,9 @@
 namespace zero::cli {
 namespace {
 namespace fs = std::filesystem;
+using base::json_quote;
 using report::Align;
 using report::human_bytes;
-using report::json_quote;
 
 // DIR, or DIR/TAG itself.
 struct Place {

@@ -16,6 +16,7 @@
 
 #include <zero/version.h>
 
+#include "base/json_write.h"
 #include "cli/commands.h"
 #include "cli/support/options.h"
 #include "launch/machine/host.h"
@@ -31,8 +32,8 @@ namespace {
 
 using namespace zero;
 namespace fs = std::filesystem;
+using base::json_quote;
 using report::human_bytes;
-using report::json_quote;
 
 constexpr std::size_t kDirectBytes = 32 << 20;
 constexpr std::uint64_t kMiB = 1 << 20, kGiB = 1 << 30;

@@ -20,6 +20,7 @@
 #include <zero/plan.h>
 
 #include "base/check.h"
+#include "cli/support/gpt_plan.h"
 #include "config/settings.h"
 #include "launch/machine/host.h"
 #include "launch/machine/machine.h"
@@ -112,7 +113,7 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
   machine.gpu = gpu;
   machine.shared_memory = comm.transport() == "shm";
   try {
-    const Plan foreseen = plan(PlanModel::of_options(options), options, machine);
+    const Plan foreseen = plan(with_gpt_pass(PlanModel::of_options(options)), options, machine);
     report::PhaseMemory memory = phase_memory(report::Phase::BeforeForward, foreseen.memory);
     r.planned = std::move(memory.tiers);
     r.planned_sent = foreseen.traffic.sent();

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <sstream>
 
+#include "cli/support/gpt_plan.h"
 #include "comm/group.h"
 #include "models/gpt.h"
 #include "net/socket.h"
@@ -191,7 +192,7 @@ Plan planned(const Case& c) {
   machine.gpu = false;
   (c.transport == "gloo" ? machine.hosts : machine.ranks_per_host) = c.world;
   machine.shared_memory = c.transport == "shm";
-  return plan(model, options_of(c), machine);
+  return plan(cli::with_gpt_pass(model), options_of(c), machine);
 }
 
 const Shape kShapes[] = {{2, 128, 4, 64, 512}, {4, 96, 4, 128, 256}, {3, 160, 5, 64, 384, false}, {6, 128, 8, 64, 256}};

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "cli/explain/live_steps.h"
+#include "cli/support/gpt_plan.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -68,7 +69,8 @@ std::string difference(const Case& one, const Comm& comm, const Case* other = nu
   input.parameters = planning::parameters_of(model);
   const auto& document = options.document();
   const bool checkpoints = document.is_set("activation_checkpointing.number_checkpoints");
-  input.pass = planning::gpt_pass(input.parameters, checkpoints ? options.settings().activations.num_checkpoints : 0);
+  input.pass = planning::pass_of(cli::with_gpt_pass(model), input.parameters,
+                                 checkpoints ? options.settings().activations.num_checkpoints : 0);
   input.topology = planning::topology_of(comm->size(), comm->transport(), /*gpu=*/false);
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(options.settings().zero.stage), /*gpu=*/false,
                                           [&](const char* key) { return document.is_set(key); });

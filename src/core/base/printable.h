@@ -1,6 +1,8 @@
 // Escapes external text (keys of a configuration, names in a manifest, file names) for messages, so that it cannot
 // control the terminal or imitate other text.
 #pragma once
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -11,8 +13,11 @@ enum class Lines {
   Escape,  // "\n", "\t": for a name within a line
 };
 
-// Returns `text` with control characters (C0, DEL, C1), line separators and bidirectional marks as \u001b, and bytes
-// that are not UTF-8 as \x9b. Everything else is unchanged, so the function is idempotent.
+// Control characters (C0, DEL, C1), line separators and bidirectional marks.
+bool commands_terminal(std::int32_t code);
+
+// Returns `text` with what commands a terminal as \u001b, and bytes that are not UTF-8 as \x9b. Everything else is
+// unchanged, so the function is idempotent.
 std::string printable(std::string_view text, Lines lines = Lines::Keep);
 
 // The number of UTF-8 code points, for placing carets.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/json_write.h"
 #include "config/byte_count.h"
 #include "config/document.h"
 #include "config/json_reader.h"
@@ -398,7 +399,7 @@ class Walker {
         out.text = choice;
         return true;
       }
-    const std::string expected = "got " + json_quoted(value.text) + ", expected one of " + list_of(choices);
+    const std::string expected = "got " + base::json_quote(value.text) + ", expected one of " + list_of(choices);
     const auto near = nearest_name(value.text, choices);
     if (key.path == "optimizer.type" && known_elsewhere(value.text))
       faults_.error("refused", value.place, pointer_of(spelled), expected,

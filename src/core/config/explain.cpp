@@ -4,6 +4,7 @@
 #include <zero/config_tools.h>
 
 #include "base/check.h"
+#include "base/json_write.h"
 #include "base/printable.h"
 #include "config/batch.h"
 #include "config/document.h"
@@ -141,24 +142,24 @@ std::string cannot_start(const Options& options, std::optional<int> world) {
 }
 
 std::string explain_json(const Options& options, int world, bool all) {
-  using config::json_quoted;
+  using base::json_quote;
   std::string values, notes, missing;
   for (const Row& row : rows_of(options, world)) {
     if (!all && row.quiet) continue;
     const bool none = row.value == "-";
-    values += (values.empty() ? "\n  " : ",\n  ") + json_quoted(row.path) +
-              ": {\"value\": " + (none ? "null" : row.value) + ", \"source\": " + json_quoted(row.source) + "}";
+    values += (values.empty() ? "\n  " : ",\n  ") + json_quote(row.path) +
+              ": {\"value\": " + (none ? "null" : row.value) + ", \"source\": " + json_quote(row.source) + "}";
   }
   for (const auto& fault : options.document().notices)
-    notes += (notes.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quoted(fault.pointer)) +
-             ", \"place\": " + json_quoted(place_of(fault)) + ", \"id\": " + json_quoted(fault.id) +
-             ", \"message\": " + json_quoted(fault.message) + "}";
+    notes += (notes.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quote(fault.pointer)) +
+             ", \"place\": " + json_quote(place_of(fault)) + ", \"id\": " + json_quote(fault.id) +
+             ", \"message\": " + json_quote(fault.message) + "}";
   for (const auto& fault : options.document().not_built)
-    missing += (missing.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quoted(fault.pointer)) +
-               ", \"place\": " + json_quoted(place_of(fault)) + ", \"message\": " + json_quoted(fault.message) + "}";
+    missing += (missing.empty() ? "\n  " : ",\n  ") + ("{\"pointer\": " + json_quote(fault.pointer)) +
+               ", \"place\": " + json_quote(place_of(fault)) + ", \"message\": " + json_quote(fault.message) + "}";
   const std::string why = cannot_start(options, world);
   return "{\"schema\": \"zero.config.explain/1\", \"world\": " + std::to_string(world) +
-         ", \"cannot_start\": " + (why.empty() ? "null" : json_quoted(why)) + ", \"values\": {" + values +
+         ", \"cannot_start\": " + (why.empty() ? "null" : json_quote(why)) + ", \"values\": {" + values +
          "},\n \"notices\": [" + notes + "],\n \"not_available\": [" + missing + "]}\n";
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/json_write.h"
 #include "base/printable.h"
 
 namespace zero::config {
@@ -121,21 +122,21 @@ std::string faults_text(const std::vector<ConfigFault>& faults, std::string_view
 }
 
 std::string faults_json(const std::vector<ConfigFault>& faults, std::string_view name) {
-  using config::json_quoted;
+  using base::json_quote;
   std::string rows;
   std::size_t errors = 0;
   for (const auto& f : faults) {
     const bool error = f.severity == ConfigFault::Severity::Error;
     errors += error;
     std::string related;
-    for (const auto& place : f.related) related += (related.empty() ? "" : ", ") + json_quoted(place);
-    rows += (rows.empty() ? "\n  " : ",\n  ") + ("{\"file\": " + json_quoted(f.file)) +
+    for (const auto& place : f.related) related += (related.empty() ? "" : ", ") + json_quote(place);
+    rows += (rows.empty() ? "\n  " : ",\n  ") + ("{\"file\": " + json_quote(f.file)) +
             ", \"line\": " + std::to_string(f.line) + ", \"col\": " + std::to_string(f.column) +
-            ", \"pointer\": " + json_quoted(f.pointer) + ", \"id\": " + json_quoted(f.id) +
-            ", \"severity\": " + json_quoted(error ? "error" : "notice") + ", \"message\": " + json_quoted(f.message) +
-            ", \"hint\": " + json_quoted(f.hint) + ", \"related\": [" + related + "]}";
+            ", \"pointer\": " + json_quote(f.pointer) + ", \"id\": " + json_quote(f.id) +
+            ", \"severity\": " + json_quote(error ? "error" : "notice") + ", \"message\": " + json_quote(f.message) +
+            ", \"hint\": " + json_quote(f.hint) + ", \"related\": [" + related + "]}";
   }
-  return "{\"schema\": \"zero.config.check/1\", \"file\": " + json_quoted(name) +
+  return "{\"schema\": \"zero.config.check/1\", \"file\": " + json_quote(name) +
          ", \"errors\": " + std::to_string(errors) + ", \"notices\": " + std::to_string(faults.size() - errors) +
          ", \"faults\": [" + rows + "]}\n";
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/json_write.h"
 #include "base/printable.h"
 
 namespace zero::config {
@@ -19,9 +20,7 @@ Place::Position Place::position() const {
   std::size_t end = text.find('\n', at);
   if (end == std::string::npos) end = text.size();
   const auto points = [&](std::size_t from, std::size_t to) {
-    return static_cast<int>(std::count_if(text.begin() + static_cast<std::ptrdiff_t>(from),
-                                          text.begin() + static_cast<std::ptrdiff_t>(to),
-                                          [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+    return static_cast<int>(base::width_of(std::string_view(text).substr(from, to - from)));
   };
   std::string line = text.substr(begin, end - begin);
   if (!line.empty() && line.back() == '\r') line.pop_back();
@@ -69,7 +68,7 @@ std::string Value::json() const {
       if (const auto whole = whole_number(text)) return std::to_string(*whole);
       return number_text(finite_number(text).value_or(0));
     case Kind::String:
-      return json_quoted(text);
+      return base::json_quote(text);
     case Kind::Array: {
       std::string out = "[";
       for (const Value& item : items) out += (out.size() > 1 ? ", " : "") + item.json();
@@ -78,7 +77,7 @@ std::string Value::json() const {
     case Kind::Object: {
       std::string out = "{";
       for (const Member& member : members)
-        out += (out.size() > 1 ? ", " : "") + json_quoted(member.key) + ": " + member.value.json();
+        out += (out.size() > 1 ? ", " : "") + base::json_quote(member.key) + ": " + member.value.json();
       return out + "}";
     }
   }
@@ -147,27 +146,6 @@ std::string number_text(double value) {
     if (std::strtod(text, nullptr) == value) break;
   }
   return text;
-}
-
-std::string json_quoted(std::string_view text) {
-  // Also escapes characters that control a terminal: \u202e means the same in JSON. Bytes that are not UTF-8 are
-  // unchanged, because JSON cannot represent them.
-  std::string out = "\"";
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const char c = text[at];
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-      continue;
-    }
-    std::size_t end = at + 1;
-    while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) ++end;
-    const auto character = text.substr(at, end - at);
-    const std::string shown = base::printable(character, base::Lines::Escape);
-    out += shown.starts_with("\\x") ? std::string(character) : shown;
-    at = end - 1;
-  }
-  return out + "\"";
 }
 
 }  // namespace zero::config

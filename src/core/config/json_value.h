@@ -55,7 +55,5 @@ std::optional<std::int64_t> whole_number(std::string_view token, bool* too_large
 std::optional<double> finite_number(std::string_view token);
 // Shortest text that reads back as the same double.
 std::string number_text(double value);
-// A quoted JSON string.
-std::string json_quoted(std::string_view text);
 
 }  // namespace zero::config

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/json_write.h"
 #include "config/json_value.h"
 
 namespace zero {
@@ -12,7 +13,7 @@ class OptionsBuilder::Block {
  public:
   Block(OptionsBuilder& builder, const char* call, std::string block)
       : builder_(builder), call_(call), block_(std::move(block)) {}
-  Block& type(const char* name) { return text("type", config::json_quoted(name)); }
+  Block& type(const char* name) { return text("type", base::json_quote(name)); }
   Block& put(const char* key, const std::optional<double>& value) {
     return value ? text(key, config::number_text(*value)) : *this;
   }
@@ -23,7 +24,7 @@ class OptionsBuilder::Block {
     return value ? text(key, *value ? "true" : "false") : *this;
   }
   Block& put(const char* key, const std::optional<std::string>& value) {
-    return value ? text(key, config::json_quoted(*value)) : *this;
+    return value ? text(key, base::json_quote(*value, base::NotUtf8::Keep)) : *this;
   }
   Block& put(const char* key, const std::optional<std::array<double, 2>>& value) {
     if (!value) return *this;
@@ -171,7 +172,7 @@ OptionsBuilder& OptionsBuilder::offload(const char* call, const std::string& blo
   drop(block + "device");
   drop(block + "nvme_path");
   put(call, block + "device", tier == Tier::Host ? "\"cpu\"" : tier == Tier::File ? "\"nvme\"" : "\"none\"");
-  if (!nvme_path.empty()) put(call, block + "nvme_path", config::json_quoted(nvme_path));
+  if (!nvme_path.empty()) put(call, block + "nvme_path", base::json_quote(nvme_path, base::NotUtf8::Keep));
   return *this;
 }
 

@@ -4,14 +4,15 @@
 
 #include <zero/config_tools.h>
 
+#include "base/json_write.h"
 #include "config/json_value.h"
 #include "config/key_table.h"
 
 namespace zero {
 namespace {
 
+using base::json_quote;
 using config::Effect;
-using config::json_quoted;
 using config::Key;
 using config::Type;
 
@@ -19,7 +20,7 @@ std::string choices_json(const Key& key) {
   std::string out;
   for (std::size_t at = 0; at < key.choices.size();) {
     const std::size_t end = std::min(key.choices.find(' ', at), key.choices.size());
-    out += (out.empty() ? "" : ", ") + json_quoted(key.choices.substr(at, end - at));
+    out += (out.empty() ? "" : ", ") + json_quote(key.choices.substr(at, end - at));
     at = end + 1;
   }
   if (key.nullable) out += ", null";
@@ -108,13 +109,13 @@ std::string property_json(const Key& key) {
   std::string out = "{";
   const auto add = [&](const std::string& text) { out += (out.size() > 1 ? ", " : "") + text; };
   if (const auto type = type_json(key); !type.empty()) add(type);
-  add("\"description\": " + json_quoted(key.help));
+  add("\"description\": " + json_quote(key.help));
   if (!key.default_json.empty()) add("\"default\": " + std::string(key.default_json));
-  if (!key.active_if.empty()) add("\"x-libzero-needs\": " + json_quoted(key.active_if));
-  add("\"x-libzero-effect\": " + json_quoted(effect_word(key)));
-  if (!key.reason.empty()) add("\"x-libzero-reason\": " + json_quoted(key.reason));
-  if (!key.unit.empty()) add("\"x-libzero-unit\": " + json_quoted(key.unit));
-  if (!key.auto_rule.empty()) add("\"x-libzero-auto\": " + json_quoted(key.auto_rule));
+  if (!key.active_if.empty()) add("\"x-libzero-needs\": " + json_quote(key.active_if));
+  add("\"x-libzero-effect\": " + json_quote(effect_word(key)));
+  if (!key.reason.empty()) add("\"x-libzero-reason\": " + json_quote(key.reason));
+  if (!key.unit.empty()) add("\"x-libzero-unit\": " + json_quote(key.unit));
+  if (!key.auto_rule.empty()) add("\"x-libzero-auto\": " + json_quote(key.auto_rule));
   return out + "}";
 }
 
@@ -133,7 +134,7 @@ std::string member_json(const std::string& path, int depth) {
   for (const auto& old : config::old_names()) {
     if (old.old_path != path) continue;
     const std::string mark = std::string("\"deprecated\": ") + (old.deprecated ? "true" : "false") +
-                             ", \"description\": " + json_quoted("Old name of " + std::string(old.path));
+                             ", \"description\": " + json_quote("Old name of " + std::string(old.path));
     const bool boolean = path.find("cpu_offload") != std::string::npos || path == "fp32_allreduce";
     if (boolean) return "{\"type\": \"boolean\", " + mark + "}";
     if (const Key* key = config::find_key(old.path)) {
@@ -150,8 +151,7 @@ std::string object_json(const std::string& block, int depth) {
   std::string properties;
   for (const auto& name : config::names_below(block)) {
     const std::string path = block.empty() ? name : block + "." + name;
-    properties +=
-        (properties.empty() ? "\n" : ",\n") + indent + json_quoted(name) + ": " + member_json(path, depth + 1);
+    properties += (properties.empty() ? "\n" : ",\n") + indent + json_quote(name) + ": " + member_json(path, depth + 1);
   }
   if (block.empty()) properties = "\n" + indent + "\"$schema\": {\"type\": \"string\"}," + properties;
   return "{\"type\": \"object\", \"additionalProperties\": false, \"properties\": {" + properties + "\n" +

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/json_write.h"
 #include "base/log.h"
 #include "base/system.h"
 
@@ -76,14 +77,12 @@ std::set<std::string>& open_files() {
   return files;
 }
 
+// Viewers of traces differ in what they make of other characters than printable ASCII.
 void append_quoted(std::string& out, std::string_view text) {
-  out += '"';
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') out += '\\';
-    out += code < 0x20 || code >= 0x7f ? '?' : c;
-  }
-  out += '"';
+  std::string ascii(text);
+  for (char& c : ascii)
+    if (c < 0x20 || c >= 0x7f) c = '?';
+  out += base::json_quote(ascii);
 }
 
 // Microseconds with nanoseconds as decimals.

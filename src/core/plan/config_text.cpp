@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/json_write.h"
 #include "config/document.h"
 #include "plan/model.h"
 
@@ -41,15 +42,6 @@ struct Node {
   }
 };
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
 }  // namespace
 
 std::string plan_config(const PlanModel& model, const Options& options, const Plan& plan,
@@ -70,9 +62,10 @@ std::string plan_config(const PlanModel& model, const Options& options, const Pl
       root.erase(which);
       continue;
     }
-    root.set(base::join(which, ".device"), quoted(plan.offload));
+    root.set(base::join(which, ".device"), base::json_quote(plan.offload));
     root.erase(base::join(which, ".nvme_path"));
-    if (plan.offload == "nvme") root.set(base::join(which, ".nvme_path"), quoted(offload_folder));
+    if (plan.offload == "nvme")
+      root.set(base::join(which, ".nvme_path"), base::json_quote(offload_folder, base::NotUtf8::Keep));
   }
   if (!plan.checkpointing) {
     root.erase("activation_checkpointing");

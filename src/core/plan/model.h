@@ -1,5 +1,5 @@
-// The parameters of the model families that a plan knows, by name and size, in the order of registration. For the
-// built-in GPT they are exactly those of models/gpt.h; for the others as published, a unit for each layer.
+// The parameters of the model families that a plan knows, by name and size, in the order of registration. As
+// published, a unit for each layer; the GPT's names are those of models/gpt.h.
 #pragma once
 #include <vector>
 

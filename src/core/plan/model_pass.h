@@ -1,6 +1,6 @@
 // Forward and backward of a model as what they do to memory: which operator reads which parameters, what it allocates,
-// what is saved for backward and when autograd lets go of it. For the built-in GPT operator by operator (models/gpt.cpp
-// beside libtorch's CPU kernels); for other models by rule, layer by layer. Nothing is computed here.
+// what is saved for backward and when autograd lets go of it. A model that describes itself says so operator by
+// operator (PlanModel::pass); of others it is a rule, layer by layer. Nothing is computed here.
 #pragma once
 #include <cstdint>
 #include <vector>

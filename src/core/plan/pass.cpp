@@ -2,74 +2,13 @@
 #include "plan/pass.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <utility>
 
-#include <zero/errors.h>
-
-#include "base/check.h"
+#include "plan/model_pass.h"
 
 namespace zero::planning {
 namespace {
-
-// Of "blocks.12.qkv.weight": 12; negative: of no block.
-std::int64_t block_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "blocks.";
-  std::int64_t block = -1;
-  if (name.compare(0, kPrefix.size(), kPrefix) == 0)
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), block);
-  return block;
-}
-
-}  // namespace
-
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments) {
-  std::map<std::string, std::size_t> index;
-  std::int64_t layers = 0;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    index[parameters[i].name] = i;
-    layers = std::max(layers, block_of(parameters[i].name) + 1);
-  }
-  using Operator = std::vector<std::size_t>;
-  const auto of = [&](const std::string& module, std::initializer_list<const char*> names) {
-    Operator reads;
-    for (const char* name : names) {
-      const auto it = index.find(base::join(module, ".", name));
-      if (it == index.end())
-        throw ConfigError(base::join("[plan] got a model without ", module, ".", name, ", expected a GPT"));
-      reads.push_back(it->second);
-    }
-    return reads;
-  };
-  constexpr const char* kModules[] = {"norm1", "qkv", "projection", "norm2", "up", "down"};
-  // Norms read their bias again in backward, linear layers do not.
-  const auto forward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (const auto* module : kModules)
-      out.push_back(of(base::join("blocks.", layer, ".", module), {"weight", "bias"}));
-  };
-  const auto backward = [&](std::int64_t layer, std::vector<Operator>& out) {
-    for (auto module = std::rbegin(kModules); module != std::rend(kModules); ++module) {
-      const auto path = base::join("blocks.", layer, ".", *module);
-      out.push_back(std::string_view(*module).starts_with("norm") ? of(path, {"weight", "bias"})
-                                                                  : of(path, {"weight"}));
-    }
-  };
-  const auto head = of(index.count("output.weight") != 0 ? "output" : "token", {"weight"});
-  const auto norm = of("norm", {"weight", "bias"});
-  Pass pass{{of("token", {"weight"}), of("position", {"weight"})}, {head, norm}};
-  for (std::int64_t layer = 0; layer < layers; ++layer) forward(layer, pass.forward);
-  pass.forward.push_back(norm);
-  pass.forward.push_back(head);
-  const auto parts = segments == 0 ? layers : std::min(segments, layers);
-  for (auto part = parts; part-- > 0;) {
-    const auto begin = part * layers / parts, end = (part + 1) * layers / parts;
-    if (segments > 0)
-      for (auto layer = begin; layer < end; ++layer) forward(layer, pass.backward);
-    for (auto layer = end; layer-- > begin;) backward(layer, pass.backward);
-  }
-  return pass;
-}
 
 Pass pass_by_units(const std::vector<Parameter>& parameters) {
   Pass pass;
@@ -90,6 +29,36 @@ Pass pass_by_units(const std::vector<Parameter>& parameters) {
     order->push_back(root);
   }
   return pass;
+}
+
+// Keeps which parameters operators read.
+class UseRecorder final : public PassSink {
+ public:
+  Tensor make(std::int64_t) override { return {}; }
+  void put_away(Tier, std::int64_t) override {}
+  void bring_back(Tier, std::int64_t) override {}
+  using PassSink::use;
+  void use(std::span<const std::size_t> parameters) override {
+    (backward_ ? pass.backward : pass.forward).emplace_back(parameters.begin(), parameters.end());
+  }
+  void begin_backward() override { backward_ = true; }
+  void gradient(std::size_t, Tensor) override {}
+  void end_backward() override {}
+  bool on_gpu() const override { return false; }
+
+  Pass pass;
+
+ private:
+  bool backward_ = false;
+};
+
+}  // namespace
+
+Pass pass_of(const PlanModel& model, const std::vector<Parameter>& parameters, std::int64_t segments) {
+  if (!model.pass) return pass_by_units(parameters);
+  UseRecorder recorder;
+  run_micro_batch(model, parameters, {.segments = segments}, recorder);
+  return std::move(recorder.pass);
 }
 
 void run_forward(const Pass& pass, PassSink& sink) {

@@ -3,6 +3,8 @@
 #pragma once
 #include <vector>
 
+#include <zero/plan.h>
+
 #include "plan/pass_sink.h"
 #include "plan/units.h"
 
@@ -12,11 +14,9 @@ namespace zero::planning {
 struct Pass {
   std::vector<std::vector<std::size_t>> forward, backward;
 };
-// Of the GPT of models/gpt.h, by the names of its parameters. segments: checkpointed runs of layers; 0: none.
-// Throws ConfigError for other names.
-Pass gpt_pass(const std::vector<Parameter>& parameters, std::int64_t segments);
-// Unit by unit, for models whose operators are not known.
-Pass pass_by_units(const std::vector<Parameter>& parameters);
+// By the model's description, else unit by unit. `parameters` as parameters_of(); segments: checkpointed runs of
+// layers, 0: none.
+Pass pass_of(const PlanModel& model, const std::vector<Parameter>& parameters, std::int64_t segments);
 
 void run_forward(const Pass& pass, PassSink& sink);
 // A unit's gradients arrive after its last use, in the order of reductions; roots', which are read at both ends, last.

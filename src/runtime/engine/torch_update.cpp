@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "engine/dtypes.h"
 
 namespace zero::engine {
@@ -39,18 +40,22 @@ void TorchUpdate::begin_update() {
 
 void TorchUpdate::end_update() { optimizer_.end_step(); }
 
+void TorchUpdate::run_beside(std::function<void()> job) {
+  ZERO_CHECK(!beside_.valid() || base::is_ready(beside_), "[TorchUpdate::run_beside] a job is running");
+  beside_ = thread_.add(std::move(job));
+}
+
 void TorchUpdate::join() {
-  if (!background_.running()) return background_.wait();
-  const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
-  background_.wait();
+  if (!beside_.valid()) return;
+  if (!base::is_ready(beside_)) {
+    const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
+    beside_.wait();
+  }
+  beside_.get();
 }
 
 void TorchUpdate::settle() noexcept {
-  try {
-    background_.wait();
-  } catch (const std::exception&) {
-    // The result is not needed any more.
-  }
+  if (beside_.valid()) beside_.wait();  // its result and its error are not needed any more
 }
 
 void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,

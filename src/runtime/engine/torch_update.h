@@ -1,9 +1,10 @@
 // Applies the optimizer to the ranges that the step program passes, split by parameter group and without frozen
 // parameters. Delayed updates run in a separate thread (ZeRO-Offload, arXiv:2101.06840, section 5.2).
 #pragma once
+#include <future>
 #include <vector>
 
-#include "engine/background.h"
+#include "base/executor.h"
 #include "engine/model_binding.h"
 #include "engine/update_runs.h"
 #include "optim/sharded_optimizer.h"
@@ -20,7 +21,7 @@ class TorchUpdate final : public step::UpdateOps {
   void end_update() override;
   void update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target, step::View grads,
               float factor) override;
-  void run_beside(std::function<void()> job) override { background_.begin(std::move(job)); }
+  void run_beside(std::function<void()> job) override;
   void join() override;
   // Waits until no job is running and ignores its errors.
   void settle() noexcept;
@@ -38,8 +39,9 @@ class TorchUpdate final : public step::UpdateOps {
   TorchBuffers& buffers_;
   const step::RunFacts& run_;
   observe::Trace& trace_;
-  std::vector<UpdateRuns> runs_;  // by group
-  Background background_;         // last: its job uses the members above
+  std::vector<UpdateRuns> runs_;     // by group
+  std::shared_future<void> beside_;  // the last job; its error is rethrown until the next begins
+  base::Executor thread_;            // last: its job uses the members above
 };
 
 }  // namespace zero::engine

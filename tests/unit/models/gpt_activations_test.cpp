@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <zero/zero.h>
 
+#include "models/gpt.h"
 #include "models/gpt_activations.h"
 #include "step/memory_ledger.h"
 #include "torch_hooks/allocation_observer.h"

@@ -75,11 +75,6 @@ TEST(Text, WidthOfUtf8) {
   EXPECT_EQ(fit("abc", 1, Align::Left, false), "a");
 }
 
-TEST(Text, JsonQuote) {
-  EXPECT_EQ(json_quote("a\"b\\c\n\x01"), "\"a\\\"b\\\\c\\n\\u0001\"");
-  EXPECT_EQ(json_quote("\xff\u00e9"), "\"\ufffd\u00e9\"");
-}
-
 Table sample() {
   Table t({{"stage", Align::Right}, {"what it does", Align::Left, Column::Narrow::Wrap}, {"bytes", Align::Right}});
   t.row({"0", "everything is replicated on every rank", "1024"});

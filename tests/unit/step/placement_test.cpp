@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "cli/support/gpt_plan.h"
 #include "config/byte_count.h"
 #include "plan/dry_run.h"
 #include "plan/model.h"
@@ -232,6 +233,7 @@ TEST(Budget, NoStepOfAGptTakesMore) {
   PlanModel model{.kind = PlanModel::Kind::Gpt, .name = "", .layers = 6, .hidden = 64, .heads = 4};
   model.sequence = 32;
   model.vocabulary = 128;
+  model = cli::with_gpt_pass(model);
   const auto parameters = planning::parameters_of(model);
   for (const auto& [checked, one] : trained()) {
     const auto run = run_facts(one.settings, one.topology, one.accumulation);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cli/explain/live_record.h"
+#include "cli/support/gpt_plan.h"
 #include "plan/formulas.h"
 #include "plan/model.h"
 #include "plan/schedule.h"
@@ -46,7 +47,7 @@ Schedule schedule_of(int stage, const Wish& wish = {}) {
   const auto options = Options::from_json(json + "}");
   ScheduleInput input;
   input.parameters = parameters_of(wish.model);
-  input.pass = gpt_pass(input.parameters, wish.segments);
+  input.pass = pass_of(cli::with_gpt_pass(wish.model), input.parameters, wish.segments);
   input.topology = topology_of(wish.world, wish.world == 1 ? "local" : wish.transport, wish.gpu, wish.deferred);
   return schedule(input, options.settings(), wish.accumulation, wish.first_step, 3, wish.overflowed);
 }
@@ -355,10 +356,6 @@ TEST(StageSchedule, ADifferentRunIsNoticed) {
   run = faithful();
   run.ranks.pop_back();
   EXPECT_NE(cli::first_difference(s, run), "");
-}
-
-TEST(StageSchedule, OnlyAGptHasAPass) {
-  EXPECT_THROW(gpt_pass(parameters_of(PlanModel::named("bert-base")), 0), ConfigError);
 }
 
 }  // namespace

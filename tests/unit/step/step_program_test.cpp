@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 
+#include "cli/support/gpt_plan.h"
 #include "plan/dry_run.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
@@ -27,7 +28,7 @@ PlanModel small_gpt() {
   PlanModel model{.kind = PlanModel::Kind::Gpt, .name = "", .layers = 4, .hidden = 64, .heads = 4};
   model.sequence = 32;
   model.vocabulary = 128;
-  return model;
+  return cli::with_gpt_pass(model);
 }
 
 // Everything of a dry run, and the run.

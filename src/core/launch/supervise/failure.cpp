@@ -10,10 +10,12 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/json_write.h"
 
 namespace zero::launch {
 namespace {
 
+using base::json_quote;
 using observe::CollectiveSnapshot;
 using observe::CollectiveState;
 using observe::StatusPhase;
@@ -78,21 +80,6 @@ std::string printed(const char* format, double value) {
   return text;
 }
 
-std::string json_text(std::string_view text) {  // for JSON
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      (out += '\\') += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c));
-      out += escape;
-    } else {
-      out += c;
-    }
-  }
-  return out += '"';
-}
 std::string json_list(const std::vector<int>& ranks) {
   std::string text = "[";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -378,34 +365,34 @@ std::string failure_text(const FailureReport& r) {
 
 std::string failure_json(const FailureReport& r) {
   std::string out = base::join(
-      "{\"exit_code\": ", r.exit_code, ", \"run_id\": ", json_text(r.run_id), ", \"attempt\": ", r.attempt,
+      "{\"exit_code\": ", r.exit_code, ", \"run_id\": ", json_quote(r.run_id), ", \"attempt\": ", r.attempt,
       ", \"root_cause\": {\"rank\": ", r.rank >= 0 ? std::to_string(r.rank) : "null", ", \"ranks\": ", r.ranks,
-      ", \"host\": ", json_text(r.host), ", \"pid\": ", r.pid > 0 ? std::to_string(r.pid) : "null",
-      ", \"cause\": ", json_text(r.cause), ", \"signal\": ", r.signal ? std::to_string(r.signal) : "null",
-      ", \"signal_name\": ", r.signal ? json_text(signal_name(r.signal)) : "null",
+      ", \"host\": ", json_quote(r.host), ", \"pid\": ", r.pid > 0 ? std::to_string(r.pid) : "null",
+      ", \"cause\": ", json_quote(r.cause), ", \"signal\": ", r.signal ? std::to_string(r.signal) : "null",
+      ", \"signal_name\": ", r.signal ? json_quote(signal_name(r.signal)) : "null",
       ", \"rank_exit_code\": ", r.rank_exit_code ? std::to_string(*r.rank_exit_code) : "null",
       ", \"out_of_memory\": ", r.out_of_memory ? "true" : "false", "}");
-  if (!r.error.empty()) out += ", \"error\": " + json_text(r.error);
-  out += ", \"where\": {\"time\": " + json_text(r.time);
+  if (!r.error.empty()) out += ", \"error\": " + json_quote(r.error);
+  out += ", \"where\": {\"time\": " + json_quote(r.time);
   if (r.step >= 0) out += base::join(", \"step\": ", r.step, ", \"micro_batch\": ", r.micro_batch);
-  if (!r.phase.empty()) out += ", \"phase\": " + json_text(r.phase);
-  if (!r.unit.empty()) out += ", \"unit\": " + json_text(r.unit);
+  if (!r.phase.empty()) out += ", \"phase\": " + json_quote(r.phase);
+  if (!r.unit.empty()) out += ", \"unit\": " + json_quote(r.unit);
   out += "}";
   if (r.collective) {
     const auto& c = *r.collective;
-    out += base::join(", \"collective\": {\"op\": ", json_text(c.what.op), ", \"sequence\": ", c.what.sequence,
-                      ", \"dtype\": ", json_text(c.what.dtype), ", \"numel\": ", c.what.numel,
+    out += base::join(", \"collective\": {\"op\": ", json_quote(c.what.op), ", \"sequence\": ", c.what.sequence,
+                      ", \"dtype\": ", json_quote(c.what.dtype), ", \"numel\": ", c.what.numel,
                       ", \"inside\": ", json_list(c.inside), ", \"outside\": ", json_list(c.outside), "}");
   }
-  if (!r.desync.empty()) out += ", \"desync\": " + json_text(r.desync);
+  if (!r.desync.empty()) out += ", \"desync\": " + json_quote(r.desync);
   out += base::join(", \"collateral\": {\"lost_peer\": ", json_list(r.lost_peer),
                     ", \"stopped\": ", json_list(r.stopped), ", \"first_after_s\": ", printed("%.3f", r.first_after),
                     ", \"last_after_s\": ", printed("%.3f", r.last_after), "}");
-  if (!r.log_path.empty()) out += ", \"log\": " + json_text(r.log_path);
+  if (!r.log_path.empty()) out += ", \"log\": " + json_quote(r.log_path);
   out += ", \"last_lines\": [";
-  for (std::size_t i = 0; i < r.last_lines.size(); ++i) out += (i ? ", " : "") + json_text(r.last_lines[i]);
+  for (std::size_t i = 0; i < r.last_lines.size(); ++i) out += (i ? ", " : "") + json_quote(r.last_lines[i]);
   out += "]";
-  if (!r.hint.empty()) out += ", \"hint\": " + json_text(r.hint);
+  if (!r.hint.empty()) out += ", \"hint\": " + json_quote(r.hint);
   return out + "}";
 }
 

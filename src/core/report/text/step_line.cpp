@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/json_write.h"
 #include "report/text/text.h"
 
 namespace zero::report {
@@ -64,7 +65,7 @@ std::string step_json(const StepRow& r) {
   s += ", \"memory\": {";
   for (std::size_t i = 0; i < r.memory.size(); ++i) {
     const MemoryPoint& point = r.memory[i];
-    s += (i > 0 ? ", " : "") + json_quote("after_" + point.after) +
+    s += (i > 0 ? ", " : "") + base::json_quote("after_" + point.after) +
          ": {\"bytes\": " + std::to_string(point.device_bytes) +
          ", \"peak_bytes\": " + std::to_string(point.device_peak) +
          ", \"host_bytes\": " + std::to_string(point.host_bytes) +

@@ -1,5 +1,5 @@
-// Formatting of numbers with units, and decoding of UTF-8 one character at a time: malformed bytes
-// are counted, never dropped, so that what a user wrote can be shown back.
+// Formatting of numbers with units, and widths of text: malformed bytes are counted, never dropped, so that what a user
+// wrote can be shown back.
 #include "report/text/text.h"
 
 #include <array>
@@ -7,8 +7,13 @@
 #include <cstdio>
 #include <iterator>
 
+#include "base/utf8.h"
+
 namespace zero::report {
 namespace {
+
+using base::Character;
+using base::first_character;
 
 template <class... Values>
 std::string print(const char* format, Values... values) {
@@ -26,28 +31,6 @@ std::string three_digits(double value, const char* unit) {
 std::string printed(const char* format, double value) { return print(format, value); }
 
 namespace {
-
-// One character: its code point (or -1 when the bytes are not UTF-8) and its length in bytes.
-struct Character {
-  std::int32_t code = -1;
-  std::size_t bytes = 1;
-};
-
-Character first_character(std::string_view s) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(s[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return {static_cast<std::int32_t>(lead), 1};
-  const std::size_t n = lead >= 0xf0 && lead < 0xf5 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc2 ? 2 : 0;
-  if (n == 0 || lead >= 0xf5 || s.size() < n) return {};
-  std::int32_t code = static_cast<std::int32_t>(lead & (0xffu >> (n + 1)));
-  for (std::size_t i = 1; i < n; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {};
-    code = (code << 6) | static_cast<std::int32_t>(byte(i) & 0x3f);
-  }
-  static constexpr std::int32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-  if (code < kLeast[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000)) return {};
-  return {code, n};
-}
 
 struct Range {
   std::int32_t first, last;
@@ -166,30 +149,6 @@ std::string fit(std::string_view text, std::size_t width, Align align, bool utf8
   const std::size_t used = display_width(out);
   if (used < width) out.insert(align == Align::Left ? out.size() : 0, width - used, ' ');
   return out;
-}
-
-std::string json_quote(std::string_view text) {
-  std::string out = "\"";
-  while (!text.empty()) {
-    const Character c = first_character(text);
-    if (c.code == '"' || c.code == '\\') {
-      (out += '\\') += text[0];
-    } else if (c.code == '\n') {
-      out += "\\n";
-    } else if (c.code == '\t') {
-      out += "\\t";
-    } else if (c.code >= 0 && (c.code < 0x20 || c.code == 0x7f)) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c.code));
-      out += escape;
-    } else if (c.code < 0) {
-      out += "\ufffd";
-    } else {
-      out.append(text.substr(0, c.bytes));
-    }
-    text.remove_prefix(c.bytes);
-  }
-  return out += '"';
 }
 
 std::string html_text(std::string_view text) {

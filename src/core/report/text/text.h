@@ -31,9 +31,6 @@ std::string_view prefix_of_width(std::string_view text, std::size_t width);
 // at its end ("…" when `utf8`, else "..").
 std::string fit(std::string_view text, std::size_t width, Align align = Align::Left, bool utf8 = true);
 
-// Quoted for a JSON document (quotes included): control characters escaped, bytes that are not
-// UTF-8 replaced by U+FFFD.
-std::string json_quote(std::string_view text);
 // As the content of an HTML element or of a quoted attribute; other control characters than tab and new line become
 // '?', bytes that are not UTF-8 U+FFFD.
 std::string html_text(std::string_view text);

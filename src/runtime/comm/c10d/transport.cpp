@@ -20,10 +20,10 @@
 #include "base/check.h"
 #include "comm/bootstrap/c10d_rendezvous.h"
 #include "comm/collective_call.h"
+#include "comm/collective_thread.h"
 #include "comm/group.h"
 #include "comm/local/local.h"
 #include "comm/transport.h"
-#include "comm/worker.h"
 #include "kernels/elementwise.h"
 
 namespace zero::comm {
@@ -204,7 +204,7 @@ class C10d final : public Transport {
  public:
   C10d(const net::ProcessInfo& identity, std::shared_ptr<Link> link) : Transport(identity), link_(std::move(link)) {}
   ~C10d() override {
-    if (!worker_.idle_within(kFarewell)) link_->fail(rank(), "the communicator ended in a collective");
+    if (!thread_.idle_within(kFarewell)) link_->fail(rank(), "the communicator ended in a collective");
   }
 
   std::string name() const override { return "c10d"; }
@@ -302,17 +302,16 @@ class C10d final : public Transport {
   std::shared_ptr<Work> start(Call call, std::function<void(Step&)> job) {
     const auto sequence = sequence_++;
     link_->check(call, sequence);
-    return std::make_shared<JobWork>(
-        worker_.add([link = link_, call = std::move(call), sequence, timeout = timeout_, job = std::move(job)] {
-          Step step{link.get(), call, sequence, timeout};
-          link->check(call, sequence);
-          job(step);
-        }));
+    return thread_.add([link = link_, call = std::move(call), sequence, timeout = timeout_, job = std::move(job)] {
+      Step step{link.get(), call, sequence, timeout};
+      link->check(call, sequence);
+      job(step);
+    });
   }
 
   const std::shared_ptr<Link> link_;
   std::uint64_t sequence_ = 0;
-  Worker worker_;  // destroyed first
+  CollectiveThread thread_;  // destroyed first
 };
 
 // Identifies processes that share memory and devices.

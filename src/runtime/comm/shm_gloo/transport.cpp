@@ -16,10 +16,10 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/collective_thread.h"
 #include "comm/gloo/messenger.h"
 #include "comm/quantized_reduce.h"
 #include "comm/transport.h"
-#include "comm/worker.h"
 #include "kernels/elementwise.h"
 
 namespace zero::comm {
@@ -71,12 +71,12 @@ class ShmGloo final : public Transport {
   }
 
   ~ShmGloo() override {
-    if (!worker_.idle_within(kFarewell)) {
+    if (!thread_.idle_within(kFarewell)) {
       // Some rank never called this collective: only an abort cancels its messages.
       const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
       messenger_->abort(rank_in_run(), text);
     }
-    worker_.idle_within(kFarewell);
+    thread_.idle_within(kFarewell);
     messenger_->on_failure(nullptr);
   }
 
@@ -190,7 +190,7 @@ class ShmGloo final : public Transport {
   }
 
   std::shared_ptr<Work> start(std::function<void()> job) {
-    return std::make_shared<JobWork>(worker_.add([this, job = std::move(job)] {
+    return thread_.add([this, job = std::move(job)] {
       try {
         job();
       } catch (const CommError& error) {
@@ -205,7 +205,7 @@ class ShmGloo final : public Transport {
         messenger_->abort(rank_in_run(), error.what());
         throw;
       }
-    }));
+    });
   }
 
   // Calls f for every other host, starting with the next one.
@@ -314,7 +314,7 @@ class ShmGloo final : public Transport {
   const int host_, hosts_, place_, ranks_;  // place_: index among the host's ranks_
   std::vector<int> column_;
   std::unique_ptr<Transport> inside_;
-  Worker worker_;  // destroyed first
+  CollectiveThread thread_;  // destroyed first
 };
 
 std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
