@@ -162,7 +162,7 @@ TEST(Thread, DifferentCallsNameBoth) {
        "all_reduce(fp32, 6 elements)", "all_reduce(fp32, 1 element)"},
       {[](Comm c) { c->broadcast(at::ones({6}), 1)->wait(); }, [](Comm c) { c->broadcast(at::ones({6}), 2)->wait(); },
        "broadcast(fp32, 6 elements, root 1)", "broadcast(fp32, 6 elements, root 2)"},
-      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->exchange("text"); },
+      {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->all_gather_bytes("text"); },
        "all_reduce(fp32, 6 elements)", "exchange()"},
   };
   for (const auto& [common, other, common_text, other_text] : cases) {
