@@ -64,7 +64,7 @@ PyGathered gathered(const PyEngine& self, const std::optional<std::vector<std::s
 
 struct PyForward {  // Engine.__call__: Ctrl-C during the forward's gathers
   std::shared_ptr<zero::Communicator> comm;
-  std::optional<InterruptScope> scope;
+  std::unique_ptr<InterruptScope> scope;
 };
 
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
@@ -100,7 +100,7 @@ void bind_engine(py::module_& module) {
   });
 
   py::class_<PyForward>(module, "ForwardScope")
-      .def("__enter__", [](PyForward& self) { self.scope.emplace(self.comm); })
+      .def("__enter__", [](PyForward& self) { self.scope = std::make_unique<InterruptScope>(self.comm); })
       .def("__exit__", [](PyForward& self, const py::args&) {
         self.scope.reset();
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -109,7 +109,7 @@ void bind_engine(py::module_& module) {
   py::class_<PyEngine> c(module, "Engine");
   c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&>(), py::arg("module"),
         py::arg("options"), py::arg("comm"));
-  c.def("forward_scope", [](const PyEngine& self) { return PyForward{self.held().comm, std::nullopt}; });
+  c.def("forward_scope", [](const PyEngine& self) { return PyForward{self.held().comm, nullptr}; });
   c.def("alive", &PyEngine::alive);
   c.def("close", &PyEngine::close);
   c.def(
