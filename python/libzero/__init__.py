@@ -1,0 +1,53 @@
+"""libzero: sharded data-parallel training (ZeRO stages 0 to 3) for PyTorch.
+
+    engine = libzero.Engine(model, "ds_config.json")   # an ordinary torch.nn.Module
+    loss = engine(batch)
+    engine.backward(loss)
+    result = engine.step()                             # result.updated, .grad_norm, .lr, .loss_scale
+
+Names marked [collective] are called by every rank, in the same order; those marked [local] wait for no other rank.
+"""
+
+import torch as _torch
+
+from libzero._build import TORCH as _TORCH
+
+if _torch.__version__.split("+")[0].split(".")[:2] != _TORCH.split(".")[:2]:
+    raise ImportError(
+        f"[libzero] got torch {_torch.__version__}, expected {_TORCH}, which this libzero was built for. "
+        f"Hint: pip install torch=={_TORCH}, or build libzero again with this torch (pip install . in its clone)."
+    )
+
+from libzero import _log  # noqa: F401
+from libzero._native import Options, Work
+from libzero._native import version as __version__
+from libzero.communicator import Communicator, default_communicator, run_ranks
+from libzero.engine import Engine, StepResult, TraceSummary, build
+from libzero.errors import CommError, ConfigError, InternalError, IoError
+from libzero.memory import Memory, MemoryRow
+from libzero.optimizer import Optimizer
+from libzero.planner import Machine, Plan, plan, plan_all
+
+__all__ = [
+    "CommError",
+    "Communicator",
+    "ConfigError",
+    "Engine",
+    "InternalError",
+    "IoError",
+    "Machine",
+    "Memory",
+    "MemoryRow",
+    "Optimizer",
+    "Options",
+    "Plan",
+    "StepResult",
+    "TraceSummary",
+    "Work",
+    "__version__",
+    "build",
+    "default_communicator",
+    "plan",
+    "plan_all",
+    "run_ranks",
+]

@@ -1,0 +1,362 @@
+"""One engine for all ZeRO stages; see the package's documentation for the loop."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import torch
+
+from libzero import _native
+from libzero._native import Options
+from libzero.config import Config, as_options
+from libzero.communicator import Communicator, default_communicator
+from libzero.errors import ConfigError
+from libzero.memory import Memory
+from libzero.optimizer import Optimizer
+
+__all__ = ["Engine", "StepResult", "TraceSummary", "build"]
+
+Selection: TypeAlias = str | torch.nn.Module | torch.nn.Parameter
+M = TypeVar("M", bound=torch.nn.Module)
+
+_live: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one call of step() did."""
+
+    updated: bool
+    """False between accumulation boundaries, and on overflow."""
+    overflow: bool
+    """A gradient was not finite on some rank: nothing was changed."""
+    grad_norm: float
+    """Global L2 norm before clipping, without the loss scale; -1 when not finite."""
+    loss_scale: float
+    """The scale that the next backward() uses."""
+    lr: float
+    """The rate that this step used (first group)."""
+    global_step: int
+    """Attempted steps, this one included."""
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """Medians over the traced steps of this rank, in seconds; see docs/trace.md."""
+
+    steps: int
+    step_s: float
+    compute_s: float
+    gather_wait_s: float
+    reduce_wait_s: float
+    optimizer_s: float
+    communication_s: float
+    hidden: float
+    file: str
+    joined: bool
+
+
+def build(make: Callable[[], M], config: Config | None = None) -> M:
+    """[local] Runs make() with its parameters unallocated, and returns its module; an Engine fills them unit by unit.
+
+    The values are those of an eager build with the same torch.manual_seed. The module cannot run before an Engine has
+    taken it. config: only checked, so that a fault is told before the model is made.
+    """
+    if config is not None:
+        as_options(config)
+    return _native.build(make)
+
+
+def _refuse_copy(*_: object) -> NoReturn:
+    raise ConfigError(
+        "[Engine] cannot copy or pickle a parameter: an engine holds it. Hint: engine.state_dict(), "
+        "engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
+    )
+
+
+class Engine:
+    """Trains an ordinary torch.nn.Module with what the configuration's stage shards sharded over the ranks.
+
+    [collective] The engine takes over the parameters (floating-point, one device, any shapes): casts them to the
+    configuration's dtype, shards them, and gives every rank rank 0's values. The module keeps working as before; its
+    `.grad` belongs to the engine from backward() to step(). One engine holds a model at a time: close() the first.
+
+    model: moved to its device, with its values loaded, before.
+    config: a path, a dict, JSON text or Options: DeepSpeed's keys.
+    comm: default_communicator() if not given.
+    units: what is gathered as one: module classes (all their instances) or names of modules. Without it the entries of
+        the outermost ModuleList and Sequential.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: Config,
+        *,
+        comm: Communicator | None = None,
+        units: Iterable[str | type[torch.nn.Module]] | None = None,
+    ) -> None:
+        settings = {} if units is None else {"libzero.units": _unit_names(model, units)}
+        options = as_options(config, settings)
+        self.comm = comm if comm is not None else default_communicator()
+        self._native = _native.Engine(model, options, self.comm)
+        self.module = model
+        self._alone = self.comm.size == 1
+        named = dict(model.named_parameters())
+        self._names = {id(p): name for name, p in named.items()}
+        aliases: dict[str, list[str]] = {name: [] for name in named}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            aliases[self._names[id(p)]].append(name)
+        self.optimizer = Optimizer(self._native, aliases, model)
+        """torch's schedulers take it; see Optimizer."""
+        for p in named.values():
+            p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
+        _live.add(self)
+
+    # ---- training ----
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward. [collective] at stage 3."""
+        if self._alone:
+            return self.module(*args, **kwargs)
+        with self._native.forward_scope():
+            return self.module(*args, **kwargs)
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+        recoverable: bool = False,
+    ) -> None:
+        """[collective] Backpropagates `loss` (one element, floating-point); instead of loss.backward().
+
+        Scales by the loss scale, divides by the accumulation steps, accumulates and reduces.
+        retain_graph: another backward() on this graph follows. create_graph: gradients stay in .grad, with a graph.
+        recoverable: keeps a copy of what earlier micro-batches of the step added up, until this one has ended.
+        """
+        self._native.backward(loss, retain_graph, create_graph, recoverable)
+
+    def step(self) -> StepResult:
+        """[collective] At an accumulation boundary unscales, clips and updates; else does nothing ([local])."""
+        r = self.optimizer.step()
+        return StepResult(r.updated, r.overflow, r.grad_norm, r.loss_scale, r.lr, r.global_step)
+
+    def discard_micro_batch(self) -> int:
+        """[collective] Drops the micro-batch whose forward or backward failed on every rank; returns how many stay."""
+        return self._native.discard_micro_batch()
+
+    def flush(self) -> None:
+        """[collective] Finishes a delayed update, before an evaluation."""
+        self._native.flush()
+
+    def train(self, mode: bool = True) -> Engine:
+        """[local] The module's train()."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        """[local] The module's eval()."""
+        return self.train(False)
+
+    def gradient(self, parameter: str | torch.nn.Parameter) -> torch.Tensor | None:
+        """[collective] The gradient as step() will use it, before clipping: fp32, of the parameter's shape.
+
+        From the step's last backward() to step(). None where the parameter is frozen.
+        """
+        return self._native.gradient(self._name(parameter))
+
+    def own_gradient(self, parameter: str | torch.nn.Parameter) -> tuple[int, torch.Tensor | None]:
+        """[local] The same, what this rank's shard has of it: its first element in the flat parameter, and values."""
+        return self._native.own_gradient(self._name(parameter))
+
+    # ---- parameters ----
+    @contextmanager
+    def gathered_parameters(
+        self, what: Selection | Iterable[Selection] | None = None, *, modify: bool = False
+    ) -> Iterator[None]:
+        """[collective] Within it parameters are whole on every rank, of their shape and the compute dtype.
+
+        what: names or patterns (* and ?) of parameters or units, modules, parameters; None: all. Whole units are
+        gathered. modify: they may be written in place (copy_, load_state_dict) on rank 0, whose values count for all;
+        write under torch.no_grad(). No backward() and no step() within.
+        """
+        names = None if what is None else self._selected(what)
+        scope = self._native.gathered_parameters(names, modify)
+        try:
+            yield
+        finally:
+            scope.close()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """[collective] The model's state dict on every rank, copied: whole parameters in the compute dtype, buffers.
+
+        Takes memory for two whole models while it runs. fp32 masters: full_state_dict().
+        """
+        with self.gathered_parameters(), torch.no_grad():
+            copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+            whole: dict[str, torch.Tensor] = self.module.state_dict(keep_vars=True)
+            for value in whole.values():
+                copies.setdefault(id(value), value.detach().clone())
+            return {name: copies[id(value)] for name, value in whole.items()}
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """[collective] fp32 masters by parameter name, whole, in host memory of rank 0; empty on other ranks."""
+        return self._native.full_state_dict()
+
+    def state_hash(self) -> str:
+        """[collective] Hex digest of all ranks' masters and moments; the same on every rank, at every stage."""
+        return self._native.state_hash()
+
+    # ---- checkpoints ----
+    def save_checkpoint(self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None) -> None:
+        """[collective] Writes the checkpoint PATH/TAG. user_state: kept beside it, as JSON; rank 0's is saved."""
+        if user_state is not None:
+            self._native.set_user_state(json.dumps(user_state))
+        self._native.refresh_buffers(self.module)
+        self._native.save_checkpoint(os.fspath(path), tag)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
+        """[collective] Loads PATH/TAG, or the newest whole one; returns its tag. `user_state` is the saved one then."""
+        self._native.refresh_buffers(self.module)
+        taken = self._native.load_checkpoint(os.fspath(path), tag)
+        self.optimizer._pull()
+        return taken
+
+    @property
+    def user_state(self) -> Any:
+        """[local] What save_checkpoint(user_state=) was given, or the loaded checkpoint had."""
+        text = self._native.user_state()
+        return json.loads(text) if text else None
+
+    # ---- what it does and holds ----
+    def memory(self) -> Memory:
+        """[local] Bytes of this rank by purpose and tier, now and at the peak."""
+        return Memory.of(self._native.memory())
+
+    def reset_peak_memory(self) -> None:
+        """[local] The peak is what is held now."""
+        self._native.reset_peak_memory()
+
+    def units(self) -> list[tuple[str, int]]:
+        """[local] Names of the units that parameters are communicated in, with their elements."""
+        return self._native.units()
+
+    def start_trace(self, file: str | os.PathLike[str], *, first: int = 1, last: int | None = None) -> None:
+        """[collective] From now on writes a trace of the steps `first` to `last` for ui.perfetto.dev."""
+        self._native.start_trace(os.fspath(file), first, last)
+
+    def stop_trace(self) -> TraceSummary:
+        """[collective] Ends it; the parts of all ranks become one file."""
+        return TraceSummary(**self._native.stop_trace())
+
+    def times(self) -> dict[str, float]:
+        """[local] Seconds of this rank so far by kind; zeros unless wall_clock_breakdown is true."""
+        return self._native.times()
+
+    @property
+    def options(self) -> Options:
+        """[local]"""
+        return self._native.options()
+
+    @property
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """[local] The next step() acts."""
+        return self._native.is_gradient_accumulation_boundary()
+
+    @property
+    def global_step(self) -> int:
+        """[local] Attempted steps."""
+        return self._native.global_step()
+
+    @property
+    def skipped_steps(self) -> int:
+        """[local] Steps skipped for overflow."""
+        return self._native.skipped_steps()
+
+    @property
+    def accumulation_steps(self) -> int:
+        """[local]"""
+        return self._native.accumulation_steps()
+
+    @property
+    def micro_batch_size(self) -> int:
+        """[local] Samples per rank and forward."""
+        return self._native.micro_batch_size()
+
+    @property
+    def loss_scale(self) -> float:
+        """[local] That the next backward() will use."""
+        return self._native.loss_scale()
+
+    @property
+    def closed(self) -> bool:
+        """[local]"""
+        return not self._native.alive()
+
+    def close(self) -> None:
+        """[local] Lets go of the model. Below stage 3 it keeps its parameters; at stage 3 they end with the engine."""
+        self._native.close()
+        for p in self.module.parameters():
+            for name in ("__deepcopy__", "__reduce_ex__"):
+                p.__dict__.pop(name, None)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "optimizer" in self.__dict__:
+            self.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise ConfigError("[Engine] cannot be copied or pickled. Hint: engine.save_checkpoint(dir, tag).")
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "libzero.Engine(closed)"
+        return f"libzero.Engine({type(self.module).__name__}, {len(self.units())} units, {self.comm!r})"
+
+    def _name(self, parameter: str | torch.nn.Parameter) -> str:
+        if isinstance(parameter, str):
+            return parameter
+        if id(parameter) not in self._names:
+            raise ConfigError(f"[Engine] got a parameter of shape {tuple(parameter.shape)} that the model had not.")
+        return self._names[id(parameter)]
+
+    def _selected(self, what: Selection | Iterable[Selection]) -> list[str]:
+        # A module may be iterable (Sequential); a parameter is.
+        each = [what] if isinstance(what, str | torch.nn.Module | torch.nn.Parameter) else list(what)
+        names: list[str] = []
+        for one in each:
+            names += [self._name(p) for p in one.parameters()] if isinstance(one, torch.nn.Module) else [self._name(one)]
+        return names
+
+
+def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Module]]) -> list[str]:
+    names: list[str] = []
+    for unit in [units] if isinstance(units, str | type) else units:
+        if isinstance(unit, str):
+            names.append(unit)
+            continue
+        found = [name for name, module in model.named_modules() if isinstance(module, unit) and name]
+        if not found:
+            raise ConfigError(f"[Engine] units: the model has no {unit.__name__}. Hint: a class of its modules, or a name.")
+        names += found
+    return list(dict.fromkeys(names))
+
+
+@atexit.register
+def _close_all() -> None:
+    # While the interpreter still works: threads of an engine may want the GIL for a notice.
+    for engine in list(_live):
+        engine._native.close()

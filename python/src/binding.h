@@ -1,0 +1,103 @@
+// What the files of the extension share. The binding uses libzero's public headers and torch's casters, nothing else.
+// No arithmetic and no collectives of its own belong here: it converts arguments, releases the GIL and translates
+// errors.
+#pragma once
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+#include <unistd.h>
+#include <zero/communicator.h>
+#include <zero/errors.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace libzero {
+namespace py = pybind11;
+
+void bind_errors(py::module_& module);
+void bind_options(py::module_& module);
+void bind_plan(py::module_& module);
+void bind_communicator(py::module_& module);
+void bind_engine(py::module_& module);
+
+// A C++ object that Python holds. It is destroyed without the GIL, since that may wait for threads that need it; and
+// only in the process that made it: a forked child (a DataLoader's worker) has the memory of its threads and
+// connections, not these.
+template <class T>
+class Owned {
+ public:
+  explicit Owned(std::shared_ptr<T> object) : object_(std::move(object)) {}
+  Owned(Owned&& other) noexcept : object_(std::move(other.object_)), process_(other.process_) {}
+  Owned(const Owned&) = delete;
+  ~Owned() {
+    if (process_ != ::getpid()) {
+      new std::shared_ptr<T>(std::move(object_));  // never destroyed here
+    } else if (object_) {
+      reset();
+    }
+  }
+  void reset() {
+    if (PyGILState_Check() == 0) {
+      object_.reset();
+    } else {
+      py::gil_scoped_release release;
+      object_.reset();
+    }
+  }
+  const std::shared_ptr<T>& get(const char* what) const {
+    if (process_ != ::getpid())
+      throw zero::ConfigError(std::string("[") + what + "] cannot be used in process " + std::to_string(::getpid()) +
+                              ": it was made in process " + std::to_string(process_) +
+                              ". Hint: workers of a DataLoader prepare data only.");
+    if (!object_) throw zero::ConfigError(std::string("[") + what + "] was closed. Hint: make a new one.");
+    return object_;
+  }
+  bool empty() const { return object_ == nullptr; }
+  bool alive() const { return object_ != nullptr && process_ == ::getpid(); }
+
+ private:
+  std::shared_ptr<T> object_;
+  pid_t process_ = ::getpid();
+};
+
+struct PyCommunicator {
+  Owned<zero::Communicator> owned;
+  explicit PyCommunicator(std::shared_ptr<zero::Communicator> comm) : owned(std::move(comm)) {}
+  const std::shared_ptr<zero::Communicator>& get() const { return owned.get("Communicator"); }
+};
+
+// While it lives on Python's main thread, and there are peers to wait for: Ctrl-C that the interpreter could not act on
+// within a second, because this thread waits in libzero, ends `comm`. The wait then throws, and KeyboardInterrupt is
+// raised in its place. A handler of the program's own is left alone. Made and destroyed with the GIL.
+class InterruptScope {
+ public:
+  explicit InterruptScope(const std::shared_ptr<zero::Communicator>& comm);
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  bool armed_ = false;
+};
+
+// Runs what computes, waits or communicates: without the GIL, and open to Ctrl-C.
+template <class F>
+auto blocking(const std::shared_ptr<zero::Communicator>& comm, F&& run) {
+  InterruptScope scope(comm);
+  py::gil_scoped_release release;
+  return std::forward<F>(run)();
+}
+
+// A module of torch::nn with the names and the tensors of a torch.nn.Module, shared, not copied. Lists (ModuleList,
+// Sequential) become lists, so that units are found as in C++. ConfigError for parameters without a shape yet.
+std::shared_ptr<torch::nn::Module> mirror(const py::object& module);
+// Buffers that the program has replaced by other tensors since: the mirror's look at the memory of these.
+void refresh_buffers(torch::nn::Module& mirrored, const py::object& module);
+
+}  // namespace libzero

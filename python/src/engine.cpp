@@ -1,0 +1,191 @@
+// Engine: calls of zero::Engine with Python's arguments. Its Python side is libzero/engine.py.
+#include <ATen/record_function.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/nn/module.h>
+#include <zero/build.h>
+#include <zero/engine.h>
+
+#include <optional>
+
+#include "binding.h"
+
+namespace libzero {
+namespace {
+
+struct Held {
+  std::shared_ptr<zero::Communicator> comm;  // outlives the engine
+  std::shared_ptr<torch::nn::Module> model;
+  std::unique_ptr<zero::Engine> engine;
+};
+
+class PyEngine {
+ public:
+  PyEngine(const py::object& module, const zero::Options& options, const PyCommunicator& comm)
+      : owned_(std::make_shared<Held>()) {
+    auto& held = *owned_.get("Engine");
+    held.comm = comm.get();
+    held.model = mirror(module);
+    blocking(held.comm, [&] { held.engine = std::make_unique<zero::Engine>(held.model, options, held.comm); });
+  }
+
+  const Held& held() const { return *owned_.get("Engine"); }
+  zero::Engine& engine() const { return *held().engine; }
+
+  // A call that computes, waits or communicates, and a range of that name in torch.profiler.
+  template <class F>
+  auto run(const char* range, F&& call) const {
+    const auto held = owned_.get("Engine");
+    return blocking(held->comm, [&] {
+      RECORD_USER_SCOPE(range);
+      return call(*held->engine);
+    });
+  }
+  bool alive() const { return owned_.alive(); }
+  void close() {
+    if (owned_.alive()) owned_.reset();
+  }
+
+ private:
+  Owned<Held> owned_;
+};
+
+struct PyGathered {
+  Owned<zero::GatheredParameters> scope;
+  std::shared_ptr<zero::Communicator> comm;
+};
+
+PyGathered gathered(const PyEngine& self, const std::optional<std::vector<std::string>>& names, bool modify) {
+  auto scope = self.run("libzero::gathered_parameters", [&](zero::Engine& engine) {
+    return names ? engine.gathered_parameters(*names, modify) : engine.gathered_parameters(modify);
+  });
+  return {Owned<zero::GatheredParameters>(std::make_shared<zero::GatheredParameters>(std::move(scope))),
+          self.held().comm};
+}
+
+struct PyForward {  // Engine.__call__: Ctrl-C during the forward's gathers
+  std::shared_ptr<zero::Communicator> comm;
+  std::unique_ptr<InterruptScope> scope;
+};
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+py::dict summary_of(const zero::TraceSummary& s) {
+  return py::dict(py::arg("steps") = s.steps, py::arg("step_s") = s.step_s, py::arg("compute_s") = s.compute_s,
+                  py::arg("gather_wait_s") = s.gather_wait_s, py::arg("reduce_wait_s") = s.reduce_wait_s,
+                  py::arg("optimizer_s") = s.optimizer_s, py::arg("communication_s") = s.communication_s,
+                  py::arg("hidden") = s.hidden, py::arg("file") = s.file, py::arg("joined") = s.joined);
+}
+
+// Calls that wait for nobody, but may wait for this rank's own delayed update.
+template <class Class, class Member>
+void local(Class& c, const char* name, Member member) {
+  c.def(name, [member](const PyEngine& self) { return blocking(nullptr, [&] { return (self.engine().*member)(); }); });
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  py::class_<zero::StepResult>(module, "StepResult")
+      .def_readonly("updated", &zero::StepResult::updated)
+      .def_readonly("overflow", &zero::StepResult::overflow)
+      .def_readonly("grad_norm", &zero::StepResult::grad_norm)
+      .def_readonly("loss_scale", &zero::StepResult::loss_scale)
+      .def_readonly("lr", &zero::StepResult::lr)
+      .def_readonly("global_step", &zero::StepResult::global_step);
+
+  py::class_<PyGathered>(module, "GatheredScope").def("close", [](const PyGathered& self) {
+    blocking(self.comm, [&] { self.scope.get("gathered_parameters")->close(); });
+  });
+
+  py::class_<PyForward>(module, "ForwardScope")
+      .def("__enter__", [](PyForward& self) { self.scope = std::make_unique<InterruptScope>(self.comm); })
+      .def("__exit__", [](PyForward& self, const py::args&) {
+        self.scope.reset();
+        if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+      });
+
+  py::class_<PyEngine> c(module, "Engine");
+  c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&>(), py::arg("module"),
+        py::arg("options"), py::arg("comm"));
+  c.def("forward_scope", [](const PyEngine& self) { return PyForward{self.held().comm, nullptr}; });
+  c.def("alive", &PyEngine::alive);
+  c.def("close", &PyEngine::close);
+  c.def(
+      "backward",
+      [](const PyEngine& self, const at::Tensor& loss, bool retain_graph, bool create_graph, bool recoverable) {
+        self.run("libzero::backward", [&](zero::Engine& engine) {
+          engine.backward(loss,
+                          {.retain_graph = retain_graph, .create_graph = create_graph, .recoverable = recoverable});
+        });
+      },
+      py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
+      py::arg("recoverable") = false);
+  c.def("step", [](const PyEngine& self) {
+    return self.run("libzero::step", [](zero::Engine& engine) { return engine.step(); });
+  });
+  c.def("discard_micro_batch", [](const PyEngine& self) {
+    return self.run("libzero::discard_micro_batch", [](zero::Engine& engine) { return engine.discard_micro_batch(); });
+  });
+  c.def("flush",
+        [](const PyEngine& self) { self.run("libzero::flush", [](zero::Engine& engine) { engine.flush(); }); });
+  c.def("gradient", [](const PyEngine& self, const std::string& name) {
+    return optional(self.run("libzero::gradient", [&](zero::Engine& engine) { return engine.gradient(name); }));
+  });
+  c.def("own_gradient", [](const PyEngine& self, const std::string& name) {
+    const auto own = blocking(nullptr, [&] { return self.engine().own_gradient(name); });
+    return std::make_pair(own.begin, optional(own.values));
+  });
+  c.def("gathered_parameters", &gathered, py::arg("names"), py::arg("modify"));
+  c.def("full_state_dict", [](const PyEngine& self) {
+    return self.run("libzero::full_state_dict", [](zero::Engine& engine) { return engine.full_state_dict(); });
+  });
+  c.def("state_hash", [](const PyEngine& self) {
+    return self.run("libzero::state_hash", [](zero::Engine& engine) { return engine.state_hash(); });
+  });
+  c.def("refresh_buffers",
+        [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held().model, module); });
+  c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
+    self.run("libzero::save_checkpoint", [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag); });
+  });
+  c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
+    return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
+  });
+  c.def("set_user_state", [](const PyEngine& self, const std::string& json) { self.engine().set_user_state(json); });
+  c.def("user_state", [](const PyEngine& self) { return self.engine().user_state(); });
+  c.def("start_trace", [](const PyEngine& self, const std::filesystem::path& file, std::int64_t first,
+                          std::optional<std::int64_t> last) {
+    zero::TraceSteps steps{.first = first};
+    if (last) steps.last = *last;
+    self.run("libzero::start_trace", [&](zero::Engine& engine) { engine.start_trace(file, steps); });
+  });
+  c.def("stop_trace", [](const PyEngine& self) {
+    return summary_of(self.run("libzero::stop_trace", [](zero::Engine& engine) { return engine.stop_trace(); }));
+  });
+  c.def("times", [](const PyEngine& self) {
+    const auto t = self.engine().times();
+    return py::dict(py::arg("compute_s") = t.compute_s, py::arg("gather_wait_s") = t.gather_wait_s,
+                    py::arg("reduce_wait_s") = t.reduce_wait_s, py::arg("optimizer_s") = t.optimizer_s);
+  });
+  c.def("lr", [](const PyEngine& self, int group) { return self.engine().lr(group); });
+  c.def("set_lr", [](const PyEngine& self, int group, double lr) {
+    blocking(nullptr, [&] { self.engine().set_lr(group, lr); });
+  });
+  c.def("options", [](const PyEngine& self) { return self.engine().options(); });
+  local(c, "memory", &zero::Engine::memory);
+  local(c, "reset_peak_memory", &zero::Engine::reset_peak_memory);
+  local(c, "is_gradient_accumulation_boundary", &zero::Engine::is_gradient_accumulation_boundary);
+  local(c, "global_step", &zero::Engine::global_step);
+  local(c, "skipped_steps", &zero::Engine::skipped_steps);
+  local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
+  local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
+  local(c, "micro_batches", &zero::Engine::micro_batches);
+  local(c, "loss_scale", &zero::Engine::loss_scale);
+  local(c, "units", &zero::Engine::units);
+
+  module.def(
+      "build", [](const py::function& make) { return zero::build([&] { return make(); }); }, py::arg("make"));
+}
+
+}  // namespace libzero

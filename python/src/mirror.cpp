@@ -1,0 +1,72 @@
+// A torch.nn.Module as the engine sees one: a tree of names with the very tensors of the Python module. It has no
+// forward; the Python module runs, and the engine notices its operators at the tensors.
+#include <torch/csrc/utils/pybind.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <unordered_map>
+
+#include "binding.h"
+
+namespace libzero {
+namespace {
+
+struct Node : torch::nn::Module {};
+
+struct Mirror {
+  const py::module_ nn = py::module_::import("torch.nn");
+  const py::object is_lazy = py::module_::import("torch.nn.parameter").attr("is_lazy");
+  // A module that is used in two places is one module.
+  std::unordered_map<PyObject*, std::shared_ptr<torch::nn::Module>> made;
+
+  std::shared_ptr<torch::nn::Module> of(const py::object& module, const std::string& path) {
+    if (const auto it = made.find(module.ptr()); it != made.end()) return it->second;
+    std::shared_ptr<torch::nn::Module> out;
+    if (py::isinstance(module, nn.attr("ModuleList")) || py::isinstance(module, nn.attr("Sequential"))) {
+      out = std::make_shared<torch::nn::ModuleListImpl>();
+    } else {
+      out = std::make_shared<Node>();
+    }
+    made.emplace(module.ptr(), out);
+    for (const auto& [name, value] : module.attr("_parameters").cast<py::dict>()) {
+      if (value.is_none()) continue;
+      const auto text = name.cast<std::string>();
+      if (is_lazy(value).cast<bool>())
+        throw zero::ConfigError("[Engine] parameter " + path + text +
+                                " has no shape yet. Hint: run the model once before the Engine takes it.");
+      auto tensor = value.cast<at::Tensor>();
+      const bool trained = tensor.requires_grad();
+      out->register_parameter(text, std::move(tensor), trained);
+    }
+    for (const auto& [name, value] : module.attr("_buffers").cast<py::dict>())
+      if (!value.is_none()) out->register_buffer(name.cast<std::string>(), value.cast<at::Tensor>());
+    for (const auto& [name, value] : module.attr("_modules").cast<py::dict>()) {
+      if (value.is_none()) continue;
+      const auto text = name.cast<std::string>();
+      out->register_module(text, of(py::reinterpret_borrow<py::object>(value), path + text + "."));
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<torch::nn::Module> mirror(const py::object& module) {
+  Mirror mirror;
+  if (!py::isinstance(module, mirror.nn.attr("Module")))
+    throw py::type_error("Engine: got a model of type " + py::type::of(module).attr("__name__").cast<std::string>() +
+                         ", expected a torch.nn.Module");
+  return mirror.of(module, "");
+}
+
+void refresh_buffers(torch::nn::Module& mirrored, const py::object& module) {
+  auto buffers = mirrored.named_buffers();
+  const py::object named = module.attr("named_buffers")(py::arg("remove_duplicate") = false);
+  for (const auto item : named) {
+    const auto [name, tensor] = item.cast<std::pair<std::string, at::Tensor>>();
+    auto* const held = buffers.find(name);
+    if (held != nullptr && held->unsafeGetTensorImpl() != tensor.unsafeGetTensorImpl()) held->set_data(tensor.detach());
+  }
+}
+
+}  // namespace libzero

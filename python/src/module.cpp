@@ -1,0 +1,77 @@
+// The extension libzero._native, and how C++ errors become Python's.
+#include <Python.h>
+#include <torch/csrc/Exceptions.h>
+#include <zero/log.h>
+#include <zero/version.h>
+
+#include "binding.h"
+
+namespace libzero {
+namespace {
+
+py::object error_class(const char* name) { return py::module_::import("libzero.errors").attr(name); }
+
+void raise(const char* name, const zero::Error& error, int rank = -1) {
+  // Ctrl-C that ended a wait is the cause of what the wait threw.
+  if (PyErr_CheckSignals() != 0) return;
+  auto value = error_class(name)(error.what());
+  value.attr("code") = static_cast<int>(error.code());
+  if (rank >= 0) value.attr("rank") = rank;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const zero::ConfigError& error) {
+    raise("ConfigError", error);
+  } catch (const zero::CommError& error) {
+    raise("CommError", error, error.rank());
+  } catch (const zero::IoError& error) {
+    raise("IoError", error);
+  } catch (const zero::InternalError& error) {
+    raise("InternalError", error);
+  } catch (python_error& error) {  // of a hook or an autograd Function, through torch
+    error.restore();
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
+
+// Notices may come from any thread. They are dropped once the interpreter is ending.
+void log_to(const py::object& sink) {
+  if (sink.is_none()) {
+    py::gil_scoped_release release;
+    zero::set_log_sink({});
+    return;
+  }
+  auto* const callable = sink.inc_ref().ptr();  // kept: a thread may be in it
+  py::gil_scoped_release release;
+  zero::set_log_sink([callable](zero::LogLevel level, std::string_view text) {
+    if (Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0) return;
+    py::gil_scoped_acquire gil;
+    try {
+      py::reinterpret_borrow<py::object>(callable)(static_cast<int>(level), py::str(text.data(), text.size()));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("libzero's log sink");
+    }
+  });
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  py::register_local_exception_translator(&translate);
+  module.def("set_log_sink", &log_to, py::arg("sink"));
+}
+
+}  // namespace libzero
+
+PYBIND11_MODULE(_native, module) {
+  module.attr("version") = ZERO_VERSION;
+  libzero::bind_errors(module);
+  libzero::bind_options(module);
+  libzero::bind_plan(module);
+  libzero::bind_communicator(module);
+  libzero::bind_engine(module);
+}

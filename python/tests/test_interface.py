@@ -1,0 +1,298 @@
+"""The calls of the native interface, their errors, and what they must not do."""
+
+import copy
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import REPOSITORY, Programs, batch, config, network
+
+import libzero
+
+
+def one_step(engine: libzero.Engine, step: int = 0) -> libzero.StepResult:
+    engine.backward(engine(batch(0, step)).square().mean())
+    return engine.step()
+
+
+def test_configurations_come_as_path_dict_text_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config(2)))
+    forms: list[Any] = [file, str(file), config(2), json.dumps(config(2)), libzero.Options(file)]
+    for form in forms:
+        with libzero.Engine(network(), form) as engine:
+            assert json.loads(engine.options.effective()["zero_optimization.stage"]) == 2
+
+
+def test_errors_have_the_library_s_classes_and_texts(tmp_path: Path) -> None:
+    with pytest.raises(libzero.ConfigError, match=r"zero_optimization/stage: got 7.*\n(.*\n)*1 error") as wrong:
+        libzero.Options({"zero_optimization": {"stage": 7}})
+    assert isinstance(wrong.value, ValueError) and wrong.value.code == 2
+    with pytest.raises(libzero.IoError) as missing:
+        libzero.Options(tmp_path / "none.json")
+    assert isinstance(missing.value, OSError)
+    engine = libzero.Engine(network(), config())
+    with pytest.raises(libzero.IoError) as no_checkpoint:
+        engine.load_checkpoint(tmp_path / "nothing")
+    assert no_checkpoint.value.code == 3
+    with pytest.raises(libzero.ConfigError, match="held by another Engine"):
+        libzero.Engine(engine.module, config())
+    engine.close()
+    with pytest.raises(libzero.ConfigError, match="was closed"):
+        engine.step()
+    with pytest.raises(TypeError, match="torch.nn.Module"):
+        libzero.Engine(torch.zeros(3), config())  # type: ignore[arg-type]
+    with pytest.raises(libzero.ConfigError, match="no shape yet"):
+        libzero.Engine(torch.nn.LazyLinear(3), config())
+
+
+def test_a_failed_peer_is_a_comm_error_that_names_it() -> None:
+    def body(comm: libzero.Communicator) -> int:
+        if comm.rank == 1:
+            comm.abort("of a test")
+            return -2
+        with pytest.raises(libzero.CommError, match="of a test") as lost:
+            comm.barrier()
+        return lost.value.rank
+
+    assert libzero.run_ranks(2, body) == [1, -2]
+
+
+def test_run_ranks_raises_what_a_rank_raises() -> None:
+    def body(comm: libzero.Communicator) -> None:
+        if comm.rank == 1:
+            raise KeyError("of rank 1")
+        comm.barrier()
+
+    with pytest.raises(KeyError, match="of rank 1"):
+        libzero.run_ranks(3, body)
+
+
+def test_collectives() -> None:
+    def body(comm: libzero.Communicator) -> tuple[list[float], list[float], list[bytes], int]:
+        mine = torch.full((2,), float(comm.rank + 1))
+        out = torch.zeros(4)
+        work = comm.all_gather(out, mine)
+        work.wait()
+        assert work.done()
+        comm.all_reduce(mine).wait()
+        half = comm.split(comm.rank, 0)
+        assert half is not None and half.size == 1 and comm.split(-1, 0) is None
+        sent = comm.stats()["by_op"]["all_gather"][1]
+        return out.tolist(), mine.tolist(), comm.all_gather_bytes(b"%d" % comm.rank), sent
+
+    expected = ([1, 1, 2, 2], [3, 3], [b"0", b"1"], 8)
+    assert libzero.run_ranks(2, body) == [expected, expected]
+
+
+def test_torch_schedulers_drive_the_rate() -> None:
+    reference = network()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
+    engine = libzero.Engine(network(), config())
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, engine.optimizer)]
+    for step in range(6):
+        reference(batch(0, step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert one_step(engine, step).lr == schedules[0].get_last_lr()[0]
+        for schedule in schedules:
+            schedule.step()
+    for ours, theirs in zip(engine.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_rates_of_groups_and_numbers_that_are_fixed() -> None:
+    groups = [{"pattern": "*bias", "lr": 0.5, "weight_decay": 0.0}]
+    engine = libzero.Engine(network(), config(libzero={"parameter_groups": groups}))
+    first, biases = engine.optimizer.param_groups
+    assert (biases["lr"], biases["weight_decay"], len(biases["params"]), len(first["params"])) == (0.5, 0.0, 3, 3)
+    before = engine.state_dict()
+    first["lr"] = biases["lr"] = 0.0
+    one_step(engine)
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), engine.state_dict().values(), strict=True))
+    biases["lr"] = 0.1
+    one_step(engine)
+    changed = [name for name, value in engine.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == ["0.bias", "2.bias", "4.bias"]
+    first["weight_decay"] = 1.0
+    with pytest.raises(libzero.ConfigError, match="only lr may be changed"):
+        one_step(engine)
+
+
+def test_the_configuration_s_scheduler_shows_in_param_groups() -> None:
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.1, "warmup_type": "linear"}}
+    engine = libzero.Engine(network(), config(scheduler=schedule))
+    rates = []
+    for step in range(3):
+        rates.append(engine.optimizer.param_groups[0]["lr"])
+        assert one_step(engine, step).lr == rates[-1]
+    assert rates == sorted(rates) and rates[0] < rates[2]
+    engine.optimizer.param_groups[0]["lr"] = 1.0
+    with pytest.raises(libzero.ConfigError, match="scheduler"):
+        one_step(engine)
+
+
+def test_gathered_parameters_at_two_ranks() -> None:
+    models = [network(1, 512), network(2, 512)]
+    plain = network(1, 512)
+
+    def body(comm: libzero.Communicator) -> None:
+        model = models[comm.rank]
+        engine = libzero.Engine(model, config())
+        with pytest.raises(RuntimeError, match="sharded"):
+            torch.save(model.state_dict(), io.BytesIO())
+        with engine.gathered_parameters(model[2]):
+            assert torch.equal(torch.frombuffer(model[2].weight.detach().numpy(), dtype=torch.float32),
+                               plain[2].weight.detach().view(-1))  # fmt: skip
+        with engine.gathered_parameters(["0.*", model[4].bias], modify=True), torch.no_grad():
+            if comm.rank == 0:
+                model[0].weight.fill_(3.0)
+        values = engine.state_dict()
+        assert values["0.weight"].eq(3).all() and torch.equal(values["2.weight"], plain[2].weight)
+        full = engine.full_state_dict()
+        assert (set(full) == set(values)) == (comm.rank == 0)
+        with pytest.raises(libzero.ConfigError, match="2.weight"):
+            with engine.gathered_parameters("2.weigth"):
+                pass
+
+    libzero.run_ranks(2, body)
+
+
+def test_units_by_class_and_by_name() -> None:
+    def names(units: list[Any] | None) -> list[str]:
+        with libzero.Engine(torch.nn.Sequential(network(), network(2)), config(), units=units) as engine:
+            return [name for name, _ in engine.units()]
+
+    assert names(None) == ["0", "1"]
+    assert names([torch.nn.Linear]) == ["0.0", "0.2", "0.4", "1.0", "1.2", "1.4"]
+    assert "0.2" in names(["0.2"]) and len(names(["0.2"])) == 2
+    with pytest.raises(libzero.ConfigError, match="no Conv2d"):
+        names([torch.nn.Conv2d])
+    named = torch.nn.Sequential()
+    named.add_module("first", torch.nn.Linear(2, 2))
+    named.add_module("second", torch.nn.Linear(2, 2))
+    with libzero.Engine(named, config()) as engine:
+        assert [name for name, _ in engine.units()] == ["first", "second"]
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
+    engine = libzero.Engine(model, config())
+    one_step(engine)
+    model[1].running_mean = model[1].running_mean.clone() + 5  # another tensor in its place
+    engine.optimizer.param_groups[0]["lr"] = 0.25
+    one_step(engine)
+    digest, mean = engine.state_hash(), model[1].running_mean.clone()
+    engine.save_checkpoint(tmp_path, "two", user_state={"position": 2})
+    engine.optimizer.param_groups[0]["lr"] = 0.5
+    one_step(engine)
+    assert engine.state_hash() != digest
+    assert engine.load_checkpoint(tmp_path) == "two"
+    assert engine.state_hash() == digest and engine.global_step == 2
+    assert engine.user_state == {"position": 2}
+    assert engine.optimizer.param_groups[0]["lr"] == 0.25
+    assert torch.equal(model[1].running_mean, mean)
+
+
+def test_copies_are_refused_and_state_dicts_are_not(tmp_path: Path) -> None:
+    engine = libzero.Engine(network(), config())
+    model = engine.module
+    for attempt in (
+        lambda: copy.deepcopy(model),
+        lambda: copy.deepcopy(model[2]),  # type: ignore[index]
+        lambda: torch.save(model, io.BytesIO()),
+        lambda: copy.deepcopy(engine),
+        lambda: copy.deepcopy(engine.optimizer),
+        lambda: engine.optimizer.state_dict(),
+    ):
+        with pytest.raises(libzero.ConfigError, match="Hint"):
+            attempt()
+    with engine.gathered_parameters():
+        values = copy.deepcopy(model.state_dict())
+        pytest.importorskip("safetensors.torch").save_model(model, str(tmp_path / "m.safetensors"))
+    assert all(torch.equal(a, b) for a, b in zip(values.values(), engine.state_dict().values(), strict=True))
+    engine.close()
+    copy.deepcopy(network())
+
+
+def test_a_gradient_scaler_is_refused() -> None:
+    engine = libzero.Engine(network(), config())
+    scaler = torch.amp.GradScaler("cpu")
+    engine.backward(scaler.scale(engine(batch()).sum()))
+    with pytest.raises(libzero.ConfigError, match="fp16 block"):
+        scaler.step(engine.optimizer)
+
+
+def test_gradients_are_read_by_name_or_parameter() -> None:
+    reference, model = network(), network()
+    reference(batch()).square().mean().backward()
+    engine = libzero.Engine(model, config())
+    engine.backward(engine(batch()).square().mean())
+    torch.testing.assert_close(engine.gradient("2.weight"), reference[2].weight.grad)
+    begin, own = engine.own_gradient(model[0].bias)
+    assert begin == 0 and own is not None and torch.equal(own, engine.gradient(model[0].bias))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="gradient"):
+        model[0].weight.grad.sum()  # type: ignore[union-attr]
+
+
+def test_memory_is_exact_and_prints_in_notebooks() -> None:
+    engine = libzero.Engine(network(), config())
+    numel = sum(-(-unit // 16) * 16 for _, unit in engine.units())  # docs/memory.md: 64 bytes
+    memory = engine.memory()
+    assert memory.current(purpose="parameters") == 4 * numel
+    assert memory.current(purpose="optimizer states") == 8 * numel
+    assert f"{8 * numel:,}" in memory._repr_html_() and "optimizer states" in str(memory)
+    assert {row.tier for row in memory} == {"device"}
+    planned = libzero.plan(10**6, config(), libzero.Machine(gpu=False))
+    assert planned.stage == 3 and planned.memory.current(purpose="parameters") > 0
+    assert len(libzero.plan_all("gpt2", config())) > 4
+    with pytest.raises(libzero.ConfigError, match="gpt2"):
+        libzero.plan("gtp2", config())
+
+
+def test_phases_are_ranges_of_the_profiler_and_a_trace_is_written(tmp_path: Path) -> None:
+    engine = libzero.Engine(network(), config())
+    engine.start_trace(tmp_path / "trace.json")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        one_step(engine)
+    assert {"libzero::backward", "libzero::step"} <= {event.key for event in profile.key_averages()}
+    summary = engine.stop_trace()
+    assert summary.steps == 1 and Path(summary.file).stat().st_size > 100
+
+
+def test_notices_reach_logging(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "libzero"):
+        libzero.Communicator.from_env()
+    assert [record.levelname for record in caplog.records if "ranks: 1" in record.message] == ["INFO"]
+
+
+def test_one_libtorch_in_the_process() -> None:
+    maps = Path("/proc/self/maps").read_text().split()
+    for name in ("libtorch_cpu.so", "libc10.so", "libgomp", "libtorch_python.so"):
+        assert len({Path(word) for word in maps if Path(word).name.startswith(name)}) == 1, name
+    assert any(str(Path(torch.__file__).parent) in word for word in maps if "libtorch_cpu" in word)
+
+
+def test_another_torch_is_told_what_it_was_built_for(programs: Programs) -> None:
+    program = programs.folder / "other.py"
+    program.write_text("import torch\ntorch.__version__ = '2.99.0'\nimport libzero\n")
+    done = subprocess.run([sys.executable, program], env=programs.environment(), capture_output=True, text=True)
+    assert done.returncode != 0 and "got torch 2.99.0, expected 2.11.0, which this libzero was built for" in done.stderr
+
+
+@pytest.mark.timeout(900)  # mypy reads all of torch the first time
+@pytest.mark.parametrize("words", [["-m", "mypy", "--strict"], ["-m", "mypy.stubtest", "libzero._native"]])
+def test_types(words: list[str], programs: Programs) -> None:
+    pytest.importorskip("mypy")
+    if "mypy" in words:
+        words = [*words, str(Path(libzero.__file__).parent)]
+    else:
+        words = [*words, "--allowlist", str(REPOSITORY / "python" / "tests" / "stubtest-allowlist.txt")]
+    done = subprocess.run([sys.executable, *words], env=programs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,288 @@
+"""Exceptions, Ctrl-C, engines that come and go, other processes, and what must not be kept alive."""
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Programs, batch, config, network
+
+import libzero
+
+
+class Fails(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+        self.fail = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        if self.fail:
+            raise KeyError("of the model")
+        return y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("where", ["forward", "hook", "function"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_exception_goes_through_and_training_goes_on(where: str, ranks: int) -> None:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+            raise KeyError("of the model")
+
+    def fail(_: torch.Tensor) -> None:
+        raise KeyError("of the model")
+
+    models = [[Fails() for _ in range(ranks)] for _ in range(2)]
+
+    def body(comm: libzero.Communicator) -> str:
+        hashes = []
+        for faulty in (False, True):
+            model = models[faulty][comm.rank]
+            engine = libzero.Engine(model, config())
+            for step in range(4):
+                if faulty and step == 2:
+                    with pytest.raises(KeyError, match="of the model"):
+                        model.fail = where == "forward"
+                        y = engine(batch(comm.rank, 9))
+                        if where == "hook":
+                            y.register_hook(fail)
+                        if where == "function":
+                            y = Function.apply(y)
+                        engine.backward(y.square().mean())
+                    model.fail = False
+                    if ranks > 1 or where == "forward":
+                        engine.discard_micro_batch()
+                engine.backward(engine(batch(comm.rank, step)).square().mean())
+                engine.step()
+            hashes.append(engine.state_hash())
+            engine.close()
+        assert hashes[0] == hashes[1]
+        return hashes[0]
+
+    assert len(set(libzero.run_ranks(ranks, body))) == 1
+
+
+def test_no_unit_is_kept_whole_and_nothing_is_kept_alive() -> None:
+    models = [network(1, 256), network(1, 256)]
+
+    def body(comm: libzero.Communicator) -> None:
+        engine = libzero.Engine(models[comm.rank], config())
+        at_rest = []
+        for step in range(100):
+            loss = engine(batch(comm.rank, step)).square().mean()
+            engine.backward(loss)
+            del loss
+            engine.step()
+            if step in (10, 99):
+                at_rest.append([(row.tier, row.purpose, row.current) for row in engine.memory()])
+        assert at_rest[0] == at_rest[1]
+        numel = sum(p.numel() for p in engine.module.parameters())
+        assert engine.memory().current(purpose="parameters") <= 4 * (numel // 2 + 64 * 3)
+
+    libzero.run_ranks(2, body)
+
+    gc.collect()
+    gc.disable()  # references alone must do: no cycles
+    try:
+        model = network()
+        engine = libzero.Engine(model, config())
+        schedule = torch.optim.lr_scheduler.StepLR(engine.optimizer, 1)
+        engine.backward(engine(batch()).sum())
+        engine.step()
+        with engine.gathered_parameters():
+            pass
+        kept = [weakref.ref(engine), weakref.ref(model), weakref.ref(model[0].weight)]
+        del schedule  # torch's own cycle with the optimizer is not the engine's
+        del engine
+        assert kept[0]() is None
+        del model
+        assert [ref() for ref in kept] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def pss_kib() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return int(text.split("Pss:")[1].split()[0])
+
+
+def test_fifty_engines_one_after_another_take_no_memory() -> None:
+    model = network(1, 512)
+    before = 0
+    for i in range(50):
+        values = {name: p.detach().clone() for name, p in model.named_parameters()}
+        engine = libzero.Engine(model, config())
+        engine.backward(engine(batch()).sum())
+        if i % 2:
+            engine.step()  # else it ends in the middle of a step
+        values = engine.state_dict()
+        del engine
+        model = network(1, 512)
+        model.load_state_dict(values)
+        if i == 15:
+            before = pss_kib()
+    assert pss_kib() - before < 8 * 1024  # 50 engines hold 3 MiB each
+
+
+def test_fifty_engines_over_two_processes(programs: Programs) -> None:
+    out = programs.ranks("""
+        for i in range(50):
+            engine = libzero.Engine(network(), config())
+            engine.backward(engine(batch(engine.comm.rank)).sum())
+            if i % 2:
+                engine.step()
+            del engine
+        print("made them")
+    """)
+    assert out.count("made them") == 2
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "keep = [engine, loss]; torch.keep = keep"])
+def test_the_interpreter_exits_in_the_middle_of_a_step(programs: Programs, end: str) -> None:
+    programs.ranks(f"""
+        import logging
+        logging.basicConfig(level=logging.DEBUG)
+        engine = libzero.Engine(network(), config(3, gradient_accumulation_steps=2))
+        loss = engine(batch()).sum()
+        engine.backward(loss)
+        engine.step()
+        loss = engine(batch()).sum()
+        engine.backward(loss)
+        {end}
+    """)
+
+
+LOADER = """
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 32
+        def __getitem__(self, i):
+            return torch.full((8,), float(i)), os.getpid()
+
+    def main():
+        engine = libzero.Engine(network(), config(3))
+        loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2, multiprocessing_context=METHOD)
+        workers = set()
+        for epoch in range(2):
+            for x, pids in loader:
+                workers |= set(pids.tolist())
+                engine.backward(engine(x).square().mean())
+                engine.step()
+        assert os.getpid() not in workers and len(workers) == 4
+        print("steps", engine.global_step)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader(programs: Programs, method: str) -> None:
+    assert "steps 16" in programs.run(LOADER.replace("METHOD", repr(method)), timeout=150)
+
+
+def test_a_forked_process_cannot_use_the_engine_and_ends_well(programs: Programs) -> None:
+    out = programs.run("""
+        engine = libzero.Engine(network(), config(3))
+        pid = os.fork()
+        if pid == 0:
+            try:
+                engine.step()
+            except libzero.ConfigError as error:
+                print("refused", "was made in process" in str(error), flush=True)
+            del engine  # its destructor must not wait for threads of the parent
+            sys.exit(0)  # with all atexit handlers
+        assert os.waitpid(pid, 0)[1] == 0
+        engine.backward(engine(batch()).sum())
+        engine.step()
+        print("parent", engine.global_step)
+    """)
+    assert "refused True" in out and "parent 1" in out
+
+
+INTERRUPTED = """
+    import signal, threading
+    engine = libzero.Engine(network(1, 1600), config(3))
+    engine.backward(engine(batch()).sum())
+    engine.step()
+    engine.comm.barrier()
+    if engine.comm.rank == 1:
+        time.sleep(8)  # does not come
+        os._exit(0)
+    at = []
+    def kick():
+        time.sleep(0.5)
+        at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=kick, daemon=True).start()
+    try:
+        WAIT
+        engine.comm.barrier()
+        print("went on")
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - at[0] < 2)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("wait", ["engine.comm.barrier()", "engine.backward(engine(batch()).sum()); engine.step()"])
+def test_ctrl_c_ends_a_wait(programs: Programs, wait: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZERO_TRANSPORT", transport)
+    assert "interrupted True" in programs.ranks(INTERRUPTED.replace("WAIT", wait), rc=None)
+
+
+def test_ctrl_c_is_left_to_a_handler_of_the_program(programs: Programs) -> None:
+    out = programs.ranks("""
+        import signal, threading
+        seen = []
+        signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+        engine = libzero.Engine(network(), config(3))
+        if engine.comm.rank == 1:
+            time.sleep(4)
+        else:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        engine.comm.barrier()
+        print("went on", engine.comm.rank, seen)
+    """)
+    assert "went on 0 [1]" in out and "went on 1 []" in out
+
+
+def test_ctrl_c_ends_ranks_as_threads() -> None:
+    def body(comm: libzero.Communicator) -> None:
+        if comm.rank == 0:
+            comm.barrier()
+        while True:
+            time.sleep(0.05)
+
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        libzero.run_ranks(2, body)
+    assert time.monotonic() - begin < 2.5
+
+
+def test_rank_threads_share_the_gil() -> None:
+    """A rank waits in a collective while another one computes in Python."""
+
+    def body(comm: libzero.Communicator) -> float:
+        begin = time.monotonic()
+        if comm.rank == 1:
+            while time.monotonic() - begin < 0.3:
+                sum(range(1000))
+        comm.barrier()
+        return time.monotonic() - begin
+
+    assert all(took < 10 for took in libzero.run_ranks(2, body, timeout_s=20))

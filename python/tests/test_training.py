@@ -1,0 +1,229 @@
+"""Stages, ranks and plain torch agree; models are used unchanged."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import Programs, batch, config, network
+
+import libzero
+
+
+def plain(model: torch.nn.Module, steps: int, loss_of: Callable[[torch.nn.Module, int], torch.Tensor]) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def hugging_face(name: str) -> tuple[Callable[[], torch.nn.Module], Callable[[torch.nn.Module, int], torch.Tensor]]:
+    t = pytest.importorskip("transformers")
+    small: dict[str, Any] = {"vocab_size": 100}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+
+    def make() -> torch.nn.Module:
+        torch.manual_seed(1)
+        if name == "gpt2":
+            model = t.GPT2LMHeadModel(t.GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=32, **small, **tokens))
+        elif name == "bert":
+            sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+            model = t.BertForMaskedLM(t.BertConfig(**small, **sizes))
+        else:
+            sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+            model = t.T5ForConditionalGeneration(t.T5Config(decoder_start_token_id=0, **small, **sizes))
+        return model.eval()  # type: ignore[no-any-return]
+
+    def loss_of(model: torch.nn.Module, step: int) -> torch.Tensor:
+        ids = torch.randint(0, 100, (2, 16), generator=torch.Generator().manual_seed(step))
+        return model(input_ids=ids, labels=ids).loss  # type: ignore[no-any-return]
+
+    return make, loss_of
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_hugging_face_models_agree_with_plain_torch_at_every_stage(name: str) -> None:
+    make, loss_of = hugging_face(name)
+    expected = plain(make(), 5, loss_of)
+    hashes = set()
+    for stage in range(4):
+        model = make()
+        engine = libzero.Engine(model, config(stage))
+        losses = []
+        for step in range(5):
+            loss = loss_of(model, step)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        hashes.add(engine.state_hash())
+        engine.close()
+        assert losses == pytest.approx(expected, abs=1e-5)
+    assert len(hashes) == 1
+
+
+def test_stages_and_ranks_as_threads_agree(train: Callable[..., list[float]]) -> None:
+    def rank(stage: int) -> Callable[[libzero.Communicator], tuple[str, list[float]]]:
+        def body(comm: libzero.Communicator) -> tuple[str, list[float]]:
+            engine = libzero.Engine(models[comm.rank], config(stage))
+            losses = train(engine)
+            return engine.state_hash(), losses
+
+        return body
+
+    hashes, losses = set(), []
+    for stage in range(4):
+        models = [network(), network(2)]  # rank 0's values count
+        results = libzero.run_ranks(2, rank(stage))
+        hashes |= {each[0] for each in results}
+        losses.append([each[1] for each in results])
+    assert len(hashes) == 1
+    assert losses[1:] == losses[:-1]
+
+    model = network()
+    expected = plain(model, 4, lambda m, step: torch.cat([m(batch(r, step)) for r in (0, 1)]).square().mean())
+    both = [sum(pair) / 2 for pair in zip(*losses[0], strict=True)]
+    assert both == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"bf16": {"enabled": True}}, {"fp16": {"enabled": True}}])
+def test_recipes_agree_over_stages(recipe: dict[str, Any]) -> None:
+    hashes = set()
+    for stage in (0, 3):
+        model = network()
+        with libzero.Engine(model, config(stage, **recipe)) as engine:
+            dtype = model[0].weight.dtype
+            for step in range(3):
+                engine.backward(engine(batch(0, step).to(dtype)).float().square().mean())
+                engine.step()
+            hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+
+
+WORKER = """
+    dist = "dist" in os.environ.get("MODE", "")
+    if dist:
+        torch.distributed.init_process_group("gloo")
+    engine = libzero.Engine(network(), config(3))
+    for step in range(4):
+        engine.backward(engine(batch(engine.comm.rank, step)).square().mean())
+        engine.step()
+    if dist:
+        ones = torch.ones(3)
+        torch.distributed.all_reduce(ones)
+        assert ones.tolist() == [2, 2, 2]
+    digest = engine.state_hash()
+    if engine.comm.rank == 0:
+        print("hash", digest, engine.comm.size)
+"""
+
+
+def hash_of(out: str) -> str:
+    return next(line.split("hash ")[1] for line in out.splitlines() if "hash " in line)
+
+
+def expected_hash(train: Callable[..., list[float]]) -> str:
+    models = [network(), network()]
+
+    def body(comm: libzero.Communicator) -> str:
+        engine = libzero.Engine(models[comm.rank], config(3))
+        train(engine)
+        return engine.state_hash()
+
+    return libzero.run_ranks(2, body)[0] + " 2"
+
+
+def test_under_zero_run(programs: Programs, train: Callable[..., list[float]]) -> None:
+    assert hash_of(programs.ranks(WORKER)) == expected_hash(train)
+
+
+@pytest.mark.parametrize("mode", ["", "dist"])
+def test_under_torchrun(
+    programs: Programs, train: Callable[..., list[float]], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setenv("MODE", mode)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", "--standalone"]
+    assert hash_of(programs.run(WORKER, *launcher)) == expected_hash(train)
+
+
+def test_over_a_process_group_without_a_launcher(programs: Programs, train: Callable[..., list[float]]) -> None:
+    out = programs.run("""
+        import torch.multiprocessing as mp
+
+        def rank(i, port):
+            torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=i, world_size=2)
+            engine = libzero.Engine(network(), config(3))
+            assert engine.comm.transport == "c10d"
+            for step in range(4):
+                engine.backward(engine(batch(i, step)).square().mean())
+                engine.step()
+            digest = engine.state_hash()
+            if i == 0:
+                print("hash", digest, engine.comm.size, flush=True)
+            engine.close()
+            torch.distributed.destroy_process_group()
+
+        if __name__ == "__main__":
+            import socket
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                port = s.getsockname()[1]
+            mp.spawn(rank, (port,), nprocs=2)
+    """)
+    assert hash_of(out) == expected_hash(train)
+
+
+def test_two_engines_train_through_each_other() -> None:
+    def run(stage: int) -> tuple[str, str]:
+        g, d = network(1), network(2)
+        back = torch.nn.Linear(4, 8)
+        with torch.no_grad():
+            back.weight.copy_(torch.arange(32.0).view(8, 4) / 32), back.bias.zero_()
+        eg, ed = libzero.Engine(g, config(stage)), libzero.Engine(d, config(stage))
+        for step in range(3):
+            fake = back(eg(batch(0, step)))
+            ed.backward(ed(fake.detach()).square().mean())
+            ed.step()
+            eg.backward(ed(fake).square().mean())
+            eg.step()
+        return eg.state_hash(), ed.state_hash()
+
+    assert run(3) == run(0)
+
+
+def test_build_allocates_nothing_and_gives_the_eager_values() -> None:
+    eager = network().state_dict()
+    torch.manual_seed(1)
+    model = libzero.build(unseeded, config())
+    with pytest.raises(RuntimeError):
+        model[0].weight.untyped_storage().data_ptr()
+    engine = libzero.Engine(model, config(3))
+    values = engine.state_dict()
+    assert list(values) == list(eager)
+    assert all(torch.equal(values[name], eager[name]) for name in eager)
+
+
+def unseeded() -> torch.nn.Sequential:
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
+
+
+def test_autocast_and_functional_call_and_double_backward() -> None:
+    def run(stage: int) -> str:
+        model = network()
+        engine = libzero.Engine(model, config(stage))
+        x = batch().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = torch.func.functional_call(model, dict(model.named_parameters()), (x,)).float().square().mean()
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        engine.backward(loss + slope.square().sum())
+        engine.step()
+        return engine.state_hash()
+
+    assert run(3) == run(0)
