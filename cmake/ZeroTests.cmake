@@ -23,6 +23,8 @@ function(zero_test_flags target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src/core ${PROJECT_SOURCE_DIR}/src/runtime
     ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${target} PRIVATE NDEBUG ZERO_BINARY_DIR="${CMAKE_BINARY_DIR}" ZERO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  # A third less time to compile than -O2.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   # GCC 12 warns of its own std::string: "literal" + std::string (GCC bug 105651).
   target_compile_options(${target} PRIVATE
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>")
