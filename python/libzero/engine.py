@@ -338,7 +338,8 @@ class Engine:
         each = [what] if isinstance(what, str | torch.nn.Module | torch.nn.Parameter) else list(what)
         names: list[str] = []
         for one in each:
-            names += [self._name(p) for p in one.parameters()] if isinstance(one, torch.nn.Module) else [self._name(one)]
+            parameters = one.parameters() if isinstance(one, torch.nn.Module) else [one]
+            names += [self._name(p) for p in parameters]
         return names
 
 
@@ -350,7 +351,7 @@ def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Modu
             continue
         found = [name for name, module in model.named_modules() if isinstance(module, unit) and name]
         if not found:
-            raise ConfigError(f"[Engine] units: the model has no {unit.__name__}. Hint: a class of its modules, or a name.")
+            raise ConfigError(f"[Engine] units: the model has no {unit.__name__}. Hint: one of its modules, or names.")
         names += found
     return list(dict.fromkeys(names))
 

@@ -77,7 +77,7 @@ class Programs:
             text=True,
         )
 
-    def run(self, text: str, *words: str, rc: int | None = 0, timeout: float = 100) -> str:
+    def run(self, text: str, *words: str, rc: int | None = 0, timeout: float = 300) -> str:
         process = self.start(text, *words)
         try:
             out, _ = process.communicate(timeout=timeout)

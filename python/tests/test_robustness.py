@@ -189,7 +189,7 @@ LOADER = """
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(programs: Programs, method: str) -> None:
-    assert "steps 16" in programs.run(LOADER.replace("METHOD", repr(method)), timeout=150)
+    assert "steps 16" in programs.run(LOADER.replace("METHOD", repr(method)))
 
 
 def test_a_forked_process_cannot_use_the_engine_and_ends_well(programs: Programs) -> None:
