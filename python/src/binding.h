@@ -73,8 +73,8 @@ struct PyCommunicator {
 };
 
 // While it lives on Python's main thread, and there are peers to wait for: Ctrl-C that the interpreter could not act on
-// within a second, because this thread waits in libzero, ends `comm`. The wait then throws, and KeyboardInterrupt is
-// raised in its place. A handler of the program's own is left alone. Made and destroyed with the GIL.
+// within half a second, because this thread waits in libzero, ends `comm`. The wait then throws, and KeyboardInterrupt
+// is raised in its place. A handler of the program's own is left alone. Made and destroyed with the GIL.
 class InterruptScope {
  public:
   explicit InterruptScope(const std::shared_ptr<zero::Communicator>& comm);

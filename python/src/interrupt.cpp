@@ -1,6 +1,6 @@
 // Ctrl-C in the middle of a wait. The interpreter's handler only notes the signal; it acts when the main thread is back
 // in Python, which a wait for a peer puts off. While such a wait is possible the handler is chained: a thread is woken,
-// and if the wait is still the same a second later, that thread ends the communicator.
+// and if the wait is still the same half a second later, that thread ends the communicator.
 #include <semaphore.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@
 namespace libzero {
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(1000);
+constexpr auto kPatience = std::chrono::milliseconds(500);
 
 struct Watch {
   std::mutex mutex;

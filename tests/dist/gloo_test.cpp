@@ -44,6 +44,7 @@ using zero::test::require;
 using zero::test::require_named;
 using zero::test::run_processes;
 
+namespace gloo_test {
 namespace {
 
 // Who a rank of one host is; with a port, ranks that count as one host each.
@@ -422,3 +423,5 @@ TEST(Gloo, SeveralHostsWithoutAnAddressAreAConfigurationError) {
   id.local_size = 1;
   EXPECT_THROW(open(id, 1s), zero::ConfigError);
 }
+
+}  // namespace gloo_test
