@@ -59,6 +59,8 @@ class ZERO_API Communicator {
   // without any, the world size is 1. ZERO_TRANSPORT selects the transport, ZERO_TIMEOUT_S sets the timeout. Throws
   // ConfigError if the variables are incomplete, CommError if a peer does not connect in time.
   static std::shared_ptr<Communicator> from_env();
+  // Local. Whether from_env() finds a launcher's variables. Throws ConfigError if they are incomplete.
+  static bool launched();
   // World size 1. Copies nothing. Local.
   static std::shared_ptr<Communicator> local();
   // Wraps an existing c10d process group. Include <zero/process_group.h>, which documents it.

@@ -148,6 +148,8 @@ class ZERO_API Engine {
   // [local] Learning rate of the next step. Group i + 1 has the parameters that match pattern i of
   // libzero.parameter_groups, group 0 all others. ConfigError if there is no such group.
   double lr(int group = 0) const;
+  // [local] The group of a parameter, as lr() numbers them. ConfigError if the model has no such parameter.
+  int parameter_group(const std::string& name) const;
   // [local] Sets the learning rate from the next step on. Pass the same value on all ranks; step() checks it.
   // Checkpoints store it. Waits for this rank's delayed update. ConfigError if the configuration has a scheduler.
   void set_lr(int group, double lr);

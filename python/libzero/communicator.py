@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,7 +18,6 @@ T = TypeVar("T")
 
 __all__ = ["Communicator", "default_communicator", "run_ranks"]
 
-_LAUNCHED = ("WORLD_SIZE", "RANK", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 _of_thread = threading.local()  # ranks as threads
 _of_process: weakref.ref[Communicator] | None = None
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -48,7 +46,7 @@ def default_communicator() -> Communicator:
 
 def _make() -> Communicator:
     initialised = dist.is_available() and dist.is_initialized()
-    if initialised and not any(name in os.environ for name in _LAUNCHED):
+    if initialised and not Communicator.launched():
         return Communicator.from_process_group(dist.new_group(backend="gloo"))
     comm = Communicator.from_env()
     if initialised and (comm.rank, comm.size) != (dist.get_rank(), dist.get_world_size()):

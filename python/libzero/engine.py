@@ -111,10 +111,7 @@ class Engine:
         self._alone = self.comm.size == 1
         named = dict(model.named_parameters())
         self._names = {id(p): name for name, p in named.items()}
-        aliases: dict[str, list[str]] = {name: [] for name in named}
-        for name, p in model.named_parameters(remove_duplicate=False):
-            aliases[self._names[id(p)]].append(name)
-        self.optimizer = Optimizer(self._native, aliases, model)
+        self.optimizer = Optimizer(self._native, model)
         """torch's schedulers take it; see Optimizer."""
         for p in named.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
@@ -303,6 +300,8 @@ class Engine:
 
     def close(self) -> None:
         """[local] Lets go of the model. Below stage 3 it keeps its parameters; at stage 3 they end with the engine."""
+        if self.closed:
+            return
         self._native.close()
         for p in self.module.parameters():
             for name in ("__deepcopy__", "__reduce_ex__"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,6 @@ from libzero.errors import ConfigError
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
 
 
-def _matches(pattern: str, name: str) -> bool:
-    text = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-    return re.fullmatch(text, name) is not None
-
-
 class Optimizer(torch.optim.Optimizer):
     """What torch's schedulers drive: `param_groups[i]["lr"]` acts at the engine's next step.
 
@@ -27,7 +21,7 @@ class Optimizer(torch.optim.Optimizer):
     numbers of a group are shown, and cannot be changed. The states are the engine's: checkpoints hold them.
     """
 
-    def __init__(self, engine: _native.Engine, named: dict[str, list[str]], module: torch.nn.Module) -> None:
+    def __init__(self, engine: _native.Engine, module: torch.nn.Module) -> None:
         effective = engine.options().effective()
         shown = {key: json.loads(effective[f"optimizer.params.{key}"]) for key in _FIXED}
         shown["betas"] = tuple(shown["betas"])
@@ -38,10 +32,8 @@ class Optimizer(torch.optim.Optimizer):
             changed = {} if decay is None else {"weight_decay": decay}
             group = {"params": [], "pattern": overrides["pattern"], "lr": engine.lr(i + 1)}
             groups.append({**group, **shown, **changed})
-        parameters = dict(module.named_parameters())
-        for name, aliases in named.items():
-            found = (i for i, p in enumerate(patterns) if any(_matches(p["pattern"], each) for each in aliases))
-            groups[next(found, -1) + 1]["params"].append(parameters[name])
+        for name, parameter in module.named_parameters():
+            groups[engine.parameter_group(name)]["params"].append(parameter)
         self._engine = engine
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})

@@ -93,7 +93,7 @@ def plan(model: str | int | torch.nn.Module, config: Config, machine: Machine | 
     """[local] Bytes, traffic and time of what `config` says.
 
     model: a name ("gpt2", "llama-3-70b"), a number of parameters, or a module, of which only the number of its
-    parameters is taken.
+    parameters is taken. Names of GPTs give the activations of the built-in GPT, as `zero plan --model` does.
     """
     return Plan._of(_native.plan(_model_of(model), as_options(config), (machine or Machine())._native()))
 

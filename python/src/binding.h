@@ -43,14 +43,16 @@ class Owned {
     }
   }
   void reset() {
+    auto dying = std::move(object_);  // with the GIL, if at all: another thread may be in get()
     if (PyGILState_Check() == 0) {
-      object_.reset();
+      dying.reset();
     } else {
       py::gil_scoped_release release;
-      object_.reset();
+      dying.reset();
     }
   }
-  const std::shared_ptr<T>& get(const char* what) const {
+  // A copy, so that close() in another thread does not destroy what a call uses.
+  std::shared_ptr<T> get(const char* what) const {
     if (process_ != ::getpid())
       throw zero::ConfigError(std::string("[") + what + "] cannot be used in process " + std::to_string(::getpid()) +
                               ": it was made in process " + std::to_string(process_) +
@@ -69,7 +71,7 @@ class Owned {
 struct PyCommunicator {
   Owned<zero::Communicator> owned;
   explicit PyCommunicator(std::shared_ptr<zero::Communicator> comm) : owned(std::move(comm)) {}
-  const std::shared_ptr<zero::Communicator>& get() const { return owned.get("Communicator"); }
+  std::shared_ptr<zero::Communicator> get() const { return owned.get("Communicator"); }
 };
 
 // While it lives on Python's main thread, and there are peers to wait for: Ctrl-C that the interpreter could not act on

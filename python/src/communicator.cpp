@@ -13,18 +13,20 @@ namespace libzero {
 namespace {
 
 struct PyWork {
+  Owned<zero::Communicator> comm;  // outlives the work
   Owned<zero::Work> work;
-  std::shared_ptr<zero::Communicator> comm;
 };
 
-PyWork work_of(const PyCommunicator& self, std::shared_ptr<zero::Work> work) {
-  return {Owned<zero::Work>(std::move(work)), self.get()};
+template <class F>
+auto blocking_on(const PyCommunicator& self, F&& call) {
+  const auto comm = self.get();
+  return blocking(comm, [&] { return call(*comm); });
 }
 
 // Starts a collective without the GIL: the transport may have to wait for room.
 template <class F>
 PyWork started(const PyCommunicator& self, F&& start) {
-  return work_of(self, blocking(self.get(), std::forward<F>(start)));
+  return {Owned<zero::Communicator>(self.get()), Owned<zero::Work>(blocking_on(self, std::forward<F>(start)))};
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {
@@ -117,10 +119,19 @@ py::dict stats_of(const PyCommunicator& self) {
 void bind_communicator(py::module_& module) {
   py::class_<PyWork>(module, "Work", "A collective under way.")
       .def(
-          "wait", [](const PyWork& self) { blocking(self.comm, [&] { self.work.get("Work")->wait(); }); },
+          "wait",
+          [](const PyWork& self) {
+            const auto work = self.work.get("Work");
+            blocking(self.comm.get("Work"), [&] { work->wait(); });
+            ;
+          },
           "Returns when it is complete for this rank: outputs may be read, inputs written. Blocking.")
       .def(
-          "done", [](const PyWork& self) { return blocking(nullptr, [&] { return self.work.get("Work")->done(); }); },
+          "done",
+          [](const PyWork& self) {
+            const auto work = self.work.get("Work");
+            return blocking(nullptr, [&] { return work->done(); });
+          },
           "True when wait() would not block.");
 
   py::class_<PyCommunicator> c(module, "Communicator", "The ranks of a run, or of a group that is split from it.");
@@ -129,6 +140,8 @@ void bind_communicator(py::module_& module) {
       "[collective] The ranks that torchrun, `zero run`, Open MPI, MPICH or Slurm started; a world of one without.");
   c.def_static(
       "local", [] { return PyCommunicator(zero::Communicator::local()); }, "[local] A world of one.");
+  c.def_static("launched", &zero::Communicator::launched,
+               "[local] Whether the environment has a launcher's variables, which from_env() reads.");
   c.def_static("from_process_group", &from_process_group, py::arg("group"),
                "[collective] The ranks of a torch.distributed process group with a backend for CPU tensors.");
   c.def_property_readonly("rank", [](const PyCommunicator& self) { return self.get()->rank(); });
@@ -143,44 +156,46 @@ void bind_communicator(py::module_& module) {
   c.def(
       "all_gather",
       [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in, const std::string& of) {
-        return started(self, [&] { return self.get()->all_gather(out, in, of); });
+        return started(self, [&](zero::Communicator& comm) { return comm.all_gather(out, in, of); });
       },
       py::arg("out"), py::arg("input"), py::arg("of") = "",
       "[collective] Flat, contiguous tensors of one dtype; out.numel() == size * input.numel().");
   c.def(
       "reduce_scatter",
       [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in) {
-        return started(self, [&] { return self.get()->reduce_scatter(out, in); });
+        return started(self, [&](zero::Communicator& comm) { return comm.reduce_scatter(out, in); });
       },
       py::arg("out"), py::arg("input"),
       "[collective] Sum in fp32 in rank order, rounded once; fp32, bf16, fp16; input.numel() == size * out.numel().");
   c.def(
       "all_reduce",
       [](const PyCommunicator& self, const at::Tensor& inout) {
-        return started(self, [&] { return self.get()->all_reduce(inout); });
+        return started(self, [&](zero::Communicator& comm) { return comm.all_reduce(inout); });
       },
       py::arg("inout"), "[collective] Sum, in place; fp32, bf16, fp16.");
   c.def(
       "broadcast",
       [](const PyCommunicator& self, const at::Tensor& inout, int root) {
-        return started(self, [&] { return self.get()->broadcast(inout, root); });
+        return started(self, [&](zero::Communicator& comm) { return comm.broadcast(inout, root); });
       },
       py::arg("inout"), py::arg("root"), "[collective] The root's values on every rank; any dtype.");
   c.def(
       "all_to_all",
       [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in) {
-        return started(self, [&] { return self.get()->all_to_all(out, in); });
+        return started(self, [&](zero::Communicator& comm) { return comm.all_to_all(out, in); });
       },
       py::arg("out"), py::arg("input"), "[collective] Part p of input goes to rank p; any dtype.");
   c.def(
-      "barrier", [](const PyCommunicator& self) { blocking(self.get(), [&] { self.get()->barrier(); }); },
+      "barrier",
+      [](const PyCommunicator& self) { blocking_on(self, [](zero::Communicator& comm) { comm.barrier(); }); },
       "[collective] Blocking.");
   c.def(
       "all_gather_bytes",
       [](const PyCommunicator& self, const py::bytes& mine) {
         const std::string text = mine;
         std::vector<py::bytes> out;
-        for (const auto& each : blocking(self.get(), [&] { return self.get()->all_gather_bytes(text); }))
+        for (const auto& each :
+             blocking_on(self, [&](zero::Communicator& comm) { return comm.all_gather_bytes(text); }))
           out.emplace_back(each);
         return out;
       },
@@ -188,7 +203,7 @@ void bind_communicator(py::module_& module) {
   c.def(
       "split",
       [](const PyCommunicator& self, int color, int key) -> std::optional<PyCommunicator> {
-        auto part = blocking(self.get(), [&] { return self.get()->split(color, key); });
+        auto part = blocking_on(self, [&](zero::Communicator& comm) { return comm.split(color, key); });
         if (part == nullptr) return std::nullopt;
         return PyCommunicator(std::move(part));
       },
@@ -197,7 +212,8 @@ void bind_communicator(py::module_& module) {
   c.def(
       "abort",
       [](const PyCommunicator& self, const std::string& reason) {
-        blocking(nullptr, [&] { self.get()->abort(reason); });
+        const auto comm = self.get();
+        blocking(nullptr, [&] { comm->abort(reason); });
       },
       py::arg("reason"), "[local] Tells every peer that this rank failed: their waits raise CommError.");
   c.def("stats", &stats_of, "[local] What this Communicator has sent: payload bytes by operation, control apart.");

@@ -28,8 +28,7 @@ class PyEngine {
     blocking(held.comm, [&] { held.engine = std::make_unique<zero::Engine>(held.model, options, held.comm); });
   }
 
-  const Held& held() const { return *owned_.get("Engine"); }
-  zero::Engine& engine() const { return *held().engine; }
+  std::shared_ptr<const Held> held() const { return owned_.get("Engine"); }
 
   // A call that computes, waits or communicates, and a range of that name in torch.profiler.
   template <class F>
@@ -39,6 +38,12 @@ class PyEngine {
       RECORD_USER_SCOPE(range);
       return call(*held->engine);
     });
+  }
+  // A call that does not wait for peers, but may wait for this rank's delayed update.
+  template <class F>
+  auto local(F&& call) const {
+    const auto held = owned_.get("Engine");
+    return blocking(nullptr, [&] { return call(*held->engine); });
   }
   bool alive() const { return owned_.alive(); }
   void close() {
@@ -50,20 +55,20 @@ class PyEngine {
 };
 
 struct PyGathered {
+  Owned<zero::Communicator> comm;
   Owned<zero::GatheredParameters> scope;
-  std::shared_ptr<zero::Communicator> comm;
 };
 
 PyGathered gathered(const PyEngine& self, const std::optional<std::vector<std::string>>& names, bool modify) {
   auto scope = self.run("libzero::gathered_parameters", [&](zero::Engine& engine) {
     return names ? engine.gathered_parameters(*names, modify) : engine.gathered_parameters(modify);
   });
-  return {Owned<zero::GatheredParameters>(std::make_shared<zero::GatheredParameters>(std::move(scope))),
-          self.held().comm};
+  return {Owned<zero::Communicator>(self.held()->comm),
+          Owned<zero::GatheredParameters>(std::make_shared<zero::GatheredParameters>(std::move(scope)))};
 }
 
 struct PyForward {  // Engine.__call__: Ctrl-C during the forward's gathers
-  std::shared_ptr<zero::Communicator> comm;
+  Owned<zero::Communicator> comm;
   std::unique_ptr<InterruptScope> scope;
 };
 
@@ -78,10 +83,11 @@ py::dict summary_of(const zero::TraceSummary& s) {
                   py::arg("hidden") = s.hidden, py::arg("file") = s.file, py::arg("joined") = s.joined);
 }
 
-// Calls that wait for nobody, but may wait for this rank's own delayed update.
 template <class Class, class Member>
 void local(Class& c, const char* name, Member member) {
-  c.def(name, [member](const PyEngine& self) { return blocking(nullptr, [&] { return (self.engine().*member)(); }); });
+  c.def(name, [member](const PyEngine& self) {
+    return self.local([&](zero::Engine& engine) { return (engine.*member)(); });
+  });
 }
 
 }  // namespace
@@ -96,11 +102,12 @@ void bind_engine(py::module_& module) {
       .def_readonly("global_step", &zero::StepResult::global_step);
 
   py::class_<PyGathered>(module, "GatheredScope").def("close", [](const PyGathered& self) {
-    blocking(self.comm, [&] { self.scope.get("gathered_parameters")->close(); });
+    const auto scope = self.scope.get("gathered_parameters");
+    blocking(self.comm.get("gathered_parameters"), [&] { scope->close(); });
   });
 
   py::class_<PyForward>(module, "ForwardScope")
-      .def("__enter__", [](PyForward& self) { self.scope = std::make_unique<InterruptScope>(self.comm); })
+      .def("__enter__", [](PyForward& self) { self.scope = std::make_unique<InterruptScope>(self.comm.get("Engine")); })
       .def("__exit__", [](PyForward& self, const py::args&) {
         self.scope.reset();
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -109,7 +116,9 @@ void bind_engine(py::module_& module) {
   py::class_<PyEngine> c(module, "Engine");
   c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&>(), py::arg("module"),
         py::arg("options"), py::arg("comm"));
-  c.def("forward_scope", [](const PyEngine& self) { return PyForward{self.held().comm, nullptr}; });
+  c.def("forward_scope", [](const PyEngine& self) {
+    return PyForward{Owned<zero::Communicator>(self.held()->comm), nullptr};
+  });
   c.def("alive", &PyEngine::alive);
   c.def("close", &PyEngine::close);
   c.def(
@@ -134,7 +143,7 @@ void bind_engine(py::module_& module) {
     return optional(self.run("libzero::gradient", [&](zero::Engine& engine) { return engine.gradient(name); }));
   });
   c.def("own_gradient", [](const PyEngine& self, const std::string& name) {
-    const auto own = blocking(nullptr, [&] { return self.engine().own_gradient(name); });
+    const auto own = self.local([&](zero::Engine& engine) { return engine.own_gradient(name); });
     return std::make_pair(own.begin, optional(own.values));
   });
   c.def("gathered_parameters", &gathered, py::arg("names"), py::arg("modify"));
@@ -145,15 +154,18 @@ void bind_engine(py::module_& module) {
     return self.run("libzero::state_hash", [](zero::Engine& engine) { return engine.state_hash(); });
   });
   c.def("refresh_buffers",
-        [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held().model, module); });
+        [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
   c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     self.run("libzero::save_checkpoint", [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag); });
   });
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
   });
-  c.def("set_user_state", [](const PyEngine& self, const std::string& json) { self.engine().set_user_state(json); });
-  c.def("user_state", [](const PyEngine& self) { return self.engine().user_state(); });
+  c.def("set_user_state", [](const PyEngine& self, const std::string& json) {
+    self.local([&](zero::Engine& engine) { engine.set_user_state(json); });
+  });
+  c.def("user_state",
+        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.user_state(); }); });
   c.def("start_trace", [](const PyEngine& self, const std::filesystem::path& file, std::int64_t first,
                           std::optional<std::int64_t> last) {
     zero::TraceSteps steps{.first = first};
@@ -164,15 +176,21 @@ void bind_engine(py::module_& module) {
     return summary_of(self.run("libzero::stop_trace", [](zero::Engine& engine) { return engine.stop_trace(); }));
   });
   c.def("times", [](const PyEngine& self) {
-    const auto t = self.engine().times();
+    const auto t = self.local([](zero::Engine& engine) { return engine.times(); });
     return py::dict(py::arg("compute_s") = t.compute_s, py::arg("gather_wait_s") = t.gather_wait_s,
                     py::arg("reduce_wait_s") = t.reduce_wait_s, py::arg("optimizer_s") = t.optimizer_s);
   });
-  c.def("lr", [](const PyEngine& self, int group) { return self.engine().lr(group); });
-  c.def("set_lr", [](const PyEngine& self, int group, double lr) {
-    blocking(nullptr, [&] { self.engine().set_lr(group, lr); });
+  c.def("lr", [](const PyEngine& self, int group) {
+    return self.local([&](zero::Engine& engine) { return engine.lr(group); });
   });
-  c.def("options", [](const PyEngine& self) { return self.engine().options(); });
+  c.def("parameter_group", [](const PyEngine& self, const std::string& name) {
+    return self.local([&](zero::Engine& engine) { return engine.parameter_group(name); });
+  });
+  c.def("set_lr", [](const PyEngine& self, int group, double lr) {
+    self.local([&](zero::Engine& engine) { engine.set_lr(group, lr); });
+  });
+  c.def("options",
+        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.options(); }); });
   local(c, "memory", &zero::Engine::memory);
   local(c, "reset_peak_memory", &zero::Engine::reset_peak_memory);
   local(c, "is_gradient_accumulation_boundary", &zero::Engine::is_gradient_accumulation_boundary);

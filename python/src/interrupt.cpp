@@ -10,6 +10,8 @@
 #include <mutex>
 #include <thread>
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include "binding.h"
 
 namespace libzero {
@@ -65,14 +67,17 @@ void watch_signals() {
 }
 
 bool on_main_thread() {
-  static const auto ident = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
-  return static_cast<unsigned long>(::pthread_self()) == ident;
+  // Not a plain static: the import may release the GIL, and a thread with the GIL would then wait for the static.
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<unsigned long> ident;
+  ident.call_once_and_store_result(
+      [] { return py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>(); });
+  return static_cast<unsigned long>(::pthread_self()) == ident.get_stored();
 }
 
 // A program that handles SIGINT itself decides what it means.
 bool interrupts() {
-  static auto* const signal = new py::module_(py::module_::import("signal"));
-  return signal->attr("getsignal")(SIGINT).is(signal->attr("default_int_handler"));
+  const auto signal = py::module_::import("signal");
+  return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
 }
 
 void start_thread() {

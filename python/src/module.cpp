@@ -4,6 +4,8 @@
 #include <zero/log.h>
 #include <zero/version.h>
 
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
 #include "binding.h"
 
 namespace libzero {
@@ -48,7 +50,7 @@ void log_to(const py::object& sink) {
   auto* const callable = sink.inc_ref().ptr();  // kept: a thread may be in it
   py::gil_scoped_release release;
   zero::set_log_sink([callable](zero::LogLevel level, std::string_view text) {
-    if (Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0) return;
+    if (Py_IsInitialized() == 0 || Py_IsFinalizing() != 0) return;
     py::gil_scoped_acquire gil;
     try {
       py::reinterpret_borrow<py::object>(callable)(static_cast<int>(level), py::str(text.data(), text.size()));

@@ -3,6 +3,7 @@
 #include <zero/plan.h>
 
 #include "binding.h"
+#include "cli/support/gpt_plan.h"
 
 namespace libzero {
 namespace {
@@ -58,10 +59,15 @@ void bind_plan(py::module_& module) {
       .def_property_readonly("allocator", &allocator_of)
       .def("table", &MemoryReport::table);
   py::class_<PlanModel>(module, "PlanModel")
-      .def_static("named", &PlanModel::named, py::arg("name"))
+      .def_static(
+          "named", [](const std::string& name) { return zero::cli::with_gpt_pass(PlanModel::named(name)); },
+          py::arg("name"))
       .def_static("names", &PlanModel::names)
       .def_static("of_count", &PlanModel::of_count, py::arg("parameters"))
-      .def_static("of_options", &PlanModel::of_options, py::arg("options"))
+      .def_static(
+          "of_options",
+          [](const zero::Options& options) { return zero::cli::with_gpt_pass(PlanModel::of_options(options)); },
+          py::arg("options"))
       .def("num_parameters", &PlanModel::num_parameters);
   py::class_<PlanMachine>(module, "PlanMachine")
       .def(py::init(&machine_of), py::kw_only(), py::arg("hosts") = 1, py::arg("ranks_per_host") = 1,

@@ -163,7 +163,7 @@ TEST(Thread, DifferentCallsNameBoth) {
       {[](Comm c) { c->broadcast(at::ones({6}), 1)->wait(); }, [](Comm c) { c->broadcast(at::ones({6}), 2)->wait(); },
        "broadcast(fp32, 6 elements, root 1)", "broadcast(fp32, 6 elements, root 2)"},
       {[](Comm c) { c->all_reduce(at::ones({6}))->wait(); }, [](Comm c) { c->all_gather_bytes("text"); },
-       "all_reduce(fp32, 6 elements)", "exchange()"},
+       "all_reduce(fp32, 6 elements)", "all_gather_bytes()"},
   };
   for (const auto& [common, other, common_text, other_text] : cases) {
     std::string rethrown;
@@ -236,7 +236,8 @@ TEST(Thread, AFailureInjectedBeforeOneCall) {
       },
       &rethrown);
   EXPECT_EQ(rethrown, "injected");
-  EXPECT_EQ(seen[1], (std::vector<std::string>{"exchange", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}));
+  EXPECT_EQ(seen[1],
+            (std::vector<std::string>{"all_gather_bytes", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}));
   for (const std::size_t rank : {0, 2})
     EXPECT_TRUE(contains(errors[rank].text, "rank 1 failed: injected")) << errors[rank].text;
 }

@@ -87,7 +87,7 @@ TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
         if (way == 0) sum.out = out;
         sum.to_all = way == 2;
         if (comm->rank() == way % size) std::this_thread::sleep_for(10ms);
-        auto work = comm::group_of(*comm)->reduce_scattered(std::move(sum));
+        auto work = comm::group_of(*comm)->peer_reduce_scatter(std::move(sum));
         work->wait();
         require(told == shard, "the whole shard was not told");
         auto whole = comm->allocate(shard * size, dtype);

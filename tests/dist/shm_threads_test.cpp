@@ -66,7 +66,7 @@ TEST_P(ShmThreads, ReduceWhatLiesInStretches) {
         at += numel;
       }
       const auto stretches = sum.vector;
-      comm::group_of(*comm)->reduce_scattered(std::move(sum))->wait();
+      comm::group_of(*comm)->peer_reduce_scatter(std::move(sum))->wait();
       for (const auto& stretch : stretches) {
         for (std::int64_t i = 0; i < stretch.data.numel(); ++i) {
           const auto place = stretch.begin + i;

@@ -52,12 +52,12 @@ void report(const char* what, std::int64_t numel, double bytes_per_element, cons
 }  // namespace
 
 int main() {
-  const auto& door = cuda::door();
-  if (door.interface == nullptr) {
-    std::printf("{\"skipped\": \"%s\"}\n", door.reason.c_str());
+  const auto& plugin = cuda::plugin();
+  if (plugin.interface == nullptr) {
+    std::printf("{\"skipped\": \"%s\"}\n", plugin.reason.c_str());
     return 0;
   }
-  const auto& kernels = *door.interface;
+  const auto& kernels = *plugin.interface;
   at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(kGpu);
   std::printf("{\"kernels\": [");

@@ -4,6 +4,6 @@
 
 #include "gpu/plugin.h"
 
-#define ZERO_NEEDS_GPU()                       \
-  if (zero::cuda::door().interface == nullptr) \
-  GTEST_SKIP() << "needs a GPU: got " << zero::cuda::door().reason << ". Hint: " << zero::cuda::door().hint
+#define ZERO_NEEDS_GPU()                         \
+  if (zero::cuda::plugin().interface == nullptr) \
+  GTEST_SKIP() << "needs a GPU: got " << zero::cuda::plugin().reason << ". Hint: " << zero::cuda::plugin().hint

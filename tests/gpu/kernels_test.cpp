@@ -108,7 +108,7 @@ class OnDevice : public Kernels {
 
  private:
   static constexpr cuda::Place kPlace{0, nullptr};  // torch's default stream, on which the copies are
-  static const cuda::Interface& kernels() { return *cuda::door().interface; }
+  static const cuda::Interface& kernels() { return *cuda::plugin().interface; }
   static std::int64_t bytes(Dtype dtype, std::int64_t numel) {
     return numel * static_cast<std::int64_t>(kernels::size_of(dtype));
   }
@@ -118,9 +118,9 @@ OnDevice kernels;
 
 }  // namespace
 
-TEST(Door, WithoutAGpuTheReasonSaysWhatIsMissingAndWhatToDo) {
+TEST(Plugin, WithoutAGpuTheReasonSaysWhatIsMissingAndWhatToDo) {
   if (net::visible_gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
-  EXPECT_EQ(cuda::door().interface, nullptr);
+  EXPECT_EQ(cuda::plugin().interface, nullptr);
   try {
     cuda::interface("[Engine]");
     FAIL() << "kernels without a GPU";
@@ -131,20 +131,20 @@ TEST(Door, WithoutAGpuTheReasonSaysWhatIsMissingAndWhatToDo) {
   }
 }
 
-TEST(Door, WithoutAGpuTheDefaultIsTheCpuForAReason) {
+TEST(Plugin, WithoutAGpuTheDefaultIsTheCpuForAReason) {
   const auto comm = Communicator::local();
   const auto device = default_device(*comm);
   EXPECT_EQ(device.is_cpu(), !why_no_gpu(*comm).empty());
-  EXPECT_EQ(device.is_cpu(), cuda::door().interface == nullptr);
+  EXPECT_EQ(device.is_cpu(), cuda::plugin().interface == nullptr);
   run_ranks(2, [](std::shared_ptr<Communicator> ranks) {
     EXPECT_TRUE(default_device(*ranks).is_cpu());
     EXPECT_EQ(why_no_gpu(*ranks), "transport thread joins the ranks, and only nccl moves GPU memory");
   });
 }
 
-TEST(Door, WhereTheDriverShowsAGpuItOpens) {
+TEST(Plugin, WhereTheDriverShowsAGpuItOpens) {
   if (net::visible_gpus() == 0) GTEST_SKIP() << "no GPU, or no CUDA driver (libcuda.so.1), on this machine";
-  EXPECT_NE(cuda::door().interface, nullptr) << cuda::door().reason;
+  EXPECT_NE(cuda::plugin().interface, nullptr) << cuda::plugin().reason;
   EXPECT_TRUE(torch::cuda::is_available());
 }
 

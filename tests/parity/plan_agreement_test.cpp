@@ -200,6 +200,8 @@ const Shape kShapes[] = {{2, 128, 4, 64, 512}, {4, 96, 4, 128, 256}, {3, 160, 5,
 std::vector<Case> thread_cases() {
   std::vector<Case> all;
   int k = 0;
+  // Each stage and recipe at two of the worlds 1 to 4, each shape, placement and segmentation at several of these.
+  // OfProcesses takes the other worlds of fp32 and bf16.
   for (int stage = 0; stage <= 3; ++stage)
     for (const char* recipe : {"fp32", "bf16", "fp16"})
       for (const int first = 1 + k / 2 % 2; const int world : {first, first + 2}) {

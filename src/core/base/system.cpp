@@ -28,9 +28,12 @@ std::filesystem::path folder_of(const void* address) {
 
 std::filesystem::path plugin_path(const char* name) {
   const auto own = folder_of(reinterpret_cast<const void*>(&plugin_path));
-  const auto beside = own / name;
+  // Beside libzero; from a program beside that: where an installation, a build folder or a wheel has libraries.
+  std::filesystem::path path;
   std::error_code ignored;
-  return std::filesystem::exists(beside, ignored) ? beside : own.parent_path() / ZERO_LIBRARY_FOLDER / name;
+  for (const auto& folder : {own, own.parent_path() / ZERO_LIBRARY_FOLDER, own.parent_path() / "lib"})
+    if (path = folder / name; std::filesystem::exists(path, ignored)) break;
+  return path;
 }
 
 double steady_seconds() {

@@ -12,7 +12,9 @@ namespace zero::net {
 struct ProcessInfo {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // among the ranks of this host
-  std::string source = "no launcher";
+  static constexpr const char* kNoLauncher = "no launcher";
+  std::string source = kNoLauncher;
+  bool launched() const { return source != kNoLauncher; }
   std::string master_addr;  // empty: unknown
   int master_port = 0;      // 0: unknown
   std::string run_id;       // the same on every rank of a run; differs between concurrent runs

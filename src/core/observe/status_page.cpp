@@ -34,9 +34,9 @@ struct CollectiveEntry {
   std::uint32_t state;
   std::uint64_t sequence_plus_one;  // 0: empty
   std::int64_t numel;
-  char op[16], dtype[12], group[20], site[24];
+  char op[24], dtype[12], group[20], site[24];
 };
-static_assert(sizeof(CollectiveEntry) == 96);
+static_assert(sizeof(CollectiveEntry) == 104);
 }  // namespace
 
 struct StatusPage {

@@ -158,7 +158,7 @@ class UpdateOps {
   virtual void update(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget& target, View grads,
                       float factor) = 0;
   // Starts a job on another thread. No job is running.
-  virtual void run_beside(std::function<void()> job) = 0;
+  virtual void run_async(std::function<void()> job) = 0;
   // Waits for the job and rethrows its exception.
   virtual void join() = 0;
 };

@@ -66,7 +66,7 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   void begin_update() override {}
   void end_update() override {}
   void update(int, std::int64_t, std::int64_t, const UpdateTarget&, View, float) override {}
-  void run_beside(std::function<void()> job) override {
+  void run_async(std::function<void()> job) override {
     if (beside) beside(true);
     job();
     if (beside) beside(false);

@@ -230,7 +230,7 @@ void StepProgram::apply(float factor, bool delay) {
   c_.backend.optimizer.begin_update();
   if (delay) {
     pending_ = true;
-    c_.backend.optimizer.run_beside(
+    c_.backend.optimizer.run_async(
         [this, factor] { optimizer_->run(factor, OptimizerStep::To::PendingParams, [](Group&) {}); });
     return;
   }

@@ -290,7 +290,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   });
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: after a failure no rank is usable.
-  state.parts.relay.telling([&] {
+  state.parts.relay.reporting([&] {
     state.stepper->begin_replacing();
     loader->fill();
   });

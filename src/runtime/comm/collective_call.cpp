@@ -5,7 +5,7 @@
 namespace zero::comm {
 
 std::string Call::text() const {
-  if (op == "exchange") return "exchange()";
+  if (op == "all_gather_bytes") return "all_gather_bytes()";
   return base::join(op, "(", dtype_text(dtype), ", ", numel, numel == 1 ? " element" : " elements",
                     of.empty() ? "" : " of " + of, root >= 0 ? base::join(", root ", root) : "", ")");
 }

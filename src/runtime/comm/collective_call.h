@@ -14,14 +14,14 @@
 namespace zero::comm {
 
 struct Call {
-  std::string op;  // "all_gather", ..., "exchange"
+  std::string op;  // "all_gather", ..., "all_gather_bytes"
   c10::ScalarType dtype = c10::ScalarType::Byte;
   std::int64_t numel = 0;  // of the larger side, which is the total over ranks
   int root = -1;           // of a broadcast
   std::string of = {};     // what an all_gather gathers, if given
 
   bool operator==(const Call&) const = default;
-  // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "exchange()".
+  // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "all_gather_bytes()".
   std::string text() const;
 };
 

@@ -41,6 +41,8 @@ std::unique_ptr<comm::Transport> rendezvous(const ProcessInfo& identity, const n
 
 }  // namespace
 
+bool Communicator::launched() { return net::identity_from_env().launched(); }
+
 std::shared_ptr<Communicator> Communicator::from_env() {
   const auto environment = net::process_environment();
   const auto identity = net::identity_from_env();

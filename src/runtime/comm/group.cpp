@@ -125,7 +125,7 @@ void Group::ended_by(const CommError& error) noexcept {
 }
 
 template <class Body>
-auto Group::told(Body body) {
+auto Group::guarded(Body body) {
   try {
     return body();
   } catch (const CommError& error) {
@@ -142,7 +142,7 @@ std::shared_ptr<Work> Group::start(const char* op, const at::Tensor& whole, Star
   const bool on_page = page.active() && !parent_;
   if (on_page)
     page.set_collective(mine, op, dtype_text(whole.scalar_type()), whole.numel(), observe::CollectiveState::Inside);
-  return told([&]() -> std::shared_ptr<Work> {
+  return guarded([&]() -> std::shared_ptr<Work> {
     return std::make_shared<TrackedWork>(*this, start(), mine, op, whole, on_page);
   });
 }
@@ -227,8 +227,8 @@ at::Tensor Group::allocate(std::int64_t numel, c10::ScalarType dtype) {
   return transport_->allocate(numel, dtype);
 }
 
-std::shared_ptr<Work> Group::reduce_scattered(PeerReduce sum) {
-  const Arguments check("reduce_scattered", *transport_);
+std::shared_ptr<Work> Group::peer_reduce_scatter(PeerReduce sum) {
+  const Arguments check("peer_reduce_scatter", *transport_);
   check.require(!sum.vector.empty(), "no stretches, expected at least one");
   std::int64_t end = 0;
   for (const auto& stretch : sum.vector) {
@@ -245,7 +245,7 @@ std::shared_ptr<Work> Group::reduce_scattered(PeerReduce sum) {
   const auto bytes = static_cast<std::uint64_t>(sum.shard_numel * size()) * sum.vector[0].data.element_size();
   const bool to_all = sum.to_all;
   const auto like = sum.vector[0].data;
-  auto work = start("reduce_scatter", like, [&] { return transport_->reduce_scattered(std::move(sum)); });
+  auto work = start("reduce_scatter", like, [&] { return transport_->peer_reduce_scatter(std::move(sum)); });
   count("reduce_scatter", bytes);
   if (to_all) count("all_gather", bytes);
   return work;
@@ -264,24 +264,24 @@ void Group::set_timeout(std::chrono::milliseconds timeout) {
 void Group::gather(SymmetricBuffer& vector) {
   const auto& whole = vector.whole();
   // It has no sequence number, because ranks may gather repeatedly without each other.
-  const auto tell = [&](observe::CollectiveState state) {
+  const auto show = [&](observe::CollectiveState state) {
     if (auto& page = observe::status_page(); page.active() && !parent_)
       page.set_collective(sequence_, "all_gather", dtype_text(whole.scalar_type()), whole.numel(), state);
   };
-  tell(observe::CollectiveState::Inside);
-  told([&] { vector.wait(); });
-  tell(observe::CollectiveState::Before);  // of the next collective, whose number was used
+  show(observe::CollectiveState::Inside);
+  guarded([&] { vector.wait(); });
+  show(observe::CollectiveState::Before);  // of the next collective, whose number was used
   count("all_gather", whole.nbytes());
 }
 
 std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {
   const std::uint64_t sequence = sequence_++;
-  const auto tell = [&](observe::CollectiveState state) {
-    if (!parent_) observe::status_page().set_collective(sequence, "exchange", "byte", 0, state);
+  const auto show = [&](observe::CollectiveState state) {
+    if (!parent_) observe::status_page().set_collective(sequence, "all_gather_bytes", "byte", 0, state);
   };
-  tell(observe::CollectiveState::Inside);
-  auto messages = told([&] { return transport_->exchange(mine); });
-  tell(observe::CollectiveState::After);
+  show(observe::CollectiveState::Inside);
+  auto messages = guarded([&] { return transport_->all_gather_bytes(mine); });
+  show(observe::CollectiveState::After);
   ++stats_.control.calls;
   stats_.control.bytes_sent += mine.size() * static_cast<std::uint64_t>(size() - 1);
   return messages;

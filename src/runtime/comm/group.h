@@ -54,12 +54,12 @@ class Group : public std::enable_shared_from_this<Group> {
   // Waits until all shards may be read. Counted as the all_gather that it replaces.
   void gather(SymmetricBuffer& vector);
 
-  // Whether ranks can read each other's memory, as reduce_scattered() requires.
+  // Whether ranks can read each other's memory, as peer_reduce_scatter() requires.
   bool reads_in_place() const { return transport_->reads_in_place(); }
   // Whether the data is in memory from allocate(), which other ranks can read.
   bool holds(const at::Tensor& tensor) const { return transport_->holds(tensor); }
   // Reduce-scatter (to_all: all-reduce) of a vector that consists of several pieces of memory (comm/tensor_segments.h).
-  std::shared_ptr<Work> reduce_scattered(PeerReduce sum);
+  std::shared_ptr<Work> peer_reduce_scatter(PeerReduce sum);
 
   // reduce_scatter for slow links: parts are sent as 8- or 4-bit integers with one scale per 256 elements (ZeRO++'s
   // qgZ, arXiv:2306.10209). Lossy; ranks of one host are summed exactly first. Without quantizes() it saves no bytes
@@ -79,7 +79,7 @@ class Group : public std::enable_shared_from_this<Group> {
   template <class Start>
   std::shared_ptr<Work> start(const char* op, const at::Tensor& whole, Start start);
   template <class Body>
-  auto told(Body body);  // a CommError in it ends the family
+  auto guarded(Body body);  // a CommError in it ends the family
   std::shared_ptr<Group> split_into(int color, int key, bool shared_memory);
   std::vector<int> members_of(const std::vector<std::string>& messages, int color);
   void count(const char* op, std::uint64_t bytes_whole, std::uint64_t times = 1);

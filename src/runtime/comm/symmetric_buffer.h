@@ -3,7 +3,7 @@
 //
 // [Note: epochs instead of barriers] A rank writes its shard, then publishes it. A reader waits until every rank has
 // published as often as itself. Writers are not blocked by readers: before a rank writes again, all ranks must have
-// passed a barrier after their last read. Any exchange between them counts as one.
+// passed a barrier after their last read. Any all_gather_bytes() between them counts as one.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
 // A flat vector in several segments of memory, for example gradients as backward leaves them. It is reduced in place,
-// without a copy into one buffer, by transports between processes of one host (comm::Group::reduce_scattered).
+// without a copy into one buffer, by transports between processes of one host (comm::Group::peer_reduce_scatter).
 #pragma once
 #include <ATen/core/Tensor.h>
 

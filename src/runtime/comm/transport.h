@@ -73,7 +73,7 @@ class Transport {
   virtual std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) = 0;
 
   // One message of any length per rank, blocking; also the barrier.
-  virtual std::vector<std::string> exchange(std::string_view mine) = 0;
+  virtual std::vector<std::string> all_gather_bytes(std::string_view mine) = 0;
 
   // Waits of the peers soon throw CommError(reason, rank()), and so do later calls of this rank.
   virtual void abort(const std::string& reason) noexcept = 0;
@@ -105,18 +105,18 @@ class Transport {
     return identity_.one_host() && count > 0 && identity_.local_size % count == 0;
   }
 
-  // Payload sent by this rank to other hosts so far, without exchanges; exact when all its Works are done.
+  // Payload sent by this rank to other hosts so far, without control messages; exact when all its Works are done.
   virtual std::uint64_t bytes_across_hosts() const { return 0; }
 
   // Uninitialized memory that this transport moves with the fewest copies.
   virtual at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
 
-  // Whether peers can read this rank's memory in place, as reduce_scattered() requires.
+  // Whether peers can read this rank's memory in place, as peer_reduce_scatter() requires.
   virtual bool reads_in_place() const { return false; }
   // Whether the data is in memory from allocate().
   virtual bool holds(const at::Tensor&) const { return false; }
   // The vector must not be accessed before the Work is done.
-  virtual std::shared_ptr<Work> reduce_scattered(PeerReduce) {
+  virtual std::shared_ptr<Work> peer_reduce_scatter(PeerReduce) {
     ZERO_CHECK(false, "transport ", name(), " reads nothing in place");
   }
 

@@ -21,7 +21,7 @@ void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
   try {
     run_pass(loss, options);
   } catch (const CommError&) {
-    p_.relay.telling([] { throw; });
+    p_.relay.reporting([] { throw; });
   } catch (const std::exception& e) {
     give_up(e.what());
     throw;
@@ -218,7 +218,7 @@ void Backward::give_up(const std::string& error) noexcept {
       p_.relay.keep(p_.where("backward") + error);
     }
   } catch (const std::exception& e) {  // the cleanup failed as well
-    p_.relay.tell(e.what());
+    p_.relay.report(e.what());
   }
 }
 
@@ -238,7 +238,7 @@ std::int64_t Backward::discard_micro_batch() {
     if (p_.progress.scopes.any())
       throw ConfigError(p_.where("discard_micro_batch") + "called inside a scope of gathered_parameters");
   });
-  return p_.relay.telling([&] {
+  return p_.relay.reporting([&] {
     p_.progress.failed.clear();
     drop_micro_batch();
     const auto left = p_.accumulated().micro_batches;

@@ -210,7 +210,7 @@ void build(Parts& parts) {
   });
   check_agreement(parts, found);
   TorchComm::Ranks ranks;
-  parts.relay.telling([&] {
+  parts.relay.reporting([&] {
     tell_what_has_no_effect(parts);
     ranks = ranks_of(parts);
   });
@@ -221,7 +221,7 @@ void build(Parts& parts) {
   });
   parts.groups = parts.tiers->facts();
   if (!parts.tiers->offloads()) parts.optimizer->set_range_update(range_update_on(parts.device));
-  parts.relay.telling([&] {
+  parts.relay.reporting([&] {
     parts.tiers->check_buffers(parts.groups);
     make_backend(parts, found, ranks);
     parts.tiers->enforce(*parts.memory->ledger);

@@ -16,7 +16,7 @@ void Checks::require_usable(const char* call) const {
     throw CommError(p_.where(call) + "called after an error that ended the run: " + p_.relay.ended());
   const auto& failed = p_.progress.failed;
   if (failed.empty()) return;
-  p_.relay.tell(failed);
+  p_.relay.report(failed);
   throw ConfigError(p_.where(call) + "called after a backward that failed (" + failed +
                     "). Hint: where every rank catches the same error, call engine.discard_micro_batch() on all of "
                     "them; else let the error end the program.");

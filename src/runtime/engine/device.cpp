@@ -12,10 +12,10 @@ namespace zero {
 std::string why_no_gpu(const Communicator& comm) {
   if (comm.size() > 1 && comm.transport() != "nccl")
     return base::join("transport ", comm.transport(), " joins the ranks, and only nccl moves GPU memory");
-  const auto& door = cuda::door();
-  if (door.interface == nullptr) return door.reason;
+  const auto& plugin = cuda::plugin();
+  if (plugin.interface == nullptr) return plugin.reason;
   int gpus = 0;
-  cuda::check(door.interface->device_count(&gpus), "device_count");
+  cuda::check(plugin.interface->device_count(&gpus), "device_count");
   if (comm.local_size() > gpus) return base::join(gpus, " GPUs for ", comm.local_size(), " ranks on this host");
   return "";
 }

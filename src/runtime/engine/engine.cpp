@@ -60,6 +60,12 @@ std::int64_t Engine::accumulation_steps() const { return state_->parts.accumulat
 std::int64_t Engine::micro_batch_size() const { return state_->parts.micro_batch; }
 double Engine::loss_scale() const { return state_->parts.scaler->scale(); }
 double Engine::lr(int group) const { return state_->stepper->lr(group); }
+int Engine::parameter_group(const std::string& name) const {
+  const auto& parts = state_->parts;
+  const auto [group, member] = parts.binding().require(parts.where("parameter_group"), name);
+  const auto& parameter = parts.binding().group(group).members[member];
+  return parts.optimizer->parameter_group_of(parameter.name, parameter.aliases);
+}
 const Options& Engine::options() const { return state_->parts.options; }
 Communicator& Engine::communicator() const { return *state_->parts.communicator; }
 
@@ -79,7 +85,7 @@ void GatheredParameters::close() {
 }
 
 GatheredParameters::~GatheredParameters() {
-  if (state_) state_->parts.relay.tell_if_unwinding();  // otherwise the end of the scope would wait for the peers
+  if (state_) state_->parts.relay.report_if_unwinding();  // otherwise the end of the scope would wait for the peers
   try {
     close();
   } catch (const std::exception& e) {

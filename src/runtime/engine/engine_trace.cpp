@@ -17,7 +17,7 @@ void EngineTrace::start(const std::string& file, TraceSteps steps) {
       throw ConfigError(p_.where("start_trace") +
                         base::join("got steps ", steps.first, " to ", steps.last, ", expected 1 <= first <= last"));
   });
-  p_.relay.telling([&] { begin(file, steps); });
+  p_.relay.reporting([&] { begin(file, steps); });
 }
 
 void EngineTrace::begin(const std::string& file, TraceSteps steps) {
@@ -45,7 +45,7 @@ void EngineTrace::start_of_environment() {
 }
 
 TraceSummary EngineTrace::stop() {
-  return p_.relay.telling([&] {
+  return p_.relay.reporting([&] {
     TraceSummary summary;
     if (!p_.trace.started()) return summary;
     p_.trace.stop(&summary);

@@ -19,7 +19,7 @@ class ErrorRelay {
 
   // Runs fn; an error is reported to the peers, then rethrown.
   template <class Fn>
-  auto telling(Fn&& fn) {
+  auto reporting(Fn&& fn) {
     const torch_hooks::NormalMode normal;
     try {
       return fn();
@@ -27,7 +27,7 @@ class ErrorRelay {
       ended_ = e.what();
       throw;
     } catch (const std::exception& e) {
-      tell(e.what());
+      report(e.what());
       throw;
     }
   }
@@ -51,11 +51,11 @@ class ErrorRelay {
   // The ranks have communicated since, so the error did not end the run.
   void forget() { kept_.clear(); }
 
-  void tell(const std::string& error) noexcept {
+  void report(const std::string& error) noexcept {
     kept_.clear();
     try {
       ended_ = error;
-    } catch (...) {  // out of memory: the text is lost, the peers are still told
+    } catch (...) {  // out of memory: the text is lost, the peers are still informed
     }
     if (comm_.size() == 1) return;  // another Engine may continue with this communicator
     comm_.abort(error);
@@ -63,8 +63,8 @@ class ErrorRelay {
   // The error that was reported, after which this Engine is unusable; empty: none.
   const std::string& ended() const { return ended_; }
   // Reports the kept error if an exception is unwinding the caller.
-  void tell_if_unwinding() noexcept {
-    if (!kept_.empty() && comm_.size() > 1 && std::uncaught_exceptions() > uncaught_) tell(std::string(kept_));
+  void report_if_unwinding() noexcept {
+    if (!kept_.empty() && comm_.size() > 1 && std::uncaught_exceptions() > uncaught_) report(std::string(kept_));
   }
 
  private:

@@ -98,7 +98,7 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
     const torch_hooks::NormalMode normal;
     use();
   } else {
-    p_.relay.telling(use);
+    p_.relay.reporting(use);
   }
 }
 

@@ -105,6 +105,12 @@ std::optional<std::pair<int, std::size_t>> ModelBinding::find(const std::string&
   return std::nullopt;
 }
 
+std::pair<int, std::size_t> ModelBinding::require(const std::string& where, const std::string& name) const {
+  const auto found = find(name);
+  if (!found) throw ConfigError(where + "got the name " + name + ", which no parameter of the model has");
+  return *found;
+}
+
 // --- gradients --------------------------------------------------------------------------------
 
 std::optional<ModelBinding::Arrived> ModelBinding::take_gradient(int index, int member) {

@@ -61,6 +61,8 @@ class ModelBinding final : public step::ModelOps {
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
   // Finds a member, and its group, by its name or by that of a tied parameter.
   std::optional<std::pair<int, std::size_t>> find(const std::string& name) const;
+  // The same; ConfigError that starts with `where` if there is none.
+  std::pair<int, std::size_t> require(const std::string& where, const std::string& name) const;
 
  private:
   const std::shared_ptr<EngineMemory> memory_;

@@ -17,7 +17,7 @@ std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modif
   constexpr const char* kCall = "gathered_parameters";
   std::vector<int> groups;
   std::string fault;
-  p_.relay.telling([&] {
+  p_.relay.reporting([&] {
     std::string mine = modify ? "to write\n" : "to read\n";
     try {
       const auto all = agree(*p_.comm, "Engine::gathered_parameters", [&] {
@@ -44,7 +44,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
       checks_.require_usable("gathered_parameters");
   });
   auto groups = agreed_groups(choice, modify);
-  p_.relay.telling([&] {
+  p_.relay.reporting([&] {
     stepper_.flush();
     {
       const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
@@ -56,7 +56,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
 }
 
 void Scopes::end(const std::vector<int>& groups, bool modify) {
-  p_.relay.telling([&] {
+  p_.relay.reporting([&] {
     p_.progress.scopes.close(groups, modify);
     if (modify) {
       checks_.parameters("gathered_parameters");

@@ -40,7 +40,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   stepper = std::make_unique<Stepper>(parts, checks, *backward, listener);
   scopes = std::make_unique<Scopes>(parts, checks, *stepper);
   exports = std::make_unique<StateExport>(parts, checks, *stepper);
-  parts.relay.telling([&] {
+  parts.relay.reporting([&] {
     trace.start_of_environment();
     if (parts.comm->size() > 1) parts.comm->barrier();  // if one rank's budget refuses, all ranks throw
     try {
@@ -57,7 +57,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 }
 
 State::~State() {
-  parts.relay.tell_if_unwinding();
+  parts.relay.report_if_unwinding();
   parts.backend->update.settle();
   detach();
 }

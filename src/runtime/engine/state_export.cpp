@@ -29,7 +29,7 @@ at::Tensor StateExport::whole_master(const step::Group& group) const {
 }
 
 std::map<std::string, at::Tensor> StateExport::full_state_dict() {
-  return p_.relay.telling([&] {
+  return p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
@@ -49,7 +49,7 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
 }
 
 std::string StateExport::state_hash() {
-  return p_.relay.telling([&] {
+  return p_.relay.reporting([&] {
     stepper_.flush();
     auto* hash = XXH3_createState();
     XXH3_128bits_reset(hash);
@@ -86,11 +86,10 @@ std::pair<int, std::size_t> StateExport::reduced_member(const char* call, const 
     throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
                                                   " micro-batches", accumulated.open ? " and within another" : "",
                                                   ", expected between the last backward() and step()"));
-  const auto found = p_.binding().find(name);
-  if (!found) throw ConfigError(p_.where(call) + "got the name " + name + ", which no parameter of the model has");
-  const auto& bound = p_.binding().group(found->first);
-  if (!bound.facts.trainable || !bound.gradients.active(found->second)) return {-1, 0};
-  return *found;
+  const auto found = p_.binding().require(p_.where(call), name);
+  const auto& bound = p_.binding().group(found.first);
+  if (!bound.facts.trainable || !bound.gradients.active(found.second)) return {-1, 0};
+  return found;
 }
 
 OwnGradient StateExport::own_gradient(const std::string& name) {
@@ -106,7 +105,7 @@ OwnGradient StateExport::own_gradient(const std::string& name) {
 at::Tensor StateExport::gradient(const std::string& name) {
   const auto own = own_gradient(name);
   if (!own.values.defined()) return {};
-  return p_.relay.telling([&]() -> at::Tensor {
+  return p_.relay.reporting([&]() -> at::Tensor {
     const at::NoGradGuard no_grad;
     const auto [group, i] = reduced_member("gradient", name);
     const auto& tensor = p_.binding().group(group).members[i].tensor;
@@ -180,7 +179,7 @@ std::vector<StatePiece> StateExport::pieces_to_save() {
 }
 
 void StateExport::adopt_loaded() {
-  p_.relay.telling([&] { p_.program->end_replacing(); });
+  p_.relay.reporting([&] { p_.program->end_replacing(); });
 }
 
 std::map<std::string, std::string> StateExport::aliases() const {

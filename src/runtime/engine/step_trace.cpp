@@ -171,14 +171,14 @@ void StepTrace::end_step_started(std::int64_t number) {
 void StepTrace::count(const step::MemoryLedger& ledger, std::int64_t gathered_bytes) {
   const std::lock_guard lock(mutex_);
   const auto report = ledger.report();
-  const auto tell = [&](std::size_t place, const char* name, std::int64_t bytes) {
+  const auto counter = [&](std::size_t place, const char* name, std::int64_t bytes) {
     if (std::exchange(counted_[place], bytes) != bytes) trace_.counter(name, bytes);
   };
   for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p) {
     const auto purpose = static_cast<step::Purpose>(p);
-    tell(p, MemoryReport::name(purpose), static_cast<std::int64_t>(report.current(step::Tier::Device, purpose)));
+    counter(p, MemoryReport::name(purpose), static_cast<std::int64_t>(report.current(step::Tier::Device, purpose)));
   }
-  tell(MemoryReport::kPurposes, "gathered parameters", gathered_bytes);
+  counter(MemoryReport::kPurposes, "gathered parameters", gathered_bytes);
 }
 
 }  // namespace engine

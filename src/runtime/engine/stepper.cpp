@@ -25,7 +25,7 @@ bool Stepper::at_boundary() const {
 
 StepResult Stepper::step() {
   p_.relay.keeping([&] { checks_.before_step(); });
-  return p_.relay.telling([&] {
+  return p_.relay.reporting([&] {
     if (p_.accumulated().open) backward_.close_micro_batch();
     auto& progress = p_.progress;
     StepResult result;
@@ -144,7 +144,7 @@ void Stepper::flush() {
     checks_.require_usable("flush");
     if (p_.program->update_pending()) checks_.require_boundary("flush");
   });
-  p_.relay.telling([&] {
+  p_.relay.reporting([&] {
     if (!p_.program->update_pending()) return p_.program->flush();
     const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("flush"));
     p_.program->flush();

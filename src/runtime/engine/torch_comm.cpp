@@ -85,7 +85,7 @@ step::WorkPtr TorchComm::reduce_pieces(const step::PeerReduce& request) {
     tensors_.set_square(request.group, 0, 0);
     sum.summed = [this, request](std::int64_t begin, std::int64_t end) { add_squares(request, begin, end); };
   }
-  return ranks(request.group).all->reduce_scattered(std::move(sum));
+  return ranks(request.group).all->peer_reduce_scatter(std::move(sum));
 }
 
 // The sum of squares of the shard adds its pieces in the same order for every sharding policy and transport

@@ -40,22 +40,22 @@ void TorchUpdate::begin_update() {
 
 void TorchUpdate::end_update() { optimizer_.end_step(); }
 
-void TorchUpdate::run_beside(std::function<void()> job) {
-  ZERO_CHECK(!beside_.valid() || base::is_ready(beside_), "[TorchUpdate::run_beside] a job is running");
-  beside_ = thread_.add(std::move(job));
+void TorchUpdate::run_async(std::function<void()> job) {
+  ZERO_CHECK(!async_job_.valid() || base::is_ready(async_job_), "[TorchUpdate::run_async] a job is running");
+  async_job_ = thread_.add(std::move(job));
 }
 
 void TorchUpdate::join() {
-  if (!beside_.valid()) return;
-  if (!base::is_ready(beside_)) {
+  if (!async_job_.valid()) return;
+  if (!base::is_ready(async_job_)) {
     const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
-    beside_.wait();
+    async_job_.wait();
   }
-  beside_.get();
+  async_job_.get();
 }
 
 void TorchUpdate::settle() noexcept {
-  if (beside_.valid()) beside_.wait();  // its result and its error are not needed any more
+  if (async_job_.valid()) async_job_.wait();  // its result and its error are not needed any more
 }
 
 void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,

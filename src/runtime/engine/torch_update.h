@@ -21,7 +21,7 @@ class TorchUpdate final : public step::UpdateOps {
   void end_update() override;
   void update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target, step::View grads,
               float factor) override;
-  void run_beside(std::function<void()> job) override;
+  void run_async(std::function<void()> job) override;
   void join() override;
   // Waits until no job is running and ignores its errors.
   void settle() noexcept;
@@ -39,9 +39,9 @@ class TorchUpdate final : public step::UpdateOps {
   TorchBuffers& buffers_;
   const step::RunFacts& run_;
   observe::Trace& trace_;
-  std::vector<UpdateRuns> runs_;     // by group
-  std::shared_future<void> beside_;  // the last job; its error is rethrown until the next begins
-  base::Executor thread_;            // last: its job uses the members above
+  std::vector<UpdateRuns> runs_;        // by group
+  std::shared_future<void> async_job_;  // the last job; its error is rethrown until the next begins
+  base::Executor thread_;               // last: its job uses the members above
 };
 
 }  // namespace zero::engine

@@ -21,7 +21,7 @@ std::string error_of_dlopen() {
   return text == nullptr ? "no reason" : text;
 }
 
-Door open() {
+Plugin open() {
   // Queries the driver, then the runtime: a query to torch before its library is loaded would fix its answer.
   int gpus = net::visible_gpus();
   if (gpus == 0)
@@ -53,20 +53,20 @@ Door open() {
 
 }  // namespace
 
-const Door& door() {
-  static const Door opened = open();
+const Plugin& plugin() {
+  static const Plugin opened = open();
   return opened;
 }
 
 const Interface& interface(const char* where) {
-  if (door().interface == nullptr)
+  if (plugin().interface == nullptr)
     throw ConfigError(
-        base::join(where, " got ", door().reason, ", expected a GPU that libzero can use. Hint: ", door().hint));
-  return *door().interface;
+        base::join(where, " got ", plugin().reason, ", expected a GPU that libzero can use. Hint: ", plugin().hint));
+  return *plugin().interface;
 }
 
 void check(int status, const char* what) {
-  const auto* interface = door().interface;
+  const auto* interface = plugin().interface;
   ZERO_CHECK(status == 0, "[cuda::", what, "] got '",
              interface == nullptr ? base::join("status ", status) : interface->error_text(status),
              "', expected success");

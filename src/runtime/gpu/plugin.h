@@ -3,7 +3,7 @@
 //
 // [Note: asked too early] libtorch decides at the first query whether it has CUDA. If a program queries it
 // (torch::cuda::is_available(), a tensor on the GPU) before the library is loaded, the answer is "no" for the life of
-// the process. zero::default_device and Engine therefore call door() first.
+// the process. zero::default_device and Engine therefore call plugin() first.
 // process; so this is asked first, by zero::default_device and by the Engine.
 #pragma once
 #include <string>
@@ -12,15 +12,15 @@
 
 namespace zero::cuda {
 
-struct Door {
+struct Plugin {
   const Interface* interface = nullptr;  // null: GPUs cannot be used, see `reason`
   std::string reason, hint;
 };
 
 // Loads at the first call; the result never changes. Throws only if out of memory. Thread-safe.
-const Door& door();
+const Plugin& plugin();
 
-// door().interface; throws ConfigError with the reason. `where` as in "[Engine]".
+// plugin().interface; throws ConfigError with the reason. `where` as in "[Engine]".
 const Interface& interface(const char* where);
 
 // Throws InternalError for a status other than 0.

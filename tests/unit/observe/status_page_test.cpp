@@ -72,10 +72,10 @@ TEST(StatusPage, ACollectiveTakesThePlaceOfAnotherOneOfItsNumber) {
   w.set_collective(5, "all_gather", "fp32", 4160, observe::CollectiveState::Inside);
   w.set_collective(5, "all_gather", "fp32", 4160, observe::CollectiveState::Before);
   EXPECT_EQ(memory.read(0).collectives.at(0).state, observe::CollectiveState::Before);
-  w.set_collective(5, "exchange", "byte", 0, observe::CollectiveState::Inside);
+  w.set_collective(5, "all_gather_bytes", "byte", 0, observe::CollectiveState::Inside);
   const observe::StatusSnapshot s = memory.read(0);
   ASSERT_EQ(s.collectives.size(), 1u);
-  EXPECT_EQ(s.collectives[0].op, "exchange");
+  EXPECT_EQ(s.collectives[0].op, "all_gather_bytes");
   EXPECT_EQ(s.collectives[0].numel, 0);
   EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);
 }
@@ -109,7 +109,7 @@ TEST(StatusPage, LongTextsAreCut) {
   const observe::StatusSnapshot s = memory.read(0);
   EXPECT_EQ(s.unit, std::string(91, 'x'));
   EXPECT_EQ(s.error, std::string(379, 'x'));
-  EXPECT_EQ(s.collectives[0].op, std::string(15, 'x'));
+  EXPECT_EQ(s.collectives[0].op, std::string(23, 'x'));
   EXPECT_EQ(s.collectives[0].site, std::string(23, 'x'));
   EXPECT_EQ(memory.read(1).changes, 0u);
 }

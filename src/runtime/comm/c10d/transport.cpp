@@ -171,9 +171,9 @@ class Link {
 
 // One slot per rank: the length, and the message if it fits. Otherwise a second round has slots for the longest
 // message.
-std::vector<std::string> exchange_over(Link& link, std::string_view mine, std::uint64_t sequence,
-                                       milliseconds timeout) {
-  const Call call{"exchange"};
+std::vector<std::string> all_gather_bytes_over(Link& link, std::string_view mine, std::uint64_t sequence,
+                                               milliseconds timeout) {
+  const Call call{"all_gather_bytes"};
   const std::int64_t size = link.size(), length = static_cast<std::int64_t>(mine.size());
   auto slots = at::zeros({size * kSlot}, at::kByte), slot = at::zeros({kSlot}, at::kByte);
   auto* const bytes = static_cast<char*>(slot.mutable_data_ptr());
@@ -250,10 +250,10 @@ class C10d final : public Transport {
                  [out, in](Step& step) { step.all_to_all(bytes_of(out), bytes_of(in)); });
   }
 
-  std::vector<std::string> exchange(std::string_view mine) override {
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override {
     std::vector<std::string> messages;
-    start({"exchange"}, [&](Step& step) {
-      messages = exchange_over(*step.link, mine, step.sequence, step.timeout);
+    start({"all_gather_bytes"}, [&](Step& step) {
+      messages = all_gather_bytes_over(*step.link, mine, step.sequence, step.timeout);
     })->wait();
     return messages;
   }
@@ -345,7 +345,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
   // Gathers the location of every rank, and a unique key for this Communicator in the group's store.
   std::random_device random;
   const auto key = base::join("zero/failure/", random(), "-", random());
-  const auto hosts = exchange_over(*link, key + "\n" + host_name(), 0, timeout);
+  const auto hosts = all_gather_bytes_over(*link, key + "\n" + host_name(), 0, timeout);
   link->use_key(hosts[0].substr(0, hosts[0].find('\n')));
   const auto host_of = [&](int r) {
     const auto& text = hosts[static_cast<std::size_t>(r)];

@@ -29,7 +29,7 @@ using std::chrono::milliseconds;
 // How long the destructor waits until peers have received what this rank sent.
 constexpr milliseconds kFarewell{2000};
 
-constexpr const char* kExchange = "exchange";
+constexpr const char* kAllGatherBytes = "all_gather_bytes";
 // Maximum number of concurrent groups including the run: 6 bits of a tag.
 constexpr int kMostGroups = 64;
 // Bytes of a control message that need no second round, and of the slot that holds it.
@@ -178,7 +178,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     const HoldBrokenPipe hold;
     const int tag = tag_ | (second_ ? 1 : 0);
     peer = channel_->identity.rank_in_run(peer);
-    if (sends && call_.op != kExchange && lane_->elsewhere(peer)) channel_->bytes_across += bytes.nbytes();
+    if (sends && call_.op != kAllGatherBytes && lane_->elsewhere(peer)) channel_->bytes_across += bytes.nbytes();
     try {
       messages_.push_back(
           {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
@@ -434,12 +434,12 @@ void Messenger::on_failure(std::function<void(const PeerFailure&)> callback) {
   if (callback) lane->on_failure.emplace(channel_.get(), std::move(callback));
 }
 
-std::shared_ptr<MessageWork> Messenger::begin_exchange() { return begin({kExchange, at::kByte, 0, -1}); }
+std::shared_ptr<MessageWork> Messenger::begin_all_gather_bytes() { return begin({kAllGatherBytes, at::kByte, 0, -1}); }
 
 // One slot per rank: the length, and the message if it fits, so that barriers and most control messages need one round.
 // Longer messages follow in a second round.
-std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
-                                  std::string_view mine) {
+std::vector<std::string> all_gather_bytes(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
+                                          std::string_view mine) {
   std::vector<std::string> messages(ranks.size());
   messages[own] = mine;
   auto slots = at::zeros({static_cast<std::int64_t>(ranks.size()), kSlot}, at::kByte);

@@ -47,7 +47,7 @@ class Messenger {
 
   // Starts the next collective. CommError at once if the run has failed.
   std::shared_ptr<MessageWork> begin(Call call);
-  std::shared_ptr<MessageWork> begin_exchange();
+  std::shared_ptr<MessageWork> begin_all_gather_bytes();
   void set_timeout(std::chrono::milliseconds timeout);
   // Tells all ranks of the run that its `rank` failed.
   void abort(int rank, const std::string& reason) noexcept;
@@ -59,7 +59,7 @@ class Messenger {
 
   // The nodes of the ranks; empty unless ranks are numbered host by host.
   const net::NodeTopology& hosts() const;
-  // Payload, without exchanges, that this rank has sent to other hosts; to all ranks if hosts are unknown.
+  // Payload, without control messages, that this rank has sent to other hosts; to all ranks if hosts are unknown.
   std::uint64_t bytes_across_hosts() const;
 
  private:
@@ -80,7 +80,7 @@ std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, std::chro
 
 // Sends one message of any length from each of `ranks` (this rank is number `own`) to each, and waits. Returns them in
 // the order of `ranks`.
-std::vector<std::string> exchange(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
-                                  std::string_view mine);
+std::vector<std::string> all_gather_bytes(MessageWork& work, const std::vector<int>& ranks, std::size_t own,
+                                          std::string_view mine);
 
 }  // namespace zero::comm

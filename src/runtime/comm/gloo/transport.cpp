@@ -120,9 +120,10 @@ class Gloo : public Transport {
     return op;
   }
 
-  std::vector<std::string> exchange(std::string_view mine) override {
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override {
     if (size() == 1) return {std::string(mine)};
-    return comm::exchange(*messenger_->begin_exchange(), all_ranks(), static_cast<std::size_t>(rank()), mine);
+    return comm::all_gather_bytes(*messenger_->begin_all_gather_bytes(), all_ranks(), static_cast<std::size_t>(rank()),
+                                  mine);
   }
 
   void abort(const std::string& reason) noexcept override {

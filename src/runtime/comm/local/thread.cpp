@@ -273,11 +273,11 @@ class ThreadTransport final : public Transport {
     });
   }
 
-  std::vector<std::string> exchange(std::string_view mine) override {
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override {
     std::vector<std::string> messages;
     Posted posted;
     posted.message = mine;
-    begin({"exchange"}, std::move(posted), [&messages](const Operation& all) {
+    begin({"all_gather_bytes"}, std::move(posted), [&messages](const Operation& all) {
       for (const auto& p : all.posted) messages.push_back(p.message);
     })->wait();
     return messages;

@@ -285,7 +285,7 @@ class Nccl : public Transport {
     return work;
   }
 
-  std::vector<std::string> exchange(std::string_view mine) override {
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override {
     auto lengths = at::empty({size()}, at::kLong),
          own_length = at::full({1}, static_cast<std::int64_t>(mine.size()), at::kLong);
     all_gather(lengths, own_length, {})->wait();

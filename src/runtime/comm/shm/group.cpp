@@ -51,9 +51,9 @@ const char* op_name(Op op) {
     case Op::AllToAll:
       return "all_to_all";
     case Op::Exchange:
-      return "exchange";
+      return "all_gather_bytes";
     case Op::Scattered:
-      return "reduce_scattered";
+      return "peer_reduce_scatter";
   }
   return "nothing";
 }

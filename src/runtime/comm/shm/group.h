@@ -28,7 +28,7 @@ struct Announcement {
   std::uint64_t sequence = 0;
   Op op = Op::None;
   std::int32_t dtype = 0;  // at::ScalarType
-  std::int64_t numel = 0;  // of the larger side; 0 for an exchange
+  std::int64_t numel = 0;  // of the larger side; 0 for all_gather_bytes
   std::int32_t root = -1;
   std::uint32_t without_own = 0;        // 1: the payload omits this rank's own part
   std::uint64_t offset = 0, bytes = 0;  // this rank's payload in its arena

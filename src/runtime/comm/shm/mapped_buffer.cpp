@@ -32,7 +32,7 @@ struct OwnEpoch {
   const std::shared_ptr<std::vector<Epoch>> peers = std::make_shared<std::vector<Epoch>>();  // excluding this rank's
   explicit OwnEpoch(std::shared_ptr<SharedPieces> all) : pieces(std::move(all)), epoch(pieces->begin()) {}
   ~OwnEpoch() { pieces->end(epoch, peers); }
-  void tell(std::uint64_t more) const { pieces->tell(epoch, more); }
+  void advance(std::uint64_t more) const { pieces->advance(epoch, more); }
   OwnEpoch(const OwnEpoch&) = delete;
   OwnEpoch& operator=(const OwnEpoch&) = delete;
 };
@@ -69,18 +69,18 @@ class Vector final : public SymmetricBuffer {
         shard, {shard_numel},
         [pieces = place.pieces, piece, peers = mine_->peers](void*) { pieces->give(piece, peers); }, options);
 
-    struct Told {
+    struct Placed {
       std::uint64_t shard, number, begin;
     };
-    const Told mine{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin};
-    const auto all = place.exchange({reinterpret_cast<const char*>(&mine), sizeof mine});
-    std::vector<Told> told_by(all.size());
+    const Placed mine{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin};
+    const auto all = place.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine});
+    std::vector<Placed> placed(all.size());
     for (int rank = 0; rank < identity_.size; ++rank) {
-      Told& told = told_by[rank];
-      ZERO_CHECK(all[rank].size() == sizeof told, "rank ", identity_.rank_in_run(rank), " shared something else");
-      std::memcpy(&told, all[rank].data(), sizeof told);
-      auto* const number = const_cast<std::byte*>(group_->base(rank) + told.number);
-      if (rank != identity_.rank) mine_->peers->push_back({reinterpret_cast<Epoch::Number*>(number), told.begin});
+      Placed& its = placed[rank];
+      ZERO_CHECK(all[rank].size() == sizeof its, "rank ", identity_.rank_in_run(rank), " shared something else");
+      std::memcpy(&its, all[rank].data(), sizeof its);
+      auto* const number = const_cast<std::byte*>(group_->base(rank) + its.number);
+      if (rank != identity_.rank) mine_->peers->push_back({reinterpret_cast<Epoch::Number*>(number), its.begin});
     }
     const std::size_t total = bytes * static_cast<std::size_t>(identity_.size);
     auto* const at =
@@ -88,18 +88,18 @@ class Vector final : public SymmetricBuffer {
     if (at == MAP_FAILED) fail_to_map("reserving", up(total));
     auto owner = std::make_shared<Whole>(at, up(total), mine_);
     for (int rank = 0; rank < identity_.size; ++rank) {
-      const Told& told = told_by[rank];
+      const Placed& its = placed[rank];
       const std::byte* const base = group_->base(rank);
       const std::size_t begin = rank * bytes, end = begin + bytes;
       const std::size_t first = std::min(up(begin), end), last = std::max(down(end), first);
       const auto edge = [&](std::size_t from, std::size_t to) {
-        if (from < to) edges_.push_back({at + from, base + told.shard + (from - begin), to - from});
+        if (from < to) edges_.push_back({at + from, base + its.shard + (from - begin), to - from});
       };
       edge(begin, first);
       edge(last, end);
       if (first == last) continue;
       // With an old size of zero, mremap(2) maps the same shared pages a second time.
-      auto* const source = const_cast<std::byte*>(base + told.shard + (first - begin));
+      auto* const source = const_cast<std::byte*>(base + its.shard + (first - begin));
       if (::mremap(source, 0, last - first, MREMAP_MAYMOVE | MREMAP_FIXED, at + first) == MAP_FAILED ||
           ::mprotect(at + first, last - first, PROT_READ) != 0)
         fail_to_map("mapping", last - first);
@@ -114,11 +114,11 @@ class Vector final : public SymmetricBuffer {
     announcement_.numel = shard_numel * identity_.size;
   }
 
-  ~Vector() override { mine_->tell(Epoch::kGivenUp); }
+  ~Vector() override { mine_->advance(Epoch::kGivenUp); }
 
   void publish() override {
     ++published_;
-    mine_->tell(Epoch::kPublication);
+    mine_->advance(Epoch::kPublication);
   }
 
   void wait() override {

@@ -17,7 +17,7 @@ struct VectorPlace {
   std::shared_ptr<Group> group;  // keeps the peers' arenas mapped
   std::shared_ptr<SharedPieces> pieces;
   const net::ProcessInfo* identity;  // copied from the transport
-  std::function<std::vector<std::string>(std::string_view)> exchange;
+  std::function<std::vector<std::string>(std::string_view)> all_gather_bytes;
 };
 
 // Collective.

@@ -22,14 +22,14 @@ Epoch SharedPieces::begin() {
   return {new (arena_->take(sizeof(Epoch::Number))) Epoch::Number(0), 0};
 }
 
-void SharedPieces::tell(const Epoch& mine, std::uint64_t more) noexcept {
+void SharedPieces::advance(const Epoch& mine, std::uint64_t more) noexcept {
   if (::getpid() != pid_) return;
   mine.number->fetch_add(more, std::memory_order_acq_rel);
   group_->ring();
 }
 
 void SharedPieces::end(const Epoch& mine, Readers readers) noexcept {
-  tell(mine, Epoch::kGone);
+  advance(mine, Epoch::kGone);
   leave({nullptr, mine.number, mine.begin, std::move(readers)});
 }
 

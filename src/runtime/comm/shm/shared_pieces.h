@@ -29,12 +29,12 @@ struct Epoch {
   std::uint64_t begin = 0;
 
   // published() and given_up() are valid only for ranks that still read the vector.
-  std::uint64_t published() const { return told() % kGone / kPublication; }
-  bool given_up() const { return told() % kPublication == kGivenUp; }
-  bool gone() const { return told() >= kGone; }
+  std::uint64_t published() const { return value() % kGone / kPublication; }
+  bool given_up() const { return value() % kPublication == kGivenUp; }
+  bool gone() const { return value() >= kGone; }
 
  private:
-  std::uint64_t told() const { return number->load(std::memory_order_acquire) - begin; }
+  std::uint64_t value() const { return number->load(std::memory_order_acquire) - begin; }
 };
 
 using Readers = std::shared_ptr<const std::vector<Epoch>>;
@@ -47,7 +47,7 @@ class SharedPieces {
   // A counter for a new vector.
   Epoch begin();
   // Adds kPublication, kGivenUp or, last of all, kGone to the counter and wakes the peers.
-  void tell(const Epoch& mine, std::uint64_t more) noexcept;
+  void advance(const Epoch& mine, std::uint64_t more) noexcept;
 
   // Frees the counter's slot when all `readers` are gone. Call after this rank's kGone.
   void end(const Epoch& mine, Readers readers) noexcept;

@@ -63,7 +63,7 @@ struct Operation {
   bool direct = false;
   bool has_own_part = false;  // of an all_gather
   Phase phase = Phase::Announced;
-  std::vector<std::string> messages;  // of an exchange
+  std::vector<std::string> messages;  // of all_gather_bytes
 };
 
 struct Slice {
@@ -103,14 +103,15 @@ class Rank {
 
   std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of);
   std::shared_ptr<Operation> begin(PeerReduce sum);
-  std::vector<std::string> exchange(std::string_view message);
+  std::vector<std::string> all_gather_bytes(std::string_view message);
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
   void stop(const std::string& reason, int rank) noexcept { group_->fail(reason, {}, rank); }
   std::optional<PeerFailure> failure() const { return group_->failure(); }
   const std::shared_ptr<Arena>& arena() const { return arena_; }
   shm::VectorPlace place() {
-    return {arena_, group_, pieces_, &identity_, [this](std::string_view message) { return exchange(message); }};
+    return {arena_, group_, pieces_, &identity_,
+            [this](std::string_view message) { return all_gather_bytes(message); }};
   }
   void set_timeout(std::chrono::milliseconds timeout) { group_->set_timeout(timeout); }
 
@@ -228,7 +229,7 @@ std::shared_ptr<Operation> Rank::begin(PeerReduce sum) {
   return operation;
 }
 
-std::vector<std::string> Rank::exchange(std::string_view message) {
+std::vector<std::string> Rank::all_gather_bytes(std::string_view message) {
   auto operation = std::make_shared<Operation>();
   operation->announced.op = Op::Exchange;
   make_room(operation->announced);
@@ -542,7 +543,7 @@ class ShmTransport final : public Transport {
   std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
     return begin(Op::AllToAll, std::move(out), std::move(in));
   }
-  std::vector<std::string> exchange(std::string_view mine) override { return rank_->exchange(mine); }
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override { return rank_->all_gather_bytes(mine); }
   void abort(const std::string& reason) noexcept override { rank_->stop(own_failure(reason), rank_in_run()); }
   void stop(const std::string& reason, int rank) noexcept override { rank_->stop(reason, rank); }
   std::optional<PeerFailure> failure() const override { return rank_->failure(); }
@@ -565,7 +566,7 @@ class ShmTransport final : public Transport {
   bool holds(const at::Tensor& tensor) const override {
     return rank_->arena()->holds(tensor.const_data_ptr(), tensor.nbytes());
   }
-  std::shared_ptr<Work> reduce_scattered(PeerReduce sum) override {
+  std::shared_ptr<Work> peer_reduce_scatter(PeerReduce sum) override {
     return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(sum)));
   }
   std::shared_ptr<SymmetricBuffer> share(std::int64_t shard_numel, c10::ScalarType dtype) override {

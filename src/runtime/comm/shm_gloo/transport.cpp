@@ -159,16 +159,16 @@ class ShmGloo final : public Transport {
     return start([this, work, out, in] { exchange_parts(*work, out, in); });
   }
 
-  std::vector<std::string> exchange(std::string_view mine) override {
-    auto work = messenger_->begin_exchange();
+  std::vector<std::string> all_gather_bytes(std::string_view mine) override {
+    auto work = messenger_->begin_all_gather_bytes();
     std::vector<std::string> messages;
     start([&] {
       std::string packed;
-      for (const auto& message : inside_->exchange(mine)) {
+      for (const auto& message : inside_->all_gather_bytes(mine)) {
         const std::uint64_t bytes = message.size();
         packed.append(reinterpret_cast<const char*>(&bytes), sizeof bytes).append(message);
       }
-      for (const auto& host : comm::exchange(*work, column_, static_cast<std::size_t>(host_), packed)) {
+      for (const auto& host : comm::all_gather_bytes(*work, column_, static_cast<std::size_t>(host_), packed)) {
         for (std::size_t at = 0; at < host.size();) {
           std::uint64_t bytes;
           std::memcpy(&bytes, host.data() + at, sizeof bytes);
