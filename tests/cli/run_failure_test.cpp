@@ -65,7 +65,7 @@ TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
     EXPECT_EQ(p.finish(), 6);
     EXPECT_TRUE(p.says("rank 1 of 3")) << p.err;
     EXPECT_TRUE(p.says("killed by signal " + std::to_string(number) + " (" + name + ")")) << p.err;
-    EXPECT_FALSE(p.says("lack of memory")) << p.err;
+    EXPECT_FALSE(p.says("memory ran out")) << p.err;
   }
 }
 

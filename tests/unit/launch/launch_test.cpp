@@ -283,7 +283,7 @@ TEST(Judgement, OutOfMemoryIsClaimedOnlyWithTheKernelsWord) {
   EXPECT_FALSE(find_root_cause(e).out_of_memory) << "another host's";
   e.out_of_memory = {false, true};
   const FailureReport r = find_root_cause(e);
-  EXPECT_EQ(r.cause, "killed by signal 9 (SIGKILL); the kernel ended it for lack of memory");
+  EXPECT_EQ(r.cause, "killed by signal 9 (SIGKILL); the kernel killed it because memory ran out");
   EXPECT_EQ(r.exit_code, 6);
   EXPECT_TRUE(r.out_of_memory);
   e.deaths = {killed(1, SIGSEGV)};
@@ -340,7 +340,7 @@ TEST(Judgement, ExitCodesOfTheLauncher) {
   EXPECT_EQ(exit_code_of(ended(0, 3)), 3);
   EXPECT_EQ(exit_code_of(ended(0, 125)), 125);
   EXPECT_EQ(exit_code_of(ended(0, 127)), 1);
-  EXPECT_EQ(exit_code_of(ended(0, 139)), 6) << "a shell's word for SIGSEGV";
+  EXPECT_EQ(exit_code_of(ended(0, 139)), 6) << "a shell's code for SIGSEGV";
   EXPECT_EQ(exit_code_of(ended(0, 255)), 1);
   EXPECT_EQ(exit_code_of(killed(0, SIGKILL)), 6);
   EXPECT_FALSE(is_failure(ended(0, 0)));
