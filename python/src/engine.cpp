@@ -1,4 +1,4 @@
-// Engine: calls of zero::Engine with Python's arguments. Its Python side is libzero/engine.py.
+// Bindings of zero::Engine; libzero/engine.py wraps them.
 #include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
@@ -31,7 +31,7 @@ class PyEngine {
   const Held& held() const { return *owned_.get("Engine"); }
   zero::Engine& engine() const { return *held().engine; }
 
-  // A call that computes, waits or communicates, and a range of that name in torch.profiler.
+  // Runs a call that computes, waits or communicates, with a range of that name in torch.profiler.
   template <class F>
   auto run(const char* range, F&& call) const {
     const auto held = owned_.get("Engine");
@@ -62,7 +62,7 @@ PyGathered gathered(const PyEngine& self, const std::optional<std::vector<std::s
           self.held().comm};
 }
 
-struct PyForward {  // Engine.__call__: Ctrl-C during the forward's gathers
+struct PyForward {  // Engine.__call__: handles Ctrl-C during all-gathers of the forward
   std::shared_ptr<zero::Communicator> comm;
   std::unique_ptr<InterruptScope> scope;
 };
@@ -78,7 +78,7 @@ py::dict summary_of(const zero::TraceSummary& s) {
                   py::arg("hidden") = s.hidden, py::arg("file") = s.file, py::arg("joined") = s.joined);
 }
 
-// Calls that wait for nobody, but may wait for this rank's own delayed update.
+// For calls that do not wait for other ranks, but may wait for this rank's delayed update.
 template <class Class, class Member>
 void local(Class& c, const char* name, Member member) {
   c.def(name, [member](const PyEngine& self) { return blocking(nullptr, [&] { return (self.engine().*member)(); }); });

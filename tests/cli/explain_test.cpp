@@ -197,7 +197,7 @@ TEST(Explain, LiveAgrees) {
 TEST(Explain, LiveInWords) {
   const auto outcome = explain({"stage", "3", "--live"}, {}, 60);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("The schedule is what happened"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("The run agrees with the schedule"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("all_gather"), std::string::npos) << outcome.out;
   for (const auto& line : lines(outcome.out)) EXPECT_LE(line.size(), 80u) << line;
 }
