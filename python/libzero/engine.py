@@ -150,7 +150,7 @@ class Engine:
         return StepResult(r.updated, r.overflow, r.grad_norm, r.loss_scale, r.lr, r.global_step)
 
     def discard_micro_batch(self) -> int:
-        """[collective] Drops the micro-batch that failed (forward or backward) on every rank; returns how many are left."""
+        """[collective] Drops the micro-batch that failed on every rank; returns how many micro-batches are left."""
         return self._native.discard_micro_batch()
 
     def flush(self) -> None:
