@@ -28,7 +28,7 @@ def run(*words, check=True):
 
 
 class Network:
-    """Hosts `a` and `b`; gone at the end."""
+    """Network namespaces as hosts `a` and `b`, removed at the end."""
 
     def __init__(self):
         self.names = {host: f"zb{os.getpid()}{host}" for host in "ab"}

@@ -1,4 +1,4 @@
-// Trains in two halves: saves after the first, goes on in a new engine. Run it again and it goes on from where it was:
+// Trains in two halves: saves a checkpoint after the first and resumes in a new engine. A second run resumes as well:
 //   zero run -n 2 resume DIR
 #include <zero/zero.h>
 

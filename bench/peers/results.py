@@ -148,7 +148,7 @@ def ratios(entries):
     rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
     rows += [(f"stage {s} / DDP, bf16 parameters", f"zero{s}", "ddpbf16", "step") for s in range(4)]
     rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
-    # What compute leaves: nobody can be further below a peer than this.
+    # The lower bound set by computation: no ratio to a peer can be below this.
     rows += [(f"floor: (compute + AdamW share) / {text}", "floor", name, "step") for text, name in [
         ("DDP", "ddp"), ("DDP, bf16 parameters", "ddpbf16"), ("FSDP2", "fsdp2"), ("DeepSpeed stage 3", "ds3")]]
     rows += [("stage 3 / stage 0", "zero3", "zero0", "step"), ("all states in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu", "step"),
@@ -221,7 +221,7 @@ def summary(folder, kept=None):
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
-            if one["gradient_clipping"] in clippings:  # figures of another recipe do not stand beside these
+            if one["gradient_clipping"] in clippings:  # do not mix figures of different recipes
                 found["sizes"].setdefault(size, one)
         for part in ("optimizers", "collectives"):
             found[part] = found[part] or kept[part]
