@@ -149,7 +149,7 @@ TEST(Explain, AConfigurationAsItIs) {
   EXPECT_EQ(d["recipe"], "bf16");
   EXPECT_EQ(
       document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
-  // Those of the seed, with models and worlds of their own.
+  // DeepSpeed's examples, each with a model and a world size.
   int read = 0;
   for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/deepspeed-examples")) {
     if (entry.path().extension() != ".json") continue;

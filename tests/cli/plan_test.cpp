@@ -211,7 +211,7 @@ TEST(PlanCommand, AFileIsLookedAtAsItIs) {
   EXPECT_NE(ask(machine).out.find("given    stage 2, device "), std::string::npos);
   const auto at_rest = free["memory"]["host"]["rest_bytes"].get<long>();
 
-  // Budgets that a rank cannot keep are refused with the smallest that works, and so are all plans beside.
+  // Budgets that cannot be met are refused with the smallest feasible one; so are all plans of the comparison.
   write(R"("host": )" + std::to_string(at_rest / 2) + ", ");
   const auto tight = document(machine)["configured"];
   EXPECT_FALSE(tight["fits"]);

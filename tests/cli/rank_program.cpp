@@ -115,7 +115,7 @@ void act(const std::string& action, const std::string& value) {
       sleep(600);
       _exit(0);
     }
-  } else if (action == "daemon") {  // a grandchild in a session of its own
+  } else if (action == "daemon") {  // a grandchild in a new session
     if (fork() == 0) {
       if (fork() == 0) {
         setsid();

@@ -181,7 +181,7 @@ TEST(RunFailure, InterruptDoesNotWaitForTheGrace) {
   EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
 }
 
-// The terminal signals its foreground group: the launcher's, not the ranks', which are told once.
+// The terminal signals its foreground process group, which is the launcher's; the launcher notifies the ranks once.
 TEST(RunFailure, ControlCOnATerminal) {
   int terminal = -1;
   const std::vector<std::string> words =
@@ -239,7 +239,7 @@ TEST(RunFailure, ARankThatEndsTooEarlyIsNamed) {
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
 }
 
-// The second one ends ranks that ignore everything; the first was told to the reader before it.
+// The second interrupt kills ranks that ignore all signals; the first was reported before it.
 TEST(RunFailure, SecondInterruptKillsAtOnce) {
   Job p({"-n", "3"}, {"ignore=2", "ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));

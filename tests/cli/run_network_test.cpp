@@ -253,7 +253,7 @@ TEST_F(RunNetwork, ALinkThatGoesDownIsAnErrorInTime) {
   HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment({"ZERO_TIMEOUT_S=8"}));
   ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
   network.take_link_down();
-  // 8 s for the collective, 20 s for a connection without answers; then the grace.
+  // 8 s for the collective, 20 s for a connection without replies; then the grace period.
   EXPECT_EQ(p.finish(60), 6) << p.err;
   EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
   EXPECT_TRUE(p.says("\n  error        ")) << p.err;

@@ -318,7 +318,7 @@ TEST(Train, MistakesAreNamedOnce) {
     EXPECT_EQ(o.out, "");
   }
   EXPECT_FALSE(fs::exists(place.folder + "/out"));
-  // Both ranks fail alike; one of them says so.
+  // Both ranks fail with the same error; only one of them prints it.
   for (const Words& words : {cases[0].words, cases[4].words, cases[11].words}) {
     const Outcome o = run(2, words + out);
     EXPECT_EQ(o.code, 2) << o.err;

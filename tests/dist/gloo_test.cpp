@@ -245,7 +245,7 @@ TEST(Gloo, NamesAStoppedRank) {
     comm->barrier();
     comm->set_timeout(1s);
     if (rank == 1) {
-      // Something must wake it up again for the end of the test: a child of its own.
+      // A child process wakes it up again at the end of the test.
       const pid_t self = getpid();
       if (fork() == 0) {
         std::this_thread::sleep_for(6s);
@@ -391,7 +391,7 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
   }));
 }
 
-// What a launcher of torch's kind does: its own TCPStore holds the port that the ranks are told.
+// As torchrun does: the port that ranks are given belongs to a TCPStore of the launcher.
 TEST(Gloo, MeetsByTheStoreOfAnAgent) {
   int ports[2];
   ASSERT_EQ(pipe(ports), 0);

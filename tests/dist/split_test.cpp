@@ -235,7 +235,7 @@ TEST_P(Splits, ShareAFailure) {
   }
 }
 
-// Nobody comes to the call of one group; the other group and the run hear of it. Errors name both numbers of a rank.
+// A call of one group times out; the other group and the run get the error. Errors name both numbers of a rank.
 TEST_P(Splits, TellOfALateRankByItsNumberInTheRun) {
   on_four(GetParam(), [](Comm comm) {
     const int rank = comm->rank();

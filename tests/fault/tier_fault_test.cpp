@@ -288,7 +288,7 @@ TEST(Checksums, CanBeTurnedOff) {
   close(fd);
 }
 
-// Training whose file is changed behind its back does not go on with it.
+// Training stops if its offload file was changed by someone else.
 TEST(Checksums, TrainingStopsAtBytesThatChanged) {
   const TempFolder folder;
   auto setup = setup_in(folder.text(), 1);

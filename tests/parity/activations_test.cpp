@@ -232,7 +232,7 @@ TEST(Activations, OfTwoEnginesInAThreadEachKeepsItsOwn) {
   plain->backward(loss_b + loss_b2);
   first->backward(loss_a);
   third->backward(loss_c);
-  // Behind backward nobody's tensors leave.
+  // After backward no tensors are offloaded.
   auto leaf = at::randn({4096}).requires_grad_();
   auto kept = (leaf * 2).tanh();
   EXPECT_EQ(host(*first) + host(*third), 2 * of_a);

@@ -90,7 +90,7 @@ TEST(DeepSpeedConfigurations, RunAndAgreeOverStagesAndTiers) {
   EXPECT_GE(offloaded, 2);
 }
 
-// The scale the fp16 file asks for: 2^32 at first, and halved by overflow alone.
+// The loss scale of the fp16 file: 2^32 at first, and halved only by overflow.
 TEST(DeepSpeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
   auto options = Options::from_file(kFolder + "gpt2-squad-zero1-as-logged.json");
   const auto result = train(options.with(completed(options)), 4);

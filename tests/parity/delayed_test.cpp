@@ -33,7 +33,7 @@ struct Row {
 // One step's number of rank 0, whose forward used the parameters as they were.
 struct Seen {
   std::vector<Row> rows;
-  std::vector<std::string> hashes;  // after a flush, where one was asked for
+  std::vector<std::string> hashes;  // after a flush, if requested
   std::string last;
 };
 
@@ -254,7 +254,7 @@ TEST(Delayed, ACheckpointFlushes) {
         }
         engine.save_checkpoint(folder() + "/checkpoints", device);
         at_save = engine.state_hash();
-        // Goes on, with an update on its way when the state is replaced by the older one.
+        // Continues; an update is in flight when the state is replaced by the older one.
         for (int step = 5; step < 7; ++step) {
           engine.backward(loss_of(task, *module, comm->rank(), step, at::kBFloat16));
           engine.step();

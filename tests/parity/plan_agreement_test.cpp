@@ -207,8 +207,7 @@ std::vector<Case> thread_cases() {
         c.shape = kShapes[(k + k / 4) % 4], c.stage = stage, c.world = world, c.recipe = recipe;
         if (stage >= 1 && k % 3 == 1) c.optimizer = k % 2 == 0 ? "cpu" : "nvme";
         if (stage == 3 && k % 4 >= 2) c.parameters = k % 2 == 0 ? "cpu" : "nvme";
-        // Where little is kept, libtorch's own scratch for a product of 16-bit matrices, up to 0.1 MB, must stay small
-        // beside.
+        // libtorch's workspace of a 16-bit matrix product, up to 0.1 MB, must be small compared with the activations.
         if (k % 5 == 3) c.segments = k % 2 == 0 ? c.shape.layers : 2, c.batch = 16;
         if (k % 7 == 4) c.accumulation = 2;
         ++k;

@@ -181,7 +181,7 @@ void on_shared_memory(int world, const std::vector<Case>& cases) {
   }));
 }
 
-// In a process of its own, so that this one stays without torch's threads.
+// In a child process, so that this one has no threads of torch.
 void on_threads(int world, const std::vector<Case>& cases) {
   expect_agreement(fork_ranks(
       1,
@@ -218,7 +218,7 @@ TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
       {{"", 3, R"(, "stage3_max_reuse_distance": 1000000000)"}, {"", 3}},
       {{"", 3, R"(, "reduce_bucket_size": 5000)"}, {"", 3}},
   };
-  // By threads: what is mapped is gathered alike whether or not it is kept.
+  // Ranks as threads: all-gathers are the same whether or not units stay unsharded.
   expect_agreement(fork_ranks(1, [&](int) {
     run_ranks(2, [&](Comm comm) {
       at::set_num_threads(1);

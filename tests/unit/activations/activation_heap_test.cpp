@@ -158,7 +158,7 @@ TEST_F(Fragmentation, OneBufferKeepsFreeMemoryInOnePiece) {
   // A request for a fifth of what is free finds no place.
   EXPECT_LT(static_cast<double>(scattered[0].largest), 0.2 * static_cast<double>(scattered[0].unused))
       << scattered[0].largest << " of " << scattered[0].unused;
-  // A request for nine tenths of it does, after every step alike.
+  // A request for nine tenths of it succeeds, after every step.
   for (std::size_t k = 0; k < slab.size(); ++k) {
     EXPECT_EQ(slab[k].largest, slab[0].largest) << "step " << k;
     EXPECT_GT(static_cast<double>(slab[k].largest), 0.9 * static_cast<double>(slab[k].unused))

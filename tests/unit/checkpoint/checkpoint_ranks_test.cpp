@@ -138,7 +138,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
           failed += code != 0;
           ++strikes;
         }
-        // What is newest loads; the engine that could not save goes on all the same.
+        // The newest checkpoint loads, and the engine that could not save continues.
         Trained fresh(comm, 1);
         const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
         if (tag == "old")

@@ -125,7 +125,7 @@ TEST(ConfigText, WhatIsTooDeepIsCalledSo) {
     EXPECT_EQ(set.find("wrong-type"), std::string::npos) << set;
     EXPECT_NE(set.find("--set:1:"), std::string::npos) << set;
   }
-  // What is no JSON at all is a word, as before.
+  // Text that is not JSON is a word, as before.
   EXPECT_EQ(error_of(batch + "}", {{"optimizer.type", "AdamW", "CLI"}}), "");
 }
 

@@ -138,10 +138,10 @@ TEST(CheckpointCrash, EveryCallFailing) {
         }
         if (fs::exists(folder.path() / "root")) {
           const bool arrived = check_after(scene, folder, label);
-          // Success is never claimed for a checkpoint that is not there.
+          // Success is never reported without a checkpoint.
           EXPECT_TRUE(code != 0 || arrived) << label;
-          // What may fail unseen: removing what nobody needs any more, closing what was only read,
-          // making a parent directory (opening the one wanted tells).
+          // These may fail without an error: removing obsolete files, closing files that were only read, creating a
+          // parent directory (opening the target reports it).
           const auto call = files.struck_call();
           const bool asked_again = error == EINTR && (call == "pwrite" || call == "pread" || call == "fallocate");
           const bool replacing = scene.tag == "same";

@@ -190,7 +190,7 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   }
   EXPECT_EQ(std::memcmp(reader.read(file.tensors[0], file.tensors[0].parts[0]), small.data(), 3), 0);
   reader.finish();
-  // Aligned for whoever maps it.
+  // Aligned for readers that map the file.
   const auto header = read_header(root.open_file("f"));
   EXPECT_EQ(header.data_begin % 4096, 0u);
   for (const auto& entry : header.tensors)
@@ -284,7 +284,7 @@ TEST(CheckpointManifest, RoundTrip) {
   EXPECT_EQ(back.missed_steps, m.missed_steps);
 }
 
-// A run whose program set nothing is saved as readers of version 1 know it.
+// A run whose program set nothing is saved in version 1 of the format.
 TEST(CheckpointManifest, WhatAProgramSetNeedsANewerReader) {
   auto m = some_manifest();
   EXPECT_EQ(nlohmann::json::parse(manifest_text(m))["min_reader"], 2);

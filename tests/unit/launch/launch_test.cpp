@@ -242,7 +242,7 @@ Death killed(int rank, int signal, double at = 0) {
 
 TEST(Judgement, PeerLossIsCollateralWhateverItsCode) {
   Evidence e = evidence(4);
-  // 0: our exit code; 1: a program with a code of its own; 3: nobody caught the error; 2: the reason.
+  // 0: libzero's exit code; 1: a program with its own exit code; 3: an uncaught error; 2: the root cause.
   e.pages[1].error_code = e.pages[3].error_code = 6;
   e.deaths = {ended(0, 6, 0.1), ended(1, 1, 0.2), killed(3, SIGABRT, 0.3), ended(2, 42, 0.4)};
   const FailureReport r = find_root_cause(e);

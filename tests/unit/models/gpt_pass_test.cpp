@@ -12,7 +12,7 @@
 namespace models {
 namespace {
 
-// "0", "2+3": parameters that operators read. Tensors that were let go of are checked to have been there.
+// "0", "2+3": parameters that operators read. Released tensors must have been allocated before.
 class Listener final : public PassListener {
  public:
   void allocated(std::int64_t tensor, std::int64_t bytes) override {

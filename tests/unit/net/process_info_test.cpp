@@ -135,7 +135,7 @@ TEST(ProcessInfo, Slurm) {
 }
 
 TEST(ProcessInfo, SlurmTasksOfThisNode) {
-  // The step's own list is nearer to the truth than what the job asked for.
+  // The step's list is more accurate than the job's request.
   auto uneven =
       with(without(kSlurm, "SLURM_NTASKS_PER_NODE"),
            {{"SLURM_NNODES", "3"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"}, {"SLURM_TASKS_PER_NODE", "8(x3)"}});

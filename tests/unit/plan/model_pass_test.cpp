@@ -25,7 +25,7 @@ PlanModel model_of(Describe pass) {
   return model;
 }
 
-// Writes down what it is told.
+// Records all events.
 class Recorder final : public PassSink {
  public:
   explicit Recorder(bool gpu = false) : gpu_(gpu) {}

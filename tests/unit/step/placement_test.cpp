@@ -92,7 +92,7 @@ TEST(Placement, OptimizerStatesLeaveFirstAndNoMoreThanNeeded) {
     moved += placement.optimizer == Tier::Host;
   }
   EXPECT_EQ(moved, 1);
-  // Its parameter was its own master: now it has one of its own, on the host.
+  // The parameter was also the master; now there is a separate master on the host.
   EXPECT_EQ(plan.need->total(Tier::Host), 2048 * (4 + 8 + 4));
 }
 

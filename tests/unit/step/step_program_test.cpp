@@ -62,8 +62,8 @@ TEST(StepFacts, AStageIsWhatRestsSharded) {
   }
 }
 
-// Two dense units on four ranks, one of experts on an axis of two, one on an axis of one rank: each group is gathered
-// and reduced among the ranks of its own axis, and what one rank has alone is sent to nobody.
+// Two dense units on four ranks, one of experts on an axis of two, one on an axis of one rank: each group is unsharded
+// and reduced among the ranks of its axis, and nothing is sent on an axis of one rank.
 TEST(StepFacts, EveryGroupHasItsAxis) {
   RunTopology topology;
   topology.axes = {{.name = "dp", .size = 4}, {.name = "edp2", .size = 2}, {.name = "edp1", .size = 1}};

@@ -101,7 +101,7 @@ TEST_P(FileFaults, AShortInterruptedOrRefusedRequestIsSentAgain) {
   const TempFolder disk, memory(On::Memory);
   for (const Fault fault : {Fault{0, 4096}, Fault{0, 5000}, Fault{0, 100}, Fault{EINTR}, Fault{EAGAIN}}) {
     for (int n = 1; n <= kMostRequests; ++n) {
-      // Only a disk minds where the rest begins.
+      // The alignment of the remainder matters only on a disk.
       const auto& folder = fault.at_most == 5000 && n % 5 == 0 ? disk : memory;
       SCOPED_TRACE(testing::Message() << "request " << n << ", errno " << fault.error << ", at most " << fault.at_most);
       const auto outcome = run_with(GetParam(), std::make_shared<NthRequest>(n, fault), folder.text());
