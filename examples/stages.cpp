@@ -1,4 +1,4 @@
-// What the four stages hold and send, on four ranks that are threads of this process: no launcher, no second process.
+// Prints what the four stages store and send, on four ranks that are threads of this process, without a launcher.
 // The state's hash is the same at every stage.
 #include <zero/zero.h>
 
