@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
         [] { return torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1)); });
     zero::Engine engine(model, options, comm);
     try {
-      const auto tag = engine.load_checkpoint(dir);  // the newest whole one
+      const auto tag = engine.load_checkpoint(dir);  // the newest complete one
       if (comm->rank() == 0)
         std::printf("going on from %s at step %ld\n", tag.c_str(), static_cast<long>(engine.global_step()));
     } catch (const zero::Error& error) {

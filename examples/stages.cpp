@@ -30,7 +30,7 @@ int main() {
       const auto hash = engine.state_hash();
       using Memory = zero::MemoryReport;
       const auto memory = engine.memory();
-      double at_rest = 0;  // without the buffers that wait for their next use
+      double at_rest = 0;  // without idle buffers
       for (const auto purpose : {Memory::Purpose::Parameters, Memory::Purpose::Gradients,
                                  Memory::Purpose::OptimizerStates, Memory::Purpose::MasterParameters})
         at_rest += static_cast<double>(memory.current(Memory::Tier::Device, purpose));

@@ -1,11 +1,11 @@
-"""What script/compare measured, as one document (schema zero.compare/2): the arithmetic behind docs/performance.md, no text.
+"""Results of script/compare as one document (schema zero.compare/2): the figures of docs/performance.md.
 
-FOLDER/SIZE/round-N/ holds one file a configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
+FOLDER/SIZE/round-N/ has one file per configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
 peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/optimizer/ the updates
 alone (`zero bench optimizer --json` and adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
 
-A figure of several rounds is the median of the rounds' own figures, and a ratio the median of the rounds' ratios: the machine
-has phases, and only what was measured within one round may be divided. Steps of different rounds are never pooled.
+A figure of several rounds is the median of the rounds' figures, and a ratio the median of the rounds' ratios: the
+machine's speed varies, so only figures of one round may be divided. Steps of different rounds are never pooled.
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""What the tests share: small models, one configuration, programs that run in other processes."""
+"""Shared by the tests: small models, a configuration, programs that run in other processes."""
 
 import os
 import subprocess

@@ -213,7 +213,7 @@ std::vector<Case> thread_cases() {
         ++k;
         all.push_back(c);
       }
-  // What else decides.
+  // Other options with an effect.
   const auto add = [&](std::size_t shape, int stage, int world, const char* recipe, const char* more) -> Case& {
     Case c;
     c.shape = kShapes[shape], c.stage = stage, c.world = world, c.recipe = recipe, c.more = more;
@@ -226,7 +226,7 @@ std::vector<Case> thread_cases() {
   add(3, 3, 2, "bf16", R"(, "stage3_prefetch_bucket_size": 0)");
   auto& tiles = add(0, 3, 2, "fp32", R"(, "sub_group_size": 20000)");
   tiles.optimizer = tiles.parameters = "nvme";
-  // Checkpoints that wait elsewhere.
+  // Checkpoints on other tiers.
   for (const int stage : {1, 3}) {
     auto& host = add(3, stage, 2, "fp32", "");
     host.segments = 6, host.batch = 16, host.checkpoints = R"(, "cpu_checkpointing": true)";
@@ -234,7 +234,7 @@ std::vector<Case> thread_cases() {
     file.segments = 3, file.batch = 16;
     file.keys = R"(, "libzero": {"activation_file_path": ")" + folder() + "\"}";
   }
-  // Budgets, which move what no key places.
+  // Budgets, which move states without an explicit tier.
   const auto budget = [&](std::size_t shape, int stage, int world, const char* recipe, const std::string& memory) {
     add(shape, stage, world, recipe, "").keys = R"(, "memory": {)" + memory + R"(, "nvme_path": ")" + folder() + "\"}";
   };
@@ -295,9 +295,9 @@ void write_table() {
   for (const auto& row : rows()) out << row << "\n";
 }
 
-// Processes of one host sum gradients where they lie, and a group that is summed before the next is ready gives its
-// memory back at once: from stage 2 on one group, at stage 1 every group whose sum goes to the host. The plan counts on
-// none that is; so many bytes less are as good.
+// Processes of one host sum gradients in place, and a group that is summed before the next is ready frees its memory
+// immediately: from stage 2 on one group, at stage 1 every group whose sum is copied to the host. The plan assumes that
+// none is freed early, so the measured value may be lower by that many bytes.
 std::uint64_t early(const Case& c) {
   if (c.transport != "shm" || c.stage == 0 || (c.stage == 1 && c.optimizer == "none")) return 0;
   const auto& s = c.shape;
@@ -346,7 +346,7 @@ void compare(const Case& c, const Measured& engine) {
   rows().push_back(row.str());
 }
 
-// First, for it forks.
+// Runs first, because it forks.
 TEST(PlanAgreement, OfProcesses) {
   const auto all = process_cases();
   for (const auto& c : all) {

@@ -198,7 +198,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
   EXPECT_GT(failed, 8);
 }
 
-// The whole job in a child: its rank 1 or rank 0 dies at call k, and all with it.
+// Runs the job in a child process, in which rank 1 or rank 0 kills all ranks at call k.
 TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
   for (const int stage : {1, 3}) {
     for (const int hit : {0, 1}) {

@@ -85,7 +85,7 @@ TEST(Hostfile, EveryOtherLineIsAnErrorWithItsPlace) {
   }
 }
 
-// Whatever the bytes: hosts, or a ConfigError; and what was accepted means the same when written again.
+// Any bytes result in hosts or a ConfigError; accepted hostfiles have the same meaning when written and read again.
 TEST(Hostfile, SurvivesRandomChanges) {
   std::mt19937 random(20260103);
   const std::string alphabet("wW09_-. \t\r\n#=:@,slot\0\xff", 25);
@@ -403,7 +403,7 @@ TEST(Hangs, SlowPhasesAndProgramsWithoutAPage) {
   EXPECT_FALSE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Load)}, {50, 50}, 10, 100));
   EXPECT_TRUE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Save)}, {101, 101}, 10, 100));
   EXPECT_FALSE(find_hang({StatusSnapshot(), StatusSnapshot()}, {1e6, 1e6}, 10, 100));
-  // One waits past the limit for another that saves: that one has the long limit.
+  // One rank waits longer than the limit for another that saves; the saving rank has the longer limit.
   auto waiting = page(1);
   waiting.collectives = {collective(5, CollectiveState::Inside)};
   EXPECT_FALSE(find_hang({waiting, page(1, StatusPhase::Save)}, {50, 50}, 10, 100));
@@ -440,7 +440,7 @@ void order_of_death(bool threads) {
     close(gates[i][1]);
     siginfo_t info{};
     waitid(P_PID, static_cast<id_t>(pids[static_cast<std::size_t>(i)]), &info, WEXITED | WNOWAIT);
-    // Threads are only as good as their scheduling: the next one dies when this one is known.
+    // Scheduling of threads is not deterministic, so the next one ends only after this end was recorded.
     while (threads && order.size() < static_cast<std::size_t>(kCount - i)) take();
   }
   while (order.size() < kCount) take();

@@ -89,7 +89,7 @@ TEST_P(Recipes, PeakActivationsAreThoseOfTheFormula) {
   }
 }
 
-// Away from the device: the inputs, one a segment, to the byte.
+// Offloaded from the device: one input per segment, exact to the byte.
 TEST_P(Recipes, InputsInHostMemoryAreOneASegment) {
   const std::int64_t element = GetParam() == "fp32" ? 4 : 2;
   for (const auto& one : cases()) {

@@ -77,7 +77,7 @@ TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
   });
 }
 
-// Until the slower rank has published, its peer waits; and then reads what it published.
+// A peer waits until the slower rank has published, and then reads the published values.
 TEST(ShmVector, WaitIsForAllPublications) {
   std::atomic<bool> waiting{false}, published{false};
   with_shm_threads(2, [&](const Comm& comm) {

@@ -1,4 +1,4 @@
-// A model that describes its forward and backward (PlanModel::pass), and what the planner makes of it.
+// A model that describes its forward and backward (PlanModel::pass), and the resulting plan.
 #include "plan/model_pass.h"
 
 #include <gtest/gtest.h>

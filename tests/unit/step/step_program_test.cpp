@@ -31,7 +31,7 @@ PlanModel small_gpt() {
   return cli::with_gpt_pass(model);
 }
 
-// Everything of a dry run, and the run.
+// All objects of a dry run, and the run itself.
 struct Training {
   Training(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation = 1,
            const Completion& completion = {})
@@ -98,7 +98,7 @@ TEST(StepFacts, EveryGroupHasItsAxis) {
   EXPECT_EQ((sent[{3, OpKind::Reduce}]), 0);
 }
 
-// The pace of peers decides when blocks come back: never more than a plan's peak, never less than the least.
+// Blocks are released depending on the timing of peers: never above a plan's peak, never below the minimum.
 TEST(StepProgram, ReductionsThatEndAtAnyTimeStayWithinThePlan) {
   std::mt19937 random(3);
   for (int stage = 0; stage <= 3; ++stage) {
@@ -168,7 +168,7 @@ TEST(StepProgram, ASecondGradientAfterTheReductionIsRefused) {
   EXPECT_THROW(run.dry.gradient(again, run.dry.make(run.parameters[again].numel * 4)), InternalError);
 }
 
-// A pass that fails with gradients arrived, held and on their way to a sum, under every way of keeping them.
+// A pass fails while gradients have arrived, are stored and are being reduced, for every kind of gradient storage.
 TEST(StepProgram, AFailedPassLeavesNothing) {
   for (const char* transport : {"thread", "shm"}) {
     for (const int stage : {0, 1, 2, 3}) {
