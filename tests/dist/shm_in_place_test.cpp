@@ -114,7 +114,7 @@ TEST(ShmInPlaceFailure, NamesAPeerThatGaveItsShardUpOrDied) {
     if (comm->rank() == 1) vector.reset();
     comm->barrier();
     if (comm->rank() == 1) return;
-    comm::group_of(*comm)->gather(*vector);  // what it had published
+    comm::group_of(*comm)->gather(*vector);  // the published values
     vector->publish();
     comm::group_of(*comm)->gather(*vector);
   });
