@@ -8,6 +8,8 @@
 # Core layers never see torch's headers: their include path has none. TORCH targets share one precompiled
 # <torch/torch.h>.
 option(ZERO_UNITY "Compile several sources of a layer as one; OFF shows missing includes" ON)
+# GCC takes a source of a unity file for a header.
+set(ZERO_UNITY_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 
 # file(CONFIGURE) leaves an unchanged file alone, so that configuring again compiles nothing.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/torch_pch.cpp CONTENT "// Owns the precompiled torch header.\n")
@@ -43,8 +45,8 @@ function(zero_layer name)
     zero_includes(zero_${name})
     set(batch 10)
   endif()
-  if(ZERO_UNITY)  # GCC takes a source of a unity file for a header
-    target_compile_options(zero_${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+  if(ZERO_UNITY)
+    target_compile_options(zero_${name} PRIVATE ${ZERO_UNITY_OPTIONS})
   endif()
   set_target_properties(zero_${name} PROPERTIES UNITY_BUILD ${ZERO_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()

@@ -10,6 +10,9 @@
 #       are targets that have to be built first.
 #   zero_test_entries()   at the end: writes tests/entries.txt of the build folder, a line an entry: name, program, filter.
 #
+# Files of tests are compiled several at once (ZERO_UNITY): what a file declares is in a namespace that ends in the file's
+# name, so names of two files do not clash. Three of four seconds that a file with torch takes are torch's templates.
+#
 # A suite belongs to one file of a program: two that share a name are an error here. Suites of TEST_P come with their
 # INSTANTIATE_TEST_SUITE_P in the same file. tests/entries_test.py asks every program for its cases, and compares.
 find_package(GTest QUIET)
@@ -76,7 +79,11 @@ function(zero_make_test_program name)
   if(ARG_NEEDS)
     add_dependencies(${name} ${ARG_NEEDS})
   endif()
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests
+    UNITY_BUILD ${ZERO_UNITY} UNITY_BUILD_MODE GROUP)
+  if(ZERO_UNITY)
+    target_compile_options(${name} PRIVATE ${ZERO_UNITY_OPTIONS})
+  endif()
   set_property(GLOBAL APPEND PROPERTY ZERO_TEST_PROGRAMS ${name})
 endfunction()
 
@@ -164,6 +171,11 @@ function(zero_test_file name)
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   zero_suites_of(${file} ${name} ${ARG_PROGRAM} filter)
   target_sources(${ARG_PROGRAM} PRIVATE ${file})
+  get_property(files GLOBAL PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM})
+  list(LENGTH files group)
+  math(EXPR group "${group} / 5")
+  set_property(GLOBAL APPEND PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM} ${file})
+  set_source_files_properties(${file} TARGET_DIRECTORY ${ARG_PROGRAM} PROPERTIES UNITY_GROUP tests_${group})
   # Sources shared by files of one program are compiled and linked once.
   get_target_property(there ${ARG_PROGRAM} SOURCES)
   foreach(source ${ARG_SOURCES})

@@ -72,7 +72,7 @@ struct PyCommunicator {
 };
 
 // RAII scope for calls that may wait for peers. On Python's main thread, if the interpreter cannot handle Ctrl-C within
-// a second because this thread waits in libzero, `comm` is aborted. The wait then throws, and KeyboardInterrupt is
+// half a second because this thread waits in libzero, `comm` is aborted. The wait then throws, and KeyboardInterrupt is
 // raised instead. A SIGINT handler installed by the program is not replaced. Constructed and destroyed with the GIL.
 class InterruptScope {
  public:

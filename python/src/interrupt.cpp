@@ -1,6 +1,6 @@
 // Ctrl-C during a wait. The interpreter's handler only records the signal and raises when the main thread returns to
 // Python, which may take long if it waits for a peer. In an InterruptScope the handler is chained: it wakes a thread,
-// and if the same scope is still open a second later, that thread aborts the communicator.
+// and if the same scope is still open half a second later, that thread aborts the communicator.
 #include <semaphore.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@
 namespace libzero {
 namespace {
 
-constexpr auto kPatience = std::chrono::milliseconds(1000);
+constexpr auto kPatience = std::chrono::milliseconds(500);
 
 struct Watch {
   std::mutex mutex;

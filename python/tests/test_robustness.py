@@ -231,8 +231,8 @@ INTERRUPTED = """
         engine.comm.barrier()
         print("went on")
     except KeyboardInterrupt:
-        seconds = time.monotonic() - at[0]  # 1.05 on an idle machine; without the interrupt 7.5
-        print("interrupted", seconds < 5, seconds)
+        seconds = time.monotonic() - at[0]
+        print("interrupted", seconds < 2, seconds)
     sys.stdout.flush()
     os._exit(0)
 """
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_ranks_as_threads() -> None:
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         libzero.run_ranks(2, body)
-    assert time.monotonic() - begin < 10  # 0.6 on an idle machine; without the interrupt it never ends
+    assert time.monotonic() - begin < 2.5
 
 
 def test_rank_threads_share_the_gil() -> None:

@@ -11,7 +11,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::activations_command_test {
 namespace {
 
 using nlohmann::json;
@@ -129,4 +129,4 @@ TEST(BenchActivations, LargerBatchesTheLessIsKept) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::activations_command_test

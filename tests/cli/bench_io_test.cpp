@@ -11,6 +11,7 @@
 #include "support/folder.h"
 #include "support/process.h"
 
+namespace bench_io_test {
 namespace {
 
 using nlohmann::json;
@@ -98,3 +99,4 @@ TEST(BenchIo, RefusesWhatItCannotMeasure) {
 }
 
 }  // namespace
+}  // namespace bench_io_test

@@ -10,6 +10,7 @@
 
 #include "support/process.h"
 
+namespace bench_test {
 namespace {
 
 using nlohmann::json;
@@ -386,3 +387,4 @@ TEST(BenchStages, UnderALauncherItUsesTheRanks) {
 }
 
 }  // namespace
+}  // namespace bench_test

@@ -8,7 +8,7 @@
 #include "support/process.h"
 #include "unit/formats/checkpoint_samples.h"
 
-namespace zero::test {
+namespace zero::test::checkpoint_command_test {
 namespace {
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
@@ -87,4 +87,4 @@ TEST(CheckpointCommand, RefusesWithTheRightCode) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::checkpoint_command_test

@@ -17,7 +17,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::doctor_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -272,4 +272,4 @@ TEST(Doctor, TableFitsTheWidth) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::doctor_test

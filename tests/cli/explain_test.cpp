@@ -11,7 +11,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::explain_test {
 namespace {
 
 using nlohmann::json;
@@ -203,4 +203,4 @@ TEST(Explain, LiveInWords) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::explain_test

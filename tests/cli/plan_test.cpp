@@ -9,7 +9,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::plan_test {
 namespace {
 
 using nlohmann::json;
@@ -289,4 +289,4 @@ TEST(PlanCommand, ReadsTheProfileThatIsMeasured) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::plan_test

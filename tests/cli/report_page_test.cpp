@@ -18,7 +18,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::report_page_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -348,4 +348,4 @@ TEST(Report, BadInputIsNamed) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::report_page_test

@@ -17,7 +17,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::run_failure_test {
 namespace {
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
@@ -371,4 +371,4 @@ TEST(RunFailure, JsonHasTheSameFields) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::run_failure_test

@@ -16,7 +16,7 @@
 #include "support/hosts.h"
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::run_hosts_test {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -451,4 +451,4 @@ TEST(RunByHand, AFailureIsNumberedAsInTheWorld) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::run_hosts_test

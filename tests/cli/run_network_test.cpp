@@ -20,7 +20,7 @@
 #include "support/hosts.h"
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::run_network_test {
 namespace {
 
 using nlohmann::json;
@@ -269,4 +269,4 @@ TEST_F(RunNetwork, HostsThatCannotReachEachOther) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::run_network_test

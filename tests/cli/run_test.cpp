@@ -21,7 +21,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::run_test {
 namespace {
 
 const std::string kZero = ZERO_BINARY_DIR "/bin/zero";
@@ -437,4 +437,4 @@ TEST(Run, FullDiskOnStdoutIsExitFive) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::run_test

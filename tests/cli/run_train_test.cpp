@@ -12,7 +12,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::run_train_test {
 namespace {
 
 using nlohmann::json;
@@ -110,4 +110,4 @@ TEST(RunTrain, ARestartGoesOnToTheSameNumbers) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::run_train_test

@@ -14,7 +14,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::train_monitor_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -213,4 +213,4 @@ TEST(TrainMonitor, OnATerminalOneLineRedrawsItself) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::train_monitor_test

@@ -9,7 +9,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::train_offload_test {
 namespace {
 
 using nlohmann::json;
@@ -71,4 +71,4 @@ TEST(TrainOffload, AModelLargerThanItsMemoryTrainsFromFiles) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::train_offload_test

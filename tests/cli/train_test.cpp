@@ -13,7 +13,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::train_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -348,4 +348,4 @@ TEST(Train, HelpFitsATerminalAndNamesEveryOption) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::train_test

@@ -14,7 +14,7 @@
 #include "support/process.h"
 #include "unit/observe/trace_file.h"
 
-namespace zero::test {
+namespace zero::test::train_trace_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -302,4 +302,4 @@ TEST(TrainTrace, ARunTooShortForItsStepsSaysSo) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::train_trace_test

@@ -12,7 +12,7 @@
 
 #include "support/collective_checks.h"
 
-namespace zero {
+namespace zero::collectives_thread_test {
 namespace {
 
 using Comm = std::shared_ptr<Communicator>;
@@ -342,4 +342,4 @@ TEST(Thread, WrongArgumentsOfRunRanks) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::collectives_thread_test

@@ -44,6 +44,7 @@ using zero::test::require;
 using zero::test::require_named;
 using zero::test::run_processes;
 
+namespace gloo_test {
 namespace {
 
 // The process information of a rank on one host; with a port, each rank counts as a separate host.
@@ -423,3 +424,5 @@ TEST(Gloo, SeveralHostsWithoutAnAddressAreAConfigurationError) {
   id.local_size = 1;
   EXPECT_THROW(open(id, 1s), zero::ConfigError);
 }
+
+}  // namespace gloo_test

@@ -12,7 +12,7 @@
 #include "support/collective_checks.h"
 #include "support/fork_ranks.h"
 
-namespace zero {
+namespace zero::identity_processes_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -168,4 +168,4 @@ TEST(FromEnv, RanksThatDoNotComeAreNamed) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::identity_processes_test

@@ -20,6 +20,7 @@
 namespace comm = zero::comm;
 namespace net = zero::net;
 
+namespace nccl_test {
 namespace {
 
 net::ProcessInfo identity(int rank, int size) {
@@ -84,3 +85,5 @@ TEST(Nccl, NamesAKilledRank) {
   EXPECT_EQ(ends[1].signal, SIGKILL);
   EXPECT_EQ(ends[0].blamed, 1) << ends[0].error;
 }
+
+}  // namespace nccl_test

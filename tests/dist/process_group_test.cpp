@@ -14,7 +14,7 @@
 #include "support/folder.h"
 #include "support/tcp_ranks.h"
 
-namespace zero::test {
+namespace zero::test::process_group_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -138,4 +138,4 @@ TEST(ProcessGroup, NoticesADeath) {
   EXPECT_TRUE(ends[0].ok() && ends[1].ok()) << errors_of(ends);
 }
 
-}  // namespace zero::test
+}  // namespace zero::test::process_group_test

@@ -21,6 +21,7 @@ using zero::test::require;
 using zero::test::require_named;
 using zero::test::run_processes;
 
+namespace shm_gloo_test {
 namespace {
 
 std::shared_ptr<Communicator> open(int rank, int size, int local_size, int port,
@@ -196,3 +197,5 @@ TEST(ShmGloo, EndsWithCollectivesNobodyWaitsFor) {
     comm.reset();
   }));
 }
+
+}  // namespace shm_gloo_test

@@ -13,7 +13,7 @@
 #include "comm/tensor_segments.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::shm_in_place_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -132,4 +132,4 @@ TEST(ShmInPlaceFailure, NamesAPeerThatGaveItsShardUpOrDied) {
 INSTANTIATE_TEST_SUITE_P(Worlds, ShmInPlace, ::testing::Values(1, 2, 3, 4));
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::shm_in_place_test

@@ -24,7 +24,7 @@
 #include "support/fork_ranks.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::shm_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -550,4 +550,4 @@ TEST(Shm, NamesALatePeer) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::shm_test

@@ -11,7 +11,7 @@
 #include "parity/training.h"
 #include "support/shm_threads.h"
 
-namespace zero::test {
+namespace zero::test::shm_threads_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -111,4 +111,4 @@ TEST(ShmThreadsEngine, HasTheBitsOfOtherTransports) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::shm_threads_test

@@ -12,7 +12,7 @@
 #include "support/collective_checks.h"
 #include "support/tcp_ranks.h"
 
-namespace zero::test {
+namespace zero::test::split_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -310,4 +310,4 @@ TEST(SplitOfGloo, GivesANumberBack) {
   });
 }
 
-}  // namespace zero::test
+}  // namespace zero::test::split_test

@@ -13,6 +13,7 @@
 #include "net/socket.h"
 #include "support/collective_checks.h"
 
+namespace torchrun_test {
 namespace {
 
 std::string python() {
@@ -75,3 +76,5 @@ TEST(Torchrun, TwoNodesMeetByTheAgentsStore) {
   second.join();
   EXPECT_EQ(status, 0);
 }
+
+}  // namespace torchrun_test

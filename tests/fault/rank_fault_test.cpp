@@ -7,7 +7,7 @@
 #include "support/folder.h"
 #include "support/spawn.h"
 
-namespace zero::test {
+namespace zero::test::rank_fault_test {
 namespace {
 
 const std::string kProgram = std::string(ZERO_BINARY_DIR) + "/tests/parity_rank_program";
@@ -58,4 +58,4 @@ INSTANTIATE_TEST_SUITE_P(All, RankFault, ::testing::ValuesIn(faults()), [](const
 });
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::rank_fault_test

@@ -16,7 +16,7 @@
 #include "storage/fault_source.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::tier_fault_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -313,4 +313,4 @@ TEST(Checksums, TrainingStopsAtBytesThatChanged) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::tier_fault_test

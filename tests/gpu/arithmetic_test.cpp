@@ -9,7 +9,7 @@
 #include "gpu/kernel_checks.h"
 #include "kernels/cuda/elements.h"
 
-namespace zero::test {
+namespace zero::test::arithmetic_test {
 namespace {
 
 class OnHost : public Kernels {
@@ -68,4 +68,4 @@ TEST(GpuArithmetic, AFusedMultiplyAddRoundsOnce) {
   EXPECT_GT(different, 100);
 }
 
-}  // namespace zero::test
+}  // namespace zero::test::arithmetic_test

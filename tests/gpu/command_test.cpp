@@ -8,7 +8,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::command_test {
 namespace {
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
@@ -68,4 +68,4 @@ TEST(DeviceOption, OtherDevicesAreRefused) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::command_test

@@ -14,7 +14,7 @@
 #include "parity/training.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::engine_test {
 namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
@@ -259,4 +259,4 @@ TEST(GpuStreams, HostSlotsArePinnedAndUsedInTurn) {
 const bool kEnvironment = setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0) == 0;
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::engine_test

@@ -18,7 +18,7 @@
 #include "kernels/cuda/interface.h"
 #include "net/transport_choice.h"
 
-namespace zero::test {
+namespace zero::test::kernels_test {
 namespace {
 
 // Host memory brought to the GPU at the same offset from an address that divides by 16, and back.
@@ -199,4 +199,4 @@ TEST(GpuKernels, EveryUpdateRuleHasTheCpusBits) {
   check_updates(kernels);
 }
 
-}  // namespace zero::test
+}  // namespace zero::test::kernels_test

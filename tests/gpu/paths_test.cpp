@@ -9,7 +9,7 @@
 #include "gpu/host_kernels.h"
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::paths_test {
 namespace {
 
 struct ByTable {
@@ -93,4 +93,4 @@ TEST(ByTheTable, OverflowsAreSeen) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::paths_test

@@ -15,7 +15,7 @@
 
 #include <zero/errors.h>
 
-namespace zero::torch_hooks {
+namespace zero::torch_hooks::streams_test {
 namespace {
 
 constexpr auto kFake = c10::DeviceType::PrivateUse1;
@@ -184,4 +184,4 @@ TEST(Streams, OnTheCpuNothingHappens) {
 }
 
 }  // namespace
-}  // namespace zero::torch_hooks
+}  // namespace zero::torch_hooks::streams_test

@@ -9,6 +9,7 @@
 
 #include "parity/problems.h"
 
+namespace activations_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -273,3 +274,4 @@ TEST(Activations, DropoutIsRepeated) {
 }
 
 }  // namespace
+}  // namespace activations_test

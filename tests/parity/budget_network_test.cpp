@@ -10,7 +10,7 @@
 #include "support/folder.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::budget_network_test {
 namespace {
 
 int free_port() {
@@ -65,4 +65,4 @@ TEST(BudgetOverNetwork, ParametersAsIntegersHaveRoom) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::budget_network_test

@@ -6,7 +6,7 @@
 
 #include "parity/budget_stack.h"
 
-namespace zero::test {
+namespace zero::test::budget_test {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -171,4 +171,4 @@ TEST(SmallestBudget, TilesOfParametersInFilesHaveRoom) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::budget_test

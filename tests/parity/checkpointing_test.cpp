@@ -10,6 +10,7 @@
 
 #include "parity/problems.h"
 
+namespace checkpointing_test {
 namespace {
 
 namespace nn = torch::nn;
@@ -559,3 +560,4 @@ TEST(CheckpointingEngine, PeakActivationsFall) {
 }
 
 }  // namespace
+}  // namespace checkpointing_test

@@ -11,7 +11,7 @@
 #include "config/document.h"
 #include "models/gpt.h"
 
-namespace zero {
+namespace zero::deepspeed_configs_test {
 namespace {
 
 const std::string kFolder = std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples/";
@@ -100,4 +100,4 @@ TEST(DeepSpeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::deepspeed_configs_test

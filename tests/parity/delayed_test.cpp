@@ -11,7 +11,7 @@
 #include "parity/training.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::delayed_test {
 namespace {
 
 std::string folder() {
@@ -287,4 +287,4 @@ TEST(Delayed, NeedsAnOffloadedOptimizer) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::delayed_test

@@ -8,7 +8,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::engine_test {
 namespace {
 
 std::string message_of(const std::function<void()>& fn) {
@@ -389,4 +389,4 @@ TEST(Engine, UnmanagedAccumulation) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::engine_test

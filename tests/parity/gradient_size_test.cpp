@@ -21,7 +21,7 @@
 #include "support/folder.h"
 #include "support/spawn.h"
 
-namespace zero::test {
+namespace zero::test::gradient_size_test {
 namespace {
 
 constexpr int kSteps = 4;
@@ -317,4 +317,4 @@ TEST(GradientSize, DISABLED_ProgramOfOneRank) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::gradient_size_test

@@ -6,7 +6,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::memory_test {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -150,4 +150,4 @@ TEST(Traffic, BytesSentFollowTheFormulas) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::memory_test

@@ -4,7 +4,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::modules_test {
 namespace {
 
 class EveryModule : public ::testing::TestWithParam<std::string> {};
@@ -56,4 +56,4 @@ TEST(EveryModule, MoreRanksThanElements) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::modules_test

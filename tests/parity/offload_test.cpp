@@ -8,7 +8,7 @@
 #include "parity/training.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::offload_test {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -267,4 +267,4 @@ TEST(OffloadFaults, AFolderThatIsNotThereAndAFileThatDoesNotFitEndTheStart) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::offload_test

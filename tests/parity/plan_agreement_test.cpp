@@ -20,7 +20,7 @@
 #include "support/folder.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::plan_agreement_test {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -370,4 +370,4 @@ TEST(PlanAgreement, OfThreads) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::plan_agreement_test

@@ -6,7 +6,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::policy_test {
 namespace {
 
 struct Seen {
@@ -151,4 +151,4 @@ TEST(Policy, PublishingWithinALimitChangesNoBits) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::policy_test

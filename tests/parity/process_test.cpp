@@ -9,7 +9,7 @@
 #include "parity/training.h"
 #include "support/spawn.h"
 
-namespace zero::test {
+namespace zero::test::process_test {
 namespace {
 
 const std::string kProgram = std::string(ZERO_BINARY_DIR) + "/tests/parity_rank_program";
@@ -395,4 +395,4 @@ TEST(Transports, RealMemoryAgreesWithTheLedger) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::process_test

@@ -3,7 +3,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::reference_test {
 namespace {
 
 TEST(Reference, WorldOfOneEqualsAPlainLoopBitForBit) {
@@ -73,4 +73,4 @@ TEST(Reference, FiftyStepsAtWorldTwoFollowTheJoinedBatch) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::reference_test

@@ -13,7 +13,7 @@
 #include "parity/training.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::resume_test {
 namespace {
 namespace fs = std::filesystem;
 
@@ -512,4 +512,4 @@ TEST(CheckpointSave, NothingThatIsNotFiniteReachesTheDisk) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::resume_test

@@ -16,7 +16,7 @@
 #include "support/folder.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::schedule_live_test {
 namespace {
 
 using cli::LiveRun;
@@ -232,4 +232,4 @@ TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::schedule_live_test

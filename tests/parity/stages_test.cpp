@@ -8,7 +8,7 @@
 
 #include "parity/training.h"
 
-namespace zero::test {
+namespace zero::test::stages_test {
 namespace {
 
 struct Case {
@@ -123,4 +123,4 @@ TEST(SameBits, ReductionAndAccumulationTypes) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::stages_test

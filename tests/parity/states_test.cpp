@@ -8,7 +8,7 @@
 
 #include "parity/problems.h"
 
-namespace zero::test {
+namespace zero::test::states_test {
 namespace {
 
 std::string json_of(const std::string& optimizer, const std::string& zero) {
@@ -65,4 +65,4 @@ TEST(Tiles, OfALargeParameterGiveTheBitsOfOneVector) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::states_test

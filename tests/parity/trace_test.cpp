@@ -16,7 +16,7 @@
 #include "support/folder.h"
 #include "unit/observe/trace_file.h"
 
-namespace zero::test {
+namespace zero::test::trace_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -191,4 +191,4 @@ TEST(EngineTrace, TheEnvironmentTracesOneEngineOfAProgram) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::trace_test

@@ -4,7 +4,7 @@
 
 #include "soundness/cases.h"
 
-namespace zero::test {
+namespace zero::test::backward_test {
 namespace {
 
 class Backward : public Everywhere {};
@@ -326,4 +326,4 @@ TEST(BackwardRates, ASchedulerAndSetLrExcludeEachOther) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::backward_test

@@ -13,7 +13,7 @@
 #include "comm/transport.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::branches_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -103,4 +103,4 @@ TEST(Branches, OverTcpAreAnErrorThatNamesTheUnits) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::branches_test

@@ -10,7 +10,7 @@
 #include "soundness/small_programs.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::checkpoint_limits_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -147,4 +147,4 @@ TEST(CheckpointLimits, CountersOfAManifest) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::checkpoint_limits_test

@@ -13,7 +13,7 @@
 #include "soundness/shm_memory.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::departure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -187,4 +187,4 @@ TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::departure_test

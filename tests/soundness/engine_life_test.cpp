@@ -10,7 +10,7 @@
 #include "soundness/small_programs.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::engine_life_test {
 namespace {
 
 std::unique_ptr<Engine> make_engine(int stage = 2) {
@@ -505,4 +505,4 @@ TEST(EngineLife, ARefusedReductionLeavesNothingBooked) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::engine_life_test

@@ -6,7 +6,7 @@
 #include "soundness/cases.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::failures_test {
 namespace {
 
 class Failures : public Everywhere {};
@@ -459,4 +459,4 @@ TEST_P(Failures, TwoEngines) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::failures_test

@@ -16,7 +16,7 @@
 #include "comm/symmetric_buffer.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::fork_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -96,4 +96,4 @@ TEST(Fork, EndsNoEngine) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::fork_test

@@ -8,7 +8,7 @@
 
 #include "soundness/small_programs.h"
 
-namespace zero::test {
+namespace zero::test::forwards_test {
 namespace {
 
 struct Transport {
@@ -327,4 +327,4 @@ TEST(InferenceMode, EvaluationBeforeAndAfterAStep) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::forwards_test

@@ -7,7 +7,7 @@
 
 #include "soundness/ranks.h"
 
-namespace zero::test {
+namespace zero::test::gathered_units_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -233,4 +233,4 @@ TEST(GatheredUnitsQuantized, AnInnerScopeKeepsWhatTheOuterWrote) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::gathered_units_test

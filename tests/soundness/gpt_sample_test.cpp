@@ -3,6 +3,7 @@
 
 #include "models/gpt.h"
 
+namespace gpt_sample_test {
 namespace {
 
 models::GptConfig small() { return {.layers = 2, .hidden = 32, .heads = 4, .sequence = 16, .vocabulary = 50}; }
@@ -56,3 +57,4 @@ TEST(GptSampleTest, WhatWasLearnedGoesOnBeyondTheReach) {
 }
 
 }  // namespace
+}  // namespace gpt_sample_test

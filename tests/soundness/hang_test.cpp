@@ -3,7 +3,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::hang_test {
 namespace {
 
 TEST(Hang, IsNoLongEvaluationOfAModelOfOneUnit) {
@@ -16,4 +16,4 @@ TEST(Hang, IsNoLongEvaluationOfAModelOfOneUnit) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::hang_test

@@ -3,7 +3,7 @@
 
 #include "soundness/ranks.h"
 
-namespace zero::test {
+namespace zero::test::late_evaluation_test {
 namespace {
 
 class LateEvaluation : public ::testing::TestWithParam<int> {};
@@ -70,4 +70,4 @@ TEST_P(LateEvaluation, IsRefusedUntilFlush) {
 INSTANTIATE_TEST_SUITE_P(Stages, LateEvaluation, ::testing::Values(1, 2, 3));
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::late_evaluation_test

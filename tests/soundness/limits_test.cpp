@@ -20,7 +20,7 @@
 #include "support/folder.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::limits_test {
 namespace {
 
 // Lines of /proc/self/smaps that name a mapping of an arena without "dd" (not in core files), and how many have it.
@@ -100,4 +100,4 @@ TEST(Limits, SharedMemoryIsNeverExecutable) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::limits_test

@@ -17,7 +17,7 @@
 #include "net/socket.h"
 #include "support/shm_ranks.h"
 
-namespace zero::test {
+namespace zero::test::network_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -112,4 +112,4 @@ TEST(Exposure, IsSaidWhereRanksOfSeveralHostsHaveNoSecret) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::network_test

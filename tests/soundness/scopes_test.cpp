@@ -4,7 +4,7 @@
 #include "soundness/small_programs.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::scopes_test {
 namespace {
 
 void train_once(Engine& engine, torch::nn::SequentialImpl& model, int seed = 0) {
@@ -113,4 +113,4 @@ TEST(Scopes, TorchLoadInside) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::scopes_test

@@ -8,7 +8,7 @@
 
 #include "support/process.h"
 
-namespace zero::test {
+namespace zero::test::train_program_test {
 namespace {
 
 const std::string kZero = std::string(ZERO_BINARY_DIR) + "/bin/zero";
@@ -125,4 +125,4 @@ TEST(ConfigProgram, NoErrorCommandsTheTerminal) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::train_program_test

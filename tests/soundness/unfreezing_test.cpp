@@ -8,7 +8,7 @@
 #include "soundness/cases.h"
 #include "support/folder.h"
 
-namespace zero::test {
+namespace zero::test::unfreezing_test {
 namespace {
 
 class Unfreezing : public Everywhere {
@@ -231,4 +231,4 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::unfreezing_test

@@ -11,6 +11,7 @@
 
 #include "support/folder.h"
 
+namespace skipped_cases_test {
 namespace {
 
 TEST(Samples, DISABLED_Passes) {}
@@ -67,3 +68,4 @@ TEST_F(SkippedCases, AFileThatEndsInTheMiddleIsAnError) {
 }
 
 }  // namespace
+}  // namespace skipped_cases_test

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+namespace structure_test {
 namespace {
 namespace fs = std::filesystem;
 
@@ -353,3 +354,4 @@ TEST(Structure, TheLibraryExportsOnlyItsInterface) {
 }
 
 }  // namespace
+}  // namespace structure_test

@@ -14,7 +14,7 @@
 
 #include "activations/activation_store.h"
 
-namespace zero {
+namespace zero::activation_heap_test {
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
@@ -180,4 +180,4 @@ TEST_F(Fragmentation, AThousandStepsOfMixedSizesNeedNoMoreThanTheFirstOnes) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::activation_heap_test

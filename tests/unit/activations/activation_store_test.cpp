@@ -10,7 +10,7 @@
 #include "support/folder.h"
 #include "torch_hooks/allocation_observer.h"
 
-namespace zero {
+namespace zero::activation_store_test {
 namespace {
 
 using activations::ActivationStore;
@@ -371,4 +371,4 @@ TEST(Threads, AStoreIsOfItsThread) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::activation_store_test

@@ -12,7 +12,7 @@
 #include "activations/offload_backend.h"
 #include "support/folder.h"
 
-namespace zero::activations {
+namespace zero::activations::offload_backend_test {
 namespace {
 
 using step::MemoryLedger;
@@ -139,4 +139,4 @@ TEST(FileBackendFiles, AFolderThatIsNotThereIsAnErrorAndKeepsNothing) {
 }
 
 }  // namespace
-}  // namespace zero::activations
+}  // namespace zero::activations::offload_backend_test

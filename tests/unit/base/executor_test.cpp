@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace zero::base {
+namespace zero::base::executor_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -117,4 +117,4 @@ TEST(ExecutorJobs, HaveTheCallersNumberOfThreadsOrTheirOwn) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::executor_test

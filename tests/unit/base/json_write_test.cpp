@@ -7,7 +7,7 @@
 
 #include "base/printable.h"
 
-namespace zero::base {
+namespace zero::base::json_write_test {
 namespace {
 
 std::string read_back(const std::string& document) { return nlohmann::json::parse(document).get<std::string>(); }
@@ -53,4 +53,4 @@ TEST(JsonWrite, AReaderGetsTheTextBack) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::json_write_test

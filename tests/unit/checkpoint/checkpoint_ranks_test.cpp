@@ -13,7 +13,7 @@
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
-namespace zero::test {
+namespace zero::test::checkpoint_ranks_test {
 namespace {
 namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
@@ -273,4 +273,4 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::checkpoint_ranks_test

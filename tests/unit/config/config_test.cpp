@@ -15,7 +15,7 @@
 #include "config/json_reader.h"
 #include "unit/config/bad_configs.h"
 
-namespace zero {
+namespace zero::config_test {
 namespace {
 
 using config::keys;
@@ -362,4 +362,4 @@ TEST(NearestName, IgnoresCaseAndTakesTheFirstOfEquals) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_test

@@ -11,7 +11,7 @@
 #include "base/printable.h"
 #include "config/document.h"
 
-namespace zero {
+namespace zero::config_text_test {
 namespace {
 
 using base::Lines;
@@ -149,4 +149,4 @@ TEST(ConfigText, ExplainSaysThatNothingCanStart) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::config_text_test

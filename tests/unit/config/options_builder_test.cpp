@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace zero {
+namespace zero::options_builder_test {
 namespace {
 
 struct Case {
@@ -169,4 +169,4 @@ TEST(OptionsBuilder, NumbersThatAreNone) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::options_builder_test

@@ -9,7 +9,7 @@
 
 #include <zero/errors.h>
 
-namespace zero {
+namespace zero::flat_optimizer_test {
 namespace {
 
 constexpr std::int64_t kElements = 37;
@@ -110,4 +110,4 @@ TEST(FlatOptimizer, RefusesTensorsThatDoNotFitAndChangesNothing) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::flat_optimizer_test

@@ -9,7 +9,7 @@
 #include "engine/torch_ops.h"
 #include "support/folder.h"
 
-namespace zero::engine {
+namespace zero::engine::torch_ops_test {
 namespace {
 
 using step::Dtype;
@@ -134,4 +134,4 @@ TEST_F(TorchOps, ABufferThatIsGoneIsAnError) {
 }
 
 }  // namespace
-}  // namespace zero::engine
+}  // namespace zero::engine::torch_ops_test

@@ -9,7 +9,7 @@
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
-namespace zero::test {
+namespace zero::test::checkpoint_crash_test {
 namespace {
 namespace fs = std::filesystem;
 using namespace zero::formats;
@@ -253,4 +253,4 @@ TEST(CheckpointCrash, WhatIsNoCheckpointIsNotReplaced) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::checkpoint_crash_test

@@ -9,7 +9,7 @@
 
 #include "unit/formats/checkpoint_samples.h"
 
-namespace zero::test {
+namespace zero::test::checkpoint_format_test {
 namespace {
 namespace fs = std::filesystem;
 using namespace zero::formats;
@@ -518,4 +518,4 @@ TEST(CheckpointChoice, SequenceNumbersGrow) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::checkpoint_format_test

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace zero::base {
+namespace zero::base::cache_size_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -54,4 +54,4 @@ TEST_F(CacheSize, NothingFoundIsZeroAndTheMachineHasSome) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::cache_size_test

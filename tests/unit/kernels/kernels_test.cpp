@@ -13,7 +13,7 @@
 
 #include <zero/errors.h>
 
-namespace zero::base {
+namespace zero::base::kernels_test {
 namespace {
 
 constexpr kernels::Dtype kDtypes[] = {kernels::Dtype::F32, kernels::Dtype::BF16, kernels::Dtype::F16};
@@ -385,4 +385,4 @@ TEST(ParallelRanges, CoversEveryElementOnce) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::kernels_test

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace zero::base {
+namespace zero::base::quantize_test {
 namespace {
 
 std::vector<float> heavy_tailed(std::int64_t numel, unsigned seed) {
@@ -129,4 +129,4 @@ TEST(QuantizeBlocks, ErrIsAThirdOfTheWholeTensorsOnHeavyTails) {
 INSTANTIATE_TEST_SUITE_P(Bits, Quantize, testing::Values(8, 4));
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::quantize_test

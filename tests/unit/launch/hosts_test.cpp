@@ -17,7 +17,7 @@
 #include "launch/remote/protocol.h"
 #include "launch/remote/remote_shell.h"
 
-namespace zero::launch {
+namespace zero::launch::hosts_test {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -285,4 +285,4 @@ TEST(Wire, AnyBytesAreAnErrorAndNoMore) {
 }
 
 }  // namespace
-}  // namespace zero::launch
+}  // namespace zero::launch::hosts_test

@@ -21,7 +21,7 @@
 #include "launch/remote/hostfile.h"
 #include "launch/supervise/failure.h"
 
-namespace zero::launch {
+namespace zero::launch::launch_test {
 namespace {
 
 using observe::CollectiveSnapshot;
@@ -480,4 +480,4 @@ TEST(Machine, MemoryOfThisHost) {
 }
 
 }  // namespace
-}  // namespace zero::launch
+}  // namespace zero::launch::launch_test

@@ -12,6 +12,7 @@
 #include "data/corpus.h"
 #include "support/folder.h"
 
+namespace corpus_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -209,3 +210,4 @@ TEST_F(CorpusTest, FaultsNameThePathAndTheReason) {
 }
 
 }  // namespace
+}  // namespace corpus_test

@@ -9,7 +9,7 @@
 #include "step/memory_ledger.h"
 #include "torch_hooks/allocation_observer.h"
 
-namespace zero {
+namespace zero::gpt_activations_test {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -102,4 +102,4 @@ TEST_P(Recipes, InputsInHostMemoryAreOneASegment) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::gpt_activations_test

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace models {
+namespace models::gpt_pass_test {
 namespace {
 
 // "0", "2+3": parameters that operators read. Released tensors must have been allocated before.
@@ -126,4 +126,4 @@ TEST(GptPass, RowsOfTheLossAreFewerOnACpu) {
 }
 
 }  // namespace
-}  // namespace models
+}  // namespace models::gpt_pass_test

@@ -8,6 +8,7 @@
 
 #include "models/gpt.h"
 
+namespace gpt_test {
 namespace {
 
 models::GptConfig small(bool tied = true) {
@@ -160,3 +161,4 @@ TEST(GptTest, RefusesImpossibleShapes) {
 }
 
 }  // namespace
+}  // namespace gpt_test

@@ -7,7 +7,7 @@
 
 #include "net/process_info.h"
 
-namespace zero::comm {
+namespace zero::comm::process_info_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -276,4 +276,4 @@ TEST(ProcessInfo, TheParentIsTheSameForAllChildren) {
 }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::process_info_test

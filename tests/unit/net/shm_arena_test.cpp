@@ -15,7 +15,7 @@
 
 #include "comm/shm/arena.h"
 
-namespace zero::comm::shm {
+namespace zero::comm::shm::shm_arena_test {
 namespace {
 
 using Ranges = std::map<std::size_t, std::size_t>;
@@ -193,4 +193,4 @@ TEST(Arena, DefaultCapacityHasRoomForAllMemoryAndAllRanks) {
 }
 
 }  // namespace
-}  // namespace zero::comm::shm
+}  // namespace zero::comm::shm::shm_arena_test

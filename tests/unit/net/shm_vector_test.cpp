@@ -17,7 +17,7 @@
 #include "support/require.h"
 #include "support/shm_threads.h"
 
-namespace zero::test {
+namespace zero::test::shm_vector_test {
 namespace {
 
 // Other values for every rank, round and element.
@@ -150,4 +150,4 @@ TEST(ShmVector, ShardsOfDifferentSizesAreAnError) {
 }
 
 }  // namespace
-}  // namespace zero::test
+}  // namespace zero::test::shm_vector_test

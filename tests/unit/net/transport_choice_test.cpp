@@ -7,7 +7,7 @@
 
 #include "net/transport_choice.h"
 
-namespace zero::comm {
+namespace zero::comm::transport_choice_test {
 namespace {
 
 net::Environment variables(std::map<std::string, std::string> values) {
@@ -99,4 +99,4 @@ TEST(TransportChoice, Timeout) {
 TEST(TransportChoice, CountingGpusNeedsNoDriver) { EXPECT_GE(net::visible_gpus(), 0); }
 
 }  // namespace
-}  // namespace zero::comm
+}  // namespace zero::comm::transport_choice_test

@@ -19,7 +19,7 @@
 #include "observe/event_file.h"
 #include "support/folder.h"
 
-namespace zero::report {
+namespace zero::report::monitor_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -223,4 +223,4 @@ TEST(Monitor, WritesWhatTheConfigurationAsksForOnRankZero) {
 }
 
 }  // namespace
-}  // namespace zero::report
+}  // namespace zero::report::monitor_test

@@ -13,7 +13,7 @@
 
 #include "observe/status_page.h"
 
-namespace zero::base {
+namespace zero::base::status_page_test {
 namespace {
 
 TEST(StatusPage, WritesAreReadBack) {
@@ -217,4 +217,4 @@ TEST(StatusPage, StaleDescriptorIsNotBelieved) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::status_page_test

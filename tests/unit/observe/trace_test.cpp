@@ -22,7 +22,7 @@
 #include "support/folder.h"
 #include "unit/observe/trace_file.h"
 
-namespace zero::base {
+namespace zero::base::trace_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -371,4 +371,4 @@ TEST(Trace, TwoRanksThatEndTogetherJoinOnce) {
 }
 
 }  // namespace
-}  // namespace zero::base
+}  // namespace zero::base::trace_test

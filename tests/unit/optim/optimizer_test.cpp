@@ -13,7 +13,7 @@
 
 #include <zero/errors.h>
 
-namespace zero::optim {
+namespace zero::optim::optimizer_test {
 namespace {
 
 using config::OptimizerSettings;
@@ -579,4 +579,4 @@ TEST(ShardedOptimizer, ContractViolationsAreInternalErrors) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::optimizer_test

@@ -16,7 +16,7 @@
 
 #include "optim/sharded_optimizer.h"
 
-namespace zero::optim {
+namespace zero::optim::optimizer_torch_test {
 namespace {
 
 using config::OptimizerSettings;
@@ -214,4 +214,4 @@ TEST_F(AgainstTorch, AdamWTailsDifferByTorchsContractionOnly) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::optimizer_torch_test

@@ -13,7 +13,7 @@
 
 #include "optim/clipping.h"
 
-namespace zero::optim {
+namespace zero::optim::scaler_test {
 namespace {
 
 config::Settings fp16(int power, std::int64_t window, std::int64_t hysteresis, bool consecutive = false,
@@ -250,4 +250,4 @@ TEST(GradientFactor, UnscalesAndClipsWithOneRounding) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::scaler_test

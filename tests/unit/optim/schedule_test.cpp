@@ -8,7 +8,7 @@
 
 #include <zero/errors.h>
 
-namespace zero::optim {
+namespace zero::optim::schedule_test {
 namespace {
 
 using config::ScheduleSettings;
@@ -209,4 +209,4 @@ TEST(Schedule, ContradictionsAreConfigErrors) {
 }
 
 }  // namespace
-}  // namespace zero::optim
+}  // namespace zero::optim::schedule_test

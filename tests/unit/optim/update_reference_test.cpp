@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace zero::cli {
+namespace zero::cli::update_reference_test {
 namespace {
 
 TEST(FirstDifference, FindsAnyElementAndAnyBit) {
@@ -66,4 +66,4 @@ TEST(ReferenceUpdate, FollowsTheRecurrences) {
 }
 
 }  // namespace
-}  // namespace zero::cli
+}  // namespace zero::cli::update_reference_test

@@ -13,7 +13,7 @@
 #include "plan/model.h"
 #include "plan/pass.h"
 
-namespace zero::planning {
+namespace zero::planning::model_pass_test {
 namespace {
 
 using Describe = std::function<void(const PlanModel&, const PlanBatch&, PlanPass&)>;
@@ -159,4 +159,4 @@ TEST(DescribedPass, GivesTheOrderOfUse) {
 }
 
 }  // namespace
-}  // namespace zero::planning
+}  // namespace zero::planning::model_pass_test

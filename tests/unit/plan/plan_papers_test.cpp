@@ -12,7 +12,7 @@
 #include "plan/model.h"
 #include "plan/units.h"
 
-namespace zero {
+namespace zero::plan_papers_test {
 namespace {
 
 using Rows = std::vector<std::vector<std::string>>;
@@ -300,4 +300,4 @@ TEST(Units, OfAShapeAreTheRootAndTheLayersPaddedToEqualShards) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::plan_papers_test

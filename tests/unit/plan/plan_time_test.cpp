@@ -9,7 +9,7 @@
 
 #include "plan/nnls.h"
 
-namespace zero {
+namespace zero::plan_time_test {
 namespace {
 
 Options options_of(const std::string& more = "") {
@@ -148,4 +148,4 @@ TEST(Fit, FindsTheSpeedsThatTimesWereMadeFrom) {
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::plan_time_test

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <string>
 
+namespace check_page_test {
 namespace {
 namespace fs = std::filesystem;
 
@@ -78,3 +79,4 @@ TEST_F(CheckPage, FaultsOfTheStyleAreSeen) {
 }
 
 }  // namespace
+}  // namespace check_page_test

@@ -5,6 +5,7 @@
 
 #include <sstream>
 
+namespace memory_phases_test {
 namespace {
 
 using namespace zero;
@@ -155,3 +156,4 @@ TEST(MemoryPhases, ComparesSetupsInOneUnit) {
 }
 
 }  // namespace
+}  // namespace memory_phases_test

@@ -19,7 +19,7 @@
 #include "report/text/text.h"
 #include "support/folder.h"
 
-namespace zero::report {
+namespace zero::report::page_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -249,4 +249,4 @@ TEST(HtmlPage, HasTheFilesOfTheFolderPageInIt) {
 }
 
 }  // namespace
-}  // namespace zero::report
+}  // namespace zero::report::page_test

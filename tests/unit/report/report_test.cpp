@@ -17,7 +17,7 @@
 #include "report/text/terminal.h"
 #include "report/text/text.h"
 
-namespace zero::report {
+namespace zero::report::report_test {
 namespace {
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -353,4 +353,4 @@ TEST(Table, NamesOfWrappingColumnsMayHaveLines) {
 }
 
 }  // namespace
-}  // namespace zero::report
+}  // namespace zero::report::report_test

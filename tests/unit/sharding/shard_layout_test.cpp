@@ -3,7 +3,7 @@
 
 #include "sharding/shard_layout.h"
 
-namespace zero::sharding {
+namespace zero::sharding::shard_layout_test {
 namespace {
 
 TEST(ShardLayout, EveryElementLiesInOnePlaceOfOneShard) {
@@ -62,4 +62,4 @@ TEST(ShardLayout, PiecesOfAnyRange) {
 }
 
 }  // namespace
-}  // namespace zero::sharding
+}  // namespace zero::sharding::shard_layout_test

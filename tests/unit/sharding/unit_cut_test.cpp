@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace zero::sharding {
+namespace zero::sharding::unit_cut_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -69,4 +69,4 @@ TEST(UnitCut, SmallParametersStayUntilTheirSumIsReached) {
 }
 
 }  // namespace
-}  // namespace zero::sharding
+}  // namespace zero::sharding::unit_cut_test

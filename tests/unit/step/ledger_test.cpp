@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 
-namespace zero::step {
+namespace zero::step::ledger_test {
 namespace {
 
 TEST(Ledger, CountsByPurposeAndTier) {
@@ -79,4 +79,4 @@ TEST(Ledger, ABudgetIsKeptToTheByte) {
 }
 
 }  // namespace
-}  // namespace zero::step
+}  // namespace zero::step::ledger_test

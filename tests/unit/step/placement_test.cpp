@@ -12,7 +12,7 @@
 #include "plan/topology.h"
 #include "step/placement.h"
 
-namespace zero::step {
+namespace zero::step::placement_test {
 namespace {
 
 // A root of 1000 and eight units of 4000 elements each, fp32 on two ranks at stage 3, Adam: 36000 parameters, of which
@@ -281,4 +281,4 @@ TEST(ByteCount, AsPeopleWriteThem) {
 }
 
 }  // namespace
-}  // namespace zero::step
+}  // namespace zero::step::placement_test

@@ -6,7 +6,7 @@
 
 #include "step/prefetcher.h"
 
-namespace zero::step {
+namespace zero::step::prefetcher_test {
 namespace {
 
 struct Noted final : Unshardable {
@@ -128,4 +128,4 @@ TEST_F(Prefetching, AnotherOrderIsLearned) {
 }
 
 }  // namespace
-}  // namespace zero::step
+}  // namespace zero::step::prefetcher_test

@@ -13,7 +13,7 @@
 #include "plan/schedule.h"
 #include "plan/topology.h"
 
-namespace zero::planning {
+namespace zero::planning::stage_schedule_test {
 namespace {
 
 PlanModel tiny(std::int64_t layers = 1, std::int64_t hidden = 16) {
@@ -359,4 +359,4 @@ TEST(StageSchedule, ADifferentRunIsNoticed) {
 }
 
 }  // namespace
-}  // namespace zero::planning
+}  // namespace zero::planning::stage_schedule_test

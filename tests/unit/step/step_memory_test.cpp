@@ -12,7 +12,7 @@
 
 #include "step/memory.h"
 
-namespace zero::step {
+namespace zero::step::step_memory_test {
 namespace {
 
 // Buffers as numbers that are there or not.
@@ -206,4 +206,4 @@ TEST_F(MemoryTest, ThreadsNeverShareABuffer) {
 }
 
 }  // namespace
-}  // namespace zero::step
+}  // namespace zero::step::step_memory_test

@@ -14,7 +14,7 @@
 #include "step/event_list.h"
 #include "step/placement.h"
 
-namespace zero::step {
+namespace zero::step::step_program_test {
 namespace {
 
 config::Settings settings_of(int stage, config::Precision precision = config::Precision::Fp32) {
@@ -253,4 +253,4 @@ TEST(StepMemory, ARefusedBookingChangesNothingAndNothingStaysBooked) {
 }
 
 }  // namespace
-}  // namespace zero::step
+}  // namespace zero::step::step_program_test

@@ -17,7 +17,7 @@
 #include "storage/swap_file.h"
 #include "unit/storage/file_samples.h"
 
-namespace zero::storage {
+namespace zero::storage::file_faults_test {
 namespace {
 
 using namespace test;
@@ -341,4 +341,4 @@ TEST(Ring, WhateverASubmissionReturnsNothingIsLostAndNothingHangs) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::file_faults_test

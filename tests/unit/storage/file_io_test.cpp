@@ -20,7 +20,7 @@
 #include "storage/swap_file.h"
 #include "unit/storage/file_samples.h"
 
-namespace zero::storage {
+namespace zero::storage::file_io_test {
 namespace {
 
 using namespace test;
@@ -203,4 +203,4 @@ TEST(Transfers, LeaveNoDescriptorThreadOrMemoryBehind) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::file_io_test

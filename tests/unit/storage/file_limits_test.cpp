@@ -25,7 +25,7 @@
 #include "storage/swap_file.h"
 #include "unit/storage/file_samples.h"
 
-namespace zero::storage {
+namespace zero::storage::file_limits_test {
 namespace {
 
 using namespace test;
@@ -293,4 +293,4 @@ TEST(PrivateFolder, OfADeadRunIsRemovedAndNothingElse) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::file_limits_test

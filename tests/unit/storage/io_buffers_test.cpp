@@ -11,7 +11,7 @@
 
 #include "storage/io_buffers.h"
 
-namespace zero::storage {
+namespace zero::storage::io_buffers_test {
 namespace {
 
 constexpr std::int64_t kPage = 4096, kHuge = 2 << 20;
@@ -95,4 +95,4 @@ TEST(IoBufferPool, NothingIsCopiedIntoAChild) {
 }
 
 }  // namespace
-}  // namespace zero::storage
+}  // namespace zero::storage::io_buffers_test

@@ -16,7 +16,7 @@
 #include "torch_hooks/interception.h"
 #include "torch_hooks/storage_access.h"
 
-namespace zero::torch_hooks {
+namespace zero::torch_hooks::interception_test {
 namespace {
 
 struct Call {
@@ -255,4 +255,4 @@ TEST_F(Interception, StoppedIsForgotten) {
 }
 
 }  // namespace
-}  // namespace zero::torch_hooks
+}  // namespace zero::torch_hooks::interception_test

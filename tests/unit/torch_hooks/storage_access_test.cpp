@@ -6,7 +6,7 @@
 
 #include "torch_hooks/storage_access.h"
 
-namespace zero::torch_hooks {
+namespace zero::torch_hooks::storage_access_test {
 namespace {
 
 TEST(StorageAccess, AliasLiesInsideTheBufferAndKeepsIt) {
@@ -89,4 +89,4 @@ TEST(StorageAccess, SavedTensorsReadRefilledData) {
 }
 
 }  // namespace
-}  // namespace zero::torch_hooks
+}  // namespace zero::torch_hooks::storage_access_test
