@@ -1,6 +1,6 @@
-// Speed of the element-wise kernels beside libtorch's own, in one process: every round runs each
-// variant once, so that a slow moment of the machine hits all of them; medians are shown. The work is
-// bound by memory, so GB/s counts the bytes a perfect pass must move. The update has `zero bench optimizer`.
+// Speed of the element-wise kernels compared with libtorch's, in one process. Every round runs each variant once, so
+// that slow phases of the machine affect all variants; medians are shown. The work is memory bound, so GB/s counts the
+// minimum bytes of one pass. `zero bench optimizer` measures the update.
 //
 //   kernels_bench [elements=33554432] [threads=all] [rounds=15]
 #include <omp.h>

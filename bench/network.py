@@ -1,8 +1,8 @@
-"""Two hosts that are network namespaces of this machine, with one link of a limited rate between them: what a training step takes there.
+"""Measures a training step on two hosts: network namespaces of this machine, connected by a link of limited rate.
 
 Started by script/bench-network (root). Measures the link with a plain TCP stream first, then runs `zero bench step` on two ranks of
 each host, over shared memory inside a host and TCP between them, and all over TCP; prints a table and writes JSON. For every stage:
-the step, the bytes that a host sends over the link, the time the link needs for them at the measured rate, the compute alone,
+the step, the bytes that a host sends over the link, their transfer time at the measured rate, the computation alone,
 and step / (link + compute).
 """
 
@@ -28,7 +28,7 @@ def run(*words, check=True):
 
 
 class Network:
-    """Hosts `a` and `b`; gone at the end."""
+    """Network namespaces as hosts `a` and `b`, removed at the end."""
 
     def __init__(self):
         self.names = {host: f"zb{os.getpid()}{host}" for host in "ab"}

@@ -1,5 +1,5 @@
-// What the engine costs at world 1: one training step of the same GPT under the engine (any stage)
-// and in a plain libtorch loop with libtorch's fused AdamW, same threads, interleaved in one run.
+// Overhead of the engine at world 1: one training step of the same GPT under the engine (any stage)
+// and in a plain libtorch loop with libtorch's fused AdamW, with the same threads, interleaved in one run.
 //
 // Prints the ratio of the medians, of elapsed time and (for a busy machine) of processor time; the losses of both must
 // be equal at every step.
@@ -133,7 +133,7 @@ int main(int argc, char** argv) {
           &a);
     };
     const auto without = [&] { t[1] = timed([&] { return plain.step(ids); }, &b); };
-    // Alternating who goes first cancels drifts of the machine.
+    // Alternating the order cancels drifts of the machine.
     if (k % 2 == 0)
       with(), without();
     else

@@ -24,12 +24,12 @@ constexpr const char* kHelp = R"(zero: sharded data-parallel training for libtor
 Usage: zero SUBCOMMAND [options]
 
   train CONFIG.json       train a built-in model on your data
-  run PROGRAM [ARGS...]   start ranks of any program and look after them
-  plan                    bytes per rank and communication, before a start
-  explain stage 0-3       who holds and sends what, phase by phase
+  run PROGRAM [ARGS...]   start and supervise ranks of any program
+  plan                    estimate memory, traffic and time before a run
+  explain stage 0-3       where states are stored and sent in each phase
   report RUN...           a page about finished runs: curves, memory, traffic
   bench                   measure collectives, optimizer, I/O, steps, stages
-  doctor                  what this machine has and what is missing
+  doctor                  check what this machine provides and lacks
   checkpoint              list, read and verify checkpoints
   config                  check, explain, schema, keys
 

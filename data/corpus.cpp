@@ -1,5 +1,4 @@
-// The mapping, the permutation and the arithmetic of samples (corpus.h). Errors carry the path, what
-// was found and what is needed, so that a command can show them as they are.
+// See corpus.h. Errors have the path, the value and the requirement, so that commands can print them unchanged.
 #include "data/corpus.h"
 
 #include <fcntl.h>
@@ -19,7 +18,7 @@ namespace {
 
 constexpr int kRounds = 4;
 
-// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every bit of the input moves every bit.
+// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
 std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -87,7 +86,7 @@ Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, s
     throw std::invalid_argument("[Corpus] got holdout " + std::to_string(holdout) +
                                 ", expected from 0 up to but without 1");
   heldout_begin_ = file_.size() - static_cast<std::int64_t>(std::floor(static_cast<double>(file_.size()) * holdout));
-  // A last target lies one byte behind a sample's inputs, and may not lie in the other part.
+  // The last target is one byte after a sample's inputs and must be in the same part.
   training_samples_ = (heldout_begin_ - 1) / sequence;
   heldout_samples_ = std::max<std::int64_t>(0, file_.size() - heldout_begin_ - 1) / sequence;
   const auto check = [&](const char* part, std::int64_t size, std::int64_t samples) {

@@ -1,6 +1,6 @@
 // Text as training samples: a memory-mapped file whose bytes are the tokens. Which sample a rank
 // reads is a pure function of (seed, position, rank, ranks); the position is all that a resumed run
-// needs. Nothing here knows libzero, torch or a model.
+// needs. Independent of libzero, torch and models.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace data {
 
-// The file as read-only memory. Throws std::runtime_error that names path and reason: missing,
-// not a regular file, empty.
+// Maps a file read-only. Throws std::runtime_error with path and reason if it is missing, not a
+// regular file or empty.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -41,20 +41,20 @@ class Permutation {
 
 class Corpus {
  public:
-  // `sequence`: tokens of one sample, without the one more that its last target needs. `holdout`:
-  // the share of the file, at its end, that training never sees; from 0 up to but without 1.
-  // Throws std::runtime_error for a file that cannot be read, or in which one part has no sample.
+  // `sequence`: tokens of one sample, without the additional one for the last target. `holdout`: the
+  // fraction at the end of the file that training never reads; in [0, 1). Throws std::runtime_error
+  // if the file cannot be read or one part has no sample.
   Corpus(const std::string& path, std::int64_t sequence, double holdout, std::uint64_t seed);
 
   std::int64_t sequence() const { return sequence_; }
   std::int64_t bytes() const { return file_.size(); }
-  // Whole samples of the training part: one epoch. Samples begin `sequence` bytes apart, and share
-  // the one byte that is the target of one and the input of the next.
+  // Complete samples of the training part: one epoch. Samples begin `sequence` bytes apart; the last
+  // target of a sample is the first input of the next.
   std::int64_t training_samples() const { return training_samples_; }
   std::int64_t heldout_samples() const { return heldout_samples_; }
 
   // sequence + 1 bytes. `number` counts the samples of the whole run, from 0 on: number / training_samples()
-  // is the epoch, and each epoch has an order of its own that the seed fixes.
+  // is the epoch. Each epoch has a different order, which depends on the seed.
   const std::uint8_t* training(std::int64_t number) const;
   const std::uint8_t* heldout(std::int64_t index) const;  // in file order
   // The offset in the file, for tests and messages.
@@ -67,21 +67,21 @@ class Corpus {
   friend class Reader;
 };
 
-// Where one rank reads. Global batch k has the samples [k, k + 1) * ranks * batch; a rank takes `batch`
-// of them that no other rank takes.
+// The samples of one rank. Global batch k has the samples [k, k + 1) * ranks * batch; each rank takes
+// `batch` of them.
 class Reader {
  public:
   Reader(const Corpus& corpus, int rank, int ranks) : corpus_(&corpus), rank_(rank), ranks_(ranks) {}
 
-  // The rank's next `batch` samples. All ranks must ask for as many.
+  // The rank's next `batch` samples. All ranks must pass the same number.
   std::vector<const std::uint8_t*> next(std::int64_t batch);
 
   // Samples that all ranks together have read; the same on every rank.
   std::int64_t position() const { return position_; }
   std::int64_t epoch() const { return position_ / corpus_->training_samples(); }
 
-  // {"position": 640, "samples": 30000, "seed": 1, "sequence": 128}: enough to go on with any number of
-  // ranks. restore() throws std::runtime_error when the text is not that, or of a corpus that differs.
+  // {"position": 640, "samples": 30000, "seed": 1, "sequence": 128}: sufficient to resume with any number
+  // of ranks. restore() throws std::runtime_error for another text or the state of another corpus.
   std::string state() const;
   void restore(const std::string& json);
 

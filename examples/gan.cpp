@@ -1,8 +1,8 @@
-// Two Engines: a generator that is trained through a discriminator, each with an optimizer of its own.
+// Two Engines, each with its own optimizer: a generator that is trained through a discriminator.
 //
-// The generator's loss sends gradients through the discriminator to the generator. What reaches the discriminator's own
-// parameters on the way is dropped: an Engine takes gradients from its own backward() only. So there is nothing to
-// clear between the two steps; requires_grad_(false) on the discriminator meanwhile only saves the work.
+// Gradients of the generator's loss flow through the discriminator to the generator. The gradients of the
+// discriminator's parameters are dropped on the way, because an Engine takes gradients only from its own backward().
+// So nothing has to be cleared between the two steps; requires_grad_(false) on the discriminator only saves work.
 //
 //   build/bin/zero run -n 2 build/examples/gan
 #include <zero/zero.h>

@@ -1,4 +1,4 @@
-// Trains in two halves: saves after the first, goes on in a new engine. Run it again and it goes on from where it was:
+// Trains in two halves: saves a checkpoint after the first and resumes in a new engine. A second run resumes as well:
 //   zero run -n 2 resume DIR
 #include <zero/zero.h>
 
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
         [] { return torch::nn::Sequential(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1)); });
     zero::Engine engine(model, options, comm);
     try {
-      const auto tag = engine.load_checkpoint(dir);  // the newest whole one
+      const auto tag = engine.load_checkpoint(dir);  // the newest complete one
       if (comm->rank() == 0)
         std::printf("going on from %s at step %ld\n", tag.c_str(), static_cast<long>(engine.global_step()));
     } catch (const zero::Error& error) {

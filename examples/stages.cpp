@@ -1,4 +1,4 @@
-// What the four stages hold and send, on four ranks that are threads of this process: no launcher, no second process.
+// Prints what the four stages store and send, on four ranks that are threads of this process, without a launcher.
 // The state's hash is the same at every stage.
 #include <zero/zero.h>
 
@@ -30,7 +30,7 @@ int main() {
       const auto hash = engine.state_hash();
       using Memory = zero::MemoryReport;
       const auto memory = engine.memory();
-      double at_rest = 0;  // without the buffers that wait for their next use
+      double at_rest = 0;  // without idle buffers
       for (const auto purpose : {Memory::Purpose::Parameters, Memory::Purpose::Gradients,
                                  Memory::Purpose::OptimizerStates, Memory::Purpose::MasterParameters})
         at_rest += static_cast<double>(memory.current(Memory::Tier::Device, purpose));

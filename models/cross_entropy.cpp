@@ -1,5 +1,5 @@
-// The loss of models with a large vocabulary, which would otherwise own the peak of a step's memory:
-// fp32 copies of the logits exist for a few rows at a time only, in forward and in backward.
+// Cross entropy for large vocabularies. The logits are converted to fp32 a few rows at a time, in forward and backward,
+// because a full fp32 copy would dominate the memory peak of a step.
 #include <algorithm>
 
 #include "models/gpt.h"

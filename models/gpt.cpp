@@ -1,5 +1,5 @@
-// The forward pass, the initialisation and the sampling of GPT (gpt.h). Attention is libtorch's fused
-// kernel on CPU and GPU; nothing here chooses a dtype or a device, both follow the parameters.
+// Forward pass, initialisation and sampling of GPT (gpt.h). Attention is libtorch's fused kernel on CPU and GPU. Dtype
+// and device are those of the parameters.
 #include "models/gpt.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,6 +1,6 @@
 // GPT: a decoder-only transformer with pre-norm blocks and learned positions, as in GPT-2 (Radford
-// et al., 2019). Plain torch::nn code: it knows nothing of ranks, shards or dtypes, and works with
-// parameters of any floating dtype (activations follow them; the loss is taken in fp32).
+// et al., 2019). Plain torch::nn code without ranks or shards. Parameters may have any floating dtype; activations
+// have the same dtype, and the loss is computed in fp32.
 #pragma once
 #include <torch/torch.h>
 
@@ -27,11 +27,11 @@ struct GptBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(GptBlock);
 
-// How the next token is chosen.
+// How generate() chooses the next token.
 struct Sampling {
   double temperature = 1;  // 0: the most likely token
-  std::int64_t top_k = 0;  // only among the k most likely; 0: all
-  std::uint64_t seed = 1;  // of a generator of its own: torch's is left alone
+  std::int64_t top_k = 0;  // choose among the k most likely; 0: among all
+  std::uint64_t seed = 1;  // of a separate generator; torch's generators are not used
 };
 
 struct GptImpl : torch::nn::Module {
@@ -48,9 +48,9 @@ struct GptImpl : torch::nn::Module {
   // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
   at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
 
-  // From now on forward() hands each of `count` runs of layers, as equal as can be and at most one a layer, to
-  // `runner`, which returns part(x) and may call `part` again in backward: the place for activation checkpointing.
-  // x and the result: [batch, time, hidden]. count >= 1.
+  // Splits the layers into `count` segments of nearly equal length, at most one per layer. From now on forward() passes
+  // each segment to `runner`, which returns part(x) and may call `part` again in backward; this is the hook for
+  // activation checkpointing. x and the result: [batch, time, hidden]. count >= 1.
   using Part = std::function<at::Tensor(const at::Tensor& x)>;
   using Runner = std::function<at::Tensor(const Part& part, const at::Tensor& x)>;
   void run_layers_by(std::int64_t count, Runner runner);
@@ -72,8 +72,8 @@ struct GptImpl : torch::nn::Module {
 TORCH_MODULE(Gpt);
 
 // Mean cross entropy in nats of logits [n, classes] (any floating dtype) against int64 targets [n],
-// computed in fp32 a few rows at a time. Saves the logits only, where log_softmax of fp32 logits would
-// save four more bytes an element and its backward make two more copies. Not twice differentiable.
+// computed in fp32 a few rows at a time. Saves only the logits; log_softmax of fp32 logits would save four
+// more bytes per element and make two more copies in backward. Not twice differentiable.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace models

@@ -1,4 +1,4 @@
-// The numbers that GPT (gpt.h) is made from, for code without torch.
+// The shape of GPT (gpt.h), for code without torch.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,19 +14,19 @@ struct GptConfig {
   double dropout = 0;             // after embeddings, attention and each residual branch
   bool tied_output = true;        // the output layer's weight is the token embedding
 
-  // "gpt-1m" and "gpt-10m" read bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
+  // "gpt-1m" and "gpt-10m" have a vocabulary of bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
   // "gpt2-xl" have the published shapes. Throws std::invalid_argument for another name.
   static GptConfig preset(const std::string& name);
   static std::vector<std::string> preset_names();
 
-  // Elements of all parameters, counted by formula; a tied output layer counts once.
+  // Elements of all parameters, by formula; a tied output layer counts once.
   std::int64_t num_parameters() const;
   // Throws std::invalid_argument that names the field.
   void validate() const;
 };
 
-// Of the rows of logits whose fp32 copy exists at a time in cross_entropy(). About 1 MiB stays in the cache between the
-// passes over it. A GPU wants longer kernels, and gets 256 MiB.
+// Elements of logits that cross_entropy() converts to fp32 at a time. 1 MiB stays in a CPU's cache between passes; a
+// GPU needs longer kernels and uses 256 MiB.
 constexpr std::int64_t loss_row_elements(bool gpu) { return gpu ? 1 << 26 : 1 << 18; }
 constexpr std::int64_t loss_rows(std::int64_t vocabulary, bool gpu) {
   return std::max<std::int64_t>(1, loss_row_elements(gpu) / std::max<std::int64_t>(1, vocabulary));

@@ -1,4 +1,4 @@
-// See gpt_pass.h. Names follow gpt.cpp; a tensor lives as long as somebody holds it, as there.
+// See gpt_pass.h. Names and lifetimes of tensors follow gpt.cpp.
 #include "models/gpt_pass.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class PassTensor {
   PassTensor(const PassTensor&) = delete;
   PassTensor& operator=(const PassTensor&) = delete;
   std::int64_t number() const { return number_; }
-  // To whom it is given, its end is not told.
+  // Transfers ownership to the listener, which then gets no released() for it.
   std::int64_t hand_over() {
     listener_ = nullptr;
     return number_;
@@ -45,7 +45,7 @@ class GptPass {
 
   void run() {
     auto x = embed();
-    std::vector<Saved> layers;  // of layers that run once
+    std::vector<Saved> layers;  // of layers that are not recomputed
     if (segments_ == 0) {
       for (std::int64_t i = 0; i < config_.layers; ++i) x = forward(i, x, &layers.emplace_back());
     } else {
@@ -65,7 +65,7 @@ class GptPass {
     { const auto likely = rows(); }
     listener_.backward_begins();
 
-    // The loss; then the output layer, the last norm.
+    // Backward of the loss, the output layer and the last norm.
     auto slope = [&] {
       auto gradient = make(tokens_ * config_.vocabulary * element_);
       const auto likely = rows();
@@ -101,7 +101,7 @@ class GptPass {
   }
 
  private:
-  // What autograd saved of a layer.
+  // Tensors of a layer that autograd saves.
   struct Saved {
     Tensor input, norm1, norm1_statistics, qkv, mixed, sums, middle, norm2, norm2_statistics, up, activated;
   };
@@ -113,7 +113,7 @@ class GptPass {
   }
   void gradient_of(std::size_t parameter, Tensor tensor) { listener_.gradient(parameter, tensor->hand_over()); }
   Tensor statistics() { return make(2 * tokens_ * element_); }
-  // A run of rows of the logits in fp32, beside a copy where they are converted.
+  // A chunk of rows of the logits in fp32, and a second one if they are converted from 16 bits.
   std::vector<Tensor> rows() {
     const auto bytes = std::min(loss_rows(config_.vocabulary, gpu_), tokens_) * config_.vocabulary * 4;
     std::vector<Tensor> all{make(bytes)};
@@ -136,7 +136,7 @@ class GptPass {
     return make(wide_);
   }
 
-  // One block. What is saved goes to `saved`; null: it is dropped.
+  // One block. Saved tensors are moved to `saved`; null: they are released.
   Tensor forward(std::int64_t i, const Tensor& x, Saved* saved) {
     Saved here;
     here.input = x;
@@ -166,7 +166,7 @@ class GptPass {
     return result;
   }
 
-  // The gradient of a linear layer's input; `input` and `gradient` are let go.
+  // Returns the gradient of a linear layer's input; releases `input` and `gradient`.
   Tensor linear_backward(std::size_t weight, std::int64_t in, std::int64_t out, Tensor gradient, Tensor& input,
                          const Tensor* kept_by_others = nullptr) {
     listener_.used(weight, 1);
@@ -189,7 +189,7 @@ class GptPass {
     return result;
   }
 
-  // dx: of the block's result; what is added to a gradient that waits is added in place.
+  // dx: gradient of the block's result. Gradients of the residual branches are added to it in place.
   Tensor backward(std::int64_t i, Tensor dx, Saved& saved) {
     auto inside = linear_backward(of(i, kDown), inner_, config_.hidden, nullptr, saved.activated);
     {
@@ -222,7 +222,7 @@ class GptPass {
     }
     auto of_tokens = make(config_.vocabulary * config_.hidden * element_);
     dx.reset();
-    if (config_.tied_output) {  // autograd adds the two into a third
+    if (config_.tied_output) {  // autograd adds both gradients into a third tensor
       auto sum = make(config_.vocabulary * config_.hidden * element_);
       waiting.reset();
       of_tokens = std::move(sum);

@@ -1,6 +1,6 @@
-// One forward and backward of the GPT of gpt.h as what they do to memory: which operator reads which parameters, what
-// it allocates, what is saved for backward and when autograd lets go of it, operator by operator (gpt.cpp beside
-// libtorch's CPU kernels). For whoever plans a run without torch; nothing is computed here.
+// The memory behaviour of one forward and backward of the GPT of gpt.h, operator by operator: which parameters an
+// operator reads, what it allocates, what is saved for backward and when autograd releases it. It follows gpt.cpp and
+// libtorch's CPU kernels. Used to plan runs without torch; nothing is computed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace models {
 
-// Is told of a pass, event after event. Tensors are numbered in the order of their making, parameters in the order of
+// Receives the events of a pass in order. Tensors are numbered in the order of allocation, parameters in the order of
 // registration.
 class PassListener {
  public:
@@ -18,21 +18,21 @@ class PassListener {
   virtual void released(std::int64_t tensor) = 0;
   // An operator reads the parameters first .. first + count - 1.
   virtual void used(std::size_t first, std::size_t count) = 0;
-  // Layers that run again in backward (run_layers_by()) run for the first time; their input is kept for the second.
+  // The first run of a checkpointed segment (run_layers_by()) begins; its input is kept for recomputation.
   virtual void segment_begins(std::int64_t input) = 0;
   virtual void segment_ends() = 0;
-  // The last of the segments that are left is about to run again; its input comes back as that tensor.
+  // The last remaining segment is about to be recomputed; `input` is the number of its restored input.
   virtual void segment_runs_again(std::int64_t input) = 0;
   virtual void backward_begins() = 0;
-  // The whole gradient, which the model does not hold any more.
+  // The complete gradient; the listener now owns the tensor.
   virtual void gradient(std::size_t parameter, std::int64_t tensor) = 0;
   virtual void backward_ends() = 0;
 };
 
 struct GptBatch {
   std::int64_t samples = 1;   // of config.sequence tokens
-  std::int64_t segments = 0;  // as in run_layers_by(); 0: no layer runs again
-  std::int64_t element = 4;   // bytes of an activation
+  std::int64_t segments = 0;  // as in run_layers_by(); 0: no recomputation
+  std::int64_t element = 4;   // bytes of an activation element
   bool gpu = false;
 };
 

@@ -1,5 +1,5 @@
 """The measuring protocol's model, as PyTorch users would write it: a GPT with pre-norm blocks, learned positions, a tied
-output head and no dropout. models/gpt.cpp is the same one; every peer trains exactly this.
+output head and no dropout. models/gpt.cpp is the same model; every peer trains it.
 """
 
 import math

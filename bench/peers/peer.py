@@ -155,7 +155,7 @@ else:
         tier = {"device": o.peer[3:], "nvme_path": o.nvme} if o.peer == "ds3nvme" else {"device": "cpu"}
         config["zero_optimization"] |= {
             "offload_optimizer": dict(tier, pipeline_read=True, pipeline_write=True, buffer_count=16) if o.peer == "ds3nvme" else tier,
-            # A buffer a parameter: its prefetcher asks for more of them at once than the default of 5, and stops at an assertion.
+            # One buffer per parameter: the prefetcher needs more than the default of 5 and would fail an assertion.
             "offload_param": dict(tier, max_in_cpu=0, buffer_size=max(p.numel() for p in module.parameters()) + 4096,
                                   buffer_count=len(list(module.parameters())) + 8)
             if o.peer == "ds3nvme" else tier,
@@ -228,6 +228,6 @@ if rank == 0:
         json.dump(document, file)
     os.replace(o.out + ".part", o.out)  # whole or not at all
 dist.barrier()
-# Nothing is measured any more, and torch 2.11 over gloo aborts now and then while the interpreter ends ("terminate called without an
-# active exception"): that is no failure of the training.
+# All measurements are complete. torch 2.11 over gloo sometimes aborts while the interpreter ends ("terminate called
+# without an active exception"); this must not count as a failure of the training.
 os._exit(0)

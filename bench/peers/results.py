@@ -1,11 +1,11 @@
-"""What script/compare measured, as one document (schema zero.compare/2): the arithmetic behind docs/performance.md, no text.
+"""Results of script/compare as one document (schema zero.compare/2): the figures of docs/performance.md.
 
-FOLDER/SIZE/round-N/ holds one file a configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
+FOLDER/SIZE/round-N/ has one file per configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
 peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/optimizer/ the updates
 alone (`zero bench optimizer --json` and adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
 
-A figure of several rounds is the median of the rounds' own figures, and a ratio the median of the rounds' ratios: the machine
-has phases, and only what was measured within one round may be divided. Steps of different rounds are never pooled.
+A figure of several rounds is the median of the rounds' figures, and a ratio the median of the rounds' ratios: the
+machine's speed varies, so only figures of one round may be divided. Steps of different rounds are never pooled.
 """
 
 import datetime
@@ -148,7 +148,7 @@ def ratios(entries):
     rows += [(f"stage {s} / DDP", f"zero{s}", "ddp", "step") for s in range(4)]
     rows += [(f"stage {s} / DDP, bf16 parameters", f"zero{s}", "ddpbf16", "step") for s in range(4)]
     rows += [(f"stage {s} / (compute + AdamW share)", f"zero{s}", "floor", "step") for s in range(4)]
-    # What compute leaves: nobody can be further below a peer than this.
+    # The lower bound set by computation: no ratio to a peer can be below this.
     rows += [(f"floor: (compute + AdamW share) / {text}", "floor", name, "step") for text, name in [
         ("DDP", "ddp"), ("DDP, bf16 parameters", "ddpbf16"), ("FSDP2", "fsdp2"), ("DeepSpeed stage 3", "ds3")]]
     rows += [("stage 3 / stage 0", "zero3", "zero0", "step"), ("all states in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu", "step"),
@@ -221,7 +221,7 @@ def summary(folder, kept=None):
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
-            if one["gradient_clipping"] in clippings:  # figures of another recipe do not stand beside these
+            if one["gradient_clipping"] in clippings:  # do not mix figures of different recipes
                 found["sizes"].setdefault(size, one)
         for part in ("optimizers", "collectives"):
             found[part] = found[part] or kept[part]

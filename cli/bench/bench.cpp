@@ -21,14 +21,14 @@ Usage: zero bench NAME [options]
   stages                  memory by phase, time, bytes sent and equal results of
                           ZeRO stages 0 to 3
   step                    time of a step at stages and recipes with ranks as
-                          processes, beside the compute alone
+                          processes, compared with computation alone
   collectives             time of collectives by size over shared memory and
-                          TCP, beside a plain copy
-  optimizer               time of one optimizer update over flat memory, beside
-                          a triad
+                          TCP, compared with a plain copy
+  optimizer               time of one optimizer update over flat memory,
+                          compared with a triad
   activations             the largest batch within a budget of memory, with
-                          activations kept, computed again, and away
-  io                      speed of the files of offloaded state, beside fio
+                          activations kept, recomputed, and offloaded
+  io                      speed of the files of offloaded state, and of fio
   profile                 the speeds of this machine, for zero plan --profile
 
   -h, --help              this text, or a measurement's

@@ -1,7 +1,7 @@
 // `zero bench collectives`: the time of reduce-scatter, all-gather and all-reduce by size and transport, with ranks as
 // processes and every result checked. Compared with a plain copy of the same bytes, and with the gloo library's own
 // algorithms, which libzero's gloo transport does not use. Transports alternate in rounds, so that changes of the
-// machine's speed affect all alike.
+// machine's speed affect all of them.
 #include <torch/torch.h>
 #include <zero/zero.h>
 

@@ -149,7 +149,7 @@ class Job {
   FlatTensors tensors_;
 };
 
-// All numbers of threads of one rule and job in turn, so that changes of the machine's speed affect all alike.
+// Measures all numbers of threads of one rule and job in turn, so that changes of the machine's speed affect all.
 std::vector<Series> measure(const Setup& setup, const std::vector<int>& threads, const std::string& rule,
                             const std::string& dtype, Triad& triad) {
   at::set_num_threads(*std::max_element(threads.begin(), threads.end()));

@@ -1,6 +1,6 @@
-// `zero explain`: what ZeRO stages and offload do with parameters, gradients and optimizer states in each phase of a
-// step, for one configuration: the schedule of the engine itself (plan/schedule.h), as tables. With --live the same
-// steps are run on ranks, and the command fails where they differ. `zero` has the first, `zero-torch` both.
+// `zero explain`: shows where parameters, gradients and optimizer states are stored and how they are transferred in
+// each phase of a step, for one configuration. The tables come from the engine's step program (plan/schedule.h). With
+// --live the same steps are run on ranks, and the command fails if they differ; this requires `zero-torch`.
 #include <stdlib.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ namespace {
 
 using config::OffloadDevice;
 
-// Larger ones would take minutes where seconds are expected.
+// Larger models would take minutes.
 constexpr std::int64_t kMostLiveParameters = 30'000'000;
 
 struct Request {
@@ -49,24 +49,24 @@ void declare(Command& c, Request& r) {
   c.section("Configuration");
   c.config(r.config, r.set, r.strict);
   c.choice("--dtype", r.recipe, {"fp32", "bf16", "fp16"}, "recipe (the configuration's, else bf16)");
-  c.option("--accumulation", r.accumulation, "N", "micro-batches a step (the configuration's, else 1)", 1, 1024);
+  c.option("--accumulation", r.accumulation, "N", "micro-batches per step (the configuration's, else 1)", 1, 1024);
   c.section("Ranks");
   c.option("--world", r.world, "N", "ranks (2)", 1, 1 << 20);
   c.choice("--transport", r.transport, {"thread", "shm", "gloo", "shm+gloo", "nccl"},
-           "between ranks (shm: one host's memory; nccl with --device cuda)");
-  c.choice("--device", r.device, {"cpu", "cuda"}, "where parameters are computed with (cpu)");
+           "transport between ranks (shm: shared memory of one host; nccl with --device cuda)");
+  c.choice("--device", r.device, {"cpu", "cuda"}, "device of a rank (cpu)");
   c.section("Model");
   c.option("--model", r.model, "NAME", "gpt2, bert-base, llama-3-8b, ... (the configuration's, else a small GPT)");
   c.option("--layers", r.layers, "N", "blocks (2)", 1, 1000);
   c.option("--hidden", r.hidden, "N", "width (64)", 1, 65536);
   c.option("--heads", r.heads, "N", "attention heads (4)", 1, 1024);
-  c.option("--sequence", r.sequence, "N", "tokens of a sample (32)", 1, 1 << 20);
-  c.option("--vocabulary", r.vocabulary, "N", "different tokens (256)", 2, 1 << 24);
+  c.option("--sequence", r.sequence, "N", "tokens per sample (32)", 1, 1 << 20);
+  c.option("--vocabulary", r.vocabulary, "N", "vocabulary size (256)", 2, 1 << 24);
   c.section("Check");
-  c.flag("--live", r.live, "run three steps on ranks, and fail (exit 1) where they differ from the schedule");
+  c.flag("--live", r.live, "run three steps on ranks, and fail (exit 1) if they differ from the schedule");
 }
 
-// The words, read from the left.
+// The positional arguments, read from left to right.
 struct Asked {
   int stage = -1;
   bool offload = false, infinity = false;
@@ -105,7 +105,7 @@ Asked read_words(const std::vector<std::string>& words) {
   return asked;
 }
 
-// A folder that is gone with this.
+// A temporary folder, removed by the destructor.
 class Scratch {
  public:
   Scratch() {
@@ -126,7 +126,7 @@ class Scratch {
   std::string path_;
 };
 
-// What is not said by the file gets what the words mean.
+// Completes the configuration: keys that the file does not set are derived from the positional arguments.
 void complete(LiveTask& task, const Request& request, const Asked& asked, const std::string& folder) {
   const auto add = [&](const char* key, const std::string& value, const char* source) {
     task.settings.push_back({key, value, source, false});
@@ -151,7 +151,7 @@ void complete(LiveTask& task, const Request& request, const Asked& asked, const 
     for (const auto& [key, value] : request.set) some.settings.push_back({key, value, "--set", false});
     return some;
   };
-  // What --set sets may need what the words mean, and the other way round: whatever can be read on its own.
+  // --set may be valid only together with keys derived from the arguments, or vice versa. Read as much as is valid.
   const auto given = [&] {
     try {
       return with_sets(task).options();
@@ -218,7 +218,7 @@ std::string title_of(const config::ZeroSettings& zero) {
   if (optimizer) title += base::join(", optimizer states in ", place(zero.offload_optimizer.device));
   if (parameters) title += base::join(", parameters in ", place(zero.offload_param.device));
   if (zero.delayed_update && optimizer)
-    title += base::join(", updates one step late from step ", zero.delayed_start_step);
+    title += base::join(", updates delayed by one step from step ", zero.delayed_start_step);
   return title;
 }
 
@@ -234,8 +234,7 @@ std::string model_text(const PlanModel& model) {
 int explain(int argc, char** argv) {
   Request request;
   Command command(
-      "explain", "who holds and who sends what in each phase of a step, by the engine's own schedule",
-      "[WHAT...] [options]",
+      "explain", "where states are stored and how they are transferred in each phase of a step", "[WHAT...] [options]",
       "  zero explain stage 3 --world 4 --layers 4 --hidden 128\n  zero explain offload --config ds.json --live\n");
   declare(command, request);
   if (!command.parse(argc, argv)) return 0;
@@ -269,7 +268,7 @@ int explain(int argc, char** argv) {
   input.topology = planning::topology_of(world, transport, gpu, /*deferred_init=*/!gpu);
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
                                           [&](const char* key) { return options.document().is_set(key); });
-  // The third step: the order of use is known. Late updates begin where the configuration says.
+  // The order of use is known in the third step. Delayed updates begin at the configured step.
   const auto first = settings.zero.delayed_update ? settings.zero.delayed_start_step : 0;
   const auto schedule = planning::schedule(input, settings, batch.accumulation, first, 3);
 
@@ -317,7 +316,7 @@ int explain(int argc, char** argv) {
     print_result(explain_text(schedule, what, columns) + live_text(of_run, run, difference, columns));
   }
   if (difference.empty()) return 0;
-  print_error("explain", "[--live] the ranks did not do what the schedule says: " + difference);
+  print_error("explain", "[--live] the run differs from the schedule: " + difference);
   return static_cast<int>(ExitCode::kFailed);
 }
 

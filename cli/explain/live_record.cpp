@@ -26,7 +26,7 @@ struct Slice {
   std::int64_t begin, end, bytes;
 };
 
-// What a category of slices stands for; the name's prefix is what the trace writes before the unit.
+// The meaning of a category of slices; the prefix precedes the unit in a slice's name.
 struct Kind {
   const char* category;
   const char* prefix;
@@ -193,8 +193,8 @@ Lane lane_of(const Event& event) {
 std::vector<Event> events_of_trace(const Json& trace, int rank, const TracedSteps& steps) {
   const auto slices = slices_of(trace, rank);
   const auto spans = spans_of(slices);
-  // A late update goes on until the next step() has waited for it.
-  std::vector<std::int64_t> background_ends;  // by step: until when slices are of the step before
+  // A delayed update lasts until the next step() has waited for it.
+  std::vector<std::int64_t> background_ends;  // by step: before this time, slices belong to the previous step
   std::vector<std::int64_t> acts;
   for (const auto& span : spans) {
     if (span.phase != Phase::Step) continue;

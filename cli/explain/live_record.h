@@ -1,6 +1,5 @@
-// What ranks really did in the steps that `zero explain --live` ran, and where it first differs from the schedule:
-// slices of their traces and differences of their counters, as the events of plan/schedule.h. Runs nothing, needs no
-// libtorch.
+// Records of the steps that `zero explain --live` ran, and their first difference from the schedule. Slices of traces
+// and differences of counters are converted to the events of plan/schedule.h. Needs no libtorch.
 #pragma once
 #include <map>
 #include <string>
@@ -12,10 +11,10 @@
 
 namespace zero::cli {
 
-// One rank's.
+// Record of one rank.
 struct LiveRecord {
   using Moment = std::tuple<int, int, planning::Phase>;  // step, micro-batch (of Step 0), phase
-  std::vector<planning::Event> events;                   // in order of their begin; no purpose, no tiers, nothing sent
+  std::vector<planning::Event> events;                   // in order of begin; without purpose, tiers and sent
   std::map<Moment, std::map<std::string, planning::Sent>> sent;
   std::map<std::pair<MemoryReport::Tier, MemoryReport::Purpose>, std::int64_t> resting;  // bytes between steps
 };
@@ -23,34 +22,34 @@ struct LiveRecord {
 struct LiveRun {
   std::string transport;
   std::int64_t first_step = 0;
-  std::vector<bool> overflowed;  // by step: skipped for gradients that were not finite
+  std::vector<bool> overflowed;  // by step: skipped because gradients were not finite
   std::vector<LiveRecord> ranks;
 
-  // {"transport", "overflowed", "ranks": [...]} and back, for ranks that are processes.
+  // Conversion to and from {"transport", "overflowed", "ranks": [...]}, for ranks that are processes.
   Json json() const;
   static LiveRun from(const Json& json);
 };
 
-// Which steps of a traced run are late (delayed update), for slices of the background: by number of the step.
+// Which steps of a traced run have a delayed update; needed to assign background slices to steps.
 struct TracedSteps {
-  int count = 0;        // of steps that are compared; the trace has more
-  int first_late = -1;  // of these, negative: none
+  int count = 0;        // steps that are compared; the trace has more
+  int first_late = -1;  // first of these with a delayed update; negative: none
 };
 
 // The events of one rank in a trace (docs/trace.md).
 std::vector<planning::Event> events_of_trace(const Json& trace, int rank, const TracedSteps& steps);
 
-// Events of one kind follow each other in one order; which of two kinds comes first may depend on the ranks' pace.
+// The order of events within a lane is fixed; the order between lanes may depend on timing.
 enum class Lane { Gathers, Reductions, Updates, ReadParameters, ReadStates, WriteParameters, WriteStates, Copies };
 inline constexpr std::size_t kLanes = 8;
 const char* name(Lane lane);
 Lane lane_of(const planning::Event& event);
 
-// The first thing in which a rank's steps differ from the schedule's, as a sentence; empty: they agree. Order and bytes
-// of every unit's events by phase and kind, bytes and calls of every operation by phase, bytes that rest.
+// Describes the first difference between a rank's steps and the schedule; empty: they agree. Compares order and bytes
+// of every unit's events by phase and lane, bytes and calls of every operation by phase, and bytes between steps.
 std::string first_difference(const planning::Schedule& schedule, const LiveRun& run);
 
-// "build", "forward", ... or of several micro-batches "forward 2".
+// "build", "forward", ...; with several micro-batches "forward 2".
 std::string name_of(const LiveRecord::Moment& moment, std::int64_t accumulation);
 
 }  // namespace zero::cli

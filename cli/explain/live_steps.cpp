@@ -38,7 +38,7 @@ models::GptConfig shape_of(const LiveTask& task) {
           .tied_output = task.gpt.at(5) != 0};
 }
 
-// The generator of initial values is the process's, which ranks as threads share.
+// Ranks that are threads share the process's generator of initial values.
 models::Gpt make_model(const Options& options, const models::GptConfig& shape) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);
@@ -80,8 +80,8 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
   engine.start_trace(file);
   before = comm->stats();
   for (int step = 0; step < task.steps + 2; ++step) {
-    if (step == task.steps - 1) {  // the order of use is known, and nothing is new any more
-      engine.reset_peak_memory();  // gives back what is idle
+    if (step == task.steps - 1) {  // the order of use is known and all buffers are allocated
+      engine.reset_peak_memory();  // frees idle buffers
       note_resting(engine.memory(), mine);
     }
     StepResult result;
@@ -108,7 +108,7 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
   if (trace.is_discarded()) throw InternalError("[zero explain] got no trace of all ranks in " + file);
   const auto& zero = options.settings().zero;
   TracedSteps traced{.count = task.steps};
-  // As the engine finds it: late where something is offloaded.
+  // As in the engine: the update is delayed if states are offloaded.
   if (zero.delayed_update && zero.stage >= 1 && zero.offload_optimizer.device != config::OffloadDevice::None &&
       zero.offload_optimizer.ratio > 0)
     traced.first_late = static_cast<int>(std::min<std::int64_t>(zero.delayed_start_step, task.steps + 1));

@@ -1,5 +1,5 @@
-// Steps of training as `zero explain --live` runs them: a GPT under a trace, counters read at every border of a phase.
-// What came of them is a LiveRun (live_record.h); nothing here knows what was expected.
+// The training steps of `zero explain --live`: a GPT with a trace, and counters read at every phase boundary. The
+// result is a LiveRun (live_record.h); it is compared with the schedule elsewhere.
 #pragma once
 #include <zero/options.h>
 
@@ -16,14 +16,14 @@ class Communicator;
 namespace zero::cli {
 
 struct LiveTask {
-  std::string config;             // a configuration's file; empty: `text`
-  std::string text = "{}";        // JSON
-  std::vector<Setting> settings;  // on top of it
+  std::string config;             // configuration file; empty: `text`
+  std::string text = "{}";        // configuration as JSON
+  std::vector<Setting> settings;  // overrides of the configuration
   std::vector<std::int64_t> gpt;  // layers, hidden, heads, sequence, vocabulary, tied (0 or 1)
-  std::string folder;             // for traces, and for what is offloaded to files without another place
+  std::string folder;             // for traces, and for offloaded files unless the configuration names a directory
   std::string transport = "shm";  // "thread": ranks are threads of this process
   int world = 2;
-  int steps = 3;  // that are recorded; two more are run, so that what the last of them began ends
+  int steps = 3;  // recorded steps; two more are run, so that operations begun by the last recorded one end
 
   Options options() const {
     return config.empty() ? Options::from_json(text, "<zero explain>", settings) : Options::from_file(config, settings);
@@ -32,7 +32,8 @@ struct LiveTask {
   static LiveTask from(const Json& json);
 };
 
-// One rank's part, collective; complete on rank 0 only. One thread a rank: at::set_num_threads is the caller's.
+// Runs one rank. Collective; the result is complete on rank 0 only. The caller sets the number of threads
+// (at::set_num_threads).
 LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& comm);
 
 }  // namespace zero::cli

@@ -1,4 +1,4 @@
-// See explain_text.h.
+// See text.h.
 #include "cli/explain/text.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ const char* dtype_of(const Explained& what, int width, const std::string& state)
   return width == 4 || !compute ? "fp32" : what.recipe == "fp16" ? "fp16" : "bf16";
 }
 
-// Events that differ in nothing but the unit.
+// Events that differ only in the unit.
 struct Row {
   Event event;  // of the first; bytes and sent are sums
   std::vector<std::string> units;
@@ -78,7 +78,7 @@ std::string bytes_text(std::int64_t bytes) {
   return bytes == 0 ? "-" : report::human_bytes(static_cast<std::uint64_t>(bytes));
 }
 
-// One phase of the table, and which micro-batches it is of.
+// One phase of the table, and its micro-batches.
 struct Part {
   std::string label;
   Phase phase;
@@ -112,7 +112,7 @@ std::vector<Part> parts_of(const Schedule& schedule, int step) {
   return parts;
 }
 
-// How a state of these units gets about in a phase: "file read, all-gather".
+// How a state of these units is transferred in a phase: "file read, all-gather".
 std::string ways(const Schedule& schedule, int step, Phase phase, What what, const std::set<std::string>& units) {
   std::vector<std::string> all;
   for (const auto& event : schedule.events) {
@@ -250,7 +250,7 @@ std::string totals_text(const Schedule& s, const Explained& what, std::size_t co
   return table.render(columns);
 }
 
-// Which states collectives move at all, and which never.
+// The states that collectives transfer, and those that they do not.
 std::string movers_text(const Schedule& s, const Explained& what) {
   std::string moved, never;
   for (const auto state : {What::Parameters, What::Gradients, What::OptimizerStates}) {
@@ -264,8 +264,7 @@ std::string movers_text(const Schedule& s, const Explained& what) {
     for (std::size_t i = 0; i < ways.size(); ++i) text += (i == 0 ? " (" : ", ") + ways[i];
     if (!ways.empty()) text += ")";
   }
-  return base::join("Between ranks go: ", moved.empty() ? "nothing" : moved, ". Never: ", never.empty() ? "-" : never,
-                    ".");
+  return base::join("Sent: ", moved.empty() ? "nothing" : moved, ". Not sent: ", never.empty() ? "-" : never, ".");
 }
 
 std::string fixed_times(double value) {
@@ -275,7 +274,7 @@ std::string fixed_times(double value) {
 }
 
 std::string volume_text(const Schedule& s, const Explained& what, std::size_t columns) {
-  if (s.world == 1) return "One rank sends nothing.\n";
+  if (s.world == 1) return "With one rank nothing is sent.\n";
   const auto v = volume_of(s, what);
   const auto bytes = static_cast<std::int64_t>(s.parameter_width) * what.parameters;
   const auto share = base::join("(", s.world - 1, "/", s.world, ")");
@@ -283,7 +282,7 @@ std::string volume_text(const Schedule& s, const Explained& what, std::size_t co
       std::any_of(s.events.begin(), s.events.end(), [](const auto& e) { return e.how == How::InPlace; });
   std::string text =
       base::join("Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " P x ", share,
-                 mapped ? ", what is mapped counted as the all-gathers it stands for" : "", "; P = ", bytes,
+                 mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes,
                  " bytes of parameters. The papers' formula for this stage gives ",
                  static_cast<std::int64_t>(v.paper + 0.5), " bytes; with the padding of units (",
                  s.padded_numel - what.parameters, " elements) ", static_cast<std::int64_t>(v.padded + 0.5), ".");
@@ -382,17 +381,17 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
                  s.accumulation > 1 ? base::join("; gradients of ", s.accumulation, " micro-batches a step") : ""),
       columns);
   text += wrapped(base::join(what.model, ", in ", s.units.size(), " units"), columns);
-  text += rule("Who holds what: the part of each rank, its tier, its bytes", columns);
+  text += rule("Where states are stored: part per rank, tier, bytes", columns);
   text += holdings_text(s, what, columns);
   if (std::any_of(s.holdings.begin(), s.holdings.end(), [](const auto& h) { return h.passing; }))
-    text += wrapped("* from backward to the end of the step; between steps nothing", columns);
+    text += wrapped("* only from backward to the end of the step", columns);
   if (s.world > 1 && std::any_of(s.holdings.begin(), s.holdings.end(), [](const auto& h) { return h.sharded; }))
     text += wrapped(base::join("1/", s.world, ": rank r of 0 to ", s.world - 1, " keeps the r-th of ", s.world,
                                " equal parts of every unit."),
                     columns);
-  text += rule("What moves in one optimizer step, bytes of all units and what each rank sends", columns);
+  text += rule("Transfers of one optimizer step: bytes of all units, bytes sent by each rank", columns);
   text += moves_text(s, what, columns);
-  text += rule("What it adds up to for each rank", columns);
+  text += rule("Totals for each rank", columns);
   text += totals_text(s, what, columns);
   text += "\n" + wrapped(movers_text(s, what), columns) + volume_text(s, what, columns);
   return text;
@@ -429,12 +428,12 @@ std::string live_text(const Schedule& s, const LiveRun& run, const std::string& 
                       run.ranks.size() == 1 ? " rank" : " ranks", " over ", run.transport, ", bytes of rank 0"),
            columns);
   text += table.rows() == 0 ? std::string("nothing was sent\n") : table.render(columns);
-  text += difference.empty() ? wrapped(base::join("The schedule is what happened: on every rank ", events,
-                                                  " gathers, reductions, updates, copies, reads and writes, unit by "
-                                                  "unit in this order, with these bytes; "
-                                                  "and what rests between steps."),
-                                       columns)
-                             : wrapped("The schedule differs: " + difference, columns);
+  text += difference.empty()
+              ? wrapped(base::join("The run agrees with the schedule on every rank: ", events,
+                                   " gathers, reductions, updates, copies, reads and writes, in the same order and "
+                                   "with the same bytes, and the bytes stored between steps."),
+                        columns)
+              : wrapped("The run differs from the schedule: " + difference, columns);
   return text;
 }
 

@@ -1,5 +1,5 @@
-// A schedule (plan/schedule.h) as tables for people and as JSON: who holds what, what moves, what it adds up to beside
-// the papers' volumes. Runs nothing and decides nothing.
+// Formats a schedule (plan/schedule.h) as tables and as JSON: where states are stored, what is transferred, and totals
+// compared with the papers' volumes.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace zero::cli {
 
-// What was asked, in words.
+// Texts and figures that describe the explained configuration.
 struct Explained {
   std::string title;      // "ZeRO stage 3 with optimizer states in files"
   std::string recipe;     // "bf16"
@@ -20,25 +20,25 @@ struct Explained {
   std::int64_t parameters = 0;  // elements, without padding
   bool gpu = false;
   bool delayed = false;
-  int shown = 2;  // the step that is shown, in which the order of use is known
+  int shown = 2;  // the step that is shown; the order of use is known by then
 };
 
 std::string explain_text(const planning::Schedule& schedule, const Explained& what, std::size_t columns);
-// Beside what ranks did; they agree, or `difference` says where not.
+// The schedule and the run side by side; `difference` is empty if they agree.
 std::string live_text(const planning::Schedule& schedule, const LiveRun& run, const std::string& difference,
                       std::size_t columns);
 
 Json explain_json(const planning::Schedule& schedule, const Explained& what);
 Json live_json(const planning::Schedule& schedule, const LiveRun& run, const std::string& difference);
 
-// "blocks.0 to blocks.3, root": units in their order, runs of numbers joined.
+// "blocks.0 to blocks.3, root": units in order, with consecutive numbers joined.
 std::string joined_units(const std::vector<std::string>& units);
 
-// Bytes that each rank sends in the step that is shown, and what the paper counts for it: P bytes of parameters without
-// padding times 2 or 3, of which a rank of N sends (N-1)/N.
+// Bytes that each rank sends in the step that is shown, and the papers' figure for it: 2 or 3 times P bytes of
+// parameters without padding, of which a rank of N sends (N-1)/N.
 struct VolumeLine {
   std::int64_t sent = 0;
-  double paper = 0, padded = 0;  // the formula for the parameters as they are, and with the units' padding
+  double paper = 0, padded = 0;  // the formula for the parameters without and with the units' padding
   double times = 0;              // sent, in units of (N-1)/N of the parameters' bytes; 0 for one rank
 };
 VolumeLine volume_of(const planning::Schedule& schedule, const Explained& what);

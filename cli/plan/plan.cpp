@@ -1,5 +1,5 @@
-// `zero plan`: what each stage, offload and checkpointing would hold, send and take, before anything is started; and
-// the papers' tables. The answers are the library's (zero/plan.h); here they become tables and one JSON document.
+// `zero plan`: estimates memory, traffic and step time of every stage, offload and checkpointing choice before a run,
+// and prints the papers' tables. zero/plan.h computes the results; this file formats them as tables and JSON.
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -134,7 +134,7 @@ std::string machine_text(const PlanMachine& machine) {
   return text;
 }
 
-// The configuration as it stands, beside what it is compared with.
+// The given configuration, unchanged.
 std::string configured_text(const Plan& plan) {
   std::string text =
       "given    stage " + std::to_string(plan.stage) + ", device " + human_bytes(plan.memory.peak(Tier::Device));
@@ -252,7 +252,7 @@ Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, i
 
 // --- papers -----------------------------------------------------------------------------------
 
-// Names of columns in one line do not fit.
+// Whether the column names do not fit into one line.
 bool too_wide(const PaperTable& paper, std::size_t columns) {
   std::size_t total = 0;
   for (std::size_t c = 0; c < paper.header.size(); ++c) {
@@ -285,7 +285,7 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
                                     {"header", paper.header},
                                     {"rows", paper.rows},
                                     {"notes", paper.notes}});
-      // Names give way first, word by word: numbers stay whole.
+      // Names are wrapped between words; numbers are never cut.
       std::vector<report::Column> all;
       for (std::size_t c = 0; c < paper.header.size(); ++c) {
         const bool number = !paper.rows.empty() && c > 0 && paper.rows[0][c].find_first_of("0123456789") == 0;

@@ -1,4 +1,4 @@
-// See plan_options.h. A flag wins over the configuration file, a bandwidth over the profile.
+// See plan_options.h. Flags take precedence over the configuration file, and bandwidths over the profile.
 #include "cli/plan/plan_options.h"
 
 #include <cmath>
@@ -16,13 +16,13 @@
 namespace zero::cli {
 namespace {
 
-// What is not said otherwise; the learning rate has no part in any answer.
+// Defaults of the plan; the learning rate does not affect it.
 constexpr const char* kDefaults = R"({
   "train_micro_batch_size_per_gpu": 1,
   "bf16": {"enabled": true},
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}}
 })";
-constexpr std::uint64_t kContext = std::uint64_t{1} << 30;  // of a GPU: what CUDA and its libraries take for themselves
+constexpr std::uint64_t kContext = std::uint64_t{1} << 30;  // reserved on a GPU for CUDA and its libraries
 
 std::uint64_t bytes_of(const char* flag, const std::string& text) {
   const auto bytes = config::byte_count(text);
@@ -116,7 +116,7 @@ PlanMachine machine_of(const Command& c, const PlanArguments& a) {
   if (c.given("--world") && (c.given("--hosts") && c.given("--devices")) && a.world != a.hosts * a.devices)
     throw ConfigError("[--world] got " + std::to_string(a.world) + " with " + std::to_string(a.hosts) + " hosts of " +
                       std::to_string(a.devices) + " devices, expected their product");
-  // Eight GPUs a host is what most machines have; ranks on CPUs share one host.
+  // Most machines have eight GPUs per host; ranks on CPUs share one host.
   const std::int64_t world =
       a.world > 0 ? a.world : std::max<std::int64_t>(a.hosts, 1) * std::max<std::int64_t>(a.devices, 1);
   std::int64_t hosts = a.hosts, devices = a.devices;
@@ -168,46 +168,46 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.section("Model");
   c.option("--params", a.params, "P", "number of parameters: 7.5e9, 7.5B, 350M");
   c.option("--model", a.model, "NAME", "gpt2, gpt2-xl, gpt3-175b, bert-large, t5-11b, llama-3-70b, ...");
-  c.option("--layers", a.layers, "N", "blocks of a GPT", 1, 100000);
-  c.option("--hidden", a.hidden, "N", "its width", 1, 10000000);
+  c.option("--layers", a.layers, "N", "layers of a GPT", 1, 100000);
+  c.option("--hidden", a.hidden, "N", "hidden size of the GPT", 1, 10000000);
   c.option("--heads", a.heads, "N", "attention heads (hidden / 64 or 128)", 1, 1000000);
-  c.option("--vocab,--vocabulary", a.vocabulary, "N", "tokens (50257)", 2, kMost);
-  c.option("--seq,--sequence", a.sequence, "N", "tokens of a sample (1024)", 1, kMost);
-  c.flag("--untied", a.untied, "the output layer has weights of its own");
+  c.option("--vocab,--vocabulary", a.vocabulary, "N", "vocabulary size (50257)", 2, kMost);
+  c.option("--seq,--sequence", a.sequence, "N", "tokens per sample (1024)", 1, kMost);
+  c.flag("--untied", a.untied, "the output layer has separate weights");
   c.section("Machine");
   c.option("-n,--world", a.world, "N", "ranks (1)", 1, 1 << 24);
   c.option("--hosts", a.hosts, "N", "hosts", 1, 1 << 20);
-  c.option("--devices", a.devices, "N", "ranks of a host (8 GPUs; all CPU ranks)", 1, 1 << 16);
-  c.choice("--device", a.device, {"cuda", "cpu"}, "what a rank computes with (cuda)");
-  c.option("--memory", a.memory, "SIZE", "of a device: 32GB, 80GiB; with --device cpu what a rank may use");
-  c.option("--host-memory", a.host_memory, "SIZE", "of a host");
-  c.option("--nvme", a.nvme, "SIZE", "files of a host");
-  c.option("--reserve", a.reserve, "SIZE", "of --memory, for CUDA and libraries (1GiB)");
+  c.option("--devices", a.devices, "N", "ranks per host (8 on GPUs, all on CPUs)", 1, 1 << 16);
+  c.choice("--device", a.device, {"cuda", "cpu"}, "device of a rank (cuda)");
+  c.option("--memory", a.memory, "SIZE", "memory of a device: 32GB, 80GiB; with --device cpu of a rank");
+  c.option("--host-memory", a.host_memory, "SIZE", "memory of a host");
+  c.option("--nvme", a.nvme, "SIZE", "disk space of a host");
+  c.option("--reserve", a.reserve, "SIZE", "part of --memory reserved for CUDA and libraries (1GiB)");
   c.option("--profile", a.profile, "FILE", "speeds of the machine, from `zero bench profile`");
   c.option("--flops", a.flops, "F", "FLOP/s of a rank in training: 150T");
-  c.option("--link", a.link, "RATE", "between ranks of a host: 300GB/s");
-  c.option("--network", a.network, "RATE", "between hosts, for one rank: 12.5GB/s");
-  c.option("--pcie", a.pcie, "RATE", "between a device and its host, one way: 25GB/s");
-  c.option("--disk", a.disk, "RATE", "files of a host, reading and writing: 3GB/s");
+  c.option("--link", a.link, "RATE", "bandwidth between ranks of a host: 300GB/s");
+  c.option("--network", a.network, "RATE", "bandwidth between hosts, per rank: 12.5GB/s");
+  c.option("--pcie", a.pcie, "RATE", "bandwidth between a device and its host, one direction: 25GB/s");
+  c.option("--disk", a.disk, "RATE", "bandwidth of a host's files, reads and writes: 3GB/s");
   c.section("What to compare");
   c.option("--stage", a.stage, "S|all", "0, 1, 2, 3, or several: 2,3 (all)");
-  c.choice("--offload", a.offload, {"all", "none", "cpu", "nvme"}, "where states may rest (all)");
+  c.choice("--offload", a.offload, {"all", "none", "cpu", "nvme"}, "tiers for offloaded states (all)");
   c.choice("--checkpointing", a.checkpointing, {"all", "on", "off"}, "activation checkpointing (all)");
-  c.option("--micro-batch-size", a.micro_batch_size, "M", "samples a rank and forward (1)", 1, 1 << 24);
-  c.option("--accumulation", a.accumulation, "K", "micro-batches a step (1)", 1, 1 << 24);
+  c.option("--micro-batch-size", a.micro_batch_size, "M", "samples per rank and forward (1)", 1, 1 << 24);
+  c.option("--accumulation", a.accumulation, "K", "micro-batches per step (1)", 1, 1 << 24);
   c.choice("--dtype", a.dtype, {"fp32", "bf16", "fp16"}, "recipe (bf16)");
   c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion (AdamW)");
   c.config(a.config, a.set, a.strict);
   c.section("Results");
-  c.option("--write", a.write, "FILE", "the recommended configuration, as `zero train` takes it");
-  c.option("--nvme-path", a.nvme_path, "DIR", "folder of offloaded files in it (/tmp)");
+  c.option("--write", a.write, "FILE", "write the recommended configuration for `zero train`");
+  c.option("--nvme-path", a.nvme_path, "DIR", "directory for offloaded files in that configuration (/tmp)");
   c.option("--paper", a.paper, "NAME",
            "print a paper's tables instead: table1, table2, infinity, activations, volumes, examples, estimator, all");
 }
 
 namespace {
 
-// A file without batch sizes, as for DeepSpeed's scripts that give them, is planned for one sample a rank.
+// A file without batch sizes is planned for one sample per rank; DeepSpeed's scripts often set them in code.
 Options read(const std::string& file, std::vector<Setting> settings) {
   auto options = Options::from_file(file, settings);
   const auto& document = options.document();

@@ -1,5 +1,5 @@
-// What the command line of `zero plan` asks for, as plain values: model, machine, configuration, what to compare.
-// Reading it is plan_options.cpp, answering and printing plan.cpp.
+// The command line of `zero plan` as plain values: model, machine, configuration, what to compare. Parsed by
+// plan_options.cpp; plan.cpp computes and prints the plan.
 #pragma once
 #include <string>
 #include <utility>
@@ -11,7 +11,7 @@
 
 namespace zero::cli {
 
-// As given; 0 or empty: not given.
+// Values of the flags; 0 or empty: not given.
 struct PlanArguments {
   std::string config_positional, config, model, params, paper, write, nvme_path = "/tmp";
   std::vector<std::pair<std::string, std::string>> set;
@@ -28,7 +28,7 @@ struct PlanQuestion {
   Options options;
   PlanMachine machine;
   PlanChoices choices;
-  bool from_file = false;  // there is a configuration to be looked at as it is
+  bool from_file = false;  // a configuration file was given and is also planned unchanged
 };
 
 void declare_plan(Command& command, PlanArguments& arguments);

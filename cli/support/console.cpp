@@ -96,8 +96,7 @@ int guarded(const std::string& command, const std::function<int()>& body) {
     print_error(command, error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    print_error(command,
-                "[memory] got no more from the system, expected to go on. Hint: see `zero doctor` for the limits.");
+    print_error(command, "[memory] cannot allocate: out of memory. Hint: see `zero doctor` for the limits.");
     return static_cast<int>(ExitCode::kOutOfMemory);
   } catch (const std::exception& error) {
     print_error(command, error.what());

@@ -1,11 +1,10 @@
-// The built-in GPT as the planner knows it: a shape and its published parameters, with the model's own description of
-// what a forward and backward does.
+// The built-in GPT for the planner: its shape, and the description of its forward and backward (models/gpt_pass.h).
 #pragma once
 #include <zero/plan.h>
 
 namespace zero::cli {
 
-// `model` with the description of models/gpt_pass.h where it is that GPT; else as it is.
+// Returns `model` with the description of models/gpt_pass.h if it is that GPT, else unchanged.
 PlanModel with_gpt_pass(PlanModel model);
 
 }  // namespace zero::cli

@@ -335,7 +335,7 @@ void files(std::vector<Item>& items, const std::string& folder) {
             {{"path", json_quote(temporary.string())}, {"works", boolean(!temporary_error)}}};
   if (temporary_error) {
     temp.verdict = Verdict::Missing;
-    temp.hint = "ranks of one host meet there: set TMPDIR to a folder that can be written";
+    temp.hint = "ranks of one host connect through files there: set TMPDIR to a writable folder";
   }
   items.push_back(std::move(temp));
 
@@ -380,7 +380,7 @@ void processes(std::vector<Item>& items) {
   Item orphans{"subreaper", reaper ? std::strerror(reaper) : "works", "", Verdict::Ok, {{"works", boolean(!reaper)}}};
   if (reaper) {
     orphans.verdict = Verdict::Note;
-    orphans.hint = "what ranks start in sessions of their own is then only found by its environment";
+    orphans.hint = "processes that ranks start in new sessions can then only be found by their environment";
   }
   items.push_back(std::move(orphans));
 

@@ -44,7 +44,7 @@ Failure failure_of(Body&& body) {
     // libtorch's CPU allocator has no error type of its own.
     return {text.find("DefaultCPUAllocator") == std::string::npos ? ExitCode::kFailed : ExitCode::kOutOfMemory, text};
   } catch (const std::bad_alloc&) {
-    return {ExitCode::kOutOfMemory, "[memory] got no more from the system, expected to go on"};
+    return {ExitCode::kOutOfMemory, "[memory] cannot allocate: out of memory"};
   } catch (const std::exception& error) {
     return {ExitCode::kFailed, error.what()};
   }
@@ -201,7 +201,7 @@ int zero_train(int argc, char** argv) {
   int code = 0;
   failure = failure_of([&] {
     plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
-    // Select the GPU first: seeding asks libtorch whether it has CUDA, and the first answer is cached ([Note: asked too
+    // Select the GPU first: seeding queries libtorch for CUDA, and the first result is cached ([Note: asked too
     // early]).
     const c10::Device device = device_of(plan, *comm);
     torch::manual_seed(plan.options.settings().seed);

@@ -162,8 +162,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
                       " notices, expected none; the first: " + plan.options.notices().front());
   if (!s.managed_gradient_accumulation)
     throw ConfigError(
-        "[managed_gradient_accumulation] got false, expected true: `zero train` has no loop of its own to decide "
-        "boundaries");
+        "[managed_gradient_accumulation] got false, expected true: `zero train` does not decide "
+        "boundaries itself");
   plan.model = model_of(s.model);
   plan.segments = segments_of(plan.options, plan.model);
   plan.on_gpu = a.device == "cuda";

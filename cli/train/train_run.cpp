@@ -305,10 +305,11 @@ int TrainRun::run() {
   report_.finish(summary_);
   if (summary_.stopped_by == 0) return 0;
   const bool saved = !plan_.checkpoint_dir.empty();
-  report_.note(LogLevel::Warning, "stopped by signal " + std::to_string(summary_.stopped_by) + " after step " +
-                                      std::to_string(summary_.steps) +
-                                      (saved ? ", state saved in " + summary_.checkpoint + ": go on with --resume auto"
-                                             : "; nothing was saved, for there is no --checkpoint-dir"));
+  report_.note(LogLevel::Warning,
+               "stopped by signal " + std::to_string(summary_.stopped_by) + " after step " +
+                   std::to_string(summary_.steps) +
+                   (saved ? ", state saved in " + summary_.checkpoint + ": continue with --resume auto"
+                          : "; nothing was saved: there is no --checkpoint-dir"));
   return saved ? 75 : 143;
 }
 

@@ -1,4 +1,4 @@
-// What libzero.so exports. The rest of it is hidden, so that no program can come to depend on it.
+// Marks what libzero.so exports. All other symbols are hidden, so that programs cannot depend on them.
 #pragma once
 
 #define ZERO_API [[gnu::visibility("default")]]

@@ -1,4 +1,4 @@
-"""Notices of the library go to the logger "libzero"."""
+"""Forwards the library's log messages to the logger "libzero"."""
 
 import atexit
 import logging

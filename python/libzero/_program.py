@@ -6,15 +6,15 @@ from pathlib import Path
 
 
 def program() -> str:
-    """Its path. FileNotFoundError where only the extension was built."""
+    """Returns its path. Raises FileNotFoundError if only the extension was built."""
     path = Path(__file__).parent / "bin" / "zero"
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there. Hint: pip install . builds it; or use build/bin/zero.")
+        raise FileNotFoundError(f"{path} does not exist. Hint: pip install . builds it; or use build/bin/zero.")
     return str(path)
 
 
 def main() -> None:
-    """Becomes the program."""
+    """Replaces this process by the program."""
     path = program()
     os.execv(path, [path, *sys.argv[1:]])
 

@@ -1,4 +1,4 @@
-"""Which ranks an Engine belongs to when the program does not say, and ranks as threads."""
+"""The default communicator of an Engine, and ranks as threads."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _lock = threading.Lock()
 
 
 def default_communicator() -> Communicator:
-    """[collective] The ranks of this run, made once and shared while an Engine uses them.
+    """[collective] The ranks of this run. Created once and shared while an Engine uses it.
 
-    In `run_ranks` the rank's own. Else what the launcher's environment says; without a launcher the ranks of
-    torch.distributed where it is initialised (over a gloo group of its own), else a world of one. ConfigError where the
+    Inside `run_ranks`: the communicator of the thread. With a launcher: the ranks in its environment. Without one: the
+    ranks of torch.distributed if it is initialised (over a new gloo group), else a world of one. ConfigError if the
     environment and torch.distributed disagree.
     """
     own: Communicator | None = getattr(_of_thread, "comm", None)
@@ -52,18 +52,18 @@ def _make() -> Communicator:
     if initialised and (comm.rank, comm.size) != (dist.get_rank(), dist.get_world_size()):
         raise ConfigError(
             f"[Engine] got rank {comm.rank}/{comm.size} from the environment, expected rank "
-            f"{dist.get_rank()}/{dist.get_world_size()} as torch.distributed says. "
+            f"{dist.get_rank()}/{dist.get_world_size()} of torch.distributed. "
             "Hint: comm=Communicator.from_process_group(group)."
         )
     return comm
 
 
 def run_ranks(size: int, body: Callable[[Communicator], T], *, timeout_s: float = 60.0) -> list[T]:
-    """Runs body(comm) in `size` threads, each with a Communicator of its own; returns what they return, by rank.
+    """Runs body(comm) in `size` threads, each with its own Communicator; returns the results by rank.
 
-    For tests, notebooks and simulation. An Engine made in one of them belongs to its ranks. Raises the first failure;
-    the others' waits then raise CommError. Ctrl-C ends all of them. torch's default random generator is one for all
-    threads: draw from a torch.Generator of the rank.
+    For tests, notebooks and simulation. An Engine created in such a thread uses the thread's communicator. Raises the
+    first failure; waits of the other ranks then raise CommError. Ctrl-C ends all threads. torch's default random
+    generator is shared by all threads: use a torch.Generator per rank.
     """
     results: dict[int, T] = {}
 

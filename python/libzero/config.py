@@ -1,4 +1,4 @@
-"""What an Engine takes as its configuration."""
+"""The forms of a configuration that an Engine accepts."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Options
 
 
 def as_options(config: Config, settings: Mapping[str, Any] | None = None) -> Options:
-    """Options of a path, a dict, JSON text or Options, with dotted keys on top."""
+    """Options from a path, a dict, JSON text or Options; settings: overrides by dotted key."""
     return Options(dict(config) if isinstance(config, Mapping) else config, dict(settings or {}))

@@ -15,7 +15,7 @@ import libzero
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP, both residual."""
+    """Causal attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CharacterGpt(nn.Module):
 
 
 def config(stage: int, batch: int) -> dict[str, object]:
-    """The keys of a DeepSpeed file."""
+    """A configuration with DeepSpeed's keys."""
     return {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_clipping": 1.0,
@@ -61,13 +61,13 @@ def config(stage: int, batch: int) -> dict[str, object]:
 
 
 def model() -> CharacterGpt:
-    """The same on every rank."""
+    """The model, with the same initial values on every rank."""
     torch.manual_seed(1)
     return CharacterGpt()
 
 
 def train(engine: libzero.Engine, text: torch.Tensor, steps: int, batch: int) -> list[float]:
-    """The loop. Each rank draws its own samples."""
+    """The training loop. Each rank draws its own samples."""
     generator = torch.Generator().manual_seed(100 + engine.comm.rank)
     losses = []
     for _ in range(steps):
@@ -80,7 +80,7 @@ def train(engine: libzero.Engine, text: torch.Tensor, steps: int, batch: int) ->
 
 
 def main() -> None:
-    """Runs it."""
+    """Runs the demo."""
     parser = argparse.ArgumentParser(prog="python -m libzero.demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
     steps: int = parser.parse_args().steps

@@ -31,20 +31,20 @@ _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one call of step() did."""
+    """The result of one step() call."""
 
     updated: bool
     """False between accumulation boundaries, and on overflow."""
     overflow: bool
-    """A gradient was not finite on some rank: nothing was changed."""
+    """A gradient was not finite on some rank, so the update was skipped."""
     grad_norm: float
     """Global L2 norm before clipping, without the loss scale; -1 when not finite."""
     loss_scale: float
-    """The scale that the next backward() uses."""
+    """The loss scale of the next backward()."""
     lr: float
-    """The rate that this step used (first group)."""
+    """The learning rate of this step (first group)."""
     global_step: int
-    """Attempted steps, this one included."""
+    """Number of attempted steps, including this one."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class TraceSummary:
 
 
 def build(make: Callable[[], M], config: Config | None = None) -> M:
-    """[local] Runs make() with its parameters unallocated, and returns its module; an Engine fills them unit by unit.
+    """[local] Runs make() with unallocated parameters and returns its module; an Engine initialises it unit by unit.
 
-    The values are those of an eager build with the same torch.manual_seed. The module cannot run before an Engine has
-    taken it. config: only checked, so that a fault is told before the model is made.
+    The values are those of an eager build with the same torch.manual_seed. The module cannot run before it is passed to
+    an Engine. config: only checked, so that errors are reported before the model is built.
     """
     if config is not None:
         as_options(config)
@@ -76,23 +76,23 @@ def build(make: Callable[[], M], config: Config | None = None) -> M:
 
 def _refuse_copy(*_: object) -> NoReturn:
     raise ConfigError(
-        "[Engine] cannot copy or pickle a parameter: an engine holds it. Hint: engine.state_dict(), "
+        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.state_dict(), "
         "engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
     )
 
 
 class Engine:
-    """Trains an ordinary torch.nn.Module with what the configuration's stage shards sharded over the ranks.
+    """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
-    [collective] The engine takes over the parameters (floating-point, one device, any shapes): casts them to the
-    configuration's dtype, shards them, and gives every rank rank 0's values. The module keeps working as before; its
-    `.grad` belongs to the engine from backward() to step(). One engine holds a model at a time: close() the first.
+    [collective] The engine takes over the parameters (floating-point, on one device, any shapes): it casts them to the
+    configuration's dtype, broadcasts rank 0's values, and shards them. The module is used as before; its `.grad`
+    belongs to the engine from backward() to step(). A model has one engine at a time: close() the first.
 
-    model: moved to its device, with its values loaded, before.
-    config: a path, a dict, JSON text or Options: DeepSpeed's keys.
+    model: on its device and with its values loaded.
+    config: a path, a dict, JSON text or Options, with DeepSpeed's keys.
     comm: default_communicator() if not given.
-    units: what is gathered as one: module classes (all their instances) or names of modules. Without it the entries of
-        the outermost ModuleList and Sequential.
+    units: modules that are unsharded as one unit: module classes (all their instances) or names of modules. Default:
+        the entries of the outermost ModuleList and Sequential.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Engine:
         named = dict(model.named_parameters())
         self._names = {id(p): name for name, p in named.items()}
         self.optimizer = Optimizer(self._native, model)
-        """torch's schedulers take it; see Optimizer."""
+        """For torch's schedulers; see Optimizer."""
         for p in named.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
         _live.add(self)
@@ -133,21 +133,21 @@ class Engine:
         create_graph: bool = False,
         recoverable: bool = False,
     ) -> None:
-        """[collective] Backpropagates `loss` (one element, floating-point); instead of loss.backward().
+        """[collective] Backpropagates `loss` (one element, floating-point). Replaces loss.backward().
 
         Scales by the loss scale, divides by the accumulation steps, accumulates and reduces.
         retain_graph: another backward() on this graph follows. create_graph: gradients stay in .grad, with a graph.
-        recoverable: keeps a copy of what earlier micro-batches of the step added up, until this one has ended.
+        recoverable: copies the gradients of the step's earlier micro-batches until this one has ended.
         """
         self._native.backward(loss, retain_graph, create_graph, recoverable)
 
     def step(self) -> StepResult:
-        """[collective] At an accumulation boundary unscales, clips and updates; else does nothing ([local])."""
+        """[collective] Unscales, clips and updates at an accumulation boundary; does nothing otherwise ([local])."""
         r = self.optimizer.step()
         return StepResult(r.updated, r.overflow, r.grad_norm, r.loss_scale, r.lr, r.global_step)
 
     def discard_micro_batch(self) -> int:
-        """[collective] Drops the micro-batch whose forward or backward failed on every rank; returns how many stay."""
+        """[collective] Drops the micro-batch that failed on every rank; returns how many micro-batches are left."""
         return self._native.discard_micro_batch()
 
     def flush(self) -> None:
@@ -155,23 +155,23 @@ class Engine:
         self._native.flush()
 
     def train(self, mode: bool = True) -> Engine:
-        """[local] The module's train()."""
+        """[local] Calls the module's train()."""
         self.module.train(mode)
         return self
 
     def eval(self) -> Engine:
-        """[local] The module's eval()."""
+        """[local] Calls the module's eval()."""
         return self.train(False)
 
     def gradient(self, parameter: str | torch.nn.Parameter) -> torch.Tensor | None:
-        """[collective] The gradient as step() will use it, before clipping: fp32, of the parameter's shape.
+        """[collective] The gradient that step() will use, before clipping: fp32, in the parameter's shape.
 
-        From the step's last backward() to step(). None where the parameter is frozen.
+        Available from the step's last backward() to step(). None if the parameter is frozen.
         """
         return self._native.gradient(self._name(parameter))
 
     def own_gradient(self, parameter: str | torch.nn.Parameter) -> tuple[int, torch.Tensor | None]:
-        """[local] The same, what this rank's shard has of it: its first element in the flat parameter, and values."""
+        """[local] The part of that gradient in this rank's shard: its offset in the flat parameter, and its values."""
         return self._native.own_gradient(self._name(parameter))
 
     # ---- parameters ----
@@ -179,11 +179,11 @@ class Engine:
     def gathered_parameters(
         self, what: Selection | Iterable[Selection] | None = None, *, modify: bool = False
     ) -> Iterator[None]:
-        """[collective] Within it parameters are whole on every rank, of their shape and the compute dtype.
+        """[collective] Context in which parameters are unsharded on every rank, in their shape and the compute dtype.
 
-        what: names or patterns (* and ?) of parameters or units, modules, parameters; None: all. Whole units are
-        gathered. modify: they may be written in place (copy_, load_state_dict) on rank 0, whose values count for all;
-        write under torch.no_grad(). No backward() and no step() within.
+        what: names or patterns (* and ?) of parameters or units, modules, parameters; None: all. All parameters of
+        their units are unsharded. modify: parameters may be written in place (copy_, load_state_dict) under
+        torch.no_grad(); rank 0's values are broadcast at the end. backward() and step() are not allowed inside.
         """
         names = None if what is None else self._selected(what)
         scope = self._native.gathered_parameters(names, modify)
@@ -193,9 +193,9 @@ class Engine:
             scope.close()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """[collective] The model's state dict on every rank, copied: whole parameters in the compute dtype, buffers.
+        """[collective] A copy of the model's state dict on every rank: parameters in the compute dtype, and buffers.
 
-        Takes memory for two whole models while it runs. fp32 masters: full_state_dict().
+        Needs memory for two unsharded models while it runs. For fp32 masters see full_state_dict().
         """
         with self.gathered_parameters(), torch.no_grad():
             copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
@@ -205,23 +205,23 @@ class Engine:
             return {name: copies[id(value)] for name, value in whole.items()}
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """[collective] fp32 masters by parameter name, whole, in host memory of rank 0; empty on other ranks."""
+        """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
         return self._native.full_state_dict()
 
     def state_hash(self) -> str:
-        """[collective] Hex digest of all ranks' masters and moments; the same on every rank, at every stage."""
+        """[collective] Hex digest of all ranks' masters and optimizer states; equal on all ranks and at all stages."""
         return self._native.state_hash()
 
     # ---- checkpoints ----
     def save_checkpoint(self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None) -> None:
-        """[collective] Writes the checkpoint PATH/TAG. user_state: kept beside it, as JSON; rank 0's is saved."""
+        """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved."""
         if user_state is not None:
             self._native.set_user_state(json.dumps(user_state))
         self._native.refresh_buffers(self.module)
         self._native.save_checkpoint(os.fspath(path), tag)
 
     def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
-        """[collective] Loads PATH/TAG, or the newest whole one; returns its tag. `user_state` is the saved one then."""
+        """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`."""
         self._native.refresh_buffers(self.module)
         taken = self._native.load_checkpoint(os.fspath(path), tag)
         self.optimizer._pull()
@@ -229,58 +229,58 @@ class Engine:
 
     @property
     def user_state(self) -> Any:
-        """[local] What save_checkpoint(user_state=) was given, or the loaded checkpoint had."""
+        """[local] The user_state of the last save_checkpoint() or load_checkpoint()."""
         text = self._native.user_state()
         return json.loads(text) if text else None
 
-    # ---- what it does and holds ----
+    # ---- state and measurements ----
     def memory(self) -> Memory:
         """[local] Bytes of this rank by purpose and tier, now and at the peak."""
         return Memory.of(self._native.memory())
 
     def reset_peak_memory(self) -> None:
-        """[local] The peak is what is held now."""
+        """[local] Sets the peak to the current bytes."""
         self._native.reset_peak_memory()
 
     def units(self) -> list[tuple[str, int]]:
-        """[local] Names of the units that parameters are communicated in, with their elements."""
+        """[local] Names and numbers of elements of the units in which parameters are communicated."""
         return self._native.units()
 
     def start_trace(self, file: str | os.PathLike[str], *, first: int = 1, last: int | None = None) -> None:
-        """[collective] From now on writes a trace of the steps `first` to `last` for ui.perfetto.dev."""
+        """[collective] Starts a trace of the steps `first` to `last`, for ui.perfetto.dev."""
         self._native.start_trace(os.fspath(file), first, last)
 
     def stop_trace(self) -> TraceSummary:
-        """[collective] Ends it; the parts of all ranks become one file."""
+        """[collective] Ends the trace and joins the parts of all ranks into one file."""
         return TraceSummary(**self._native.stop_trace())
 
     def times(self) -> dict[str, float]:
-        """[local] Seconds of this rank so far by kind; zeros unless wall_clock_breakdown is true."""
+        """[local] Accumulated seconds of this rank by kind; zeros unless wall_clock_breakdown is true."""
         return self._native.times()
 
     @property
     def options(self) -> Options:
-        """[local]"""
+        """[local] The configuration."""
         return self._native.options()
 
     @property
     def is_gradient_accumulation_boundary(self) -> bool:
-        """[local] The next step() acts."""
+        """[local] Whether the next step() updates the parameters."""
         return self._native.is_gradient_accumulation_boundary()
 
     @property
     def global_step(self) -> int:
-        """[local] Attempted steps."""
+        """[local] Number of attempted steps."""
         return self._native.global_step()
 
     @property
     def skipped_steps(self) -> int:
-        """[local] Steps skipped for overflow."""
+        """[local] Number of steps skipped because of overflow."""
         return self._native.skipped_steps()
 
     @property
     def accumulation_steps(self) -> int:
-        """[local]"""
+        """[local] Micro-batches per optimizer step."""
         return self._native.accumulation_steps()
 
     @property
@@ -290,16 +290,16 @@ class Engine:
 
     @property
     def loss_scale(self) -> float:
-        """[local] That the next backward() will use."""
+        """[local] The loss scale of the next backward()."""
         return self._native.loss_scale()
 
     @property
     def closed(self) -> bool:
-        """[local]"""
+        """[local] Whether the engine is closed."""
         return not self._native.alive()
 
     def close(self) -> None:
-        """[local] Lets go of the model. Below stage 3 it keeps its parameters; at stage 3 they end with the engine."""
+        """[local] Releases the model. Below stage 3 it keeps its parameters; at stage 3 they are freed."""
         if self.closed:
             return
         self._native.close()
@@ -329,11 +329,11 @@ class Engine:
         if isinstance(parameter, str):
             return parameter
         if id(parameter) not in self._names:
-            raise ConfigError(f"[Engine] got a parameter of shape {tuple(parameter.shape)} that the model had not.")
+            raise ConfigError(f"[Engine] got a parameter of shape {tuple(parameter.shape)}, expected the model's.")
         return self._names[id(parameter)]
 
     def _selected(self, what: Selection | Iterable[Selection]) -> list[str]:
-        # A module may be iterable (Sequential); a parameter is.
+        # A single module (Sequential) or parameter may be iterable.
         each = [what] if isinstance(what, str | torch.nn.Module | torch.nn.Parameter) else list(what)
         names: list[str] = []
         for one in each:
@@ -357,6 +357,6 @@ def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Modu
 
 @atexit.register
 def _close_all() -> None:
-    # While the interpreter still works: threads of an engine may want the GIL for a notice.
+    # Before the interpreter ends, because an engine's threads may need the GIL to log.
     for engine in list(_live):
         engine._native.close()

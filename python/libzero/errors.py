@@ -1,8 +1,8 @@
-"""The errors of libzero, with the texts of the library."""
+"""The errors of libzero. Their texts come from the C++ library."""
 
 
 class ConfigError(ValueError):
-    """The user can fix it: a configuration, a model the engine cannot take, a call out of order."""
+    """An error that the user can fix: a configuration, an unsupported model, a call in the wrong order."""
 
     code: int = 2
 
@@ -12,16 +12,16 @@ class CommError(RuntimeError):
 
     code: int = 6
     rank: int = -1
-    """The rank that failed, or -1 when it is not known."""
+    """The rank that failed; -1 if unknown."""
 
 
 class IoError(OSError):
-    """A file or a disk failed; code 3 for a checkpoint that is missing or damaged."""
+    """A file or disk error; code 3 for a missing or damaged checkpoint."""
 
     code: int = 5
 
 
 class InternalError(RuntimeError):
-    """A bug of libzero, or numbers that cannot be trusted any more (code 7)."""
+    """A bug in libzero, or a numerical failure (code 7)."""
 
     code: int = 1

@@ -22,7 +22,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class Allocator:
-    """What torch's caching allocator counts on this process's GPU, in bytes; None on the CPU."""
+    """Counters of torch's caching allocator on this process's GPU, in bytes."""
 
     allocated: int
     allocated_peak: int
@@ -55,11 +55,11 @@ class Memory:
         return iter(self.rows)
 
     def current(self, tier: str = "device", purpose: str = "total") -> int:
-        """Bytes held now; 0 where there is no such row."""
+        """Current bytes; 0 if there is no such row."""
         return next((r.current for r in self.rows + self.totals if (r.tier, r.purpose) == (tier, purpose)), 0)
 
     def peak(self, tier: str = "device", purpose: str = "total") -> int:
-        """The most bytes that were held at once; 0 where there is no such row."""
+        """Peak bytes; 0 if there is no such row."""
         return next((r.peak for r in self.rows + self.totals if (r.tier, r.purpose) == (tier, purpose)), 0)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The engine's optimizer as a torch.optim.Optimizer: its numbers may be read, and its learning rates be set."""
+"""The engine's optimizer as a torch.optim.Optimizer: hyperparameters can be read, learning rates can be set."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What torch's schedulers drive: `param_groups[i]["lr"]` acts at the engine's next step.
+    """Interface for torch's schedulers: `param_groups[i]["lr"]` takes effect at the engine's next step.
 
-    Group 0 has the parameters that no pattern of libzero.parameter_groups matches, group i + 1 those of the i-th. Other
-    numbers of a group are shown, and cannot be changed. The states are the engine's: checkpoints hold them.
+    Group 0 has the parameters that no pattern of libzero.parameter_groups matches, group i + 1 those of the i-th
+    pattern. Other hyperparameters are read-only. Optimizer states belong to the engine and its checkpoints.
     """
 
     def __init__(self, engine: _native.Engine, module: torch.nn.Module) -> None:
@@ -40,7 +40,7 @@ class Optimizer(torch.optim.Optimizer):
         self._fixed = [{key: group[key] for key in _FIXED} for group in self.param_groups]
 
     def _push(self) -> None:
-        """The program's numbers to the engine."""
+        """Passes the program's learning rates to the engine."""
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
             for key, value in fixed.items():
                 if group[key] != value:
@@ -54,12 +54,12 @@ class Optimizer(torch.optim.Optimizer):
                 self._engine.set_lr(i, rate)
 
     def _pull(self) -> None:
-        """The engine's numbers to the program: after its own schedule or a checkpoint moved them."""
+        """Reads the engine's learning rates, after its own schedule or a checkpoint changed them."""
         for i, group in enumerate(self.param_groups):
             group["lr"] = self._engine.lr(i)
 
     def step(self, closure: Callable[[], float] | None = None) -> _native.StepResult:  # type: ignore[override]
-        """[collective] Engine.step(), as schedulers expect it."""
+        """[collective] The same as Engine.step(); torch's schedulers require this method."""
         if closure is not None:
             raise ConfigError("[Optimizer::step] got a closure, expected none: the engine runs backward().")
         self._push()
@@ -69,7 +69,7 @@ class Optimizer(torch.optim.Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: step() does it."""
+        """Does nothing: step() clears the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
         """Refused: the states are sharded."""
@@ -80,7 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         raise ConfigError("[Optimizer::load_state_dict] the states are sharded. Hint: engine.load_checkpoint(dir).")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is made: the engine's parameters are those of its model."""
+        """Refused after construction: the engine's parameters are those of its model."""
         if hasattr(self, "_fixed"):
             raise ConfigError("[Optimizer::add_param_group] the engine's parameters are those of its model.")
         super().add_param_group(param_group)

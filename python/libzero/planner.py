@@ -1,4 +1,4 @@
-"""What a configuration would hold, send and take, before anything is started. Nothing here needs other ranks."""
+"""Estimates of memory, traffic and step time of a configuration before a run. Needs no other ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Plan:
     misses: str
     """the first tier that is too small: "device", "host", "file" """
     refusal: str
-    """with which an Engine refuses its memory budgets; empty: it does not"""
+    """the Engine's error if memory budgets cannot be met; empty: they can"""
     largest_micro_batch: int
     largest_model: int
     """parameters; -1: no limit was given"""
     bytes_sent: int
-    """in one optimizer step"""
+    """by one rank in one optimizer step"""
     volume: float
-    """the same in units of (N-1)/N times the parameters: 2 or 3"""
+    """the same in units of (N-1)/N times the bytes of the parameters: 2 or 3"""
     step_s: float
     """0: no profile was given"""
     bound: str
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a plan runs; bytes, 0 for no limit."""
+    """The machine of a plan. Sizes in bytes; 0: no limit."""
 
     hosts: int = 1
     ranks_per_host: int = 1
@@ -75,7 +75,7 @@ class Machine:
     file_bytes: int = 0
     shared_memory: bool = False
     profile: str = ""
-    """JSON text that `zero bench profile` wrote; empty: no times"""
+    """JSON text written by `zero bench profile`; empty: no predicted times"""
 
     def _native(self) -> _native.PlanMachine:
         return _native.PlanMachine(**vars(self))
@@ -90,15 +90,15 @@ def _model_of(model: str | int | torch.nn.Module) -> _native.PlanModel:
 
 
 def plan(model: str | int | torch.nn.Module, config: Config, machine: Machine | None = None) -> Plan:
-    """[local] Bytes, traffic and time of what `config` says.
+    """[local] Memory, traffic and time of `config`.
 
-    model: a name ("gpt2", "llama-3-70b"), a number of parameters, or a module, of which only the number of its
-    parameters is taken. Names of GPTs give the activations of the built-in GPT, as `zero plan --model` does.
+    model: a name ("gpt2", "llama-3-70b"), a number of parameters, or a module, of which only the number of parameters
+    is used. Names of GPTs have the activations of the built-in GPT, as with `zero plan --model`.
     """
     return Plan._of(_native.plan(_model_of(model), as_options(config), (machine or Machine())._native()))
 
 
 def plan_all(model: str | int | torch.nn.Module, config: Config, machine: Machine | None = None) -> list[Plan]:
-    """[local] All stages, offloads and checkpointing choices; everything else as in `config`."""
+    """[local] Plans for all stages, offload and checkpointing choices; everything else as in `config`."""
     found = _native.plan_all(_model_of(model), as_options(config), (machine or Machine())._native())
     return [Plan._of(each) for each in found]

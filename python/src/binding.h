@@ -1,6 +1,5 @@
-// What the files of the extension share. The binding uses libzero's public headers and torch's casters, nothing else.
-// No arithmetic and no collectives of its own belong here: it converts arguments, releases the GIL and translates
-// errors.
+// Shared by the files of the extension. The binding uses only libzero's public headers and torch's casters. It converts
+// arguments, releases the GIL and translates errors; arithmetic and collectives do not belong here.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -26,9 +25,9 @@ void bind_plan(py::module_& module);
 void bind_communicator(py::module_& module);
 void bind_engine(py::module_& module);
 
-// A C++ object that Python holds. It is destroyed without the GIL, since that may wait for threads that need it; and
-// only in the process that made it: a forked child (a DataLoader's worker) has the memory of its threads and
-// connections, not these.
+// A C++ object owned by Python. It is destroyed without the GIL, because its destructor may wait for threads that need
+// the GIL. It is destroyed only in the process that created it: a forked child (a DataLoader's worker) has a copy of
+// its memory but not its threads and connections.
 template <class T>
 class Owned {
  public:
@@ -37,7 +36,7 @@ class Owned {
   Owned(const Owned&) = delete;
   ~Owned() {
     if (process_ != ::getpid()) {
-      new std::shared_ptr<T>(std::move(object_));  // never destroyed here
+      new std::shared_ptr<T>(std::move(object_));  // leaked on purpose in a forked process
     } else if (object_) {
       reset();
     }
@@ -74,9 +73,9 @@ struct PyCommunicator {
   std::shared_ptr<zero::Communicator> get() const { return owned.get("Communicator"); }
 };
 
-// While it lives on Python's main thread, and there are peers to wait for: Ctrl-C that the interpreter could not act on
-// within half a second, because this thread waits in libzero, ends `comm`. The wait then throws, and KeyboardInterrupt
-// is raised in its place. A handler of the program's own is left alone. Made and destroyed with the GIL.
+// RAII scope for calls that may wait for peers. On Python's main thread, if the interpreter cannot handle Ctrl-C within
+// half a second because this thread waits in libzero, `comm` is aborted. The wait then throws, and KeyboardInterrupt is
+// raised instead. A SIGINT handler installed by the program is not replaced. Constructed and destroyed with the GIL.
 class InterruptScope {
  public:
   explicit InterruptScope(const std::shared_ptr<zero::Communicator>& comm);
@@ -88,7 +87,7 @@ class InterruptScope {
   bool armed_ = false;
 };
 
-// Runs what computes, waits or communicates: without the GIL, and open to Ctrl-C.
+// Runs a function that computes, waits or communicates, without the GIL and interruptible by Ctrl-C.
 template <class F>
 auto blocking(const std::shared_ptr<zero::Communicator>& comm, F&& run) {
   InterruptScope scope(comm);
@@ -96,10 +95,10 @@ auto blocking(const std::shared_ptr<zero::Communicator>& comm, F&& run) {
   return std::forward<F>(run)();
 }
 
-// A module of torch::nn with the names and the tensors of a torch.nn.Module, shared, not copied. Lists (ModuleList,
-// Sequential) become lists, so that units are found as in C++. ConfigError for parameters without a shape yet.
+// Returns a torch::nn module with the names of a torch.nn.Module and the same tensors, not copies. ModuleList and
+// Sequential become C++ lists, so that units are found as in C++. ConfigError for lazy parameters without a shape.
 std::shared_ptr<torch::nn::Module> mirror(const py::object& module);
-// Buffers that the program has replaced by other tensors since: the mirror's look at the memory of these.
+// Updates the mirror's buffers that the program has replaced by other tensors.
 void refresh_buffers(torch::nn::Module& mirrored, const py::object& module);
 
 }  // namespace libzero

@@ -1,4 +1,4 @@
-// Ranks and collectives, and ranks as threads of this process.
+// Bindings of Communicator, and ranks as threads of this process.
 #include <torch/csrc/utils/pybind.h>
 #include <zero/process_group.h>
 #include <zero/work.h>
@@ -23,7 +23,7 @@ auto blocking_on(const PyCommunicator& self, F&& call) {
   return blocking(comm, [&] { return call(*comm); });
 }
 
-// Starts a collective without the GIL: the transport may have to wait for room.
+// Starts a collective without the GIL, because the transport may have to wait for buffer space.
 template <class F>
 PyWork started(const PyCommunicator& self, F&& start) {
   return {Owned<zero::Communicator>(self.get()), Owned<zero::Work>(blocking_on(self, std::forward<F>(start)))};
@@ -39,7 +39,7 @@ PyCommunicator from_process_group(const py::object& group) {
   return PyCommunicator(blocking(nullptr, [&] { return zero::Communicator::from_process_group(held); }));
 }
 
-// One run of ranks as threads, which the calling thread waits for while it looks for Ctrl-C.
+// One run of ranks as threads. The calling thread waits for them and checks for Ctrl-C.
 class Ranks {
  public:
   Ranks(py::function body, int size) : body_(std::move(body)), size_(size) {}
@@ -87,7 +87,7 @@ class Ranks {
     return changed_.wait_for(lock, std::chrono::milliseconds(100), [this] { return ended_; });
   }
 
-  // With the GIL. Waits end by abort(), loops in Python by an exception of their own.
+  // Requires the GIL. abort() ends waits; an asynchronous exception ends Python code.
   void stop() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& held : comms_)
@@ -117,15 +117,14 @@ py::dict stats_of(const PyCommunicator& self) {
 }  // namespace
 
 void bind_communicator(py::module_& module) {
-  py::class_<PyWork>(module, "Work", "A collective under way.")
+  py::class_<PyWork>(module, "Work", "A collective in progress.")
       .def(
           "wait",
           [](const PyWork& self) {
             const auto work = self.work.get("Work");
             blocking(self.comm.get("Work"), [&] { work->wait(); });
-            ;
           },
-          "Returns when it is complete for this rank: outputs may be read, inputs written. Blocking.")
+          "Blocks until the collective is complete on this rank: outputs may then be read, inputs written.")
       .def(
           "done",
           [](const PyWork& self) {
@@ -134,10 +133,11 @@ void bind_communicator(py::module_& module) {
           },
           "True when wait() would not block.");
 
-  py::class_<PyCommunicator> c(module, "Communicator", "The ranks of a run, or of a group that is split from it.");
+  py::class_<PyCommunicator> c(module, "Communicator", "The ranks of a run, or of a group created by split().");
   c.def_static(
       "from_env", [] { return PyCommunicator(blocking(nullptr, &zero::Communicator::from_env)); },
-      "[collective] The ranks that torchrun, `zero run`, Open MPI, MPICH or Slurm started; a world of one without.");
+      "[collective] The ranks started by torchrun, `zero run`, Open MPI, MPICH or Slurm; without these, a world of "
+      "one.");
   c.def_static(
       "local", [] { return PyCommunicator(zero::Communicator::local()); }, "[local] A world of one.");
   c.def_static("launched", &zero::Communicator::launched,
@@ -152,7 +152,7 @@ void bind_communicator(py::module_& module) {
   c.def_property(
       "timeout_s", [](const PyCommunicator& self) { return static_cast<double>(self.get()->timeout().count()) / 1000; },
       [](const PyCommunicator& self, double seconds) { self.get()->set_timeout(milliseconds(seconds)); },
-      "Longest wait in one operation, in seconds; of those that begin afterwards.");
+      "Timeout of an operation in seconds, for operations that begin afterwards.");
   c.def(
       "all_gather",
       [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in, const std::string& of) {
@@ -184,11 +184,11 @@ void bind_communicator(py::module_& module) {
       [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in) {
         return started(self, [&](zero::Communicator& comm) { return comm.all_to_all(out, in); });
       },
-      py::arg("out"), py::arg("input"), "[collective] Part p of input goes to rank p; any dtype.");
+      py::arg("out"), py::arg("input"), "[collective] Part p of input is sent to rank p; any dtype.");
   c.def(
       "barrier",
       [](const PyCommunicator& self) { blocking_on(self, [](zero::Communicator& comm) { comm.barrier(); }); },
-      "[collective] Blocking.");
+      "[collective] Blocks until all ranks have called it.");
   c.def(
       "all_gather_bytes",
       [](const PyCommunicator& self, const py::bytes& mine) {
@@ -208,22 +208,22 @@ void bind_communicator(py::module_& module) {
         return PyCommunicator(std::move(part));
       },
       py::arg("color"), py::arg("key") = 0,
-      "[collective] Ranks of one color become a Communicator of their own; None for a color below 0.");
+      "[collective] A new Communicator of the ranks with the same color; None for a color below 0.");
   c.def(
       "abort",
       [](const PyCommunicator& self, const std::string& reason) {
         const auto comm = self.get();
         blocking(nullptr, [&] { comm->abort(reason); });
       },
-      py::arg("reason"), "[local] Tells every peer that this rank failed: their waits raise CommError.");
-  c.def("stats", &stats_of, "[local] What this Communicator has sent: payload bytes by operation, control apart.");
+      py::arg("reason"), "[local] Notifies every peer that this rank failed; their waits raise CommError.");
+  c.def("stats", &stats_of, "[local] Payload bytes sent, by operation; control messages are separate.");
   c.def("reset_stats", [](const PyCommunicator& self) { self.get()->reset_stats(); });
   c.def(
       "close",
       [](PyCommunicator& self) {
         if (self.owned.alive()) self.owned.reset();
       },
-      "[local] Lets go of it; engines that use it keep it. May wait a few seconds for peers to receive.");
+      "[local] Releases it; engines that use it keep it. May wait a few seconds until peers have received.");
   c.def_property_readonly("closed", [](const PyCommunicator& self) { return self.owned.empty(); });
   c.def("__repr__", [](const PyCommunicator& self) {
     if (!self.owned.alive()) return std::string("libzero.Communicator(closed)");

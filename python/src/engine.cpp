@@ -1,4 +1,4 @@
-// Engine: calls of zero::Engine with Python's arguments. Its Python side is libzero/engine.py.
+// Bindings of zero::Engine; libzero/engine.py wraps them.
 #include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
@@ -30,7 +30,7 @@ class PyEngine {
 
   std::shared_ptr<const Held> held() const { return owned_.get("Engine"); }
 
-  // A call that computes, waits or communicates, and a range of that name in torch.profiler.
+  // Runs a call that computes, waits or communicates, with a range of that name in torch.profiler.
   template <class F>
   auto run(const char* range, F&& call) const {
     const auto held = owned_.get("Engine");
@@ -67,7 +67,7 @@ PyGathered gathered(const PyEngine& self, const std::optional<std::vector<std::s
           Owned<zero::GatheredParameters>(std::make_shared<zero::GatheredParameters>(std::move(scope)))};
 }
 
-struct PyForward {  // Engine.__call__: Ctrl-C during the forward's gathers
+struct PyForward {  // Engine.__call__: handles Ctrl-C during all-gathers of the forward
   Owned<zero::Communicator> comm;
   std::unique_ptr<InterruptScope> scope;
 };

@@ -1,6 +1,6 @@
-// Ctrl-C in the middle of a wait. The interpreter's handler only notes the signal; it acts when the main thread is back
-// in Python, which a wait for a peer puts off. While such a wait is possible the handler is chained: a thread is woken,
-// and if the wait is still the same half a second later, that thread ends the communicator.
+// Ctrl-C during a wait. The interpreter's handler only records the signal and raises when the main thread returns to
+// Python, which may take long if it waits for a peer. In an InterruptScope the handler is chained: it wakes a thread,
+// and if the same scope is still open half a second later, that thread aborts the communicator.
 #include <semaphore.h>
 
 #include <atomic>
@@ -21,12 +21,12 @@ constexpr auto kPatience = std::chrono::milliseconds(500);
 
 struct Watch {
   std::mutex mutex;
-  std::weak_ptr<zero::Communicator> comm;  // guarded; of the scope that is open
-  std::atomic<std::uint64_t> scope{0};     // the open one's number; 0: none
+  std::weak_ptr<zero::Communicator> comm;  // guarded; of the open scope
+  std::atomic<std::uint64_t> scope{0};     // number of the open scope; 0: none
   std::uint64_t scopes = 0;                // main thread only
   int depth = 0;                           // main thread only
-  pid_t process = 0;                       // whose thread it is
-  struct sigaction chained = {};           // what was there
+  pid_t process = 0;                       // the process that started the thread
+  struct sigaction chained = {};           // the previous handler
   sem_t signalled;
 };
 
@@ -74,7 +74,7 @@ bool on_main_thread() {
   return static_cast<unsigned long>(::pthread_self()) == ident.get_stored();
 }
 
-// A program that handles SIGINT itself decides what it means.
+// False if the program installed its own SIGINT handler.
 bool interrupts() {
   const auto signal = py::module_::import("signal");
   return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));

@@ -1,5 +1,5 @@
-// A torch.nn.Module as the engine sees one: a tree of names with the very tensors of the Python module. It has no
-// forward; the Python module runs, and the engine notices its operators at the tensors.
+// Mirrors a torch.nn.Module for the engine: a tree of names with the same tensors as the Python module. It has no
+// forward; the Python module runs, and the engine intercepts operators on these tensors.
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -16,7 +16,7 @@ struct Node : torch::nn::Module {};
 struct Mirror {
   const py::module_ nn = py::module_::import("torch.nn");
   const py::object is_lazy = py::module_::import("torch.nn.parameter").attr("is_lazy");
-  // A module that is used in two places is one module.
+  // A module that is registered twice is mirrored once.
   std::unordered_map<PyObject*, std::shared_ptr<torch::nn::Module>> made;
 
   std::shared_ptr<torch::nn::Module> of(const py::object& module, const std::string& path) {
@@ -33,7 +33,7 @@ struct Mirror {
       const auto text = name.cast<std::string>();
       if (is_lazy(value).cast<bool>())
         throw zero::ConfigError("[Engine] parameter " + path + text +
-                                " has no shape yet. Hint: run the model once before the Engine takes it.");
+                                " has no shape yet. Hint: run the model once before constructing the Engine.");
       auto tensor = value.cast<at::Tensor>();
       const bool trained = tensor.requires_grad();
       out->register_parameter(text, std::move(tensor), trained);

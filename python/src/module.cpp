@@ -1,4 +1,4 @@
-// The extension libzero._native, and how C++ errors become Python's.
+// The extension libzero._native, and the translation of C++ errors to Python.
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
 #include <zero/log.h>
@@ -14,7 +14,7 @@ namespace {
 py::object error_class(const char* name) { return py::module_::import("libzero.errors").attr(name); }
 
 void raise(const char* name, const zero::Error& error, int rank = -1) {
-  // Ctrl-C that ended a wait is the cause of what the wait threw.
+  // If Ctrl-C ended the wait, KeyboardInterrupt replaces the error of the wait.
   if (PyErr_CheckSignals() != 0) return;
   auto value = error_class(name)(error.what());
   value.attr("code") = static_cast<int>(error.code());
@@ -33,21 +33,21 @@ void translate(std::exception_ptr thrown) {
     raise("IoError", error);
   } catch (const zero::InternalError& error) {
     raise("InternalError", error);
-  } catch (python_error& error) {  // of a hook or an autograd Function, through torch
+  } catch (python_error& error) {  // raised by a hook or an autograd Function
     error.restore();
   } catch (const c10::Error&) {
     torch::translate_exception_to_python(std::current_exception());
   }
 }
 
-// Notices may come from any thread. They are dropped once the interpreter is ending.
+// Messages may come from any thread. They are dropped while the interpreter shuts down.
 void log_to(const py::object& sink) {
   if (sink.is_none()) {
     py::gil_scoped_release release;
     zero::set_log_sink({});
     return;
   }
-  auto* const callable = sink.inc_ref().ptr();  // kept: a thread may be in it
+  auto* const callable = sink.inc_ref().ptr();  // leaked on purpose: a thread may be calling it
   py::gil_scoped_release release;
   zero::set_log_sink([callable](zero::LogLevel level, std::string_view text) {
     if (Py_IsInitialized() == 0 || Py_IsFinalizing() != 0) return;

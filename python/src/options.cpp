@@ -1,4 +1,4 @@
-// Options: DeepSpeed's configuration from a file, a dictionary or JSON text, and what explains one.
+// Bindings of Options: a configuration from a file, a dictionary or JSON text, and its explanation.
 #include <zero/config_tools.h>
 #include <zero/options.h>
 
@@ -13,7 +13,7 @@ std::string json_of(const py::handle& value) {
   return py::module_::import("json").attr("dumps")(value).cast<std::string>();
 }
 
-// {"zero_optimization.stage": 3}: keys on top of a configuration.
+// {"zero_optimization.stage": 3}: overrides by dotted key.
 std::vector<zero::Setting> settings_of(const py::dict& settings) {
   std::vector<zero::Setting> out;
   for (const auto& [key, value] : settings) out.push_back({key.cast<std::string>(), json_of(value)});
@@ -39,17 +39,18 @@ zero::Options options_of(const py::object& config, const py::dict& settings) {
 void bind_options(py::module_& module) {
   py::class_<zero::Options>(module, "Options",
                             "The description of a run: DeepSpeed's JSON keys, checked strictly. Immutable. Local.\n\n"
-                            "config: a path, a dict, JSON text (begins with '{'), or Options. settings: dotted keys on "
-                            "top, {'zero_optimization.stage': 3}.\nConfigError lists all faults; IoError when a file "
-                            "cannot be read.")
+                            "config: a path, a dict, JSON text (begins with '{'), or Options. settings: overrides by "
+                            "dotted key, {'zero_optimization.stage': 3}.\nConfigError lists all faults; IoError if a "
+                            "file cannot be read.")
       .def(py::init(&options_of), py::arg("config") = py::none(), py::arg("settings") = py::dict())
       .def(
           "with_settings",
           [](const zero::Options& self, const py::dict& settings) { return self.with(settings_of(settings)); },
-          py::arg("settings"), "A copy in which some dotted keys have other values.")
+          py::arg("settings"), "A copy with the given dotted keys overridden.")
       .def("explain", py::overload_cast<int, bool>(&zero::Options::explain, py::const_), py::arg("world") = 1,
-           py::arg("all") = false, "Every effective value and where it came from.")
-      .def("notices", &zero::Options::notices, "Deprecated names, keys without effect, clamps; one line each.")
+           py::arg("all") = false, "Every effective value and its source.")
+      .def("notices", &zero::Options::notices,
+           "Deprecated names, keys without effect and clamped values, one line each.")
       .def("digest", &zero::Options::digest, "A digest of every effective value; ranks compare it.")
       .def("effective", &zero::Options::effective, "Every effective value as JSON text, by dotted key.")
       .def("__repr__", [](const zero::Options& self) { return "libzero.Options(digest=" + self.digest() + ")"; });

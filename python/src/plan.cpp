@@ -1,4 +1,4 @@
-// The planner, and the report of bytes that it shares with the engine.
+// Bindings of the planner and of MemoryReport.
 #include <zero/memory_report.h>
 #include <zero/plan.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using zero::MemoryReport;
 
-// (tier, purpose, current, peak) where there are bytes, then (tier, "total", ...).
+// (tier, purpose, current, peak) for non-zero rows, then (tier, "total", ...).
 std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> rows_of(const MemoryReport& report) {
   std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> rows;
   for (std::size_t t = 0; t < MemoryReport::kTiers; ++t) {

@@ -1,4 +1,4 @@
-"""What the tests share: small models, one configuration, programs that run in other processes."""
+"""Shared by the tests: small models, a configuration, programs that run in other processes."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def find_zero() -> str | None:
 
 
 class Programs:
-    """Runs a Python program in processes of its own."""
+    """Runs a Python program in separate processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

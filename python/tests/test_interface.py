@@ -1,4 +1,4 @@
-"""The calls of the native interface, their errors, and what they must not do."""
+"""The calls of the native interface, their errors, and side effects that they must not have."""
 
 import copy
 import io

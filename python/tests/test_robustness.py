@@ -1,4 +1,4 @@
-"""Exceptions, Ctrl-C, engines that come and go, other processes, and what must not be kept alive."""
+"""Exceptions, Ctrl-C, lifetimes of engines, other processes, and objects that must not be kept alive."""
 
 import gc
 import os

@@ -87,7 +87,7 @@ TEST(BenchStages, TablesForPeople) {
 }
 
 TEST(BenchStages, KeysOfTheConfigurationCanBeSet) {
-  // One step in sixteen-bit on the wire: half the bytes.
+  // One step with 16-bit reductions: half the bytes.
   const auto sent = [](const std::vector<std::string>& more) {
     std::vector<std::string> words{"stages", "--stages", "2", "--recipes", "fp32", "--json"};
     words.insert(words.end(), more.begin(), more.end());

@@ -149,7 +149,7 @@ TEST(Explain, AConfigurationAsItIs) {
   EXPECT_EQ(d["recipe"], "bf16");
   EXPECT_EQ(
       document({"stage", "1", "--config", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--dtype", "fp32"})["stage"], 1);
-  // Those of the seed, with models and worlds of their own.
+  // DeepSpeed's examples, each with a model and a world size.
   int read = 0;
   for (const auto& entry : std::filesystem::directory_iterator(ZERO_SOURCE_DIR "/configs/deepspeed-examples")) {
     if (entry.path().extension() != ".json") continue;
@@ -197,7 +197,7 @@ TEST(Explain, LiveAgrees) {
 TEST(Explain, LiveInWords) {
   const auto outcome = explain({"stage", "3", "--live"}, {}, 60);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("The schedule is what happened"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("The run agrees with the schedule"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("all_gather"), std::string::npos) << outcome.out;
   for (const auto& line : lines(outcome.out)) EXPECT_LE(line.size(), 80u) << line;
 }

@@ -1,4 +1,4 @@
-// A libcuda.so.1 for tests of `zero doctor`: the four functions it asks, and what can go wrong with
+// A libcuda.so.1 for tests of `zero doctor`: the four functions it calls, and what can go wrong with
 // a driver, chosen by FAKE_CUDA.
 #include <signal.h>
 

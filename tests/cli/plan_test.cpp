@@ -67,7 +67,7 @@ TEST(PlanCommand, ComparesEveryStageOffloadAndCheckpointing) {
   EXPECT_EQ(best["offload"], "none");
   EXPECT_EQ(best["stage"], 2);  // sends as little as stage 1, and fits without running layers twice
   EXPECT_EQ(plan["config"]["zero_optimization"]["stage"], 2);
-  // What fits at most is consistent with what fits.
+  // The largest fitting sizes are consistent with what fits.
   for (const auto& each : plans) {
     EXPECT_EQ(each["largest_micro_batch_size"].get<int>() >= 1, each["fits"].get<bool>()) << each;
     EXPECT_EQ(each["largest_model_parameters"].get<double>() >= 7.4e9, each["fits"].get<bool>()) << each;
@@ -211,7 +211,7 @@ TEST(PlanCommand, AFileIsLookedAtAsItIs) {
   EXPECT_NE(ask(machine).out.find("given    stage 2, device "), std::string::npos);
   const auto at_rest = free["memory"]["host"]["rest_bytes"].get<long>();
 
-  // Budgets that a rank cannot keep are refused with the smallest that works, and so are all plans beside.
+  // Budgets that cannot be met are refused with the smallest feasible one; so are all plans of the comparison.
   write(R"("host": )" + std::to_string(at_rest / 2) + ", ");
   const auto tight = document(machine)["configured"];
   EXPECT_FALSE(tight["fits"]);
@@ -221,7 +221,7 @@ TEST(PlanCommand, AFileIsLookedAtAsItIs) {
       << tight["refusal"];
   EXPECT_NE(ask(machine).out.find("; refused: memory.host: got "), std::string::npos);
 
-  // What no key places moves under a budget: without offload, states leave the device.
+  // Budgets move states without an explicit tier: without offload keys, states leave the device.
   write(R"("device": 9500000, )");
   for (const auto& each :
        document(machine + Words{"--stage", "2", "--offload", "none", "--checkpointing", "off"})["plans"]) {
@@ -259,7 +259,7 @@ TEST(PlanCommand, WhatItWritesTrains) {
   }
 }
 
-// Small, but the whole way: what `zero bench profile` writes is what a plan reads.
+// A small profile written by `zero bench profile` can be read by a plan.
 TEST(PlanCommand, ReadsTheProfileThatIsMeasured) {
   const auto file = temporary_folder() + "/machine.json";
   const auto profile = run_to_end({{kZero, "bench", "profile", "--quick", "--world", "1", "--steps", "2", "--recipes",

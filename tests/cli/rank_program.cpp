@@ -108,14 +108,14 @@ void act(const std::string& action, const std::string& value) {
     int open_fds = 0;
     for (int fd = 0; fd < 256; ++fd) open_fds += fcntl(fd, F_GETFD) >= 0;
     put(1, "fds " + std::to_string(open_fds) + "\n");
-  } else if (action == "child") {  // a child in our group, deaf to SIGTERM and SIGINT
+  } else if (action == "child") {  // a child in the same process group that ignores SIGTERM and SIGINT
     if (fork() == 0) {
       signal(SIGTERM, SIG_IGN);
       signal(SIGINT, SIG_IGN);
       sleep(600);
       _exit(0);
     }
-  } else if (action == "daemon") {  // a grandchild in a session of its own
+  } else if (action == "daemon") {  // a grandchild in a new session
     if (fork() == 0) {
       if (fork() == 0) {
         setsid();

@@ -233,7 +233,7 @@ TEST_F(ReportPage, NoConsoleErrorAndTheRunsNumbers) {
         drawn += std::stod(rect.at("data-value"));
     EXPECT_DOUBLE_EQ(drawn, sent) << label;
   }
-  // What both stages draw as one line is said.
+  // The page states that both stages are drawn as one line.
   const auto zero = log(0), three = log(3);
   const bool same = std::equal(zero.begin(), zero.end(), three.begin(),
                                [](const json& a, const json& b) { return a["loss"] == b["loss"]; });
@@ -292,7 +292,7 @@ TEST_F(ReportPage, ALogAloneAndHostileWordsDrawToo) {
   EXPECT_NE(shown.dom.find("data-drawn=\"yes\""), std::string::npos);
 }
 
-// A step alone is a dot; a run of a version that knew fewer purposes, and one whose step took no time, draw too.
+// A single step is drawn as a dot. Runs of a version with fewer purposes and runs whose step took no time are drawn.
 TEST_F(ReportPage, LittleToDrawDraws) {
   const auto copy = [&](const char* name, const json& record, const std::string& text) {
     const std::string to = folder + "/" + name;

@@ -65,7 +65,7 @@ TEST(RunFailure, SignalsAreNamedAndAreExitSix) {
     EXPECT_EQ(p.finish(), 6);
     EXPECT_TRUE(p.says("rank 1 of 3")) << p.err;
     EXPECT_TRUE(p.says("killed by signal " + std::to_string(number) + " (" + name + ")")) << p.err;
-    EXPECT_FALSE(p.says("lack of memory")) << p.err;
+    EXPECT_FALSE(p.says("memory ran out")) << p.err;
   }
 }
 
@@ -95,7 +95,7 @@ TEST(RunFailure, OrderOfDeathNotOfForking) {
 }
 
 TEST(RunFailure, RanksThatLostTheirPeerAreCollateral) {
-  // Ranks 0 and 1 end first, with "lost my peer"; rank 2 is the reason.
+  // Ranks 0 and 1 end first because they lost their peer; rank 2 is the root cause.
   Job p({"-n", "3"}, {"0:exit=6", "1:exit=6", "2:sleep=300", "2:exit=7"});
   EXPECT_EQ(p.finish(), 7);
   EXPECT_TRUE(p.says("rank 2 of 3")) << p.err;
@@ -107,7 +107,7 @@ TEST(RunFailure, RanksThatLostTheirPeerAreCollateral) {
 
 TEST(RunFailure, BlockTellsWhatThePageSays) {
   const std::string folder = temporary_folder();
-  // Deaf to SIGTERM, so that they end by what they saw and not by when they were scheduled.
+  // These ranks ignore SIGTERM, so that they end by their own error, independent of scheduling.
   Job p({"-n", "4", "--log-dir", folder},
         {"ignore=15", "step=217", "phase=4", "unit=layers.7", "0:inside=8812", "1:inside=8812", "2:inside=8812",
          "3:sleep=300", "3:err=the last words", "3:kill=9", "wait-for-failure", "exit=6"});
@@ -149,7 +149,7 @@ TEST(RunFailure, HangOfAStoppedProcess) {
   EXPECT_EQ(p.finish(), 6);
   EXPECT_TRUE(p.says("rank 1 of 2")) << p.err;
   EXPECT_TRUE(p.says("the process is stopped")) << p.err;
-  // With nothing known of collectives, and after the others had fallen silent.
+  // Without information about collectives, after the other ranks were idle.
   Job late({"-n", "3", "--hang-timeout", "1", "--grace", "0.5"},
            {"step=1", "2:sleep=400", "2:step=2", "2:kill=19", "sleep=60000"});
   EXPECT_EQ(late.finish(), 6);
@@ -160,7 +160,7 @@ TEST(RunFailure, HangOfAStoppedProcess) {
 TEST(RunFailure, SlowButMovingIsNoHang) {
   Job p({"-n", "2", "--hang-timeout", "0.5"}, {"step=0", "0:inside=1", "0:sleep=1500", "0:after=1", "1:progress=80"});
   EXPECT_EQ(p.finish(), 0) << p.err;
-  // A save, and a program without a page, may be silent for longer.
+  // A save, and a program without a status page, may be idle for longer.
   Job save({"-n", "2", "--hang-timeout", "0.3"}, {"phase=7", "sleep=1200"});
   EXPECT_EQ(save.finish(), 0) << save.err;
   Job foreign({"-n", "2", "--hang-timeout", "0.3"}, {"sleep=1200"});
@@ -181,7 +181,7 @@ TEST(RunFailure, InterruptDoesNotWaitForTheGrace) {
   EXPECT_GE(deaf.seconds, 0.9) << "ranks get time to end by themselves";
 }
 
-// The terminal signals its foreground group: the launcher's, not the ranks', which are told once.
+// The terminal signals its foreground process group, which is the launcher's; the launcher notifies the ranks once.
 TEST(RunFailure, ControlCOnATerminal) {
   int terminal = -1;
   const std::vector<std::string> words =
@@ -223,7 +223,7 @@ TEST(RunFailure, ControlCOnATerminal) {
 }
 
 TEST(RunFailure, PeerLossUnderAnotherCodeIsCollateral) {
-  // What the library says on the page counts, not how the program ends after it.
+  // The error on the status page counts, not how the program ends afterwards.
   Job p({"-n", "3"}, {"0:lost", "0:exit=1", "1:lost", "1:kill=6", "2:sleep=300", "2:exit=9"});
   EXPECT_EQ(p.finish(), 9) << p.err;
   EXPECT_TRUE(p.says("root cause   rank 2 of 3")) << p.err;
@@ -239,7 +239,7 @@ TEST(RunFailure, ARankThatEndsTooEarlyIsNamed) {
   EXPECT_TRUE(p.says("ranks 0 2 inside, rank 1 not")) << p.err;
 }
 
-// The second one ends ranks that ignore everything; the first was told to the reader before it.
+// The second interrupt kills ranks that ignore all signals; the first was reported before it.
 TEST(RunFailure, SecondInterruptKillsAtOnce) {
   Job p({"-n", "3"}, {"ignore=2", "ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1", "2"}) ASSERT_TRUE(p.wait_for(std::string("[") + rank + "] up"));
@@ -278,7 +278,7 @@ TEST(RunFailure, TerminateForwardsAndPassesTheSaveOn) {
   unsaved.signal(SIGTERM);
   EXPECT_EQ(unsaved.finish(), 143) << unsaved.err;
   EXPECT_FALSE(unsaved.says("FAILED")) << unsaved.err;
-  // One did not save: the others need not be waited for.
+  // One rank did not save, so there is no need to wait for the others.
   Job mixed({"-n", "2", "--grace", "0.3"}, {"0:ignore=15", "out=up", "sleep=60000"});
   for (const char* rank : {"0", "1"}) ASSERT_TRUE(mixed.wait_for(std::string("[") + rank + "] up"));
   mixed.signal(SIGTERM);

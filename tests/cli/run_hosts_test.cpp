@@ -28,7 +28,7 @@ Words sorted(Words list) {
   return list;
 }
 
-// What one rank has said, without the prefix: ranks write at the same time.
+// The output of one rank, without the prefix; ranks write concurrently.
 std::string said_by(int rank, const std::string& out) {
   const std::string mark = ":" + std::to_string(rank) + "] ";
   std::string text;
@@ -42,7 +42,7 @@ struct Job : HostsJob {
   Job(const Words& options, const Words& actions, const Words& environment = {},
       const std::string& hosts = "wa slots=2\nwb slots=2\n")
       : HostsJob(hosts, options + Words{kRank} + actions, environment) {}
-  // All of them have said it.
+  // All ranks have printed it.
   bool all_say(const std::string& text, double seconds = 20) {
     for (const char* rank : {"[wa:0] ", "[wa:1] ", "[wb:2] ", "[wb:3] "})
       if (!wait_for(rank + text, seconds)) return false;
@@ -279,7 +279,7 @@ TEST(RunHosts, AKilledAgentTakesItsRanksAlong) {
   ASSERT_TRUE(p.all_say("up"));
   const pid_t agent = p.agent_on("wa");
   ASSERT_GT(agent, 0);
-  kill(agent, SIGTERM);  // means nothing to it: it is taken, and the agent is there
+  kill(agent, SIGTERM);  // has no effect: the agent handles it and continues
   const std::string status = "/proc/" + std::to_string(agent) + "/status";
   const std::string none = "ShdPnd:\t0000000000000000";
   for (int tries = 0; tries < 3000 && slurp(status).find(none) == std::string::npos; ++tries) usleep(10000);
@@ -291,7 +291,7 @@ TEST(RunHosts, AKilledAgentTakesItsRanksAlong) {
 }
 
 TEST(RunHosts, SilenceIsALostHost) {
-  // Ranks that say nothing for longer than the limit are no lost host.
+  // Ranks that print nothing for longer than the limit do not make the host lost.
   Job p({"--host-timeout", "2", "--grace=0.5"}, {"out=up", "sleep=3000", "out=still", "sleep=60000"});
   ASSERT_TRUE(p.all_say("still")) << "signs of life go both ways: " << p.err;
   EXPECT_FALSE(p.says("FAILED")) << p.err;

@@ -52,7 +52,7 @@ class Network {
     pipe_ = ends[1];
     cleaner_ = fork();
     if (cleaner_ == 0) {
-      setsid();  // out of reach of what ends the test
+      setsid();  // survives signals that end the test
       ::close(ends[1]);
       char byte;
       while (::read(ends[0], &byte, 1) > 0) {
@@ -116,7 +116,7 @@ class Network {
   bool made_ = false;
 };
 
-// A small model; its words behind `zero run`.
+// A small model; the arguments after `zero run`.
 Words training(const std::string& folder, const Words& more) {
   std::ofstream out(folder + "/text.txt");
   for (unsigned i = 0, state = 7; i < 12000; ++i) {
@@ -189,8 +189,8 @@ TEST_F(RunNetwork, TrainingOverTwoHostsHasTheNumbersOfOne) {
   EXPECT_EQ(losses(one.out), two_hosts);
 }
 
-// A slow link changes the time, not the numbers; what crosses it is what the counters say, and little more: of every
-// shard once a gather, not once for each rank of the other host.
+// A slow link changes the time, not the results. The bytes on the link are those of the counters and little more: each
+// shard is sent once per all-gather, not once for each rank of the other host.
 TEST_F(RunNetwork, ASlowLinkChangesNoNumber) {
   if (!network.limit_link(50)) GTEST_SKIP() << "tc has no token bucket here";
   const auto run = [&](const Words& more, std::map<int, std::string>* found) {
@@ -253,7 +253,7 @@ TEST_F(RunNetwork, ALinkThatGoesDownIsAnErrorInTime) {
   HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment({"ZERO_TIMEOUT_S=8"}));
   ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
   network.take_link_down();
-  // 8 s for the collective, 20 s for a connection without answers; then the grace.
+  // 8 s for the collective, 20 s for a connection without replies; then the grace period.
   EXPECT_EQ(p.finish(60), 6) << p.err;
   EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
   EXPECT_TRUE(p.says("\n  error        ")) << p.err;

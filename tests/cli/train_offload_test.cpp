@@ -14,8 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// 38 M parameters: 16 bytes each in bf16 without offload. What libtorch and a rank's threads take beside is about 200
-// MiB.
+// 38 M parameters: 16 bytes each in bf16 without offload. libtorch and a rank's threads need about 200 MiB in addition.
 constexpr int kLimitMib = 480;
 
 struct Outcome {

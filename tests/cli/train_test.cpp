@@ -70,7 +70,7 @@ std::size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// What may not depend on the machine or on how the run was cut: everything but the times.
+// The output that must not depend on the machine or on interruptions: everything except times.
 Words numbers(const std::vector<json>& steps) {
   Words all;
   for (const json& step : steps)
@@ -238,7 +238,7 @@ TEST(Train, AutoStartsAfreshAndAMissingTagIsACheckpointError) {
   const Outcome fresh = run(1, common + Words{"--resume", "auto"});
   EXPECT_EQ(fresh.code, 0) << fresh.err;
   EXPECT_EQ(fresh.steps.size(), 2u);
-  // Another text: the position means nothing there.
+  // Another text: the position does not apply.
   std::ofstream(place.folder + "/other.txt") << slurp(place.text).substr(0, 50000);
   const Outcome other =
       run(1, common + Words{"--resume", "auto", "--set", "libzero.data.text=" + place.folder + "/other.txt"});
@@ -318,7 +318,7 @@ TEST(Train, MistakesAreNamedOnce) {
     EXPECT_EQ(o.out, "");
   }
   EXPECT_FALSE(fs::exists(place.folder + "/out"));
-  // Both ranks fail alike; one of them says so.
+  // Both ranks fail with the same error; only one of them prints it.
   for (const Words& words : {cases[0].words, cases[4].words, cases[11].words}) {
     const Outcome o = run(2, words + out);
     EXPECT_EQ(o.code, 2) << o.err;

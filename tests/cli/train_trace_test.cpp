@@ -260,7 +260,7 @@ TEST(TrainTrace, AKilledRunLeavesPartsThatABracketCloses) {
   for (const int rank : {0, 1}) {
     auto text = slurp(file + ".rank-" + std::to_string(rank) + ".json");
     EXPECT_FALSE(json::accept(text));
-    // Should the end have come in the middle of a write, its last line is not whole.
+    // If the run ended during a write, the last line is incomplete.
     if (text.back() != '}' || !json::accept(text + "]")) text.resize(text.rfind(",\n"));
     const auto events = json::parse(text + "]");
     EXPECT_EQ(nesting_fault(events), "");

@@ -47,7 +47,7 @@ using zero::test::run_processes;
 namespace gloo_test {
 namespace {
 
-// Who a rank of one host is; with a port, ranks that count as one host each.
+// The process information of a rank on one host; with a port, each rank counts as a separate host.
 ProcessInfo identity(int rank, int size, const std::string& run_id, int port = 0) {
   ProcessInfo id;
   id.rank = rank;
@@ -93,8 +93,8 @@ TEST_P(GlooWorlds, EveryCollectiveMatchesTheNaiveOneOverTcp) {
 INSTANTIATE_TEST_SUITE_P(Sizes, GlooWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& i) { return "World" + std::to_string(i.param); });
 
-// Payload that this process handed to its TCP connections, without packet headers and repetitions; -1 where the kernel
-// does not tell.
+// Payload that this process sent over its TCP connections, without packet headers and retransmissions; -1 if the kernel
+// does not report it.
 static std::int64_t tcp_bytes_sent() {
   std::int64_t sum = 0;
   bool told = false;
@@ -105,7 +105,8 @@ static std::int64_t tcp_bytes_sent() {
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
     if (length < offsetof(tcp_info, tcpi_bytes_retrans) + sizeof info.tcpi_bytes_retrans) continue;
     told = true;
-    sum += static_cast<std::int64_t>(info.tcpi_bytes_sent - info.tcpi_bytes_retrans);  // a busy machine repeats some
+    sum += static_cast<std::int64_t>(info.tcpi_bytes_sent -
+                                     info.tcpi_bytes_retrans);  // without retransmissions, which a busy machine makes
   }
   return told ? sum : -1;
 }
@@ -123,7 +124,7 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
       const auto before = tcp_bytes_sent();
       if (before < 0) _exit(kUntold);
       begin()->wait();
-      comm->barrier();  // what is still queued here has then arrived
+      comm->barrier();  // data that was still queued has then arrived
       const auto sent = tcp_bytes_sent() - before;
       auto counted = static_cast<std::int64_t>(comm->stats().bytes_sent());
       // Counted as (N-1)/N*S on every rank, sent by the root alone.
@@ -142,7 +143,7 @@ TEST(Gloo, SendsOnTheWireWhatTheCountersSayAndHardlyMore) {
   expect_all_well(statuses);
 }
 
-// Rank 0 is the middle of the watch's star, so its death takes another way.
+// Rank 0 is the centre of the failure detector's star, so its death is detected differently.
 TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
   for (const bool tcp : {false, true}) {
     for (const int victim : {0, 1, 2}) {
@@ -151,7 +152,7 @@ TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
       const auto statuses = run_processes(3, [&](int rank) {
         auto comm = open(identity(rank, 3, id, port));
         auto sum = torch::ones({100'000});
-        // The victim may be dead before the others have ended the last operation with it.
+        // The victim may die before the others have completed the last operation with it.
         const auto rounds = [&] {
           for (int i = 0; rank != victim || i < 3; ++i) comm->all_reduce(sum)->wait();
         };
@@ -178,7 +179,7 @@ TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
       std::this_thread::sleep_for(200ms);
       kill(getpid(), SIGKILL);
     }
-    // Both wait for data of the root, and for nothing of the rank that dies.
+    // Both wait for data of the root, and for none of the rank that dies.
     auto data = torch::ones({1000});
     if (rank == 2) require_named(1, "rank 1", By::News, [&] { comm->broadcast(data, 0)->wait(); });
     if (rank == 0) {
@@ -246,7 +247,7 @@ TEST(Gloo, NamesAStoppedRank) {
     comm->barrier();
     comm->set_timeout(1s);
     if (rank == 1) {
-      // Something must wake it up again for the end of the test: a child of its own.
+      // A child process wakes it up again at the end of the test.
       const pid_t self = getpid();
       if (fork() == 0) {
         std::this_thread::sleep_for(6s);
@@ -367,7 +368,7 @@ TEST(Gloo, RefusesASecondRankZeroOfTheSameRun) {
   EXPECT_TRUE(net::listen_at(point));  // the name ends with its listener
 }
 
-// Strangers at the port: silence, noise, a wrong token, a connection that closes.
+// Foreign connections to the port: silence, noise, a wrong token, a connection that closes.
 TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
   const int port = free_port();
   expect_all_well(run_processes(4, [&](int rank) {
@@ -392,7 +393,7 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
   }));
 }
 
-// What a launcher of torch's kind does: its own TCPStore holds the port that the ranks are told.
+// As torchrun does: the port that ranks are given belongs to a TCPStore of the launcher.
 TEST(Gloo, MeetsByTheStoreOfAnAgent) {
   int ports[2];
   ASSERT_EQ(pipe(ports), 0);

@@ -75,7 +75,7 @@ TEST(FromEnv, EachTransportByName) {
 }
 
 TEST(FromEnv, OneHostWithoutAnythingElseSharesMemory) {
-  // No run id, no address: the common parent tells the run apart.
+  // No run id and no address: the run is identified by the common parent process.
   expect_all_well(test::fork_ranks(2, [&](int rank) {
     set_only(torchrun(rank, 2));
     setenv("CUDA_VISIBLE_DEVICES", "", 1);

@@ -31,7 +31,7 @@ net::ProcessInfo identity(int rank, int size) {
   return id;
 }
 
-// Asked in a child: a process that has initialised the driver may not fork and use it.
+// Queried in a child process, because a process that has initialised the driver may not fork and use it.
 int gpus() {
   const pid_t pid = fork();
   if (pid == 0) _exit(std::min(net::visible_gpus(), 100));

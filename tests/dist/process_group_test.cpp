@@ -67,7 +67,7 @@ TEST(ProcessGroup, GivesItsBackendForCpus) {
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
     for (int i = 0; i < 2; ++i) {
       auto comm = Communicator::from_process_group(group);
-      // The other rank waits long enough to read what the first Communicator has left in the store.
+      // The other rank waits long enough that it could read keys of the first Communicator in the store.
       if (i == 1 && rank == 1) std::this_thread::sleep_for(300ms);
       auto sum = at::full({5}, static_cast<float>(rank + 1));
       comm->all_reduce(sum)->wait();

@@ -127,7 +127,7 @@ TEST(ShmGloo, SendsBetweenHostsWhatTheFormulasSay) {
   }
 }
 
-// A rank of the same host and one of the other, in the same column as the one that dies and in another.
+// Errors on a rank of the same host and on ranks of the other host, in the same column as the failed rank and not.
 TEST(ShmGloo, NamesARankKilledAtAnyTime) {
   std::vector<int> ports;
   for (int trial = 0; trial < 8; ++trial) ports.push_back(free_port());

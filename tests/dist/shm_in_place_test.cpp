@@ -20,7 +20,8 @@ using namespace std::chrono_literals;
 
 class ShmInPlace : public ::testing::TestWithParam<int> {};
 
-// Shards of a page's multiple, across the borders of pages, and just large enough; seen anew after each publish.
+// Shards that are multiples of a page, that cross page boundaries, and that are just large enough; re-read after each
+// publish.
 TEST_P(ShmInPlace, ReadSymmetricBuffersInPlace) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {
@@ -54,7 +55,7 @@ TEST_P(ShmInPlace, ReadSymmetricBuffersInPlace) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// Segments of odd sizes with gaps, across the borders of shards, compared with the sum of one flat buffer.
+// Segments of odd sizes with gaps, across shard boundaries, compared with the sum of one flat buffer.
 TEST_P(ShmInPlace, ReduceWhatLiesInStretches) {
   const int size = GetParam();
   const auto ends = with_ranks(size, [size](const Comm& comm) {
@@ -113,7 +114,7 @@ TEST(ShmInPlaceFailure, NamesAPeerThatGaveItsShardUpOrDied) {
     if (comm->rank() == 1) vector.reset();
     comm->barrier();
     if (comm->rank() == 1) return;
-    comm::group_of(*comm)->gather(*vector);  // what it had published
+    comm::group_of(*comm)->gather(*vector);  // the published values
     vector->publish();
     comm::group_of(*comm)->gather(*vector);
   });

@@ -159,7 +159,7 @@ TEST(Shm, Runs5000SmallOperations) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// More operations without a wait than there are places for announcements.
+// More operations without a wait than there are slots for announcements.
 TEST(Shm, Holds500OperationsInFlight) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
     std::vector<at::Tensor> tensors;
@@ -276,7 +276,7 @@ TEST(Shm, RefusesMoreThanTheMachineHas) {
       text = e.what();
     }
     require(contains(text, std::to_string(std::int64_t{1} << 48)), "got '" + text + "'");
-    // More than a number of bytes can say.
+    // More bytes than an integer can represent.
     bool refused = false;
     try {
       comm->allocate(std::int64_t{1} << 62, at::kFloat);
@@ -315,7 +315,7 @@ TEST(Shm, LeavesNothingBehind) {
 
 // --- failures
 
-// All ranks but `culprit` fail with a CommError that blames it and holds `text`.
+// All ranks except `culprit` fail with a CommError that names it and contains `text`.
 void expect_blamed(const std::vector<RankEnd>& ends, int culprit, const std::string& text) {
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
     if (static_cast<int>(rank) == culprit) continue;
@@ -336,7 +336,7 @@ TEST(Shm, NamesAKilledPeer) {
         in.fill_(1);
         comm->all_gather(out, in)->wait();
         if (rank == victim) {
-          // Dies when its part is announced: the readers have it, but it reads nothing of theirs.
+          // Dies after announcing its part: the others have read it, but it has not read theirs.
           auto work = comm->all_gather(out, in);
           ::raise(SIGKILL);
         }
@@ -360,7 +360,7 @@ TEST(Shm, NamesAPeerThatLeft) {
   const auto ends = with_ranks(3, [&](Comm comm) {
     if (comm->rank() == 1) {
       comm.reset();
-      while (*heard < 2) std::this_thread::sleep_for(1ms);  // alive, but no rank any more
+      while (*heard < 2) std::this_thread::sleep_for(1ms);  // the process is alive, but no longer a rank
       return;
     }
     try {
@@ -393,7 +393,7 @@ TEST(Shm, LetsPeersLeaveAfterTheirLastOperation) {
   }
 }
 
-// A rank that leaves with an operation in flight keeps what it has promised, even if the memory was freed.
+// If a rank leaves with an operation in flight, peers can still read its data, even if the memory was freed.
 TEST(Shm, KeepsItsWordAfterItLeft) {
   for (const std::int64_t numel : {100, 100000, 3 << 20}) {
     for (const bool allocated : {true, false}) {
@@ -457,7 +457,7 @@ TEST(Shm, RefusesTwoProcessesOfOneRank) {
   for (const int twice : {0, 1}) {
     const std::string run_id = fresh_run_id();
     const auto ends = fork_ranks(3, [&](int process) {
-      // Later, so that the others are there to hear of it.
+      // Later, so that the others are already waiting.
       if (process == 2) std::this_thread::sleep_for(1s);
       join_run(run_id, process == 2 ? twice : process, 4, 15s);
     });
@@ -508,7 +508,7 @@ TEST(Shm, NamesBothCallsOfADisagreement) {
     EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 12 elements)")) << end.error;
     EXPECT_TRUE(contains(end.error, "all_reduce(fp16, 13 elements)")) << end.error;
   }
-  // What differs alone: the number of elements, the root.
+  // Only one argument differs: the number of elements, or the root.
   const auto numels = with_ranks(2, [](const Comm& comm) { comm->all_reduce(at::ones({12 + comm->rank()}))->wait(); });
   for (const auto& end : numels) {
     EXPECT_TRUE(contains(end.error, "all_reduce(fp32, 12 elements)")) << end.error;
@@ -536,7 +536,7 @@ TEST(Shm, NamesALatePeer) {
     const auto ends = with_ranks(3, [&](const Comm& comm) { check_timeout(comm, absent, 1s); });
     EXPECT_EQ(errors_of(ends), "");
   }
-  // What the late one did last is said.
+  // The error names the last operation of the late rank.
   const auto ends = with_ranks(2, [](const Comm& comm) {
     comm->barrier();
     auto tensor = at::ones({5});

@@ -26,7 +26,7 @@ TEST_P(ShmThreads, KeepTheContract) {
   });
 }
 
-// Read and written here, not in libtorch, whose accesses no sanitizer sees.
+// Read and written here, not in libtorch, which is not instrumented.
 TEST_P(ShmThreads, ReadSymmetricBuffersInPlace) {
   const int size = GetParam();
   with_shm_threads(size, [size](const Comm& comm) {

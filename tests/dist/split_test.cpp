@@ -56,7 +56,7 @@ void on_four(const std::string& transport, const std::function<void(Comm)>& body
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// The sum over `ranks` of what each holds, as one loop takes it.
+// The sum over the data of `ranks`, computed by one loop.
 at::Tensor values_of(int rank, std::int64_t numel) {
   at::Tensor values = at::empty({numel});
   for (std::int64_t i = 0; i < numel; ++i)
@@ -201,7 +201,7 @@ TEST_P(Splits, NoticeAnotherCall) {
   });
 }
 
-// Rank 3 aborts; rank 1 waits for it in their group, ranks 0 and 2 wait for each other in theirs: all hear of it.
+// Rank 3 aborts. Rank 1 waits for it in their group, ranks 0 and 2 wait for each other in theirs: all get the error.
 TEST_P(Splits, ShareAFailure) {
   for (const bool in_group : {true, false}) {
     std::mutex mutex;
@@ -235,7 +235,7 @@ TEST_P(Splits, ShareAFailure) {
   }
 }
 
-// Nobody comes to the call of one group; the other group and the run hear of it. Errors name both numbers of a rank.
+// A call of one group times out; the other group and the run get the error. Errors name both numbers of a rank.
 TEST_P(Splits, TellOfALateRankByItsNumberInTheRun) {
   on_four(GetParam(), [](Comm comm) {
     const int rank = comm->rank();

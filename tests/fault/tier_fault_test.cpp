@@ -124,7 +124,7 @@ TEST(TierFault, WhatPassesByItselfChangesNoBit) {
   }
 }
 
-// The n-th request of a run fails for good, for n from the first to beyond the last.
+// The n-th request of a run fails permanently, for n from the first to beyond the last.
 void expect_an_end(Nth::Kind kind, int error, const char* text) {
   const TempFolder folder, checkpoints;
   const auto setup = setup_in(folder.text());
@@ -192,7 +192,7 @@ TEST(TierFault, AFailedLateUpdateIsNotForgotten) {
 
 TEST(TierFault, AFullDiskEndsEveryRank) { expect_an_end(Nth::Kind::Write, ENOSPC, "free"); }
 
-// A write that fails goes elsewhere (file_io_test), and training does not notice.
+// A failed write is repeated at another location (file_io_test), and training is not affected.
 TEST(TierFault, OneFailedWriteIsMovedAndChangesNoBit) {
   const TempFolder folder;
   const auto setup = setup_in(folder.text());
@@ -206,9 +206,9 @@ TEST(TierFault, OneFailedWriteIsMovedAndChangesNoBit) {
   }
 }
 
-// --- what comes back -----------------------------------------------------------------------------
+// --- data that is read back ----------------------------------------------------------------------
 
-// Another way into the file that this process has open in the folder.
+// A second descriptor of the file that this process has open in the folder.
 int open_again(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
     std::error_code error;
@@ -288,7 +288,7 @@ TEST(Checksums, CanBeTurnedOff) {
   close(fd);
 }
 
-// Training whose file is changed behind its back does not go on with it.
+// Training stops if its offload file was changed by someone else.
 TEST(Checksums, TrainingStopsAtBytesThatChanged) {
   const TempFolder folder;
   auto setup = setup_in(folder.text(), 1);

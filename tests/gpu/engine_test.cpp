@@ -59,8 +59,8 @@ TEST(GpuEngine, EveryStageHasTheSameBits) {
 }
 
 // cuBLAS and the CPU's library add in different orders, so a step differs in the last places of fp32; ten steps of
-// SGD stay within 1e-3 of the parameters, and of the losses. AdamW divides by the gradient's own size, so a gradient
-// that is all rounding moves a parameter by as much as any: there the losses are held, not each parameter.
+// SGD stay within 1e-3 of the parameters, and of the losses. AdamW divides by the gradient's size, so a gradient that
+// is only rounding error moves a parameter as much as any other; there only the losses are compared.
 TEST(GpuEngine, Fp32StaysNearTheCpusEngine) {
   ZERO_NEEDS_GPU();
   be_deterministic();
@@ -101,7 +101,7 @@ TEST(GpuEngine, SixteenBitsStayNearTheCpusEngine) {
   }
 }
 
-// What rests is what the formulas say, and libtorch's allocator holds it.
+// Persistent bytes equal the formulas, and libtorch's allocator has allocated them.
 TEST(GpuEngine, MemoryIsBookedAndCounted) {
   ZERO_NEEDS_GPU();
   using Tier = MemoryReport::Tier;
@@ -207,7 +207,7 @@ TEST(Devices, AParameterElsewhereIsNamed) {
   EXPECT_NE(text.find("parameter there: lies on meta, expected the CPU or a GPU (cuda)"), std::string::npos) << text;
 }
 
-// A long kernel on one stream, and what waits for it on others.
+// A long kernel on one stream, and operations on other streams that wait for it.
 TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
   ZERO_NEEDS_GPU();
   const gpu::SideStream gather(kGpu, true), reduce(kGpu, false);

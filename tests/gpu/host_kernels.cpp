@@ -1,4 +1,4 @@
-// Compiled without contraction, as the arithmetic wants it.
+// Compiled without contraction, as the arithmetic requires.
 #include "gpu/host_kernels.h"
 
 #include <atomic>

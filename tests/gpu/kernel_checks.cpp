@@ -102,7 +102,7 @@ void check_conversions(Kernels& kernels) {
       expect_same(got, expected, "every " + text_of(in_dtype, out_dtype, 65536, 0));
     }
   }
-  // Of fp32: any, and those on the border between two 16-bit values and one beside it.
+  // fp32 values: random ones, midpoints between two 16-bit values, and their neighbours.
   constexpr std::int64_t kNumel = 1 << 19;
   Array in(Dtype::F32, kNumel);
   fill_any(in, 1);

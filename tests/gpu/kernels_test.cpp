@@ -27,7 +27,7 @@ class Copy {
   Copy(const void* host, std::int64_t bytes) : host_(const_cast<void*>(host)), bytes_(bytes) {
     if (host == nullptr) return;
     offset_ = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(host) % 16);
-    // The bytes behind must stay as they are.
+    // The following bytes must not change.
     memory_ = at::full({offset_ + bytes + 64}, 0x5a, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
     if (bytes > 0) part().copy_(at::from_blob(host_, {bytes}, at::kByte));
   }

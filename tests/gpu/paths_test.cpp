@@ -77,7 +77,7 @@ TEST(ByTheTable, UnusedFrozenAndTinyParameters) {
       }
 }
 
-// A step so long that gradients overflow: the verdict comes from sums that lie on the device.
+// A learning rate so large that gradients overflow; the overflow is detected from sums on the device.
 TEST(ByTheTable, OverflowsAreSeen) {
   for (const int world : {1, 2}) {
     Training setup;

@@ -198,7 +198,7 @@ TEST(Activations, AccumulationOverMicroBatches) {
   }
 }
 
-// --- whose keeping it is ------------------------------------------------------------------------
+// --- which engine's policy applies --------------------------------------------------------------
 
 std::unique_ptr<zero::Engine> engine_of(const std::shared_ptr<Net>& net, const std::string& keys) {
   return std::make_unique<zero::Engine>(
@@ -227,13 +227,13 @@ TEST(Activations, OfTwoEnginesInAThreadEachKeepsItsOwn) {
   auto loss_c = c->loss(ids);
   EXPECT_EQ(host(*first), of_a);
   EXPECT_EQ(host(*third), of_a);
-  // Between engines again, in the middle of what was begun.
+  // Switch between engines again, while forwards are in progress.
   auto loss_b2 = b->loss(ids);
   EXPECT_EQ(host(*first) + host(*plain) + host(*third), 2 * of_a);
   plain->backward(loss_b + loss_b2);
   first->backward(loss_a);
   third->backward(loss_c);
-  // Behind backward nobody's tensors leave.
+  // After backward no tensors are offloaded.
   auto leaf = at::randn({4096}).requires_grad_();
   auto kept = (leaf * 2).tanh();
   EXPECT_EQ(host(*first) + host(*third), 2 * of_a);
@@ -247,7 +247,7 @@ TEST(Activations, AnEngineMayGoBeforeItsGraph) {
   EXPECT_NO_THROW(loss.backward());
 }
 
-// Dropout is drawn again by the same numbers. One rank: threads share libtorch's generator.
+// Recomputed dropout uses the same random numbers. One rank, because threads share libtorch's generator.
 TEST(Activations, DropoutIsRepeated) {
   std::vector<std::string> hashes;
   for (const auto& keys :

@@ -1,4 +1,4 @@
-// As budget_test, over TCP between processes: what only a network brings (parameters as integers).
+// As budget_test, over TCP between processes, for features that need a network (quantized parameters).
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -27,7 +27,7 @@ TEST(BudgetOverNetwork, ParametersAsIntegersHaveRoom) {
   setup.zero = R"(, "zero_quantized_weights": true)";
   const TempFolder folder;
   const auto file = folder.file("activations");
-  // What rank 0 finds goes to this process by a file, as everything a rank changes stays in it.
+  // Rank 0 passes its results to this process in a file, because ranks are separate processes.
   const auto measure = [&](const std::function<void(const Comm&)>& body) {
     const auto run_id = fresh_run_id();
     const int port = free_port();

@@ -59,7 +59,7 @@ class Budgets : public ::testing::TestWithParam<std::tuple<int, const char*>> {
   const std::string folder_ = std::filesystem::temp_directory_path().string();
 };
 
-// From all there is down to what is refused: the states move host-wards and file-wards, and stay the same.
+// From an unlimited budget down to one that is refused: states move to host memory and files, and keep their values.
 TEST_P(Budgets, ShrinkUntilRefusedAndTheBitsStay) {
   const auto free_run = train(setup());
   const auto activations = free_run.memory.peak(Tier::Device, Purpose::Activations);
@@ -90,7 +90,7 @@ TEST_P(Budgets, ShrinkUntilRefusedAndTheBitsStay) {
   if (setup().stage == 0) return;
   EXPECT_GT(most_on_host, 0u);
 
-  // The same device, and less of the host than that took: the rest goes to a file.
+  // The same device budget, and less host memory than before: the rest is moved to a file.
   const auto with_file = [&](std::int64_t host) {
     return memory_keys("\"device\": " + std::to_string(smallest) + ", \"activations\": " + std::to_string(activations) +
                        ", \"host\": " + std::to_string(host) + ", \"file\": \"1GB\", \"nvme_path\": \"" + folder_ +
@@ -131,7 +131,7 @@ TEST(Budget, WhatAnOffloadBlockPlacesStays) {
   EXPECT_NE(text.find("memory.host: got 2000 bytes"), std::string::npos) << text;
 }
 
-// --- what starts is not refused in a step ------------------------------------------------------
+// --- a run that starts is not refused in a step ------------------------------------------------
 
 std::string with_smallest(const Training& setup, const std::string& tier = "device") {
   return trains_with_the_smallest_budget(setup, tier, [&](const auto& body) { run_ranks(setup.world, body); });

@@ -1,5 +1,5 @@
-// The configurations of the first users' documents train a tiny GPT on two ranks, as they are, to the bits that they
-// give at every stage without offload.
+// The DeepSpeed example configurations train a tiny GPT on two ranks, unchanged, with the same bits as at every stage
+// without offload.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 const std::string kFolder = std::string(ZERO_SOURCE_DIR) + "/configs/deepspeed-examples/";
 
-// What the files leave open: they come without batch sizes or an optimizer, which their programs gave.
+// Keys that the files do not set: batch sizes and the optimizer, which their programs set in code.
 std::vector<Setting> completed(const Options& options) {
   std::vector<Setting> settings;
   const auto& s = options.settings();
@@ -40,7 +40,7 @@ Result train(const Options& options, int steps) {
     shape.hidden = 32;
     shape.heads = 2;
     shape.sequence = 16;
-    // Ranks as threads share torch's one generator: drawing weights is one rank's turn at a time.
+    // Ranks as threads share torch's generator, so they initialise weights one after the other.
     std::unique_lock turn(seeding);
     torch::manual_seed(1);
     models::Gpt model(shape);
@@ -90,7 +90,7 @@ TEST(DeepSpeedConfigurations, RunAndAgreeOverStagesAndTiers) {
   EXPECT_GE(offloaded, 2);
 }
 
-// The scale the fp16 file asks for: 2^32 at first, and halved by overflow alone.
+// The loss scale of the fp16 file: 2^32 at first, and halved only by overflow.
 TEST(DeepSpeedConfigurations, TheLoggedFp16RunStartsAtTwoToTheThirtyTwo) {
   auto options = Options::from_file(kFolder + "gpt2-squad-zero1-as-logged.json");
   const auto result = train(options.with(completed(options)), 4);

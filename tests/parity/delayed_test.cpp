@@ -33,7 +33,7 @@ struct Row {
 // One step's number of rank 0, whose forward used the parameters as they were.
 struct Seen {
   std::vector<Row> rows;
-  std::vector<std::string> hashes;  // after a flush, where one was asked for
+  std::vector<std::string> hashes;  // after a flush, if requested
   std::string last;
 };
 
@@ -76,8 +76,8 @@ Seen train(const Plan& plan) {
   return run;
 }
 
-// What a scalar w with gradient a * w - b, plain SGD and the table of docs/offload.md go through: the parameters that
-// each step's gradient is taken with.
+// The parameters with which each step's gradient is computed, for a scalar w with gradient a * w - b and plain SGD, by
+// the table of docs/offload.md.
 std::vector<float> scalar_oracle(int steps, int start, float lr, float a, float b, float w) {
   std::vector<float> seen;
   std::optional<float> kept_back;
@@ -120,7 +120,7 @@ TEST(Delayed, AScalarFollowsTheTable) {
   }
 }
 
-// Wherever the states rest, the same one-step delay.
+// The same one-step delay on every tier.
 TEST(Delayed, TiersAndStagesAgree) {
   for (const int world : {1, 2}) {
     for (const char* recipe : {"fp32", "bf16", "fp16"}) {
@@ -254,7 +254,7 @@ TEST(Delayed, ACheckpointFlushes) {
         }
         engine.save_checkpoint(folder() + "/checkpoints", device);
         at_save = engine.state_hash();
-        // Goes on, with an update on its way when the state is replaced by the older one.
+        // Continues; an update is in flight when the state is replaced by the older one.
         for (int step = 5; step < 7; ++step) {
           engine.backward(loss_of(task, *module, comm->rank(), step, at::kBFloat16));
           engine.step();

@@ -20,7 +20,7 @@ std::string message_of(const std::function<void()>& fn) {
   return "";
 }
 
-// The error each rank ends with.
+// The error with which each rank ends.
 std::vector<std::string> errors_of(int world, const std::function<void(std::shared_ptr<Communicator>)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(world));
   std::mutex mutex;

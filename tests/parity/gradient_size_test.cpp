@@ -131,7 +131,7 @@ Result train_engine(const Case& c, const std::shared_ptr<Communicator>& comm) {
   return result;
 }
 
-// The definitions, and nothing else.
+// The reference, written directly from the definitions.
 Result train_by_hand(const Case& c, int world) {
   auto net = make_net();
   const auto named = net->named_parameters();
@@ -195,7 +195,7 @@ std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
   return a;
 }
 
-// Masters agree as fp32 allows, and so does what training has changed in them.
+// Masters agree within fp32 rounding, and so do their changes by training.
 void expect_equal(const Result& got, const Result& expected, const Case& c, const std::string& where) {
   const bool exact = std::string(c.recipe) == "fp32";
   const auto text = where + " " + c.name();
@@ -244,7 +244,7 @@ TEST(GradientSize, AloneAndWithRanksAsThreads) {
       });
       expect_equal(got, by_hand(c, world), c, "threads, world " + std::to_string(world));
     }
-    if (HasFailure()) break;  // the others would say the same
+    if (HasFailure()) break;  // the others would fail in the same way
   }
 }
 

@@ -1,5 +1,5 @@
-// Unmodified modules: every kind of module the engine promises to take, at every stage, against a
-// single-process loop that holds one replica a rank.
+// Unmodified modules: every supported kind of module, at every stage, compared with a single-process
+// loop that has one replica per rank.
 #include <gtest/gtest.h>
 
 #include "parity/training.h"

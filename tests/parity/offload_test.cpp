@@ -147,7 +147,7 @@ Held held_by(const std::string& zero, const std::string& recipe, int world) {
   return held;
 }
 
-// The ledger's tiers follow the placement: nothing is booked where it does not rest.
+// The ledger's tiers follow the placement: states are booked only on the tier where they are stored.
 TEST(OffloadMemory, EveryStateIsBookedOnItsTier) {
   const int world = 2;
   const auto device = held_by("", "bf16", world);
@@ -212,7 +212,7 @@ TEST(OffloadCheckpoint, GoesOnFromAFileAndBetweenTiers) {
   }
 }
 
-// A scope in which the program writes parameters, and whole masters, of what rests in files.
+// A scope in which the program writes parameters whose states are in files, and unsharded masters.
 TEST(OffloadScopes, ParametersInFilesCanBeWrittenAndReadWhole) {
   std::map<std::string, at::Tensor> masters[2];
   std::string hashes[2];

@@ -201,7 +201,7 @@ std::vector<Case> thread_cases() {
   std::vector<Case> all;
   int k = 0;
   // Each stage and recipe at two of the worlds 1 to 4, each shape, placement and segmentation at several of these.
-  // OfProcesses takes the other worlds of fp32 and bf16.
+  // OfProcesses has further worlds of fp32 and bf16.
   for (int stage = 0; stage <= 3; ++stage)
     for (const char* recipe : {"fp32", "bf16", "fp16"})
       for (const int first = 1 + k / 2 % 2; const int world : {first, first + 2}) {
@@ -209,14 +209,13 @@ std::vector<Case> thread_cases() {
         c.shape = kShapes[(k + k / 4) % 4], c.stage = stage, c.world = world, c.recipe = recipe;
         if (stage >= 1 && k % 3 == 1) c.optimizer = k % 2 == 0 ? "cpu" : "nvme";
         if (stage == 3 && k % 4 >= 2) c.parameters = k % 2 == 0 ? "cpu" : "nvme";
-        // Where little is kept, libtorch's own scratch for a product of 16-bit matrices, up to 0.1 MB, must stay small
-        // beside.
+        // libtorch's workspace of a 16-bit matrix product, up to 0.1 MB, must be small compared with the activations.
         if (k % 5 == 3) c.segments = k % 2 == 0 ? c.shape.layers : 2, c.batch = 16;
         if (k % 7 == 4) c.accumulation = 2;
         ++k;
         all.push_back(c);
       }
-  // What else decides.
+  // Other options with an effect.
   const auto add = [&](std::size_t shape, int stage, int world, const char* recipe, const char* more) -> Case& {
     Case c;
     c.shape = kShapes[shape], c.stage = stage, c.world = world, c.recipe = recipe, c.more = more;
@@ -229,7 +228,7 @@ std::vector<Case> thread_cases() {
   add(3, 3, 2, "bf16", R"(, "stage3_prefetch_bucket_size": 0)");
   auto& tiles = add(0, 3, 2, "fp32", R"(, "sub_group_size": 20000)");
   tiles.optimizer = tiles.parameters = "nvme";
-  // Checkpoints that wait elsewhere.
+  // Checkpoints on other tiers.
   for (const int stage : {1, 3}) {
     auto& host = add(3, stage, 2, "fp32", "");
     host.segments = 6, host.batch = 16, host.checkpoints = R"(, "cpu_checkpointing": true)";
@@ -237,7 +236,7 @@ std::vector<Case> thread_cases() {
     file.segments = 3, file.batch = 16;
     file.keys = R"(, "libzero": {"activation_file_path": ")" + folder() + "\"}";
   }
-  // Budgets, which move what no key places.
+  // Budgets, which move states without an explicit tier.
   const auto budget = [&](std::size_t shape, int stage, int world, const char* recipe, const std::string& memory) {
     add(shape, stage, world, recipe, "").keys = R"(, "memory": {)" + memory + R"(, "nvme_path": ")" + folder() + "\"}";
   };
@@ -298,9 +297,9 @@ void write_table() {
   for (const auto& row : rows()) out << row << "\n";
 }
 
-// Processes of one host sum gradients where they lie, and a group that is summed before the next is ready gives its
-// memory back at once: from stage 2 on one group, at stage 1 every group whose sum goes to the host. The plan counts on
-// none that is; so many bytes less are as good.
+// Processes of one host sum gradients in place, and a group that is summed before the next is ready frees its memory
+// immediately: from stage 2 on one group, at stage 1 every group whose sum is copied to the host. The plan assumes that
+// none is freed early, so the measured value may be lower by that many bytes.
 std::uint64_t early(const Case& c) {
   if (c.transport != "shm" || c.stage == 0 || (c.stage == 1 && c.optimizer == "none")) return 0;
   const auto& s = c.shape;
@@ -349,7 +348,7 @@ void compare(const Case& c, const Measured& engine) {
   rows().push_back(row.str());
 }
 
-// First, for it forks.
+// Runs first, because it forks.
 TEST(PlanAgreement, OfProcesses) {
   const auto all = process_cases();
   for (const auto& c : all) {

@@ -114,7 +114,7 @@ TEST(Policy, AShortReuseDistanceKeepsWhatBackwardWantsFirst) {
   EXPECT_GT(some.gathered, all.gathered);
 }
 
-// Nothing ahead and nothing kept beyond the limit; the unit in use and the root always.
+// Beyond the limit no unit is prefetched or kept unsharded; the unit in use and the root always are.
 TEST(Policy, LiveParametersAreLimited) {
   const auto plain = train("");
   const auto tight = train(R"(, "stage3_max_live_parameters": 1, "stage3_max_reuse_distance": 1000000000)");

@@ -8,7 +8,7 @@ namespace zero::test {
 namespace {
 namespace nn = torch::nn;
 
-// Inputs are drawn on the CPU, the same for all devices, and brought to the module's.
+// Inputs are drawn on the CPU, so that they are the same for all devices, and copied to the module's device.
 thread_local at::Device input_device = at::kCPU;
 
 at::Tensor randn(at::IntArrayRef sizes, const at::Generator& generator, at::ScalarType dtype) {
@@ -232,8 +232,8 @@ at::Tensor periodic(const at::Generator& generator, std::int64_t count) {
       .remainder(8);
 }
 
-// Parameters that are viewed and added, as queries and positions are: autograd hands their gradients over as views of
-// one memory, among themselves and with what flows on through the model.
+// Parameters that are viewed and added, such as queries and positions: autograd delivers their gradients as views that
+// share memory with each other and with gradients that propagate further.
 struct Viewed : nn::Module {
   struct AddPosition : nn::Module {
     at::Tensor position;

@@ -1,5 +1,5 @@
-// Small training problems, one per kind of module the engine has to take unmodified. Each makes
-// its module, fills it with values that depend on a seed only, and gives the loss of one rank's
+// Small training problems, one per kind of module that the engine supports unmodified. Each creates
+// its module, fills it with values that depend only on a seed, and computes the loss of one rank's
 // batch at one step.
 #pragma once
 #include <torch/torch.h>

@@ -14,7 +14,7 @@ namespace {
 
 const std::string kProgram = std::string(ZERO_BINARY_DIR) + "/tests/parity_rank_program";
 
-// A transport's name in SpawnOptions; "hosts": two made-up hosts of two ranks each, with shared memory inside and TCP
+// A transport's name in SpawnOptions; "hosts": two simulated hosts of two ranks each, with shared memory inside and TCP
 // between them.
 void connect(SpawnOptions& options, const std::string& transport) {
   options.transport = transport == "hosts" ? "auto" : transport;
@@ -91,7 +91,7 @@ TEST(Transports, EveryKindOfModule) {
   }
 }
 
-// Gradients that are divided before they are summed, where they lie.
+// Gradients that are divided in place before they are summed.
 TEST(Transports, EveryKindOfModuleDividedAhead) {
   std::string expected;
   for (const char* transport : {"gloo", "shm"}) {
@@ -322,7 +322,7 @@ TEST(SlowLinks, SecondShardsForEveryKindOfModule) {
   EXPECT_NE(outs[0].find("kind "), std::string::npos);
 }
 
-// Integers are for computing: what a program sees, and writes back, are the values.
+// Quantization applies only to computation: a program reads and writes the exact values.
 TEST(SlowLinks, AScopeThatWritesNothingChangesNothing) {
   for (const char* recipe : {"fp32", "bf16"}) {
     SpawnOptions options;
@@ -337,7 +337,7 @@ TEST(SlowLinks, AScopeThatWritesNothingChangesNothing) {
   }
 }
 
-// Ranks wait in two worlds, all and the neighbours: each hears of a failure in the other.
+// Ranks wait in two groups, the world and the neighbours; a failure in one ends the waits in the other.
 TEST(SlowLinks, ADeathAmongNeighboursIsNamedEverywhere) {
   for (const char* at : {"forward", "backward", "reduce", "step"}) {
     for (const int victim : {0, 3}) {
@@ -363,7 +363,7 @@ TEST(SlowLinks, ASecondShardThatDoesNotFitAHostIsAnError) {
   SpawnOptions options;
   connect(options, "hosts");
   for (const auto& result : spawn_ranks(options, kProgram, {"zero=, \"zero_hpz_partition_size\": 3"})) {
-    // A rank that is still on its way hears of it as a failure of the first to say so.
+    // A rank that has not reached the call gets it as a failure of the rank that reported it first.
     EXPECT_TRUE(result.exit_code == 2 || result.exit_code == 6) << result.exit_code << result.err;
     EXPECT_NE(result.err.find("zero_hpz_partition_size: got 3, expected a divisor of the 2 ranks of a host"),
               std::string::npos)
@@ -371,7 +371,7 @@ TEST(SlowLinks, ASecondShardThatDoesNotFitAHostIsAnError) {
   }
 }
 
-// Real memory: what the kernel counts for all ranks together, against what the ledger says.
+// Real memory: the kernel's count for all ranks together, compared with the ledger.
 TEST(Transports, RealMemoryAgreesWithTheLedger) {
   for (const char* transport : {"shm", "gloo"}) {
     for (const int stage : {0, 1, 2, 3}) {

@@ -1,4 +1,4 @@
-// The right numbers: against libtorch itself on the joined batch.
+// Correctness: compared with libtorch on the joined batch.
 #include <gtest/gtest.h>
 
 #include "parity/training.h"

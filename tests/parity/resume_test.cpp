@@ -93,7 +93,7 @@ std::vector<Trace> resumed(const Training& setup, const Problem& task, const fs:
   on_ranks(setup.world, [&](const auto& comm) {
     Rank rank(setup, task, comm);
     Trace before, after;
-    // An engine that has already trained forgets all of it.
+    // Loading into an engine that has already trained replaces its state.
     rank.run(100, 100 + warm_up, &before);
     EXPECT_EQ(rank.engine.load_checkpoint(folder), "at-" + std::to_string(save_at));
     EXPECT_EQ(rank.engine.user_state(), R"({"next": 17, "text": "ü\n"})");
@@ -187,8 +187,8 @@ TEST(ResumeAcross, EveryOptimizer) {
   }
 }
 
-// The loss scale overflows at first: halvings lie before and after the checkpoint, and the
-// hysteresis is half used at it.
+// The loss scale overflows at first: it is halved before and after the checkpoint, and the
+// hysteresis is partly used at the checkpoint.
 TEST(ResumeAcross, TheLossScaleInTheMiddleOfItsSearch) {
   std::set<double> seen;
   for (int save_at = 1; save_at <= 6; ++save_at) {
@@ -262,7 +262,7 @@ TEST(ResumeAcross, TheGeneratorOfRandomNumbers) {
   }
 }
 
-// --- what is refused ---------------------------------------------------------------------------
+// --- refused checkpoints -----------------------------------------------------------------------
 
 // Runs body on every rank; it must throw E with the same text on all. Returns the text.
 template <class E>

@@ -47,7 +47,7 @@ std::string text_of(const Case& one) {
   return text + "}";
 }
 
-// "" or the first difference. other: the case that is forecast, where it is not the one that runs.
+// "" or the first difference. other: the case of the schedule, if it differs from the case that runs.
 std::string difference(const Case& one, const Comm& comm, const Case* other = nullptr) {
   LiveTask task;
   task.text = text_of(one);
@@ -89,7 +89,7 @@ std::string parameters_on(const std::string& device, const std::string& more = R
   return R"(, "offload_param": {"device": ")" + device + R"(", "nvme_path": ")" + folder() + "\"" + more + "}";
 }
 
-// Each place in two recipes, one of them with two micro-batches: now the one, now the other.
+// Each placement in two recipes, of which alternately one has two micro-batches.
 std::vector<Case> with_recipes(const std::vector<Case>& places) {
   std::vector<Case> all;
   for (const auto& place : places)
@@ -154,7 +154,7 @@ std::vector<Case> policies() {
   return with_recipes(places);
 }
 
-// All cases on one set of ranks; what differs is said at once.
+// All cases on one set of ranks; differences are printed immediately.
 std::string differences(const std::vector<Case>& cases, const Comm& comm) {
   at::set_num_threads(1);
   std::string all;
@@ -181,7 +181,7 @@ void on_shared_memory(int world, const std::vector<Case>& cases) {
   }));
 }
 
-// In a process of its own, so that this one stays without torch's threads.
+// In a child process, so that this one has no threads of torch.
 void on_threads(int world, const std::vector<Case>& cases) {
   expect_agreement(fork_ranks(
       1,
@@ -218,7 +218,7 @@ TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
       {{"", 3, R"(, "stage3_max_reuse_distance": 1000000000)"}, {"", 3}},
       {{"", 3, R"(, "reduce_bucket_size": 5000)"}, {"", 3}},
   };
-  // By threads: what is mapped is gathered alike whether or not it is kept.
+  // Ranks as threads: all-gathers are the same whether or not units stay unsharded.
   expect_agreement(fork_ranks(1, [&](int) {
     run_ranks(2, [&](Comm comm) {
       at::set_num_threads(1);

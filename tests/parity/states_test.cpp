@@ -16,7 +16,7 @@ std::string json_of(const std::string& optimizer, const std::string& zero) {
          optimizer + R"(}, "zero_optimization": )" + zero + "}";
 }
 
-// With a rate of zero a step changes moments and no parameter.
+// With a learning rate of zero, a step changes moments but no parameter.
 TEST(StateHash, ChangesWithMomentsAlone) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {

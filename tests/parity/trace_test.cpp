@@ -123,7 +123,7 @@ TEST(EngineTrace, ATraceMayFollowAnother) {
   EXPECT_EQ(files[1].name, "load");
 }
 
-// An error ends what an Engine can do with its peers, so each refusal has its own.
+// After an error an Engine cannot use its communicator, so each refusal has a new one.
 template <class Refused>
 void expect_refusal(int begun_micro_batches, const std::function<void(Engine&)>& call) {
   auto module = make_module(problem("gpt"));

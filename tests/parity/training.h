@@ -1,4 +1,4 @@
-// Training a problem under the engine, and without it: what the parity tests compare.
+// Training of a problem with and without the engine, for comparison by the parity tests.
 #pragma once
 #include <zero/zero.h>
 
@@ -39,8 +39,8 @@ Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& c
 // Ranks as threads; rank 0's Outcome with all ranks' stats.
 Outcome train_threads(const Training& setup, const ThreadFaults& faults = {});
 
-// A single-process loop without libzero: one replica a rank, gradients summed in rank order in
-// fp32, clipped, libtorch's fused AdamW. What data-parallel training has to equal.
+// A single-process loop without libzero: one replica per rank, gradients summed in rank order in
+// fp32, clipped, libtorch's fused AdamW. Data-parallel training must give the same result.
 Outcome train_plain(const Training& setup);
 
 // The largest |a-b| / (|b| + floor) over all parameters.

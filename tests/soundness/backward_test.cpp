@@ -24,7 +24,7 @@ TEST_P(Backward, SeveralLossesOnOneGraph) {
           const int batch = step * accumulation + micro;
           const auto y = net->forward(input_of(comm->rank(), batch));
           engine.backward(first_loss(y), {.retain_graph = true});
-          // The last one ends the micro-batch itself, or leaves that to step().
+          // The last backward ends the micro-batch, or step() does.
           engine.backward(second_loss(y), {.retain_graph = step == 1});
           plain.backward(
               [&](Net& model, int rank) {
@@ -47,7 +47,7 @@ at::Tensor penalty_of(const std::vector<at::Tensor>& gradients) {
   return 0.1 * sum;
 }
 
-// The gradients' own graph: a loss that is made of gradients.
+// create_graph: a loss that is computed from gradients.
 TEST_P(Backward, CreateGraph) {
   expect([this](const auto& comm) {
     auto net = make_net();
@@ -67,7 +67,7 @@ TEST_P(Backward, CreateGraph) {
       plain.step();
     }
     require_equal(engine, plain.net(), "create_graph");
-    // Without a second backward step() takes what is there.
+    // Without a second backward, step() uses the gradients of the first.
     engine.backward(loss_of(*net, comm->rank(), 7), {.create_graph = true});
     engine.step();
     plain.backward([&](Net& model, int rank) { return loss_of(model, rank, 7); });
@@ -76,8 +76,8 @@ TEST_P(Backward, CreateGraph) {
   });
 }
 
-// Another backward that reaches a gradient which waits with its graph: the two are one sum, so nothing is right any
-// more but to begin the micro-batch again.
+// Another backward reaches a gradient that is kept with its graph. The two are already added, so the micro-batch must
+// be repeated.
 TEST_P(Backward, AnotherBackwardBetweenTwoPasses) {
   expect([this](const auto& comm) {
     auto net = make_net(), other = make_net(5);
@@ -105,8 +105,8 @@ TEST_P(Backward, AnotherBackwardBetweenTwoPasses) {
   });
 }
 
-// With ignore_unused_parameters false, what no pass of the micro-batch reaches is an error; what one of them reaches is
-// none.
+// With ignore_unused_parameters false, a parameter that no pass of the micro-batch reaches is an error; one that any
+// pass reaches is not.
 TEST_P(Backward, UnusedAfterCreateGraph) {
   expect([this](const auto& comm) {
     auto net = make_net();
@@ -176,7 +176,7 @@ TEST_P(Backward, GradientsByName) {
         const auto gap = (whole - expected).abs().max().item<double>();
         require(gap <= 1e-6 * expected.abs().max().item<double>() + 1e-9,
                 item.key() + " is off by " + std::to_string(gap));
-        // The ranks' own parts make up the whole.
+        // The parts of all ranks together are the whole gradient.
         const auto own = engine.own_gradient(item.key());
         const auto flat = whole.view({-1});
         require(own.values.numel() == 0 || flat.narrow(0, own.begin, own.values.numel()).equal(own.values),
@@ -192,7 +192,7 @@ TEST_P(Backward, GradientsByName) {
   }
 }
 
-// fp16's loss scale is not in them.
+// Gradients do not include fp16's loss scale.
 TEST(BackwardFp16, GradientsByNameAreUnscaled) {
   EXPECT_EQ(
       run_at(
@@ -215,14 +215,14 @@ TEST(BackwardFp16, GradientsByNameAreUnscaled) {
       "");
 }
 
-// Clipping, clearing or reading .grad between backward and step is the same error everywhere, and undoes nothing.
+// Clipping, clearing or reading .grad between backward and step is the same error everywhere, and changes nothing.
 TEST_P(Backward, GradientsAreNotTheProgramsMeanwhile) {
   expect([this](const auto& comm) {
     auto net = make_net();
     Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
     Plain plain(world(), "SGD");
     for (int step = 0; step < 3; ++step) {
-      if (step == 1) net->zero_grad();  // nothing is there yet
+      if (step == 1) net->zero_grad();  // there is no gradient yet
       if (step == 2) net->zero_grad(/*set_to_none=*/false);
       engine.backward(loss_of(*net, comm->rank(), step));
       plain.backward([&](Net& model, int rank) { return loss_of(model, rank, step); });
@@ -268,7 +268,7 @@ TEST_P(Backward, PlainBackwardIsRefusedAndLeavesNothing) {
   });
 }
 
-// A graph of before the step holds parameters of before the step.
+// A graph built before the step uses parameters from before the step.
 TEST_P(Backward, AGraphDoesNotOutliveTheStep) {
   expect([this](const auto& comm) {
     auto net = make_net();

@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Units of one size, of which a forward uses those it is told, in that order.
+// Units of equal size; a forward uses the given ones in the given order.
 struct Experts : torch::nn::Module {
   torch::nn::ModuleList list = register_module("list", torch::nn::ModuleList());
   explicit Experts(std::int64_t width) {
@@ -30,7 +30,7 @@ struct Experts : torch::nn::Module {
   }
 };
 
-// Evaluates over `way` of this rank. The values are right, or it throws.
+// Evaluates the units in `way`. The values are correct, or it throws.
 void evaluate(const Comm& comm, std::int64_t width, const std::vector<int>& way) {
   at::set_num_threads(1);
   auto model = std::make_shared<Experts>(width);
@@ -71,7 +71,7 @@ TEST(Branches, OverThreadsAreAnErrorThatNamesTheUnits) {
   }
 }
 
-// Units too small to be read in place are gathered by collectives here, too.
+// Units too small to be read in place are gathered by collectives over shared memory as well.
 TEST(Branches, OverSharedMemoryAreRightOrAnError) {
   for (const std::int64_t width : {16, 64}) {
     for (const auto& way : kWays) {
@@ -89,7 +89,7 @@ TEST(Branches, OverTcpAreAnErrorThatNamesTheUnits) {
     const auto run_id = fresh_run_id();
     const auto ends = fork_ranks(2, [&](int rank) {
       auto comm = comm::make_communicator(comm::make_gloo(identity_of(run_id, rank, 2), 20s));
-      comm->set_timeout(5s);  // the ranks are asked what they wait for when it is over, also on a busy machine
+      comm->set_timeout(5s);  // at the timeout ranks are queried for what they wait for; long enough for a busy machine
       evaluate(comm, 64, way[static_cast<std::size_t>(rank)]);
     });
     bool named = false;

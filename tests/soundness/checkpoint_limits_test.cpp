@@ -30,7 +30,7 @@ class FewFiles {
   rlimit before_{};
 };
 
-// Parts of one tensor in the files of many ranks, read in the order of a load at stage 0: for each tensor all files.
+// Parts of one tensor are in the files of many ranks. Read in the order of a load at stage 0: all files per tensor.
 TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   constexpr int kRanks = 300;
   const TempFolder where;
@@ -74,7 +74,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
               }),
               "");
   }
-  // A file that is replaced while it is not open is noticed all the same, by the next read or at the end.
+  // A file that is replaced while it is closed is detected by the next read or at the end.
   for (const int replaced : {0, kRanks - 1}) {
     formats::PartReader reader(folder, manifest);
     read_all(reader);
@@ -90,7 +90,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   }
 }
 
-// Assigned after construction, in an order of their own.
+// Assigned after construction, in a different order.
 TEST(CheckpointLimits, BuffersThatAreNotContiguous) {
   for (const int world : {1, 2}) {
     const TempFolder folder;

@@ -1,5 +1,5 @@
-// LD_PRELOADed by train_program_test.cpp: reports when libtorch is first asked about CUDA, because libtorch caches that
-// answer.
+// LD_PRELOADed by train_program_test.cpp: reports when libtorch is first queried for CUDA, because libtorch caches the
+// result.
 #include <dlfcn.h>
 #include <unistd.h>
 

@@ -33,7 +33,7 @@ void require_no_more_pages_than(long long early) {
   require(grown < (6 << 20), "shared pages grew by " + std::to_string(grown) + " bytes");
 }
 
-// More than the arena keeps resident of what is free.
+// More than the free memory that the arena keeps resident.
 constexpr std::int64_t kNumel = 4 << 20;
 
 TEST(Departure, LeavesAGatheredVectorAsItIs) {
@@ -90,7 +90,7 @@ TEST(Departure, GivesPagesBackOnceNobodyReadsThem) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// Its numbers begin anew in the same places.
+// Its counters restart at the same locations.
 TEST(Departure, OfAnEarlierVectorSaysNothingOfALaterOne) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     for (int round = 0; round < 3; ++round) {
@@ -108,7 +108,7 @@ TEST(Departure, OfAnEarlierVectorSaysNothingOfALaterOne) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// All ranks evaluate at their own speed and end: no rank has to wait for the slowest.
+// All ranks evaluate at different speeds and end; no rank has to wait for the slowest.
 TEST(Departure, OfAFasterRankLeavesTheSlowerOneItsEvaluation) {
   const auto ends = with_ranks(3, [](const Comm& comm) {
     auto model = four_layers(256);
@@ -169,7 +169,7 @@ TEST(Departure, OfAHundredEnginesLeavesNoPages) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// The limit of the day holds, not that of the day when the vector was made.
+// The current timeout applies, not the one at the creation of the vector.
 TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     const auto vector = comm::group_of(*comm)->share(10000, at::kFloat);

@@ -61,7 +61,7 @@ struct Net : nn::Module {
     x = at::tanh(layers[0]->as<nn::Linear>()->forward(x));
     if (fault == Fault::InForward) throw std::runtime_error(kMischief);
     x = layers[1]->as<nn::Linear>()->forward(x);
-    // Among the gradients; where all before is frozen backward does not come there, and it fails at its start.
+    // Fails among the gradients, or at the start of backward if all earlier layers are frozen.
     const bool in_the_middle = x.requires_grad();
     if (fault == Fault::InBackward && in_the_middle) x = ThrowingBackward::apply(x);
     x = layers[2]->as<nn::Linear>()->forward(at::tanh(x));
@@ -127,7 +127,7 @@ void expect_near(double got, double expected, const std::string& what) {
           what + ": got " + std::to_string(got) + ", the plain loop has " + std::to_string(expected));
 }
 
-// --- what a process holds -----------------------------------------------------------------------
+// --- resources of a process ---------------------------------------------------------------------
 
 struct Held {
   double pss = 0, descriptors = 0, threads = 0;
@@ -142,7 +142,7 @@ double entries_of(const char* folder) {
 Held held_now() {
   Held held{0, entries_of("/proc/self/fd"), entries_of("/proc/self/task")};
   std::ifstream in("/proc/self/smaps_rollup");
-  // Without files: how much of libtorch's pages counts depends on who else runs it.
+  // Without files, because the share of libtorch's pages depends on other processes that use it.
   for (std::string line; std::getline(in, line);)
     if (line.rfind("Pss_Anon:", 0) == 0 || line.rfind("Pss_Shmem:", 0) == 0)
       held.pss += std::stod(line.substr(line.find(':') + 1)) * 1024;
@@ -152,7 +152,7 @@ Held held_now() {
 class Watch {
  public:
   explicit Watch(Comm comm) : comm_(std::move(comm)) {}
-  // Of the rank that holds most; all ranks call it together.
+  // Of the rank with the highest memory; all ranks call it together.
   void note(int step) {
     const auto mine = held_now();
     Held most;
@@ -169,7 +169,7 @@ class Watch {
       std::fflush(stdout);
     }
   }
-  // The last tenth against the second: the first has what is made once.
+  // Compares the last tenth with the second; the first includes one-time allocations.
   void judge() const {
     const auto tenth = std::max<std::size_t>(1, noted_.size() / 10);
     require(noted_.size() >= 3 * tenth, "too few measurements");
@@ -233,12 +233,12 @@ void remake(const Comm& comm) {
   watch.judge();
 }
 
-// At several ranks that all caught the same failure; a world of one needs no word.
+// With several ranks, all must have caught the same failure.
 void discard(Engine& engine, int ranks) {
   if (ranks > 1) engine.discard_micro_batch();
 }
 
-// What the code of the user threw comes back as it was.
+// An exception of the user's code is rethrown unchanged.
 template <class Body>
 void expect_mischief(const Body& body) {
   try {
@@ -256,7 +256,7 @@ void mischief(const Comm& comm) {
   auto net = std::make_shared<Net>();
   Engine engine(net, Options::from_json(json_of(stage, accumulation)), comm);
   Plain plain(comm->size(), accumulation);  // trained by rank 0 alone, frozen by all
-  std::mt19937 random(17);                  // alike on all ranks
+  std::mt19937 random(17);                  // the same on all ranks
   std::map<std::string, int> count;
   int batch = 0;
   const auto upset = [&] {
@@ -282,7 +282,7 @@ void mischief(const Comm& comm) {
   for (int step = 1; step <= steps; ++step) {
     for (int micro = 0; micro < accumulation; ++micro) {
       upset();
-      // A backward that failed within a step of several may take the micro-batches before with it.
+      // A failed backward may also drop the earlier micro-batches of its step.
       if (const auto kept = static_cast<int>(engine.micro_batches()); kept != micro) {
         require(kept == 0, "of " + std::to_string(micro) + " micro-batches " + std::to_string(kept) + " stayed");
         ++count["micro-batches dropped with a failed one"];

@@ -29,7 +29,7 @@ void allocate_and_free() {
   for (int i = 0; i < 200; ++i) torch::ones({8});
 }
 
-// The memory of what has ended must be another's by the time it is asked.
+// The memory of a destroyed object must have been reused before it is accessed.
 void take_freed_memory() {
   std::vector<std::unique_ptr<char[]>> blocks;
   for (std::size_t bytes = 16; bytes < 1024; bytes += 8)
@@ -88,7 +88,7 @@ TEST(EngineLife, MadeAndEndedInDifferentThreads) {
     take_freed_memory();
     engine.reset();
     take_freed_memory();
-    // A thread ends before the Engine that it made, another Engine was made meanwhile.
+    // A thread ends before the Engine that it created; another Engine was created meanwhile.
     std::unique_ptr<Engine> other;
     std::thread([&] {
       engine = make_engine();
@@ -101,7 +101,7 @@ TEST(EngineLife, MadeAndEndedInDifferentThreads) {
   }
 }
 
-// The youngest Engine of the thread is told of its allocations, whatever ended before.
+// The newest Engine of the thread observes its allocations, whatever was destroyed before.
 TEST(EngineLife, CountsActivationsOfTheYoungest) {
   auto first = make_engine(), second = make_engine(), third = make_engine();
   second.reset();
@@ -174,7 +174,7 @@ TEST(EngineRefused, TraceThatCannotBeWritten) {
   });
 }
 
-// One rank alone cannot go on: the other's model, too, is as it was.
+// If construction fails on one rank, it fails on all, and the models of all ranks are unchanged.
 TEST(EngineRefused, OnOneRankOnly) {
   const TempFolder temporary;
   const auto& folder = temporary.path();
@@ -220,7 +220,7 @@ TEST(EngineModels, HeldByAnotherEngine) {
   }
 }
 
-// A view made once, as an autoencoder with tied weights has it, follows its parameter.
+// A view created once, as in an autoencoder with tied weights, follows its parameter.
 struct TiedByAView : torch::nn::Module {
   TiedByAView() {
     weight = register_parameter("weight", (torch::arange(128, torch::kFloat).view({16, 8}) * 0.37).sin());
@@ -402,7 +402,7 @@ TEST(EngineModels, MadeInInferenceMode) {
   EXPECT_TRUE(contains(error, "InferenceMode")) << error;
 }
 
-// A buffer that no checkpoint can hold is told of at the start; a program that never saves runs.
+// A buffer that checkpoints do not support is reported at the start; a program that never saves runs.
 TEST(EngineModels, BuffersThatCheckpointsCannotHold) {
   std::mutex mutex;
   std::string warnings;
@@ -433,7 +433,7 @@ std::ptrdiff_t open_files() {
 TEST(EngineLife, EndedBetweenBackwardAndStepItHoldsNothing) {
   const TempFolder folder;
   const auto files = R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
-  for (const int round : {0, 1})  // the first opens what stays for the process
+  for (const int round : {0, 1})  // the first opens descriptors that the process keeps
     for (const int stage : {1, 2, 3}) {
       const auto before = open_files();
       at::Tensor loss;
@@ -478,8 +478,8 @@ TEST(EngineLife, APassThatFailedIsInNoNorm) {
   }
 }
 
-// A budget that something else fills for now refuses the memory of a reduction. Each attempt ends as if it had not
-// been, and with room again the step is made.
+// Other memory temporarily fills the budget, so a reduction is refused. Failed attempts change nothing, and the step
+// succeeds when there is room again.
 TEST(EngineLife, ARefusedReductionLeavesNothingBooked) {
   constexpr std::int64_t kWidth = 256, kGradient = kWidth * (kWidth + 1) * 4;
   auto model = small_model(1, kWidth);

@@ -24,7 +24,7 @@ struct Fuse : torch::autograd::Function<Fuse> {
   }
 };
 
-// The second half of the model has its gradients when the fuse blows.
+// The backward fails when the second half of the model has its gradients.
 at::Tensor fused_loss(Net& net, int rank, int micro_batch, bool blows) {
   auto x = net.layers[0]->as<torch::nn::Linear>()->forward(input_of(rank, micro_batch));
   x = at::gelu(net.layers[1]->as<torch::nn::LayerNorm>()->forward(x));
@@ -43,7 +43,7 @@ std::string message_of(const std::function<void()>& fn) {
   return "nothing";
 }
 
-// On every rank the same backward fails, and later the same forward.
+// The same backward fails on every rank, and later the same forward.
 TEST_P(Failures, AFailedPassNeverWas) {
   for (const int accumulation : {1, 2}) {
     for (const char* extra : {"", R"(, "bf16": {"enabled": true})"}) {
@@ -90,7 +90,7 @@ TEST_P(Failures, AFailedPassNeverWas) {
   }
 }
 
-// Within a step of several micro-batches those that were added up go with the one that failed: told, and right.
+// In a step of several micro-batches, the failed one also drops those accumulated before; the error reports it.
 TEST_P(Failures, AFailureAmongMicroBatches) {
   expect([this](const auto& comm) {
     auto net = make_net();
@@ -111,7 +111,7 @@ TEST_P(Failures, AFailureAmongMicroBatches) {
   });
 }
 
-// With a copy they stay, to the bit.
+// With a copy they are kept, bitwise.
 TEST_P(Failures, ARecoverableFailureAmongMicroBatches) {
   for (const char* extra : {"", R"(, "bf16": {"enabled": true})", R"(, "gradient_predivide_factor": 4.0)"}) {
     expect([=, this](const auto& comm) {
@@ -141,11 +141,10 @@ TEST_P(Failures, ARecoverableFailureAmongMicroBatches) {
   }
 }
 
-// The copy that `recoverable` asks for does not fit into the budget: an error, and the pass is as if it had not been
-// called.
+// The copy for `recoverable` does not fit into the budget: an error, and the pass has no effect.
 TEST_P(Failures, ACopyOfSumsBeyondTheBudget) {
-  // The same code elsewhere; peaks over shared memory depend on the ranks' pace, and the least budget of stages 2 and 3
-  // counts buffers of gathers and reductions that a rank alone does not need, so that a copy always fits.
+  // Other cases run the same code. Peaks over shared memory depend on timing, and the smallest budget of stages 2 and 3
+  // includes buffers of collectives that a single rank does not need, so a copy would always fit.
   if (world() > 1 || stage() > 1) return;
   for (const char* extra : {"", R"(, "gradient_predivide_factor": 4.0)"})
     expect([=, this](const auto& comm) {
@@ -244,7 +243,7 @@ TEST_P(Failures, GoingOnWithoutDiscarding) {
   if (world() == 1) return;
   expect([this](const auto& comm) {
     auto net = make_net();
-    // Whoever is first says what to do, the others what that rank said, in whatever call they are by then.
+    // The first rank to fail reports the remedy; the others report that rank's error from their current call.
     const auto text = message_of([&] {
       Engine engine(net, Options::from_json(json_for(stage(), "SGD")), comm);
       (void)message_of([&] { engine.backward(fused_loss(*net, comm->rank(), 0, true)); });
@@ -254,7 +253,7 @@ TEST_P(Failures, GoingOnWithoutDiscarding) {
   });
 }
 
-// Mistakes that every rank makes alike end nothing.
+// After a mistake that every rank makes, all ranks can continue.
 TEST_P(Failures, MistakesLeaveTheCommunicator) {
   expect([this](const auto& comm) {
     auto net = make_net();
@@ -277,7 +276,7 @@ TEST_P(Failures, MistakesLeaveTheCommunicator) {
   });
 }
 
-// A refused Engine is a mistake, too: all ranks hear the same, and go on with the same communicator.
+// The same for a refused Engine: all ranks get the same error and continue with the same communicator.
 TEST_P(Failures, RefusedEnginesLeaveTheCommunicator) {
   expect([this](const auto& comm) {
     auto net = make_net();
@@ -308,7 +307,7 @@ TEST_P(Failures, RefusedEnginesLeaveTheCommunicator) {
   });
 }
 
-// Frozen: no update, no decay, no step counted. As libtorch's optimizers, which look at each parameter by itself.
+// Frozen parameters: no update, no decay, no step counted, as in libtorch's optimizers.
 TEST_P(Failures, FreezingAndUnfreezing) {
   for (const char* zero : {"", R"(, "offload_optimizer": {"device": "cpu"})"}) {
     if (stage() == 0 && *zero != 0) continue;
@@ -391,15 +390,15 @@ TEST_P(Failures, CheckpointsRememberWhatTheProgramSet) {
   });
 }
 
-// A generator trained through a discriminator, each with an Engine: what the generator's loss leaves at the
-// discriminator's parameters is not the discriminator's gradient, whether requires_grad is toggled or not.
+// A generator trained through a discriminator, each with an Engine: gradients of the generator's loss at the
+// discriminator's parameters are not used by the discriminator, whether requires_grad is toggled or not.
 TEST_P(Failures, TwoEngines) {
   for (const bool toggles : {false, true}) {
     expect([=, this](const auto& comm) {
       const auto json = json_for(stage(), "SGD");
       auto g = make_net(1), d = make_net(2);
       Engine first(g, Options::from_json(json), comm), second(d, Options::from_json(json), comm);
-      // Without libzero: the same nets, a gradient of their own each.
+      // Without libzero: the same nets with separate gradients.
       auto plain_g = make_net(1), plain_d = make_net(2);
       const auto through = [](Net& made, Net& judge, int rank, int step) {
         const auto fake = made.forward(input_of(rank, step)).repeat({1, 8});

@@ -75,7 +75,7 @@ TEST(Fork, SaysNoFarewellOverTcp) {
   EXPECT_EQ(errors_of(ends), "");
 }
 
-// An Engine with a thread of its own, which the child has not.
+// An Engine with a background thread, which does not exist in the child.
 TEST(Fork, EndsNoEngine) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     torch::nn::Sequential model(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));

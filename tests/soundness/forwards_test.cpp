@@ -78,7 +78,7 @@ TEST(ManyParameters, InTheLoss) {
 
 // --- forwards in several threads --------------------------------------------------------------
 
-// libtorch's own threads, a team for each of the program's, would only wait for each other here.
+// libtorch's OpenMP teams, one per thread of the program, would only wait for each other here.
 class OneThreadEach {
  public:
   OneThreadEach() : before_(at::get_num_threads()) { at::set_num_threads(1); }
@@ -119,7 +119,7 @@ void forwards_in_threads(int stage, const std::string& zero, bool grad, int time
   for (auto& thread : running) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(failed, 0) << first;
-  // Training goes on.
+  // Training continues.
   torch::optim::AdamW adam(plain->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0));
   for (int step = 0; step < 3; ++step) {
     engine.backward(model->forward(inputs[0]).pow(2).mean());
@@ -142,7 +142,7 @@ TEST(ForwardsInThreads, Stage3) {
   forwards_in_threads(3, "", false, 10000);
 }
 
-// Groups are gathered into buffers, and let go for each other.
+// Groups are unsharded into buffers and resharded to make room for each other.
 TEST(ForwardsInThreads, Stage3WithGatherBuffers) {
   forwards_in_threads(3, kOffloadedParameters, true, 10000);
   forwards_in_threads(3, kOffloadedParameters, false, 10000);
@@ -184,7 +184,7 @@ TEST(ForwardsInThreads, TwoTowersTrain) {
     EXPECT_LT((masters.at(item.key()) - item.value().detach()).abs().max().item<double>(), 1e-3) << item.key();
 }
 
-// A parameter that an operator of another thread is reading is neither updated nor let go: the call is refused.
+// A parameter that another thread is reading is neither updated nor resharded: the call is refused.
 TEST(ForwardsInThreads, StepBesideAnOperator) {
   auto model = small_model(2, 1024);
   Engine engine(model, small_options(3, kOffloadedParameters), Communicator::local());
@@ -263,7 +263,7 @@ TEST(MetadataOnly, LikeAndNewReadNothing) {
     });
 }
 
-// Whatever libtorch calls "like" or "new" takes no data: the test above has all of them.
+// All operators that libtorch names "like" or "new" read no data; the test above covers all of them.
 TEST(MetadataOnly, NoneOfTheDispatchersIsForgotten) {
   std::set<std::string> names;
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {

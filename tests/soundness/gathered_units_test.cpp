@@ -13,7 +13,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 Options options_for(int stage, int world) {
-  // In a world of one parameters rest sharded only where they are offloaded.
+  // In a world of one, parameters are stored sharded only if they are offloaded.
   const bool offloads = stage == 3 && world == 1;
   return Options::from_json(json_for(stage, "AdamW", 1, R"(, "libzero": {"unit_min_numel": 0})",
                                      offloads ? R"(, "offload_param": {"device": "cpu"})" : ""));
@@ -28,7 +28,7 @@ class GatheredUnits : public ::testing::TestWithParam<int> {
         auto net = make_net();
         Engine engine(net, options_for(stage(), comm->size()), comm);
         body(engine, *net, comm->rank(), comm->size());
-        engine.backward(loss_of(*net, comm->rank(), 0));  // the run goes on
+        engine.backward(loss_of(*net, comm->rank(), 0));  // the run continues
         engine.step();
       });
       EXPECT_EQ(errors, "") << name_of(place) << ", stage " << stage();
@@ -45,7 +45,7 @@ std::int64_t bytes_of_units(Engine& engine, const Names& names) {
   return sum;
 }
 
-// Raw pointers are taken of what a scope holds; at stage 3 the others are refused as without a scope.
+// Raw pointers may be taken of parameters in a scope; at stage 3 other parameters are refused as without a scope.
 bool readable(Net& net, const std::string& name) {
   try {
     return parameter(net, name).const_data_ptr<float>() != nullptr;
@@ -67,7 +67,7 @@ TEST_P(GatheredUnits, OnlyTheUnitsAskedForAreWhole) {
         const bool inside = std::find(whole.begin(), whole.end(), unit) != whole.end();
         require(readable(net, name) == (inside || stage() < 3), what + ": " + name);
       }
-      for (const auto& item : reference->named_parameters())  // by operators everything is read, as ever
+      for (const auto& item : reference->named_parameters())  // operators can read all parameters, as always
         require(torch::equal(parameter(net, item.key()), expected(item.key())), what + " value " + item.key());
       scope.close();
       require(readable(net, "layers.0.weight") == (stage() < 3), what + ": closed");
@@ -95,7 +95,7 @@ TEST_P(GatheredUnits, TheMemoryIsThatOfTheUnits) {
     for (const Names& names : {Names{"layers.2"}, Names{"layers.0", "layers.3"}, Names{}}) {
       const auto least = stage() < 3 ? 0 : bytes_of_units(engine, names);
       const auto got = peak(names);
-      // Padding to the ranks' shards, at most a page a unit and rank.
+      // Padding of shards, at most a page per unit and rank.
       require(got >= least && got <= (stage() < 3 ? 0 : least + 5 * 3 * 4096),
               "peak " + std::to_string(got) + ", units " + std::to_string(least));
     }
@@ -103,7 +103,7 @@ TEST_P(GatheredUnits, TheMemoryIsThatOfTheUnits) {
   });
 }
 
-// Rank 0 alone writes, in an order of uses that was learned: no gather may follow from it.
+// Only rank 0 writes, in the learned order of use; this must not start an all-gather.
 TEST_P(GatheredUnits, OverlappingScopesWriteBackTheirUnits) {
   everywhere([this](Engine& engine, Net& net, int rank, int) {
     for (int batch = 1; batch < 4; ++batch) {
@@ -210,7 +210,7 @@ TEST_P(GatheredUnits, WhatMayBeCalledInside) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, GatheredUnits, ::testing::Values(0, 2, 3));
 
-// With groups read as 8-bit integers a scope holds exact copies; one within it must not gather over what was written.
+// If groups are gathered as 8-bit integers, a scope has exact copies; a nested scope must not overwrite modifications.
 TEST(GatheredUnitsQuantized, AnInnerScopeKeepsWhatTheOuterWrote) {
   const auto errors = run_at({"gloo", 2}, [](std::shared_ptr<Communicator> comm) {
     auto net = make_net();

@@ -8,7 +8,7 @@ namespace {
 
 models::GptConfig small() { return {.layers = 2, .hidden = 32, .heads = 4, .sequence = 16, .vocabulary = 50}; }
 
-// The next token by the plain forward of the whole window, nothing of generate()'s.
+// The next token by a plain forward of the whole window, without generate().
 std::int64_t most_likely(models::Gpt& model, const at::Tensor& tokens, std::int64_t reach) {
   const torch::NoGradGuard no_grad;
   const std::int64_t seen = std::min(tokens.size(1), reach);
@@ -23,8 +23,7 @@ TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
   models::Gpt model(small());
   model->eval();
   {
-    const torch::NoGradGuard
-        no_grad;  // far from the even start: what is said depends on the place and on what came before
+    const torch::NoGradGuard no_grad;  // not uniform: the output depends on the position and on earlier tokens
     for (at::Tensor& p : model->parameters()) p.mul_(8);
   }
   const at::Tensor start = torch::randint(50, {1, 3}, torch::kLong);
@@ -41,7 +40,7 @@ TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
   }
 }
 
-// Counting modulo 10 from any place: a model that learned it goes on far beyond its reach.
+// Counting modulo 10 from any position: a trained model continues far beyond its sequence length.
 TEST(GptSampleTest, WhatWasLearnedGoesOnBeyondTheReach) {
   torch::manual_seed(12);
   models::Gpt model(small());

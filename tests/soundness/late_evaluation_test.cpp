@@ -49,9 +49,9 @@ TEST_P(LateEvaluation, IsRefusedUntilFlush) {
         require(evaluate() == current, "in a scope");
         scope.close();
       }
-      train();  // training goes on as if nothing had been asked
+      train();  // training continues as if nothing had happened
       refused("after another step");
-      // Reading without grad mode within a forward, or within a step, is the model's own affair.
+      // Reading without grad mode within a forward or a step is not checked.
       const auto loss = loss_of(*net, comm->rank(), batch++);
       evaluate();
       engine.backward(loss);

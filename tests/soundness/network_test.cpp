@@ -80,7 +80,7 @@ TEST(Descriptors, MissingAtAMeetingOverSharedMemoryAreWaitedFor) {
   meet_out_of_descriptors([&](int rank) { return join_run(run_id, rank, 2, 20s); });
 }
 
-// Ranks of two made-up hosts; what rank 0 told the log.
+// Ranks of two simulated hosts; returns the log of rank 0.
 std::string notices(const char* token) {
   net::MeetingPoint point{"", "127.0.0.1", 0};
   net::listen_at(point);

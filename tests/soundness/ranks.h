@@ -18,11 +18,11 @@ struct Place {
   const char* transport;  // "local", "thread", "shm", "gloo"
   int world;
 };
-// Where odd programs run: alone, as threads, as processes over shared memory and over TCP.
+// The transports of a test: one rank, threads, processes over shared memory and over TCP.
 const std::vector<Place>& places();
 std::string name_of(const Place& place);
 
-// Runs `body` on the ranks of `place`, all in processes of their own; the text of what any rank threw, or "".
+// Runs `body` on the ranks of `place`, in child processes. Returns the text of any rank's exception, or "".
 std::string run_at(const Place& place, const Body& body);
 
 // Linear, LayerNorm, GELU twice and a Linear: parameters large enough to be mapped in shared memory, and small ones.
@@ -33,7 +33,7 @@ struct Net : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 std::shared_ptr<Net> make_net(std::uint64_t seed = 3);
-// Of one rank and micro-batch, the same in every process.
+// The data of one rank and micro-batch, the same in every process.
 at::Tensor input_of(int rank, int micro_batch);
 at::Tensor loss_of(Net& net, int rank, int micro_batch);
 
@@ -41,7 +41,8 @@ at::Tensor loss_of(Net& net, int rank, int micro_batch);
 class Plain {
  public:
   using Loss = std::function<at::Tensor(Net&, int rank)>;
-  // optimizer: "SGD", or "AdamW" with weight decay 0.1 and an eps large enough that the size of gradients shows.
+  // optimizer: "SGD", or "AdamW" with weight decay 0.1 and an eps so large that the update depends on the size of
+  // gradients.
   Plain(int world, const std::string& optimizer, double lr = 0.05);
   void backward(const Loss& loss, double weight = 1);
   void step(double clip = 0);

@@ -92,7 +92,7 @@ TEST(Scopes, CheckpointsInside) {
   }
 }
 
-// torch::load puts other tensors in the parameters' places; the end of the scope says so, not a later call.
+// torch::load replaces the parameters' tensors; the end of the scope reports it, not a later call.
 TEST(Scopes, TorchLoadInside) {
   for (const int stage : {0, 3}) {
     const TempFolder folder;

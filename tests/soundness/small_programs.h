@@ -32,10 +32,10 @@ inline Options small_options(int stage, const std::string& zero = "", const std:
       std::to_string(stage) + zero + "}" + extra + "}");
 }
 
-// Parameters rest sharded in a world of one, too.
+// With this, parameters are stored sharded even in a world of one.
 inline const char* const kOffloadedParameters = R"(, "offload_param": {"device": "cpu"})";
 
-// Values that depend on the names only.
+// Values that depend only on the names.
 inline void fill(torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
   for (auto& item : module.named_parameters()) {
@@ -56,7 +56,7 @@ inline at::Tensor small_input(int seed, int width = 8) {
   return ((torch::arange(2 * width, torch::kFloat) + seed) * 0.61).cos().view({2, width});
 }
 
-// The error each rank (a thread) ends with.
+// The errors with which the ranks (threads) end.
 inline std::vector<std::string> errors_of_ranks(int world,
                                                 const std::function<void(std::shared_ptr<Communicator>)>& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(world));

@@ -37,8 +37,8 @@ Ended train(const Words& options, const Words& environment) {
   return run_to_end(settings, 120);
 }
 
-// libtorch decides at the first question whether it has CUDA: seeding asks, so the GPU's library must be opened before.
-// Here a driver shows two GPUs and has nothing else of one, so opening fails; what was asked until then is what counts.
+// libtorch decides at the first query whether it has CUDA. Seeding is a query, so the CUDA library must be loaded
+// before. The fake driver reports two GPUs and nothing else, so loading fails; the test checks the queries until then.
 TEST(TrainProgram, OpensTheGpuBeforeAnythingAsksLibtorchForOne) {
   if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr) GTEST_SKIP() << "this machine has a CUDA driver";
   const auto cpu = train({}, {});
@@ -50,7 +50,7 @@ TEST(TrainProgram, OpensTheGpuBeforeAnythingAsksLibtorchForOne) {
   EXPECT_EQ(gpu.err.find(kAsked), std::string::npos) << gpu.err;
 }
 
-// The sample of a run whose rank 0, which writes it, is far behind the other rank.
+// The sample is complete even if rank 0, which writes it, is far behind the other rank.
 std::string sample_of(const char* stage) {
   const std::string folder = temporary_folder();
   Process::Settings settings;

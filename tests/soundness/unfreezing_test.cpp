@@ -58,7 +58,8 @@ TEST_P(Unfreezing, AsIfTrainableFromTheStart) {
       const auto masters = [&](bool frozen_at_first) {
         auto net = make_net();
         const at::NoGradGuard no_grad;
-        for (auto& p : net->parameters()) p.copy_(p.to(at::kBFloat16));  // so that a compute copy has all of a master
+        for (auto& p : net->parameters())
+          p.copy_(p.to(at::kBFloat16));  // so that parameters equal their masters exactly
         if (frozen_at_first) freeze(*net, 0);
         Engine engine(net,
                       Options::from_json(json_for(stage(), "AdamW", variant.accumulation, variant.extra, variant.zero)),
@@ -120,11 +121,11 @@ TEST_P(Unfreezing, AcrossCheckpoints) {
       for (int step = begin; step < 6; ++step) train(*engine, *net, step);
       require(engine->state_hash() == expected, std::string("other states after loading ") + tag);
     }
-    // Back to when it was frozen, in an Engine that has trained it.
+    // Load a state from before unfreezing into an Engine that has trained the parameter.
     engine->load_checkpoint(folder, "frozen");
     for (int step = 1; step < 6; ++step) train(*engine, *net, step);
     require(engine->state_hash() == expected, "other states after going back");
-    // Rank 1 alone has unfrozen something.
+    // Only rank 1 has unfrozen a parameter.
     if (world() > 1) {
       net = frozen_net();
       engine.reset();
@@ -142,7 +143,7 @@ TEST_P(Unfreezing, AcrossCheckpoints) {
   });
 }
 
-// It is the Engine's before it has trained it once.
+// The parameter belongs to the Engine before its first training step.
 TEST_P(Unfreezing, PlainBackwardIsRefused) {
   expect([this](const auto& comm) {
     auto net = frozen_net();
@@ -171,7 +172,7 @@ TEST_P(Unfreezing, OnOneRankIsNoticed) {
       << errors;
 }
 
-// Masters and moments that have no room: an error, and training goes on without them.
+// If masters and optimizer states do not fit: an error, and training continues without the parameter.
 TEST(UnfreezingWithoutRoom, IsRefused) {
   const auto make_model = [] {
     torch::nn::Sequential model(torch::nn::Linear(256, 256), torch::nn::Linear(256, 2));
@@ -189,7 +190,7 @@ TEST(UnfreezingWithoutRoom, IsRefused) {
   };
   const Variant variants[] = {
       {0, "", "", "device", 0, "memory.device"},
-      // Room for the masters, and none for the moments.
+      // Room for the masters, but not for the optimizer states.
       {0, "", R"(, "bf16": {"enabled": true})", "device", 256 * 256 * 4, "memory.device"},
       {1, R"(, "offload_optimizer": )" + in_folder, "", "", 0, "requires_grad of parameter 0.weight"},
       {3, R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": )" + in_folder, "", "host", 0, "memory.host"},

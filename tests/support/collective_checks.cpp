@@ -30,8 +30,8 @@ std::string who(const Comm& comm) {
   return "rank " + std::to_string(comm->rank()) + "/" + std::to_string(comm->size()) + " over " + comm->transport();
 }
 
-// What `rank` holds for `key`: any bit pattern for moved types; for summed ones values of very
-// different size, so that another order of sums or an early rounding shows.
+// The data of `rank` for `key`: any bit pattern for types that are only moved; for summed types, values of very
+// different size, so that another order of sums or an early rounding is detected.
 at::Tensor data_of(std::uint64_t key, int rank, std::int64_t numel, at::ScalarType dtype) {
   std::mt19937_64 bits(key * 1000003 + static_cast<std::uint64_t>(rank) * 7919 + 17);
   if (dtype == at::kByte || dtype == at::kLong || dtype == at::kDouble) {
@@ -338,7 +338,7 @@ void check_counts(const Comm& comm) {
   comm->all_gather_bytes(std::string(11, 'x'));
   comm->barrier();
   const auto stats = comm->stats();
-  // 60 divides by every world size in use, so no rounding hides a mistake.
+  // 60 is divisible by every world size in use, so that rounding hides no mistake.
   const std::map<std::string, std::uint64_t> bytes{{"all_gather", (n - 1) * 200},
                                                    {"reduce_scatter", (n - 1) * 200},
                                                    {"all_reduce", 2 * (n - 1) * 240 / n},
@@ -386,7 +386,7 @@ void check_arguments(const Comm& comm) {
   if (n > 1) refused("a multiple of", [&] { comm->all_to_all(f(n + 1), f(n + 1)); });
   refused("-1 elements", [&] { comm->allocate(-1, at::kFloat); });
   refused("more than 0", [&] { comm->set_timeout(std::chrono::milliseconds(0)); });
-  // One element for each rank, so that a rank whose call was refused has not fallen out of step.
+  // One element per rank, to check that a rank whose call was refused is still synchronized.
   begin(comm, "all_reduce", 400, 9, at::kFloat, false).finish(false);
 }
 
@@ -427,7 +427,7 @@ void check_abort(const Comm& comm, int culprit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     comm->abort("the disk caught fire");
   }
-  require_failure(comm, culprit, "the disk caught fire");  // a time limit has other words
+  require_failure(comm, culprit, "the disk caught fire");  // a timeout has another text
 }
 
 void check_timeout(const Comm& comm, int absent, std::chrono::milliseconds timeout) {

@@ -1,5 +1,5 @@
 // The contract of zero/communicator.h as checks that all ranks of a world run, over any transport, in threads or
-// processes. Every rank knows what the others send, so checks need no additional communication. A mismatch is a
+// processes. Every rank computes what the others send, so checks need no additional communication. A mismatch is a
 // std::runtime_error that names the rank.
 #pragma once
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace zero::test {
 
-// Every collective against a naive one: fp32, bf16, fp16 (and bytes and int64 where data only
-// moves), sizes 0, 1, odd and large; bit by bit.
+// Every collective compared bitwise with a naive one: fp32, bf16, fp16 (also bytes and int64 if data is only moved),
+// sizes 0, 1, odd and large.
 void check_values(const std::shared_ptr<Communicator>& comm);
 // `in` as rank's own part of `out` and the other way round; the rest of `in` stays as it was.
 void check_aliasing(const std::shared_ptr<Communicator>& comm);
@@ -18,9 +18,8 @@ void check_aliasing(const std::shared_ptr<Communicator>& comm);
 void check_in_flight(const std::shared_ptr<Communicator>& comm);
 // `rounds` random operations with random sizes, dtypes, memory (allocate or plain) and waits.
 void check_random_program(const std::shared_ptr<Communicator>& comm, std::uint64_t seed, int rounds);
-// Sums whose parts travel as 8 or 4 bits: within half a scale of each part that is sent, exact where none is; every
-// rank has summed what the others know of it. Two operations in flight, `out` as a part of `in`, values that are not
-// finite.
+// Sums whose parts are sent as 8 or 4 bits: within half a scale of each sent part, exact if none is sent. Two
+// operations in flight, `out` as a part of `in`, values that are not finite.
 void check_quantized(const std::shared_ptr<Communicator>& comm);
 // Messages of any length; barrier.
 void check_exchange(const std::shared_ptr<Communicator>& comm);

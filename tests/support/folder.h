@@ -7,8 +7,8 @@ namespace zero::test {
 
 class TempFolder {
  public:
-  // Where: the system's temporary folder; beside the build, where a disk is; or in memory, if there is such a place
-  // with room, for tests that need many writes and no disk.
+  // The system's temporary folder; a folder next to the build, which is on a disk; or memory if there is space, for
+  // tests that need many writes and no disk.
   enum class On { System, Disk, Memory };
   explicit TempFolder(On on = On::System);
   ~TempFolder();

@@ -11,7 +11,7 @@ namespace zero::test {
 
 std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b);
 
-// The stand-in first in PATH, and `mark` in the environment of everything that it starts.
+// Settings with fake_ssh first in PATH, and `mark` in the environment of all processes that are started.
 std::vector<std::string> fake_ssh_environment(const std::string& mark);
 
 class HostsJob : public Process {

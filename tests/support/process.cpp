@@ -119,7 +119,7 @@ int Process::wait(double limit) {
       return 2000;
     }
   }
-  // What is still in the pipes; a process that outlived it may hold them open.
+  // Reads the rest of the pipes; a surviving process may keep them open.
   const auto drain = Clock::now() + std::chrono::milliseconds(500);
   while (Clock::now() < drain && pump(20)) {
   }

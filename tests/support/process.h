@@ -35,7 +35,7 @@ class Process {
   int wait(double seconds = 30);
   // Bytes of its stdout that are in the pipe.
   int unread_out() const;
-  // Closes our end of its stdout.
+  // Closes this end of its stdout.
   void close_out();
 
   std::string out, err;
@@ -62,7 +62,7 @@ std::string slurp(const std::string& path);
 std::vector<std::string> lines(const std::string& text, const std::string& except = "");
 // Processes of the machine that have NAME=value in their environment.
 std::vector<pid_t> with_environment(const std::string& entry);
-// As above, but waits up to `seconds` for there to be none; returns what is left.
+// As above, but waits up to `seconds` until there is none; returns those that are left.
 std::vector<pid_t> left_behind(const std::string& entry, double seconds = 20);
 
 }  // namespace zero::test

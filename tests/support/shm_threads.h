@@ -16,8 +16,8 @@
 
 namespace zero::test {
 
-// Runs `body` on `size` threads, each with its rank's communicator; returns when all have ended. The first exception is
-// told to the others by abort(), and thrown here.
+// Runs `body` on `size` threads, each with its rank's communicator; returns when all have ended. On the first
+// exception, the other ranks are aborted and the exception is rethrown here.
 inline void with_shm_threads(int size, const std::function<void(Comm)>& body,
                              std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
   const std::string run_id = fresh_run_id();

@@ -19,10 +19,10 @@ struct ProcessResult {
 struct SpawnOptions {
   int world = 2;
   std::string transport = "shm";
-  int ranks_per_host = 0;          // made-up hosts of so many ranks each; 0: one host
+  int ranks_per_host = 0;          // simulated hosts of this many ranks each; 0: one host
   double timeout_s = 20;           // ZERO_TIMEOUT_S of the ranks
   std::chrono::seconds limit{90};  // then everything left is killed
-  int sleeper = -1;                // killed once all others have ended: it never would
+  int sleeper = -1;                // a rank that never ends; killed after all others have ended
   std::map<std::string, std::string> environment;
 };
 

@@ -72,9 +72,8 @@ inline void require_named(int rank, const std::string& words, By by, const std::
   throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
 }
 
-// In the middle of large messages, with several operations in flight, after another time in every trial: all others
-// name the rank that was killed, then and later, and do not wait for it when they end. open(rank, trial) connects a
-// rank.
+// A rank is killed during large messages with several operations in flight, after a different time in every trial. All
+// others name it, then and later, and do not wait for it when they end. open(rank, trial) connects a rank.
 inline void expect_killed_ranks_named(int size,
                                       const std::function<std::shared_ptr<Communicator>(int rank, int trial)>& open) {
   using namespace std::chrono_literals;

@@ -1,5 +1,5 @@
-// A thread that runs jobs one after the other, in the order in which they were added. Not for threads that watch
-// something or wait for a device: those have loops of their own.
+// A thread that runs jobs one after the other, in the order in which they were added. Not for threads that monitor
+// something or wait for a device; those have their own loops.
 #pragma once
 #include <omp.h>
 

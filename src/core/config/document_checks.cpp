@@ -219,7 +219,7 @@ class Checker {
           faults_.error("refused", entry.place, pointer,
                         "got " + entry.value.json().substr(0, 80) + ", which is refused", std::string(key.reason));
         else
-          faults_.notice("no-effect", entry.key_place, pointer, "no effect: it asks for nothing");
+          faults_.notice("no-effect", entry.key_place, pointer, "no effect: the value requests nothing");
         return;
       }
     }

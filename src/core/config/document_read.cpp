@@ -32,7 +32,7 @@ std::string list_of(const std::vector<std::string>& names) {
   return out;
 }
 
-// Names known from other configurations, whose error says more than "unknown".
+// Names from other configurations, which get a more specific error than "unknown".
 bool known_elsewhere(std::string_view optimizer) {
   for (const char* name :
        {"Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "Muon", "RMSprop", "Adadelta",

@@ -1,5 +1,5 @@
 // A strict JSON reader (RFC 8259) with three extensions for DeepSpeed's files: comments, one trailing comma, and a
-// byte-order mark. Everything else is a fault with a location. Does not know any keys.
+// byte-order mark. Everything else is a fault with a location. Independent of the key table.
 #pragma once
 #include <memory>
 #include <optional>

@@ -1,5 +1,5 @@
 // A JSON value with its location. Numbers keep their text: whether a number is whole and in range is decided from its
-// digits, not from a double. Does not know any keys.
+// digits, not from a double. Independent of the key table.
 #pragma once
 #include <cstdint>
 #include <memory>

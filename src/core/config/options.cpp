@@ -149,7 +149,7 @@ BatchSizes resolve_batch(const Options& options, int world) {
 void require_built(const Options& options) {
   const auto& not_built = options.document().not_built;
   if (!not_built.empty())
-    throw ConfigError("[Options] the configuration asks for what this version does not have:\n" +
+    throw ConfigError("[Options] the configuration requires features that this version does not have:\n" +
                       faults_text(not_built, options.document().source->name));
 }
 

@@ -9,7 +9,7 @@
 namespace zero::formats {
 
 Json parse_json(std::string_view text, const std::string& path, int depth) {
-  // The parser takes both of these in silence.
+  // The parser would accept both of these.
   if (text.starts_with("\xEF\xBB\xBF")) fail_damaged(path, "begins with a byte order mark, expected JSON");
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail_damaged(path, base::join("has a NUL byte at offset ", at, " of its JSON"));

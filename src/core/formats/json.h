@@ -1,6 +1,6 @@
-// JSON as checkpoints read it: valid UTF-8, no duplicate key at any level, bounded depth, nothing
-// after the value, integers that were written as integers. Every failure is damage and names the
-// file. What the values mean is decided by the format files beside this one.
+// Strict JSON for checkpoints: valid UTF-8, no duplicate keys, bounded depth, nothing after the value, integers written
+// as integers. Every violation is reported as damage of the named file. The format files in this folder interpret the
+// values.
 #pragma once
 #include <cstdint>
 #include <initializer_list>
@@ -17,8 +17,8 @@ using Json = nlohmann::json;
 // Throws IoError (kCheckpoint) with `path` and the byte offset. depth: of nested objects and arrays.
 Json parse_json(std::string_view text, const std::string& path, int depth);
 
-// A JSON value, the file it is from and the place in it, "/tensors/3/shape" say. Every getter
-// throws the same damage error when the value is missing, of another type or out of range.
+// A JSON value with its file and its position in it, such as "/tensors/3/shape". Every getter throws IoError
+// (kCheckpoint) if the value is missing, has another type or is out of range.
 class JsonView {
  public:
   JsonView(const Json& value, std::string path, std::string place = "")
@@ -35,7 +35,7 @@ class JsonView {
   std::vector<std::pair<std::string, JsonView>> fields() const;  // of an object
   std::string text() const;
   bool boolean() const;
-  // Written as an integer, not negative, at most `most`.
+  // A non-negative integer of at most `most`.
   std::int64_t count(std::int64_t most = INT64_MAX) const;
 
  private:

@@ -1,5 +1,5 @@
-// One rank's file of a checkpoint: written and hashed in one pass, read part by part with every hash checked. Does not
-// know models or other ranks.
+// One rank's file of a checkpoint: written and hashed in one pass, read part by part with every hash checked.
+// Independent of models and of other ranks.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -350,7 +350,7 @@ void Trace::fail(const std::string& what, int error) {
   choose(false);
   base::log(LogLevel::Warning, "[trace] got \"" + std::string(std::strerror(error)) + "\" for " +
                                    part_name(setup_.file, setup_.rank) + ", expected to write " + what +
-                                   "; the trace ends here, the run goes on");
+                                   "; the trace ends here, the run continues");
 }
 
 void Trace::flush() {

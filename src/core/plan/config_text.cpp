@@ -1,4 +1,4 @@
-// The configuration file of a plan: the keys that were set, with the plan's choices in place of them.
+// Writes the configuration file of a plan: the keys of the given configuration, overridden by the plan's choices.
 #include <zero/errors.h>
 #include <zero/plan.h>
 

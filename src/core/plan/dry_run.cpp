@@ -21,7 +21,7 @@ class DryRun::Allocated final : public PassTensor {
   DryRun& run;
   const int buffer;
   const std::int64_t bytes;
-  const bool in_block;  // that peers read
+  const bool in_block;  // in a peer-readable block
 };
 
 DryRun::DryRun(const step::RunFacts& run, const std::vector<step::Unit>& units,
@@ -40,7 +40,7 @@ DryRun::DryRun(const step::RunFacts& run, const std::vector<step::Unit>& units,
     for (std::size_t i = 0; i < units[g].parameters.size(); ++i)
       member_of_.at(units[g].parameters[i]) = {static_cast<int>(g), static_cast<int>(i)};
   backend_.released = [this](int buffer) {
-    if (gradients_.erase(buffer) == 0) memory_.give_block(buffer);  // the program took that block itself
+    if (gradients_.erase(buffer) == 0) memory_.give_block(buffer);  // a block that the program allocated
   };
 }
 
@@ -63,8 +63,8 @@ void DryRun::free(const Allocated& tensor) {
     ledger_.book(Tier::Device, Purpose::Activations, -tensor.bytes);
 }
 
-// As activations/offload_backend.h: a file begins with 16 MiB, doubles, and stays; on their way to it and back, two
-// tensors at a time are in host memory.
+// As activations/offload_backend.h: the file starts at 16 MiB, doubles when full and never shrinks. In either
+// direction, at most two tensors at a time are in host memory.
 void DryRun::put_away(Tier tier, std::int64_t bytes) {
   constexpr std::int64_t kFirstBytes = std::int64_t{16} << 20;
   if (on_gpu()) traffic_.to_host += bytes;

@@ -1,6 +1,6 @@
-// A rank's training without tensors: the step program on the dry backend, driven by passes over a model. What an Engine
-// would hold, book and give back comes out in its order, so that peaks are peaks and not sums; what moves is seen by
-// the observer. Activations are counted here, as the engine's allocation observer counts them.
+// Simulates one rank's training without tensors: the step program on the dry backend, driven by passes over a model.
+// Allocations and releases occur in the order of an Engine, so peaks are peaks in time, not sums. The observer sees
+// all transfers. Activations are counted here, by the rules of the engine's allocation observer.
 #pragma once
 #include <memory>
 #include <unordered_map>
@@ -16,7 +16,7 @@ namespace zero::planning {
 
 class DryRun final : public PassSink {
  public:
-  // Everything outlives it.
+  // All arguments must outlive this object.
   DryRun(const step::RunFacts& run, const std::vector<step::Unit>& units, const std::vector<step::GroupFacts>& groups,
          step::Observer& observer, const step::Completion& completion = {});
   ~DryRun() override;
@@ -31,18 +31,18 @@ class DryRun final : public PassSink {
   void end_backward() override { program_.end_backward(); }
   bool on_gpu() const override { return run_.topology.gpu; }
 
-  // First values of all groups.
+  // Sets the initial values of all groups.
   void initialise();
   // overflows: gradients are not finite.
   step::StepOutcome step(bool overflows = false);
 
-  // Frees what is idle, as Engine::reset_peak_memory().
+  // Frees idle buffers, as Engine::reset_peak_memory() does.
   void trim() { memory_.trim(); }
   MemoryReport report() const { return ledger_.report(); }
   const step::Memory& memory() const { return memory_; }
   step::StepProgram& program() { return program_; }
   step::DryBackend& backend() { return backend_; }
-  // Bytes of activations that went away and came back since the last call.
+  // Bytes of activations offloaded and fetched since the last call.
   step::Traffic take_activation_traffic() { return std::exchange(traffic_, {}); }
 
  private:
@@ -51,16 +51,16 @@ class DryRun final : public PassSink {
 
   const step::RunFacts& run_;
   const std::vector<step::GroupFacts>& groups_;
-  std::vector<std::pair<int, int>> member_of_;  // of a parameter: group, index in it
+  std::vector<std::pair<int, int>> member_of_;  // by parameter: its group and its index in the group
   step::MemoryLedger ledger_;
   step::DryBackend backend_;
   step::Memory memory_;
   optim::LossScaler scaler_;
-  std::unordered_map<int, Tensor> gradients_;  // that the program holds, by buffer
+  std::unordered_map<int, Tensor> gradients_;  // owned by the program, by buffer
   step::StepProgram program_;
   step::Traffic traffic_;
-  int away_ = 0;                                  // tensors in a file
-  std::int64_t away_bytes_ = 0, file_bytes_ = 0;  // of them; of the file
+  int away_ = 0;                                  // number of tensors in the file
+  std::int64_t away_bytes_ = 0, file_bytes_ = 0;  // bytes of these tensors; size of the file
 };
 
 }  // namespace zero::planning

@@ -83,7 +83,7 @@ std::string plain(std::string_view name) {
   return out;
 }
 
-// One layer's parameters, appended to what is there.
+// Appends one layer's parameters to `all`.
 struct Collector {
   std::vector<planning::Parameter>& all;
   std::string unit;
@@ -181,7 +181,7 @@ void llama_parameters(const PlanModel& m, std::vector<planning::Parameter>& all)
   if (!m.tied) root.add("output.weight", m.vocabulary * h);
 }
 
-// Known by its sum only: what the layers of the shape do not have is the root's.
+// For a model of which only the number of parameters is known: the root gets what the layers of the shape leave.
 void counted_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto layer = std::min(12 * m.hidden * m.hidden + 13 * m.hidden, m.count / (m.layers + 1));
   all.push_back({"token.weight", m.count - m.layers * layer, "", true});

@@ -1,5 +1,5 @@
-// The parameters of the model families that a plan knows, by name and size, in the order of registration. As
-// published, a unit for each layer; the GPT's names are those of models/gpt.h.
+// The parameters of the built-in model families, by name and size, in the order of registration. Names and sizes are
+// as published, each layer is a unit; the GPT's names are those of models/gpt.h.
 #pragma once
 #include <vector>
 
@@ -11,9 +11,9 @@
 namespace zero::planning {
 
 std::vector<Parameter> parameters_of(const PlanModel& model);
-// "AdamW", ...: of an optimizer, and of the one that is planned where a configuration has none.
+// "AdamW", "SGD", ...: the name of the optimizer that a plan uses for `type`.
 const char* name(config::OptimizerType type);
-// The shape that stands for a number of parameters: a GPT whose width is about 128 times its depth.
+// The shape that represents a number of parameters: a GPT whose width is about 128 times its depth.
 PlanModel shape_for(double parameters);
 
 }  // namespace zero::planning

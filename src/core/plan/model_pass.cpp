@@ -14,8 +14,8 @@
 namespace zero::planning {
 namespace {
 
-// Inputs of segments between their two runs: kept on the device, or away from the end of the first run to the
-// beginning of the second. A GPU brings them back one segment ahead.
+// Inputs of checkpointed segments. They stay on the device, or are offloaded from the end of the first run until the
+// segment is recomputed. A GPU fetches them one segment ahead.
 class Checkpoints {
  public:
   Checkpoints(PassSink& memory, Tier tier) : memory_(memory), tier_(tier) {}
@@ -27,7 +27,7 @@ class Checkpoints {
   }
   bool empty() const { return inputs_.empty(); }
   std::int64_t bytes_of_last() const { return inputs_.back().bytes; }
-  // Of the last segment that is left.
+  // Removes and returns the input of the last remaining segment.
   Tensor take() {
     bring_back(inputs_.size() - 1);
     auto input = std::move(inputs_.back().tensor);
@@ -38,7 +38,7 @@ class Checkpoints {
 
  private:
   struct Input {
-    Tensor tensor;  // null: away
+    Tensor tensor;  // null: offloaded
     std::int64_t bytes;
   };
   void bring_back(std::size_t segment) {
@@ -53,7 +53,7 @@ class Checkpoints {
   std::vector<Input> inputs_;
 };
 
-// What a model's own description says, checked and passed on.
+// Checks the calls of a model's description and forwards them to the sink.
 class DescribedPass final : public PlanPass {
  public:
   DescribedPass(std::size_t num_parameters, Tier inputs, PassSink& memory)
@@ -120,8 +120,8 @@ class DescribedPass final : public PlanPass {
   std::vector<Numbered> tensors_;
 };
 
-// Any model: its units one after the other, each keeping what its layer's operators save with fused attention and
-// without dropout. In widths of tokens * hidden elements.
+// For models without a description: units run one after the other, and each saves what the operators of a layer save
+// with fused attention and without dropout. Sizes are multiples of tokens * hidden elements.
 class LayeredPass {
  public:
   LayeredPass(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
@@ -141,7 +141,7 @@ class LayeredPass {
       else
         layers_.back().push_back(i);
     }
-    // A segment a layer of the model is one a layer of the encoder and of the decoder.
+    // One segment per layer of the model means one per encoder layer and one per decoder layer.
     const auto count = static_cast<std::int64_t>(layers_.size());
     segments_ = batch.segments == model.layers ? count : std::min(batch.segments, count);
   }
@@ -150,7 +150,7 @@ class LayeredPass {
     use(root_);
     auto x = memory_.make(wide_);
     const auto count = static_cast<std::int64_t>(layers_.size());
-    std::vector<Tensor> kept, inputs;  // of layers that run once; with segments, of the one at work
+    std::vector<Tensor> kept, inputs;  // of all layers; with segments, of the current segment
     for (std::int64_t i = 0; i < count; ++i) {
       if (segments_ == 0) inputs.push_back(x);
       if (starts_segment(i)) checkpoints_.keep(x, wide_);
@@ -198,7 +198,7 @@ class LayeredPass {
     return part < segments_ && part * count / segments_ == layer;
   }
   std::int64_t inner_wide() const { return tokens_ * m_.mlp_width() * element_; }
-  // norm, query, key, value, attention, middle, norm; the MLP's two, or four where it is gated.
+  // Saves norm, query, key, value, attention, middle, norm, and the MLP's two tensors, or four of a gated MLP.
   Tensor layer(std::int64_t i) {
     use(layers_[static_cast<std::size_t>(i)]);
     const bool llama = m_.kind == PlanModel::Kind::Llama;

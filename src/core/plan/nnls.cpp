@@ -1,4 +1,4 @@
-// See fit.h. So few unknowns that every choice of those above zero can be tried.
+// See nnls.h. There are few unknowns, so every subset of non-zero unknowns is tried.
 #include "plan/nnls.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace zero::planning {
 namespace {
 
-// Gaussian elimination with row exchange; empty where there is no one solution.
+// Gaussian elimination with row exchange; empty if there is no unique solution.
 std::vector<double> solve(std::vector<std::vector<double>> a, std::vector<double> b) {
   const std::size_t n = b.size();
   for (std::size_t k = 0; k < n; ++k) {

@@ -1,5 +1,5 @@
-// The tables of the papers, every cell computed by formulas.h and printed by the rule that reproduces the printed one.
-// Figures that were measured, and slips of the pen, are the papers' and are marked as such.
+// The tables of the papers. Every cell is computed by formulas.h and rounded by the rule that reproduces the printed
+// value. Measured figures and misprints are the papers' own and are marked as such.
 #include <zero/errors.h>
 #include <zero/plan.h>
 
@@ -17,7 +17,7 @@ using Row = std::vector<std::string>;
 
 constexpr double kGB = 1e9, kGiB = 1073741824.0, kTiB = 1024 * kGiB, kK = 1024;
 
-// Rounded half away from zero to `digits` decimals, as people do; the addend outweighs what binary fractions lose.
+// Rounds half away from zero to `digits` decimals; the addend compensates for the error of binary fractions.
 std::string fixed(double value, int digits) {
   const double scale = std::pow(10.0, digits);
   char text[64];
@@ -40,7 +40,7 @@ std::string grouped(double value) {
   return text;
 }
 
-// ZeRO, Table 1 prints three digits by a rule of its own in the first column.
+// ZeRO, Table 1 rounds the first column by a different rule.
 std::string table1_cell(double gigabytes, bool smallest_model) {
   if (smallest_model) return short_fixed(gigabytes, gigabytes >= 10 ? 1 : 2);
   if (gigabytes >= 100) return whole(std::floor(gigabytes));
@@ -170,7 +170,7 @@ PaperTable infinity_devices() {
                    {"PFLOP/s a device", "slow memory GB/s", "together TB/s", "device links GB/s"},
                    {},
                    {}};
-  // Scaled from the device of today, whose needs the paper states: 3 GB/s to slow memory, 70 GB/s between devices.
+  // Scaled from the paper's figures for current devices: 3 GB/s to slow memory, 70 GB/s between devices.
   const double together = std::round(3.0 * 512 / 1000 * 10) / 10;
   for (const double times : {1.0, 10.0, 100.0})
     table.rows.push_back(

@@ -31,7 +31,7 @@ Pass pass_by_units(const std::vector<Parameter>& parameters) {
   return pass;
 }
 
-// Keeps which parameters operators read.
+// Records which parameters each operator reads.
 class UseRecorder final : public PassSink {
  public:
   Tensor make(std::int64_t) override { return {}; }
@@ -67,7 +67,7 @@ void run_forward(const Pass& pass, PassSink& sink) {
 
 void run_backward(const Pass& pass, const std::vector<Unit>& units, int width, PassSink& sink) {
   const auto last = pass.backward.empty() ? 0 : pass.backward.size() - 1;
-  std::vector<std::size_t> ready(units.size(), last);  // operator after which a unit's gradients are there
+  std::vector<std::size_t> ready(units.size(), last);  // the operator after which a unit's gradients are complete
   std::map<std::size_t, std::size_t> unit_of;
   for (std::size_t u = 0; u < units.size(); ++u)
     for (const auto i : units[u].parameters) unit_of[i] = u;

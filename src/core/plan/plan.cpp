@@ -1,6 +1,6 @@
-// From a configuration and a machine to bytes, traffic and time (zero/plan.h). Which bytes are held and which move
-// comes from dry runs of the step program (dry_run.h), how long it takes from step_time.h; here they are asked,
-// compared and put in order.
+// Computes bytes, traffic and time of a configuration on a machine (zero/plan.h). Memory and traffic come from dry runs
+// of the step program (dry_run.h), times from step_time.h. This file chooses the candidates, compares them and sorts
+// them.
 #include <zero/plan.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ namespace {
 using namespace planning;
 using config::OffloadDevice;
 
-// One thing to compute, as the numbers it depends on.
+// One configuration to plan.
 struct Candidate {
   PlanModel model;
   config::Settings settings;
@@ -36,24 +36,24 @@ struct Candidate {
   std::int64_t micro = 1, accumulation = 1, segments = 0;
 };
 
-// The order of use is learned in the first step; buffers have their sizes after the second.
+// The order of use is learned in the first step; buffers have their final sizes after the second.
 constexpr int kSteps = 3, kSearchSteps = 2;
 
 struct Outcome {
   MemoryReport memory;
   step::Traffic traffic;  // in one step
-  // The highest need of a tier beside the budget of the configuration: at most 1 where an Engine starts and goes on.
+  // The highest ratio of a tier's need to its budget; at most 1 if an Engine would start and complete its steps.
   double most_of_budgets = 0;
-  std::string refusal;  // of the budgets; what an Engine says where it does not
+  std::string refusal;  // the Engine's error text if the budgets cannot be met
 };
 
-// A model and its units, which candidates that differ in their batch alone share.
+// A model and its units, shared by candidates that differ only in their batch.
 struct Cut {
   std::vector<Parameter> parameters;
   std::vector<Unit> units;
 };
 
-// Bytes of an element of the parameters.
+// Bytes per element of the parameters.
 int element_of(const Candidate& c) { return step::width(step::dtype_of(c.settings.precision)); }
 
 Cut cut(const Candidate& c, const PlanMachine& machine) {
@@ -73,8 +73,8 @@ step::RunTopology topology_of(const PlanMachine& machine, const config::Settings
   return planning::topology_of(machine.world(), transport, machine.gpu);
 }
 
-// How the dry run's peaks compare with the budgets, beside what the placement found. says_why: with the words of the
-// refusal, which take a search for the smallest budgets.
+// Compares the dry run's peaks, and the result of the placement, with the budgets. says_why: also sets the error text,
+// which requires a search for the smallest budgets.
 void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, bool says_why, Outcome& outcome) {
   const auto budgets = step::Budgets::of(task.settings.memory);
   if (!placed.fits && says_why) outcome.refusal = step::refusal(task, placed, "");
@@ -88,7 +88,7 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
     if (peak > *budget && outcome.refusal.empty())
       outcome.refusal =
           base::join("memory.", MemoryReport::name(tier), ": got ", *budget, " bytes, expected at least ", peak,
-                     ", which a step takes at its peak. Hint: ",
+                     ", the peak of a step. Hint: ",
                      tier == Tier::Device ? "leave more room for activations with memory.activations, take a smaller "
                                             "micro-batch, or checkpoint activations."
                                           : "a larger budget.");
@@ -97,7 +97,7 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
 
 Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
   if (c.settings.memory.device && !c.settings.memory.activations) {
-    // As `zero train`: what the model keeps for backward is left free by the states.
+    // As `zero train` does: the states leave room for what the model saves for backward.
     auto other = c;
     other.settings.memory = {};
     const auto kept = run(other, cut, machine, 1).memory.peak(Tier::Device, MemoryReport::Purpose::Activations);
@@ -105,7 +105,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
     other.settings.memory.activations = static_cast<std::int64_t>(kept);
     return run(other, cut, machine, steps);
   }
-  // Of many micro-batches all but the last are alike.
+  // All micro-batches but the last behave alike, so two are enough.
   const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
   auto facts = step::run_facts(c.settings, topology_of(machine, c.settings), micro_steps);
   facts.whole_segments = true;
@@ -140,7 +140,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
 
 std::uint64_t least_limit(std::uint64_t a, std::uint64_t b) { return a == 0 ? b : b == 0 ? a : std::min(a, b); }
 
-// Of one rank; 0: no limit.
+// The limit of one rank; 0: none.
 std::uint64_t limit_of(const PlanMachine& machine, Tier tier) {
   const auto ranks = static_cast<std::uint64_t>(machine.ranks_per_host);
   switch (tier) {
@@ -157,7 +157,7 @@ std::uint64_t limit_of(const PlanMachine& machine, Tier tier) {
   return machine.file_bytes / ranks;
 }
 
-// What the tier has to hold at most: on CPUs the device's and the host's are the same memory.
+// The highest number of bytes that the tier needs. On CPUs device and host memory are the same.
 std::uint64_t need_of(const MemoryReport& memory, const PlanMachine& machine, Tier tier) {
   if (tier == Tier::Device && !machine.gpu) return memory.peak(Tier::Device) + memory.peak(Tier::Host);
   return memory.peak(tier);
@@ -171,7 +171,7 @@ std::string misses(const MemoryReport& memory, const PlanMachine& machine) {
   return "";
 }
 
-// What decides whether a candidate fits.
+// The needs that decide whether a candidate fits.
 struct Needs {
   std::array<double, MemoryReport::kTiers> bytes{};
   double most_of_budgets = 0;
@@ -198,8 +198,8 @@ Candidate shortened(const Candidate& c, std::int64_t layers) {
   return other;
 }
 
-// Layers are alike, so that the bytes of deep models are read off two shallow ones. Not where some of the states rest
-// elsewhere than others, nor where segments have several layers.
+// Layers are alike, so the bytes of a deep model are extrapolated from two shallow ones. This does not apply if states
+// are split over tiers or if segments have several layers.
 Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   constexpr std::int64_t kShort = 8, kLong = 16;
   const auto needs = [&](const Candidate& other) {
@@ -218,7 +218,7 @@ Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   return all;
 }
 
-// The share of its limit that the fullest tier needs; above 1 it does not fit.
+// The highest ratio of a tier's need to its limit; above 1 the candidate does not fit.
 double pressure(const Needs& needs, const PlanMachine& machine) {
   double most = needs.most_of_budgets;
   for (const auto tier : {Tier::Device, Tier::Host, Tier::File})
@@ -227,8 +227,8 @@ double pressure(const Needs& needs, const PlanMachine& machine) {
   return most;
 }
 
-// The largest whole number from 1 to `most` whose pressure, which grows nearly as a line, is at most 1, to `slack` of
-// itself below; 0: none.
+// The largest integer from 1 to `most` whose pressure is at most 1, or a smaller one by at most the fraction `slack`;
+// 0: none. Pressure is assumed to grow almost linearly.
 std::int64_t largest(std::int64_t most, double slack, const std::function<double(std::int64_t)>& pressure_of) {
   std::int64_t good = 1, bad = 0;  // bad 0: not known
   double low = pressure_of(1), high = 0;
@@ -258,9 +258,9 @@ std::int64_t largest(std::int64_t most, double slack, const std::function<double
   return good;
 }
 
-// Of what a rank sends, that part which leaves its host. On CPUs as docs/memory.md: a shard goes to every other host
-// once, every rank's part of a sum to its owner, but as integers only after the ranks of a host have summed. GPUs send
-// around rings, of which a host's ranks share the links to the next host.
+// The part of a rank's sent bytes that leaves its host. On CPUs (docs/memory.md): a shard is sent to every other host
+// once. Each rank sends its part of a sum to the owner; integers are sent after the ranks of a host have summed. GPUs
+// use rings, and the ranks of a host share the link to the next host.
 std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const PlanTraffic& traffic) {
   if (machine.hosts == 1) return 0;
   const double world = machine.world(), hosts = machine.hosts;
@@ -269,7 +269,7 @@ std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const
   const double gathered = static_cast<double>(traffic.gathered) / sent_of_whole,
                reduced = static_cast<double>(traffic.reduced) / sent_of_whole;
   double part = by_each;
-  if (c.settings.zero.stage == 0) part = (by_each + once) / 2;  // the sum of parts, and their gathering
+  if (c.settings.zero.stage == 0) part = (by_each + once) / 2;  // reduce-scatter and all-gather
   if (c.settings.zero.stage == 3 && c.settings.zero.quantized_gradients) part = once;
   return static_cast<std::uint64_t>(gathered * once + reduced * part);
 }
@@ -334,7 +334,7 @@ void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
     other.micro = micro;
     return pressure_of(other);
   });
-  // What was looked at whole has the last word.
+  // The full simulation takes precedence over the extrapolation.
   plan.largest_micro_batch =
       plan.fits ? std::max(plan.largest_micro_batch, c.micro) : std::min(plan.largest_micro_batch, c.micro - 1);
   constexpr std::int64_t kMillion = 1000000;
@@ -378,7 +378,7 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
   const auto stages = choices.stages.empty() ? std::vector<int>{0, 1, 2, 3} : choices.stages;
   const auto offloads = choices.offloads.empty() ? std::vector<std::string>{"none", "cpu", "nvme"} : choices.offloads;
   const auto checkpointing = choices.checkpointing.empty() ? std::vector<bool>{false, true} : choices.checkpointing;
-  std::optional<Cut> cuts[2];  // below stage 3, where nothing is persistent, and at it
+  std::optional<Cut> cuts[2];  // below stage 3, which has no persistent parameters; at stage 3
   std::vector<Plan> all;
   for (const int stage : stages) {
     for (const auto& offload : offloads) {
@@ -391,7 +391,7 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
                                                 : OffloadDevice::None;
         c.settings.zero.offload_optimizer.device = device;
         c.settings.zero.offload_param.device = stage == 3 ? device : OffloadDevice::None;
-        // As plan_config() writes it: without offload no key names a device, and budgets may move what they have to.
+        // As plan_config() writes it: without offload no key names a device, so budgets may move states.
         c.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(stage), machine.gpu,
                                             [&](const char*) { return device != OffloadDevice::None; });
         c.segments = !again ? 0 : base.segments > 0 ? base.segments : model.layers;
@@ -417,7 +417,7 @@ int cheapest(const std::vector<Plan>& plans) {
     }
     const auto& other = plans[static_cast<std::size_t>(best)];
     const bool timed = mine.time.step > 0 && other.time.step > 0;
-    // A percent is less than a prediction knows.
+    // Predictions are less accurate than one percent.
     if (timed && std::abs(mine.time.step / other.time.step - 1) > 0.01) {
       if (mine.time.step < other.time.step) best = i;
       continue;

@@ -1,4 +1,4 @@
-// The program's events under the names that people read, and what rests between steps. See schedule.h.
+// Names of the step program's operations, and the states that persist between steps. See schedule.h.
 #include "plan/schedule.h"
 
 #include <tuple>
@@ -96,7 +96,7 @@ const char* state_of(Role role) {
   return kNames[static_cast<int>(role)];
 }
 
-// What rests, role by role, and autograd's own gradients, which do not.
+// The persistent buffers by role, and autograd's gradients, which are transient.
 std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
                                  const step::Memory& memory) {
   std::map<std::tuple<Role, bool, bool, Tier>, Holding> all;
@@ -112,7 +112,7 @@ std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<st
     holding.bytes += r.bytes;
   };
   for (const auto& resting : memory.resting()) {
-    if (resting.role >= Role::StatesTile) continue;  // comes and goes
+    if (resting.role >= Role::StatesTile) continue;  // transient
     const auto& group = groups[static_cast<std::size_t>(resting.group)];
     const bool states = resting.role == Role::Master || resting.role == Role::OptimizerState;
     const bool part = states ? group.sharding.optimizer : resting.numel < group.padded();
@@ -212,7 +212,7 @@ std::map<std::string, Sent> sent_by_operation(const std::vector<Event>& events) 
       case How::ReduceScatter:
         count(event.quantized ? "reduce_scatter_quantized" : "reduce_scatter", event.sent);
         break;
-      case How::AllReduce:  // as the sum of parts and their gathering
+      case How::AllReduce:  // counted as a reduce-scatter and an all-gather
         count("reduce_scatter", event.sent / 2);
         count("all_gather", event.sent / 2);
         break;

@@ -1,6 +1,6 @@
-// What an Engine does in an optimizer step, as events for people: which bytes of which unit move, when, how, and
-// between which tiers. They come from the step program itself on the dry backend (step/program.h); here they get their
-// names. `zero explain --live` compares them with what ranks do. Times are not known here.
+// The operations of an Engine in an optimizer step as readable events: which bytes of which unit move, when, how, and
+// between which tiers. They are recorded from the step program on the dry backend (step/program.h) and named here.
+// `zero explain --live` compares them with the operations of real ranks. Events have no times.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,23 +17,23 @@
 namespace zero::planning {
 
 using step::Phase;
-enum class What { Parameters, Gradients, OptimizerStates };  // masters are among the last
+enum class What { Parameters, Gradients, OptimizerStates };  // OptimizerStates includes fp32 masters
 enum class How { AllGather, ReduceScatter, AllReduce, Broadcast, InPlace, Read, Write, Copy, Update };
 const char* name(Phase phase);
 const char* name(What what);
 const char* name(How how);
 
 struct Event {
-  int step = 0, micro = 0;  // micro-batch within the step; of Step and Beside 0
+  int step = 0, micro = 0;  // micro: micro-batch within the step; 0 in the phases Step and Beside
   Phase phase = Phase::Forward;
   What what = What::Parameters;
   How how = How::AllGather;
   std::string purpose;  // "before use", "new values", "sum", "arrives", "leaves", "initial values", "update", ...
   std::string unit;
   Tier from = Tier::Device, to = Tier::Device;
-  std::int64_t bytes = 0;  // of collectives the whole vector's, in the parameters' or the wire's dtype; else what moves
-  std::int64_t sent = 0;   // that this rank sends, as CommStats counts; of InPlace what the all-gather would have sent
-  bool neighbours = false;  // among the ranks of a second shard (hpZ), which CommStats of the world does not count
+  std::int64_t bytes = 0;   // collectives: of the whole vector, in the param or reduce dtype; others: bytes moved
+  std::int64_t sent = 0;    // by this rank, as in CommStats; InPlace: what the replaced all-gather would have sent
+  bool neighbours = false;  // among the ranks of a secondary shard (hpZ); not in the CommStats of the world
   bool quantized = false;   // sent as integers
 };
 
@@ -41,19 +41,19 @@ struct ScheduleInput {
   std::vector<Parameter> parameters;
   Pass pass;
   step::RunTopology topology;
-  step::PlacementFreedom freedom;  // of the budgets `memory` of the configuration
+  step::PlacementFreedom freedom;  // which states the budgets in `memory` may move
 };
 
 // One state on one tier of one rank.
 struct Holding {
   std::string state;  // "parameters", "gradients", "master parameters", "optimizer states", ...
-  MemoryReport::Purpose purpose = MemoryReport::Purpose::Parameters;  // under which Engine::memory() counts it
-  int width = 4;                                                      // bytes an element
-  bool sharded = false;                                               // 1/world of it on each rank, else all of it
-  bool passing = false;  // made in backward and gone after the step; else there between steps, too
+  MemoryReport::Purpose purpose = MemoryReport::Purpose::Parameters;  // as counted by Engine::memory()
+  int width = 4;                                                      // bytes per element
+  bool sharded = false;                                               // each rank has 1/world of it, else all of it
+  bool passing = false;  // transient: allocated in backward and freed after the step
   Tier tier = Tier::Device;
-  std::vector<std::string> units;  // of which
-  std::int64_t bytes = 0;          // with whole blocks of files
+  std::vector<std::string> units;  // units that have this state here
+  std::int64_t bytes = 0;          // files: in whole disk blocks
 };
 
 struct Schedule {
@@ -64,17 +64,17 @@ struct Schedule {
   std::int64_t accumulation = 1;
   int parameter_width = 4, gradient_width = 4, wire_width = 4, num_slots = 2;
   std::int64_t padded_numel = 0;            // of all units
-  std::int64_t padded_trainable_numel = 0;  // of those that have gradients
-  std::int64_t persistent_numel = 0;        // of padded_numel: whole on every rank at stage 3, too
+  std::int64_t padded_trainable_numel = 0;  // of the units that have gradients
+  std::int64_t persistent_numel = 0;        // the part of padded_numel that stage 3 does not shard
 };
 
 // Steps first_step .. first_step + num_steps - 1 of a run; the order of use is learned in the first two of them.
-// overflowed: of these steps, those whose gradients were not finite; missing ones were. Throws ConfigError for what an
-// Engine would refuse: budgets that cannot be kept have the code kOutOfMemory.
+// overflowed[i]: the gradients of step first_step + i are not finite; missing entries count as false. Throws
+// ConfigError for a configuration that an Engine would refuse, with the code kOutOfMemory if budgets cannot be met.
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed = {});
 
-// Bytes sent by operation as CommStats::by_op counts those events.
+// Calls and bytes sent by operation, as CommStats::by_op counts these events.
 struct Sent {
   std::uint64_t calls = 0, bytes = 0;
   bool operator==(const Sent&) const = default;

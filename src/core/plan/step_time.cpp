@@ -17,10 +17,10 @@ const PlanSpeed& speed_of(const PlanProfile& profile, config::Precision precisio
                                                 : profile.fp16;
 }
 
-// Widths of tokens * hidden that a layer's operators beside the products write: two norms, attention, two sums, and of
-// the MLP's inside, four times as wide, its activation.
+// Multiples of tokens * hidden elements that a layer's operators other than matrix products write: two norms,
+// attention, two sums, and the activation inside the MLP, which is four times as wide.
 constexpr double kWidths = 2 + 1 + 2 + 4;
-// Logits are passed over in rows, forward and backward.
+// The loss passes over the logits once in forward and once in backward.
 constexpr double kLogits = 2;
 
 }  // namespace
@@ -37,7 +37,7 @@ void count_passes(const StepInput& input, PlanWork& work) {
       if (!parameter.unit.empty()) in_layers += static_cast<double>(parameter.numel);
     head = static_cast<double>(m.vocabulary) * hidden;
   }
-  // Scores and their product with the values, of which a causal mask leaves half.
+  // Attention scores and their product with the values; a causal mask halves both.
   const double causal = m.kind == PlanModel::Kind::Bert || m.kind == PlanModel::Kind::T5 ? 1 : 0.5;
   const double scores = causal * tokens * static_cast<double>(m.sequence);
   const double forward = 2 * in_layers * tokens + 4 * layers * scores * hidden;
@@ -54,7 +54,7 @@ PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, c
   const auto& profile = machine.profile;
   const auto& speed = speed_of(profile, settings.precision);
   const double ranks = machine.ranks_per_host;
-  // More ranks than were measured share the same cores.
+  // If there are more ranks than in the measurement, they share the same cores.
   const double crowd = profile.ranks > 0 && !machine.gpu ? std::max(1.0, ranks / profile.ranks) : 1;
   PlanTime time;
   time.compute = crowd * (seconds(work.flops, speed.flops) + seconds(work.elements, speed.elements) +
@@ -66,18 +66,18 @@ PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, c
   time.host_link = seconds(static_cast<double>(std::max(traffic.to_host, traffic.from_host)), profile.host_link_bytes);
   time.disk = ranks * (seconds(static_cast<double>(traffic.read), profile.read_bytes) +
                        seconds(static_cast<double>(traffic.written), profile.write_bytes));
-  // On CPUs the host's memory is the device's.
+  // On CPUs host memory and device memory are the same.
   const double on_host =
       profile.host_update_elements > 0 || machine.gpu ? profile.host_update_elements : profile.device_update_elements;
   time.update = crowd * (seconds(static_cast<double>(work.updated), profile.device_update_elements) +
                          seconds(static_cast<double>(work.updated_on_host), on_host));
   time.other = crowd * profile.step_s;
-  // A GPU computes while it communicates; CPU ranks do both with the same cores.
+  // A GPU overlaps computation and communication; CPU ranks use the same cores for both.
   const bool beside = machine.gpu && settings.zero.overlap_comm.value_or(settings.zero.stage == 3);
   const double moving = std::max(time.network, time.host_link);
   const double passes = beside ? std::max(time.compute, moving) : time.compute + time.network + time.host_link;
-  if (time.compute <= 0) return time;  // a sum without its largest part is no prediction
-  // The update reads, computes and writes in a pipeline.
+  if (time.compute <= 0) return time;  // without computation, its largest part, the sum would not be a prediction
+  // The update pipelines reads, arithmetic and writes.
   time.step = passes + std::max(time.update, time.disk) + time.other;
   const std::pair<double, const char*> parts[] = {{time.compute, "compute"},
                                                   {time.network, "network"},

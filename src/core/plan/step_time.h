@@ -1,5 +1,5 @@
-// How long a step takes by a profile of the machine, from what is computed and what moves: a sum of what cannot overlap
-// and the longest of what does. Bytes are counted elsewhere (dry_run.h); nothing here knows units or pools.
+// Predicts the time of a step from a profile of the machine and the work and traffic of the step: the sum of parts that
+// cannot overlap, and the longest of those that do. dry_run.h counts the bytes.
 #pragma once
 #include <zero/plan.h>
 
@@ -13,8 +13,8 @@ struct StepInput {
   std::int64_t micro = 1, accumulation = 1, segments = 0;
 };
 
-// FLOP: 2 for each parameter of a matrix and token, twice that backward, attention's scores beside. Elements: what a
-// layer's operators beside the products write, and logits. With segments all layers run forward once more.
+// FLOP: 2 per matrix parameter and token, twice that in backward, plus attention scores. Elements: what the operators
+// of a layer other than matrix products write, plus logits. With segments all layers run forward once more.
 void count_passes(const StepInput& input, PlanWork& work);
 
 PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, const PlanTraffic& traffic,

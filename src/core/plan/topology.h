@@ -1,4 +1,4 @@
-// The ranks of a plan as the facts of a step see them: what Communicator::transport() of a run would say, in words.
+// The topology of a planned run, from the transport's name as Communicator::transport() returns it.
 #pragma once
 #include <string>
 
@@ -6,7 +6,7 @@
 
 namespace zero::planning {
 
-// transport: "local", "thread", "shm", "gloo", "shm+gloo" or "nccl". deferred_init: built by zero::build.
+// transport: "local", "thread", "shm", "gloo", "shm+gloo" or "nccl". deferred_init: the model is built by zero::build.
 step::RunTopology topology_of(int world, const std::string& transport, bool gpu, bool deferred_init = true);
 
 }  // namespace zero::planning

@@ -11,7 +11,7 @@
 namespace zero::planning {
 namespace {
 
-// The deepest of the named modules that has the parameter.
+// The innermost of the named modules that contains the parameter.
 std::string named_unit_of(const std::string& parameter, const std::vector<std::string>& named) {
   std::string unit;
   for (const auto& path : named)
@@ -19,7 +19,7 @@ std::string named_unit_of(const std::string& parameter, const std::vector<std::s
   return unit;
 }
 
-// The rules that a configuration sets, as the engine reads them.
+// The unit rules of a configuration, read as the engine reads them.
 sharding::UnitRules unit_rules(const config::Settings& settings) {
   return {.min_numel = settings.unit_min_numel,
           .max_numel = settings.zero.reduce_bucket_size,

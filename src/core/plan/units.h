@@ -1,6 +1,6 @@
-// A model in numbers, and the units an Engine would cut it into: names, elements, padding, shards. The cut is
-// sharding/unit_cut.h and the padding sharding/shard_layout.h, the same code that the engine runs; here is only what
-// stands for a walk over modules. Nothing here knows a dtype but by its width.
+// A model's parameters by size, and the units an Engine would cut them into: names, elements, padding, shards. The cut
+// (sharding/unit_cut.h) and the padding (sharding/shard_layout.h) are the engine's code; only the walk over modules is
+// replaced. Dtypes are represented by their width.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace zero::planning {
 
-// One parameter as named_parameters() would show it.
+// One parameter as named_parameters() would list it.
 struct Parameter {
   std::string name;
   std::int64_t numel = 0;
@@ -19,10 +19,10 @@ struct Parameter {
   bool trainable = true;
 };
 
-using step::Unit;  // its parameters: indices into what was given
+using step::Unit;  // parameters are indices into the vector passed to cut_into_units()
 
-// In the engine's order: the root first, then as registered. width: bytes of an element of the compute dtype.
-// Throws ConfigError when there is no parameter or libzero.units names a module without parameters.
+// In the engine's order: the root first, then in the order of registration. width: bytes per element of the param
+// dtype. Throws ConfigError if there is no parameter or libzero.units names a module without parameters.
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
 

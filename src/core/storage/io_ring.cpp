@@ -234,7 +234,7 @@ class Ring {
       broken_ = true;
       base::log(LogLevel::Warning,
                 join("io_uring takes no more requests (", taken < 0 ? system_text(-taken) : std::string("0 taken"),
-                     "): plain calls go on"));
+                     "): falling back to plain system calls"));
       return;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(std::min(5000, 20 << std::min(refusals_, 8))));

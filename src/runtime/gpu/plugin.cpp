@@ -44,10 +44,10 @@ Plugin open() {
   const auto torch_cuda = base::folder_of(reinterpret_cast<const void*>(&at::globalContext)) / "libtorch_cuda.so";
   if (dlopen(torch_cuda.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr)
     return {nullptr, "'" + error_of_dlopen() + "' opening " + torch_cuda.string(),
-            "run script/setup --cuda: libtorch's CUDA libraries must lie beside it (nvidia/...)."};
+            "run script/setup --cuda: libtorch's CUDA libraries must be installed next to it (nvidia/...)."};
   if (!at::detail::getCUDAHooks().hasCUDA())
-    return {nullptr, "a libtorch that says it has no CUDA although its library is open and the driver shows a GPU",
-            "ask zero::default_device first: something in this process asked libtorch about CUDA before."};
+    return {nullptr, "a libtorch that reports no CUDA although its CUDA library is loaded and the driver reports a GPU",
+            "call zero::default_device first: something in this process queried libtorch for CUDA before."};
   return {interface, "", ""};
 }
 

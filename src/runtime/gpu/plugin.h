@@ -4,7 +4,6 @@
 // [Note: asked too early] libtorch decides at the first query whether it has CUDA. If a program queries it
 // (torch::cuda::is_available(), a tensor on the GPU) before the library is loaded, the answer is "no" for the life of
 // the process. zero::default_device and Engine therefore call plugin() first.
-// process; so this is asked first, by zero::default_device and by the Engine.
 #pragma once
 #include <string>
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 
-// Without an end; what lies behind the last block was never needed.
+// A heap without an upper limit; memory beyond the last block was never used.
 class Heap {
  public:
   std::int64_t place(std::int64_t bytes) {
@@ -39,7 +39,7 @@ class Heap {
     used_ -= it->second;
     blocks_.erase(it);
   }
-  std::int64_t top() const { return top_; }  // the most it ever was
+  std::int64_t top() const { return top_; }  // the highest address ever used
   std::int64_t used() const { return used_; }
   std::int64_t unused(std::int64_t capacity) const { return capacity - used_; }
   std::int64_t largest_unused(std::int64_t capacity) const {
@@ -58,7 +58,7 @@ class Heap {
 
 Heap* heap = nullptr;  // of the one test that runs
 
-// Behind libtorch's CPU allocator: real memory, and a place in the simulated heap.
+// An allocator for libtorch's CPU tensors: real memory, plus a block in the simulated heap.
 class Simulated final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -98,8 +98,8 @@ class Fragmentation : public ::testing::Test {
 
 constexpr std::int64_t kLayers = 12, kWidth = 64;
 
-// Each layer has more pieces at work at once than the one before: they fill every hole, and the result, which the next
-// layer keeps as its input, lies behind them.
+// Each layer has more temporaries at once than the previous one. They fill every hole, so the result, which the next
+// layer keeps as its input, is placed after them.
 at::Tensor forward(at::Tensor x, std::int64_t growth) {
   for (std::int64_t i = 0; i < kLayers; ++i)
     x = activation_checkpoint(
@@ -155,10 +155,10 @@ TEST_F(Fragmentation, OneBufferKeepsFreeMemoryInOnePiece) {
   heap = nullptr;
   const auto slab = train(slab_heap, true, std::vector<std::int64_t>(5, 256), kGrowth, capacity);
   heap = nullptr;
-  // A request for a fifth of what is free finds no place.
+  // A request for a fifth of the free memory fails.
   EXPECT_LT(static_cast<double>(scattered[0].largest), 0.2 * static_cast<double>(scattered[0].unused))
       << scattered[0].largest << " of " << scattered[0].unused;
-  // A request for nine tenths of it does, after every step alike.
+  // A request for nine tenths of it succeeds, after every step.
   for (std::size_t k = 0; k < slab.size(); ++k) {
     EXPECT_EQ(slab[k].largest, slab[0].largest) << "step " << k;
     EXPECT_GT(static_cast<double>(slab[k].largest), 0.9 * static_cast<double>(slab[k].unused))

@@ -93,7 +93,7 @@ TEST_P(Tiers, ViewsOfOneStorageLeaveOnceAndComeBack) {
   EXPECT_TRUE(fault_of([&] { (void)loss_of(); }).empty());
 }
 
-// What a kernel gets back has the strides it had, on which its path, and so its bits, may depend.
+// Fetched tensors have their original strides, because a kernel's code path, and so its result, may depend on them.
 struct Remember : torch::autograd::Function<Remember> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& kept) {
     context->save_for_backward({kept});

@@ -88,7 +88,8 @@ TEST_P(OffloadBackends, PlacesAreUsedAgain) {
     }
     backend_->wait_idle();
     if (pass == 0) host = owned(Tier::Host), file = owned(Tier::File);
-    // Of a file two writes and a read have blocks at once, as their pace has it; others have as many as were left.
+    // With a file, up to two writes and one read have blocks at once, depending on timing; otherwise memory is as after
+    // the first pass.
     if (place == "file")
       EXPECT_LT(owned(Tier::Host), 4u << 16) << pass;
     else

@@ -1,4 +1,4 @@
-// Jobs one after the other in a thread of their own, their errors, and the end of their owner.
+// Jobs run one after the other in a separate thread; their errors, and the end of their owner.
 #include "base/executor.h"
 
 #include <gtest/gtest.h>

@@ -138,7 +138,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
           failed += code != 0;
           ++strikes;
         }
-        // What is newest loads; the engine that could not save goes on all the same.
+        // The newest checkpoint loads, and the engine that could not save continues.
         Trained fresh(comm, 1);
         const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
         if (tag == "old")
@@ -198,7 +198,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingChangesNothing) {
   EXPECT_GT(failed, 8);
 }
 
-// The whole job in a child: its rank 1 or rank 0 dies at call k, and all with it.
+// Runs the job in a child process, in which rank 1 or rank 0 kills all ranks at call k.
 TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
   for (const int stage : {1, 3}) {
     for (const int hit : {0, 1}) {

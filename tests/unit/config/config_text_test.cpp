@@ -76,7 +76,7 @@ TEST(ConfigText, NoMessageCommandsTheTerminal) {
   }
   const std::string said = error_of(texts[1]);
   EXPECT_NE(said.find("error: /line\\nbreak\\tand more: unknown key"), std::string::npos) << said;
-  // Notices and explain show keys and values, too; a file's name is text of others as well.
+  // Notices and explain also show keys and values; a file's name is untrusted text as well.
   const auto options = Options::from_json(
       R"({"train_batch_size": 1, "autotuning": {"\u001b": 1}, "tensorboard": {"job_name": "\u001b[31m\u009b\u202e"}})",
       "d\x1b.json");
@@ -125,7 +125,7 @@ TEST(ConfigText, WhatIsTooDeepIsCalledSo) {
     EXPECT_EQ(set.find("wrong-type"), std::string::npos) << set;
     EXPECT_NE(set.find("--set:1:"), std::string::npos) << set;
   }
-  // What is no JSON at all is a word, as before.
+  // Text that is not JSON is a word, as before.
   EXPECT_EQ(error_of(batch + "}", {{"optimizer.type", "AdamW", "CLI"}}), "");
 }
 

@@ -1,4 +1,4 @@
-// Options written in code are the Options of the JSON spelling: the same digest, the same values, the same faults.
+// Options built in code equal those parsed from JSON: the same digest, the same values, the same faults.
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 #include <zero/options_builder.h>

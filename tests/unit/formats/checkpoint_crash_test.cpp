@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 using namespace zero::formats;
 using Fault = FaultyFiles::Fault;
 
-// What is there before the save that is hit, and the tag it saves.
+// The state before the interrupted save, and the tag that it saves.
 struct Scene {
   const char* name;
   std::vector<std::pair<std::string, int>> before;
@@ -49,7 +49,7 @@ bool check_after(const Scene& scene, const TempFolder& folder, const std::string
     EXPECT_EQ(code_of([&] { loaded = load_sample(root); }, &text), 0) << label << ": " << text;
     arrived = loaded.value == kNewValue;
     EXPECT_TRUE(arrived || loaded.value == scene.before.back().second) << label << " loaded " << loaded.value;
-    // The others are as they were.
+    // The other checkpoints are unchanged.
     for (const auto& [tag, value] : scene.before) {
       if (tag == scene.tag) continue;
       EXPECT_EQ(load_sample(root, tag).value, value) << label;
@@ -110,7 +110,7 @@ std::size_t open_descriptors() {
 }
 
 TEST(CheckpointCrash, EveryCallFailing) {
-  // The calls that take the replaced checkpoint away.
+  // The calls that remove the replaced checkpoint.
   const std::set<std::string> after_commit{"rename_at", "open_folder_at", "list"};
   for (const auto& scene : kScenes) {
     for (const int error : {EIO, ENOSPC, EINTR}) {
@@ -138,10 +138,10 @@ TEST(CheckpointCrash, EveryCallFailing) {
         }
         if (fs::exists(folder.path() / "root")) {
           const bool arrived = check_after(scene, folder, label);
-          // Success is never claimed for a checkpoint that is not there.
+          // Success is never reported without a checkpoint.
           EXPECT_TRUE(code != 0 || arrived) << label;
-          // What may fail unseen: removing what nobody needs any more, closing what was only read,
-          // making a parent directory (opening the one wanted tells).
+          // These may fail without an error: removing obsolete files, closing files that were only read, creating a
+          // parent directory (opening the target reports it).
           const auto call = files.struck_call();
           const bool asked_again = error == EINTR && (call == "pwrite" || call == "pread" || call == "fallocate");
           const bool replacing = scene.tag == "same";

@@ -50,7 +50,7 @@ class FaultyFiles : public formats::FsOps {
   ZERO_FAULTY(list, (int folder, std::vector<std::string>* names), (folder, names))
   ZERO_FAULTY(free_bytes, (int fd, std::uint64_t* out), (fd, out))
 #undef ZERO_FAULTY
-  // The descriptor is gone whatever close() says.
+  // The descriptor is closed whatever close() returns.
   int close(int fd) override {
     const int result = FsOps::close(fd);
     return around("close", [&] { return result; });
@@ -105,7 +105,7 @@ class FaultyFiles : public formats::FsOps {
 // entries. Every rename is judged at the moment it is made: what it makes visible must be durable.
 class OrderWatchingFiles : public formats::FsOps {
  public:
-  std::vector<std::string> faults;  // what was wrong, in words
+  std::vector<std::string> faults;  // texts of what was wrong
   int renames = 0, removals = 0;
   const std::set<std::string>& unsynced() const { return unsynced_; }
 

@@ -190,7 +190,7 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   }
   EXPECT_EQ(std::memcmp(reader.read(file.tensors[0], file.tensors[0].parts[0]), small.data(), 3), 0);
   reader.finish();
-  // Aligned for whoever maps it.
+  // Aligned for readers that map the file.
   const auto header = read_header(root.open_file("f"));
   EXPECT_EQ(header.data_begin % 4096, 0u);
   for (const auto& entry : header.tensors)
@@ -233,7 +233,7 @@ TEST(CheckpointRankFile, BoolsAreZeroOrOne) {
 
 // --- manifest, SUMS, latest ---------------------------------------------------------------------
 
-// No field has its default, so that one that is not read shows.
+// No field has its default value, so that a field that is not read is detected.
 Manifest some_manifest() {
   Manifest m;
   m.libzero_version = "0.1.0";
@@ -284,7 +284,7 @@ TEST(CheckpointManifest, RoundTrip) {
   EXPECT_EQ(back.missed_steps, m.missed_steps);
 }
 
-// A run whose program set nothing is saved as readers of version 1 know it.
+// A run whose program set nothing is saved in version 1 of the format.
 TEST(CheckpointManifest, WhatAProgramSetNeedsANewerReader) {
   auto m = some_manifest();
   EXPECT_EQ(nlohmann::json::parse(manifest_text(m))["min_reader"], 2);
@@ -423,7 +423,7 @@ TEST(CheckpointDamage, EveryByteOfEveryFile) {
       other[i] = static_cast<char>(other[i] ^ (1 << random() % 8));
       write_all(path, other);
       std::string text;
-      // Only what the loader does not use may go unseen there: the file's own notes.
+      // Only damage to fields that the loader does not use may be undetected: the file's notes.
       const int code = code_of([&] { EXPECT_EQ(load_sample(folder.text(), "t").value, 5); }, &text);
       EXPECT_TRUE(code == kDamaged || code == 0) << name << " byte " << i << " seed " << seed << ": " << text;
       if (code == 0) {
@@ -474,12 +474,12 @@ TEST(CheckpointChoice, NewestWholeOne) {
   save_sample(system_files(), folder.text(), "c", 2);
   save_sample(system_files(), folder.text(), "b", 3);
   EXPECT_EQ(load_sample(folder.text()).tag, "b");
-  // The pointer one behind, as a crash between the two renames leaves it.
+  // The pointer is one checkpoint behind, as after a crash between the two renames.
   write_all(folder.path() / "latest", latest_text({"c", 2}));
   EXPECT_EQ(load_sample(folder.text()).tag, "b");
   auto choice = choose(system_files(), folder.text(), "");
   ASSERT_EQ(choice.notices.size(), 1u);
-  // An older one that was chosen on purpose: its pointer has the highest number.
+  // An older checkpoint that was chosen explicitly: its pointer has the highest number.
   write_all(folder.path() / "latest", latest_text({"a", 3}));
   EXPECT_EQ(load_sample(folder.text()).tag, "a");
   write_all(folder.path() / "latest", "nonsense");
@@ -493,7 +493,7 @@ TEST(CheckpointChoice, NewestWholeOne) {
   EXPECT_TRUE(choice.notices[0].find("skipped") != std::string::npos);
   EXPECT_EQ(code_of([&] { load_sample(folder.text(), "b"); }), kDamaged) << "an explicit tag is that one or none";
   EXPECT_EQ(load_sample(folder.text(), "a").value, 1);
-  // Names that are no tags, and files, are not looked at.
+  // Files, and folders whose names are not tags, are ignored.
   fs::create_directory(folder.path() / ".tmp-x");
   fs::create_directory(folder.path() / "_private");
   write_all(folder.path() / "zzz", "a file");
@@ -503,7 +503,7 @@ TEST(CheckpointChoice, NewestWholeOne) {
   std::string text;
   EXPECT_EQ(code_of([&] { load_sample(folder.text()); }, &text), kDamaged);
   EXPECT_TRUE(text.find("/a/") != std::string::npos && text.find("/c/") != std::string::npos) << text;
-  // The next one counts on from what is known.
+  // The next one continues the numbering.
   save_sample(system_files(), folder.text(), "d", 9);
   EXPECT_EQ(load_sample(folder.text()).value, 9);
 }

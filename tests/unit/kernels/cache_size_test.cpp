@@ -43,7 +43,7 @@ TEST_F(CacheSize, EveryLastLevelCacheCountsOnce) {
 TEST_F(CacheSize, TheSecondLevelMayBeTheLast) {
   cache(0, 0, "1", "Data", "64K", "0");
   cache(0, 1, "2", "Unified", "2M", "0-3");
-  cache(0, 2, "3", "Unified", "", "0-3");  // a size that the kernel does not know
+  cache(0, 2, "3", "Unified", "", "0-3");  // a size that the kernel does not report
   EXPECT_EQ(kernels::last_level_cache_bytes(folder_.string()), std::size_t{2} << 20);
 }
 

@@ -28,7 +28,7 @@ double decode(std::uint16_t bits, kernels::Dtype dtype) {
   return sign * std::ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits);
 }
 
-// Nearest even, searched for instead of computed: the positive values of a format ascend with their bits.
+// Rounds to nearest even by a search: the positive values of a format increase with their bits.
 std::uint16_t encode(float value, kernels::Dtype dtype) {
   const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0,
                       infinite = dtype == kernels::Dtype::BF16 ? 0x7f80 : 0x7c00;
@@ -147,7 +147,7 @@ TEST_P(Kernels, RoundsToNearestEven) {
     for (const float x :
          {65504.f, 65519.99f, 65520.f, 65536.f, 3.4e38f, 0x1p-25f, 0x1.000002p-25f, 0x1p-24f, -0.f, 1e-45f})
       values.push_back(x);
-    // NaNs whose payload the cut takes away, or a rounding carries out of.
+    // NaNs whose payload would be lost by truncation or overflow by rounding.
     for (const auto bits : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu})
       values.push_back(std::bit_cast<float>(bits));
     const auto numel = static_cast<std::int64_t>(values.size());

@@ -1,4 +1,4 @@
-// Blockwise integers against their definition, their error bounds, and what becomes of values that are not finite.
+// Blockwise integers compared with their definition, their error bounds, and values that are not finite.
 #include "kernels/quantize.h"
 
 #include <gtest/gtest.h>
@@ -112,7 +112,7 @@ TEST_P(Quantize, AddsToASum) {
   for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], 2.0f + back[i]);
 }
 
-// The reason for blocks: with one scale for all, an outlier takes the bits of everybody.
+// The reason for blocks: with one scale for all, an outlier removes the precision of all other values.
 TEST(QuantizeBlocks, ErrIsAThirdOfTheWholeTensorsOnHeavyTails) {
   const auto values = heavy_tailed(1 << 18, 11), back = round_trip(values, 8);
   float largest = 0;

@@ -85,7 +85,7 @@ TEST(Hostfile, EveryOtherLineIsAnErrorWithItsPlace) {
   }
 }
 
-// Whatever the bytes: hosts, or a ConfigError; and what was accepted means the same when written again.
+// Any bytes result in hosts or a ConfigError; accepted hostfiles have the same meaning when written and read again.
 TEST(Hostfile, SurvivesRandomChanges) {
   std::mt19937 random(20260103);
   const std::string alphabet("wW09_-. \t\r\n#=:@,slot\0\xff", 25);
@@ -242,7 +242,7 @@ Death killed(int rank, int signal, double at = 0) {
 
 TEST(Judgement, PeerLossIsCollateralWhateverItsCode) {
   Evidence e = evidence(4);
-  // 0: our exit code; 1: a program with a code of its own; 3: nobody caught the error; 2: the reason.
+  // 0: libzero's exit code; 1: a program with its own exit code; 3: an uncaught error; 2: the root cause.
   e.pages[1].error_code = e.pages[3].error_code = 6;
   e.deaths = {ended(0, 6, 0.1), ended(1, 1, 0.2), killed(3, SIGABRT, 0.3), ended(2, 42, 0.4)};
   const FailureReport r = find_root_cause(e);
@@ -283,7 +283,7 @@ TEST(Judgement, OutOfMemoryIsClaimedOnlyWithTheKernelsWord) {
   EXPECT_FALSE(find_root_cause(e).out_of_memory) << "another host's";
   e.out_of_memory = {false, true};
   const FailureReport r = find_root_cause(e);
-  EXPECT_EQ(r.cause, "killed by signal 9 (SIGKILL); the kernel ended it for lack of memory");
+  EXPECT_EQ(r.cause, "killed by signal 9 (SIGKILL); the kernel killed it because memory ran out");
   EXPECT_EQ(r.exit_code, 6);
   EXPECT_TRUE(r.out_of_memory);
   e.deaths = {killed(1, SIGSEGV)};
@@ -340,7 +340,7 @@ TEST(Judgement, ExitCodesOfTheLauncher) {
   EXPECT_EQ(exit_code_of(ended(0, 3)), 3);
   EXPECT_EQ(exit_code_of(ended(0, 125)), 125);
   EXPECT_EQ(exit_code_of(ended(0, 127)), 1);
-  EXPECT_EQ(exit_code_of(ended(0, 139)), 6) << "a shell's word for SIGSEGV";
+  EXPECT_EQ(exit_code_of(ended(0, 139)), 6) << "a shell's code for SIGSEGV";
   EXPECT_EQ(exit_code_of(ended(0, 255)), 1);
   EXPECT_EQ(exit_code_of(killed(0, SIGKILL)), 6);
   EXPECT_FALSE(is_failure(ended(0, 0)));
@@ -403,7 +403,7 @@ TEST(Hangs, SlowPhasesAndProgramsWithoutAPage) {
   EXPECT_FALSE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Load)}, {50, 50}, 10, 100));
   EXPECT_TRUE(find_hang({page(1, StatusPhase::Save), page(1, StatusPhase::Save)}, {101, 101}, 10, 100));
   EXPECT_FALSE(find_hang({StatusSnapshot(), StatusSnapshot()}, {1e6, 1e6}, 10, 100));
-  // One waits past the limit for another that saves: that one has the long limit.
+  // One rank waits longer than the limit for another that saves; the saving rank has the longer limit.
   auto waiting = page(1);
   waiting.collectives = {collective(5, CollectiveState::Inside)};
   EXPECT_FALSE(find_hang({waiting, page(1, StatusPhase::Save)}, {50, 50}, 10, 100));
@@ -440,7 +440,7 @@ void order_of_death(bool threads) {
     close(gates[i][1]);
     siginfo_t info{};
     waitid(P_PID, static_cast<id_t>(pids[static_cast<std::size_t>(i)]), &info, WEXITED | WNOWAIT);
-    // Threads are only as good as their scheduling: the next one dies when this one is known.
+    // Scheduling of threads is not deterministic, so the next one ends only after this end was recorded.
     while (threads && order.size() < static_cast<std::size_t>(kCount - i)) take();
   }
   while (order.size() < kCount) take();

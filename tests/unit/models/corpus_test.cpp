@@ -127,7 +127,7 @@ TEST_F(CorpusTest, OrderFollowsSeedAndEpoch) {
   EXPECT_EQ(order(1, 0), order(1, 0));
   EXPECT_NE(order(1, 0), order(2, 0));
   EXPECT_NE(order(1, 0), order(1, epoch));
-  // Seeds that follow each other are not each other's epochs.
+  // Consecutive seeds do not produce the orders of each other's epochs.
   EXPECT_NE(order(2, 0), order(1, epoch));
 }
 

@@ -59,7 +59,7 @@ std::int64_t measured(const Case& one, const std::string& recipe, std::int64_t s
   return static_cast<std::int64_t>(engine.memory().peak(tier, Purpose::Activations));
 }
 
-// Bytes that this machine's matrix product of the shape takes beside its result: nothing in fp32; in bf16 it depends on
+// Workspace bytes of this machine's matrix product of the shape: none in fp32; in bf16 it depends on
 // the CPU's instructions.
 std::int64_t workspace(const Case& one, at::ScalarType dtype) {
   const auto tokens = one.batch * one.shape.sequence, hidden = one.shape.hidden;
@@ -89,7 +89,7 @@ TEST_P(Recipes, PeakActivationsAreThoseOfTheFormula) {
   }
 }
 
-// Away from the device: the inputs, one a segment, to the byte.
+// Offloaded from the device: one input per segment, exact to the byte.
 TEST_P(Recipes, InputsInHostMemoryAreOneASegment) {
   const std::int64_t element = GetParam() == "fp32" ? 4 : 2;
   for (const auto& one : cases()) {

@@ -1,5 +1,5 @@
-// What the GPT says of its forward and backward (models/gpt_pass.h): operators in their order, and tensors that all
-// have an end. That libtorch does the same is tests/parity/plan_agreement_test.cpp.
+// The GPT's description of its forward and backward (models/gpt_pass.h): operators in order, and every tensor is
+// released. tests/parity/plan_agreement_test.cpp compares it with libtorch.
 #include "models/gpt_pass.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace models::gpt_pass_test {
 namespace {
 
-// "0", "2+3": parameters that operators read. Tensors that were let go of are checked to have been there.
+// "0", "2+3": parameters that operators read. Released tensors must have been allocated before.
 class Listener final : public PassListener {
  public:
   void allocated(std::int64_t tensor, std::int64_t bytes) override {

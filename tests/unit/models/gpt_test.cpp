@@ -134,7 +134,7 @@ TEST(GptTest, SamplingHasItsOwnGeneratorAndKeepsToTheTopK) {
   torch::manual_seed(7);
   const at::Tensor expected = torch::rand({4});
   torch::manual_seed(7);
-  // Longer than the model's reach: it goes on with the last `sequence` tokens.
+  // Longer than the model's sequence length: it continues with the last `sequence` tokens.
   const at::Tensor one = model->generate(start, 30, {.seed = 1});
   EXPECT_TRUE(at::equal(torch::rand({4}), expected)) << "torch's generator moved";
   EXPECT_EQ(one.size(1), 33);

@@ -127,7 +127,7 @@ TEST(ProcessInfo, Slurm) {
   EXPECT_EQ(id.run_id, "slurm-991.2");
   EXPECT_GE(id.master_port, 20000);
   EXPECT_LT(id.master_port, 32000);
-  // Every rank of the step works out the same port, another job another one.
+  // All ranks of a step compute the same port; another job gets another port.
   EXPECT_EQ(identity(with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}})).master_port, id.master_port);
   EXPECT_NE(identity(with(kSlurm, {{"SLURM_JOB_ID", "992"}})).master_port, id.master_port);
   EXPECT_EQ(identity(with(kSlurm, {{"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}})).master_addr, "head");
@@ -135,7 +135,7 @@ TEST(ProcessInfo, Slurm) {
 }
 
 TEST(ProcessInfo, SlurmTasksOfThisNode) {
-  // The step's own list is nearer to the truth than what the job asked for.
+  // The step's list is more accurate than the job's request.
   auto uneven =
       with(without(kSlurm, "SLURM_NTASKS_PER_NODE"),
            {{"SLURM_NNODES", "3"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"}, {"SLURM_TASKS_PER_NODE", "8(x3)"}});
@@ -145,7 +145,7 @@ TEST(ProcessInfo, SlurmTasksOfThisNode) {
   }
   EXPECT_EQ(identity(with(without(kSlurm, "SLURM_NTASKS_PER_NODE"), {{"SLURM_NNODES", "1"}})).local_size, 8);
   EXPECT_EQ(identity(with(kSlurm, {{"SLURM_NTASKS_PER_NODE", "4(x2)"}})).local_size, 4);
-  // 4 tasks a node at most, 7 tasks on 2 nodes: 4 and 3, or another way; not to be guessed.
+  // At most 4 tasks per node, 7 tasks on 2 nodes: 4 and 3, or another distribution, which cannot be inferred.
   EXPECT_CONTAINS(error(with(kSlurm, {{"SLURM_NTASKS", "7"}})), "SLURM_STEP_TASKS_PER_NODE");
   EXPECT_CONTAINS(error(with(uneven, {{"SLURM_NODEID", "3"}})), "SLURM_STEP_TASKS_PER_NODE='3(x2),2' on node 3");
 }

@@ -31,7 +31,7 @@ at::Tensor all_values(std::int64_t numel, int size, int round) {
   return at::cat(parts);
 }
 
-// A page has 1024 elements: shards that end at its borders, and anywhere in it.
+// A page has 1024 elements. Shards end at page boundaries, and anywhere in a page.
 TEST(ShmVector, ShardsOfAnySizeLieSideBySide) {
   for (const std::int64_t numel : {1024, 1025, 1500, 3000, 10240}) {
     with_shm_threads(3, [&](const Comm& comm) {
@@ -77,7 +77,7 @@ TEST(ShmVector, OtherTypesAndSeveralAtOnce) {
   });
 }
 
-// Until the slower rank has published, its peer waits; and then reads what it published.
+// A peer waits until the slower rank has published, and then reads the published values.
 TEST(ShmVector, WaitIsForAllPublications) {
   std::atomic<bool> waiting{false}, published{false};
   with_shm_threads(2, [&](const Comm& comm) {

@@ -1,4 +1,4 @@
-// Event files read back by a parser of their own, the checksum against published values, CSV files, and Monitor.
+// Event files read back by an independent parser, the checksum against published values, CSV files, and Monitor.
 #include <gtest/gtest.h>
 
 #include <bit>

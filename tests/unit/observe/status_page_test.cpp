@@ -65,7 +65,7 @@ TEST(StatusPage, KeepsTheLastCollectivesInOrder) {
   EXPECT_EQ(s.collectives.back().state, observe::CollectiveState::After);
 }
 
-// A gather in place has the number of the collective that comes next, until that begins.
+// An in-place gather has the number of the next collective, until that one begins.
 TEST(StatusPage, ACollectiveTakesThePlaceOfAnotherOneOfItsNumber) {
   observe::StatusMemory memory(1);
   observe::StatusWriter w = memory.writer(0);
@@ -153,7 +153,7 @@ TEST(StatusPage, HeartbeatIsNotProgress) {
   EXPECT_EQ(after.changed_ns, before.changed_ns);
 }
 
-// A reader never sees a mixture of two texts, and again and again a whole one.
+// A reader never sees a mixture of two texts, and repeatedly sees a complete one.
 TEST(StatusPage, TextsAreWhole) {
   observe::StatusMemory memory(1);
   observe::StatusWriter w = memory.writer(0);

@@ -1,4 +1,4 @@
-// Reading a trace strictly, and the rule of its viewers that slices of one track nest.
+// Strict reader of traces, and the viewers' rule that slices of one track must nest.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,7 @@ inline std::map<std::pair<int, std::string>, std::vector<TraceSlice>> tracks(con
   return all;
 }
 
-// Of one track, in time; of one category where it is given.
+// The slices of one track in order of time; optionally of one category.
 inline std::vector<TraceSlice> slices(const nlohmann::json& events, const std::string& track,
                                       const std::string& category = "", int rank = 0) {
   std::vector<TraceSlice> found;
@@ -58,7 +58,7 @@ inline std::vector<TraceSlice> slices(const nlohmann::json& events, const std::s
   return found;
 }
 
-// Empty, or the first two slices of a track that overlap without one holding the other.
+// The first two slices of a track that overlap without being nested; empty: there are none.
 inline std::string nesting_fault(const nlohmann::json& events) {
   const auto all = tracks(events);
   for (const auto& [track, list] : all) {

@@ -1,5 +1,5 @@
 // The recorder of observe/trace.h without an engine: the file is strict JSON, slices of a track nest, threads and
-// overlapping operations have tracks of their own, off writes nothing, and no failure reaches the program.
+// overlapping operations have separate tracks, a disabled trace writes nothing, and no failure reaches the program.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>

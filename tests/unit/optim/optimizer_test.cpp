@@ -110,7 +110,7 @@ Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dty
   return span;
 }
 
-// Steps over the whole shard; `cut` says where a span that begins at an element ends.
+// Steps over the whole shard; `cut` returns the end of the span that begins at an element.
 using Cut = std::function<std::int64_t(std::int64_t)>;
 Shard train(const OptimizerSettings& settings, std::int64_t numel, Dtype in, Dtype out, int steps, float factor,
             const Cut& cut = nullptr) {

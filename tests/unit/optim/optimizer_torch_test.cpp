@@ -1,6 +1,6 @@
-// Our update rules against torch's fused CPU kernels, which have the same order of operations: bit
-// for bit in every element but the last (numel mod 8) of a tensor, where torch's own compiler fuses
-// differently. Skipped where torch runs without SIMD: nothing is fused there.
+// libzero's update rules compared with torch's fused CPU kernels, which have the same order of operations: bitwise in
+// every element except the last (numel mod 8) of a tensor, where torch's compiler fuses differently. Skipped if torch
+// runs without SIMD, because nothing is fused there.
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@ namespace {
 using config::OptimizerSettings;
 using config::OptimizerType;
 
-// One tensor with its states, updated by torch and by us.
+// One tensor with its states, updated by torch and by libzero.
 struct Twin {
   at::Tensor p, m, v, step, gradient;
   explicit Twin(std::int64_t numel, float slot = 0)

@@ -209,8 +209,8 @@ TEST(DeepSpeedsScaler, ModelReproducesItsTable) {
   EXPECT_EQ(got, (Scales{2, 1, 1, 1}));
 }
 
-// Ours counts exactly `window` clean steps to a growth; DeepSpeed's first growth after a bad step (or
-// the start) comes one clean step later, so every growth of the table is one step earlier here:
+// libzero grows the scale after exactly `window` good steps; DeepSpeed's first growth after an overflow (or the start)
+// is one good step later, so every growth of the table is one step earlier here:
 TEST(DeepSpeedsScaler, OursDiffersWhereItSaysSo) {
   const auto plain = run(fp16(4, 3, 2), kTableSteps), consecutive = run(fp16(4, 3, 2, true), kTableSteps);
   const auto differences = [](const Scales& ours, const Scales& theirs) {

@@ -1,4 +1,4 @@
-// A model that describes its forward and backward (PlanModel::pass), and what the planner makes of it.
+// A model that describes its forward and backward (PlanModel::pass), and the resulting plan.
 #include "plan/model_pass.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ PlanModel model_of(Describe pass) {
   return model;
 }
 
-// Writes down what it is told.
+// Records all events.
 class Recorder final : public PassSink {
  public:
   explicit Recorder(bool gpu = false) : gpu_(gpu) {}

@@ -41,10 +41,10 @@ TEST(PlanTime, IsTheSumOfWorkDividedBySpeeds) {
   EXPECT_NEAR(one.time.network, network, 1e-12);
   EXPECT_NEAR(one.time.step, compute + network + static_cast<double>(w.updated) / 1e7 + 0.01, 1e-12);
   EXPECT_EQ(one.time.bound, "compute");
-  // Twice the ranks on the cores that two had.
+  // Twice the ranks on the same cores.
   machine.ranks_per_host = 4;
   EXPECT_NEAR(plan(model, options_of(), machine).time.compute, 2 * compute, 1e-12);
-  // A disk that is slower than all of the rest.
+  // A disk that is slower than everything else.
   machine.ranks_per_host = 2;
   profile.read_bytes = profile.write_bytes = 1e6;
   const auto away =
@@ -61,7 +61,7 @@ TEST(PlanTime, CountsRecomputationAndMicroBatches) {
   const auto plain = plan(model, options_of(), machine).work;
   const auto again =
       plan(model, options_of(R"(}, "activation_checkpointing": {"number_checkpoints": 12)"), machine).work;
-  // One more forward of the layers, not of the head.
+  // One additional forward of the layers, but not of the head.
   const double tokens = 2 * 1024, head = 6.0 * 50257 * 768 * tokens;
   EXPECT_NEAR((again.flops - head) / (plain.flops - head), 4.0 / 3, 1e-9);
   EXPECT_NEAR(plain.flops / (6.0 * 124439808 * tokens), 1, 0.1);  // 6 P a token, and attention
@@ -84,11 +84,11 @@ TEST(PlanTraffic, AcrossHosts) {
     const double gathered = static_cast<double>(t.gathered) * 6 / 5, reduced = static_cast<double>(t.reduced) * 6 / 5;
     EXPECT_NEAR(static_cast<double>(t.across_hosts), gathered * 2 / 6 + reduced * 2 / 3, 1) << stage;
   }
-  // An all-reduce is a sum of parts and their gathering.
+  // An all-reduce is a reduce-scatter and an all-gather.
   const auto whole = at(0);
   EXPECT_NEAR(static_cast<double>(whole.across_hosts),
               static_cast<double>(whole.reduced) * 6 / 5 * (2.0 / 3 + 2.0 / 6) / 2, 1);
-  // GPUs go around rings.
+  // GPUs use rings.
   machine.gpu = true;
   EXPECT_EQ(at(3).across_hosts, at(3).sent() / 2);
   machine.hosts = 1, machine.ranks_per_host = 6;

@@ -35,7 +35,7 @@ constexpr std::int64_t kShards = 512 + 8 * 2048;
 constexpr std::int64_t kUnsharded = (1024 + 2 * 4096) * 4, kReduced = (1024 + 3 * 4096) * 4;
 constexpr std::int64_t kTransient = kUnsharded + kReduced;
 
-// A task with all that it refers to.
+// A task and the objects that it references.
 struct Task {
   explicit Task(int stage = 3, PlacementFreedom freedom = {.optimizer = true, .params = true}, bool gpu = false)
       : freedom(freedom), gpu(gpu) {
@@ -92,7 +92,7 @@ TEST(Placement, OptimizerStatesLeaveFirstAndNoMoreThanNeeded) {
     moved += placement.optimizer == Tier::Host;
   }
   EXPECT_EQ(moved, 1);
-  // Its parameter was its own master: now it has one of its own, on the host.
+  // The parameter was also the master; now there is a separate master on the host.
   EXPECT_EQ(plan.need->total(Tier::Host), 2048 * (4 + 8 + 4));
 }
 
@@ -196,7 +196,7 @@ struct Trained {
   std::int64_t accumulation = 1;
 };
 
-// The five ways in which a sum over units once came out too low, with the tier of each; and a plain one.
+// Five cases, each with its tier, in which an earlier formula over units was too low; and a plain case.
 std::vector<std::pair<Tier, Trained>> trained() {
   using config::OffloadDevice;
   using planning::topology_of;
@@ -256,7 +256,7 @@ TEST(Budget, NoStepOfAGptTakesMore) {
           EXPECT_LE(report.peak(tier, purpose), static_cast<std::uint64_t>(need.of(tier, purpose)))
               << one.name << ", " << MemoryReport::name(tier) << ", " << MemoryReport::name(purpose);
         }
-    // Nor is it far too much: the sum of the purposes' peaks in a training of more steps.
+    // The need is not far too high either: at most the sum of the purposes' peaks in a longer training.
     std::int64_t held = 0;
     for (std::size_t p = 0; p < MemoryReport::kPurposes; ++p)
       if (const auto purpose = static_cast<Purpose>(p); purpose != Purpose::Activations)

@@ -56,7 +56,7 @@ class Prefetching : public ::testing::Test {
     }
     prefetcher_ = std::make_unique<Prefetcher>(all, policy, [](const std::string&) {});
   }
-  // What happened meanwhile.
+  // The events since the last call.
   std::string use(int unit) {
     log_.clear();
     prefetcher_->use(&unit, 1, /*training=*/true);

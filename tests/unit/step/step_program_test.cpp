@@ -31,7 +31,7 @@ PlanModel small_gpt() {
   return cli::with_gpt_pass(model);
 }
 
-// Everything of a dry run, and the run.
+// All objects of a dry run, and the run itself.
 struct Training {
   Training(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation = 1,
            const Completion& completion = {})
@@ -62,8 +62,8 @@ TEST(StepFacts, AStageIsWhatRestsSharded) {
   }
 }
 
-// Two dense units on four ranks, one of experts on an axis of two, one on an axis of one rank: each group is gathered
-// and reduced among the ranks of its own axis, and what one rank has alone is sent to nobody.
+// Two dense units on four ranks, one of experts on an axis of two, one on an axis of one rank: each group is unsharded
+// and reduced among the ranks of its axis, and nothing is sent on an axis of one rank.
 TEST(StepFacts, EveryGroupHasItsAxis) {
   RunTopology topology;
   topology.axes = {{.name = "dp", .size = 4}, {.name = "edp2", .size = 2}, {.name = "edp1", .size = 1}};
@@ -98,7 +98,7 @@ TEST(StepFacts, EveryGroupHasItsAxis) {
   EXPECT_EQ((sent[{3, OpKind::Reduce}]), 0);
 }
 
-// The pace of peers decides when blocks come back: never more than a plan's peak, never less than the least.
+// Blocks are released depending on the timing of peers: never above a plan's peak, never below the minimum.
 TEST(StepProgram, ReductionsThatEndAtAnyTimeStayWithinThePlan) {
   std::mt19937 random(3);
   for (int stage = 0; stage <= 3; ++stage) {
@@ -168,7 +168,7 @@ TEST(StepProgram, ASecondGradientAfterTheReductionIsRefused) {
   EXPECT_THROW(run.dry.gradient(again, run.dry.make(run.parameters[again].numel * 4)), InternalError);
 }
 
-// A pass that fails with gradients arrived, held and on their way to a sum, under every way of keeping them.
+// A pass fails while gradients have arrived, are stored and are being reduced, for every kind of gradient storage.
 TEST(StepProgram, AFailedPassLeavesNothing) {
   for (const char* transport : {"thread", "shm"}) {
     for (const int stage : {0, 1, 2, 3}) {

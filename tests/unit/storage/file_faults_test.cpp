@@ -37,8 +37,8 @@ struct Outcome {
   std::string description;
 };
 
-// Writes eight tiles, reads them, writes others over half of them while the rest is read. Checks
-// all data of transfers that did not fail.
+// Writes eight tiles, reads them, and overwrites half of them while the rest is read. Checks the
+// data of all transfers that did not fail.
 Outcome run_with(Path path, const std::shared_ptr<NthRequest>& faults, const std::string& folder) {
   constexpr std::int64_t kTile = 32 << 10, kTiles = 8;
   Outcome outcome;
@@ -101,7 +101,7 @@ TEST_P(FileFaults, AShortInterruptedOrRefusedRequestIsSentAgain) {
   const TempFolder disk, memory(On::Memory);
   for (const Fault fault : {Fault{0, 4096}, Fault{0, 5000}, Fault{0, 100}, Fault{EINTR}, Fault{EAGAIN}}) {
     for (int n = 1; n <= kMostRequests; ++n) {
-      // Only a disk minds where the rest begins.
+      // The alignment of the remainder matters only on a disk.
       const auto& folder = fault.at_most == 5000 && n % 5 == 0 ? disk : memory;
       SCOPED_TRACE(testing::Message() << "request " << n << ", errno " << fault.error << ", at most " << fault.at_most);
       const auto outcome = run_with(GetParam(), std::make_shared<NthRequest>(n, fault), folder.text());
@@ -154,7 +154,7 @@ TEST_P(FileFaults, AFailedWriteGoesToASecondFileAndStaysThere) {
       EXPECT_EQ(outcome.retries, 1);
     }
   }
-  // Many in a row: each failed range has its own place, and places are read and written again.
+  // Many in a row: each failed range gets a new location, which is then read and written.
   const auto many =
       run_with(GetParam(), std::make_shared<NthRequest>(5, Fault{EIO}, 0, Direction::Writes), folder.text());
   EXPECT_EQ(many.error, "");
@@ -277,7 +277,7 @@ TEST_P(FileFaults, RefusalsOfOneRequestEndAfterAWhile) {
     work->wait();
     EXPECT_EQ(faults->hits(), 150);
   }
-  // What comes after it goes its way again.
+  // Later requests use the normal path again.
   file->begin_write(0, out.data(), 8 << 10)->wait();
   file->begin_read(0, in.data(), 8 << 10)->wait();
   EXPECT_TRUE(holds(in.data(), 8 << 10, 0, 3));

@@ -40,8 +40,8 @@ inline testing::AssertionResult holds(const void* data, std::int64_t bytes, std:
   return testing::AssertionFailure();
 }
 
-// The n-th request sent (counted from 1, the proof's at the start among them: a write, a read, a write of zeros) and
-// the `more` after it meet `fault`; in `direction` only.
+// The n-th request and the `more` after it fail with `fault`; in `direction` only. Requests are counted from 1,
+// including those of the test at the start (a write, a read, a write of zeros).
 enum class Direction { Both, Reads, Writes };
 class NthRequest : public storage::FaultSource {
  public:

@@ -85,7 +85,7 @@ TEST(IoBufferPool, NothingIsCopiedIntoAChild) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // write(2) from memory that is not there fails; a read of it would be a signal.
+    // write(2) from unmapped memory fails; reading it directly would raise a signal.
     int ends[2];
     _exit(pipe(ends) == 0 && write(ends[1], data, 1) < 0 ? 0 : 1);
   }

@@ -47,7 +47,7 @@ class Listener final : public UseListener {
     written.push_back({op, {tag}});
     return writes;
   }
-  // The tags of the only operator that was caught since the last call.
+  // The tags of the only operator that was intercepted since the last call.
   std::vector<int> one(const std::string& op) {
     const auto calls = std::exchange(used, {});
     EXPECT_EQ(calls.size(), 1u) << op;
@@ -150,7 +150,7 @@ TEST_F(Interception, ViewsAreLetThroughAndCaughtWhenTheyAreRead) {
   }
 }
 
-// They give a view, or a copy: what lies there has to be known.
+// These operators may return a view or a copy, so they count as reads.
 TEST_F(Interception, WhatMayCopyIsARead) {
   const auto weight = parameter({4, 6}, 5);
   weight.reshape({24});

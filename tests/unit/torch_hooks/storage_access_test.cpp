@@ -77,7 +77,7 @@ TEST(StorageAccess, ReleaseLetsGoOfTheBuffer) {
   EXPECT_TRUE(weak.expired());
 }
 
-// What was saved for backward shares the storage: it reads what lies there by then.
+// Tensors saved for backward share the storage, so they read its contents at that time.
 TEST(StorageAccess, SavedTensorsReadRefilledData) {
   auto weight = at::full({3}, 2.f);
   auto x = at::ones({3}).requires_grad_();

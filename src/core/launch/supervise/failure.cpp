@@ -1,5 +1,5 @@
-// The judgement, and its spelling. Order of rules: a rank that died of its own before the launcher
-// stopped anything; a rank that hung; ranks that disagreed; the first that lost its peers.
+// Finds and prints the root cause. Rules, in order: a rank that failed by itself before the launcher stopped anything;
+// a rank that hung; ranks that called different collectives; the first rank that lost its peers.
 #include "launch/supervise/failure.h"
 
 #include <signal.h>
@@ -21,7 +21,7 @@ using observe::CollectiveState;
 using observe::StatusPhase;
 using observe::StatusSnapshot;
 
-// The earliest collective the rank is inside of.
+// The earliest collective that the rank is inside.
 const CollectiveSnapshot* waiting_in(const StatusSnapshot& page) {
   for (const CollectiveSnapshot& c : page.collectives)
     if (c.state == CollectiveState::Inside) return &c;
@@ -34,16 +34,16 @@ const CollectiveSnapshot* numbered(const StatusSnapshot& page, std::uint64_t seq
   return nullptr;
 }
 
-// Has begun the collective: it is inside, or past it (perhaps so long that the ring forgot).
+// The rank has begun the collective: it is inside or past it, maybe so far that the page's ring no longer lists it.
 bool entered(const StatusSnapshot& page, std::uint64_t sequence) {
   const CollectiveSnapshot* c = numbered(page, sequence);
   if (c) return c->state != CollectiveState::Before;
   return !page.collectives.empty() && page.collectives.back().sequence > sequence;
 }
 
-// What the others wait for: the earliest collective that one rank is inside of and another has not
-// begun. (Being inside one that all have begun proves nothing: a prefetch stays open through a
-// computation.) Failing that, the earliest that anyone is inside of. Null: nobody is.
+// The collective that ranks wait for: the earliest that one rank is inside and another has not begun. A collective that
+// all ranks have begun does not show a wait, because a prefetch stays open during computation. If there is none, the
+// earliest that any rank is inside; null: no rank is inside one.
 const CollectiveSnapshot* awaited(const std::vector<StatusSnapshot>& pages, const std::vector<bool>& counts) {
   const CollectiveSnapshot* held = nullptr;
   const CollectiveSnapshot* any = nullptr;
@@ -86,8 +86,8 @@ std::string json_list(const std::vector<int>& ranks) {
   return text + "]";
 }
 
-// Died like a rank whose peers are gone: that is a consequence when another failed otherwise. A
-// program that catches the error ends with a code of its own, one that does not by SIGABRT.
+// The rank ended because its peers were gone, so it is not the root cause if another rank failed differently. A program
+// that catches the error ends with its own exit code, one that does not ends by SIGABRT.
 bool peer_loss(const Death& death, const std::vector<StatusSnapshot>& pages) {
   const StatusSnapshot& page = pages[static_cast<std::size_t>(death.rank)];
   const bool said = page.error_code == static_cast<int>(ExitCode::kPeer);
@@ -96,17 +96,17 @@ bool peer_loss(const Death& death, const std::vector<StatusSnapshot>& pages) {
   return death.code == SIGABRT && (said || waiting_in(page) != nullptr);
 }
 
-// The meaning of our own exit codes is only told of programs that use libzero.
+// The meanings of exit codes apply only to programs that use libzero.
 std::string cause_of(const Death& death, bool out_of_memory, bool ours) {
   if (!death.lost.empty()) return death.lost;
   if (death.by_signal) {
     std::string text = base::join("killed by signal ", death.code, " (", signal_name(death.code), ")");
-    if (death.code == SIGKILL && out_of_memory) text += "; the kernel ended it for lack of memory";
+    if (death.code == SIGKILL && out_of_memory) text += "; the kernel killed it because memory ran out";
     return text;
   }
   std::string text = base::join("exit code ", death.code);
   if (death.code > 128 && death.code <= 128 + SIGRTMAX)
-    text += base::join(" (a shell's word for signal ", death.code - 128, ", ", signal_name(death.code - 128), ")");
+    text += base::join(" (a shell's code for signal ", death.code - 128, ", ", signal_name(death.code - 128), ")");
   static constexpr const char* kMeaning[] = {"",
                                              "",
                                              "usage or configuration",
@@ -124,14 +124,14 @@ std::string hint_of(const FailureReport& r, bool hang) {
     return "use smaller micro-batches or a higher ZeRO stage, or offload to host memory or nvme; see `zero doctor` for "
            "the limits";
   if (hang && r.rank < 0)
-    return "all ranks wait in the same collective: look at the network between them, or raise --hang-timeout";
+    return "all ranks wait in the same collective: check the network between them, or raise --hang-timeout";
   if (hang)
-    return "look at that rank's stack with gdb before the limit, or raise --hang-timeout if the step is that slow";
+    return "inspect that rank's stack with gdb before the limit, or raise --hang-timeout if the step is that slow";
   if (!r.desync.empty())
     return "all ranks must run the same collectives in the same order: look for code that depends on the rank";
   if (r.signal == SIGSEGV || r.signal == SIGABRT || r.signal == SIGBUS || r.signal == SIGFPE || r.signal == SIGILL)
     return "a crash of the program: `ulimit -c unlimited` leaves a core file, or run one rank under gdb";
-  if (r.signal == SIGKILL) return "somebody ended it: look at the kernel's log (dmesg) and at the batch system";
+  if (r.signal == SIGKILL) return "killed from outside the run: check the kernel log (dmesg) and the batch system";
   if (r.rank_exit_code == 127 || r.rank_exit_code == 126)
     return "a program or library that the rank starts was not found or is not executable";
   return "";
@@ -159,7 +159,7 @@ std::string find_desync(const std::vector<StatusSnapshot>& pages, int first_rank
     for (const CollectiveSnapshot& mine : pages[a].collectives) {
       for (std::size_t b = a + 1; b < pages.size(); ++b) {
         const CollectiveSnapshot* other = numbered(pages[b], mine.sequence);
-        // What is not begun may not be what it becomes.
+        // The fields of a collective that has not begun are not final.
         if (mine.state == CollectiveState::Before || (other && other->state == CollectiveState::Before)) continue;
         if (!other || (mine.op == other->op && mine.dtype == other->dtype && mine.numel == other->numel &&
                        mine.group == other->group))
@@ -187,12 +187,12 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
 
   std::vector<bool> alive(n);
   for (std::size_t r = 0; r < n; ++r) alive[r] = idle[r] >= 0;
-  // Others wait for a stopped process wherever it stood, even inside the same collective.
+  // Other ranks wait for a stopped process, even if it stopped inside the same collective.
   for (std::size_t r = 0; r < n && r < states.size(); ++r)
     if (alive[r] && (states[r] == 'T' || states[r] == 't'))
       return Hang{static_cast<int>(r), idle[r], "the process is stopped (SIGSTOP or a debugger)"};
   const CollectiveSnapshot* collective = awaited(pages, alive);
-  // The late rank: it has not begun what the others wait for. Of several, the longest silent.
+  // The late rank has not begun the collective that the others wait for. Of several, the one idle for longest.
   int late = -1;
   bool somebody_outside = false;
   for (std::size_t r = 0; r < n; ++r) {
@@ -210,7 +210,7 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
     return Hang{-1, longest, ""};
   }
   const auto l = static_cast<std::size_t>(late);
-  if (idle[l] < (slow_phase(pages[l]) ? slow_limit : limit)) return std::nullopt;  // slow, but moving
+  if (idle[l] < (slow_phase(pages[l]) ? slow_limit : limit)) return std::nullopt;  // slow, but within its limit
   return Hang{late, idle[l], l < states.size() && states[l] == 'D' ? "it waits for a disk or another device" : ""};
 }
 
@@ -222,7 +222,7 @@ FailureReport find_root_cause(const Evidence& e) {
   r.desync = find_desync(e.pages, e.first_rank);
   const Death* root = nullptr;
   for (const Death& d : e.deaths) {
-    // After the stop only a rank that says on its page what went wrong has a cause of its own.
+    // After the stop, only a rank whose page has an error code other than a lost peer can be the root cause.
     const int said = e.pages[static_cast<std::size_t>(d.rank)].error_code;
     const bool own = !d.after_stop || (!d.sent && said != 0 && said != static_cast<int>(ExitCode::kPeer));
     if (is_failure(d) && own && !peer_loss(d, e.pages)) {
@@ -276,7 +276,7 @@ FailureReport find_root_cause(const Evidence& e) {
       r.unit = page.unit;
     }
   }
-  // The collective the others were inside of when it happened.
+  // The collective that the other ranks were inside at the time of the failure.
   std::vector<bool> known(e.pages.size());
   for (std::size_t i = 0; i < e.pages.size(); ++i) known[i] = e.pages[i].pid != 0;
   if (const CollectiveSnapshot* what = awaited(e.pages, known)) {
@@ -286,7 +286,7 @@ FailureReport find_root_cause(const Evidence& e) {
       if (known[i]) (entered(e.pages[i], what->sequence) ? c.inside : c.outside).push_back(static_cast<int>(i));
     r.collective = std::move(c);
   }
-  std::vector<int> with_it;  // ranks that went with the root cause's host
+  std::vector<int> with_it;  // ranks lost together with the root cause's host
   for (const Death& d : e.deaths) {
     if (d.rank == r.rank || !(is_failure(d) || d.code == 75)) continue;
     if (root && !root->lost.empty() && d.lost == root->lost) {
@@ -308,9 +308,9 @@ FailureReport find_root_cause(const Evidence& e) {
   if (r.rank >= 0) r.rank += e.first_rank;
   if (!with_it.empty()) r.cause += ", and with it " + list(with_it);
   r.hint = hint_of(r, hang);
-  if (root && !root->lost.empty()) r.hint = "look at that host and at the network to it; what ran there ends by itself";
+  if (root && !root->lost.empty()) r.hint = "check that host and the network to it; its processes end by themselves";
   if (root && peer_loss(*root, e.pages) && r.hint.empty()) {
-    // Nobody failed otherwise; perhaps somebody went home early.
+    // No rank failed differently; a rank that ended early with exit code 0 may be the reason.
     for (const Death& d : e.deaths) {
       if (&d == root) break;
       if (d.by_signal || d.code != 0) continue;

@@ -1,4 +1,4 @@
-// From records to numbers.
+// See chart_data.h.
 #include "report/page/chart_data.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Json values_json(const Curve& curve) {
   return list;
 }
 
-// Behind the first blank: "publish blocks.2" -> "blocks.2".
+// The text after the first space: "publish blocks.2" -> "blocks.2".
 std::string behind_blank(const std::string& text) {
   const auto blank = text.find(' ');
   return blank == std::string::npos ? text : text.substr(blank + 1);
@@ -128,7 +128,7 @@ double step_end_ms(const RunRecord& run) {
   double end = 0;
   for (const StepPart& part : step_parts(run)) end = std::max(end, part.end_ms);
   for (const MemorySample& sample : run.samples) end = std::max(end, sample.ms);
-  return std::max(end, 1e-3);  // a width that can be divided by
+  return std::max(end, 1e-3);  // not zero, because callers divide by it
 }
 
 double GroupRows::total(std::size_t row, const std::string& kind) const {
@@ -146,7 +146,7 @@ GroupRows group_rows(const RunRecord& run) {
     if (is_new) out.rows.push_back(name);
     return place->second;
   };
-  // In the order in which forward came to them.
+  // In the order of first use in forward.
   std::vector<const TimelineSlice*> order;
   for (const TimelineSlice& slice : run.timeline) order.push_back(&slice);
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->begin_ms < b->begin_ms; });
@@ -309,7 +309,7 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
   for (const std::string& operation : operations) colors.push_back(color_of_operation(operation));
   const Json all{{"runs", list}, {"purposes", purposes}, {"operations", operations}, {"operation_colors", colors}};
   std::string text = all.dump(-1, ' ', false, Json::error_handler_t::replace), out;
-  // "</script>" and "<!--" end or change a script element wherever they stand.
+  // "</script>" and "<!--" would end or change the script element, so "<" is escaped.
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
   return out;
 }

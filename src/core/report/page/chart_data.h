@@ -1,5 +1,5 @@
-// Numbers for the charts of `zero report`, taken from run records: curves thinned to what a screen shows, memory
-// samples and slices brought into rows. The tables of the page use the same functions, so that both say the same.
+// Data for the charts of `zero report`, computed from run records: curves thinned to the resolution of a screen, memory
+// samples, and slices sorted into rows. The tables of the page use the same functions, so charts and tables agree.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace zero::report {
 
-// Steps that a curve shows at most; longer runs are drawn as means of as many neighbours, the last one at its end.
+// The maximum number of points of a curve. Longer runs are drawn as means of consecutive steps, each at its last step.
 inline constexpr std::size_t kMostPoints = 1500;
 
 struct Curve {
@@ -18,15 +18,15 @@ struct Curve {
   std::vector<std::optional<double>> values;
 };
 Curve curve_of(const RunRecord& run, std::optional<double> StepPoint::*value);
-// The running median over `window` steps (odd; cut at the ends), for times that jump about.
+// The running median over `window` steps (odd; shorter at the ends), for noisy times.
 Curve smoothed(const Curve& curve, std::size_t window);
 
-// Of the values that are set; nothing when none is.
+// Of the values that are set; nullopt if there is none.
 std::optional<double> median_of(const RunRecord& run, std::optional<double> StepPoint::*value);
 std::optional<double> last_of(const RunRecord& run, std::optional<double> StepPoint::*value);
 std::optional<double> highest_of(const RunRecord& run, std::optional<double> StepPoint::*value);
 
-// Forward, backward and step() of the recorded step, in time; those of one name are joined where nothing lies between.
+// Forward, backward and step() of the recorded step, in order of time; adjacent ones with the same name are joined.
 struct StepPart {
   std::string name;
   double begin_ms = 0, end_ms = 0;
@@ -34,13 +34,13 @@ struct StepPart {
 std::vector<StepPart> step_parts(const RunRecord& run);
 double step_end_ms(const RunRecord& run);
 
-// What one group did, or (the last row, "this thread waits") where the rank stood still. Kinds are the script's words.
+// An activity of one group, or a wait of the rank (last row). Kinds are those of the page's script.
 struct GroupSlice {
   std::size_t row = 0;
   std::string kind;  // fwd bwd upd gat red tie wai who
   double begin_ms = 0, end_ms = 0;
   std::int64_t bytes = -1;
-  std::string says;  // empty: the kind's own word
+  std::string says;  // text of the slice; empty: the kind's name
 };
 struct GroupRows {
   std::vector<std::string> rows;
@@ -50,7 +50,7 @@ struct GroupRows {
 };
 GroupRows group_rows(const RunRecord& run);
 
-// The device tier; null when it was not noted.
+// The device tier; null if it was not recorded.
 const TierMemory* device_memory(const std::vector<TierMemory>& tiers);
 const TierMemory* device_memory(const std::vector<PhaseMemory>& phases, const std::string& phase);
 std::uint64_t sum_of(const Bytes& bytes);
@@ -60,14 +60,14 @@ std::uint64_t peak_of(const std::vector<PhaseMemory>& phases);
 
 // Operations that any of the runs used, without "control"; bytes that a run sent by one.
 std::vector<std::string> operations_of(const std::vector<RunRecord>& runs);
-// The variable of the style sheet that an operation is drawn in; as the groups' slices where they are the same thing.
+// The colour variable of the style sheet for an operation; the same as of the corresponding slices of groups.
 std::string color_of_operation(const std::string& operation);
 std::uint64_t sent_by(const RunRecord& run, const std::string& operation);
 
-// One list of purposes for all runs, in samples too: that of another version of the program may differ.
+// Uses one list of purposes for all runs and their samples; runs of another version of the program may have others.
 void share_purposes(std::vector<RunRecord>& runs);
 
-// What the script reads, as JSON that may stand in a <script> element.
+// The input of the page's script, as JSON that is safe inside a <script> element.
 std::string chart_json(const std::vector<RunRecord>& runs);
 
 }  // namespace zero::report

@@ -1,4 +1,4 @@
-// Sections and tables. A table holds the exact number of a cell in data-value, beside the rounded text for people.
+// Sections and tables. A table cell shows a rounded value; its attribute data-value has the exact one.
 #include "report/page/html_page.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ std::string size_text(std::uint64_t bytes) {
 
 struct Cell {
   std::string text;
-  std::string value;  // exact; empty: text for people only
+  std::string value;  // exact; empty: the cell has only text
   bool numeric = true;
 };
 
@@ -111,7 +111,7 @@ std::string legend_of_runs(const Runs& runs) {
   return legend(entries);
 }
 
-// "stages 0, 1, 2 and 3" is said in the title where it tells the runs apart.
+// "4 runs: stage 0, stage 1, stage 2 and stage 3", unless the list is too long.
 std::string title_of(const Runs& runs) {
   if (runs.size() == 1) return runs[0].stage < 0 ? "The run " + runs[0].label : "A run at " + runs[0].label;
   std::string text = std::to_string(runs.size()) + " runs: ";
@@ -153,7 +153,7 @@ std::string summary_table(const Runs& runs) {
   return table.done();
 }
 
-// What a curve shows at some eleven steps of each run.
+// A table of a curve's values at about eleven steps of each run.
 std::string curve_table(const Runs& runs, const std::string& id, const std::string& title,
                         std::optional<double> StepPoint::*value, const char* format) {
   std::vector<std::string> header{"step"};
@@ -175,7 +175,7 @@ std::string curve_table(const Runs& runs, const std::string& id, const std::stri
   return details("The same as a table", table.done());
 }
 
-// Drawn where fp16 moved it.
+// Whether the loss scale changed; only then it is drawn.
 bool scale_moves(const Runs& runs) {
   for (const RunRecord& run : runs)
     for (const StepPoint& point : run.log)

@@ -1,5 +1,5 @@
-// The page of `zero report`: one HTML file that opens offline. What is drawn is decided in chart_data.h, how in the
-// page's script and style; here are its sections, its tables and the escaping of all that came from a run.
+// The page of `zero report`: one HTML file that opens offline. chart_data.h selects the data of charts; the page's
+// script and style draw them. This file writes sections and tables, and escapes all text that comes from a run.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,10 +8,10 @@
 
 namespace zero::report {
 
-// The whole document. Runs need labels (label_runs()); they keep their order, colours included.
+// Returns the document. Runs need labels (label_runs()); order and colours follow `runs`.
 std::string html_page(const std::vector<RunRecord>& runs);
 
-// Parts of the document that no run changes: the files of the folder page, which the build puts into the program.
+// Constant parts of the document: files of the folder page, embedded by the build.
 const char* page_style();
 const char* page_script();
 

@@ -1,4 +1,4 @@
-// The two spellings of a run record.
+// Reads and writes run records.
 #include "report/page/run_record.h"
 
 #include <cerrno>
@@ -126,7 +126,7 @@ std::string slurp(const fs::path& path, bool required) {
   return text;
 }
 
-// What nlohmann says, without its number and library talk.
+// The error text of nlohmann::json without its prefix.
 std::string plain(const std::string& what) {
   const auto end = what.find("] ");
   return what.rfind("[json.exception", 0) == 0 && end != std::string::npos ? what.substr(end + 2) : what;
@@ -219,7 +219,7 @@ std::string run_json(const RunRecord& r) {
     if (!r.planned.empty()) step["planned"] = {{"tiers", tiers_json(r.planned)}, {"bytes_sent", r.planned_sent}};
     j["recorded"] = step;
   }
-  // One line a key is enough structure for a person who looks into it.
+  // One line per key keeps the file readable.
   std::string out = "{";
   for (const auto& [key, value] : j.items())
     out += (out.size() > 1 ? ",\n " : "\n ") + Json(key).dump() + ": " +

@@ -1,5 +1,5 @@
-// What a run of `zero train` leaves in its folder for `zero report`: run.json (what ran, where, and one step of it in
-// detail) and log.jsonl (a line a step). Plain data with its two spellings; drawing is html_page.h's.
+// The files that `zero train` writes into a run's folder for `zero report`: run.json (configuration, machine and one
+// step in detail) and log.jsonl (one line per step). Plain data with reader and writer; html_page.h draws it.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace zero::report {
 
-// A line of log.jsonl. What is not there, or null, is not set.
+// A line of log.jsonl. Missing fields and nulls are not set.
 struct StepPoint {
   std::int64_t step = 0;
   std::optional<double> loss, grad_norm, lr, loss_scale, step_ms, tokens_per_s;
@@ -23,8 +23,8 @@ using Bytes = std::vector<std::pair<std::string, std::uint64_t>>;  // by purpose
 // One rank's bytes at the end of a phase of the recorded step, by tier ("device", "host", "file").
 struct TierMemory {
   std::string tier;
-  Bytes by_purpose;        // zeros left out
-  std::uint64_t peak = 0;  // highest sum since the step before began; of a plan, within a step
+  Bytes by_purpose;        // non-zero values
+  std::uint64_t peak = 0;  // highest sum since the previous step began; of a plan: within a step
 };
 struct PhaseMemory {
   std::string phase;  // "before forward", "after forward", "after backward", "after step"
@@ -37,7 +37,7 @@ struct MemorySample {
   std::vector<std::uint64_t> bytes;  // as RunRecord::purposes
 };
 
-// Something a rank did in the recorded step (docs/trace.md tells the tracks and categories).
+// An activity of a rank in the recorded step; docs/trace.md lists tracks and categories.
 struct TimelineSlice {
   std::string track, name, category;
   double begin_ms = 0, end_ms = 0;
@@ -55,7 +55,7 @@ struct ConfigRow {
 };
 
 struct RunRecord {
-  std::string folder;  // as it was named; not in the file
+  std::string folder;  // as given by the user; not in the file
   std::string label;   // short and, among the runs of one page, unique; not in the file
   std::string started, recipe, device, transport, text;
   std::vector<std::string> command;
@@ -70,23 +70,22 @@ struct RunRecord {
   std::vector<MemorySample> samples;
   std::vector<TimelineSlice> timeline;
   std::vector<TrafficRow> traffic;  // of the recorded step, this rank's
-  std::vector<TierMemory> planned;  // at rest and peaks of a step as `zero plan` foresaw them; empty: not planned
+  std::vector<TierMemory> planned;  // bytes at rest and peaks of a step from `zero plan`; empty: not planned
   std::uint64_t planned_sent = 0;   // bytes of this rank in a step
 
   std::vector<StepPoint> log;
   std::optional<double> heldout;  // nats per byte, of result.json
 };
 
-// run.json without what is not in the file, and without `log`.
+// The text of run.json: all fields except `log` and those marked as not in the file.
 std::string run_json(const RunRecord& record);
 
 // Reads run.json, log.jsonl and result.json of a folder; the first and the last may be missing. An unfinished last line
-// of log.jsonl, as a killed run leaves it, is dropped; steps that a resumed run did again replace the older ones.
-// Throws IoError when there is no such folder or no log.jsonl, ConfigError naming file and line for what cannot be
-// understood.
+// of log.jsonl, as a killed run leaves it, is dropped; steps that a resumed run repeated replace the older ones.
+// Throws IoError if the folder or log.jsonl does not exist, ConfigError with file and line for invalid contents.
 RunRecord read_run(const std::filesystem::path& folder);
 
-// Gives every run its label: the stage where that tells them apart, else the folder's name, else the whole path.
+// Sets the label of every run: the stage if that is unique, else the folder's name, else the full path.
 void label_runs(std::vector<RunRecord>& runs);
 
 }  // namespace zero::report

@@ -1,4 +1,4 @@
-// One unit a table, so that columns can be compared at a glance; the exact bytes are in the JSON.
+// Each table uses one unit, so that columns can be compared; the JSON has exact bytes.
 #include "report/text/memory_phases.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ std::uint64_t MemoryPhases::peak() const {
   return highest;
 }
 
-// Beside the device's: shown as sums, and only where something rests there.
+// Whether the tier has any bytes. Tiers other than the device are shown as sums, and only if they are used.
 bool MemoryPhases::uses(Tier tier) const {
   return std::any_of(reports_.begin(), reports_.end(),
                      [&](const auto& report) { return report && report->peak(tier) > 0; });

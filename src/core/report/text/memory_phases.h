@@ -1,6 +1,5 @@
-// Bytes at the moments of a training step, as tables and JSON: what a stage shards shows as the
-// column that shrinks. One rank's device tier. Measuring (Engine::memory) belongs to the caller;
-// nothing here runs a step, and nothing here needs libtorch.
+// Bytes of one rank at the phases of a training step, as tables and JSON. The caller measures them (Engine::memory).
+// Does not need libtorch.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -20,10 +19,10 @@ const char* name(Phase phase);  // "before forward"
 
 class MemoryPhases {
  public:
-  // The report at the end of a phase. Its peaks are those since the previous note, so reset them
-  // (Engine::reset_peak_memory) after every note. A phase noted again replaces the older one.
+  // Records the report at the end of a phase. Peaks are those since the previous note, so reset them
+  // (Engine::reset_peak_memory) after every note. A repeated phase replaces the older record.
   void note(Phase phase, const MemoryReport& report);
-  // The same from an Engine, peaks reset.
+  // The same from an Engine, and resets its peaks.
   template <class Engine>
   void note_and_reset(Phase phase, Engine& engine) {
     note(phase, engine.memory());
@@ -48,7 +47,7 @@ class MemoryPhases {
   std::array<std::optional<MemoryReport>, kPhases> reports_;
 };
 
-// Several setups side by side: a row each, the totals at the four moments, and the highest peak.
+// A table with one row per setup: the totals at the four phases, and the highest peak.
 std::string compare_phases(const std::vector<std::pair<std::string, MemoryPhases>>& setups,
                            const std::string& what = "stage", std::size_t columns = 80);
 

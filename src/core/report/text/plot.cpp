@@ -1,4 +1,4 @@
-// Scales, a field of dots and its two ways to become text (braille, one mark a cell).
+// Scales, and a field of dots rendered as braille or as one ASCII mark per cell.
 #include "report/text/plot.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Scale {
     low = std::min(low, v);
     high = std::max(high, v);
   }
-  // A range of one value becomes one around it.
+  // Widens a range of a single value.
   void widen() {
     if (high > low) return;
     const double half = std::max(std::abs(low), 1.0) * 0.05;
@@ -41,7 +41,7 @@ struct Scale {
   }
 };
 
-// A field of dots: `fine` has 2 x 4 dots a cell (braille), else one.
+// A field of dots: with `fine` 2 x 4 dots per cell (braille), else one.
 class Field {
  public:
   Field(int width, int height, bool fine)

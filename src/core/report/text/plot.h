@@ -1,5 +1,5 @@
 // Line plots for a terminal, such as a loss curve: braille dots where the locale has UTF-8, else
-// one ASCII mark a cell.
+// one ASCII mark per cell.
 #pragma once
 #include <string>
 #include <vector>
@@ -22,9 +22,9 @@ struct PlotSettings {
 };
 
 // Lines ending in '\n': title, field with the y scale at its left, x scale, and the names when
-// there are several series. Points that are not finite break a line. Several series without colour
-// are told apart by ASCII marks, also when UTF-8 is there. Empty series: a line that says so.
-// InternalError when a series has x and y of different length.
+// there are several series. Points that are not finite break a line. Without colour, several series
+// are distinguished by ASCII marks even in UTF-8 locales. Without points: "(nothing to plot)".
+// InternalError if x and y of a series differ in length.
 std::string line_plot(const std::vector<Series>& series, const PlotSettings& settings = {});
 
 }  // namespace zero::report

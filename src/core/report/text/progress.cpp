@@ -1,4 +1,4 @@
-// Drawing of the progress line; the mutex keeps log lines and redraws of several threads apart.
+// Draws the progress line; the mutex serializes log lines and redraws of several threads.
 #include "report/text/progress.h"
 
 #include <unistd.h>
@@ -13,7 +13,7 @@
 namespace zero::report {
 namespace {
 constexpr double kRedrawSeconds = 0.1;
-constexpr double kRateSeconds = 1.0;  // shortest stretch that a rate is taken over
+constexpr double kRateSeconds = 1.0;  // minimum interval for computing a rate
 
 void write_stderr(std::string_view bytes) {
   while (!bytes.empty()) {

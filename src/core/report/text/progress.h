@@ -17,8 +17,8 @@ class ProgressLine {
     bool dumb = false;  // wipe with spaces, not with an escape code
     int columns = 80;   // the line never reaches the last column
     bool utf8 = false;  // a finer bar
-    std::string unit;   // "step": "step 20/40 50%  detail  eta 10s", without a rate of its own
-    // Where bytes go (one call a write) and the clock in seconds; by default file descriptor 2
+    std::string unit;   // "step": "step 20/40 50%  detail  eta 10s", without a rate
+    // The output (one call per write) and the clock in seconds; by default file descriptor 2
     // and the steady clock.
     std::function<void(std::string_view)> write;
     std::function<double()> clock;
@@ -28,12 +28,12 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // `done` of `total` (0: unknown) units, with a text behind ("loss 3.24"). Cheap to call often.
-  // Rate and time left are of the last updates, not of the whole run. Any thread.
+  // `done` of `total` (0: unknown) units, followed by a text ("loss 3.24"). Cheap to call often.
+  // Rate and remaining time are computed from recent updates. Thread-safe.
   void update(std::int64_t done, std::int64_t total, std::string_view detail = {});
-  // Writes whole lines above the progress line; adds a missing newline. Any thread.
+  // Writes whole lines above the progress line; adds a missing newline. Thread-safe.
   void print(std::string_view lines);
-  // Wipes the line for good.
+  // Clears the line and stops drawing.
   void finish();
 
  private:

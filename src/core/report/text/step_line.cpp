@@ -1,4 +1,4 @@
-// The two spellings of a step.
+// See step_line.h.
 #include "report/text/step_line.h"
 
 #include <cmath>

@@ -13,7 +13,7 @@ struct MemoryPoint {
   std::uint64_t device_bytes = 0, device_peak = 0, host_bytes = 0, host_peak = 0;
 };
 
-// What is not known is left out of the line and of the object.
+// Unknown values are omitted from the line and the object.
 struct StepRow {
   std::int64_t step = 0, steps = 0;  // steps 0: unknown
   double loss = 0;
@@ -24,7 +24,7 @@ struct StepRow {
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
   std::optional<double> eta_seconds;
   std::optional<std::uint64_t> bytes_sent;  // in this step, by this rank
-  // Parts of the step; reduce: within backward, stood still for reductions.
+  // Parts of the step; reduce: the part of backward spent waiting for reductions.
   std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
   std::vector<MemoryPoint> memory;
 };

@@ -1,4 +1,4 @@
-// Layout of tables: natural widths, then the text columns give way one column at a time.
+// Layout of tables: natural widths first, then text columns shrink by one character at a time.
 #include "report/text/table.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ std::vector<std::size_t> Table::widths(std::size_t columns, bool header, bool& f
   }
   std::size_t total = kGap * (columns_.size() - 1);
   for (std::size_t w : width) total += w;
-  // Take from the widest column that may give way, one column of text at a time.
+  // Shrink the widest shrinkable column by one character at a time.
   while (total > columns) {
     std::size_t widest = columns_.size();
     for (std::size_t c = 0; c < columns_.size(); ++c) {

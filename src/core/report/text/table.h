@@ -1,6 +1,6 @@
 // Aligned tables that fit a given width. Columns are two spaces apart, without borders, so that a
-// table can be read by awk as well. Text columns give way first (cut or wrapped); numbers are never
-// cut: when even that does not fit, the table is written as one block of "name value" per row.
+// table can be read by awk as well. Text columns are cut or wrapped; numbers are never
+// cut. If the table still does not fit, it is written as one block of "name value" per row.
 #pragma once
 #include <string>
 #include <vector>
@@ -21,15 +21,15 @@ class Table {
  public:
   explicit Table(std::vector<Column> columns);
 
-  // One cell a column; missing ones are empty. More cells than columns: InternalError.
+  // One cell per column; missing ones are empty. More cells than columns: InternalError.
   // A cell is one line of UTF-8.
   void row(std::vector<std::string> cells);
-  // A line of dashes under what came so far.
+  // A line of dashes below the rows so far.
   void rule();
   std::size_t rows() const { return rows_.size(); }
 
   // Lines ending in '\n', none with trailing spaces, each at most `columns` wide (a single cell
-  // wider than that excepted). `header` = false leaves the names out.
+  // wider than that excepted). `header` = false omits the names.
   std::string render(std::size_t columns = 80, bool utf8 = false, bool header = true) const;
 
  private:

@@ -1,4 +1,4 @@
-// Environment and device, nothing else.
+// See terminal.h.
 #include "report/text/terminal.h"
 
 #include <sys/ioctl.h>

@@ -1,5 +1,5 @@
-// Formatting of numbers with units, and widths of text: malformed bytes are counted, never dropped, so that what a user
-// wrote can be shown back.
+// Formatting of numbers with units, and widths of text. Malformed bytes are counted, not dropped, so that a user's text
+// can be shown unchanged.
 #include "report/text/text.h"
 
 #include <array>

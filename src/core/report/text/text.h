@@ -1,5 +1,5 @@
-// Text for people: sizes, times and counts with units, and the width of UTF-8 on a terminal.
-// Pure functions; nothing here knows a stream (terminal.h) or a layout (table.h, plot.h).
+// Readable text: sizes, times and counts with units, and the width of UTF-8 on a terminal.
+// Pure functions, independent of streams (terminal.h) and layout (table.h, plot.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ std::string human_bytes(std::uint64_t bytes);
 std::string human_duration(double seconds);
 // "999", "1.50k", "29.5M", "1.20G": powers of 1000.
 std::string human_count(double count);
-// The same of parameters: "355M", "7.50B", "1.00T".
+// The same for numbers of parameters: "355M", "7.50B", "1.00T".
 std::string human_parameters(double count);
 
 // Terminal columns that the UTF-8 text takes: 0 for combining marks and control characters, 2 for
@@ -31,8 +31,8 @@ std::string_view prefix_of_width(std::string_view text, std::size_t width);
 // at its end ("…" when `utf8`, else "..").
 std::string fit(std::string_view text, std::size_t width, Align align = Align::Left, bool utf8 = true);
 
-// As the content of an HTML element or of a quoted attribute; other control characters than tab and new line become
-// '?', bytes that are not UTF-8 U+FFFD.
+// Escapes the content of an HTML element or of a quoted attribute; control characters other than tab and new line
+// become '?', bytes that are not UTF-8 become U+FFFD.
 std::string html_text(std::string_view text);
 
 }  // namespace zero::report

@@ -43,7 +43,7 @@ std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chro
   if (plugin == nullptr) {
     const char* text = dlerror();
     refuse(identity, base::join("'", text == nullptr ? "no reason" : text, "' opening ", path.string()),
-           "the CUDA libraries of the torch wheel must lie beside it (nvidia/...).");
+           "the CUDA libraries of the torch wheel must be installed next to it (nvidia/...).");
   }
   const auto make = reinterpret_cast<NcclFactory>(dlsym(plugin, kNcclFactory));
   if (make == nullptr)
