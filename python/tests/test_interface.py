@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, Programs, batch, config, network
+from conftest import REPOSITORY, Programs, batch, config, find_zero, network
 
 import libzero
 
@@ -218,7 +218,28 @@ def test_copies_are_refused_and_state_dicts_are_not(tmp_path: Path) -> None:
         pytest.importorskip("safetensors.torch").save_model(model, str(tmp_path / "m.safetensors"))
     assert all(torch.equal(a, b) for a, b in zip(values.values(), engine.state_dict().values(), strict=True))
     engine.close()
-    copy.deepcopy(network())
+    again = libzero.Engine(model, config(0))
+    engine.close()  # of the former engine: the model is the new one's
+    del engine
+    with pytest.raises(libzero.ConfigError, match="Hint"):
+        copy.deepcopy(model)
+    again.close()
+    copy.deepcopy(model)
+
+
+def test_plans_are_those_of_the_program(tmp_path: Path) -> None:
+    if (zero := find_zero()) is None:
+        pytest.skip("needs the program zero")
+    planned = {**config(), "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(planned))
+    words = [zero, "plan", str(tmp_path / "ds.json"), "--model", "gpt2", "--world", "2", "--hosts", "1", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    theirs = [
+        (p["stage"], p["offload"], p["activation_checkpointing"], p["memory"]["device"]["peak_bytes"])
+        for p in json.loads(done.stdout)["plans"]
+    ]
+    ours = libzero.plan_all("gpt2", planned, libzero.Machine(ranks_per_host=2))
+    assert [(p.stage, p.offload, p.checkpointing, p.memory.peak()) for p in ours] == theirs
 
 
 def test_a_gradient_scaler_is_refused() -> None:

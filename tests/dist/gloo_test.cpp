@@ -160,8 +160,8 @@ TEST(Gloo, NamesAKilledRankLongBeforeTheTimeLimit) {
           rounds();
           kill(getpid(), SIGKILL);
         }
-        require_named(victim, "rank " + std::to_string(victim), By::News, rounds);
-        require_named(victim, "rank " + std::to_string(victim), By::News, [&] { comm->barrier(); });
+        require_named(victim, "rank " + std::to_string(victim), By::Report, rounds);
+        require_named(victim, "rank " + std::to_string(victim), By::Report, [&] { comm->barrier(); });
         comm.reset();  // must not wait for the dead
       });
       EXPECT_EQ(statuses[victim], kKilled);
@@ -181,10 +181,10 @@ TEST(Gloo, NamesARankThatDiesWhileOthersWaitForSomethingElse) {
     }
     // Both wait for data of the root, and for none of the rank that dies.
     auto data = torch::ones({1000});
-    if (rank == 2) require_named(1, "rank 1", By::News, [&] { comm->broadcast(data, 0)->wait(); });
+    if (rank == 2) require_named(1, "rank 1", By::Report, [&] { comm->broadcast(data, 0)->wait(); });
     if (rank == 0) {
       std::this_thread::sleep_for(1s);
-      require_named(1, "rank 1", By::News, [&] { comm->broadcast(data, 0)->wait(); });
+      require_named(1, "rank 1", By::Report, [&] { comm->broadcast(data, 0)->wait(); });
     }
   });
   EXPECT_EQ(statuses[1], kKilled);
@@ -226,7 +226,7 @@ TEST(Gloo, NamesARankThatDiesDuringTheStart) {
       }).detach();
       open(identity(rank, 3, id), 60s);
     }
-    require_named(1, "rank 1", By::News, [&] { open(identity(rank, 3, id), 60s); });
+    require_named(1, "rank 1", By::Report, [&] { open(identity(rank, 3, id), 60s); });
   });
   EXPECT_EQ(statuses[1], kKilled);
   EXPECT_EQ(statuses[0], 0);

@@ -104,8 +104,8 @@ TEST(ProcessGroup, PassesOnTheReasonOfAnAbort) {
       comm->abort("the boiler burst");
       std::this_thread::sleep_for(1s);
     }
-    require_named(1, "the boiler burst", By::News, [&] { comm->barrier(); });
-    require_named(1, "the boiler burst", By::News, [&] { comm->all_reduce(at::ones({7}))->wait(); });
+    require_named(1, "the boiler burst", By::Report, [&] { comm->barrier(); });
+    require_named(1, "the boiler burst", By::Report, [&] { comm->all_reduce(at::ones({7}))->wait(); });
   });
   EXPECT_EQ(errors_of(ends), "");
 }
@@ -130,7 +130,7 @@ TEST(ProcessGroup, NoticesADeath) {
     auto comm = Communicator::from_process_group(group);
     comm->barrier();
     if (rank == 2) kill(getpid(), SIGKILL);
-    require_named(-1, "from all 3 ranks", By::News, [&] {
+    require_named(-1, "from all 3 ranks", By::Report, [&] {
       for (;;) comm->barrier();
     });
   });

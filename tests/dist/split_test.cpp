@@ -218,8 +218,8 @@ TEST_P(Splits, ShareAFailure) {
       }
       if (rank == 2) std::this_thread::sleep_for(3s);  // so that rank 0 waits for it
       try {
-        require_named(3, "the boiler burst", By::News, [&] { group->barrier(); });
-        require_named(3, "the boiler burst", By::News, [&] { comm->barrier(); });
+        require_named(3, "the boiler burst", By::Report, [&] { group->barrier(); });
+        require_named(3, "the boiler burst", By::Report, [&] { comm->barrier(); });
       } catch (const std::exception& error) {
         std::lock_guard lock(mutex);
         wrong += error.what();
@@ -270,7 +270,7 @@ TEST(SplitOfShm, NamesTheRankInTheGroupAndInTheRun) {
     const int rank = comm->rank();
     auto group = comm->split(rank % 2, 0);
     if (rank == 3) return;
-    if (rank == 1) require_named(3, "rank 1 of the group (rank 3 of the run)", By::News, [&] { group->barrier(); });
+    if (rank == 1) require_named(3, "rank 1 of the group (rank 3 of the run)", By::Report, [&] { group->barrier(); });
     std::this_thread::sleep_for(500ms);
   });
 }

@@ -304,6 +304,14 @@ TEST_P(Backward, RatesSetByTheProgram) {
       plain.step();
     }
     require(engine.lr() == 0.2 && engine.lr(1) == 0.2, "lr()");
+    for (const auto& parameter : net->named_parameters())
+      require(engine.parameter_group(parameter.key()) == (parameter.key().ends_with(".bias") ? 1 : 0), "parameter_group()");
+    try {
+      engine.parameter_group("none");
+      throw std::runtime_error("accepted an unknown name");
+    } catch (const ConfigError& error) {
+      require(std::string(error.what()).find("got the name none") != std::string::npos, "ConfigError");
+    }
     require_equal(engine, plain.net(), "rates");
     const auto group = error_of([&] { engine.set_lr(2, 0.1); }, "group 2");
     require(contains(group, "expected 0 to 1"), group);

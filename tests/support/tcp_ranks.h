@@ -55,7 +55,7 @@ inline void expect_all_well(const std::vector<int>& statuses, int except = -1) {
 }
 
 // The cause of the error: a report of the failed rank, or a timeout, which its text states. Either: whichever is first.
-enum class By { News, TimeLimit, Either };
+enum class By { Report, TimeLimit, Either };
 
 // `body` throws a CommError that names `rank` and contains `words`.
 inline void require_named(int rank, const std::string& words, By by, const std::function<void()>& body) {
@@ -66,7 +66,7 @@ inline void require_named(int rank, const std::string& words, By by, const std::
     require(contains(error.what(), words), "expected '" + words + "' in: " + error.what());
     const bool late = contains(error.what(), " within ") || contains(error.what(), " in time");
     require(by == By::Either || late == (by == By::TimeLimit),
-            std::string(by == By::News ? "told by a time limit: " : "not told by a time limit: ") + error.what());
+            std::string(by == By::Report ? "told by a time limit: " : "not told by a time limit: ") + error.what());
     return;
   }
   throw std::runtime_error("expected a CommError that names rank " + std::to_string(rank) + ", got none");
@@ -96,8 +96,8 @@ inline void expect_killed_ranks_named(int size,
           second->wait();
         }
       };
-      require_named(victim, "rank " + std::to_string(victim), By::News, forever);
-      require_named(victim, "rank " + std::to_string(victim), By::News, [&] { comm->barrier(); });
+      require_named(victim, "rank " + std::to_string(victim), By::Report, forever);
+      require_named(victim, "rank " + std::to_string(victim), By::Report, [&] { comm->barrier(); });
       comm.reset();
     });
     EXPECT_EQ(statuses[victim], kKilled) << "trial " << trial;

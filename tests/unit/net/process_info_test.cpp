@@ -69,6 +69,7 @@ TEST(ProcessInfo, NoLauncherIsAWorldOfOne) {
   EXPECT_EQ(id.local_rank, 0);
   EXPECT_EQ(id.local_size, 1);
   EXPECT_EQ(id.source, "no launcher");
+  EXPECT_FALSE(id.launched());
   EXPECT_TRUE(id.one_host());
 }
 
@@ -79,6 +80,7 @@ TEST(ProcessInfo, Torchrun) {
   EXPECT_EQ(id.local_rank, 1);
   EXPECT_EQ(id.local_size, 4);
   EXPECT_EQ(id.source, "torchrun environment");
+  EXPECT_TRUE(id.launched());
   EXPECT_EQ(id.master_addr, "node7");
   EXPECT_EQ(id.master_port, 29501);
   EXPECT_FALSE(id.one_host());
@@ -96,6 +98,7 @@ TEST(ProcessInfo, AWorldOfOneNeedsNoLocalVariables) {
   const auto id = identity({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
   EXPECT_EQ(id.size, 1);
   EXPECT_EQ(id.source, "torchrun environment");
+  EXPECT_TRUE(id.launched());
 }
 
 TEST(ProcessInfo, OpenMpi) {
