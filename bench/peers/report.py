@@ -328,7 +328,7 @@ def readme(document):
     world, rounds = document["sizes"][SMALL]["world"], [len(one.get("rounds", [])) for size in (SMALL, LARGE) for of in document["sizes"][size]["recipes"].values()
                                                        for one in of["results"].values() if one.get("rounds")]
     star = f"; * fewer than {LEAST_ROUNDS} rounds" if "*" in str(rows) else ""
-    return (f"A step at stage 3 beside its peers', with 1 x 128 and with 8 x 128 tokens a rank: {world} CPU ranks of one host, shared memory against gloo,\n"
+    return (f"Time of a stage-3 step relative to the peers, with 1 x 128 and with 8 x 128 tokens a rank: {world} CPU ranks of one host, shared memory against gloo,\n"
             f"a GPT of 29.5 M parameters, medians of the ratios of at least {counted(min(rounds), 'round')}{star} ([docs/performance.md](docs/performance.md), made by `script/compare`).\n\n{table(rows)}")
 
 

@@ -354,24 +354,21 @@ TEST(Shm, NamesAKilledPeer) {
 }
 
 TEST(Shm, NamesAPeerThatLeft) {
-  auto* heard = static_cast<std::atomic<int>*>(
-      ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ASSERT_NE(static_cast<void*>(heard), MAP_FAILED);
+  SharedCounter informed;
   const auto ends = with_ranks(3, [&](Comm comm) {
     if (comm->rank() == 1) {
       comm.reset();
-      while (*heard < 2) std::this_thread::sleep_for(1ms);  // the process is alive, but no longer a rank
+      informed.wait_for(2);  // the process is alive, but no longer a rank
       return;
     }
     try {
       comm->barrier();
     } catch (const CommError&) {
-      ++*heard;
+      informed.add();
       throw;
     }
   });
   expect_blamed(ends, 1, "has ended");
-  ::munmap(heard, sizeof *heard);
 }
 
 // The last operation of a rank that leaves at once is complete for the others.

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
+#include <thread>
 
 #include <zero/errors.h>
 
@@ -129,6 +131,18 @@ std::string errors_of(const std::vector<RankEnd>& ends) {
             (end.signal != 0 ? " ended by signal " + std::to_string(end.signal) : " failed: " + end.error) + "\n";
   }
   return text;
+}
+
+SharedCounter::SharedCounter()
+    : value_(static_cast<std::atomic<int>*>(
+          ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+  if (static_cast<void*>(value_) == MAP_FAILED) throw std::runtime_error("cannot share memory with ranks");
+}
+
+SharedCounter::~SharedCounter() { ::munmap(value_, sizeof *value_); }
+
+void SharedCounter::wait_for(int value) const {
+  while (*value_ < value) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 std::string fresh_run_id() {

@@ -1,6 +1,7 @@
 // Ranks as processes forked from the test, for deaths, shared memory and sockets. The test process must not have used
 // torch before, because torch's threads do not survive a fork.
 #pragma once
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -26,6 +27,20 @@ std::vector<RankEnd> fork_ranks(int size, const std::function<void(int rank)>& b
 
 // The errors of all ranks that failed, for messages; "" when none did.
 std::string errors_of(const std::vector<RankEnd>& ends);
+
+// A counter that the ranks of fork_ranks() share, without a transport.
+class SharedCounter {
+ public:
+  SharedCounter();
+  ~SharedCounter();
+  SharedCounter(const SharedCounter&) = delete;
+  SharedCounter& operator=(const SharedCounter&) = delete;
+  void add() { ++*value_; }
+  void wait_for(int value) const;  // polls
+
+ private:
+  std::atomic<int>* value_;
+};
 
 // A name for one run, unlike any other at this time.
 std::string fresh_run_id();
