@@ -208,6 +208,9 @@ function(zero_test_file name)
   # What each case came to, for script/skipped-cases.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml)
+  if("slow" IN_LIST ARG_LABELS)  # started first, so that no core waits for the last one
+    set_tests_properties(${name} PROPERTIES COST 100)
+  endif()
 endfunction()
 
 function(zero_test_entries)
