@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, Programs, batch, config, find_zero, network
+from conftest import Programs, batch, config, find_zero, network
 
 import libzero
 
@@ -315,5 +315,11 @@ def test_types(words: list[str], programs: Programs) -> None:
         words = [*words, str(Path(libzero.__file__).parent)]
     else:
         words = [*words, "--allowlist", str(Path(__file__).with_name("stubtest-allowlist.txt"))]
-    done = subprocess.run([sys.executable, *words], env=programs.environment(), capture_output=True, text=True)
+    environment = programs.environment()
+    package = Path(libzero.__file__).parent
+    if package.parent.name != "site-packages":  # mypy finds those, and refuses to have them named
+        environment["MYPYPATH"] = str(package.parent)
+    # Not in the repository: mypy would take its configuration, and the sources without _build.py.
+    words = [sys.executable, *words]
+    done = subprocess.run(words, env=environment, cwd=programs.folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
