@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 
+import deepspeed
 import torch
 import transformers
 from torch.utils.data import Dataset
@@ -106,10 +107,11 @@ def main():
         weights = torch.load(os.path.join(path, "weights.bin"), weights_only=True)
         seen["weights"] = {name: list(value.shape) for name, value in weights.items() if "h.0" in name}
     torch.distributed.barrier()
-    del trainer, engine
-    # zero.Init around from_pretrained: the configuration is still there (TrainingArguments of the last trainer).
+    # zero.Init around from_pretrained, as the last TrainingArguments say.
     again = transformers.GPT2LMHeadModel.from_pretrained(path)
-    seen["again"] = again.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0].tolist()
+    with deepspeed.zero.GatheredParameters(list(again.parameters())):
+        seen["again"] = again.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)[0].tolist()
+    seen["sharded"] = all(hasattr(p, "ds_id") for p in again.parameters())
     if rank == 0:
         with open(words.out, "w") as file:
             json.dump(seen, file, indent=1)

@@ -31,6 +31,11 @@ _AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
 _GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
+_SHARDS = "the engine does not hand out its shards of masters. Hint: safe_get_full_fp32_param, safe_set_full_fp32_param."
+_OPTIMIZER_STATES = (
+    "the engine does not hand out optimizer states. Hint: a checkpoint's files hold them by name (docs/checkpoints.md)."
+)
+
 _TABLE: dict[str, dict[tuple[str, str], str]] = {
     "deepspeed": {
         (REFUSED, _PIPELINE): "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule pipe",
@@ -48,7 +53,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _FLOPS): "profiling",
         (REFUSED, "checkpoints go to folders. Hint: engine.save_checkpoint()."): "datastates io",
         (REFUSED, "the engine reads the configuration. Hint: libzero.Options(config)."): "DeepSpeedConfig",
-        (MEANINGLESS, _IMPORTED): "Any Callable Dict Optimizer Optional Tuple Union argparse json os pkg_version torch",
+        (MEANINGLESS, _IMPORTED): "Optimizer",
         (MEANINGLESS, _CONSTANT): "constants",
         (MEANINGLESS, "it says how DeepSpeed was built."): "git_branch git_hash git_version_info "
         "git_version_info_installed",
@@ -61,7 +66,11 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."): "linear",
     },
     "deepspeed.utils": {
-        (REFUSED, "gradients are the engine's. Hint: param.register_hook()."): "safe_update_full_grad_vectorized",
+        (REFUSED, _SHARDS): "safe_get_local_fp32_param safe_set_local_fp32_param",
+        (REFUSED, _OPTIMIZER_STATES): "safe_get_full_optimizer_state safe_set_full_optimizer_state "
+        "safe_get_local_optimizer_state safe_set_local_optimizer_state",
+        (REFUSED, "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."): "safe_set_full_grad "
+        "safe_set_local_grad safe_update_full_grad_vectorized",
         (REFUSED, "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."): "set_z3_leaf_modules_by_name "
         "set_z3_leaf_modules_by_suffix z3_leaf_parameter",
         (REFUSED, _GROUPS): "bwc bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size "
@@ -71,9 +80,9 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (MEANINGLESS, _INSIDE): "DeprecatedException exceptions fragment_address get_full_hp_grad get_full_hp_param "
         "get_hp_fragment_mapping lazy_init_hp_params_optimizer_state link_hp_params map_to_flat_opt_states "
         "mixed_precision_linkage module_utils pin_memory_tracker recursive_getattr recursive_setattr "
-        "set_full_hp_grad set_full_hp_param",
+        "set_full_hp_grad set_full_hp_param torch types",
         (MEANINGLESS, _CONSTANT): "config",
-        (MEANINGLESS, _IMPORTED): "dist os sys torch types",
+        (MEANINGLESS, _IMPORTED): "dist",
         (REFUSED, _LOG): "comms_logging get_caller_func",
         (REFUSED, "ranges are the engine's. Hint: torch.profiler."): "instrument_w_nvtx nvtx",
         (REFUSED, "`zero run --bind-cores-to-rank` pins ranks."): "get_numactl_cmd numa",
@@ -84,8 +93,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "contiguous_size_buffers copy_to_device data_offsets deepspeed_checkpointing_enabled detach_variable "
         "extract_tensors is_activation_to_checkpoint merge_tensors move_to_device num_layers set_num_layers "
         "size_offsets timers FORWARD_GLOBAL_TIMER",
-        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler contextlib copy dist get_accelerator logger mmap torch "
-        "weakref",
+        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler dist get_accelerator logger",
         (MEANINGLESS, _CONSTANT): "CONTIGUOUS_CHECKPOINTING CPU_CHECKPOINT PARTITION_ACTIVATIONS PROFILE_TIME "
         "SYNCHRONIZE",
         (REFUSED, _BUFFERS): "gather_partitioned_activations get_cpu_activations_for_backward "
@@ -106,14 +114,13 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _COMM): "CCLBackend CCL_BACKEND GLOO_BACKEND HCCL_BACKEND MPI_BACKEND NCCL_BACKEND SCCL_BACKEND "
         "TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend cdb hccl_backend mpi_backend "
         "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
-        "enable_symm_mem_for_group torch",
+        "enable_symm_mem_for_group",
         (REFUSED, "device meshes are not built. Hint: new_group()."): "initialize_mesh_device",
         (REFUSED, "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."): "DEFAULT_AML_MASTER_PORT "
         "DEFAULT_AML_NCCL_SOCKET_IFNAME get_local_rank_from_launcher get_world_rank_from_launcher "
         "get_world_size_from_launcher in_aml in_aws_sm in_dlts mpi_discovery patch_aml_env_for_torch_nccl_backend "
         "patch_aws_sm_env_for_torch_nccl_backend",
-        (MEANINGLESS, _IMPORTED): "Any Enum GradBucket Optional TYPE_CHECKING get_accelerator inspect os pg_utils "
-        "reduce_op timedelta utils",
+        (MEANINGLESS, _IMPORTED): "GradBucket TYPE_CHECKING get_accelerator pg_utils reduce_op utils",
     },
     "deepspeed.ops.adam": {
         (REFUSED, _ZENFLOW): "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3 zenflow_cpu_adam "

@@ -168,4 +168,6 @@ def init_distributed(
     _dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
 
 
+from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these
+
 __getattr__ = module_getattr("deepspeed.comm")

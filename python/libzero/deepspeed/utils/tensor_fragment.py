@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 
 from libzero.deepspeed._held import engine_of
+from libzero.deepspeed._refuse import refusal
 from libzero.engine import Engine
 
 __all__ = [
@@ -28,8 +29,8 @@ __all__ = [
 ]
 
 
-def _refuse(call: str, reason: str, hint: str) -> NoReturn:
-    raise NotImplementedError(f"cannot call {call}: {reason}. Hint: {hint}.")
+def _refuse(call: str) -> NoReturn:
+    raise NotImplementedError(refusal("deepspeed.utils", call))
 
 
 def _name(engine: Engine, param: torch.Tensor) -> str:
@@ -65,10 +66,9 @@ def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> 
     if engine is None:
         return
     if param.dtype != torch.float32:
-        _refuse(
-            "safe_set_full_fp32_param",
-            f"the master would be rounded to {param.dtype}",
-            "zero.GatheredParameters(param, modifier_rank=0) where that is meant",
+        raise NotImplementedError(
+            f"cannot set a master in fp32: it would be rounded to {param.dtype}. "
+            "Hint: zero.GatheredParameters(param, modifier_rank=0) where that is meant."
         )
     with engine.gathered_parameters(param, modify=True), torch.no_grad():
         param.copy_(value)
@@ -90,46 +90,41 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     return None if engine is None else engine.own_gradient(param)[1]
 
 
-_SHARDS = "the engine does not hand out its shards of masters"
-_STATES = "the engine does not hand out optimizer states"
-_IN_FILES = "engine.save_checkpoint(); its files hold them by name (docs/checkpoints.md)"
-
-
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """Refused: NotImplementedError."""
-    _refuse(f"safe_get_full_optimizer_state({optim_state_key!r})", _STATES, _IN_FILES)
+    _refuse("safe_get_full_optimizer_state")
 
 
 def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
     """Refused: NotImplementedError."""
-    _refuse(f"safe_set_full_optimizer_state({optim_state_key!r})", _STATES, "engine.load_checkpoint()")
+    _refuse("safe_set_full_optimizer_state")
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Refused: NotImplementedError."""
-    _refuse("safe_set_full_grad", "the engine owns the gradients", "param.register_hook(), which acts in backward()")
+    _refuse("safe_set_full_grad")
 
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """Refused: NotImplementedError."""
-    _refuse("safe_get_local_fp32_param", _SHARDS, "safe_get_full_fp32_param")
+    _refuse("safe_get_local_fp32_param")
 
 
 def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Refused: NotImplementedError."""
-    _refuse("safe_set_local_fp32_param", _SHARDS, "safe_set_full_fp32_param")
+    _refuse("safe_set_local_fp32_param")
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """Refused: NotImplementedError."""
-    _refuse(f"safe_get_local_optimizer_state({optim_state_key!r})", _STATES, _IN_FILES)
+    _refuse("safe_get_local_optimizer_state")
 
 
 def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
     """Refused: NotImplementedError."""
-    _refuse(f"safe_set_local_optimizer_state({optim_state_key!r})", _STATES, "engine.load_checkpoint()")
+    _refuse("safe_set_local_optimizer_state")
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Refused: NotImplementedError."""
-    _refuse("safe_set_local_grad", "the engine owns the gradients", "param.register_hook(), which acts in backward()")
+    _refuse("safe_set_local_grad")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.ops import EngineOptimizer, Params
 
-__all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
+__all__ = ["DeepSpeedCPUAdam", "FusedAdam", "cpu_adam", "fused_adam"]
 
 
 class _Adam(EngineOptimizer):
@@ -64,5 +64,7 @@ class FusedAdam(_Adam):
     ) -> None:
         super().__init__(params, lr, bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode)
 
+
+from libzero.deepspeed.ops.adam import cpu_adam, fused_adam  # noqa: E402  # their names are these
 
 __getattr__ = module_getattr("deepspeed.ops.adam")
