@@ -152,7 +152,7 @@ def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> N
         import libzero.deepspeed
         assert deepspeed is libzero.deepspeed
         assert deepspeed.runtime.zero.stage3 is libzero.deepspeed.runtime.zero.stage3
-        assert deepspeed.runtime.zero.stage3.__name__ == "libzero.deepspeed.runtime.zero.stage3"
+        assert deepspeed.runtime.zero.stage3.__spec__.name == "libzero.deepspeed.runtime.zero.stage3"
         assert deepspeed.__version__ == importlib.metadata.version("deepspeed")
         try:
             from deepspeed.moe.layer import MoE

@@ -24,16 +24,15 @@ class _Loader(importlib.abc.Loader):
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._kept: dict[str, Any] = {}
+        self._spec: importlib.machinery.ModuleSpec | None = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._name)
-        # The import system writes these of the new name; the module keeps its own.
-        self._kept = {key: getattr(module, key) for key in ("__spec__", "__loader__", "__package__", "__name__")}
+        self._spec = module.__spec__  # the import system writes that of the new name; the module keeps its own
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(self._kept)
+        module.__spec__ = self._spec
 
 
 class _Finder(importlib.abc.MetaPathFinder):
