@@ -1,0 +1,130 @@
+"""DeepSpeed's interface over libzero: the names that programs use, with DeepSpeed's documented behaviour.
+
+    engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, config="ds_config.json")
+
+`python -m libzero.deepspeed.run script.py` puts it under the name `deepspeed`, so that a program runs without an edit.
+docs/deepspeed-compatibility.md lists the names. One that is not built is an AttributeError that says what to use.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from libzero.deepspeed import _names, accelerator, checkpoint, comm, monitor, ops, runtime, utils
+from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.accelerator import get_accelerator
+from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
+from libzero.deepspeed.runtime import lr_schedules, zero
+from libzero.deepspeed.runtime.activation_checkpointing import checkpointing
+from libzero.deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ModelParameters
+from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config
+from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from libzero.deepspeed.runtime.engine import (
+    DeepSpeedEngine,
+    DeepSpeedOptimizerCallable,
+    DeepSpeedSchedulerCallable,
+)
+from libzero.deepspeed.utils import OnDevice, log_dist, logger
+from libzero.errors import ConfigError
+
+__version__ = version = _names.VERSION
+__version_major__, __version_minor__, __version_patch__ = (int(part) for part in version.split("."))
+
+__all__ = [
+    "DeepSpeedConfigError",
+    "DeepSpeedDataLoader",
+    "DeepSpeedEngine",
+    "DeepSpeedOptimizer",
+    "DeepSpeedOptimizerCallable",
+    "DeepSpeedSchedulerCallable",
+    "OnDevice",
+    "TORCH_DISTRIBUTED_DEFAULT_PORT",
+    "__version__",
+    "accelerator",
+    "add_config_arguments",
+    "checkpoint",
+    "checkpointing",
+    "comm",
+    "get_accelerator",
+    "init_distributed",
+    "initialize",
+    "log_dist",
+    "logger",
+    "lr_schedules",
+    "monitor",
+    "ops",
+    "runtime",
+    "utils",
+    "version",
+    "zero",
+]
+
+
+def initialize(
+    args: Any = None,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | DeepSpeedOptimizerCallable | None = None,
+    model_parameters: ModelParameters | None = None,
+    training_data: Dataset[Any] | None = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[DeepSpeedEngine, DeepSpeedOptimizer | None, DeepSpeedDataLoader | None, Any]:
+    """[collective] Makes the engine of a model. Returns it, its optimizer, the loader of training_data, the scheduler.
+
+    model: moved to the rank's device; the engine takes its parameters over (libzero.Engine).
+    optimizer: Adam, AdamW, SGD or Adagrad of torch.optim, one of deepspeed.ops, or a callable of the parameters that
+        returns one; its groups and numbers are taken over. None: the configuration's, over model_parameters
+        (parameters or groups; None: all). Without both the engine only evaluates.
+    lr_scheduler: an object whose step() follows each update, or a callable of the optimizer that returns one. None:
+        the configuration's.
+    training_data: a map-style or iterable dataset; see DeepSpeedDataLoader.
+    config (or config_params, or args.deepspeed_config): a path, a dict, or base64 text of JSON: DeepSpeed's keys,
+        checked strictly (docs/configuration.md).
+    dist_init_required: False where torch.distributed is to be started already; else it is started if it is not.
+
+    ConfigError for what does not fit, on every rank. NotImplementedError for mesh_param, and for an mpu with more than
+    one model-parallel rank.
+    """
+    if model is None:
+        raise ConfigError("[deepspeed] initialize: got no model, expected a torch.nn.Module")
+    if mesh_param is not None:
+        raise NotImplementedError("cannot use mesh_param: device meshes are not built. Hint: leave it out.")
+    if mpu is not None and mpu.get_model_parallel_world_size() > 1:
+        raise NotImplementedError("cannot use mpu: it has more than one model-parallel rank")
+    given = [each for each in (config, config_params, getattr(args, "deepspeed_config", None)) if each is not None]
+    if not given:
+        raise ConfigError("[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config")
+    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    engine = DeepSpeedEngine(
+        model,
+        read_config(given[0]),
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        training_data=training_data,
+        lr_scheduler=lr_scheduler,
+        collate_fn=collate_fn,
+    )
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """[local] Adds --deepspeed and --deepspeed_config FILE, and the same with the old name deepscale."""
+    group = parser.add_argument_group("DeepSpeed")
+    for name in ("deepspeed", "deepscale"):
+        group.add_argument(f"--{name}", action="store_true", help="for the program: whether to use it")
+        group.add_argument(f"--{name}_config", metavar="FILE", help="the configuration, for initialize(args)")
+    return parser
+
+
+__getattr__ = module_getattr("deepspeed")

@@ -1,0 +1,43 @@
+"""Which engine holds a parameter, and the attributes that programs know stage 3's parameters by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from enum import Enum
+
+import torch
+
+from libzero.engine import Engine, _live
+
+
+class ZeroParamType(Enum):
+    """DeepSpeed's kinds of parameters; here all of a model at stage 3 are PARTITIONED."""
+
+    NORMAL = 1
+    PARTITIONED = 2
+    REMOTE = 3
+
+
+class ZeroParamStatus(Enum):
+    """What `param.ds_status` says: AVAILABLE within GatheredParameters, else NOT_AVAILABLE."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+_ids = itertools.count()
+
+
+def mark(parameters: Iterable[torch.Tensor]) -> None:
+    """[local] Gives parameters the attributes that programs know stage 3's by: ds_id, ds_shape, ds_numel, ds_status."""
+    for p in parameters:
+        if not hasattr(p, "ds_id"):
+            attributes = {"ds_id": next(_ids), "ds_shape": p.shape, "ds_numel": p.numel()}
+            p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE)
+
+
+def engine_of(parameter: torch.Tensor) -> Engine | None:
+    """[local] The engine that holds it; None before deepspeed.initialize()."""
+    return next((e for e in _live if id(parameter) in e._names and not e.closed), None)

@@ -1,0 +1,181 @@
+"""Names of DeepSpeed that are not here, with the reason. docs/deepspeed-compatibility.md is written from this table."""
+
+from __future__ import annotations
+
+VERSION = "0.19.8"
+"""The version of DeepSpeed whose names and behaviour this package follows."""
+
+REFUSED, MEANINGLESS = "not built", "not meaningful here"
+
+_PIPELINE = "there is no pipeline parallelism. Hint: a plain torch.nn.Module, sharded by zero_optimization.stage."
+_INFERENCE = "there is no inference engine. Hint: model.eval(), or stage 3 without an optimizer."
+_TENSOR = "there is no tensor parallelism. Hint: zero_optimization.stage 3."
+_MOE = "expert layers are not built."
+_COMPILE = "there is no graph compiler of the engine. Hint: torch.compile(backend='eager') of the model."
+_TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
+_STATES = "states are moved by the configuration only. Hint: zero_optimization.offload_optimizer."
+_DATA = "the engine does not choose or change data. Hint: a sampler of the program."
+_SPARSE = "gradients are reduced dense. Hint: leave sparse_gradients out; the sums are the same."
+_MUON = "Muon is not built. Hint: AdamW."
+_FLOPS = "there is no count of operations. Hint: torch.profiler, or `zero bench`."
+_TUNE = "there is no autotuner. Hint: `zero plan`, `zero bench`."
+_ZENFLOW = "ZenFlow is not built. Hint: zero_optimization.offload_optimizer."
+_INSIDE = "it is a part of DeepSpeed's implementation; the engine has no such part."
+_IMPORTED = "it is a module or type that DeepSpeed imports. Hint: import it from where it is."
+_CONSTANT = "it names a key of DeepSpeed's configuration reader. Hint: docs/configuration.md lists the keys."
+_COMM = "the engine's traffic has no such backend. Hint: torch.distributed."
+_LOG = "collectives are not logged. Hint: engine.start_trace() of libzero."
+_BUFFERS = "activations are not split or packed. Hint: deepspeed.checkpointing.checkpoint()."
+_ONE_FORMAT = "there is one checkpoint format, which loads at every stage."
+_AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
+_GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
+_KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
+
+_SHARDS = "the engine does not hand out its shards of masters. Hint: safe_get_full_fp32_param, safe_set_full_fp32_param."
+_OPTIMIZER_STATES = (
+    "the engine does not hand out optimizer states. Hint: a checkpoint's files hold them by name (docs/checkpoints.md)."
+)
+
+_TABLE: dict[str, dict[tuple[str, str], str]] = {
+    "deepspeed": {
+        (REFUSED, _PIPELINE): "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule pipe",
+        (REFUSED, _INFERENCE): "DeepSpeedHybridEngine DeepSpeedInferenceConfig InferenceEngine "
+        "default_inference_config inference init_inference model_implementations",
+        (REFUSED, _TENSOR): "load_ds_config merge_tp_model_init_into_config record_tp_model_init_args "
+        "set_autotp_mode tp_model_init",
+        (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer linear module_inject "
+        "replace_transformer_layer",
+        (REFUSED, _MUON): "KV MLA_KV MLA_Q MUON_OPTIMIZER NOT_HEAD_BLOCKED QUERY "
+        "resolve_per_head_muon_after_sharding set_optimizer_flags",
+        (REFUSED, _MOE): "moe",
+        (REFUSED, _COMPILE): "compile",
+        (REFUSED, _TUNE): "autotuning",
+        (REFUSED, _FLOPS): "profiling",
+        (REFUSED, "checkpoints go to folders. Hint: engine.save_checkpoint()."): "datastates io",
+        (REFUSED, "the engine reads the configuration. Hint: libzero.Options(config)."): "DeepSpeedConfig",
+        (MEANINGLESS, _IMPORTED): "Optimizer",
+        (MEANINGLESS, _CONSTANT): "constants",
+        (MEANINGLESS, "it says how DeepSpeed was built."): "git_branch git_hash git_version_info "
+        "git_version_info_installed",
+        (MEANINGLESS, "it is None in DeepSpeed until an engine is made. Hint: deepspeed.comm."): "dist",
+    },
+    "deepspeed.zero": {
+        (MEANINGLESS, _INSIDE): "DeepSpeedTensorOverride DeepSpeedZeRoOffload parameter_offload "
+        "partitioned_param_coordinator partitioned_param_profiler offload_states utils",
+        (MEANINGLESS, _CONSTANT): "config leaf_module_config offload_config",
+        (REFUSED, "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."): "linear",
+    },
+    "deepspeed.utils": {
+        (REFUSED, _SHARDS): "safe_get_local_fp32_param safe_set_local_fp32_param",
+        (REFUSED, _OPTIMIZER_STATES): "safe_get_full_optimizer_state safe_set_full_optimizer_state "
+        "safe_get_local_optimizer_state safe_set_local_optimizer_state",
+        (REFUSED, "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."): "safe_set_full_grad "
+        "safe_set_local_grad safe_update_full_grad_vectorized",
+        (REFUSED, "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."): "set_z3_leaf_modules_by_name "
+        "set_z3_leaf_modules_by_suffix z3_leaf_parameter",
+        (REFUSED, _GROUPS): "bwc bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size "
+        "expert_tensor_parallel_world_size get_model_parallel_group get_tensor_model_parallel_group "
+        "get_tensor_model_parallel_src_rank initialize mesh_device mpu set_tensor_model_parallel_rank "
+        "set_tensor_model_parallel_world_size",
+        (MEANINGLESS, _INSIDE): "DeprecatedException exceptions fragment_address get_full_hp_grad get_full_hp_param "
+        "get_hp_fragment_mapping lazy_init_hp_params_optimizer_state link_hp_params map_to_flat_opt_states "
+        "mixed_precision_linkage module_utils pin_memory_tracker recursive_getattr recursive_setattr "
+        "set_full_hp_grad set_full_hp_param torch types",
+        (MEANINGLESS, _CONSTANT): "config",
+        (MEANINGLESS, _IMPORTED): "dist",
+        (REFUSED, _LOG): "comms_logging get_caller_func",
+        (REFUSED, "ranges are the engine's. Hint: torch.profiler."): "instrument_w_nvtx nvtx",
+        (REFUSED, "`zero run --bind-cores-to-rank` pins ranks."): "get_numactl_cmd numa",
+        (REFUSED, "Hint: engine.times() of libzero."): "timer",
+    },
+    "deepspeed.checkpointing": {
+        (MEANINGLESS, _INSIDE): "CheckpointFunction Timers bwc_tensor_model_parallel_rank contiguous_data_buffers "
+        "contiguous_size_buffers copy_to_device data_offsets deepspeed_checkpointing_enabled detach_variable "
+        "extract_tensors is_activation_to_checkpoint merge_tensors move_to_device num_layers set_num_layers "
+        "size_offsets timers FORWARD_GLOBAL_TIMER",
+        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler dist get_accelerator logger",
+        (MEANINGLESS, _CONSTANT): "CONTIGUOUS_CHECKPOINTING CPU_CHECKPOINT PARTITION_ACTIVATIONS PROFILE_TIME "
+        "SYNCHRONIZE",
+        (REFUSED, _BUFFERS): "gather_partitioned_activations get_cpu_activations_for_backward "
+        "get_offloaded_activations_for_backward get_partition_size get_partition_start "
+        "get_partitioned_activations_for_backward partition_activations partition_activations_in_checkpoint "
+        "restore_offloaded_activations",
+        (REFUSED, _TENSOR): "CudaRNGStatesTracker get_cuda_rng_tracker model_parallel_cuda_manual_seed "
+        "model_parallel_reconfigure_tp_seed mp_group mp_rank mp_size mpu",
+    },
+    "deepspeed.comm": {
+        (REFUSED, _LOG): "CommsLogger comms_logger configure get_caller_func get_comm_operation_count "
+        "get_debug_log_name get_default_args get_logged_comm_ops get_msg_size_from_args get_tensor_kwarg "
+        "get_tensor_position has_comm_data log_summary reset_log timed_op timer timer_summary timers",
+        (MEANINGLESS, _CONSTANT): "COMMS_LOGGER COMMS_LOGGER_DEBUG COMMS_LOGGER_DEBUG_DEFAULT COMMS_LOGGER_ENABLED "
+        "COMMS_LOGGER_ENABLED_DEFAULT COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_ALL COMMS_LOGGER_PROF_ALL_DEFAULT "
+        "COMMS_LOGGER_PROF_OPS COMMS_LOGGER_PROF_OPS_DEFAULT COMMS_LOGGER_VERBOSE COMMS_LOGGER_VERBOSE_DEFAULT "
+        "config constants",
+        (REFUSED, _COMM): "CCLBackend CCL_BACKEND GLOO_BACKEND HCCL_BACKEND MPI_BACKEND NCCL_BACKEND SCCL_BACKEND "
+        "TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend cdb hccl_backend mpi_backend "
+        "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
+        "enable_symm_mem_for_group",
+        (REFUSED, "device meshes are not built. Hint: new_group()."): "initialize_mesh_device",
+        (REFUSED, "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."): "DEFAULT_AML_MASTER_PORT "
+        "DEFAULT_AML_NCCL_SOCKET_IFNAME get_local_rank_from_launcher get_world_rank_from_launcher "
+        "get_world_size_from_launcher in_aml in_aws_sm in_dlts mpi_discovery patch_aml_env_for_torch_nccl_backend "
+        "patch_aws_sm_env_for_torch_nccl_backend",
+        (MEANINGLESS, _IMPORTED): "GradBucket TYPE_CHECKING get_accelerator pg_utils reduce_op utils",
+    },
+    "deepspeed.ops.adam": {
+        (REFUSED, _ZENFLOW): "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3 zenflow_cpu_adam "
+        "zenflow_torch_adam",
+        (MEANINGLESS, _INSIDE): "multi_tensor_apply",
+    },
+    "DeepSpeedEngine": {
+        (MEANINGLESS, _INSIDE): "all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_gradients "
+        "allreduce_no_retain buffered_allreduce_fallback clip_fp32_gradients collect_python_gc empty_partition_cache "
+        "get_wall_clock_timers is_first_weights_partition_group is_iterable_style_dataset is_map_style_dataset "
+        "print_forward_breakdown scale get_type",
+        (REFUSED, _SPARSE): "sparse_all_gather sparse_allreduce sparse_allreduce_bucket sparse_allreduce_no_retain",
+        (REFUSED, _TUNE): "autotuning_enabled autotuning_end_profile_step autotuning_metric autotuning_metric_path "
+        "autotuning_model_info_path autotuning_profile_model_info autotuning_start_profile_step",
+        (REFUSED, _FLOPS): "flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth "
+        "flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor "
+        "flops_profiler_top_modules",
+        (REFUSED, _TENSOR): "autotp_size tensor_parallel_config uses_parallelization_pass_only "
+        "get_tensor_parallel_rank get_sequence_parallel_group",
+        (REFUSED, _COMPILE): "compile compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend "
+        "get_autotp_backend get_compile_time get_deepcompile_backend get_deepspeed_compile_backend is_compiled "
+        "is_deepcompile_active is_deepcompile_enabled register_compile_pass",
+        (REFUSED, _DATA): "curriculum_learning_config curriculum_learning_enabled data_efficiency_config "
+        "data_efficiency_enabled data_sampling_config data_sampling_enabled random_ltd_config random_ltd_enabled "
+        "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
+        (REFUSED, _STATES): "offload_states reload_states",
+        (REFUSED, _MOE): "load_moe_state_dict",
+        (REFUSED, _ONE_FORMAT): "load_universal_checkpoint",
+        (REFUSED, _AUTOCAST): "torch_autocast_dtype torch_autocast_enabled "
+        "torch_autocast_lower_precision_safe_modules",
+        (REFUSED, _ZENFLOW): "zenflow_config",
+        (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
+        "set_train_micro_batch_size",
+        (REFUSED, "gradients are not reduced by hand. Hint: retain_graph for several losses."): "coalesce_grad_reduction",
+        (MEANINGLESS, _KEY): "aio_config checkpoint_serialization_enabled checkpoint_tag_validation_enabled "
+        "checkpoint_tag_validation_fail checkpoint_writer_enabled cpuadam_cores_perc dynamic_loss_scale_args "
+        "get_optimizer_configuration is_sanity_checks_enabled log_level optimizer_legacy_fusion super_offload "
+        "swap_tensor_config use_node_local_storage zero_allgather_partitions zero_allgather_sequential "
+        "zero_allow_untested_optimizer zero_compute_grad_norm zero_contiguous_gradients zero_elastic_checkpoint "
+        "zero_force_ds_cpu_optimizer zero_legacy_stage1 zero_load_from_fp32_weights "
+        "zero_module_granularity_threshold zero_multi_rank_bucket_allreduce zero_offload_optimizer zero_offload_param "
+        "zero_parameter_alignment zero_partial_offload zero_reduce_scatter zero_round_robin_gradients "
+        "zero_save_muon_momentum_buffer_in_memory zero_use_cpu_optimizer",
+    },
+}
+_TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "pipe hybrid_engine"}
+
+_REASONS = {
+    (owner, name): reason
+    for owner, reasons in _TABLE.items()
+    for reason, names in reasons.items()
+    for name in names.split()
+}
+
+
+def reason(owner: str, name: str) -> tuple[str, str] | None:
+    """REFUSED or MEANINGLESS, and why; None for a name that is built or that DeepSpeed has not."""
+    return _REASONS.get((owner, name))

@@ -1,0 +1,173 @@
+"""deepspeed.comm: torch.distributed's calls under DeepSpeed's names. The engine's own traffic does not go through here.
+
+Every call is collective over the ranks of its group, as in torch.distributed, except the getters.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as _dist
+from torch.distributed import (
+    P2POp,
+    ProcessGroup,
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    broadcast_object_list,
+    destroy_process_group,
+    gather,
+    get_global_rank,
+    get_process_group_ranks,
+    irecv,
+    is_available,
+    is_initialized,
+    isend,
+    monitored_barrier,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+
+from libzero.communicator import _LAUNCHED
+from libzero.deepspeed._refuse import module_getattr
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+default_pg_timeout = timedelta(minutes=10)
+
+__all__ = [
+    "P2POp",
+    "ProcessGroup",
+    "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "allgather_fn",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "gather",
+    "get_all_ranks_from_group",
+    "get_global_rank",
+    "get_local_rank",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "has_all_gather_into_tensor",
+    "has_reduce_scatter_tensor",
+    "inference_all_reduce",
+    "init_distributed",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_fn",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]
+
+inference_all_reduce = all_reduce
+allgather_fn = all_gather_into_tensor
+reduce_scatter_fn = reduce_scatter_tensor
+get_all_ranks_from_group = get_process_group_ranks
+
+
+def _expect_ready(call: str) -> None:
+    if not is_initialized():
+        raise RuntimeError(f"cannot call deepspeed.comm.{call}: no ranks yet. Hint: deepspeed.init_distributed() first.")
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """[local] This process's number in `group` (None: in the run)."""
+    _expect_ready("get_rank()")
+    return _dist.get_rank(group)
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """[local] The ranks of `group` (None: of the run)."""
+    _expect_ready("get_world_size()")
+    return _dist.get_world_size(group)
+
+
+def get_local_rank() -> int:
+    """[local] This process's number on its host: the launcher's LOCAL_RANK."""
+    _expect_ready("get_local_rank()")
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> ProcessGroup | None:
+    """[local] The group of all ranks."""
+    _expect_ready("get_world_group()")
+    return _dist.group.WORLD
+
+
+def has_all_gather_into_tensor() -> bool:
+    """[local] True."""
+    return True
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """[local] True."""
+    return True
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT,
+    verbose: bool = True,
+    timeout: timedelta = default_pg_timeout,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """[collective] Starts torch.distributed over the launcher's ranks, or a world of one without a launcher.
+
+    Nothing to do where it is started. dist_backend: "nccl" with GPUs, else "gloo" if not given. auto_mpi_discovery,
+    verbose and config have no effect: docs/cli.md lists the launchers whose variables are read. RuntimeError where
+    dist_init_required is False and torch.distributed is not started.
+    """
+    if is_initialized():
+        return
+    if dist_init_required is False:
+        raise RuntimeError("cannot use torch.distributed: dist_init_required is False and nobody has started it")
+    backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if init_method is None and rank < 0 and not any(name in os.environ for name in _LAUNCHED):
+        store = _dist.HashStore()  # type: ignore[attr-defined]
+        _dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return
+    os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    _dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+
+
+from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these
+
+__getattr__ = module_getattr("deepspeed.comm")

@@ -1,0 +1,1 @@
+"""deepspeed.monitor: metrics of a run."""

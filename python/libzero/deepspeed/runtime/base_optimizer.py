@@ -1,0 +1,229 @@
+"""The optimizer that initialize() returns, and how a program's optimizer becomes the engine's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+
+from libzero.deepspeed._refuse import module_getattr, refusal
+from libzero.deepspeed.ops import EngineOptimizer
+from libzero.engine import Engine, StepResult
+from libzero.errors import ConfigError
+
+__all__ = ["DeepSpeedOptimizer", "ZeROOptimizer"]
+
+ModelParameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
+
+_OWN = ("params", "lr", "initial_lr", "weight_decay", "name")
+"""What may differ from group to group."""
+_UNUSED = ("foreach", "capturable", "fused", "set_grad_none")
+"""How a rule is computed, not what."""
+
+
+class DeepSpeedOptimizer(torch.optim.Optimizer):
+    """`param_groups[i]["lr"]` acts at the next step; the other numbers are fixed. The states are the engine's.
+
+    Its groups are those of the program's optimizer, the same objects, so that a scheduler of torch over either drives
+    the engine.
+    """
+
+    overflow: bool = False
+    """[local] The last step was skipped: a gradient was not finite."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+        self.param_groups = groups
+        self._numbers = [{key: group[key] for key in group if key not in _OWN[:3]} for group in groups]
+        self._engine: Engine | None = None
+        self._members: list[list[int]] = []
+        self._scheduled = False
+
+    def bind(self, engine: Engine, members: list[list[int]], scheduled: bool) -> None:
+        """[local] engine: whose updates these are. members: its groups, by group here. scheduled: it moves rates."""
+        self._engine, self._members, self._scheduled = engine, members, scheduled
+
+    @property
+    def engine(self) -> Engine:
+        """[local] The engine. ConfigError before initialize() has made it."""
+        if self._engine is None:
+            raise ConfigError("[deepspeed] cannot use the optimizer: initialize() has not returned yet")
+        return self._engine
+
+    def step(self, closure: Callable[[], float] | None = None) -> StepResult:  # type: ignore[override]
+        """[collective] The engine's update; engine.step() calls it."""
+        if closure is not None:
+            raise ConfigError("[deepspeed] optimizer.step: got a closure, expected none: the engine runs backward()")
+        engine = self.engine
+        if not self._scheduled:
+            for group, fixed, members in zip(self.param_groups, self._numbers, self._members, strict=True):
+                for key, value in fixed.items():
+                    if group[key] != value:
+                        raise ConfigError(
+                            f"[deepspeed] param_groups: {key} got {group[key]!r}, expected {value!r}: only lr may be "
+                            "changed while training. Hint: cycle_momentum=False for a scheduler of torch."
+                        )
+                for i in members:
+                    engine.optimizer.param_groups[i]["lr"] = float(group["lr"])
+        result = engine.step()
+        self.overflow = result.overflow
+        self.pull()
+        return result
+
+    def pull(self) -> None:
+        """[local] The engine's rates to the groups: after a step of its own schedule, or a checkpoint."""
+        if self._scheduled:
+            for group, members in zip(self.param_groups, self._members, strict=True):
+                if members:
+                    group["lr"] = self.engine.optimizer.param_groups[members[0]]["lr"]
+
+    @property
+    def cur_scale(self) -> float:
+        """[local] The loss scale of the next backward()."""
+        return self.engine.loss_scale
+
+    @property
+    def loss_scale(self) -> float:
+        """[local] The same."""
+        return self.engine.loss_scale
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """[local] Nothing between steps: step() does it. NotImplementedError where gradients would be lost."""
+        if self.engine._native.micro_batches() > 0:
+            raise NotImplementedError(
+                "cannot drop gradients that backward() has accumulated. Hint: leave zero_grad() out before step()."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Refused: the states are sharded."""
+        self._refuse("state_dict", "engine.save_checkpoint(dir, tag)")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refused: the states are sharded."""
+        self._refuse("load_state_dict", "engine.load_checkpoint(dir)")
+
+    def _refuse(self, call: str, instead: str) -> NoReturn:
+        raise NotImplementedError(f"cannot call optimizer.{call}(): the states are sharded. Hint: {instead}.")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(refusal("DeepSpeedOptimizer", name))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError("[deepspeed] cannot copy or pickle the optimizer. Hint: engine.save_checkpoint(dir, tag).")
+
+
+class ZeROOptimizer(DeepSpeedOptimizer):
+    """The same: one optimizer serves all stages."""
+
+
+@dataclass
+class Updates:
+    """What the engine's configuration says about updates, and the groups that the program sees."""
+
+    groups: list[dict[str, Any]]
+    members: list[list[int]]
+    """Groups of the engine, by group of the program."""
+    patterns: list[dict[str, Any]] = field(default_factory=list)
+    """libzero.parameter_groups"""
+    block: dict[str, Any] | None = None
+    """The block "optimizer"; None: that of the configuration"""
+
+
+def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The block "optimizer" without its rate and decay. NotImplementedError for a rule that the engine has not."""
+    if isinstance(optimizer, EngineOptimizer):
+        block: dict[str, Any] = {"type": optimizer.kind, "params": dict(numbers)}
+        if hasattr(optimizer, "adam_w_mode"):
+            block["params"]["adam_w_mode"] = optimizer.adam_w_mode
+        return block
+    params = dict(numbers)
+    for flag in ("amsgrad", "maximize", "differentiable"):
+        if params.pop(flag, False):
+            raise NotImplementedError(f"cannot take over {type(optimizer).__name__}: {flag} is not built")
+    if isinstance(optimizer, torch.optim.Adam):
+        params["adam_w_mode"] = bool(params.pop("decoupled_weight_decay", False))
+        return {"type": "Adam", "params": params}
+    if isinstance(optimizer, torch.optim.SGD):
+        return {"type": "SGD", "params": params}
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return {"type": "Adagrad", "params": params}
+    raise NotImplementedError(
+        f"cannot take over an optimizer of class {type(optimizer).__name__}: its rule is not built. Hint: Adam, AdamW, "
+        "SGD or Adagrad of torch.optim, those of deepspeed.ops, or the block optimizer of the configuration."
+    )
+
+
+def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Updates:
+    """[local] Of a program's optimizer. ConfigError where its groups do not fit the model or each other."""
+    groups = optimizer.param_groups
+    updates = _grouped(groups, model)
+    numbers = [{k: v for k, v in group.items() if k not in _OWN and k not in _UNUSED} for group in groups]
+    for other in numbers[1:]:
+        for key, value in numbers[0].items():
+            if other.get(key) != value:
+                raise ConfigError(
+                    f"[deepspeed] cannot take over the optimizer: {key} is {value!r} in one group and "
+                    f"{other.get(key)!r} in another. Hint: only lr and weight_decay may differ."
+                )
+    base = groups[next(g for g, members in enumerate(updates.members) if 0 in members)]
+    updates.block = _kind(optimizer, numbers[0])
+    updates.block["params"].update(lr=float(base["lr"]), weight_decay=float(base.get("weight_decay", 0)))
+    return updates
+
+
+def config_updates(
+    model_parameters: ModelParameters | None, model: torch.nn.Module, numbers: Mapping[str, Any]
+) -> Updates:
+    """[local] Of the configuration's optimizer with its `numbers`, over parameters or groups of the program."""
+    given = list(model.parameters()) if model_parameters is None else list(model_parameters)
+    if given and isinstance(given[0], dict):
+        groups = [{**numbers, **group} for group in given]  # type: ignore[dict-item]
+        for group in groups:
+            group["params"] = list(group["params"])
+            for key in numbers:
+                if key not in _OWN and group[key] != numbers[key]:
+                    raise ConfigError(
+                        f"[deepspeed] model_parameters: {key} got {group[key]!r}, expected {numbers[key]!r}, as the "
+                        "configuration says. Hint: only lr and weight_decay may differ."
+                    )
+    else:
+        groups = [{"params": given, **numbers}]
+    return _grouped(groups, model)
+
+
+def _grouped(groups: list[dict[str, Any]], model: torch.nn.Module) -> Updates:
+    """The largest group is the engine's group 0; the others' parameters become one group of the engine each."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    sizes = [len(group["params"]) for group in groups]
+    if not any(sizes):
+        raise ConfigError("[deepspeed] the optimizer has no parameters. Hint: model_parameters=model.parameters().")
+    base = sizes.index(max(sizes))
+    members: list[list[int]] = []
+    patterns: list[dict[str, Any]] = []
+    listed: set[int] = set()
+    for g, group in enumerate(groups):
+        mine = [0] if g == base else []
+        for p in group["params"]:
+            if id(p) not in names:
+                raise ConfigError(
+                    f"[deepspeed] the optimizer has a parameter of shape {tuple(p.shape)} that the model has not. "
+                    "Hint: make the optimizer of model.parameters()."
+                )
+            listed.add(id(p))
+            if g != base:
+                decay = float(group.get("weight_decay", 0))
+                patterns.append({"pattern": names[id(p)], "lr": float(group["lr"]), "weight_decay": decay})
+                mine.append(len(patterns))
+        members.append(mine)
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in listed:
+            raise ConfigError(
+                f"[deepspeed] cannot train: {name} requires a gradient and is in no group of the optimizer. "
+                "Hint: requires_grad_(False), or add it to a group."
+            )
+    return Updates(groups, members, patterns)
+
+
+__getattr__ = module_getattr("deepspeed.runtime.base_optimizer")

@@ -1,0 +1,652 @@
+"""DeepSpeedEngine: DeepSpeed's calls over libzero.Engine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+from libzero.communicator import default_communicator
+from libzero.config import as_options
+from libzero.deepspeed._held import mark
+from libzero.deepspeed._refuse import module_getattr, refusal
+from libzero.deepspeed.accelerator import get_accelerator
+from libzero.deepspeed.monitor.monitor import MonitorMaster
+from libzero.deepspeed.runtime.base_optimizer import (
+    DeepSpeedOptimizer,
+    ModelParameters,
+    Updates,
+    ZeROOptimizer,
+    client_updates,
+    config_updates,
+)
+from libzero.deepspeed.runtime.config import gathers_on_save, native_config, native_schedule, recipe_of
+from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
+from libzero.deepspeed.utils.logging import log_dist, logger
+from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
+from libzero.engine import Engine
+from libzero.errors import ConfigError
+
+__all__ = ["DeepSpeedEngine", "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable"]
+
+DeepSpeedOptimizerCallable: TypeAlias = Callable[[ModelParameters | None], torch.optim.Optimizer]
+DeepSpeedSchedulerCallable: TypeAlias = Callable[[torch.optim.Optimizer], Any]
+
+_VALUES = {
+    "gradient_clipping": "gradient_clipping",
+    "gradient_predivide_factor": "gradient_predivide_factor",
+    "steps_per_print": "steps_per_print",
+    "dataloader_drop_last": "dataloader_drop_last",
+    "dump_state": "dump_state",
+    "memory_breakdown": "memory_breakdown",
+    "wall_clock_breakdown": "wall_clock_breakdown",
+    "communication_data_type": "communication_data_type",
+    "fp16_enabled": "fp16.enabled",
+    "fp16_auto_cast": "fp16.auto_cast",
+    "fp16_master_weights_and_gradients": "fp16.fp16_master_weights_and_grads",
+    "bfloat16_enabled": "bf16.enabled",
+    "bf16_master_weights_and_gradients": "bf16.bf16_master_weights_and_grads",
+    "bf16_optimizer_states": "bf16.bf16_optimizer_states",
+    "zero_optimization_stage": "zero_optimization.stage",
+    "zero_allgather_bucket_size": "zero_optimization.allgather_bucket_size",
+    "zero_reduce_bucket_size": "zero_optimization.reduce_bucket_size",
+    "zero_prefetch_bucket_size": "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_param_persistence_threshold": "zero_optimization.stage3_param_persistence_threshold",
+    "zero_model_persistence_threshold": "zero_optimization.stage3_model_persistence_threshold",
+    "zero_max_live_parameters": "zero_optimization.stage3_max_live_parameters",
+    "zero_max_reuse_distance": "zero_optimization.stage3_max_reuse_distance",
+    "zero_sub_group_size": "zero_optimization.sub_group_size",
+    "zero_ignore_unused_parameters": "zero_optimization.ignore_unused_parameters",
+    "zero_hpz_partition_size": "zero_optimization.zero_hpz_partition_size",
+    "zero_quantized_weights": "zero_optimization.zero_quantized_weights",
+    "zero_quantized_gradients": "zero_optimization.zero_quantized_gradients",
+    "zero_quantized_nontrainable_weights": "zero_optimization.zero_quantized_nontrainable_weights",
+    "zero_overlap_comm": "zero_optimization.overlap_comm",
+    "zero_log_trace_cache_warnings": "zero_optimization.log_trace_cache_warnings",
+}
+"""Calls that return a value of the configuration, by the key."""
+
+
+class DeepSpeedEngine(torch.nn.Module):
+    """What deepspeed.initialize() returns. Names of the model that the engine has not are the model's.
+
+    [collective] and [local] as in libzero.Engine. ConfigError for a call out of order.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        config: dict[str, Any],
+        *,
+        optimizer: torch.optim.Optimizer | DeepSpeedOptimizerCallable | None = None,
+        model_parameters: ModelParameters | None = None,
+        training_data: Dataset[Any] | None = None,
+        lr_scheduler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        """[collective] See libzero.deepspeed.initialize()."""
+        super().__init__()
+        comm = default_communicator()
+        self.world_size, self.global_rank, self.local_rank = comm.size, comm.rank, comm.local_rank
+        self.device = torch.device(get_accelerator().device_name(self.local_rank))
+        get_accelerator().set_device(self.local_rank)
+        self.module = model.to(self.device)
+        self.config = config
+        self.collate_fn = collate_fn
+        self._managed = config.get("managed_gradient_accumulation", True) is not False
+        self._boundary: bool | None = None
+        self._inside_no_sync = False
+        self._applied = False
+        self._norm: float | None = None
+        self.global_steps = 0
+        """Updates so far, skipped ones included."""
+        self.micro_steps = 0
+        self.global_samples = 0
+        self.skipped_steps = 0
+
+        if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = optimizer(model_parameters if model_parameters is not None else model.parameters())
+        native = native_config(config, comm.size)
+        updates, self._trains = self._updates_of(optimizer, model_parameters, native)
+        self.optimizer = ZeROOptimizer(updates.groups) if self._trains else None
+        self.client_optimizer = optimizer
+        self.lr_scheduler = self._scheduler_of(lr_scheduler, native)
+        if updates.block is not None:
+            native["optimizer"] = updates.block
+        if updates.patterns:
+            native["libzero"] = {**native.get("libzero", {}), "parameter_groups": updates.patterns}
+
+        if (recipe := recipe_of(native)) is not None:
+            for p in self.module.parameters():
+                if p.is_floating_point():
+                    p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
+        self._engine = Engine(self.module, as_options(native), comm=comm)
+        self._effective = self._engine.options.effective()
+        self._counts = native.get("managed_gradient_accumulation") is False
+        if self.optimizer is not None:
+            scheduled = isinstance(self.lr_scheduler, EngineSchedule)
+            self.optimizer.bind(self._engine, updates.members, scheduled)
+            self.optimizer.pull()
+        if self.zero_optimization_stage() == 3:
+            mark(self.module.parameters())
+        self.monitor = MonitorMaster(config, self.global_rank)
+        self.training_dataloader = None if training_data is None else self.deepspeed_io(training_data)
+
+    def _updates_of(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        model_parameters: ModelParameters | None,
+        native: dict[str, Any],
+    ) -> tuple[Updates, bool]:
+        """And whether the engine trains: without an optimizer it only evaluates."""
+        if optimizer is not None:
+            if "optimizer" in native:
+                logger.warning("the program's optimizer is used, not the block optimizer of the configuration")
+                del native["optimizer"]
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it
+            return client_updates(optimizer, self.module), True
+        if "optimizer" not in native:
+            if native.pop("scheduler", None) is not None:
+                raise ConfigError("[deepspeed] scheduler: got one and no optimizer, expected both")
+            block = {"type": "SGD", "params": {"lr": 0.0}}  # has no states
+            return Updates([], [], block=block), False
+        effective = as_options(native).effective()
+        used = {"SGD": ("momentum", "dampening", "nesterov"), "Adagrad": ("eps", "lr_decay"), "Lion": ("betas",)}
+        keys = used.get(json.loads(effective["optimizer.type"]), ("betas", "eps", "bias_correction"))
+        numbers = {k: json.loads(effective[f"optimizer.params.{k}"]) for k in ("lr", "weight_decay", *keys)}
+        if "betas" in numbers:
+            numbers["betas"] = tuple(numbers["betas"])
+        return config_updates(model_parameters, self.module, numbers), True
+
+    def _scheduler_of(self, given: Any, native: dict[str, Any]) -> Any:
+        """The engine computes DeepSpeed's schedules; another object is stepped after each update."""
+        if callable(given) and not hasattr(given, "step"):
+            given = given(self.optimizer)
+        configured = isinstance(native.get("scheduler"), dict) and native["scheduler"].get("type")
+        if given is None and configured and self.optimizer is not None:
+            block = native["scheduler"]
+            return schedule_class(block["type"])(self.optimizer, **block.get("params", {}))
+        if "scheduler" in native:
+            del native["scheduler"]
+        if isinstance(given, EngineSchedule):
+            if self.optimizer is not None:
+                given.optimizer = self.optimizer
+            native["scheduler"] = native_schedule(given.config)
+        return given
+
+    # ---- training ----
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's forward. [collective] at stage 3."""
+        return self._engine(*inputs, **kwargs)
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """[collective] Instead of loss.backward(); `loss` has one element.
+
+        Multiplied by the loss scale and, unless scale_wrt_gas is False, divided by the accumulation steps. Returns the
+        loss so divided, without its graph.
+        """
+        if not self._trains:
+            raise ConfigError("[deepspeed] cannot run backward: the engine has no optimizer")
+        steps = self.gradient_accumulation_steps()
+        self._engine.backward(loss if scale_wrt_gas else loss * steps, retain_graph=retain_graph)
+        return loss.detach() / steps if scale_wrt_gas else loss.detach()
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """[collective] At an accumulation boundary clips, updates and moves the schedule; else only counts.
+
+        lr_kwargs go to the scheduler's step(). The schedule stays where an overflow skipped the update.
+        """
+        if self.optimizer is None:
+            raise ConfigError("[deepspeed] cannot step: the engine has no optimizer")
+        if self._inside_no_sync:
+            raise ConfigError("[deepspeed] cannot step within no_sync(). Hint: leave its with block first.")
+        self._applied = False
+        accumulated = self._engine._native.micro_batches()
+        if self.is_gradient_accumulation_boundary():
+            result = self.optimizer.step()
+            self._applied = not result.overflow
+            if result.overflow:
+                self.skipped_steps += 1
+                logger.info("step %d: a gradient was not finite; skipped, loss scale %g", self.global_steps + 1,
+                            result.loss_scale)  # fmt: skip
+            else:
+                self._norm = result.grad_norm
+                if self.lr_scheduler is not None:
+                    self.lr_scheduler.step(**(lr_kwargs or {}))
+            self.global_steps += 1
+            self.global_samples += (
+                self.train_batch_size()
+                if self._managed
+                else accumulated * self.train_micro_batch_size_per_gpu() * self.world_size
+            )
+            self._report()
+        self.micro_steps += 1
+
+    def _report(self) -> None:
+        interval = self.steps_per_print()
+        if interval and self.global_steps % interval == 0:
+            text = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
+            log_dist(text, ranks=[0])
+        if self.monitor.enabled and self.global_rank == 0:
+            events = [("Train/Samples/lr", self.get_lr()[0], self.global_samples)]
+            if self.fp16_enabled():
+                events.append(("Train/Samples/loss_scale", self._engine.loss_scale, self.global_samples))
+            self.monitor.write_events(events)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """[local] Whether the next step() updates."""
+        if self._boundary is not None:
+            return self._boundary
+        return not self._managed or (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """[local] Whether the next step() updates, from now on: the program counts micro-batches.
+
+        ConfigError for False where gradient_accumulation_steps is 1, and with managed_gradient_accumulation false.
+        """
+        if not self._managed:
+            raise ConfigError(
+                "[deepspeed] cannot set the boundary: managed_gradient_accumulation is false, and every step() updates"
+            )
+        if not is_boundary:
+            self._expect_accumulation("set_gradient_accumulation_boundary(False)")
+        self._boundary = is_boundary
+
+    def _expect_accumulation(self, call: str) -> None:
+        if not self._counts:
+            raise ConfigError(
+                f"[deepspeed] cannot accumulate ({call}): gradient_accumulation_steps is 1. "
+                "Hint: set it to the number of micro-batches of a step."
+            )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """[local] Micro-batches within it only accumulate; step() comes after it. ConfigError at stages 2 and 3."""
+        if self.zero_optimization_stage() >= 2:
+            raise ConfigError(
+                f"[deepspeed] cannot use no_sync() at stage {self.zero_optimization_stage()}: gradients are sharded. "
+                "Hint: gradient_accumulation_steps, or stage 1."
+            )
+        self._expect_accumulation("no_sync()")
+        self._inside_no_sync = True
+        try:
+            yield
+        finally:
+            self._inside_no_sync = False
+
+    def was_step_applied(self) -> bool:
+        """[local] The last step() updated."""
+        return self._applied
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """[local] Nothing between steps: step() does it. NotImplementedError where gradients would be lost."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+
+    def get_lr(self) -> list[float]:
+        """[local] Rates of the next step, by parameter group."""
+        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float) -> None:
+        """[local] The rate of all groups from the next step on. ConfigError in step() where a schedule moves it."""
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+
+    def get_mom(self) -> list[Any]:
+        """[local] betas, or momentum of SGD, by parameter group."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [group["betas"] if "betas" in group else group["momentum"] for group in groups
+                if "betas" in group or "momentum" in group]  # fmt: skip
+
+    def get_global_grad_norm(self) -> float | None:
+        """[local] The norm of all gradients in the last update, before clipping; None before the first."""
+        return self._norm
+
+    @property
+    def cur_scale(self) -> float:
+        """[local] The loss scale of the next backward()."""
+        return self._engine.loss_scale
+
+    # ---- what it is ----
+    def train_batch_size(self) -> int:
+        """[local] Samples of one update over all ranks."""
+        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.world_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """[local] Samples of a forward."""
+        return self._engine.micro_batch_size
+
+    def gradient_accumulation_steps(self) -> int:
+        """[local] Micro-batches of one update."""
+        return self._engine.accumulation_steps
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """[local] train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps."""
+        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
+
+    def managed_gradient_accumulation(self) -> bool:
+        """[local] step() counts micro-batches."""
+        return self._managed
+
+    def zero_optimization(self) -> bool:
+        """[local] The stage is above 0."""
+        return bool(self.zero_optimization_stage() > 0)
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        """[local] The stage is above 1."""
+        return bool(self.zero_optimization_stage() >= 2)
+
+    def zero_optimization_partition_weights(self) -> bool:
+        """[local] The stage is 3."""
+        return bool(self.zero_optimization_stage() == 3)
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """[local] save_16bit_model() saves at stage 3."""
+        return gathers_on_save(self.config)
+
+    def zero_cpu_offload(self) -> bool:
+        """[local] Optimizer states rest in host memory."""
+        return bool(self._value("zero_optimization.offload_optimizer.device") == "cpu")
+
+    def zero_nvme_offload_optimizer(self) -> bool:
+        """[local] Optimizer states rest in files."""
+        return bool(self._value("zero_optimization.offload_optimizer.device") == "nvme")
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """[local] Of parameters, and of accumulated gradients."""
+        model = torch.float16 if self.fp16_enabled() else torch.bfloat16 if self.bfloat16_enabled() else torch.float32
+        names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+        return model, names.get(self._value("data_types.grad_accum_dtype"), model)
+
+    def dynamic_loss_scale(self) -> bool:
+        """[local] fp16 with a scale that moves."""
+        return bool(self.fp16_enabled() and self.loss_scale() == 0)
+
+    def loss_scale(self) -> float:
+        """[local] The configuration's fixed scale; 0: dynamic."""
+        return float(self._value("fp16.loss_scale"))
+
+    def initial_dynamic_scale(self) -> int:
+        """[local] The first dynamic scale."""
+        return int(2 ** self._value("fp16.initial_scale_power"))
+
+    def postscale_gradients(self) -> bool:
+        """[local] Gradients are divided after the reduction."""
+        return not self._value("prescale_gradients")
+
+    def optimizer_name(self) -> str | None:
+        """[local] The block optimizer's type; the class of the program's optimizer."""
+        if self.client_optimizer is not None:
+            return type(self.client_optimizer).__name__
+        return self.config.get("optimizer", {}).get("type")  # type: ignore[no-any-return]
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """[local] The block optimizer's params."""
+        return self.config.get("optimizer", {}).get("params")  # type: ignore[no-any-return]
+
+    def scheduler_name(self) -> str | None:
+        """[local] The block scheduler's type."""
+        return self.config.get("scheduler", {}).get("type")  # type: ignore[no-any-return]
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """[local] The block scheduler's params."""
+        return self.config.get("scheduler", {}).get("params")  # type: ignore[no-any-return]
+
+    def get_data_parallel_rank(self) -> int:
+        """[local] This rank."""
+        return self.global_rank
+
+    def get_model_parallel_rank(self) -> int:
+        """[local] 0."""
+        return 0
+
+    @property
+    def dp_world_size(self) -> int:
+        """[local] The number of ranks."""
+        return self.world_size
+
+    def _value(self, key: str) -> Any:
+        return json.loads(self._effective[key])
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            pass
+        if name in _VALUES and "_effective" in self.__dict__:
+            value = self._value(_VALUES[name])
+            return lambda: value
+        text = refusal("DeepSpeedEngine", name)
+        module = self.__dict__.get("_modules", {}).get("module")
+        if module is not None and "is not a name" in text and hasattr(module, name):
+            return getattr(module, name)
+        raise AttributeError(text)
+
+    # ---- data ----
+    def deepspeed_io(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Sampler[Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> DeepSpeedDataLoader:
+        """[local] Batches of this rank. route "eval" or "predict": in order, not shuffled."""
+        if not isinstance(dataset, IterableDataset) and not (hasattr(dataset, "__getitem__")):
+            raise ValueError(f"training_data: got {type(dataset).__name__}, expected a torch Dataset")
+        if data_sampler is None and route in ("eval", "predict"):
+            data_sampler = DistributedSampler(
+                dataset, num_replicas=self.world_size, rank=self.global_rank, shuffle=False
+            )
+        return DeepSpeedDataLoader(
+            dataset,
+            self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
+            pin_memory=pin_memory and self.device.type == "cuda",
+            world_size=self.world_size,
+            rank=self.global_rank,
+            collate_fn=collate_fn or self.collate_fn,
+            num_local_io_workers=num_local_io_workers,
+            data_sampler=data_sampler,
+            dataloader_drop_last=self.dataloader_drop_last(),
+        )
+
+    # ---- weights ----
+    def module_state_dict(
+        self,
+        destination: dict[str, Any] | None = None,
+        prefix: str = "",
+        keep_vars: bool = False,
+        exclude_frozen_parameters: bool = False,
+    ) -> dict[str, torch.Tensor]:
+        """The module's state dict: whole parameters below stage 3; at stage 3 they are sharded ([local])."""
+        state: dict[str, torch.Tensor] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        if destination is not None:
+            destination.update(state)
+            state = destination
+        return self._without_frozen(state, prefix) if exclude_frozen_parameters else state
+
+    def _without_frozen(self, state: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+        named = self.module.named_parameters(remove_duplicate=False)
+        frozen = {prefix + name for name, p in named if not p.requires_grad}
+        return {name: value for name, value in state.items() if name not in frozen}
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., None] | None = None,
+    ) -> None:
+        """[collective] Loads rank 0's checkpoint["module"] into the module and the masters."""
+        state = checkpoint["module"]
+        with self._engine.gathered_parameters(modify=True), torch.no_grad():
+            if custom_load_fn is not None:
+                custom_load_fn(src=state, dst=self.module)
+            else:
+                self.module.load_state_dict(state, strict=strict)
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """[collective] Whole parameters in the compute dtype and buffers on rank 0, in host memory; None elsewhere.
+
+        Takes memory for the whole model on every rank while it runs.
+        """
+        with self._engine.gathered_parameters(), torch.no_grad():
+            if self.global_rank != 0:
+                return None
+            copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
+            whole = self.module.state_dict(keep_vars=True)
+            for value in whole.values():
+                copies.setdefault(id(value), value.detach().to("cpu", copy=True))
+            state = {name: copies[id(value)] for name, value in whole.items()}
+        return self._without_frozen(state) if exclude_frozen_parameters else state
+
+    def save_16bit_model(
+        self,
+        save_dir: str | os.PathLike[str],
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """[collective] Rank 0 writes whole parameters in the compute dtype, and buffers, with torch.save.
+
+        False, and nothing is written, at stage 3 unless stage3_gather_16bit_weights_on_model_save is true.
+        """
+        path = Path(save_dir) / save_filename
+        if self.zero_optimization_partition_weights() and not self.zero_gather_16bit_weights_on_model_save():
+            logger.info("%s was not saved: stage3_gather_16bit_weights_on_model_save is false", path)
+            return False
+        state = self._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters)
+        if state is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(state, path)
+        self._engine.comm.barrier()
+        return True
+
+    save_fp16_model = save_16bit_model
+
+    # ---- checkpoints ----
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: str | int | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """[collective] Writes SAVE_DIR/TAG in libzero's format (docs/checkpoints.md); tag: "global_stepN" if not given.
+
+        client_state: rank 0's is saved; tensors, numbers, text, lists, tuples and dicts of them. TypeError for other
+        objects. save_latest: a load without a tag takes this one. NotImplementedError for exclude_frozen_parameters
+        where the model has frozen parameters.
+        """
+        if exclude_frozen_parameters and any(not p.requires_grad for p in self.module.parameters()):
+            raise NotImplementedError(
+                "cannot leave frozen parameters out of a checkpoint: exclude_frozen_parameters is not built. "
+                "Hint: save_16bit_model(dir, exclude_frozen_parameters=True) for the weights."
+            )
+        state = {
+            "client_state": dict(client_state or {}),
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "rates": [float(group["lr"]) for group in self.optimizer.param_groups] if self.optimizer else [],
+            "lr_scheduler": self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None,
+        }
+        latest = Path(save_dir) / "latest"
+        before = latest.read_bytes() if not save_latest and latest.is_file() else None
+        name = f"global_step{self.global_steps}" if tag is None else str(tag)
+        self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": _packed(state)})
+        if not save_latest and self.global_rank == 0:
+            if before is None:
+                latest.unlink()
+            else:
+                latest.write_bytes(before)
+        self._engine.comm.barrier()
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: str | int | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., None] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """[collective] Loads LOAD_DIR/TAG, without a tag the one in LOAD_DIR/latest; returns its path and client_state.
+
+        (None, None) where there is no file `latest`. IoError for a checkpoint that is missing or damaged.
+        load_module_only: weights and buffers, no counters, rates and moments. load_optimizer_states=False: no moments;
+        masters are the weights. custom_load_fn(src=state_dict, dst=module) loads the weights; it needs one of these.
+        """
+        taken = str(tag) if tag is not None else latest_tag(load_dir)
+        if taken is None:
+            logger.warning("cannot find the latest checkpoint: %s is not there", Path(load_dir) / "latest")
+            return None, None
+        whole = load_optimizer_states and not load_module_only
+        if whole and custom_load_fn is not None:
+            raise NotImplementedError(
+                "cannot load optimizer states beside a custom_load_fn. Hint: load_module_only=True."
+            )
+        if whole:
+            self._engine.load_checkpoint(load_dir, taken)
+            text = self._engine.user_state
+        else:
+            path, manifest = read_manifest(load_dir, taken)
+            weights = read_tensors(path, manifest, ("master", "param", "buffer"))
+            self.load_module_state_dict({"module": weights}, load_module_strict, custom_load_fn)
+            text = json.loads(manifest["user_state"]) if manifest["user_state"] else None
+        state = _unpacked(text["deepspeed"]) if isinstance(text, dict) and "deepspeed" in text else {}
+        if not load_module_only:
+            for name, value in state.get("counters", {}).items():
+                setattr(self, name, value)
+            if self.optimizer is not None and whole:
+                for group, rate in zip(self.optimizer.param_groups, state.get("rates", []), strict=False):
+                    group["lr"] = rate
+                self.optimizer.pull()
+            if load_lr_scheduler_states and state.get("lr_scheduler") is not None and self.lr_scheduler is not None:
+                self.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        return str(Path(load_dir) / taken), state.get("client_state", {})
+
+    def destroy(self) -> None:
+        """[local] Lets go of the model; see libzero.Engine.close()."""
+        self._engine.close()
+
+
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+def _packed(state: dict[str, Any]) -> str:
+    """As text. TypeError for what torch.load(weights_only=True) would not read."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    try:
+        _unpacked(text)
+    except pickle.UnpicklingError as fault:
+        raise TypeError(
+            f"client_state: got an object that cannot be loaded safely, expected tensors, numbers, text, and lists, "
+            f"tuples and dicts of them. {str(fault).splitlines()[0]}"
+        ) from None
+    return text
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    return state
+
+
+__getattr__ = module_getattr("deepspeed.runtime.engine")

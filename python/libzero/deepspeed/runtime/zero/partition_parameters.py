@@ -1,0 +1,167 @@
+"""deepspeed.zero's contexts: building a model for stage 3, and reading or writing whole parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from libzero.deepspeed import comm
+from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, engine_of, mark
+from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.accelerator import get_accelerator
+from libzero.deepspeed.runtime.config import read_config, recipe_of
+from libzero.deepspeed.utils.logging import log_dist_once
+from libzero.engine import Engine
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "ZeroParamStatus",
+    "ZeroParamType",
+    "get_accelerator",
+    "register_external_parameter",
+    "unregister_external_parameter",
+]
+
+
+class Init:
+    """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
+
+    dtype: that parameters are made with; without it that of the configuration's recipe. enabled: False for nothing.
+    module: a model that was made before; it is cast now. remote_device other than the configuration's offload, and
+    groups of some ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
+
+    Each rank holds the whole model until deepspeed.initialize() shards it: a notice says so. libzero.build() makes a
+    model without memory.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        data_parallel_group: Any = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: Any = None,
+        zero_param_parallel_group: Any = None,
+        zero_quantized_weights: bool = False,
+        zero_quantized_nontrainable_weights: bool = False,
+        sequence_data_parallel_group: Any = None,
+        param_swapper: Any = None,
+    ) -> None:
+        groups = (data_parallel_group, mpu, zero_param_parallel_group, sequence_data_parallel_group, param_swapper)
+        if any(each is not None for each in groups):
+            raise NotImplementedError(
+                "cannot shard over some ranks in zero.Init: data_parallel_group, mpu, zero_param_parallel_group, "
+                "sequence_data_parallel_group and param_swapper are not built. Hint: leave them out."
+            )
+        self.enabled = enabled
+        given = config_dict_or_path if config_dict_or_path is not None else config
+        self._dtype = dtype or recipe_of({} if given is None else read_config(given)) or torch.get_default_dtype()
+        self._default: list[torch.dtype] = []
+        if enabled:
+            comm.init_distributed()
+            log_dist_once(
+                "zero.Init: each rank holds the whole model until deepspeed.initialize() shards it. "
+                "libzero.build() makes it without memory.",
+                ranks=(0,),
+            )
+            if module is not None:
+                module.to(self._dtype)
+                mark(module.parameters())
+
+    def __enter__(self) -> Init:
+        if self.enabled:
+            self._default.append(torch.get_default_dtype())
+            torch.set_default_dtype(self._dtype)
+            _register = torch.nn.modules.module.register_module_parameter_registration_hook
+            self._hook = _register(lambda module, name, parameter: mark([] if parameter is None else [parameter]))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.enabled:
+            self._hook.remove()
+            torch.set_default_dtype(self._default.pop())
+
+
+class GatheredParameters:
+    """[collective] Within it parameters of stage 3 are whole: of their shape and the compute dtype.
+
+    params: one parameter or several, whose whole units are gathered. modifier_rank: that rank may write them in place
+    under torch.no_grad(), and all ranks have its values afterwards; None: read only. enabled: False for nothing.
+    Nothing happens to parameters that are not stage 3's. Before deepspeed.initialize() parameters are whole anyway,
+    and modifier_rank's values are sent at the end.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter] | torch.nn.Parameter,
+        modifier_rank: int | None = None,
+        fwd_module: torch.nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        each: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
+        self.params = [p for p in each if hasattr(p, "ds_id")] if enabled else []
+        self.modifier_rank = modifier_rank
+        self._scopes = ExitStack()
+        self._waiting: list[torch.nn.Parameter] = []
+
+    def __enter__(self) -> None:
+        held: dict[Engine, list[torch.nn.Parameter]] = {}
+        for p in self.params:
+            engine = engine_of(p)
+            if engine is None:
+                self._waiting.append(p)
+            else:
+                held.setdefault(engine, []).append(p)
+        for engine, mine in held.items():
+            self._scopes.enter_context(engine.gathered_parameters(mine, modify=self.modifier_rank is not None))
+        for p in self.params:
+            p.ds_status = ZeroParamStatus.AVAILABLE
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.modifier_rank is not None and dist.is_initialized() and dist.get_world_size() > 1:
+                waiting = {id(p) for p in self._waiting}
+                for p in self.params:
+                    # The engine sends rank 0's values itself.
+                    if id(p) in waiting or self.modifier_rank != 0:
+                        dist.broadcast(p.detach(), self.modifier_rank)
+        finally:
+            for p in self.params:
+                p.ds_status = ZeroParamStatus.NOT_AVAILABLE
+            self._scopes.close()
+
+
+def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """[local] Nothing: the engine notices a parameter's use anywhere. TypeError for what is not a parameter."""
+    if not isinstance(parameter, torch.nn.Parameter):
+        raise TypeError(f"register_external_parameter: got {type(parameter).__name__}, expected a Parameter")
+
+
+def unregister_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """[local] Nothing, as register_external_parameter."""
+    register_external_parameter(module, parameter)
+
+
+# transformers replaces this name for the time of zero.Init; here no constructor of tensors is wrapped.
+_orig_torch_arange = torch.arange
+
+
+def zero_wrapper_for_fp_tensor_constructor(fn: Callable[..., torch.Tensor], **_: Any) -> Callable[..., torch.Tensor]:
+    """[local] The constructor itself."""
+    return fn
+
+
+__getattr__ = module_getattr("deepspeed.runtime.zero.partition_parameters")

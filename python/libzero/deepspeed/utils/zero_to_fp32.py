@@ -1,0 +1,161 @@
+"""The weights of a checkpoint without an engine: one process, no GPU. All calls are local and change no checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from libzero.deepspeed._refuse import module_getattr
+from libzero.errors import IoError
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+    "read_manifest",
+    "read_tensors",
+]
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def latest_tag(folder: str | os.PathLike[str]) -> str | None:
+    """The tag in the file `latest`; None without the file."""
+    file = Path(folder) / "latest"
+    return file.read_text().split("\n", 1)[0].strip() if file.is_file() else None
+
+
+def read_manifest(folder: str | os.PathLike[str], tag: str | None) -> tuple[Path, dict[str, Any]]:
+    """The folder of a checkpoint (None: the latest) and its manifest. FileNotFoundError where there is none."""
+    taken = tag if tag is not None else latest_tag(folder)
+    if taken is None:
+        raise FileNotFoundError(f"cannot find the latest checkpoint: {Path(folder) / 'latest'} is not there")
+    path = Path(folder) / taken
+    manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
+    if manifest.get("format") != "zero.checkpoint/1":
+        raise IoError(f"{path}: got format {manifest.get('format')!r}, expected 'zero.checkpoint/1'")
+    return path, manifest
+
+
+class _Files:
+    """The rank files of a checkpoint, mapped into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+
+    def read(self, part: Mapping[str, Any], dtype: torch.dtype) -> torch.Tensor:
+        name = part["file"]
+        if name not in self._open:
+            path = self._folder / name
+            whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+            head = int.from_bytes(whole[:8].numpy().tobytes(), "little")
+            self._open[name] = whole[8 + head :], json.loads(whole[8 : 8 + head].numpy().tobytes())
+        values, index = self._open[name]
+        begin, end = index[part["key"]]["data_offsets"]
+        return values[begin:end].clone().view(dtype)
+
+
+def read_tensors(path: Path, manifest: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Whole tensors of these kinds by name, tied names included, in host memory."""
+    files = _Files(path)
+    found: dict[str, torch.Tensor] = {}
+    for tensor in manifest["tensors"]:
+        if tensor["kind"] not in kinds:
+            continue
+        dtype = _DTYPES[tensor["dtype"]]
+        parts = sorted(tensor["parts"], key=lambda part: int(part["start"]))
+        flat = [files.read(part, dtype) for part in parts] or [torch.empty(0, dtype=dtype)]
+        found[tensor["name"]] = torch.cat(flat).view(tensor["shape"])
+    for alias, name in manifest["aliases"].items():
+        if name in found:
+            found[alias] = found[name]
+    return found
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | os.PathLike[str], tag: str | None = None, exclude_frozen_parameters: bool = False, lazy_mode: bool = False
+) -> dict[str, torch.Tensor]:
+    """fp32 parameters and the buffers by name, for model.load_state_dict(). tag: the latest if not given.
+
+    Hashes are not compared: `zero checkpoint verify` does that. NotImplementedError for lazy_mode.
+    """
+    if lazy_mode:
+        raise NotImplementedError("cannot read a checkpoint lazily: lazy_mode is not built. Hint: lazy_mode=False.")
+    path, manifest = read_manifest(checkpoint_dir, tag)
+    kinds = ("master", "buffer") if exclude_frozen_parameters else ("master", "param", "buffer")
+    found = read_tensors(path, manifest, kinds)
+    buffers = read_tensors(path, manifest, ("buffer",))
+    return {name: value if name in buffers else value.float() for name, value in found.items()}
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    max_shard_size: str | None = "5GB",
+    safe_serialization: bool = False,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Writes the same to output_dir as pytorch_model.bin, or model.safetensors with safe_serialization.
+
+    One file, whatever max_shard_size says. ImportError where safetensors is wanted and not installed.
+    """
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters)
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    if safe_serialization:
+        from safetensors.torch import save_file
+
+        state = {name: value.clone() for name, value in state.items()}  # it refuses tied tensors
+        save_file(state, Path(output_dir) / "model.safetensors", metadata={"format": "pt"})
+    else:
+        torch.save(state, Path(output_dir) / "pytorch_model.bin")
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: torch.nn.Module, checkpoint_dir: str | os.PathLike[str], tag: str | None = None
+) -> torch.nn.Module:
+    """Loads the same into a model on the CPU that no engine holds, and returns it."""
+    model.cpu().load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
+    return model
+
+
+def main() -> None:
+    """python -m libzero.deepspeed.utils.zero_to_fp32 CHECKPOINT_DIR OUTPUT_DIR"""
+    parser = argparse.ArgumentParser(prog="zero_to_fp32", description="Writes a checkpoint's weights in fp32.")
+    parser.add_argument("checkpoint_dir")
+    parser.add_argument("output_dir")
+    parser.add_argument("--safe_serialization", action="store_true", help="safetensors instead of torch's format")
+    parser.add_argument("-t", "--tag", help="the latest if not given")
+    parser.add_argument("--exclude_frozen_parameters", action="store_true")
+    words = parser.parse_args()
+    convert_zero_checkpoint_to_fp32_state_dict(
+        words.checkpoint_dir,
+        words.output_dir,
+        safe_serialization=words.safe_serialization,
+        tag=words.tag,
+        exclude_frozen_parameters=words.exclude_frozen_parameters,
+    )
+
+
+__getattr__ = module_getattr("deepspeed.utils.zero_to_fp32")
+
+if __name__ == "__main__":
+    main()

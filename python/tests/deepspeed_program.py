@@ -1,0 +1,297 @@
+"""A program written for DeepSpeed: two ranks run every case, and rank 0 writes what they observe as JSON.
+
+record_deepspeed.py runs it with DeepSpeed itself, test_deepspeed.py under libzero.deepspeed.run. It is the same file.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+HIDDEN = 16
+
+
+class SimpleModel(torch.nn.Module):
+    def __init__(self, hidden=HIDDEN, layers=2, scale=1.0):
+        super().__init__()
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden) for _ in range(layers))
+        self.loss = torch.nn.CrossEntropyLoss()
+        self.scale = scale
+
+    def forward(self, x, y):
+        for linear in self.linears:
+            x = linear(x)
+        return self.loss(x.float(), y) * self.scale
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 13
+
+    def __getitem__(self, i):
+        return torch.tensor([float(i)]), i
+
+
+def model(seed=1, **more):
+    torch.manual_seed(seed)
+    return SimpleModel(**more)
+
+
+def batches(engine, count, size=4):
+    rank = deepspeed.comm.get_rank()
+    generator = torch.Generator().manual_seed(100 + rank)
+    dtype = engine.get_data_types()[0]
+    for _ in range(count):
+        x = torch.randn(size, HIDDEN, generator=generator).to(dtype)
+        yield x, torch.randint(0, HIDDEN, (size,), generator=generator)
+
+
+def config(stage, **more):
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1000,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.01}},
+        "zero_optimization": {"stage": stage},
+        **more,
+    }
+
+
+def start(stage, seed=1, network=None, **more):
+    engine, _, _, _ = deepspeed.initialize(model=network or model(seed), config=config(stage, **more))
+    return engine
+
+
+def train(engine, count):
+    """Losses, and what the engine says after each micro-batch."""
+    seen = {"loss": [], "lr": [], "norm": [], "boundary": [], "steps": []}
+    for x, y in batches(engine, count):
+        loss = engine(x, y)
+        engine.backward(loss)
+        seen["boundary"].append(engine.is_gradient_accumulation_boundary())
+        engine.step()
+        seen["loss"].append(loss.item())
+        seen["lr"].append(list(engine.get_lr()))
+        seen["steps"].append([engine.global_steps, engine.micro_steps, engine.skipped_steps])
+        norm = engine.get_global_grad_norm()
+        seen["norm"].append(None if norm is None else float(norm))
+    return seen
+
+
+def stages():
+    return {str(stage): train(start(stage), 5) for stage in (1, 2, 3)}
+
+
+def bf16():
+    return {str(stage): train(start(stage, bf16={"enabled": True}), 5) for stage in (1, 3)}
+
+
+def accumulation():
+    return {str(stage): train(start(stage, gradient_accumulation_steps=2), 6) for stage in (1, 2, 3)}
+
+
+def boundary():
+    engine = start(2, gradient_accumulation_steps=3)
+    losses = []
+    for i, (x, y) in enumerate(batches(engine, 4)):
+        engine.set_gradient_accumulation_boundary(i % 2 == 1)
+        loss = engine(x, y)
+        engine.backward(loss)
+        if i % 2 == 1:
+            engine.step()
+        losses.append(loss.item())
+    return {"loss": losses, "steps": engine.global_steps}
+
+
+def schedules():
+    warmup = {"warmup_num_steps": 3, "warmup_max_lr": 0.05}
+    cycle = {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 2, "cycle_momentum": False}
+    blocks = {
+        "WarmupLR": {**warmup, "warmup_min_lr": 0.001},
+        "WarmupDecayLR": {**warmup, "total_num_steps": 6, "warmup_type": "linear"},
+        "WarmupCosineLR": {"total_num_steps": 6, "warmup_num_steps": 2},
+        "OneCycle": cycle,
+        "LRRangeTest": {"lr_range_test_min_lr": 0.001, "lr_range_test_step_size": 2},
+    }
+    seen = {}
+    for name, params in blocks.items():
+        engine, _, _, scheduler = deepspeed.initialize(
+            model=model(), config=config(2, scheduler={"type": name, "params": params})
+        )
+        seen[name] = train(engine, 5)
+        seen[name]["last"] = list(scheduler.get_last_lr())
+        seen[name]["class"] = type(scheduler).__name__
+    return seen
+
+
+def client_objects():
+    network = model()
+    weights = [p for name, p in network.named_parameters() if name.endswith("weight")]
+    biases = [p for name, p in network.named_parameters() if name.endswith("bias")]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0, "lr": 0.02}]
+    seen = {}
+    more = config(2)
+    del more["optimizer"]
+    engine, optimizer, _, scheduler = deepspeed.initialize(
+        model=network,
+        optimizer=torch.optim.AdamW(groups, lr=0.01),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
+        config=more,
+    )
+    seen["torch"] = train(engine, 5)
+    seen["groups"] = len(optimizer.param_groups)
+    for name, make in {
+        "callable": lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.1),
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    }.items():
+        network = model()
+        more["zero_allow_untested_optimizer"] = True
+        engine, _, _, _ = deepspeed.initialize(
+            model=network, optimizer=make, model_parameters=list(network.parameters()), config=more
+        )
+        seen[name] = train(engine, 4)
+    return seen
+
+
+def overflow():
+    """The loss scale begins where gradients overflow."""
+    fp16 = {"enabled": True, "initial_scale_power": 22, "loss_scale_window": 1000, "hysteresis": 1, "min_loss_scale": 1}
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.01}}
+    seen = {}
+    for stage in (1, 2, 3):
+        engine = start(stage, network=model(scale=8.0), fp16=fp16, scheduler=schedule)
+        each = {"skipped": [], "scale": [], "lr": [], "overflow": []}
+        for x, y in batches(engine, 10):
+            engine.backward(engine(x, y))
+            engine.step()
+            each["skipped"].append(engine.skipped_steps)
+            each["scale"].append(float(engine.optimizer.cur_scale if stage < 3 else engine.optimizer.loss_scale))
+            each["lr"].append(engine.get_lr()[0])
+            each["overflow"].append(bool(engine.optimizer.overflow))
+        seen[str(stage)] = each
+    return seen
+
+
+def checkpoint():
+    folder = [tempfile.mkdtemp()] if deepspeed.comm.get_rank() == 0 else [None]
+    deepspeed.comm.broadcast_object_list(folder, src=0)
+    seen = {}
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 0.05}}
+    for stage in (2, 3):
+        path = os.path.join(folder[0], str(stage))
+        first = start(stage, scheduler=schedule)
+        before = train(first, 3)
+        first.save_checkpoint(path, client_state={"epoch": 7, "best": (0.5, "x")})
+        first.save_checkpoint(path, tag="aside", client_state={"epoch": 8}, save_latest=False)
+        after = train(first, 2)
+        second = start(stage, seed=2, scheduler=schedule)
+        loaded, client = second.load_checkpoint(path)
+        again = train(second, 2)
+        third = start(stage, seed=2, scheduler=schedule)
+        third.load_checkpoint(path, tag="aside", load_module_only=True)
+        seen[str(stage)] = {
+            "before": before,
+            "after": after,
+            "again": again,
+            "loaded": os.path.relpath(loaded, path) if os.path.isdir(loaded) else os.path.dirname(
+                os.path.relpath(loaded, path)
+            ),
+            "client": {"epoch": client["epoch"], "best": list(client["best"])},
+            "weights only": train(third, 2),
+        }
+        nothing, none = third.load_checkpoint(os.path.join(folder[0], "nothing"))
+        assert nothing is None and not none
+    deepspeed.comm.barrier()
+    if deepspeed.comm.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return seen
+
+
+def loader():
+    data = Numbers()
+    engine, _, batches, _ = deepspeed.initialize(
+        model=model(), config=config(1, dataloader_drop_last=False), training_data=data
+    )
+    first = [batch[1].tolist() for batch in batches]
+    second = [batch[1].tolist() for batch in batches]
+    ordered = [batch[1].tolist() for batch in engine.deepspeed_io(data, batch_size=3, route="eval")]
+    return {"first": first, "second": second, "ordered": ordered, "length": len(batches)}
+
+
+def whole_parameters():
+    with deepspeed.zero.Init(config_dict_or_path=config(3)):
+        network = model()
+    first = network.linears[0]
+    with deepspeed.zero.GatheredParameters(list(network.parameters()), modifier_rank=0):
+        if deepspeed.comm.get_rank() == 0:
+            with torch.no_grad():
+                for i, p in enumerate(network.parameters()):
+                    p.copy_(torch.linspace(-0.5, 0.5 + i, p.numel()).view(p.shape))
+    engine = start(3, network=network)
+    seen = {"first": train(engine, 2)}
+    with deepspeed.zero.GatheredParameters(first.bias, modifier_rank=0):
+        with torch.no_grad():
+            if deepspeed.comm.get_rank() == 0:
+                first.bias.fill_(0.25)
+    x, y = next(batches(engine, 1))
+    loss = engine(x, y)
+    engine.backward(loss)
+    gradient = safe_get_full_grad(first.weight)
+    seen["gradient"] = [list(gradient.shape), float(gradient.float().norm())]
+    engine.step()
+    master = safe_get_full_fp32_param(first.weight)
+    seen["master"] = [list(master.shape), str(master.dtype), float(master.norm())]
+    seen["loss"] = loss.item()
+    seen["size"] = [first.weight.ds_numel, list(first.weight.ds_shape)]
+    return seen
+
+
+def sizes():
+    world = deepspeed.comm.get_world_size()
+    seen = []
+    for given in (
+        {"train_batch_size": 8},
+        {"train_batch_size": 16, "gradient_accumulation_steps": 4},
+        {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2},
+        {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2},
+    ):
+        rest = {key: value for key, value in config(1).items() if "batch" not in key}
+        engine, _, _, _ = deepspeed.initialize(model=model(), config={**rest, **given})
+        seen.append([engine.train_batch_size(), engine.train_micro_batch_size_per_gpu(),
+                     engine.gradient_accumulation_steps(), engine.dp_world_size == world])  # fmt: skip
+    return seen
+
+
+CASES = [
+    stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters, sizes
+]  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="*", default=[case.__name__ for case in CASES])
+    parser.add_argument("--local_rank", type=int, default=-1)
+    parser = deepspeed.add_config_arguments(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    deepspeed.init_distributed()
+    assert get_accelerator().device_name() == "cpu"
+    seen = {}
+    for case in CASES:
+        if case.__name__ in arguments.only:
+            seen[case.__name__] = case()
+    if deepspeed.comm.get_rank() == 0:
+        with open(arguments.out, "w") as file:
+            json.dump(seen, file, indent=1)
+    deepspeed.comm.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,420 @@
+"""Programs written for DeepSpeed run over libzero, with what DeepSpeed itself was seen to do."""
+
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import REPOSITORY, Programs, batch, config, find_zero, network
+
+import libzero
+import libzero.deepspeed as deepspeed
+from libzero.deepspeed import _names, run
+from libzero.deepspeed.runtime.engine import _VALUES
+from libzero.deepspeed.runtime.lr_schedules import WarmupLR
+from libzero.deepspeed.utils import zero_to_fp32
+
+HERE = Path(__file__).parent
+RECORD: dict[str, Any] = json.loads((HERE / f"deepspeed-{_names.VERSION}.json").read_text())
+NAMES = (HERE / f"deepspeed-{_names.VERSION}.txt").read_text().split()
+CASES = [case for case in RECORD if case != "huggingface"]
+
+
+def under_the_runner(folder: Path, *words: str) -> str:
+    """Two ranks of a program."""
+    program = find_zero()
+    if program is None:
+        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
+    done = subprocess.run(
+        [sys.executable, "-m", "libzero.deepspeed.run", "--num_gpus", "2", *words],
+        env={**Programs(folder).environment(), "ZERO_PROGRAM": program},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("program")
+    under_the_runner(folder, str(HERE / "deepspeed_program.py"), "--out", str(folder / "seen.json"))
+    seen: dict[str, Any] = json.loads((folder / "seen.json").read_text())
+    return seen
+
+
+def compare(ours: Any, theirs: Any, where: str, tolerance: float = 1e-4) -> None:
+    assert type(ours) is type(theirs) or isinstance(ours, int | float), where
+    if isinstance(theirs, dict):
+        assert set(ours) == set(theirs), where
+        for key, value in theirs.items():
+            compare(ours[key], value, f"{where}/{key}", tolerance)
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs), where
+        for i, value in enumerate(theirs):
+            compare(ours[i], value, f"{where}[{i}]", tolerance)
+    elif isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, abs=tolerance), where
+    else:
+        assert ours == theirs, where
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[str, Any]) -> None:
+    theirs = RECORD[case]
+    if case == "checkpoint":  # DeepSpeed's stage 3 keeps its shards, and with them its old weights
+        theirs["3"]["weights only"] = theirs["2"]["weights only"]
+    compare(observed[case], theirs, case)
+
+
+def test_unit_tests_in_deepspeeds_pattern_pass_on_every_rank(tmp_path: Path) -> None:
+    words = ["-q", "-p", "no:cacheprovider", "--confcutdir", str(tmp_path), str(HERE / "deepspeed_unit.py")]
+    out = under_the_runner(tmp_path, "--no_local_rank", "--module", "pytest", *words)
+    assert out.count("12 passed") == 2, out
+
+
+def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package)
+    words = ["--out", str(tmp_path / "seen.json"), "--folder", str(tmp_path)]
+    under_the_runner(tmp_path, str(HERE / "huggingface_program.py"), *words)
+    compare(json.loads((tmp_path / "seen.json").read_text()), RECORD["huggingface"], "huggingface")
+
+
+# ---- names ----
+def owner_of(owner: str) -> Any:
+    return deepspeed if owner == "deepspeed" else _attribute(deepspeed, owner.removeprefix("deepspeed."))
+
+
+def _attribute(start: Any, path: str) -> Any:
+    for part in path.split("."):
+        start = getattr(start, part)
+    return start
+
+
+@pytest.fixture(scope="module")
+def engine() -> deepspeed.DeepSpeedEngine:
+    made, _, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    return made
+
+
+def test_every_name_is_built_or_refused_by_name(engine: deepspeed.DeepSpeedEngine) -> None:
+    for full in NAMES:
+        owner, _, name = full.rpartition(".")
+        place = engine if owner == "DeepSpeedEngine" else owner_of(owner)
+        found = _names.reason(owner, name)
+        if found is None:
+            assert hasattr(place, name), f"{full} is neither built nor refused"
+        elif name in vars(place):  # a function that programs import and may never call
+            function = getattr(place, name)
+            with pytest.raises(NotImplementedError, match=rf"{full} is {found[0]}"):
+                function(*[None] * len(inspect.signature(function).parameters))
+        else:
+            with pytest.raises(AttributeError, match=rf"{full} is {found[0]}: .*\."):
+                getattr(place, name)
+            assert not hasattr(place, name)
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    loader = importlib.machinery.SourceFileLoader("page", str(REPOSITORY / "script" / "deepspeed-compatibility"))
+    spec = importlib.util.spec_from_loader("page", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    assert (REPOSITORY / "docs" / "deepspeed-compatibility.md").read_text() == module.page()
+
+
+def test_names_of_the_configuration_and_of_the_model_answer(engine: deepspeed.DeepSpeedEngine) -> None:
+    for name in _VALUES:
+        assert callable(getattr(engine, name)), name
+    assert engine.zero_optimization_stage() == 3 and engine.fp16_enabled() is False
+    assert engine.append == engine.module.append  # of Sequential
+    with pytest.raises(AttributeError, match="DeepSpeedEngine.no_such_name"):
+        engine.no_such_name()
+
+
+def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> None:
+    out = programs.run("""
+        import importlib.metadata, importlib.util
+        before = importlib.util.find_spec("deepspeed")
+        from libzero.deepspeed._under_its_name import install
+        install()
+        assert importlib.util.find_spec("deepspeed") is not None
+        assert importlib.metadata.version("deepspeed") == importlib.metadata.metadata("deepspeed")["Version"]
+        import deepspeed.runtime.zero.stage3
+        import libzero.deepspeed
+        assert deepspeed is libzero.deepspeed
+        assert deepspeed.runtime.zero.stage3 is libzero.deepspeed.runtime.zero.stage3
+        assert deepspeed.runtime.zero.stage3.__spec__.name == "libzero.deepspeed.runtime.zero.stage3"
+        assert deepspeed.__version__ == importlib.metadata.version("deepspeed")
+        try:
+            from deepspeed.moe.layer import MoE
+        except ModuleNotFoundError as refusal:
+            print("before:", before, refusal)
+        importlib.metadata.version("torch")
+    """)
+    assert "before: None deepspeed.moe is not built: expert layers" in out
+
+
+def test_the_launchers_flags_become_those_of_zero_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def execv(program: str, command: list[str]) -> None:
+        started.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setenv("ZERO_PROGRAM", "/bin/zero")
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    flags = ["--num_nodes", "2", "--hostfile", "hosts", "--include", "w0:1", "--master_addr", "w0", "--master_port", "9"]
+    for words in ([*flags, "--no_local_rank", "train.py", "--num_gpus", "7"], ["--num_nodes=1", "--module", "a.b"]):
+        with pytest.raises(SystemExit):
+            run.main(words)
+    ours = [sys.executable, "-m", "libzero.deepspeed.run"]
+    assert started[0] == [
+        "/bin/zero", "run", "--num-nodes", "2", "--hostfile", "hosts", "--include", "w0:1", "--master-addr", "w0",
+        "--master-port", "9", "--", *ours, "--no_local_rank", "train.py", "--num_gpus", "7",
+    ]  # fmt: skip
+    assert started[1] == ["/bin/zero", "run", "--num-nodes", "1", "--num-gpus", "auto", "--", *ours, "--module", "a.b"]
+
+
+# ---- one rank, in this process ----
+def one_step(engine: deepspeed.DeepSpeedEngine, step: int = 0) -> float:
+    loss = engine(batch(0, step)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return float(loss.detach())
+
+
+def test_schedules_that_the_program_makes_are_those_of_the_configuration() -> None:
+    numbers = {"warmup_num_steps": 3, "warmup_max_lr": 0.05}
+    rates = []
+    for own in (True, False):
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        given = WarmupLR(optimizer, 0.0, 0.05, 3) if own else None
+        more = {} if own else {"scheduler": {"type": "WarmupLR", "params": numbers}}
+        engine, _, _, scheduler = deepspeed.initialize(
+            model=model, optimizer=optimizer, lr_scheduler=given, config=config(2, **more)
+        )
+        seen = []
+        for step in range(4):
+            one_step(engine, step)
+            seen.append(scheduler.get_last_lr())
+        rates.append(seen)
+    assert rates[0] == rates[1] and rates[0][0] != rates[0][-1]
+    with pytest.raises(NotImplementedError, match="cannot jump"):
+        scheduler.step(7)
+
+
+def test_weights_of_a_checkpoint_without_an_engine(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(4))
+    model[0][4].bias.requires_grad_(False)
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config(3))
+    one_step(engine)
+    engine.save_checkpoint(tmp_path)
+    expected = engine._engine.state_dict()
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert "0.4.bias" not in zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+        tmp_path, exclude_frozen_parameters=True
+    )
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(tmp_path, tmp_path / "out")
+    written = torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True)
+    assert torch.equal(written["0.0.weight"], expected["0.0.weight"])
+    fresh = torch.nn.Sequential(network(2), torch.nn.BatchNorm1d(4))
+    zero_to_fp32.load_state_dict_from_zero_checkpoint(fresh, tmp_path)
+    assert torch.equal(fresh[0][0].weight, expected["0.0.weight"])
+    with pytest.raises(NotImplementedError, match="exclude_frozen_parameters"):
+        engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+
+
+def test_client_state_keeps_its_types_and_refuses_what_is_unsafe(tmp_path: Path) -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    one_step(engine)
+    engine.save_checkpoint(tmp_path, client_state={1: (2, torch.ones(2)), "none": None})
+    path, state = engine.load_checkpoint(tmp_path)
+    assert path == str(tmp_path / "global_step1") and state is not None
+    assert state[1][0] == 2 and torch.equal(state[1][1], torch.ones(2)) and state["none"] is None
+    with pytest.raises(TypeError, match="client_state: got an object that cannot be loaded safely"):
+        engine.save_checkpoint(tmp_path, client_state={"engine": Path("x")})
+
+
+def test_16bit_weights_are_saved_at_stage_3_where_the_configuration_says_so(tmp_path: Path) -> None:
+    more = {"bf16": {"enabled": True}}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3, **more))
+    assert engine.save_16bit_model(tmp_path) is False and not list(tmp_path.iterdir())
+    zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config={**config(3, **more), "zero_optimization": zero})
+    assert engine.save_16bit_model(tmp_path) is True
+    found = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert found["0.weight"].dtype == torch.bfloat16 and found["0.weight"].shape == (32, 8)
+
+
+def test_tiles_compute_what_the_layer_computes() -> None:
+    layer = torch.nn.Linear(7, 5)
+    x = torch.randn(3, 7)
+    for splits in ((1, 1), (3, 2), (7, 5)):
+        tiled = deepspeed.zero.TiledLinear(7, 5, in_splits=splits[0], out_splits=splits[1], init_linear=layer)
+        torch.testing.assert_close(tiled(x), layer(x))
+    parts = deepspeed.zero.TiledLinear(7, 5, out_splits=2, combine_out_splits=False, init_linear=layer)(x)
+    assert [part.shape for part in parts] == [(3, 3), (3, 2)]
+    with pytest.raises(RuntimeError, match="in_splits: got 8, expected 1 to 7"):
+        deepspeed.zero.TiledLinear(7, 5, in_splits=8)
+
+
+def test_checkpointing_recomputes() -> None:
+    assert not deepspeed.checkpointing.is_configured()
+    deepspeed.checkpointing.configure(None, deepspeed_config={"activation_checkpointing": {}})
+    assert deepspeed.checkpointing.is_configured()
+    with pytest.raises(NotImplementedError, match="cpu_checkpointing"):
+        deepspeed.checkpointing.configure(None, checkpoint_in_cpu=True)
+    runs = []
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return deepspeed.checkpointing.checkpoint(self.part, x)  # type: ignore[no-any-return]
+
+        def part(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(1)
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    engine, _, _, _ = deepspeed.initialize(model=Twice(), config=config(3))
+    one_step(engine)
+    assert len(runs) == 2
+
+
+def test_metrics_are_written_as_csv(tmp_path: Path) -> None:
+    monitor = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(1, csv_monitor=monitor))
+    one_step(engine)
+    one_step(engine, 1)
+    rows = (tmp_path / "job" / "Train_Samples_lr.csv").read_text().split()
+    assert rows == ["step,lr", "4,0.001", "8,0.001"]
+
+
+def test_estimates_are_the_planners() -> None:
+    stage3 = deepspeed.runtime.zero.stage3
+    host, device, layer = stage3.estimate_zero3_model_states_mem_needs(
+        10**9, 10**7, num_gpus_per_node=4, cpu_offload=False, cpu_offload_params=False
+    )
+    assert layer == 2 * 10**7 and device == pytest.approx(16 * 10**9 / 4, rel=0.3) and host < 10**8
+    stage2 = deepspeed.runtime.zero.stage_1_and_2
+    _, device = stage2.estimate_zero2_model_states_mem_needs(10**9, num_gpus_per_node=4, cpu_offload=False)
+    assert device == pytest.approx(2 * 10**9 + 14 * 10**9 / 4, rel=0.3)
+    stage3.estimate_zero3_model_states_mem_needs_all_live(torch.nn.Linear(512, 512))
+    stage2.estimate_zero2_model_states_mem_needs_all_live(torch.nn.Linear(512, 512))
+
+
+def test_an_engine_without_an_optimizer_evaluates() -> None:
+    settings = config(3)
+    del settings["optimizer"]
+    model, expected = network(), network()
+    engine, optimizer, _, scheduler = deepspeed.initialize(model=model, config=settings)
+    assert optimizer is None and scheduler is None
+    with torch.no_grad():
+        torch.testing.assert_close(engine(batch()), expected(batch()))
+    with pytest.raises(libzero.ConfigError, match="no optimizer"):
+        engine.backward(engine(batch()).sum())
+
+
+def bad(**words: Any) -> None:
+    deepspeed.initialize(model=network(), **words)
+
+
+def test_what_does_not_fit_is_refused_in_words() -> None:
+    settings = config(2)
+    model = network()
+    some = torch.optim.AdamW([model[0].weight], lr=0.1)
+    with pytest.raises(libzero.ConfigError, match="0.bias requires a gradient and is in no group"):
+        deepspeed.initialize(model=model, optimizer=some, config=settings)
+    with pytest.raises(libzero.ConfigError, match="that the model has not"):
+        bad(optimizer=some, config=settings)
+    groups = [{"params": [model[0].weight]}, {"params": [p for p in model.parameters() if p is not model[0].weight],
+                                             "betas": (0.1, 0.2)}]  # fmt: skip
+    with pytest.raises(libzero.ConfigError, match="betas is .* in one group"):
+        deepspeed.initialize(model=model, optimizer=torch.optim.Adam(groups), config=settings)
+    with pytest.raises(NotImplementedError, match="amsgrad"):
+        deepspeed.initialize(
+            model=model, optimizer=torch.optim.Adam(model.parameters(), amsgrad=True), config=settings
+        )
+    with pytest.raises(NotImplementedError, match="RMSprop"):
+        deepspeed.initialize(model=model, optimizer=torch.optim.RMSprop(model.parameters()), config=settings)
+    with pytest.raises(NotImplementedError, match="amsgrad"):
+        deepspeed.ops.adam.FusedAdam(model.parameters(), amsgrad=True)
+    with pytest.raises(NotImplementedError, match="engine updates the parameters"):
+        deepspeed.ops.adam.FusedAdam(model.parameters()).step()
+    with pytest.raises(libzero.ConfigError, match="got no configuration"):
+        bad()
+    with pytest.raises(libzero.ConfigError, match="neither a file nor base64"):
+        bad(config="no_such_file.json")
+    with pytest.raises(libzero.ConfigError, match="stge"):
+        bad(config={**settings, "zero_optimization": {"stge": 2}})
+
+
+def test_calls_out_of_order_are_refused_in_words() -> None:
+    engine, optimizer, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    assert optimizer is not None
+    with pytest.raises(libzero.ConfigError, match="gradient_accumulation_steps is 1"):
+        engine.set_gradient_accumulation_boundary(False)
+    with pytest.raises(libzero.ConfigError, match="stage 2: gradients are sharded"), engine.no_sync():
+        pass
+    with pytest.raises(NotImplementedError, match="states are sharded"):
+        optimizer.state_dict()
+    engine.backward(engine(batch()).square().mean())
+    with pytest.raises(NotImplementedError, match="cannot drop gradients"):
+        engine.zero_grad()
+    engine.step()
+    engine.zero_grad()
+    optimizer.param_groups[0]["betas"] = (0.1, 0.2)
+    with pytest.raises(libzero.ConfigError, match="only lr may be"):
+        one_step(engine)
+    half, _, _, _ = deepspeed.initialize(model=network(), config=config(2, bf16={"enabled": True}))
+    with pytest.raises(NotImplementedError, match="would be rounded"):
+        deepspeed.utils.safe_set_full_fp32_param(half.module[0].weight, torch.ones(32, 8))
+
+
+def test_no_sync_accumulates_below_stage_2() -> None:
+    losses = []
+    for inside in (True, False):
+        engine, _, _, _ = deepspeed.initialize(model=network(), config=config(1, gradient_accumulation_steps=2))
+        if inside:
+            with engine.no_sync():
+                engine.backward(engine(batch(0, 0)).square().mean())
+                with pytest.raises(libzero.ConfigError, match="within no_sync"):
+                    engine.step()
+            engine.set_gradient_accumulation_boundary(True)
+        else:
+            engine.backward(engine(batch(0, 0)).square().mean())
+            engine.step()
+        engine.backward(engine(batch(0, 1)).square().mean())
+        engine.step()
+        assert engine.global_steps == 1
+        losses.append(float(engine(batch(0, 2)).square().mean()))
+    assert losses[0] == losses[1]
+
+
+def test_masters_are_read_and_set_by_parameter() -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    weight = engine.module[0].weight
+    deepspeed.utils.safe_set_full_fp32_param(weight, torch.full((32, 8), 3.0))
+    found = deepspeed.utils.safe_get_full_fp32_param(weight)
+    assert found is not None and found.eq(3.0).all()
+    half, _, _, _ = deepspeed.initialize(model=network(), config=config(3, bf16={"enabled": True}))
+    found = deepspeed.utils.safe_get_full_fp32_param(half.module[0].weight)
+    assert found is not None and found.dtype == torch.float32
+    torch.testing.assert_close(found, network()[0].weight.detach(), atol=1e-2, rtol=1e-2)
+    assert deepspeed.utils.safe_get_full_fp32_param(network()[0].weight) is None
