@@ -59,11 +59,17 @@ class Ranks {
       changed_.notify_all();
     });
     std::exception_ptr interrupt;
+    std::chrono::steady_clock::time_point stopped;
     while (!wait_a_moment()) {
-      if (interrupt) continue;
+      const auto now = std::chrono::steady_clock::now();
+      // Again every second: an exception is lost if it is raised within a __del__ or another callback.
+      if (interrupt && now - stopped < std::chrono::seconds(1)) continue;
       py::gil_scoped_acquire gil;
-      if (PyErr_CheckSignals() == 0) continue;
-      interrupt = std::make_exception_ptr(py::error_already_set());
+      if (!interrupt) {
+        if (PyErr_CheckSignals() == 0) continue;
+        interrupt = std::make_exception_ptr(py::error_already_set());
+      }
+      stopped = now;
       stop();
     }
     runner.join();
@@ -76,11 +82,25 @@ class Ranks {
     py::gil_scoped_acquire gil;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      if (stopped_) {  // before this thread began
+        PyErr_SetNone(PyExc_KeyboardInterrupt);
+        throw py::error_already_set();
+      }
       comms_.push_back(comm);
       threads_.push_back(PyThreadState_Get()->thread_id);
     }
+    const Leave leave{*this, PyThreadState_Get()->thread_id};
     body_(PyCommunicator(std::move(comm)));
   }
+
+  struct Leave {  // a later thread may have the same number
+    Ranks& ranks;
+    const unsigned long thread;
+    ~Leave() {
+      std::lock_guard<std::mutex> lock(ranks.mutex_);
+      std::erase(ranks.threads_, thread);
+    }
+  };
 
   bool wait_a_moment() {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -90,6 +110,7 @@ class Ranks {
   // Requires the GIL. abort() ends waits; an asynchronous exception ends Python code.
   void stop() {
     std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
     for (const auto& held : comms_)
       if (const auto comm = held.lock()) comm->abort("KeyboardInterrupt");
     for (const auto thread : threads_) PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt);
@@ -99,7 +120,7 @@ class Ranks {
   int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool ended_ = false;
+  bool ended_ = false, stopped_ = false;
   std::vector<std::weak_ptr<zero::Communicator>> comms_;
   std::vector<unsigned long> threads_;
   std::exception_ptr failure_;

@@ -275,6 +275,26 @@ def test_ctrl_c_ends_ranks_as_threads() -> None:
     assert time.monotonic() - begin < 2.5
 
 
+def test_ctrl_c_is_not_lost_in_a_callback() -> None:
+    """An exception that is raised within __del__ is only printed."""
+
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.3)
+
+    def body(comm: libzero.Communicator) -> None:
+        while True:
+            Slow()
+            for _ in range(10):
+                time.sleep(0.05)
+
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        libzero.run_ranks(2, body)
+    assert time.monotonic() - begin < 30  # each second, until one is raised outside
+
+
 def test_rank_threads_share_the_gil() -> None:
     """A rank waits in a collective while another one computes in Python."""
 
