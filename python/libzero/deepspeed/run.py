@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from libzero import _program
-from libzero.communicator import _LAUNCHED
+from libzero.communicator import Communicator
 from libzero.deepspeed._under_its_name import install
 
 _TO_ZERO_RUN = ("num_gpus", "num_nodes", "hostfile", "include", "exclude", "master_addr", "master_port")
@@ -58,7 +58,7 @@ def _launch(words: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Reads sys.argv. Does not return where it starts ranks."""
     words = _parser().parse_args(arguments)
-    launched = any(name in os.environ for name in _LAUNCHED)
+    launched = Communicator.launched()
     if not launched and any(getattr(words, name) is not None for name in _TO_ZERO_RUN):
         _launch(words)
     install()

@@ -43,7 +43,7 @@ from torch.distributed import (
     send,
 )
 
-from libzero.communicator import _LAUNCHED
+from libzero.communicator import Communicator
 from libzero.deepspeed._refuse import module_getattr
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
@@ -160,7 +160,7 @@ def init_distributed(
     if dist_init_required is False:
         raise RuntimeError("cannot use torch.distributed: dist_init_required is False and nobody has started it")
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    if init_method is None and rank < 0 and not any(name in os.environ for name in _LAUNCHED):
+    if init_method is None and rank < 0 and not Communicator.launched():
         store = _dist.HashStore()  # type: ignore[attr-defined]
         _dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
