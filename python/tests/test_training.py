@@ -1,8 +1,10 @@
 """Stages, ranks and plain torch agree; models are used unchanged."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from conftest import Programs, batch, config, network
@@ -206,6 +208,35 @@ def test_build_allocates_nothing_and_gives_the_eager_values() -> None:
     engine = libzero.Engine(model, config(3))
     values = engine.state_dict()
     assert list(values) == list(eager)
+    assert all(torch.equal(values[name], eager[name]) for name in eager)
+
+
+def test_build_of_buffers_and_reads_before_an_engine() -> None:
+    def make() -> torch.nn.Sequential:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))  # has torch.tensor(0)
+        model.register_buffer("table", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        model.register_buffer("old", torch.Tensor([5, 6]))
+        model.register_buffer("numpy", torch.from_numpy(numpy.arange(3)))
+        return model
+
+    torch.manual_seed(1)
+    eager = make().state_dict()
+    torch.manual_seed(1)
+    model = libzero.build(make)
+    weight = model[0].weight
+    for read in (
+        lambda: weight.sum(),
+        lambda: model(torch.zeros(2, 4)),
+        lambda: weight.detach().clone(),
+        lambda: weight.data.fill_(1.0),
+        lambda: weight.data.copy_(torch.ones(4, 4)),
+        lambda: model.to(torch.bfloat16),
+        lambda: copy.deepcopy(model),
+        lambda: weight.detach().numpy()[0],
+    ):
+        with pytest.raises(RuntimeError, match="Hint: construct an Engine"):
+            read()
+    values = libzero.Engine(model, config(3)).state_dict()
     assert all(torch.equal(values[name], eager[name]) for name in eager)
 
 

@@ -251,6 +251,12 @@ TEST(Engine, DeferredBuildEqualsEagerBitForBit) {
   }
 }
 
+TEST(Engine, ADeferredParameterIsReadOnlyAfterItsEngine) {
+  auto module = build([&] { return problem("gpt").make(); });
+  for (const auto& parameter : module->parameters())
+    EXPECT_TRUE(contains(message_of([&] { parameter.sum(); }), "construct an Engine from the module first"));
+}
+
 // libtorch seeds every C++ process at random, so ranks that never call manual_seed differ.
 TEST(Engine, DeferredBuildOfRanksSeededDifferentlyTakesRankZeros) {
   torch::manual_seed(20);

@@ -90,7 +90,7 @@ class DeferredTape {
     return value.toTensor().storage().unsafeGetStorageImpl();
   }
   static void fill(c10::StorageImpl* storage) {
-    storage->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(storage->nbytes()));
+    fill_storage(*storage, c10::GetCPUAllocator()->allocate(storage->nbytes()));
   }
 
  private:
@@ -126,7 +126,10 @@ struct Waiting {
 void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kMode);
   const auto tape = recording;
-  if (!tape) return op.callBoxed(*stack);
+  // Python's torch.tensor() and its like write to the memory of an empty tensor themselves. They exclude this key,
+  // which torch has for modes as this one.
+  const bool written_directly = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit);
+  if (!tape || written_directly) return op.callBoxed(*stack);
   const auto& schema = op.schema();
   const std::size_t count = schema.arguments().size(), first = stack->size() - count;
   if (schema.name() == "aten::empty" && schema.overload_name() == "memory_format") {
@@ -197,7 +200,17 @@ DeferredRecording::DeferredRecording() {
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
 
+// From here on a read is a mistake of the program, and without the guard it would be a read at address 0.
 DeferredRecording::~DeferredRecording() {
+  {
+    std::lock_guard<std::mutex> lock(registry_mutex);
+    for (const auto& [storage, tape] : living_tapes())
+      if (tape.lock() == tape_)
+        guard_storage(
+            *storage,
+            "[zero::build] cannot read a parameter that has no values yet. Hint: construct an Engine from the "
+            "module first");
+  }
   c10::impl::tls_set_dispatch_key_included(kMode, false);
   recording.reset();
 }

@@ -45,15 +45,23 @@ at::Tensor without_data(at::IntArrayRef sizes, at::ScalarType dtype, at::Device 
 
 void release_storage(const c10::Storage& handle, const std::string& text) {
   auto* storage = handle.unsafeGetStorageImpl();
-  const auto device = storage->device();
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, storage->device()));
+  guard_storage(*storage, text);
+}
+
+void guard_storage(c10::StorageImpl& storage, const std::string& text) {
+  auto data = std::move(storage._mutable_data_ptr_no_checks());  // its context stays
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  storage.set_data_ptr_noswap(std::move(data));
+}
+
+void fill_storage(c10::StorageImpl& storage, c10::DataPtr data) {
+  guard_flag(storage) = false;  // before set_data_ptr_noswap, which recomputes the check from it
+  storage.set_data_ptr_noswap(std::move(data));
 }
 
 void gather_storage(const c10::Storage& handle, const at::Tensor& buffer, std::int64_t byte_offset) {
-  auto* storage = handle.unsafeGetStorageImpl();
-  guard_flag(*storage) = false;  // before set_data_ptr_noswap, which recomputes the check from it
-  storage->set_data_ptr_noswap(pointer_into(buffer, byte_offset));
+  fill_storage(*handle.unsafeGetStorageImpl(), pointer_into(buffer, byte_offset));
 }
 
 bool has_no_data(const at::Tensor& tensor) {

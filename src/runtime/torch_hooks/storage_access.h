@@ -17,6 +17,12 @@ at::Tensor without_data(at::IntArrayRef sizes, at::ScalarType dtype, at::Device 
 // Releases the data. Later reads that bypass the interception throw `text`.
 void release_storage(const c10::Storage& storage, const std::string& text);
 
+// For a storage without data: reads throw `text`.
+void guard_storage(c10::StorageImpl& storage, const std::string& text);
+
+// Gives a storage without data its memory, and ends guard_storage().
+void fill_storage(c10::StorageImpl& storage, c10::DataPtr data);
+
 // Points the storage into `buffer` at byte_offset.
 void gather_storage(const c10::Storage& storage, const at::Tensor& buffer, std::int64_t byte_offset);
 
