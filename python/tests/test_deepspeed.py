@@ -34,6 +34,7 @@ def under_the_runner(folder: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "libzero.deepspeed.run", "--num_gpus", "2", *words],
         env={**Programs(folder).environment(), "ZERO_PROGRAM": program},
+        cwd=folder,  # -m looks there first: not in the sources
         capture_output=True,
         text=True,
         timeout=300,
