@@ -81,6 +81,16 @@ def _refuse_copy(*_: object) -> NoReturn:
     )
 
 
+def copied_state(module: torch.nn.Module, device: str | None = None) -> dict[str, torch.Tensor]:
+    """[local] Copies of its state dict's tensors, on `device` or where they are. Tied parameters stay tied."""
+    copies: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    for value in state.values():
+        if id(value) not in copies:
+            copies[id(value)] = value.detach().to(device=device, copy=True)
+    return {name: copies[id(value)] for name, value in state.items()}
+
+
 class Engine:
     """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
@@ -197,12 +207,8 @@ class Engine:
 
         Needs memory for two unsharded models while it runs. For fp32 masters see full_state_dict().
         """
-        with self.gathered_parameters(), torch.no_grad():
-            copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
-            whole: dict[str, torch.Tensor] = self.module.state_dict(keep_vars=True)
-            for value in whole.values():
-                copies.setdefault(id(value), value.detach().clone())
-            return {name: copies[id(value)] for name, value in whole.items()}
+        with self.gathered_parameters():
+            return copied_state(self.module)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""

@@ -1,5 +1,6 @@
 // Bindings of Options: a configuration from a file, a dictionary or JSON text, and its explanation.
 #include <zero/config_tools.h>
+#include <zero/monitor.h>
 #include <zero/options.h>
 
 #include <optional>
@@ -54,6 +55,11 @@ void bind_options(py::module_& module) {
       .def("digest", &zero::Options::digest, "A digest of every effective value; ranks compare it.")
       .def("effective", &zero::Options::effective, "Every effective value as JSON text, by dotted key.")
       .def("__repr__", [](const zero::Options& self) { return "libzero.Options(digest=" + self.digest() + ")"; });
+  const auto release = py::call_guard<py::gil_scoped_release>();
+  py::class_<zero::Monitor>(module, "Monitor", "Metrics as the blocks csv_monitor and tensorboard specify. Local.")
+      .def(py::init<const zero::Options&, int>(), py::arg("options"), py::arg("rank"), release)
+      .def("active", &zero::Monitor::active)
+      .def("write", &zero::Monitor::write, py::arg("values"), py::arg("samples"), release);
   module.def("config_schema", &zero::config_schema, "JSON Schema of the configuration.");
   module.def(
       "cannot_start",

@@ -269,7 +269,8 @@ def sizes():
 
 
 CASES = [
-    stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters, sizes
+    stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters,
+    sizes,
 ]  # fmt: skip
 
 

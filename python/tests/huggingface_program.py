@@ -29,7 +29,7 @@ def sizes():
 def config(stage, own):
     """own: the file's optimizer and scheduler, else the Trainer's."""
     blocks = {
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+        "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
         "scheduler": {
             "type": "WarmupDecayLR",
             "params": {"total_num_steps": "auto", "warmup_min_lr": "auto", "warmup_max_lr": "auto",

@@ -175,7 +175,7 @@ def test_the_launchers_flags_become_those_of_zero_run(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ZERO_PROGRAM", "/bin/zero")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    flags = ["--num_nodes", "2", "--hostfile", "hosts", "--include", "w0:1", "--master_addr", "w0", "--master_port", "9"]
+    flags = "--num_nodes 2 --hostfile hosts --include w0:1 --master_addr w0 --master_port 9".split()
     for words in ([*flags, "--no_local_rank", "train.py", "--num_gpus", "7"], ["--num_nodes=1", "--module", "a.b"]):
         with pytest.raises(SystemExit):
             run.main(words)

@@ -281,17 +281,31 @@ TEST(Structure, PublicHeadersIncludeNoOthers) {
     for (const auto& line : lines_of(file)) EXPECT_FALSE(std::regex_search(line, inner)) << file << ": " << line;
 }
 
+// Characters of UTF-8.
+std::size_t columns_of(const std::string& line) {
+  const auto continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; };
+  return line.size() - static_cast<std::size_t>(std::count_if(line.begin(), line.end(), continuation));
+}
+
+TEST(Structure, LinesOfThePythonPackageStayShort) {
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(kRoot / "python")) {
+    const auto extension = entry.path().extension();
+    if (extension != ".py" && extension != ".pyi" && extension != ".cpp" && extension != ".h") continue;
+    const auto lines = lines_of(entry.path());
+    for (std::size_t l = 0; l < lines.size(); ++l)
+      EXPECT_LE(columns_of(lines[l]), 120u) << entry.path() << ":" << l + 1;
+    ++files;
+  }
+  EXPECT_GT(files, 20);
+}
+
 TEST(Structure, FilesStayShort) {
   for (const char* folder : {"src", "include", "cli", "models", "data"}) {
     for (const auto& file : sources_under(kRoot / folder)) {
       const auto lines = lines_of(file);
       const auto count = lines.size();
-      for (std::size_t l = 0; l < count; ++l) {
-        const auto continuation = [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; };
-        const auto columns =
-            lines[l].size() - static_cast<std::size_t>(std::count_if(lines[l].begin(), lines[l].end(), continuation));
-        EXPECT_LE(columns, 120u) << file << ":" << l + 1;
-      }
+      for (std::size_t l = 0; l < count; ++l) EXPECT_LE(columns_of(lines[l]), 120u) << file << ":" << l + 1;
       EXPECT_LE(count, file.extension() == ".h" ? 200u : 600u) << file;
       EXPECT_TRUE(lines.front().starts_with("//") || file.extension() == ".cpp")
           << file << " opens without saying what it is for";

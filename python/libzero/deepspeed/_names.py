@@ -31,7 +31,14 @@ _AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
 _GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
-_SHARDS = "the engine does not hand out its shards of masters. Hint: safe_get_full_fp32_param, safe_set_full_fp32_param."
+_SHARDS = (
+    "the engine does not hand out its shards of masters. Hint: safe_get_full_fp32_param, safe_set_full_fp32_param."
+)
+_LINEAR = "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."
+_GRADIENTS = "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."
+_MARKS = "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."
+_LAUNCHERS = "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."
+_REDUCED = "gradients are not reduced by hand. Hint: retain_graph for several losses."
 _OPTIMIZER_STATES = (
     "the engine does not hand out optimizer states. Hint: a checkpoint's files hold them by name (docs/checkpoints.md)."
 )
@@ -63,15 +70,15 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (MEANINGLESS, _INSIDE): "DeepSpeedTensorOverride DeepSpeedZeRoOffload parameter_offload "
         "partitioned_param_coordinator partitioned_param_profiler offload_states utils",
         (MEANINGLESS, _CONSTANT): "config leaf_module_config offload_config",
-        (REFUSED, "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."): "linear",
+        (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
         (REFUSED, _SHARDS): "safe_get_local_fp32_param safe_set_local_fp32_param",
         (REFUSED, _OPTIMIZER_STATES): "safe_get_full_optimizer_state safe_set_full_optimizer_state "
         "safe_get_local_optimizer_state safe_set_local_optimizer_state",
-        (REFUSED, "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."): "safe_set_full_grad "
+        (REFUSED, _GRADIENTS): "safe_set_full_grad "
         "safe_set_local_grad safe_update_full_grad_vectorized",
-        (REFUSED, "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."): "set_z3_leaf_modules_by_name "
+        (REFUSED, _MARKS): "set_z3_leaf_modules_by_name "
         "set_z3_leaf_modules_by_suffix z3_leaf_parameter",
         (REFUSED, _GROUPS): "bwc bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size "
         "expert_tensor_parallel_world_size get_model_parallel_group get_tensor_model_parallel_group "
@@ -116,7 +123,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
         "enable_symm_mem_for_group",
         (REFUSED, "device meshes are not built. Hint: new_group()."): "initialize_mesh_device",
-        (REFUSED, "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."): "DEFAULT_AML_MASTER_PORT "
+        (REFUSED, _LAUNCHERS): "DEFAULT_AML_MASTER_PORT "
         "DEFAULT_AML_NCCL_SOCKET_IFNAME get_local_rank_from_launcher get_world_rank_from_launcher "
         "get_world_size_from_launcher in_aml in_aws_sm in_dlts mpi_discovery patch_aml_env_for_torch_nccl_backend "
         "patch_aws_sm_env_for_torch_nccl_backend",
@@ -154,7 +161,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _ZENFLOW): "zenflow_config",
         (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
         "set_train_micro_batch_size",
-        (REFUSED, "gradients are not reduced by hand. Hint: retain_graph for several losses."): "coalesce_grad_reduction",
+        (REFUSED, _REDUCED): "coalesce_grad_reduction",
         (MEANINGLESS, _KEY): "aio_config checkpoint_serialization_enabled checkpoint_tag_validation_enabled "
         "checkpoint_tag_validation_fail checkpoint_writer_enabled cpuadam_cores_perc dynamic_loss_scale_args "
         "get_optimizer_configuration is_sanity_checks_enabled log_level optimizer_legacy_fusion super_offload "

@@ -86,7 +86,7 @@ class _Distributions(importlib.metadata.DistributionFinder):
 
 
 def install() -> None:
-    """[local] From now on `import deepspeed` is libzero.deepspeed. ImportError where another one was imported before."""
+    """[local] From now on `import deepspeed` is libzero.deepspeed. ImportError if another one was imported before."""
     imported = sys.modules.get(_THEIRS)
     if imported is not None and imported is not sys.modules.get(_OURS):
         raise ImportError(f"cannot take the name deepspeed: {imported.__file__} was imported before")

@@ -100,7 +100,7 @@ get_all_ranks_from_group = get_process_group_ranks
 
 def _expect_ready(call: str) -> None:
     if not is_initialized():
-        raise RuntimeError(f"cannot call deepspeed.comm.{call}: no ranks yet. Hint: deepspeed.init_distributed() first.")
+        raise RuntimeError(f"cannot call deepspeed.comm.{call}: no ranks yet. Hint: deepspeed.init_distributed().")
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:

@@ -35,7 +35,7 @@ from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
-from libzero.engine import Engine
+from libzero.engine import Engine, copied_state
 from libzero.errors import ConfigError
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable"]
@@ -140,7 +140,7 @@ class DeepSpeedEngine(torch.nn.Module):
             self.optimizer.pull()
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
-        self.monitor = MonitorMaster(config, self.global_rank)
+        self.monitor = MonitorMaster(self._engine.options, self.global_rank)
         self.training_dataloader = None if training_data is None else self.deepspeed_io(training_data)
 
     def _updates_of(
@@ -238,7 +238,7 @@ class DeepSpeedEngine(torch.nn.Module):
         if interval and self.global_steps % interval == 0:
             text = f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}"
             log_dist(text, ranks=[0])
-        if self.monitor.enabled and self.global_rank == 0:
+        if self.monitor.enabled:
             events = [("Train/Samples/lr", self.get_lr()[0], self.global_samples)]
             if self.fp16_enabled():
                 events.append(("Train/Samples/loss_scale", self._engine.loss_scale, self.global_samples))
@@ -505,14 +505,10 @@ class DeepSpeedEngine(torch.nn.Module):
 
         Takes memory for the whole model on every rank while it runs.
         """
-        with self._engine.gathered_parameters(), torch.no_grad():
+        with self._engine.gathered_parameters():
             if self.global_rank != 0:
                 return None
-            copies: dict[int, torch.Tensor] = {}  # tied parameters stay tied
-            whole = self.module.state_dict(keep_vars=True)
-            for value in whole.values():
-                copies.setdefault(id(value), value.detach().to("cpu", copy=True))
-            state = {name: copies[id(value)] for name, value in whole.items()}
+            state = copied_state(self.module, "cpu")
         return self._without_frozen(state) if exclude_frozen_parameters else state
 
     def save_16bit_model(

@@ -12,31 +12,10 @@ from libzero.deepspeed.utils import (
     z3_leaf_module as _leaf,
     zero_to_fp32,
 )
-from libzero.deepspeed.utils.groups import (
-    get_data_parallel_group,
-    get_data_parallel_rank,
-    get_data_parallel_world_size,
-    get_model_parallel_rank,
-    get_model_parallel_world_size,
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-)
+from libzero.deepspeed.utils.groups import *
 from libzero.deepspeed.utils.init_on_device import OnDevice
 from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger, set_log_level_from_string
-from libzero.deepspeed.utils.tensor_fragment import (
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_get_local_grad,
-    safe_get_local_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_grad,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_grad,
-    safe_set_local_optimizer_state,
-)
+from libzero.deepspeed.utils.tensor_fragment import *
 from libzero.deepspeed.utils.z3_leaf_module import (
     get_z3_leaf_modules,
     set_z3_leaf_module,
@@ -51,13 +30,6 @@ __all__ = [
     "RepeatingLoader",
     "debug",
     "get_accelerator",
-    "get_data_parallel_group",
-    "get_data_parallel_rank",
-    "get_data_parallel_world_size",
-    "get_model_parallel_rank",
-    "get_model_parallel_world_size",
-    "get_tensor_model_parallel_rank",
-    "get_tensor_model_parallel_world_size",
     "get_z3_leaf_modules",
     "groups",
     "init_on_device",
@@ -65,18 +37,6 @@ __all__ = [
     "log_dist_once",
     "logger",
     "logging",
-    "safe_get_full_fp32_param",
-    "safe_get_full_grad",
-    "safe_get_full_optimizer_state",
-    "safe_get_local_fp32_param",
-    "safe_get_local_grad",
-    "safe_get_local_optimizer_state",
-    "safe_set_full_fp32_param",
-    "safe_set_full_grad",
-    "safe_set_full_optimizer_state",
-    "safe_set_local_fp32_param",
-    "safe_set_local_grad",
-    "safe_set_local_optimizer_state",
     "set_log_level_from_string",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
@@ -85,5 +45,7 @@ __all__ = [
     "z3_leaf_module",
     "zero_to_fp32",
 ]
+__all__ += groups.__all__
+__all__ += tensor_fragment.__all__
 
 __getattr__ = module_getattr("deepspeed.utils")

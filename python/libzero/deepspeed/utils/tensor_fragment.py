@@ -5,6 +5,7 @@ What belongs to no engine is None, as in DeepSpeed. What the engine offers no wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -29,8 +30,13 @@ __all__ = [
 ]
 
 
-def _refuse(call: str) -> NoReturn:
-    raise NotImplementedError(refusal("deepspeed.utils", call))
+def _refused(call: str) -> Callable[..., NoReturn]:
+    """A call that can be imported and raises NotImplementedError."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise NotImplementedError(refusal("deepspeed.utils", call))
+
+    return refuse
 
 
 def _name(engine: Engine, param: torch.Tensor) -> str:
@@ -90,41 +96,11 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     return None if engine is None else engine.own_gradient(param)[1]
 
 
-def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_get_full_optimizer_state")
-
-
-def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_set_full_optimizer_state")
-
-
-def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_set_full_grad")
-
-
-def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_get_local_fp32_param")
-
-
-def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_set_local_fp32_param")
-
-
-def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_get_local_optimizer_state")
-
-
-def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_set_local_optimizer_state")
-
-
-def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Refused: NotImplementedError."""
-    _refuse("safe_set_local_grad")
+safe_get_full_optimizer_state = _refused("safe_get_full_optimizer_state")
+safe_set_full_optimizer_state = _refused("safe_set_full_optimizer_state")
+safe_set_full_grad = _refused("safe_set_full_grad")
+safe_get_local_fp32_param = _refused("safe_get_local_fp32_param")
+safe_set_local_fp32_param = _refused("safe_set_local_fp32_param")
+safe_get_local_optimizer_state = _refused("safe_get_local_optimizer_state")
+safe_set_local_optimizer_state = _refused("safe_set_local_optimizer_state")
+safe_set_local_grad = _refused("safe_set_local_grad")

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = ["get_z3_leaf_modules", "set_z3_leaf_module", "set_z3_leaf_modules", "unset_z3_leaf_modules", "z3_leaf_module"]
+__all__ = [
+    "get_z3_leaf_modules",
+    "set_z3_leaf_module",
+    "set_z3_leaf_modules",
+    "unset_z3_leaf_modules",
+    "z3_leaf_module",
+]
 
 
 def z3_leaf_module(model: torch.nn.Module) -> bool:

@@ -91,7 +91,10 @@ def read_tensors(path: Path, manifest: Mapping[str, Any], kinds: tuple[str, ...]
 
 
 def get_fp32_state_dict_from_zero_checkpoint(
-    checkpoint_dir: str | os.PathLike[str], tag: str | None = None, exclude_frozen_parameters: bool = False, lazy_mode: bool = False
+    checkpoint_dir: str | os.PathLike[str],
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+    lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
     """fp32 parameters and the buffers by name, for model.load_state_dict(). tag: the latest if not given.
 

@@ -72,7 +72,8 @@ def estimate_zero3_model_states_mem_needs_all_cold(
             options += f"offload_optimizer={'cpu' if cpu_offload else 'none'}, zero_init={int(zero_init)}"
             rows.append((Estimate(host, device), options))
     hosts = f"{num_nodes} host{'s' * (num_nodes > 1)} with {num_gpus_per_node} GPU{'s' * (num_gpus_per_node > 1)}"
-    table(f"Model states at stage 3, {total_params:,} parameters, largest layer {largest_layer_params:,}, {hosts}", rows)
+    sizes = f"{total_params:,} parameters, largest layer {largest_layer_params:,}"
+    table(f"Model states at stage 3, {sizes}, {hosts}", rows)
 
 
 def estimate_zero3_model_states_mem_needs_all_live(
