@@ -31,6 +31,9 @@ ZERO_API std::shared_ptr<Communicator> over_process_group(const c10::intrusive_p
 // Without a store they see a closed connection or a timeout. CommError::rank() is -1 if the failed rank is unknown.
 // Ranks that make different calls are not detected. split() throws; create a process group of those ranks instead.
 //
+// Sets SIGPIPE to be ignored if the program left it at its default: c10d's gloo would end the process when it writes to
+// a peer that has died.
+//
 // Throws ConfigError for a null group and for one without a CPU backend ("nccl" alone), CommError if a peer does not
 // respond.
 template <class Pointer>

@@ -3,6 +3,7 @@
 #include <zero/process_group.h>
 #include <zero/zero.h>
 
+#include <csignal>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -136,6 +137,22 @@ TEST(ProcessGroup, NoticesADeath) {
   });
   EXPECT_EQ(ends[2].signal, SIGKILL);
   EXPECT_TRUE(ends[0].ok() && ends[1].ok()) << errors_of(ends);
+}
+
+// A write to a dead peer raises SIGPIPE in a thread of the group. The program's own handler stays.
+TEST(ProcessGroup, SurvivesAWriteToADeadPeer) {
+  const auto ends = with_groups(1, [](Backend group, int) {
+    {
+      auto comm = Communicator::from_process_group(group);
+      raise(SIGPIPE);
+    }
+    static volatile std::sig_atomic_t raised = 0;
+    signal(SIGPIPE, [](int) { raised = raised + 1; });
+    auto comm = Communicator::from_process_group(group);
+    raise(SIGPIPE);
+    require(raised == 1, "the handler was replaced");
+  });
+  EXPECT_EQ(errors_of(ends), "");
 }
 
 }  // namespace zero::test::process_group_test

@@ -5,6 +5,7 @@
 // [Note: who failed] c10d reports that an operation failed, but rarely which rank caused it. A rank that fails or
 // detects a failure writes it to a key of the group's store, which waiting ranks read every 100 ms.
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -323,6 +324,14 @@ std::string host_name() {
   return boot + " " + name;
 }
 
+// gloo's write to a dead peer's socket raises SIGPIPE in a thread of the group, which ends a process that does not
+// ignore or handle it. Only the disposition of the whole process reaches threads that already run.
+void ignore_broken_pipes() {
+  struct sigaction now = {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL)
+    signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> backend,
@@ -336,6 +345,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
     // The type is always this one, but libtorch hides the symbols that dynamic_cast needs.
     if (gloo->_getStore()) store = static_cast<c10d::ProcessGroupGloo::GlooStore&>(*gloo->_getStore())._getStore();
   }
+  ignore_broken_pipes();
   const milliseconds timeout = std::chrono::minutes(30);
   net::ProcessInfo identity;
   identity.rank = backend->getRank();
