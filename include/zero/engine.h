@@ -156,6 +156,8 @@ class ZERO_API Engine {
 
   // [local] Units, in which parameters are communicated: name and number of elements.
   std::vector<std::pair<std::string, std::int64_t>> units() const;
+  // [local] Paths of the modules whose parameters form units, before small units are merged and large ones split.
+  std::vector<std::string> unit_modules() const;
   [[deprecated("call units()")]] std::vector<std::pair<std::string, std::int64_t>> groups() const { return units(); }
 
   const Options& options() const;      // [local]

@@ -14,6 +14,7 @@
 #include <zero/monitor.h>
 #include <zero/options.h>
 #include <zero/options_builder.h>
+#include <zero/read_scope.h>
 #include <zero/trace.h>
 #include <zero/version.h>
 #include <zero/work.h>

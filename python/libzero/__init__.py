@@ -22,6 +22,7 @@ from libzero import _log  # noqa: F401
 from libzero._native import Options, Work
 from libzero._native import version as __version__
 from libzero.communicator import Communicator, default_communicator, run_ranks
+from libzero.compiled import compile
 from libzero.engine import Engine, StepResult, TraceSummary, build
 from libzero.errors import CommError, ConfigError, InternalError, IoError
 from libzero.memory import Memory, MemoryRow
@@ -46,6 +47,7 @@ __all__ = [
     "Work",
     "__version__",
     "build",
+    "compile",
     "default_communicator",
     "plan",
     "plan_all",

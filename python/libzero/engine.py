@@ -81,6 +81,11 @@ def _refuse_copy(*_: object) -> NoReturn:
     )
 
 
+def engine_of(parameter: torch.Tensor) -> Engine | None:
+    """[local] The open engine that holds a parameter."""
+    return next((each for each in _live if id(parameter) in each._names and not each.closed), None)
+
+
 def copied_state(module: torch.nn.Module, device: str | None = None) -> dict[str, torch.Tensor]:
     """[local] Copies of its state dict's tensors, on `device` or where they are. Tied parameters stay tied."""
     copies: dict[int, torch.Tensor] = {}
@@ -113,15 +118,17 @@ class Engine:
         comm: Communicator | None = None,
         units: Iterable[str | type[torch.nn.Module]] | None = None,
     ) -> None:
-        settings = {} if units is None else {"libzero.units": _unit_names(model, units)}
+        # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
+        self._original: torch.nn.Module = getattr(model, "_orig_mod", model)
+        settings = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         options = as_options(config, settings)
         self.comm = comm if comm is not None else default_communicator()
-        self._native = _native.Engine(model, options, self.comm)
+        self._native = _native.Engine(self._original, options, self.comm)
         self.module = model
         self._alone = self.comm.size == 1
-        named = dict(model.named_parameters())
-        self._names = {id(p): name for name, p in named.items()}
-        self.optimizer = Optimizer(self._native, model)
+        named = dict(self._original.named_parameters())
+        self._names: dict[int, str] = {id(p): name for name, p in named.items()}
+        self.optimizer = Optimizer(self._native, self._original)
         """For torch's schedulers; see Optimizer."""
         for p in named.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
@@ -208,7 +215,7 @@ class Engine:
         Needs memory for two unsharded models while it runs. For fp32 masters see full_state_dict().
         """
         with self.gathered_parameters():
-            return copied_state(self.module)
+            return copied_state(self._original)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
@@ -223,12 +230,12 @@ class Engine:
         """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved."""
         if user_state is not None:
             self._native.set_user_state(json.dumps(user_state))
-        self._native.refresh_buffers(self.module)
+        self._native.refresh_buffers(self._original)
         self._native.save_checkpoint(os.fspath(path), tag)
 
     def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
         """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`."""
-        self._native.refresh_buffers(self.module)
+        self._native.refresh_buffers(self._original)
         taken = self._native.load_checkpoint(os.fspath(path), tag)
         self.optimizer._pull()
         return taken

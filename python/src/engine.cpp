@@ -1,9 +1,11 @@
 // Bindings of zero::Engine; libzero/engine.py wraps them.
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
 #include <zero/build.h>
 #include <zero/engine.h>
+#include <zero/read_scope.h>
 
 #include <optional>
 
@@ -72,6 +74,18 @@ struct PyForward {  // Engine.__call__: handles Ctrl-C during all-gathers of the
   std::unique_ptr<InterruptScope> scope;
 };
 
+// The tensors of a compiled graph's inputs, which may also be numbers and None.
+std::vector<at::Tensor> tensors_of(const py::sequence& inputs) {
+  std::vector<at::Tensor> tensors;
+  for (const auto input : inputs)
+    if (THPVariable_Check(input.ptr())) tensors.push_back(THPVariable_Unpack(input.ptr()));
+  return tensors;
+}
+
+struct PyReadScope {
+  std::optional<zero::ReadScope> scope;
+};
+
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
@@ -112,6 +126,22 @@ void bind_engine(py::module_& module) {
         self.scope.reset();
         if (PyErr_CheckSignals() != 0) throw py::error_already_set();
       });
+
+  py::class_<PyReadScope>(module, "ReadScope")
+      .def(py::init([](const py::sequence& inputs, const char* kernel, bool training) {
+             const auto tensors = tensors_of(inputs);
+             py::gil_scoped_release release;
+             return PyReadScope{zero::ReadScope(tensors, kernel, training)};
+           }),
+           py::arg("inputs"), py::arg("kernel"), py::arg("training"))
+      .def_static(
+          "check_write",
+          [](const py::sequence& inputs, const char* kernel) {
+            zero::ReadScope::check_write(tensors_of(inputs), kernel);
+          },
+          py::arg("inputs"), py::arg("kernel"))
+      .def(
+          "close", [](PyReadScope& self) { self.scope.reset(); }, py::call_guard<py::gil_scoped_release>());
 
   py::class_<PyEngine> c(module, "Engine");
   c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&>(), py::arg("module"),
@@ -201,6 +231,7 @@ void bind_engine(py::module_& module) {
   local(c, "micro_batches", &zero::Engine::micro_batches);
   local(c, "loss_scale", &zero::Engine::loss_scale);
   local(c, "units", &zero::Engine::units);
+  local(c, "unit_modules", &zero::Engine::unit_modules);
 
   module.def(
       "build", [](const py::function& make) { return zero::build([&] { return make(); }); }, py::arg("make"));

@@ -1,4 +1,4 @@
-"""Which engine holds a parameter, and the attributes that programs know stage 3's parameters by."""
+"""The attributes that programs know stage 3's parameters by."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from enum import Enum
 
 import torch
-
-from libzero.engine import Engine, _live
 
 
 class ZeroParamType(Enum):
@@ -36,8 +34,3 @@ def mark(parameters: Iterable[torch.Tensor]) -> None:
         if not hasattr(p, "ds_id"):
             attributes = {"ds_id": next(_ids), "ds_shape": p.shape, "ds_numel": p.numel()}
             p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE)
-
-
-def engine_of(parameter: torch.Tensor) -> Engine | None:
-    """[local] The engine that holds it; None before deepspeed.initialize()."""
-    return next((e for e in _live if id(parameter) in e._names and not e.closed), None)

@@ -11,7 +11,7 @@ _PIPELINE = "there is no pipeline parallelism. Hint: a plain torch.nn.Module, sh
 _INFERENCE = "there is no inference engine. Hint: model.eval(), or stage 3 without an optimizer."
 _TENSOR = "there is no tensor parallelism. Hint: zero_optimization.stage 3."
 _MOE = "expert layers are not built."
-_COMPILE = "there is no graph compiler of the engine. Hint: torch.compile(backend='eager') of the model."
+_COMPILE = "DeepCompile's passes are not built. Hint: engine.compile() compiles the units with torch.compile."
 _TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
 _STATES = "states are moved by the configuration only. Hint: zero_optimization.offload_optimizer."
 _DATA = "the engine does not choose or change data. Hint: a sampler of the program."
@@ -147,8 +147,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "flops_profiler_top_modules",
         (REFUSED, _TENSOR): "autotp_size tensor_parallel_config uses_parallelization_pass_only "
         "get_tensor_parallel_rank get_sequence_parallel_group",
-        (REFUSED, _COMPILE): "compile compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend "
-        "get_autotp_backend get_compile_time get_deepcompile_backend get_deepspeed_compile_backend is_compiled "
+        (REFUSED, _COMPILE): "compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend "
+        "get_autotp_backend get_compile_time get_deepcompile_backend get_deepspeed_compile_backend "
         "is_deepcompile_active is_deepcompile_enabled register_compile_pass",
         (REFUSED, _DATA): "curriculum_learning_config curriculum_learning_enabled data_efficiency_config "
         "data_efficiency_enabled data_sampling_config data_sampling_enabled random_ltd_config random_ltd_enabled "

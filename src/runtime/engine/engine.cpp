@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <set>
+
 #include "base/log.h"
 #include "engine/state.h"
 #include "torch_hooks/deferred_init.h"
@@ -73,6 +75,14 @@ std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {
   std::vector<std::pair<std::string, std::int64_t>> result;
   for (const auto& group : state_->parts.groups) result.emplace_back(group.name, group.layout.numel());
   return result;
+}
+
+std::vector<std::string> Engine::unit_modules() const {
+  std::set<std::string> paths;
+  for (const auto& group : state_->parts.binding().groups())
+    for (const auto& member : group->members)
+      if (!member.unit.empty()) paths.insert(member.unit);
+  return {paths.begin(), paths.end()};
 }
 
 GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, std::vector<int> groups, bool modify)

@@ -1,8 +1,10 @@
 #include "torch_hooks/interception.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
+#include <zero/read_scope.h>
 
 #include <memory>
 #include <mutex>
@@ -271,3 +273,30 @@ bool is_intercepted(const at::Tensor& parameter) {
 }
 
 }  // namespace zero::torch_hooks
+
+namespace zero {
+
+struct ReadScope::State {
+  std::vector<torch_hooks::Uses> uses;
+  torch_hooks::Running running{uses};
+};
+
+ReadScope::ReadScope(at::TensorList tensors, const char* kernel, bool training) {
+  std::vector<torch_hooks::Uses> uses;
+  for (const auto& tensor : tensors) torch_hooks::collect(tensor, /*written=*/false, kernel, /*reads=*/true, uses);
+  if (uses.empty()) return;
+  state_ = std::make_unique<State>();
+  state_->uses = std::move(uses);
+  const at::AutoGradMode mode(training);  // listeners take a use without grad mode for an evaluation
+  state_->running.begin(kernel);
+}
+
+ReadScope::~ReadScope() = default;
+ReadScope::ReadScope(ReadScope&&) noexcept = default;
+
+void ReadScope::check_write(at::TensorList tensors, const char* kernel) {
+  std::vector<torch_hooks::Uses> uses;
+  for (const auto& tensor : tensors) torch_hooks::collect(tensor, /*written=*/true, kernel, /*reads=*/false, uses);
+}
+
+}  // namespace zero

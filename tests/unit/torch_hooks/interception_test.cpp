@@ -2,6 +2,7 @@
 // and the calls after an operator.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <zero/read_scope.h>
 
 #include <algorithm>
 #include <functional>
@@ -238,6 +239,38 @@ TEST_F(Interception, ExceptionsReachTheCallerAndEndTheUse) {
   EXPECT_TRUE(other.ended.empty()) << "the second had not";
   other.throws = false;
   EXPECT_EQ(at::add(p, q).sum().item<float>(), 6);
+}
+
+// zero/read_scope.h
+TEST_F(Interception, AReadScopeIsOneOperator) {
+  const auto a = parameter({3}, 1), b = parameter({3}, 2);
+  const auto view = a.detach().view({3, 1});
+  bool grad_mode = false;
+  listener_.make = [&] { grad_mode = at::GradMode::is_enabled(); };
+  const at::NoGradGuard as_inside_an_autograd_function;
+  {
+    const zero::ReadScope scope({at::ones({3}), view, b, at::Tensor()}, "a kernel", /*training=*/true);
+    EXPECT_EQ(listener_.one("a kernel"), (Tags{1, 2}));
+    EXPECT_TRUE(grad_mode);
+    EXPECT_FALSE(at::GradMode::is_enabled()) << "afterwards as before";
+    EXPECT_EQ(listener_.open, 2);
+    const auto moved = zero::ReadScope({b}, "another", /*training=*/false);
+    EXPECT_FALSE(grad_mode);
+  }
+  EXPECT_EQ(listener_.ended.size(), 2u);
+  listener_.used.clear();
+  zero::ReadScope({at::ones({3})}, "no parameter", true);
+  EXPECT_TRUE(listener_.used.empty());
+  listener_.throws = true;
+  EXPECT_THROW(zero::ReadScope({a}, "refused", true), std::runtime_error);
+  EXPECT_EQ(listener_.ended.size(), 2u) << "it had not begun";
+}
+
+TEST_F(Interception, AKernelsWritesAreAsked) {
+  const auto p = parameter({3}, 4);
+  zero::ReadScope::check_write({at::ones({3}), p.detach()}, "a kernel");
+  EXPECT_EQ(listener_.written, (std::vector<Call>{{"a kernel", {4}}}));
+  EXPECT_TRUE(listener_.used.empty());
 }
 
 TEST_F(Interception, StoppedIsForgotten) {

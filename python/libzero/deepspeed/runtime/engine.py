@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from libzero.communicator import default_communicator
+from libzero.compiled import compile as compile_units
 from libzero.config import as_options
 from libzero.deepspeed._held import mark
 from libzero.deepspeed._refuse import module_getattr, refusal
@@ -108,6 +109,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self._boundary: bool | None = None
         self._inside_no_sync = False
         self._applied = False
+        self.is_compiled = False
         self._norm: float | None = None
         self.global_steps = 0
         """Updates so far, skipped ones included."""
@@ -189,6 +191,23 @@ class DeepSpeedEngine(torch.nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's forward. [collective] at stage 3."""
         return self._engine(*inputs, **kwargs)
+
+    def compile(
+        self,
+        backend: str | Callable[..., Any] = "inductor",
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """[local] libzero.compile() of the model, once. schedule, compiled_autograd_enabled: NotImplementedError."""
+        if schedule is not None or compiled_autograd_enabled:
+            raise NotImplementedError(
+                "[deepspeed] engine.compile: schedule (DeepCompile) and compiled_autograd_enabled are not built. "
+                "Hint: engine.compile(backend, compile_kwargs)."
+            )
+        if not self.is_compiled:
+            compile_units(self._engine, **{**(compile_kwargs or {}), "backend": backend})
+            self.is_compiled = True
 
     def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
         """[collective] Instead of loss.backward(); `loss` has one element.

@@ -10,9 +10,8 @@ from typing import NoReturn
 
 import torch
 
-from libzero.deepspeed._held import engine_of
 from libzero.deepspeed._refuse import refusal
-from libzero.engine import Engine
+from libzero.engine import Engine, engine_of
 
 __all__ = [
     "safe_get_full_fp32_param",

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from libzero.deepspeed import comm
-from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, engine_of, mark
+from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.config import read_config, recipe_of
 from libzero.deepspeed.utils.logging import log_dist_once
-from libzero.engine import Engine
+from libzero.engine import Engine, engine_of
 
 __all__ = [
     "GatheredParameters",
