@@ -76,7 +76,7 @@ class ZERO_API Engine {
   // Callable between the step's last backward() and step(), else ConfigError. (DeepSpeed: safe_get_full_grad.)
   at::Tensor gradient(const std::string& name);
   // [local] The same, limited to this rank's shard.
-  OwnGradient own_gradient(const std::string& name);
+  OwnShard own_gradient(const std::string& name);
   // [collective] At a gradient accumulation boundary: unscales, clips, updates, and all-gathers updated parameters.
   // Otherwise [local], with updated == false. Throws IoError if an offload file fails, InternalError (kNumerical) after
   // libzero.max_skipped_steps consecutive overflows.
@@ -111,6 +111,15 @@ class ZERO_API Engine {
 
   // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks.
   std::map<std::string, at::Tensor> full_state_dict();
+  // [collective] One fp32 state of a trainable parameter, of its shape, on every rank. `state`: "master", or a state of
+  // the optimizer ("exp_avg", "exp_avg_sq"; the error for another name lists them). Gathers the states of its unit.
+  at::Tensor parameter_state(const std::string& parameter, const std::string& state = "master");
+  // [local] This rank's shard of it. ConfigError while a delayed update is pending.
+  OwnShard own_parameter_state(const std::string& parameter, const std::string& state = "master");
+  // [collective] Replaces it, on all ranks by rank 0's `values`, or on each rank its shard. Call between steps. The
+  // parameter follows its master. ConfigError for values of another shape.
+  void set_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
+  void set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   // [collective] Hex digest of all ranks' master parameters and optimizer states; the same on every rank.
   std::string state_hash();
 

@@ -38,8 +38,8 @@ struct BackwardOptions {
   bool recoverable = false;
 };
 
-// This rank's shard of one gradient.
-struct OwnGradient {
+// This rank's shard of one parameter's gradient or state.
+struct OwnShard {
   std::int64_t begin = 0;  // offset of `values` in the flattened parameter, in elements
   at::Tensor values;       // fp32, flat; may be empty. Undefined if the parameter is frozen
 };

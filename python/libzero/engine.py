@@ -221,6 +221,30 @@ class Engine:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
         return self._native.full_state_dict()
 
+    def parameter_state(self, parameter: str | torch.nn.Parameter, state: str = "master") -> torch.Tensor:
+        """[collective] One fp32 state of a trainable parameter, of its shape, on every rank.
+
+        state: "master", or a state of the optimizer ("exp_avg", "exp_avg_sq"). ConfigError lists the names.
+        """
+        return self._native.parameter_state(self._name(parameter), state)
+
+    def own_parameter_state(
+        self, parameter: str | torch.nn.Parameter, state: str = "master"
+    ) -> tuple[int, torch.Tensor]:
+        """[local] This rank's shard of it: its offset in the flat parameter, and its values."""
+        return self._native.own_parameter_state(self._name(parameter), state)
+
+    def set_parameter_state(self, parameter: str | torch.nn.Parameter, values: torch.Tensor, state: str) -> None:
+        """[collective] Replaces the state on all ranks by rank 0's `values`, of the parameter's shape, between steps.
+
+        The parameter follows its "master".
+        """
+        self._native.set_parameter_state(self._name(parameter), state, values)
+
+    def set_own_parameter_state(self, parameter: str | torch.nn.Parameter, values: torch.Tensor, state: str) -> None:
+        """[collective] The same, each rank its own shard."""
+        self._native.set_own_parameter_state(self._name(parameter), state, values)
+
     def state_hash(self) -> str:
         """[collective] Hex digest of all ranks' masters and optimizer states; equal on all ranks and at all stages."""
         return self._native.state_hash()

@@ -176,6 +176,23 @@ void bind_engine(py::module_& module) {
     const auto own = self.local([&](zero::Engine& engine) { return engine.own_gradient(name); });
     return std::make_pair(own.begin, optional(own.values));
   });
+  c.def("parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
+    return self.run("libzero::parameter_state", [&](zero::Engine& e) { return e.parameter_state(name, state); });
+  });
+  c.def("own_parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
+    auto own = self.local([&](zero::Engine& engine) { return engine.own_parameter_state(name, state); });
+    return std::make_pair(own.begin, std::move(own.values));
+  });
+  c.def("set_parameter_state",
+        [](const PyEngine& self, const std::string& name, const std::string& state, const at::Tensor& values) {
+          self.run("libzero::set_parameter_state",
+                   [&](zero::Engine& engine) { engine.set_parameter_state(name, state, values); });
+        });
+  c.def("set_own_parameter_state",
+        [](const PyEngine& self, const std::string& name, const std::string& state, const at::Tensor& values) {
+          self.run("libzero::set_own_parameter_state",
+                   [&](zero::Engine& engine) { engine.set_own_parameter_state(name, state, values); });
+        });
   c.def("gathered_parameters", &gathered, py::arg("names"), py::arg("modify"));
   c.def("full_state_dict", [](const PyEngine& self) {
     return self.run("libzero::full_state_dict", [](zero::Engine& engine) { return engine.full_state_dict(); });

@@ -383,9 +383,8 @@ def test_calls_out_of_order_are_refused_in_words() -> None:
     optimizer.param_groups[0]["betas"] = (0.1, 0.2)
     with pytest.raises(libzero.ConfigError, match="only lr may be"):
         one_step(engine)
-    half, _, _, _ = deepspeed.initialize(model=network(), config=config(2, bf16={"enabled": True}))
-    with pytest.raises(NotImplementedError, match="would be rounded"):
-        deepspeed.utils.safe_set_full_fp32_param(half.module[0].weight, torch.ones(32, 8))
+    with pytest.raises(NotImplementedError, match="register_hook"):
+        deepspeed.utils.safe_set_full_grad(engine.module[0].weight, torch.ones(32, 8))
 
 
 def test_no_sync_accumulates_below_stage_2() -> None:
@@ -408,14 +407,28 @@ def test_no_sync_accumulates_below_stage_2() -> None:
     assert losses[0] == losses[1]
 
 
-def test_masters_are_read_and_set_by_parameter() -> None:
-    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3))
+def test_states_are_read_and_set_by_parameter() -> None:
+    utils = deepspeed.utils
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3, bf16={"enabled": True}))
+    engine.backward(engine(batch().bfloat16()).float().square().mean())
+    engine.step()
     weight = engine.module[0].weight
-    deepspeed.utils.safe_set_full_fp32_param(weight, torch.full((32, 8), 3.0))
-    found = deepspeed.utils.safe_get_full_fp32_param(weight)
-    assert found is not None and found.eq(3.0).all()
-    half, _, _, _ = deepspeed.initialize(model=network(), config=config(3, bf16={"enabled": True}))
-    found = deepspeed.utils.safe_get_full_fp32_param(half.module[0].weight)
-    assert found is not None and found.dtype == torch.float32
-    torch.testing.assert_close(found, network()[0].weight.detach(), atol=1e-2, rtol=1e-2)
-    assert deepspeed.utils.safe_get_full_fp32_param(network()[0].weight) is None
+    exact = torch.full((32, 8), 1 + 2.0**-20)  # not a bf16
+    utils.safe_set_full_fp32_param(weight, exact)
+    found = utils.safe_get_full_fp32_param(weight)
+    assert found is not None and torch.equal(found, exact)
+    utils.safe_set_local_fp32_param(weight, 2 * exact)
+    local = utils.safe_get_local_fp32_param(weight)
+    assert local is not None and torch.equal(local, 2 * exact.flatten())
+    with deepspeed.zero.GatheredParameters(weight):
+        assert weight.eq(2).all()
+    for key, value in (("exp_avg", 0.5), ("exp_avg_sq", 0.25)):
+        before = utils.safe_get_full_optimizer_state(weight, key)
+        assert before is not None and before.any()
+        utils.safe_set_full_optimizer_state(weight, torch.full((32, 8), value), key)
+        utils.safe_set_local_optimizer_state(weight, 3 * utils.safe_get_local_optimizer_state(weight, key), key)
+        found = utils.safe_get_full_optimizer_state(weight, key)
+        assert found is not None and found.eq(3 * value).all()
+    with pytest.raises(libzero.ConfigError, match="expected one of master, exp_avg, exp_avg_sq"):
+        utils.safe_get_full_optimizer_state(weight, "step")
+    assert utils.safe_get_full_fp32_param(network()[0].weight) is None  # of no engine

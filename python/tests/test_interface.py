@@ -164,6 +164,84 @@ def test_gathered_parameters_at_two_ranks() -> None:
     libzero.run_ranks(2, body)
 
 
+@pytest.mark.parametrize("offload", [{}, {"offload_optimizer": {"device": "cpu"}}])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_states_by_parameter_are_those_of_torch(stage: int, offload: dict[str, Any]) -> None:
+    """Read after three steps; set to other values; then both go on alike."""
+    reference = network()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
+
+    def step_reference(step: int) -> None:
+        torch.cat([reference(batch(rank, step)) for rank in (0, 1)]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for step in range(3):
+        step_reference(step)
+    expected = {
+        name: {"master": p.detach().clone(), **{k: v.clone() for k, v in optimizer.state[p].items() if k != "step"}}
+        for name, p in reference.named_parameters()
+    }
+    for p in reference.parameters():
+        p.data.mul_(0.5)
+        optimizer.state[p]["exp_avg"].fill_(0.01)
+        optimizer.state[p]["exp_avg_sq"].add_(1)
+    for step in range(3, 5):
+        step_reference(step)
+    models = [network(), network()]
+
+    def body(comm: libzero.Communicator) -> dict[str, torch.Tensor]:
+        settings = config(stage)
+        settings["zero_optimization"].update(offload if stage else {})
+        engine = libzero.Engine(models[comm.rank], settings)
+
+        def train(step: int) -> None:
+            engine.backward(engine(batch(comm.rank, step)).square().mean())
+            engine.step()
+
+        for step in range(3):
+            train(step)
+        masters = engine.full_state_dict()
+        for name, states in expected.items():
+            for state, values in states.items():
+                whole = engine.parameter_state(name, state)
+                torch.testing.assert_close(whole, values, atol=1e-6, rtol=1e-4)
+                begin, own = engine.own_parameter_state(name, state)
+                assert torch.equal(own, whole.flatten()[begin : begin + own.numel()])
+                assert sum(map(int, comm.all_gather_bytes(str(own.numel()).encode()))) == values.numel()
+                if comm.rank == 0 and state == "master":
+                    assert torch.equal(whole, masters[name])
+        for name, states in expected.items():
+            # Rank 0's values count.
+            engine.set_parameter_state(name, states["master"] * 0.5 + comm.rank, "master")
+            engine.set_parameter_state(name, torch.full_like(states["master"], 0.01), "exp_avg")
+            engine.set_own_parameter_state(name, engine.own_parameter_state(name, "exp_avg_sq")[1] + 1, "exp_avg_sq")
+        for step in range(3, 5):
+            train(step)
+        with pytest.raises(libzero.ConfigError, match=r"shape \[1\].*expected|\[1\] for 0.weight, expected"):
+            engine.set_parameter_state("0.weight", torch.ones(1), "master")
+        return engine.full_state_dict()
+
+    for name, value in libzero.run_ranks(2, body)[0].items():
+        torch.testing.assert_close(value, reference.get_parameter(name).detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_states_are_refused_where_they_cannot_be_right() -> None:
+    engine = libzero.Engine(network(), config(1, gradient_accumulation_steps=2))
+    engine.backward(engine(batch()).square().mean())
+    engine.step()
+    with pytest.raises(libzero.ConfigError, match="after 1 of 2 micro-batches"):
+        engine.set_parameter_state("0.weight", torch.ones(32, 8), "master")
+    engine.close()
+    model = network()
+    model[0].requires_grad_(False)
+    with libzero.Engine(model, config(3)) as engine:
+        with pytest.raises(libzero.ConfigError, match="0.weight is frozen"):
+            engine.parameter_state("0.weight")
+        with engine.gathered_parameters(), pytest.raises(libzero.ConfigError, match="scope"):
+            engine.set_parameter_state("2.weight", torch.ones(32, 32), "exp_avg")
+
+
 def test_units_by_class_and_by_name() -> None:
     def names(units: list[Any] | None) -> list[str]:
         with libzero.Engine(torch.nn.Sequential(network(), network(2)), config(), units=units) as engine:

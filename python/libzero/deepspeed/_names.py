@@ -31,17 +31,11 @@ _AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
 _GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
-_SHARDS = (
-    "the engine does not hand out its shards of masters. Hint: safe_get_full_fp32_param, safe_set_full_fp32_param."
-)
 _LINEAR = "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."
 _GRADIENTS = "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."
 _MARKS = "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."
 _LAUNCHERS = "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."
 _REDUCED = "gradients are not reduced by hand. Hint: retain_graph for several losses."
-_OPTIMIZER_STATES = (
-    "the engine does not hand out optimizer states. Hint: a checkpoint's files hold them by name (docs/checkpoints.md)."
-)
 
 _TABLE: dict[str, dict[tuple[str, str], str]] = {
     "deepspeed": {
@@ -73,9 +67,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
-        (REFUSED, _SHARDS): "safe_get_local_fp32_param safe_set_local_fp32_param",
-        (REFUSED, _OPTIMIZER_STATES): "safe_get_full_optimizer_state safe_set_full_optimizer_state "
-        "safe_get_local_optimizer_state safe_set_local_optimizer_state",
         (REFUSED, _GRADIENTS): "safe_set_full_grad "
         "safe_set_local_grad safe_update_full_grad_vectorized",
         (REFUSED, _MARKS): "set_z3_leaf_modules_by_name "

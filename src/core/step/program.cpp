@@ -289,6 +289,13 @@ void StepProgram::begin_replacing() {
   optimizer_->settle();
 }
 
+void StepProgram::end_replacing(int group) {
+  auto& replaced = *groups_[static_cast<std::size_t>(group)];
+  replaced.params_from_masters();
+  replaced.params->begin_all_gather();
+  replaced.params->finish_all_gather();
+}
+
 void StepProgram::join_update() {
   if (pending_) c_.backend.optimizer.join();
 }

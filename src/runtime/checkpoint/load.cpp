@@ -291,7 +291,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: after a failure no rank is usable.
   state.parts.relay.reporting([&] {
-    state.stepper->begin_replacing();
+    state.stepper->begin_replacing(kWhere);
     loader->fill();
   });
   (void)engine::agree(comm, kWhere, [] { return ""; });

@@ -30,7 +30,7 @@ Engine::Engine(Engine&&) noexcept = default;
 void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward->run(loss, options); }
 std::int64_t Engine::discard_micro_batch() { return state_->backward->discard_micro_batch(); }
 at::Tensor Engine::gradient(const std::string& name) { return state_->exports->gradient(name); }
-OwnGradient Engine::own_gradient(const std::string& name) { return state_->exports->own_gradient(name); }
+OwnShard Engine::own_gradient(const std::string& name) { return state_->exports->own_gradient(name); }
 std::int64_t Engine::micro_batches() const { return state_->parts.accumulated().micro_batches; }
 void Engine::set_lr(int group, double lr) { state_->stepper->set_lr(group, lr); }
 StepResult Engine::step() { return state_->stepper->step(); }
@@ -48,6 +48,18 @@ GatheredParameters Engine::gather_module(const torch::nn::Module& module, bool m
   return {state_, state_->scopes->begin({.module = &module}, modify), modify};
 }
 std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->exports->full_state_dict(); }
+at::Tensor Engine::parameter_state(const std::string& parameter, const std::string& state) {
+  return state_->states->get(parameter, state);
+}
+OwnShard Engine::own_parameter_state(const std::string& parameter, const std::string& state) {
+  return state_->states->get_own(parameter, state);
+}
+void Engine::set_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values) {
+  state_->states->set(parameter, state, values);
+}
+void Engine::set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values) {
+  state_->states->set_own(parameter, state, values);
+}
 std::string Engine::state_hash() { return state_->exports->state_hash(); }
 void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
   state_->trace.start(file.string(), steps);

@@ -39,6 +39,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
   backward = std::make_unique<Backward>(parts, checks, listener);
   stepper = std::make_unique<Stepper>(parts, checks, *backward, listener);
   scopes = std::make_unique<Scopes>(parts, checks, *stepper);
+  states = std::make_unique<ParameterStates>(parts, checks, *stepper);
   exports = std::make_unique<StateExport>(parts, checks, *stepper);
   parts.relay.reporting([&] {
     trace.start_of_environment();

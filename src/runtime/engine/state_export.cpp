@@ -10,23 +10,10 @@
 #include "base/check.h"
 #include "base/hex.h"
 #include "engine/dtypes.h"
+#include "engine/parameter_states.h"
 #include "engine/reduced_gradient.h"
 
 namespace zero::engine {
-
-// fp32, flat. Frozen parameters have no master; their stored values are used.
-at::Tensor StateExport::whole_master(const step::Group& group) const {
-  const auto& facts = group.facts;
-  const bool frozen = !facts.trainable;
-  const auto resting = [&] { return states_.read_params(group, 0, facts.resting()); };
-  if (frozen ? !facts.sharding.params : !facts.sharding.optimizer)
-    return (frozen ? resting() : states_.read(group, kMaster, 0, facts.owned())).to(at::kFloat);
-  if (facts.padded() == 0) return at::empty({0}, at::kFloat);
-  const auto part = (frozen ? resting() : states_.shard(group, kMaster)).to(p_.device, at::kFloat);
-  auto whole = at::empty({facts.padded()}, part.options());
-  p_.comm->all_gather(whole, part.contiguous())->wait();
-  return whole;
-}
 
 std::map<std::string, at::Tensor> StateExport::full_state_dict() {
   return p_.relay.reporting([&] {
@@ -34,7 +21,7 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
     const at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
-      auto whole = whole_master(group(g));
+      auto whole = gather_state(p_, group(g), kMaster);
       if (p_.comm->rank() != 0) continue;
       whole = whole.cpu();
       const auto& layout = p_.groups[g].layout;
@@ -92,8 +79,8 @@ std::pair<int, std::size_t> StateExport::reduced_member(const char* call, const 
   return found;
 }
 
-OwnGradient StateExport::own_gradient(const std::string& name) {
-  return p_.relay.keeping([&]() -> OwnGradient {
+OwnShard StateExport::own_gradient(const std::string& name) {
+  return p_.relay.keeping([&]() -> OwnShard {
     const auto [group, i] = reduced_member("own_gradient", name);
     if (group < 0) return {};
     const at::NoGradGuard no_grad;

@@ -20,7 +20,7 @@ class StateExport {
   std::string state_hash();
   at::Tensor gradient(const std::string& name);
   // Local.
-  OwnGradient own_gradient(const std::string& name);
+  OwnShard own_gradient(const std::string& name);
 
   // The pieces that this rank saves. Over all ranks, every element of every state is saved once; buffers are saved
   // whole by every rank.
@@ -38,7 +38,6 @@ class StateExport {
 
  private:
   const step::Group& group(std::size_t index) const { return *p_.program->groups()[index]; }
-  at::Tensor whole_master(const step::Group& group) const;
   std::vector<StatePiece> pieces(bool to_save);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
   void add_buffers(std::vector<StatePiece>& pieces, bool to_save) const;

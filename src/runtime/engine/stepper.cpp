@@ -151,8 +151,8 @@ void Stepper::flush() {
   });
 }
 
-void Stepper::begin_replacing() {
-  const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("load_checkpoint"));
+void Stepper::begin_replacing(const char* call) {
+  const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where(call));
   p_.program->begin_replacing();
 }
 

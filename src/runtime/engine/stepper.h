@@ -14,7 +14,7 @@ class Stepper {
   // Completes a pending delayed update. Collective, between steps.
   void flush();
   // Before states are replaced: drops a pending delayed update and prefetched tiles.
-  void begin_replacing();
+  void begin_replacing(const char* call);
   // Whether step() would update after the next backward(), or now if there was one.
   bool at_boundary() const;
   double lr(int group) const;

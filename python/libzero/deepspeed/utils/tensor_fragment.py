@@ -1,6 +1,6 @@
 """Parameters, gradients and optimizer states of an engine by parameter.
 
-What belongs to no engine is None, as in DeepSpeed. What the engine offers no way to is a NotImplementedError.
+What belongs to no engine is None, as in DeepSpeed. What cannot be set is a NotImplementedError.
 """
 
 from __future__ import annotations
@@ -38,45 +38,54 @@ def _refused(call: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _name(engine: Engine, param: torch.Tensor) -> str:
-    return engine._names[id(param)]
+def _engine_of(param: torch.Tensor) -> Engine | None:
+    return engine_of(param) if param.requires_grad else None
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """[collective] The fp32 master of a trainable parameter, of its shape, on every rank.
-
-    With fp16 and bf16 every call sends the masters of the whole model to rank 0 and this one back. For many
-    parameters use engine.full_state_dict() of libzero, or utils.zero_to_fp32 on a checkpoint.
-    """
-    engine = engine_of(param)
-    if engine is None or not param.requires_grad:
-        return None
-    if param.dtype == torch.float32:
-        with engine.gathered_parameters(param), torch.no_grad():
-            return param.detach().clone()
-    masters = engine.full_state_dict()
-    whole = torch.empty(param.shape, dtype=torch.float32, device=param.device)
-    if engine.comm.rank == 0:
-        whole.copy_(masters[_name(engine, param)])
-    engine.comm.broadcast(whole.view(-1), 0).wait()
-    return whole
+    """[collective] The fp32 master of a trainable parameter, of its shape, on every rank."""
+    return safe_get_full_optimizer_state(param, "master")
 
 
 def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """[collective] Sets parameter and master to rank 0's `value`, of the parameter's shape, between steps.
+    """[collective] Sets master and parameter to rank 0's `value`, of the parameter's shape, between steps."""
+    safe_set_full_optimizer_state(param, value, "master")
 
-    NotImplementedError with fp16 and bf16, where the master would be rounded.
-    """
-    engine = engine_of(param)
-    if engine is None:
-        return
-    if param.dtype != torch.float32:
-        raise NotImplementedError(
-            f"cannot set a master in fp32: it would be rounded to {param.dtype}. "
-            "Hint: zero.GatheredParameters(param, modifier_rank=0) where that is meant."
-        )
-    with engine.gathered_parameters(param, modify=True), torch.no_grad():
-        param.copy_(value)
+
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """[local] This rank's shard of the master, flat; may be empty."""
+    return safe_get_local_optimizer_state(param, "master")
+
+
+def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """[collective] Each rank sets its shard of the master, between steps; the parameter follows."""
+    safe_set_local_optimizer_state(param, value, "master")
+
+
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """[collective] "exp_avg", "exp_avg_sq" or another state of the optimizer, fp32, of the parameter's shape."""
+    engine = _engine_of(param)
+    return None if engine is None else engine.parameter_state(param, optim_state_key)
+
+
+def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    """[collective] Sets it to rank 0's `value`, between steps."""
+    engine = _engine_of(param)
+    if engine is not None:
+        engine.set_parameter_state(param, value, optim_state_key)
+
+
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """[local] This rank's shard of it, flat; may be empty."""
+    engine = _engine_of(param)
+    return None if engine is None else engine.own_parameter_state(param, optim_state_key)[1]
+
+
+def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str) -> None:
+    """[collective] Each rank sets its shard of it, between steps."""
+    engine = _engine_of(param)
+    if engine is not None:
+        engine.set_own_parameter_state(param, value, optim_state_key)
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -95,11 +104,5 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     return None if engine is None else engine.own_gradient(param)[1]
 
 
-safe_get_full_optimizer_state = _refused("safe_get_full_optimizer_state")
-safe_set_full_optimizer_state = _refused("safe_set_full_optimizer_state")
 safe_set_full_grad = _refused("safe_set_full_grad")
-safe_get_local_fp32_param = _refused("safe_get_local_fp32_param")
-safe_set_local_fp32_param = _refused("safe_set_local_fp32_param")
-safe_get_local_optimizer_state = _refused("safe_get_local_optimizer_state")
-safe_set_local_optimizer_state = _refused("safe_set_local_optimizer_state")
 safe_set_local_grad = _refused("safe_set_local_grad")
