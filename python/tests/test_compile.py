@@ -1,6 +1,7 @@
 """torch.compile with Inductor: the same bits at every stage, the losses of plain torch, unsharding unit by unit."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,11 +150,11 @@ def test_deepspeed_engines_compile_their_units_once() -> None:
 
 def test_inductor_may_be_imported_before_libzero(programs: Programs) -> None:
     """At a released parameter's address nothing can be read, so this also shows that graphs are wrapped."""
-    path = programs.write("""
+    program = programs.write("""
     engine = libzero.Engine(network(), config(3))
     engine.backward(torch.compile(engine.module)(batch()).square().mean())
     assert engine.step().updated
     """)
-    with open(path) as file:
-        text = file.read()
-    programs.run("", sys.executable, "-c", "import torch._inductor.output_code\n" + text)
+    late = programs.folder / "late.py"
+    late.write_text("import torch._inductor.output_code\n" + Path(program).read_text())
+    programs.run("", sys.executable, str(late))
