@@ -57,7 +57,7 @@ def take_turns():
         own = [peer if word == "alone" else word for word in words] + [f"{o.out}.{peer}"]
         processes.append(subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for k in range(o.warmup + o.steps):
-        for process in processes if k % 2 == 0 else processes[::-1]:
+        for process in processes:  # in one order, so that each finds the caches as another program left them
             process.stdin.write("step\n")
             process.stdin.flush()
             if process.stdout.readline() != "done\n":
