@@ -270,7 +270,7 @@ def summary(folder, kept=None):
              "python": sections(folder / "python", python_ratios)}
     if not found["sizes"] and not (kept and found["python"]):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
-                         + (", and no earlier page to keep. Hint: --docs docs" if found["python"] else ""))
+                         + (". Hint: --keep, with the folder of an earlier page" if found["python"] else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
