@@ -3,6 +3,10 @@
 Times the steps as `zero bench step` does, on the same tokens, and then reads the peak of proportional set size (PSS) in
 three more steps that are not timed. `compute` is the plain module's forward and backward without any communication, ranks
 side by side, and a fused AdamW step over 1/world of the parameters' number.
+
+libzero0 and libzero3 are libzero's Python package at that stage (zero run -n 2 python peer.py libzero3 RECIPE ...).
+`alone` compares a loop in plain PyTorch with both stages at world 1 (python peer.py alone RECIPE ...): three processes
+that take turns at every step, so that all three meet the same phases of the machine.
 """
 
 import argparse
@@ -10,35 +14,96 @@ import contextlib
 import json
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 
-PEERS = ["compute", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme"]
+PEERS = ["compute", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
+         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3"]
+ALONE = ["plain", "libzero0", "libzero3"]  # what `alone` compares
 CLIPPING = 1.0  # by the global norm, everywhere: libzero's and DeepSpeed's default, and what GPTs are trained with
 MEMORY_STEPS = 3
 SAMPLE_PERIOD_S = 0.002
 
 parser = argparse.ArgumentParser()
-parser.add_argument("peer", choices=PEERS)
+parser.add_argument("peer", choices=[*PEERS, "plain", "alone"])
 parser.add_argument("recipe", choices=["fp32", "bf16"])
 parser.add_argument("--out", required=True)
 parser.add_argument("--nvme", help="folder of the files of ds3nvme")
 for name, value in dict(layers=8, hidden=512, heads=8, vocabulary=8192, sequence=128, batch=1, steps=20, warmup=5, threads=1).items():
     parser.add_argument("--" + name, type=int, default=value)
+parser.add_argument("--turns", action="store_true", help="wait for a line on stdin before each step, print one after")
 o = parser.parse_args()
 if o.peer in ("ddpbf16", "fsdp2bf16") and o.recipe != "bf16":
     parser.error(f"{o.peer}: got {o.recipe}, expected bf16")
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+if o.peer in ("plain", "alone") and world > 1:
+    parser.error(f"{o.peer}: got {world} ranks, expected one")
+
+
+def write(document):
+    """Whole or not at all."""
+    with open(o.out + ".part", "w") as file:
+        json.dump(document, file)
+    os.replace(o.out + ".part", o.out)
+
+
+def take_turns():
+    """Runs the programs of ALONE, each in a process, step by step in turns; writes their documents as one."""
+    words = [sys.executable, *sys.argv, "--turns", "--out"]
+    processes = []
+    for peer in ALONE:
+        own = [peer if word == "alone" else word for word in words] + [f"{o.out}.{peer}"]
+        processes.append(subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for k in range(o.warmup + o.steps):
+        for process in processes:  # in one order, so that each finds the caches as another program left them
+            process.stdin.write("step\n")
+            process.stdin.flush()
+            if process.stdout.readline() != "done\n":
+                raise SystemExit(f"Error: {' '.join(process.args)} ended in step {k}")
+    runs = []
+    for process, peer in zip(processes, ALONE):
+        if process.wait() != 0:
+            raise SystemExit(f"Error: {' '.join(process.args)} failed")
+        with open(f"{o.out}.{peer}") as file:
+            runs.append(json.load(file))
+        os.remove(f"{o.out}.{peer}")
+    write(dict(runs[0], peer="alone", runs=runs))
+
+
+if o.peer == "alone":
+    take_turns()
+    sys.exit()
 if o.peer.startswith("ds"):
     os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
+import torch._dynamo  # noqa: F401  the first optimizer loads it: 110 MiB that are not the model's
 import torch.distributed as dist
 from gpt import GPT, Block
 
 torch.set_num_threads(o.threads)
 versions = {"torch": torch.__version__}
-if o.peer.startswith("ds"):
+if o.peer == "plain":
+
+    def barrier():
+        pass
+
+    def gather(value):
+        return [value]
+
+elif o.peer.startswith("libzero"):
+    import libzero
+
+    versions["libzero"] = libzero.__version__
+    comm = libzero.default_communicator()
+    barrier = comm.barrier
+
+    def gather(value):
+        return [json.loads(one) for one in comm.all_gather_bytes(json.dumps(value).encode())]
+
+elif o.peer.startswith("ds"):
     import deepspeed
 
     versions["deepspeed"] = deepspeed.__version__
@@ -50,6 +115,14 @@ else:
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
+
+if dist.is_initialized():
+    barrier = dist.barrier
+
+    def gather(value):
+        values = [None] * world
+        dist.all_gather_object(values, value)
+        return values
 
 
 def pss_bytes():
@@ -96,9 +169,9 @@ class PssSampler(threading.Thread):
         return max(self.highest, pss_bytes())
 
 
-dist.barrier()  # everyone has loaded what ranks share
+barrier()  # everyone has loaded what ranks share
 before = pss_bytes()
-dist.barrier()
+barrier()
 torch.manual_seed(0)
 adamw = dict(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 bf16 = o.recipe == "bf16"
@@ -111,6 +184,19 @@ if o.peer == "compute":
     share = torch.nn.Parameter(torch.zeros(math.ceil(parameters / world)))
     share.grad = torch.full_like(share, 1e-3)
     optimizer = torch.optim.AdamW([share], fused=True, **adamw)
+elif o.peer == "plain":
+    model = module.bfloat16() if bf16 else module
+    optimizer = (MasterAdamW(model.parameters(), **adamw) if bf16
+                 else torch.optim.AdamW(model.parameters(), fused=True, **adamw))
+elif o.peer.startswith("libzero"):
+    config = {
+        "train_micro_batch_size_per_gpu": o.batch,
+        "gradient_clipping": CLIPPING,
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "bf16": {"enabled": bf16},
+        "zero_optimization": {"stage": int(o.peer[-1])},
+    }
+    model = libzero.Engine(module, config)
 elif o.peer == "ddp":
     autocast = bf16
     model = DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=True)
@@ -174,12 +260,14 @@ losses = []
 def step(k, measured=True):
     part = tokens[k % len(tokens), rank]
     if o.peer == "compute":
-        dist.barrier()  # so that no rank ever has the machine's memory for itself
+        barrier()  # so that no rank ever has the machine's memory for itself
+    if o.turns and not sys.stdin.readline():
+        raise SystemExit("Error: the program that gives turns has ended")
     start = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
         loss = model(part[:, :-1], part[:, 1:])
     forward = time.perf_counter()
-    if o.peer.startswith("ds"):
+    if o.peer.startswith(("ds", "libzero")):
         model.backward(loss)
         update = backward = time.perf_counter()
         model.step()
@@ -188,11 +276,11 @@ def step(k, measured=True):
         update = backward = time.perf_counter()
         if o.peer == "compute":
             model.zero_grad(set_to_none=True)
-            dist.barrier()
+            barrier()
             update = time.perf_counter()
         elif o.peer.startswith("fsdp1"):
             model.clip_grad_norm_(CLIPPING)
-        elif o.peer != "ddpbf16":  # which clips its masters' gradients
+        elif not isinstance(optimizer, MasterAdamW):  # which clips its masters' gradients
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)
         optimizer.step()
         if o.peer != "compute":
@@ -204,30 +292,36 @@ def step(k, measured=True):
         times["backward_s"].append(backward - forward)
         times["optimizer_s"].append(end - update)
     losses.append(loss.item())
+    if o.turns:
+        print("done", flush=True)
 
 
 for k in range(o.warmup + o.steps):
     if k == o.warmup:
-        dist.barrier()
+        barrier()
+        if o.peer.startswith("libzero"):
+            comm.reset_stats()
     step(k, k >= o.warmup)
-measured_losses = list(losses)
-dist.barrier()
-sampler = PssSampler()
-sampler.start()
-for k in range(MEMORY_STEPS):
-    step(k, measured=False)
-peaks = [None] * world
-dist.all_gather_object(peaks, max(0, sampler.stop() - before))
+document = {
+    "schema": "zero.bench.peer/1", "peer": o.peer, "recipe": o.recipe, "versions": versions,
+    "torch_commit": torch.version.git_version, "world": world, "threads_per_rank": o.threads,
+    "parameters_elements": parameters, "gradient_clipping": CLIPPING, "micro_batch_size": o.batch, "steps": o.steps,
+    "warmup": o.warmup, "samples": times, "first_loss": losses[0], "last_loss": losses[-1],
+}
+if o.peer.startswith("libzero"):
+    document |= {"transport": comm.transport, "bytes_sent_per_step": comm.stats()["bytes_sent"] / o.steps}
+if not o.turns:
+    barrier()
+    sampler = PssSampler()
+    sampler.start()
+    for k in range(MEMORY_STEPS):
+        step(k, measured=False)
+    peaks = gather(max(0, sampler.stop() - before))
+    document["peak_pss_bytes"] = {"highest": max(peaks), "by_rank": peaks}
 if rank == 0:
-    document = {
-        "schema": "zero.bench.peer/1", "peer": o.peer, "recipe": o.recipe, "versions": versions, "world": world, "threads_per_rank": o.threads,
-        "parameters_elements": parameters, "gradient_clipping": CLIPPING, "micro_batch_size": o.batch, "steps": o.steps, "warmup": o.warmup, "samples": times,
-        "peak_pss_bytes": {"highest": max(peaks), "by_rank": peaks}, "first_loss": measured_losses[0], "last_loss": measured_losses[-1],
-    }
-    with open(o.out + ".part", "w") as file:
-        json.dump(document, file)
-    os.replace(o.out + ".part", o.out)  # whole or not at all
-dist.barrier()
+    write(document)
+barrier()
 # All measurements are complete. torch 2.11 over gloo sometimes aborts while the interpreter ends ("terminate called
 # without an active exception"); this must not count as a failure of the training.
-os._exit(0)
+if dist.is_initialized():
+    os._exit(0)

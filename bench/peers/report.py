@@ -9,7 +9,7 @@ import json
 import pathlib
 import statistics
 
-from results import LEAST_ROUNDS, ORDER, PARTS, over_rounds, ratio_of, ratios, summary
+from results import LEAST_ROUNDS, ORDER, PARTS, over_rounds, python_ratios, ratio_of, ratios, summary
 
 LABELS = {
     "compute": "compute + AdamW share, PyTorch", "ddp": "DDP", "ddpbf16": "DDP, bf16 parameters", "zro": "ZeroRedundancyOptimizer",
@@ -19,6 +19,8 @@ LABELS = {
     **{f"zero{s}": f"**libzero stage {s}**" for s in range(4)}, **{f"tcp{s}": f"libzero stage {s} over TCP" for s in range(4)},
     "host3": "**libzero stage 3, all states in host memory**", "file3": "**libzero stage 3, all states in files**",
     "ds3cpu": "DeepSpeed stage 3, offload to CPU", "ds3nvme": "DeepSpeed stage 3, offload to NVMe",
+    **{f"libzero{s}": f"**libzero stage {s}, from Python**" for s in (0, 3)}, "plain": "plain PyTorch, 1 rank",
+    **{f"alone{s}": f"libzero stage {s}, from Python, 1 rank" for s in (0, 3)},
 }
 COLOURS = {"forward_s": "#4477aa", "backward_s": "#ee9944", "optimizer_s": "#77aa66"}
 SMALL, LARGE = "8x512x8x8192x128x1", "8x512x8x8192x128x8"  # the sizes of README.md's sentence
@@ -79,7 +81,8 @@ def steps_table(results, planned):
             f"{one['fixed_pss_bytes'] / 2**20:.0f}" if one["fixed_pss_bytes"] and not is_compute else "",
             f"{one['bytes_sent_per_step'] / 2**20:.1f}" if one["bytes_sent_per_step"] is not None else "",
             f"{one['losses'][1]:.4f}" if one["losses"] else "", f"{over['median']:.2f}" if over else ""])
-    return table(rows)
+    measured = [i for i in range(len(rows[0])) if i == 0 or any(row[i] for row in rows[1:])]
+    return table([[row[i] for i in measured] for row in rows])
 
 
 def failures(results, planned):
@@ -123,6 +126,60 @@ def svg(section):
             y += 26
         y += 8
     return "\n".join(out + ["</svg>"]) + "\n"
+
+
+def section_text(section, ratios_of):
+    """Of one size: how it was measured with its ratios; (recipe, table of steps) of each recipe."""
+    planned, recipes = section["rounds"], section["recipes"]
+    text = (f"{section['date']}, {counted(planned, 'round')}, each with {counted(section['warmup'], 'warm-up step')} "
+            f"and {counted(section['steps'], 'measured step')}. Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.\n\n")
+    names = [name for name in ratios_of({}) if any(name in of["ratios"] for of in recipes.values())]
+    rows = [[name] + [cell(of["ratios"].get(name)) for of in recipes.values()] for name in names]
+    text += table([["ratio"] + list(recipes)] + rows) + "\n"
+    return text, [(recipe, f"{steps_table(of['results'], planned)}\n{failures(of['results'], planned)}")
+                  for recipe, of in recipes.items()]
+
+
+# Targets: the most that a ratio's median may be.
+PYTHON_TARGETS = {"from Python / from C++, stage": 1.03, "1 rank, from Python, stage": 1.03}
+
+
+def python_section(sections):
+    if not sections:
+        return ""
+    first = sections.get(SMALL) or next(iter(sections.values()))
+    machine = first["machine"]
+    text = f"""## From Python
+{machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']}, {first['world']} ranks,
+{counted(machine['threads_per_rank'], 'thread')} each. All Python programs run in one interpreter with torch
+{first['versions']['torch']} (commit {first['torch_commit'][:12]}), the C++ program with libtorch {machine['libtorch']}.
+
+- "From Python" is [bench/peers/gpt.py](../bench/peers/gpt.py), which the peers train as well, with `libzero.Engine`
+  under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../models/gpt.cpp) ("libzero stage 3" in the
+  tables of steps), so "from Python / from C++" includes what Python and the differences of the two models cost. Ranks
+  use shared memory, the peers gloo.
+- "1 rank" compares the engine with a loop in plain PyTorch, the same model with the same AdamW and clipping:
+  `loss.backward()`, `torch.nn.utils.clip_grad_norm_`, `torch.optim.AdamW(fused=True)`, `zero_grad(set_to_none=True)`.
+  In bf16 its module is bf16, and the optimizer casts the gradients to fp32, clips them, updates fp32 masters with
+  AdamW(fused=True) and copies them to the parameters. The three programs are processes that take turns at every step.
+  A round's ratio is the median of the ratios of its turns.
+- Memory is measured as in the other sections. Code that `torch.optim` loads with the first optimizer (`torch._dynamo`)
+  is loaded before the model is built in all Python programs.
+
+"""
+    for section in sections.values():
+        body, tables = section_text(section, python_ratios)
+        text += f"### {shape(section['model'])}\n\n{body}"
+        for name in python_ratios({}):
+            target = next((most for start, most in PYTHON_TARGETS.items() if name.startswith(start)), None)
+            found = {recipe: of["ratios"].get(name) for recipe, of in section["recipes"].items()}
+            verdicts = [f"{recipe} {one['median']:.3f}, {'reached' if one['median'] <= target else '**missed**'}"
+                        for recipe, one in found.items() if target and one]
+            if verdicts:
+                text += f"- {name}, at most {target}: {', '.join(verdicts)}.\n"
+        tokens = f"{section['model']['micro_batch_size']} x {section['model']['sequence_tokens']} tokens"
+        text += "\n" + "".join(f"#### {recipe}, {tokens}\n\n{one}" for recipe, one in tables)
+    return text
 
 
 def optimizer_section(found):
@@ -264,16 +321,10 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
 ![Step time of libzero and its peers]({chart})
 
 """
-    for size, section in sections.items():
-        planned = section["rounds"]
-        text += f"## {shape(section['model'])}\n\n"
-        text += (f"{section['date']}, {counted(planned, 'round')}, each with {section['warmup']} warm-up steps and {section['steps']} measured steps. "
-                 f"Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.\n\n")
-        recipes = section["recipes"]
-        names = [name for name in ratios({}) if any(name in of["ratios"] for of in recipes.values())]
-        text += table([["ratio"] + list(recipes)] + [[name] + [cell(of["ratios"].get(name)) for of in recipes.values()] for name in names]) + "\n"
-        for recipe, of in recipes.items():
-            text += f"### {recipe}\n\n{steps_table(of['results'], planned)}\n{failures(of['results'], planned)}"
+    for section in sections.values():
+        body, tables = section_text(section, ratios)
+        text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
+    text += python_section(document.get("python", {}))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,
@@ -348,11 +399,13 @@ def main():
     o = parser.parse_args()
     kept = json.loads(o.json.read_text()) if o.keep and o.json.exists() else None
     document = summary(o.folder, kept if kept and kept["schema"] == "zero.compare/2" else None)
-    sizes = document["sizes"]
-    document["sizes"] = {size: sizes[size] for size in sorted(sizes, key=lambda size: (size != SMALL, size != LARGE))}
-    o.json.write_text(json.dumps(document, indent=1) + "\n")
-    o.svg.write_text(svg(next(iter(document["sizes"].values()))))
-    o.markdown.write_text(page(document, o.svg.name))
+    for part in ("sizes", "python"):
+        order = sorted(document[part], key=lambda size: (size != SMALL, size != LARGE))
+        document[part] = {size: document[part][size] for size in order}
+    texts = {o.json: json.dumps(document, indent=1) + "\n", o.svg: svg(next(iter(document["sizes"].values()))),
+             o.markdown: page(document, o.svg.name)}
+    for file, text in texts.items():  # all or none
+        file.write_text(text)
     if o.readme and (figures := readme(document)):
         o.readme.write_text(with_figures(o.readme.read_text(), figures))
 

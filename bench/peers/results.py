@@ -1,8 +1,9 @@
 """Results of script/compare as one document (schema zero.compare/2): the figures of docs/performance.md.
 
 FOLDER/SIZE/round-N/ has one file per configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
-peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/optimizer/ the updates
-alone (`zero bench optimizer --json` and adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
+peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/python/ a folder
+like this one from `script/compare --python`; FOLDER/optimizer/ the updates alone (`zero bench optimizer --json` and
+adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
 
 A figure of several rounds is the median of the rounds' figures, and a ratio the median of the rounds' ratios: the
 machine's speed varies, so only figures of one round may be divided. Steps of different rounds are never pooled.
@@ -13,8 +14,10 @@ import json
 import statistics
 
 LEAST_ROUNDS = 3  # a figure of fewer is marked on the page
-ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2",
-         "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3", "host3", "ds3cpu", "file3", "ds3nvme"]
+ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "libzero0", "libzero3", "ddp",
+         "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3",
+         "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3"]
+ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
 PREFIX = {"shm": "zero", "gloo": "tcp", "cpu": "host", "nvme": "file"}
 
@@ -31,6 +34,13 @@ def over_rounds(figures):
     if not figures:
         return None
     return {"median": statistics.median(figures), "least_round": min(figures), "most_round": max(figures), "rounds": len(figures)}
+
+
+def ratio_of_turns(above, below):
+    """Of two entries whose programs took turns at every step: a round's ratio is the median of its turns' ratios."""
+    above, below = (entry.samples.get("step_s", {}) if entry else {} for entry in (above, below))
+    both = sorted(above.keys() & below.keys())
+    return over_rounds([statistics.median(a / b for a, b in zip(above[r], below[r])) for r in both])
 
 
 def ratio_of(above, below):
@@ -92,17 +102,28 @@ def load(folder):
         def entry(recipe, name):
             return sizes.setdefault(size, {}).setdefault(recipe, {}).setdefault(name, Entry())
 
-        def agree(key, value):
-            """Rounds of unlike steps or clipping are not one measurement."""
-            if of_size.setdefault(key, value) != value:
-                raise SystemExit(f"results.py: error: got {key} {value} in {path}, expected {of_size[key]} as in the files before")
+        def agree(key, value, among=of_size):
+            """Rounds of unlike steps, clipping or torch are not one measurement."""
+            if among.setdefault(key, value) != value:
+                raise SystemExit(f"results.py: error: got {key} {value} in {path}, "
+                                 f"expected {among[key]} as in the files before")
 
         of_size["rounds"] = max(round_number, of_size["rounds"])
         if "error" in document:
-            entry(document["recipe"], document["peer"]).errors[round_number] = document["error"]
+            for name in ALONE.values() if document["peer"] == "alone" else [document["peer"]]:
+                entry(document["recipe"], name).errors[round_number] = document["error"]
             continue
-        for key in ("steps", "warmup", "world", "gradient_clipping"):
+        for key in ("steps", "warmup", "gradient_clipping"):
             agree(key, document.get(key))
+        for key, value in document.get("versions", {}).items():
+            agree(key, value, of_size["versions"])
+        if "torch_commit" in document:
+            agree("torch_commit", document["torch_commit"])
+        if document.get("peer") == "alone":
+            for run in document["runs"]:
+                entry(run["recipe"], ALONE[run["peer"]]).add(round_number, run["samples"], run)
+            continue
+        agree("world", document["world"])
         if document["schema"] == "zero.bench.step/1":
             of_size["machine"] = document["machine"]
             of_size["model"] = dict(document["model"], micro_batch_size=document["micro_batch_size"])
@@ -116,15 +137,12 @@ def load(folder):
             if document["peer"] == "compute":
                 samples["adamw_s"] = samples.pop("optimizer_s")
             entry(document["recipe"], document["peer"]).add(round_number, samples, document)
-            of_size["versions"].update(document["versions"])
     about.pop("fixed", None)
     for recipe, entries in sizes.pop("fixed", {}).items():
         for name, one in entries.items():
             for recipes in sizes.values():
                 if one.peaks and name in recipes.get(recipe, {}):
                     recipes[recipe][name].fixed = max(one.peaks.values())
-    if not any("machine" in of_size for of_size in about.values()):
-        raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}")
     return sizes, about
 
 
@@ -139,8 +157,17 @@ def figures(entry, of):
     return {r: peak - entry.fixed for r, peak in entry.peaks.items() if peak > entry.fixed} if entry.fixed else {}
 
 
+def divided(entries, rows):
+    """{what: over_rounds() or None} of rows (what, name above, name below, kind of figure)."""
+    found = {}
+    for text, a, b, of in rows:
+        a, b = entries.get(a), entries.get(b)
+        found[text] = ratio_of_turns(a, b) if of == "turns" else ratio_of(figures(a, of), figures(b, of))
+    return found
+
+
 def ratios(entries):
-    """{what: over_rounds() or None}, in the order of the page."""
+    """The ratios of one recipe, in the order of the page."""
     rows = [("stage 3 / FSDP2", "zero3", "fsdp2", "step"), ("stage 3 / FSDP2, bf16 reduction", "zero3", "fsdp2bf16", "step"),
             ("stage 3 / DeepSpeed stage 3", "zero3", "ds3", "step"), ("stage 3 over TCP / FSDP2", "tcp3", "fsdp2", "step"),
             ("stage 3 over TCP / FSDP2, bf16 reduction", "tcp3", "fsdp2bf16", "step")]
@@ -158,7 +185,24 @@ def ratios(entries):
             ("stage 3 / FSDP2", "zero3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "zero3", "ds3"), ("stage 0 / DDP", "zero0", "ddp"),
             ("stage 0 / DDP, bf16 parameters", "zero0", "ddpbf16"), ("stage 3 / stage 0", "zero3", "zero0"),
             ("in host memory / DeepSpeed's offload to CPU", "host3", "ds3cpu"), ("in files / DeepSpeed's offload to NVMe", "file3", "ds3nvme")]]
-    return {text: ratio_of(figures(entries.get(a), of), figures(entries.get(b), of)) for text, a, b, of in rows}
+    return divided(entries, rows)
+
+
+def python_ratios(entries):
+    """The ratios of one recipe in the section of the Python package, libzero0 and libzero3; zero0 and zero3 are C++."""
+
+    def beside_cpp(what, peers, of):
+        return [(f"{what}from {language}, {text}", name + stage, peer, of)
+                for text, stage, peer in peers for language, name in (("Python", "libzero"), ("C++", "zero"))]
+
+    fsdp2, deepspeed = ("stage 3 / FSDP2", "3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "3", "ds3")
+    others = [("stage 3 / DDP", "3", "ddp"), ("stage 3 / DDP, bf16 parameters", "3", "ddpbf16")]
+    rows = beside_cpp("", [fsdp2, ("stage 3 / FSDP2, bf16 reduction", "3", "fsdp2bf16"), deepspeed, *others], "step")
+    rows += [(f"from Python / from C++, stage {s}", f"libzero{s}", f"zero{s}", "step") for s in (0, 3)]
+    rows += [(f"1 rank, from Python, stage {s} / plain PyTorch", f"alone{s}", "plain", "turns") for s in (0, 3)]
+    for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
+        rows += beside_cpp(f"peak memory{note}, ", [fsdp2, deepspeed, ("stage 0 / DDP", "0", "ddp")], of)
+    return divided(entries, rows)
 
 
 def optimizers(folder):
@@ -205,24 +249,36 @@ def collectives(folder):
                 date=str(datetime.date.today()), load_average=float((folder / "collectives" / "load").read_text()))
 
 
-def summary(folder, kept=None):
-    """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured anew."""
+def sections(folder, ratios_of):
+    """{size: its section}, of the sizes that `zero bench step` has measured."""
+    found = {}
     sizes, about = load(folder)
-    command = (folder / "command").read_text().strip()
-    found = {"schema": "zero.compare/2", "sizes": {}}
     for size, recipes in sizes.items():
         if "machine" not in about[size]:
             continue
-        found["sizes"][size] = dict(about[size], date=str(datetime.date.today()), command=command, recipes={
-            recipe: {"ratios": {text: r for text, r in ratios(entries).items() if r},
+        command = (folder / "command").read_text().strip()
+        found[size] = dict(about[size], date=str(datetime.date.today()), command=command, recipes={
+            recipe: {"ratios": {text: r for text, r in ratios_of(entries).items() if r},
                      "results": {name: entries[name].document() for name in ORDER if name in entries}}
             for recipe, entries in sorted(recipes.items())})
+    return found
+
+
+def summary(folder, kept=None):
+    """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured anew."""
+    found = {"schema": "zero.compare/2", "sizes": sections(folder, ratios),
+             "python": sections(folder / "python", python_ratios)}
+    if not found["sizes"] and not (kept and found["python"]):
+        raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
+                         + (". Hint: --keep, with the folder of an earlier page" if found["python"] else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
-            if one["gradient_clipping"] in clippings:  # do not mix figures of different recipes
+            if not clippings or one["gradient_clipping"] in clippings:  # do not mix figures of different recipes
                 found["sizes"].setdefault(size, one)
+        for size, one in kept.get("python", {}).items():
+            found["python"].setdefault(size, one)
         for part in ("optimizers", "collectives"):
             found[part] = found[part] or kept[part]
     return found

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -14,6 +15,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 STAND_IN = r'''#!/usr/bin/env python3
 import json, os, pathlib, sys, time
 words = sys.argv[1:]
+if words[0] == "-c":  # whether libzero can be imported
+    sys.exit("import" not in words[1])
 value = lambda name: words[words.index(name) + 1]
 is_peer = "--out" in words
 if is_peer:
@@ -35,7 +38,10 @@ samples = {"step_s": steps, "forward_s": steps, "backward_s": steps}
 common = {"world": 2, "steps": int(value("--steps")), "warmup": int(value("--warmup")), "gradient_clipping": 1.0}
 if is_peer:
     document = dict(common, schema="zero.bench.peer/1", peer=words[at + 1], recipe=words[at + 2], versions={"torch": "0"},
-                    samples=dict(samples, optimizer_s=steps), peak_pss_bytes={"highest": 10}, first_loss=2, last_loss=1)
+                    torch_commit="0", samples=dict(samples, optimizer_s=steps), peak_pss_bytes={"highest": 10},
+                    first_loss=2, last_loss=1)
+    if words[at + 1] == "alone":
+        document["runs"] = [dict(document, peer=peer) for peer in ("plain", "libzero0", "libzero3")]
     pathlib.Path(value("--out")).write_text(json.dumps(document))
 else:
     run = {"recipe": value("--recipes"), "samples": dict(samples, optimizer_s=steps), "peak_pss_bytes": {"highest": 5},
@@ -54,9 +60,9 @@ class CompareTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        for name in ("build/bin/zero", "venv/bin/torchrun"):
+        for name in ("build/bin/zero", "venv/bin/torchrun", "venv/bin/python"):
             path = self.folder / name
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(STAND_IN)
             path.chmod(0o755)
         self.log = self.folder / "log"
@@ -120,6 +126,24 @@ class CompareTest(unittest.TestCase):
         code, said = self.compare(*self.OPTIONS, STAND_IN_FAILS="ddpbf16")
         self.assertEqual(code, 1, said)
         self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "docs" / "performance.md").read_text())
+
+    def test_the_python_package_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
+        (self.folder / "docs").mkdir()
+        shutil.copy(SOURCE / "docs" / "performance.json", self.folder / "docs")
+        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        code, said = self.compare("--python", "--only-size", "2x4x2x8x4x1", "--rounds", "2", "--peers", "ddp,ds3",
+                                  "--recipes", "fp32", "--docs", "docs", "--into", "run")
+        self.assertEqual(code, 0, said)
+        first = [f"2x4x2x8x4x1 {one} steps 10" for one in (
+            "shm fp32 stages 0,3", "ddp fp32", "ds3 fp32", "libzero0 fp32", "libzero3 fp32", "alone fp32")]
+        self.assertEqual(self.calls(), first + first[::-1])
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        of = found["python"].pop("2x4x2x8x4x1")["recipes"]["fp32"]["ratios"]
+        equal = ("from Python, stage 3 / DDP", "1 rank, from Python, stage 3 / plain PyTorch")
+        self.assertEqual([of[text]["median"] for text in equal], [1.0, 1.0])
+        self.assertEqual(of["from Python / from C++, stage 3"],
+                         {"median": 2.0, "least_round": 2.0, "most_round": 2.0, "rounds": 2})
+        self.assertEqual(found, {"python": {}, **before})
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)

@@ -41,10 +41,20 @@ class Run:
             "gradient_clipping": clipping, "runs": [run], "compute": [floor] if transport == "shm" else [],
             "model": {"layers": 8, "hidden": 512, "heads": 8, "vocabulary": 8192, "sequence_tokens": 128, "parameters_elements": 29479936}})
 
-    def peer(self, size, round_number, name, steps, recipe="fp32", clipping=1.0, peak=100):
+    def peer(self, size, round_number, name, steps, recipe="fp32", clipping=1.0, peak=100, commit="70d9"):
         self.write(size, round_number, f"peer-{name}-{recipe}", {
-            "schema": "zero.bench.peer/1", "peer": name, "recipe": recipe, "versions": {"torch": "2.11.0"}, "world": 2, "steps": len(steps), "warmup": 1,
-            "gradient_clipping": clipping, "samples": samples(steps), "peak_pss_bytes": {"highest": peak}, "first_loss": 2.0, "last_loss": 1.0})
+            "schema": "zero.bench.peer/1", "peer": name, "recipe": recipe, "versions": {"torch": "2.11.0"},
+            "torch_commit": commit, "world": 2, "steps": len(steps), "warmup": 1, "gradient_clipping": clipping,
+            "samples": samples(steps), "peak_pss_bytes": {"highest": peak}, "first_loss": 2.0, "last_loss": 1.0})
+
+    def alone(self, size, round_number, steps_of, recipe="fp32"):
+        """{program: its steps}, in turns"""
+        runs = [{"peer": peer, "recipe": recipe, "samples": samples(steps), "first_loss": 2.0, "last_loss": 1.0}
+                for peer, steps in steps_of.items()]
+        self.write(size, round_number, f"peer-alone-{recipe}", {
+            "schema": "zero.bench.peer/1", "peer": "alone", "recipe": recipe, "versions": {"torch": "2.11.0"},
+            "torch_commit": "70d9", "world": 1, "steps": len(steps_of["plain"]), "warmup": 1, "gradient_clipping": 1.0,
+            "runs": runs})
 
     def failure(self, size, round_number, name, error, recipe="fp32"):
         self.write(size, round_number, f"peer-{name}-{recipe}", {"schema": "zero.bench.peer/1", "peer": name, "recipe": recipe, "error": error})
@@ -141,6 +151,61 @@ class ReportTest(unittest.TestCase):
         old = f"before\n{report.README_BEGIN}\nolder\n{report.README_END}\nafter\n"
         self.assertEqual(report.with_figures(old, "new\n"), f"before\n{report.README_BEGIN}\nnew\n{report.README_END}\nafter\n")
 
+    def python_rounds(self, size=SMALL):
+        """As `script/compare --python` leaves them. The machine slows down by rounds; libzero3 stalls in a step."""
+        (self.run_of.folder / "python").mkdir(exist_ok=True)
+        of = Run(self.run_of.folder / "python")
+        for r in (1, 2, 3):
+            of.libzero(size, r, [0.5 * r] * 4, peak=80)
+            of.peer(size, r, "fsdp2", [1.0 * r] * 4)
+            of.peer(size, r, "libzero3", [0.51 * r] * 4, peak=90)
+            of.alone(size, r, {"plain": [1.0, 10.0, 1.0, 10.0], "libzero0": [1.5, 15.0, 1.5, 15.0],
+                               "libzero3": [1.02, 10.2, 10.2, 10.2]})
+        return of
+
+    def test_the_section_from_python_has_its_own_rounds_and_verdicts(self):
+        self.phases()
+        self.python_rounds()
+        found = results.summary(self.run_of.folder)
+        ratios = found["python"][SMALL]["recipes"]["fp32"]["ratios"]
+        self.assertEqual({text: r["median"] for text, r in ratios.items()}, {
+            "from Python, stage 3 / FSDP2": 0.51, "from C++, stage 3 / FSDP2": 0.5,
+            "from Python / from C++, stage 3": 1.02,
+            "1 rank, from Python, stage 0 / plain PyTorch": 1.5,
+            "1 rank, from Python, stage 3 / plain PyTorch": 1.02,  # of turns; the ratio of the medians is 1.85
+            "peak memory, from Python, stage 3 / FSDP2": 0.9, "peak memory, from C++, stage 3 / FSDP2": 0.8})
+        self.assertEqual(ratios["1 rank, from Python, stage 3 / plain PyTorch"]["rounds"], 3)
+        page = report.page(found, "chart.svg")
+        self.assertIn("- from Python / from C++, stage 3, at most 1.03: fp32 1.020, reached.", page)
+        self.assertIn("- 1 rank, from Python, stage 0 / plain PyTorch, at most 1.03: fp32 1.500, **missed**.", page)
+        self.assertRegex(page, r"\| \*\*libzero stage 3, from Python\*\* +\| +3 \|")
+        self.assertNotIn("python", str(found["sizes"]).lower())
+
+    def test_failing_programs_of_one_rank_are_named(self):
+        self.phases()
+        self.python_rounds().failure(SMALL, 3, "alone", "out of memory")
+        page = report.page(results.summary(self.run_of.folder), "chart.svg")
+        self.assertIn("plain PyTorch, 1 rank failed in 1 of 3 rounds; its figures are of the other 2: `out of memory`",
+                      page)
+
+    def test_the_section_from_python_may_be_measured_without_the_others(self):
+        self.phases()
+        self.python_rounds()
+        kept = results.summary(self.run_of.folder)
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_of = Run(folder)
+            self.python_rounds(LARGE)
+            found = results.summary(self.run_of.folder, kept)
+            self.assertEqual((found["sizes"], sorted(found["python"])), (kept["sizes"], sorted([SMALL, LARGE])))
+            with self.assertRaises(SystemExit):
+                results.summary(self.run_of.folder)
+
+    def test_python_programs_of_another_torch_are_refused(self):
+        self.phases()
+        self.python_rounds().peer(SMALL, 3, "ddp", [1.0] * 4, commit="other")
+        with self.assertRaises(SystemExit):
+            results.summary(self.run_of.folder)
+
     def test_what_was_not_measured_anew_stays_if_it_clipped_alike(self):
         self.phases()
         kept = {"sizes": {LARGE: {"gradient_clipping": 1.0, "date": "then"}, "1x1x1x1x1x1": {"gradient_clipping": None}},
@@ -175,7 +240,7 @@ class PublishedPageTest(unittest.TestCase):
 
     def test_every_ratio_lies_within_its_rounds(self):
         document = json.loads((SOURCE / "docs" / "performance.json").read_text())
-        for size, section in document["sizes"].items():
+        for size, section in [*document["sizes"].items(), *document.get("python", {}).items()]:
             for recipe, of in section["recipes"].items():
                 for text, r in of["ratios"].items():
                     self.assertTrue(r["least_round"] <= r["median"] <= r["most_round"], (size, recipe, text, r))
