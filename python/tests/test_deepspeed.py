@@ -164,27 +164,34 @@ def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> N
     assert "before: None deepspeed.moe is not built: expert layers" in out
 
 
-def test_the_launchers_flags_become_those_of_zero_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_deepspeeds_launcher_are_left_to_zero_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `zero run --deepspeed` makes of them: tests/cli/run_test.cpp."""
     started: list[list[str]] = []
 
-    def execv(program: str, command: list[str]) -> None:
-        started.append(command)
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
+        assert program == command[0] == "/bin/zero" and environment["ZERO_PYTHON"] == sys.executable
+        started.append(command[1:])
         raise SystemExit
 
-    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setenv("ZERO_PROGRAM", "/bin/zero")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    flags = "--num_nodes 2 --hostfile hosts --include w0:1 --master_addr w0 --master_port 9".split()
-    for words in ([*flags, "--no_local_rank", "train.py", "--num_gpus", "7"], ["--num_nodes=1", "--module", "a.b"]):
+    for words in (["--num_gpus", "2", "train.py", "--num_nodes", "7"], ["--module", "-H", "hosts", "a.b"], ["--help"]):
         with pytest.raises(SystemExit):
             run.main(words)
-    ours = [sys.executable, "-m", "libzero.deepspeed.run"]
-    assert started[0] == [
-        "/bin/zero", "run", "--num-nodes", "2", "--hostfile", "hosts", "--include", "w0:1", "--master-addr", "w0",
-        "--master-port", "9", "--", *ours, "--no_local_rank", "train.py", "--num_gpus", "7",
-    ]  # fmt: skip
-    assert started[1] == ["/bin/zero", "run", "--num-nodes", "1", "--num-gpus", "auto", "--", *ours, "--module", "a.b"]
+        assert started.pop() == ["run", "--deepspeed", *words]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "4711")
+    for words, text in ((["--num_gpus", "2", "train.py"], "got --num_gpus, expected a script"), ([], "got no script")):
+        with pytest.raises(SystemExit) as ended:
+            run.main(words)
+        assert ended.value.code == 2 and text in capsys.readouterr().err
+    assert not started
 
 
 # ---- one rank, in this process ----
