@@ -123,6 +123,17 @@ def test_every_name_is_built_or_refused_by_name(engine: deepspeed.DeepSpeedEngin
             assert not hasattr(place, name)
 
 
+def test_a_refused_name_is_refused_by_import_too() -> None:
+    with pytest.raises(ImportError, match=r"^deepspeed\.PipelineModule is not built: .*\.$"):
+        from libzero.deepspeed import PipelineModule  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        from libzero.deepspeed import no_such_name  # noqa: F401
+    assert not hasattr(deepspeed, "PipelineModule") and getattr(deepspeed, "PipelineModule", 7) == 7
+    scope: dict[str, Any] = {}
+    exec("from libzero.deepspeed import *", scope)  # asks for __all__ only
+    assert scope["initialize"] is deepspeed.initialize
+
+
 def test_the_page_is_that_of_the_table() -> None:
     loader = importlib.machinery.SourceFileLoader("page", str(REPOSITORY / "script" / "deepspeed-compatibility"))
     spec = importlib.util.spec_from_loader("page", loader)
