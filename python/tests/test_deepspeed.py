@@ -15,6 +15,7 @@ from conftest import REPOSITORY, Programs, batch, config, find_zero, network
 
 import libzero
 import libzero.deepspeed as deepspeed
+from libzero import _program
 from libzero.deepspeed import _names, run
 from libzero.deepspeed.runtime.engine import _VALUES
 from libzero.deepspeed.runtime.lr_schedules import WarmupLR
@@ -203,6 +204,22 @@ def test_options_of_deepspeeds_launcher_are_left_to_zero_run(
             run.main(words)
         assert ended.value.code == 2 and text in capsys.readouterr().err
     assert not started
+
+
+def test_the_installed_program_starts_ranks_with_the_interpreter_it_is_installed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_program, "program", lambda: "/bin/zero")
+    monkeypatch.setattr(sys, "argv", ["zero", "run", "--deepspeed", "train.py"])
+    started: list[tuple[list[str], str | None]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append((words, os.environ.get("ZERO_PYTHON"))))
+    for chosen in ("", "/other/python"):
+        monkeypatch.setenv("ZERO_PYTHON", chosen)
+        if not chosen:
+            monkeypatch.delenv("ZERO_PYTHON")
+        _program.main()
+    words = ["/bin/zero", "run", "--deepspeed", "train.py"]
+    assert started == [(words, sys.executable), (words, "/other/python")]
 
 
 # ---- one rank, in this process ----
