@@ -1,6 +1,8 @@
 // `zero run`: converts options and hosts to LaunchSettings, and prints the launcher's lines, notices and reports.
 // Starting and ending ranks is in src/core/launch.
 #include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include "cli/commands.h"
 #include "cli/support/config_check.h"
 #include "cli/support/options.h"
+#include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
 #include "launch/remote/agent.h"
 #include "launch/remote/hostfile.h"
@@ -37,6 +40,7 @@ struct RunOptions {
   std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 0, restarts = 0;
   double grace = 3, stop_timeout = 600, hang_timeout = 600, host_timeout = 30;
   bool no_ssh = false, no_prefix = false, bind = false, pass_local_rank = false, strict = false;
+  bool deepspeed = false, module = false, no_local_rank = false;
   std::string config;
   std::vector<std::pair<std::string, std::string>> set;
   std::vector<std::string> exported, program;
@@ -150,7 +154,7 @@ class PidFile {
 
 void declare(cli::Command& c, RunOptions& o) {
   c.section("Ranks and hosts");
-  c.option("-n,--num-gpus,--nproc-per-node", o.ranks, "N",
+  c.option("-n,--num-gpus,--nproc-per-node,--num-accelerators", o.ranks, "N",
            "ranks on each host: a number, gpu, cpu or auto (GPUs if any, else cores)");
   c.option("--num-nodes,--nnodes", o.nodes, "N", "use the first N hosts of the hostfile", 1, 65536);
   c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"HOST slots=N\"");
@@ -165,6 +169,11 @@ void declare(cli::Command& c, RunOptions& o) {
   c.choice("--launcher", o.launcher, {"ssh", "srun", "mpirun"}, "how other hosts are reached (ssh)");
   c.option("--ssh-port", o.ssh_port, "PORT", "port of ssh", 1, 65535);
   c.option("--launcher-args", o.launcher_args, "ARGS", "additional arguments of that program");
+  c.section("Programs written for DeepSpeed (Python, with the package libzero)");
+  c.flag("--deepspeed", o.deepspeed,
+         "PROGRAM is a script for DeepSpeed: each rank runs python -m libzero.deepspeed.run PROGRAM [ARGS...]");
+  c.flag("--module", o.module, "with --deepspeed: PROGRAM is the name of a module");
+  c.flag("--no-local-rank", o.no_local_rank, "with --deepspeed: do not pass --local_rank=N to the script");
   c.section("Environment");
   c.repeated("--export", o.exported, "NAME", "also pass this variable to other hosts");
   c.option("--env-file", o.env_file, "FILE", "lines of NAME=VALUE for every rank");
@@ -189,8 +198,6 @@ void declare(cli::Command& c, RunOptions& o) {
   c.no_effect("--no-python", false, direct);
   c.no_effect("--no-ssh-check", false, "hosts are not probed");
   c.no_effect("--force-multi", false, "one host is started without ssh");
-  c.no_effect("--no-local-rank", false, "--local_rank is only appended with --pass-local-rank");
-  c.refused("--module", false, "it starts Python modules; name the program: zero run python -m MODULE");
   c.refused("--venv-script", true, "activate the environment before zero run");
   c.refused("--elastic-training", false, "a changing number of ranks is not built");
   c.refused("--autotuning", true, "not built; see `zero bench stages`");
@@ -362,6 +369,51 @@ std::map<std::string, std::string> read_env_file(const std::string& path) {
   return values;
 }
 
+// Whether the interpreter finds the package. It is not imported: that loads torch.
+bool has_libzero(const std::string& python) {
+  std::string path = python, option = "-c",
+              text = "import importlib.util as u; raise SystemExit(not getattr(u.find_spec('libzero'), 'origin', 0))";
+  char* words[] = {path.data(), option.data(), text.data(), nullptr};
+  pid_t child = 0;
+  if (posix_spawn(&child, words[0], nullptr, nullptr, words, environ) != 0) return false;
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// --deepspeed: the program becomes the package's runner of such programs (python/libzero/deepspeed/run.py).
+// here: this host has ranks, so its interpreter and script are checked.
+void run_by_python(const cli::Command& c, RunOptions& o, bool here) {
+  if (c.given("--save-pid"))
+    throw ConfigError(
+        "[--save-pid] got the option with --deepspeed, expected it without: DeepSpeed's has no FILE, and the script "
+        "would be taken for it. Hint: the process id of `zero run` is the launcher's.");
+  const char* chosen = std::getenv("ZERO_PYTHON");
+  std::string python = chosen != nullptr && *chosen != '\0' ? chosen : "python3";
+  if (here) {
+    const std::string hint =
+        " Hint: activate its environment (pip install . in a clone installs it), or set ZERO_PYTHON to the "
+        "interpreter.";
+    try {
+      python = std::filesystem::absolute(launch::find_program(python));  // other hosts may have another PATH
+    } catch (const ConfigError& error) {
+      throw ConfigError("[--deepspeed] got no interpreter: " + std::string(error.what()) + hint);
+    }
+    if (!has_libzero(python))
+      throw ConfigError("[--deepspeed] got " + python +
+                        ", which does not find the module libzero, expected a Python with the package libzero." + hint);
+    if (!o.module && access(o.program[0].c_str(), R_OK) != 0)
+      throw ConfigError("[--deepspeed] got " + std::string(std::strerror(errno)) + " for " + o.program[0] +
+                        ", expected a Python script. Hint: --module if it is the name of a module.");
+  }
+  std::vector<std::string> words{python, "-u", "-m", "libzero.deepspeed.run"};  // unbuffered, as DeepSpeed starts it
+  if (o.no_local_rank) words.push_back("--no_local_rank");
+  if (o.module) words.push_back("--module");
+  o.program.insert(o.program.begin(), words.begin(), words.end());
+  if (std::getenv("PYTHONPATH") != nullptr) o.exported.push_back("PYTHONPATH");  // libzero may be found by it
+}
+
 // "localhost", "host w1", "2 hosts (w0, w1)", "host w1 (number 1 of 2)".
 std::string place_of(const Chosen& chosen) {
   if (chosen.by_hand >= 0)
@@ -387,6 +439,11 @@ int zero_run(int argc, char** argv) {
 
   const Chosen chosen = choose_hosts(c, o, launch::gpu_slots());
   const bool several = chosen.hosts.size() > 1;
+  if (o.module && !o.deepspeed)
+    throw ConfigError(
+        "[--module] got the option without --deepspeed, expected a program. Hint: zero run python -m MODULE");
+  if (o.deepspeed)
+    run_by_python(c, o, std::any_of(chosen.hosts.begin(), chosen.hosts.end(), [](auto& host) { return host.here; }));
   launch::LaunchSettings s;
   s.program = o.program;
   s.hosts = chosen.hosts;
@@ -410,6 +467,10 @@ int zero_run(int argc, char** argv) {
 
   Terminal terminal(o, c.global(), s.hosts);
   if (!o.set.empty()) terminal.notice(LogLevel::Warning, "--set is only checked here: give it to the program, too");
+  if (o.no_local_rank && !o.deepspeed)
+    terminal.notice(LogLevel::Warning,
+                    "--no_local_rank has no effect: --local_rank is only appended with "
+                    "--pass-local-rank");
   for (const std::string& notice : c.notices()) terminal.notice(LogLevel::Warning, notice);
   for (const char* folder : {static_cast<const char*>(std::getenv("HOME")), "."})
     if (folder && access((std::string(folder) + "/.deepspeed_env").c_str(), F_OK) == 0)

@@ -14,8 +14,9 @@ def program() -> str:
 
 
 def main() -> None:
-    """Replaces this process by the program."""
+    """Replaces this process by the program. Its `run --deepspeed` starts ranks with this interpreter."""
     path = program()
+    os.environ.setdefault("ZERO_PYTHON", sys.executable)
     os.execv(path, [path, *sys.argv[1:]])
 
 

@@ -15,6 +15,7 @@ from conftest import REPOSITORY, Programs, batch, config, find_zero, network
 
 import libzero
 import libzero.deepspeed as deepspeed
+from libzero import _program
 from libzero.deepspeed import _names, run
 from libzero.deepspeed.runtime.engine import _VALUES
 from libzero.deepspeed.runtime.lr_schedules import WarmupLR
@@ -123,6 +124,17 @@ def test_every_name_is_built_or_refused_by_name(engine: deepspeed.DeepSpeedEngin
             assert not hasattr(place, name)
 
 
+def test_a_refused_name_is_refused_by_import_too() -> None:
+    with pytest.raises(ImportError, match=r"^deepspeed\.PipelineModule is not built: .*\.$"):
+        from libzero.deepspeed import PipelineModule  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        from libzero.deepspeed import no_such_name  # noqa: F401
+    assert not hasattr(deepspeed, "PipelineModule") and getattr(deepspeed, "PipelineModule", 7) == 7
+    scope: dict[str, Any] = {}
+    exec("from libzero.deepspeed import *", scope)  # asks for __all__ only
+    assert scope["initialize"] is deepspeed.initialize
+
+
 def test_the_page_is_that_of_the_table() -> None:
     loader = importlib.machinery.SourceFileLoader("page", str(REPOSITORY / "script" / "deepspeed-compatibility"))
     spec = importlib.util.spec_from_loader("page", loader)
@@ -164,27 +176,50 @@ def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> N
     assert "before: None deepspeed.moe is not built: expert layers" in out
 
 
-def test_the_launchers_flags_become_those_of_zero_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_deepspeeds_launcher_are_left_to_zero_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `zero run --deepspeed` makes of them: tests/cli/run_test.cpp."""
     started: list[list[str]] = []
 
-    def execv(program: str, command: list[str]) -> None:
-        started.append(command)
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
+        assert program == command[0] == "/bin/zero" and environment["ZERO_PYTHON"] == sys.executable
+        started.append(command[1:])
         raise SystemExit
 
-    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setenv("ZERO_PROGRAM", "/bin/zero")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    flags = "--num_nodes 2 --hostfile hosts --include w0:1 --master_addr w0 --master_port 9".split()
-    for words in ([*flags, "--no_local_rank", "train.py", "--num_gpus", "7"], ["--num_nodes=1", "--module", "a.b"]):
+    for words in (["--num_gpus", "2", "train.py", "--num_nodes", "7"], ["--module", "-H", "hosts", "a.b"], ["--help"]):
         with pytest.raises(SystemExit):
             run.main(words)
-    ours = [sys.executable, "-m", "libzero.deepspeed.run"]
-    assert started[0] == [
-        "/bin/zero", "run", "--num-nodes", "2", "--hostfile", "hosts", "--include", "w0:1", "--master-addr", "w0",
-        "--master-port", "9", "--", *ours, "--no_local_rank", "train.py", "--num_gpus", "7",
-    ]  # fmt: skip
-    assert started[1] == ["/bin/zero", "run", "--num-nodes", "1", "--num-gpus", "auto", "--", *ours, "--module", "a.b"]
+        assert started.pop() == ["run", "--deepspeed", *words]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "4711")
+    for words, text in ((["--num_gpus", "2", "train.py"], "got --num_gpus, expected a script"), ([], "got no script")):
+        with pytest.raises(SystemExit) as ended:
+            run.main(words)
+        assert ended.value.code == 2 and text in capsys.readouterr().err
+    assert not started
+
+
+def test_the_installed_program_starts_ranks_with_the_interpreter_it_is_installed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_program, "program", lambda: "/bin/zero")
+    monkeypatch.setattr(sys, "argv", ["zero", "run", "--deepspeed", "train.py"])
+    started: list[tuple[list[str], str | None]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append((words, os.environ.get("ZERO_PYTHON"))))
+    for chosen in ("", "/other/python"):
+        monkeypatch.setenv("ZERO_PYTHON", chosen)
+        if not chosen:
+            monkeypatch.delenv("ZERO_PYTHON")
+        _program.main()
+    words = ["/bin/zero", "run", "--deepspeed", "train.py"]
+    assert started == [(words, sys.executable), (words, "/other/python")]
 
 
 # ---- one rank, in this process ----

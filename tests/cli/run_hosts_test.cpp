@@ -95,6 +95,19 @@ TEST(RunHosts, TheSameOnAllAndOnlyWhatIsMeantForOthers) {
     EXPECT_EQ(calls.find(hidden), std::string::npos) << "only the agent is named on a command line";
 }
 
+TEST(RunHosts, DeepSpeedsCommandLineOnEveryHost) {
+  const std::string python = temporary_folder() + "/python";
+  std::ofstream(python) << "#!/bin/sh\necho \"$FAKE_SSH_HOST $PYTHONPATH $*\"\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  // This host has no ranks: it needs neither the package nor the script.
+  HostsJob p("wa slots=1\nwb slots=1\n", {"--deepspeed", "--no_local_rank", "not-here.py", "--steps", "3"},
+             {"ZERO_PYTHON=" + python, "PYTHONPATH=/a:/b"});
+  EXPECT_EQ(p.finish(), 0) << p.err;
+  EXPECT_EQ(sorted(lines(p.out)),
+            (Words{"[wa:0] wa /a:/b -u -m libzero.deepspeed.run --no_local_rank not-here.py --steps 3",
+                   "[wb:1] wb /a:/b -u -m libzero.deepspeed.run --no_local_rank not-here.py --steps 3"}));
+}
+
 TEST(RunHosts, ATokenIsMadeForAllHosts) {
   Job p({}, {"env=ZERO_TOKEN"}, {"ZERO_TOKEN"});
   EXPECT_EQ(p.finish(), 0);

@@ -250,7 +250,11 @@ TEST(Run, ChecksBeforeStarting) {
       {{"run", "--gups", "2", "true"}, 2, "did you mean --num-gpus?"},
       {{"run", "--hang-timout=5", "true"}, 2, "did you mean --hang-timeout?"},
       {{"run", "--grace", "-1", "true"}, 2, "expected a number from 0 to 86400"},
-      {{"run", "--module", "true"}, 2, "refused"},
+      {{"run", "--module", "true"}, 2, "Hint: zero run python -m MODULE"},
+      {{"run", "--deepspeed", "--save_pid", "train.py"}, 2, "got no PROGRAM"},
+      {{"run", "--deepspeed", "--save_pid", "train.py", "data.json"},
+       2,
+       "[--save-pid] got the option with --deepspeed"},
       {{"run", "--launcher", "pdsh", "true"}, 2, "expected one of ssh, srun, mpirun"},
       {{"run", "--output", "rank1", "true"}, 2, "did you mean \"rank0\"?"},
       {{"run", "-i", "localhost:0", "-e", "localhost:0", "true"}, 2, "expected one of the two"},
@@ -397,6 +401,59 @@ TEST(Run, OptionsWithoutEffectAreListed) {
   EXPECT_EQ(p.wait(), 0);
   EXPECT_NE(p.err.find("zero run: warning: --no_python has no effect"), std::string::npos) << p.err;
   EXPECT_NE(p.err.find("zero run: warning: --no_local_rank has no effect"), std::string::npos) << p.err;
+}
+
+// An interpreter that has the package if its folder has a file libzero; as a script it prints its arguments.
+std::string fake_python(const std::string& folder) {
+  const std::string path = folder + "/python";
+  std::ofstream(path) << "#!/bin/sh\nif [ $1 = -c ]; then test -e $(dirname $0)/libzero; else echo \"$RANK: $@\"; fi\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+TEST(Run, DeepSpeedsCommandLine) {
+  const std::string folder = temporary_folder();
+  Process::Settings settings;
+  settings.environment = {"ZERO_PYTHON=" + fake_python(folder), "CUDA_VISIBLE_DEVICES="};
+  std::ofstream(folder + "/libzero");
+  std::ofstream(folder + "/train.py");
+  settings.folder = folder;
+  settings.arguments = {kZero,  "run",      "--deepspeed", "--num_accelerators", "2", "--master_port",
+                        "4243", "train.py", "--module",    "--num_gpus",         "7"};
+  const Ended script = run_to_end(settings);
+  EXPECT_EQ(script.code, 0) << script.err;
+  EXPECT_EQ(sorted(lines(script.out)),
+            (std::vector<std::string>{"[0] 0: -u -m libzero.deepspeed.run train.py --module --num_gpus 7",
+                                      "[1] 1: -u -m libzero.deepspeed.run train.py --module --num_gpus 7"}));
+  EXPECT_TRUE(lines(script.err, "zero run: ranks:").empty()) << script.err;
+  settings.arguments = {kZero, "run", "--module", "--no_local_rank", "--deepspeed", "package.train", "-x"};
+  const Ended module = run_to_end(settings);
+  EXPECT_EQ(module.out, "[0] 0: -u -m libzero.deepspeed.run --no_local_rank --module package.train -x\n") << module.err;
+}
+
+TEST(Run, DeepSpeedsCommandLineNeedsAnInterpreterWithThePackage) {
+  const std::string folder = temporary_folder();
+  const std::string python = fake_python(folder);
+  Process::Settings settings;
+  settings.folder = folder;
+  settings.arguments = {kZero, "run", "--deepspeed", "train.py"};
+  const auto fails = [&](const std::string& text) {
+    const Ended p = run_to_end(settings);
+    EXPECT_EQ(p.code, 2);
+    EXPECT_EQ(p.out, "");
+    EXPECT_NE(p.err.find(text), std::string::npos) << p.err;
+  };
+  settings.environment = {"ZERO_PYTHON=no-such-python"};
+  fails("[--deepspeed] got no interpreter: ");
+  settings.environment = {"ZERO_PYTHON=" + python};
+  fails("[--deepspeed] got " + python + ", which does not find the module libzero");
+  settings.environment = {"ZERO_PYTHON", "PATH=" + folder};
+  std::filesystem::rename(python, folder + "/python3");
+  fails("got " + folder + "/python3, which does not find the module libzero");
+  std::filesystem::rename(folder + "/python3", python);
+  settings.environment = {"ZERO_PYTHON=" + python};
+  std::ofstream(folder + "/libzero");
+  fails("got No such file or directory for train.py");
 }
 
 TEST(Run, SavePidLastsAsLongAsTheRun) {
