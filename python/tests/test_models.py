@@ -1,0 +1,136 @@
+"""Models of Hugging Face's libraries are used unchanged: the losses of plain torch, and the same bits at every stage."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from conftest import config, plain
+
+import libzero
+
+Make: TypeAlias = Callable[[], torch.nn.Module]
+LossOf: TypeAlias = Callable[[Any, int], torch.Tensor]
+
+VOCABULARY = 100
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+NAMES = ["gpt2", "bert", "t5", "llama", "vit", "whisper", "unet"]
+
+
+def numbers(step: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(step))
+
+
+def ids(step: int, length: int = 16, below: int = VOCABULARY) -> torch.Tensor:
+    return torch.randint(0, below, (2, length), generator=torch.Generator().manual_seed(step))
+
+
+def make_unet() -> torch.nn.Module:
+    diffusers = pytest.importorskip("diffusers")
+    model: torch.nn.Module = diffusers.UNet2DConditionModel(
+        sample_size=8, in_channels=2, out_channels=2, block_out_channels=(8, 16), layers_per_block=1, dropout=0.1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        norm_num_groups=4, cross_attention_dim=8, attention_head_dim=4,
+    )  # fmt: skip
+    return model
+
+
+def make_transformer(name: str) -> torch.nn.Module:
+    t = pytest.importorskip("transformers")
+    text = {"vocab_size": VOCABULARY, **TOKENS}
+    layers = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    if name == "gpt2":
+        model = t.GPT2LMHeadModel(t.GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=32, **text))
+    elif name == "bert":
+        model = t.BertForMaskedLM(t.BertConfig(**text, **layers))
+    elif name == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+        model = t.T5ForConditionalGeneration(t.T5Config(decoder_start_token_id=0, **text, **sizes))
+    elif name == "llama":
+        grouped = {"num_key_value_heads": 2, "attention_dropout": 0.1}
+        model = t.LlamaForCausalLM(t.LlamaConfig(max_position_embeddings=32, **text, **layers, **grouped))
+    elif name == "vit":
+        sizes = {"image_size": 16, "patch_size": 8, "num_labels": 5, "hidden_dropout_prob": 0.1}
+        model = t.ViTForImageClassification(t.ViTConfig(**layers, **sizes))
+    else:
+        part = {f"{half}_{key}": value for half in ("encoder", "decoder")
+                for key, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
+        sizes = {"d_model": 32, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
+        words = {"decoder_start_token_id": 0, "dropout": 0.1}
+        model = t.WhisperForConditionalGeneration(t.WhisperConfig(**text, **part, **sizes, **words))
+    return model  # type: ignore[no-any-return]
+
+
+def example(name: str) -> tuple[Make, LossOf]:
+    """How to make the small model with random weights, in train mode, and its loss at a step."""
+
+    def make() -> torch.nn.Module:
+        torch.manual_seed(1)
+        return (make_unet() if name == "unet" else make_transformer(name)).train()
+
+    def loss_of(model: Any, step: int) -> torch.Tensor:
+        if name == "unet":
+            out = model(numbers(step, 2, 2, 8, 8), torch.tensor([3, 500]), numbers(step, 2, 4, 8)).sample
+            return torch.nn.functional.mse_loss(out, numbers(step + 1, 2, 2, 8, 8))
+        if name == "vit":
+            return model(pixel_values=numbers(step, 2, 3, 16, 16), labels=ids(step, 1, 5)[:, 0]).loss  # type: ignore[no-any-return]
+        if name == "whisper":
+            return model(input_features=numbers(step, 2, 8, 32), labels=ids(step)).loss  # type: ignore[no-any-return]
+        return model(input_ids=ids(step), labels=ids(step)).loss  # type: ignore[no-any-return]
+
+    return make, loss_of
+
+
+def trained(engine: libzero.Engine, loss_of: LossOf, steps: int = 5, first: int = 0, every: int = 1) -> list[float]:
+    losses = []
+    for step in range(first, first + every * steps, every):
+        loss = loss_of(engine, step)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def seeded(loss_of: LossOf) -> LossOf:
+    """Dropout draws the same numbers at the same step."""
+
+    def of(model: Any, step: int) -> torch.Tensor:
+        torch.manual_seed(step)
+        return loss_of(model, step)
+
+    return of
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_with_dropout_agrees_with_plain_torch_at_every_stage(name: str) -> None:
+    make, loss_of = example(name)
+    without = loss_of(make().eval(), 0).item()
+    expected = plain(make(), 5, seeded(loss_of))
+    assert abs(expected[0] - without) > 1e-4  # dropout acts
+    hashes = set()
+    for stage in range(4):
+        with libzero.Engine(make(), config(stage)) as engine:
+            assert trained(engine, seeded(loss_of)) == pytest.approx(expected, abs=1e-5)
+            hashes.add(engine.state_hash())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_on_two_ranks_agrees_with_plain_torch(name: str) -> None:
+    """Ranks are threads and share torch's generator, so dropout is off."""
+    make, loss_of = example(name)
+    expected = plain(make().eval(), 3, lambda m, step: (loss_of(m, 2 * step) + loss_of(m, 2 * step + 1)) / 2)
+    hashes = set()
+    for stage in (0, 3):
+        models = [make().eval() for _ in range(2)]
+
+        def body(comm: libzero.Communicator) -> tuple[str, list[float]]:
+            with libzero.Engine(models[comm.rank], config(stage)) as engine:
+                losses = trained(engine, loss_of, 3, comm.rank, 2)
+                return engine.state_hash(), losses
+
+        results = libzero.run_ranks(2, body)
+        both = [sum(pair) / 2 for pair in zip(*(losses for _, losses in results), strict=True)]
+        assert both == pytest.approx(expected, abs=1e-5)
+        hashes |= {digest for digest, _ in results}
+    assert len(hashes) == 1
