@@ -1,6 +1,7 @@
 """Models of Hugging Face's libraries are used unchanged: the losses of plain torch, and the same bits at every stage."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -134,3 +135,91 @@ def test_a_model_on_two_ranks_agrees_with_plain_torch(name: str) -> None:
         assert both == pytest.approx(expected, abs=1e-5)
         hashes |= {digest for digest, _ in results}
     assert len(hashes) == 1
+
+
+# ---- weights that other libraries read ----
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def lora() -> Any:
+    """GPT-2 whose parameters are frozen, with trainable adapters."""
+    peft = pytest.importorskip("peft")
+    base = example("gpt2")[0]()
+    return peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
+
+
+def test_adapters_of_peft_agree_with_plain_torch_at_every_stage(tmp_path: Path) -> None:
+    loss_of = seeded(example("gpt2")[1])
+    expected = plain(lora(), 5, loss_of)
+    assert expected[0] != expected[-1]
+    frozen = {name: p.detach().clone() for name, p in lora().named_parameters() if not p.requires_grad}
+    hashes = set()
+    for stage in range(4):
+        model = lora()
+        with libzero.Engine(model, config(stage)) as engine:
+            assert trained(engine, loss_of) == pytest.approx(expected, abs=1e-5)
+            hashes.add(engine.state_hash())
+            state = engine.state_dict()
+            assert all(same(state[name], value) for name, value in frozen.items())
+            with torch.no_grad():
+                logits = model.eval()(input_ids=ids(9)).logits
+            folder = tmp_path / str(stage)
+            if stage % 2:  # either way writes the same
+                model.save_pretrained(folder, state_dict=state)
+            else:
+                with engine.gathered_parameters():
+                    model.save_pretrained(folder)
+        again = pytest.importorskip("peft").PeftModel.from_pretrained(example("gpt2")[0](), folder).eval()
+        assert same(again(input_ids=ids(9)).logits, logits)
+    assert len(hashes) == 1
+
+
+def test_frozen_parameters_are_sharded_and_have_no_states() -> None:
+    models = [lora().eval() for _ in range(2)]
+    sizes = [p.numel() for p in models[0].parameters()]
+    trainable = sum(p.numel() for p in models[0].parameters() if p.requires_grad)
+    assert all(size % 32 == 0 for size in sizes)  # no padding: docs/memory.md
+
+    def body(comm: libzero.Communicator) -> None:
+        with libzero.Engine(models[comm.rank], config(3)) as engine:
+            trained(engine, example("gpt2")[1], 2)
+            memory = engine.memory()
+            assert memory.current(purpose="parameters") == 4 * sum(sizes) // 2
+            assert memory.current(purpose="gradients") == 4 * trainable // 2
+            assert memory.current(purpose="optimizer states") == 8 * trainable // 2
+
+    libzero.run_ranks(2, body)
+
+
+def test_weights_of_tied_models_are_saved_and_read_by_hugging_face(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    make, loss_of = example("gpt2")
+    models = [make().eval() for _ in range(2)]
+
+    def body(comm: libzero.Communicator) -> None:
+        model: Any = models[comm.rank]
+        with libzero.Engine(model, config(3)) as engine:
+            trained(engine, loss_of, 2)
+            with torch.no_grad():
+                logits = engine(input_ids=ids(9)).logits
+            state = engine.state_dict()
+            with engine.gathered_parameters():
+                if comm.rank == 0:
+                    safetensors.save_model(model, str(tmp_path / "gathered.safetensors"))
+            if comm.rank > 0:
+                return
+            assert state["lm_head.weight"] is state["transformer.wte.weight"]
+            once = {name: value for name, value in state.items() if name != "lm_head.weight"}
+            safetensors.save_file(once, str(tmp_path / "file.safetensors"))
+            model.save_pretrained(tmp_path / "pretrained", state_dict=state)  # empties the dict
+        for file in ("gathered", "file"):
+            fresh = make().eval()
+            missing, unexpected = safetensors.load_model(fresh, tmp_path / f"{file}.safetensors")
+            assert not missing and not unexpected
+            assert same(fresh(input_ids=ids(9)).logits, logits)
+        fresh = type(model).from_pretrained(tmp_path / "pretrained").eval()
+        assert fresh.lm_head.weight is fresh.transformer.wte.weight
+        assert same(fresh(input_ids=ids(9)).logits, logits)
+
+    libzero.run_ranks(2, body)
