@@ -77,24 +77,39 @@ def test_no_unit_is_kept_whole_and_nothing_is_kept_alive() -> None:
     models = [network(1, 256), network(1, 256)]
 
     def body(comm: libzero.Communicator) -> None:
-        engine = libzero.Engine(models[comm.rank], config())
+        model = models[comm.rank]
+        engine = libzero.Engine(model, config())
+        made: list[weakref.ref[torch.Tensor]] = []
+
+        def note(_: object, __: object, out: torch.Tensor) -> None:
+            made.append(weakref.ref(out))
+
+        for layer in model:
+            layer.register_forward_hook(note)
         at_rest = []
         for step in range(100):
             loss = engine(batch(comm.rank, step)).square().mean()
             engine.backward(loss)
+            made.append(weakref.ref(loss))
             del loss
             engine.step()
             if step in (10, 99):
                 at_rest.append([(row.tier, row.purpose, row.current) for row in engine.memory()])
         assert at_rest[0] == at_rest[1]
-        numel = sum(p.numel() for p in engine.module.parameters())
+        assert engine.memory().peak(purpose="gather buffers") > 0
+        engine.reset_peak_memory()  # frees buffers that the next step would use again
+        assert engine.memory().current(purpose="gather buffers") == 0
+        for p in model.parameters():
+            with pytest.raises(RuntimeError, match="while it is sharded"):
+                p.untyped_storage().data_ptr()
+        assert len(made) == 600 and all(ref() is None for ref in made)
+        numel = sum(p.numel() for p in model.parameters())
         assert engine.memory().current(purpose="parameters") <= 4 * (numel // 2 + 64 * 3)
-
-    libzero.run_ranks(2, body)
 
     gc.collect()
     gc.disable()  # references alone must do: no cycles
     try:
+        libzero.run_ranks(2, body)
         model = network()
         engine = libzero.Engine(model, config())
         schedule = torch.optim.lr_scheduler.StepLR(engine.optimizer, 1)
