@@ -42,7 +42,7 @@ def plain(model: torch.nn.Module, steps: int, loss_of: Callable[[torch.nn.Module
     losses = []
     for step in range(steps):
         loss = loss_of(model, step)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

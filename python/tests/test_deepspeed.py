@@ -320,6 +320,65 @@ def test_estimates_are_the_planners() -> None:
     stage2.estimate_zero2_model_states_mem_needs_all_live(torch.nn.Linear(512, 512))
 
 
+def test_what_the_engine_says_of_itself() -> None:
+    model: Any = network()
+    engine, optimizer, loader, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=[{"params": list(model.parameters()), "weight_decay": 0.0}],
+        training_data=torch.utils.data.TensorDataset(torch.zeros(8, 8)),
+        collate_fn=lambda samples: {"rows": len(samples)},
+        dist_init_required=True,
+        config_params=config(1, fp16={"enabled": True, "loss_scale": 128}),
+    )
+    assert loader is not None and list(loader) == [{"rows": 4}] * 2
+    assert (engine.global_rank, engine.local_rank, engine.world_size) == (0, 0, 1)
+    assert engine.device == torch.device("cpu") and engine.get_data_types()[0] == torch.float16
+    assert engine.fp16_enabled() and not engine.bfloat16_enabled() and not engine.dynamic_loss_scale()
+    assert engine.cur_scale == engine.loss_scale() == 128
+    assert optimizer is not None and optimizer.param_groups[0]["weight_decay"] == 0.0
+    assert engine.monitor.enabled is False
+    assert engine.eval().training is False and engine.train().module.training is True
+    with pytest.raises(AttributeError, match="flops_profiler is not built"):
+        engine.flops_profiler  # noqa: B018
+    before = model[0].weight.detach().clone()
+    engine.set_lr(0.0)
+    assert engine.get_lr() == [0.0]
+    engine.backward(engine(batch().half()).float().square().mean())
+    engine.step()
+    assert torch.equal(model[0].weight, before) and engine.was_step_applied()
+
+
+def test_gradients_are_those_of_plain_torch() -> None:
+    reference, model = network(), network()
+    reference(batch()).square().mean().backward()
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config(3))
+    engine.backward(engine(batch()).square().mean())
+    for p, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        whole, part = deepspeed.utils.safe_get_full_grad(p), deepspeed.utils.safe_get_local_grad(p)
+        torch.testing.assert_close(whole, expected.grad)
+        assert part is not None and whole is not None and torch.equal(part.view(p.shape), whole)  # one rank
+
+
+def first_of(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
+    return next(engine.module.parameters())
+
+
+def test_a_checkpoint_is_loaded_without_its_optimizer_states(tmp_path: Path) -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    one_step(engine)
+    engine.save_checkpoint(tmp_path)
+    after = {}
+    for states in (True, False):
+        again, _, _, _ = deepspeed.initialize(model=network(2), config=config(2))
+        again.load_checkpoint(tmp_path, load_optimizer_states=states)
+        assert torch.equal(first_of(again), first_of(engine))
+        one_step(again, 1)
+        after[states] = first_of(again).detach().clone()
+    one_step(engine, 1)
+    assert torch.equal(after[True], first_of(engine))
+    assert not torch.equal(after[False], after[True])
+
+
 def test_an_engine_without_an_optimizer_evaluates() -> None:
     settings = config(3)
     del settings["optimizer"]

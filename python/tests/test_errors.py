@@ -29,13 +29,14 @@ def registered(engine: libzero.Engine) -> None:
     if engine.comm.rank == 0:
         engine.module.add_module("late", torch.nn.Linear(4, 4))
     else:
-        engine.module[0].bias = torch.nn.Parameter(torch.zeros(32))  # type: ignore[index, union-attr]
+        engine.module[0].bias = torch.nn.Parameter(torch.zeros(32))  # type: ignore[index]
     engine.backward(loss_of(engine))
     engine.step()
 
 
 def hooked(engine: libzero.Engine) -> None:
-    next(engine.module.parameters()).register_post_accumulate_grad_hook(lambda _: None)
+    weight: Any = next(engine.module.parameters())
+    weight.register_post_accumulate_grad_hook(lambda _: None)
     engine.backward(loss_of(engine))
 
 
@@ -130,7 +131,7 @@ MISTAKES: dict[str, Callable[[libzero.Engine], Any]] = {
     "... writes parameter ... in place": written,
     "got names that match no parameter and no unit": misnamed,
     "the units asked for ... differ": other_units,
-    "a gradient of ... arrived outside Engine::backward": lambda engine: loss_of(engine).backward(),
+    "a gradient of ... arrived outside Engine::backward": lambda engine: torch.autograd.backward(loss_of(engine)),
     "... got the gradient of parameter ... between backward() and step()": clipped,
     "the gradient of ... was cleared or replaced": cleared,
     "called after a backward that failed": not_discarded,

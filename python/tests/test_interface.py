@@ -300,7 +300,7 @@ def test_resting_bytes_are_those_of_the_formula(stage: int, bf16: bool) -> None:
     def body(comm: libzero.Communicator) -> None:
         model = models[comm.rank]
         with libzero.Engine(model, config(stage, bf16={"enabled": bf16})) as engine:
-            engine.backward(engine(torch.ones(4, 8, dtype=model[0][0].weight.dtype)).float().sum())
+            engine.backward(engine(torch.ones(4, 8, dtype=next(model.parameters()).dtype)).float().sum())
             engine.step()
             engine.reset_peak_memory()
             memory = engine.memory()

@@ -84,7 +84,7 @@ def test_generation_between_steps_with_prompts_of_different_lengths() -> None:
 def test_a_traced_model_computes_what_the_model_computes() -> None:
     def run(stage: int) -> tuple[torch.Tensor, str]:
         with libzero.Engine(network(), config(stage)) as engine:
-            traced = torch.jit.trace(engine.module, batch())
+            traced = torch.jit.trace(engine.module, batch())  # type: ignore[no-untyped-call]
             for step in range(2):
                 engine.backward(traced(batch(0, step)).square().mean())
                 engine.step()
@@ -109,7 +109,7 @@ def test_weight_norm_and_functional_transforms() -> None:
         with libzero.Engine(network(), config(stage)) as engine:
             trained(engine, loss_of, 1)
             model, x = engine.module, batch()
-            values = dict(model.named_parameters())
+            values: dict[str, torch.Tensor] = dict(model.named_parameters())
 
             def of(one: torch.Tensor) -> torch.Tensor:
                 return torch.func.functional_call(model, values, (one,)).square().sum()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's libraries are used unchanged: the losses of plain torch, and the same bits at every stage."""
+"""Models of Hugging Face's libraries are used unchanged: the losses of plain torch, the same bits at every stage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,17 +48,17 @@ def make_transformer(name: str) -> torch.nn.Module:
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
         model = t.T5ForConditionalGeneration(t.T5Config(decoder_start_token_id=0, **text, **sizes))
     elif name == "llama":
-        grouped = {"num_key_value_heads": 2, "attention_dropout": 0.1}
-        model = t.LlamaForCausalLM(t.LlamaConfig(max_position_embeddings=32, **text, **layers, **grouped))
+        grouped = {"num_key_value_heads": 2, "max_position_embeddings": 32}
+        model = t.LlamaForCausalLM(t.LlamaConfig(attention_dropout=0.1, **text, **layers, **grouped))
     elif name == "vit":
-        sizes = {"image_size": 16, "patch_size": 8, "num_labels": 5, "hidden_dropout_prob": 0.1}
-        model = t.ViTForImageClassification(t.ViTConfig(**layers, **sizes))
+        sizes = {"image_size": 16, "patch_size": 8, "num_labels": 5}
+        model = t.ViTForImageClassification(t.ViTConfig(hidden_dropout_prob=0.1, **layers, **sizes))
     else:
         part = {f"{half}_{key}": value for half in ("encoder", "decoder")
                 for key, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
         sizes = {"d_model": 32, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16}
-        words = {"decoder_start_token_id": 0, "dropout": 0.1}
-        model = t.WhisperForConditionalGeneration(t.WhisperConfig(**text, **part, **sizes, **words))
+        words = {"decoder_start_token_id": 0, **text, **part, **sizes}
+        model = t.WhisperForConditionalGeneration(t.WhisperConfig(dropout=0.1, **words))
     return model  # type: ignore[no-any-return]
 
 
@@ -74,7 +74,8 @@ def example(name: str) -> tuple[Make, LossOf]:
             out = model(numbers(step, 2, 2, 8, 8), torch.tensor([3, 500]), numbers(step, 2, 4, 8)).sample
             return torch.nn.functional.mse_loss(out, numbers(step + 1, 2, 2, 8, 8))
         if name == "vit":
-            return model(pixel_values=numbers(step, 2, 3, 16, 16), labels=ids(step, 1, 5)[:, 0]).loss  # type: ignore[no-any-return]
+            images, labels = numbers(step, 2, 3, 16, 16), ids(step, 1, 5)[:, 0]
+            return model(pixel_values=images, labels=labels).loss  # type: ignore[no-any-return]
         if name == "whisper":
             return model(input_features=numbers(step, 2, 8, 32), labels=ids(step)).loss  # type: ignore[no-any-return]
         return model(input_ids=ids(step), labels=ids(step)).loss  # type: ignore[no-any-return]

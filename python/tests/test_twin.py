@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class CrossEntropy(torch.autograd.Function):
         return (slope * (grads[0] / len(logits))).to(logits.dtype), None
 
 
+cross_entropy: Callable[..., torch.Tensor] = CrossEntropy.apply
+
+
 class Linear(torch.nn.Linear):
     """libtorch's torch::nn::Linear rounds the product before it adds the bias. Python's does not, which fp32 hides."""
 
@@ -68,7 +71,7 @@ def twin() -> torch.nn.Module:
             for block in self.blocks:
                 x = block(x)
             logits = torch.nn.functional.linear(self.norm(x), self.token.weight)
-            return CrossEntropy.apply(logits.flatten(0, 1), targets.flatten())  # type: ignore[no-any-return]
+            return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     torch.manual_seed(1)
     return Twin()
