@@ -89,6 +89,36 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     compare(json.loads((tmp_path / "seen.json").read_text()), RECORD["huggingface"], "huggingface")
 
 
+def test_embeddings_of_a_model_loaded_at_stage_3_are_resized(programs: Programs) -> None:
+    pytest.importorskip("transformers")
+    out = programs.run("""
+        from libzero.deepspeed._under_its_name import install
+        install()
+        import deepspeed, transformers
+        from transformers.integrations import HfDeepSpeedConfig
+
+        folder = os.path.join(os.path.dirname(__file__), "pretrained")
+        sizes = dict(vocab_size=100, n_layer=1, n_embd=32, n_head=4, n_positions=8, bos_token_id=0, eos_token_id=0)
+        expected = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        expected.save_pretrained(folder)
+        keep = HfDeepSpeedConfig(config(3))  # from_pretrained within zero.Init
+        deepspeed.init_distributed()
+        model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+        assert hasattr(model.transformer.wte.weight, "ds_id")
+        model.resize_token_embeddings(108, mean_resizing=False)
+        engine, _, _, _ = deepspeed.initialize(model=model, config=config(3))
+        weight = model.transformer.wte.weight
+        with deepspeed.zero.GatheredParameters(weight):
+            assert weight.shape == (108, 32) and model.lm_head.weight is weight
+            assert torch.equal(weight[:100], expected.transformer.wte.weight)
+        ids = torch.full((2, 4), 107)
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+        print("steps", engine.global_steps)
+    """)
+    assert "steps 1" in out
+
+
 # ---- names ----
 def owner_of(owner: str) -> Any:
     return deepspeed if owner == "deepspeed" else _attribute(deepspeed, owner.removeprefix("deepspeed."))
