@@ -35,6 +35,8 @@ class Optimizer(torch.optim.Optimizer):
         for name, parameter in module.named_parameters():
             groups[engine.parameter_group(name)]["params"].append(parameter)
         self._engine = engine
+        self._module = module
+        self._held = {id(parameter) for group in groups for parameter in group["params"]}
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
         self._fixed = [{key: group[key] for key in _FIXED} for group in self.param_groups]
@@ -53,6 +55,23 @@ class Optimizer(torch.optim.Optimizer):
             if rate != self._engine.lr(i):
                 self._engine.set_lr(i, rate)
 
+    def _refuse_new_parameters(self) -> None:
+        # The library sees the module as it was at construction. Without named_parameters(), which takes five times as
+        # long: this runs in every step.
+        left: list[torch.nn.Module | None] = [self._module]
+        while left:
+            if (module := left.pop()) is None:
+                continue
+            left.extend(module._modules.values())
+            for parameter in module._parameters.values():
+                if parameter is not None and id(parameter) not in self._held:
+                    name = next(name for name, p in self._module.named_parameters() if p is parameter)
+                    raise ConfigError(
+                        f"[Engine::step] the model has parameters that the Engine does not hold: {name}, registered "
+                        "after it was made. They would never be trained. Hint: register all modules before making the "
+                        "Engine."
+                    )
+
     def _pull(self) -> None:
         """Reads the engine's learning rates, after its own schedule or a checkpoint changed them."""
         for i, group in enumerate(self.param_groups):
@@ -63,6 +82,7 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ConfigError("[Optimizer::step] got a closure, expected none: the engine runs backward().")
         self._push()
+        self._refuse_new_parameters()
         result = self._engine.step()
         if self._scheduled:
             self._pull()

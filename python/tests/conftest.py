@@ -36,6 +36,19 @@ def batch(rank: int = 0, step: int = 0) -> torch.Tensor:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 + 10 * step + rank))
 
 
+def plain(model: torch.nn.Module, steps: int, loss_of: Callable[[torch.nn.Module, int], torch.Tensor]) -> list[float]:
+    """The losses of a plain torch loop with the optimizer of config()."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, step)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def find_zero() -> str | None:
     """The program: ZERO_PROGRAM, the package's own, or a build of this repository."""
     import libzero

@@ -90,6 +90,36 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     compare(json.loads((tmp_path / "seen.json").read_text()), RECORD["huggingface"], "huggingface")
 
 
+def test_embeddings_of_a_model_loaded_at_stage_3_are_resized(programs: Programs) -> None:
+    pytest.importorskip("transformers")
+    out = programs.run("""
+        from libzero.deepspeed._under_its_name import install
+        install()
+        import deepspeed, transformers
+        from transformers.integrations import HfDeepSpeedConfig
+
+        folder = os.path.join(os.path.dirname(__file__), "pretrained")
+        sizes = dict(vocab_size=100, n_layer=1, n_embd=32, n_head=4, n_positions=8, bos_token_id=0, eos_token_id=0)
+        expected = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+        expected.save_pretrained(folder)
+        keep = HfDeepSpeedConfig(config(3))  # from_pretrained within zero.Init
+        deepspeed.init_distributed()
+        model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+        assert hasattr(model.transformer.wte.weight, "ds_id")
+        model.resize_token_embeddings(108, mean_resizing=False)
+        engine, _, _, _ = deepspeed.initialize(model=model, config=config(3))
+        weight = model.transformer.wte.weight
+        with deepspeed.zero.GatheredParameters(weight):
+            assert weight.shape == (108, 32) and model.lm_head.weight is weight
+            assert torch.equal(weight[:100], expected.transformer.wte.weight)
+        ids = torch.full((2, 4), 107)
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+        print("steps", engine.global_steps)
+    """)
+    assert "steps 1" in out
+
+
 # ---- names ----
 def owner_of(owner: str) -> Any:
     return deepspeed if owner == "deepspeed" else _attribute(deepspeed, owner.removeprefix("deepspeed."))
@@ -353,6 +383,65 @@ def test_estimates_are_the_planners() -> None:
     assert device == pytest.approx(2 * 10**9 + 14 * 10**9 / 4, rel=0.3)
     stage3.estimate_zero3_model_states_mem_needs_all_live(torch.nn.Linear(512, 512))
     stage2.estimate_zero2_model_states_mem_needs_all_live(torch.nn.Linear(512, 512))
+
+
+def test_what_the_engine_says_of_itself() -> None:
+    model: Any = network()
+    engine, optimizer, loader, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=[{"params": list(model.parameters()), "weight_decay": 0.0}],
+        training_data=torch.utils.data.TensorDataset(torch.zeros(8, 8)),
+        collate_fn=lambda samples: {"rows": len(samples)},
+        dist_init_required=True,
+        config_params=config(1, fp16={"enabled": True, "loss_scale": 128}),
+    )
+    assert loader is not None and list(loader) == [{"rows": 4}] * 2
+    assert (engine.global_rank, engine.local_rank, engine.world_size) == (0, 0, 1)
+    assert engine.device == torch.device("cpu") and engine.get_data_types()[0] == torch.float16
+    assert engine.fp16_enabled() and not engine.bfloat16_enabled() and not engine.dynamic_loss_scale()
+    assert engine.cur_scale == engine.loss_scale() == 128
+    assert optimizer is not None and optimizer.param_groups[0]["weight_decay"] == 0.0
+    assert engine.monitor.enabled is False
+    assert engine.eval().training is False and engine.train().module.training is True
+    with pytest.raises(AttributeError, match="flops_profiler is not built"):
+        engine.flops_profiler  # noqa: B018
+    before = model[0].weight.detach().clone()
+    engine.set_lr(0.0)
+    assert engine.get_lr() == [0.0]
+    engine.backward(engine(batch().half()).float().square().mean())
+    engine.step()
+    assert torch.equal(model[0].weight, before) and engine.was_step_applied()
+
+
+def test_gradients_are_those_of_plain_torch() -> None:
+    reference, model = network(), network()
+    reference(batch()).square().mean().backward()
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config(3))
+    engine.backward(engine(batch()).square().mean())
+    for p, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        whole, part = deepspeed.utils.safe_get_full_grad(p), deepspeed.utils.safe_get_local_grad(p)
+        torch.testing.assert_close(whole, expected.grad)
+        assert part is not None and whole is not None and torch.equal(part.view(p.shape), whole)  # one rank
+
+
+def first_of(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:
+    return next(engine.module.parameters())
+
+
+def test_a_checkpoint_is_loaded_without_its_optimizer_states(tmp_path: Path) -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    one_step(engine)
+    engine.save_checkpoint(tmp_path)
+    after = {}
+    for states in (True, False):
+        again, _, _, _ = deepspeed.initialize(model=network(2), config=config(2))
+        again.load_checkpoint(tmp_path, load_optimizer_states=states)
+        assert torch.equal(first_of(again), first_of(engine))
+        one_step(again, 1)
+        after[states] = first_of(again).detach().clone()
+    one_step(engine, 1)
+    assert torch.equal(after[True], first_of(engine))
+    assert not torch.equal(after[False], after[True])
 
 
 def test_an_engine_without_an_optimizer_evaluates() -> None:

@@ -355,6 +355,40 @@ def test_memory_is_exact_and_prints_in_notebooks() -> None:
         libzero.plan("gtp2", config())
 
 
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("bf16", [False, True])
+def test_resting_bytes_are_those_of_the_formula(stage: int, bf16: bool) -> None:
+    """docs/memory.md, with its rule for padding."""
+    models = [torch.nn.Sequential(network(1, 40), torch.nn.Linear(4, 4)) for _ in range(2)]
+    width = 2 if bf16 else 4
+    align = 64 // width
+    rows = {  # bytes of an element, and the first stage that shards them
+        "parameters": (width, 3),
+        "gradients": (width, 2),
+        "optimizer states": (8, 1),
+        "master parameters": (4 if bf16 else 0, 1),
+    }
+
+    def padded(numel: int, to: int) -> int:
+        return -(-numel // to) * to
+
+    units = [sum(padded(p.numel(), align) for p in unit.parameters()) for unit in models[0]]
+    numel = sum(padded(unit, 2 * align) for unit in units)
+
+    def body(comm: libzero.Communicator) -> None:
+        model = models[comm.rank]
+        with libzero.Engine(model, config(stage, bf16={"enabled": bf16})) as engine:
+            engine.backward(engine(torch.ones(4, 8, dtype=next(model.parameters()).dtype)).float().sum())
+            engine.step()
+            engine.reset_peak_memory()
+            memory = engine.memory()
+            expected = {row: size * numel // (2 if stage >= least else 1) for row, (size, least) in rows.items()}
+            assert {row: memory.current(purpose=row) for row in rows} == expected
+            assert sum(row.current for row in memory) == sum(expected.values())
+
+    libzero.run_ranks(2, body)
+
+
 def test_phases_are_ranges_of_the_profiler_and_a_trace_is_written(tmp_path: Path) -> None:
     engine = libzero.Engine(network(), config())
     engine.start_trace(tmp_path / "trace.json")

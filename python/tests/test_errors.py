@@ -1,0 +1,182 @@
+"""Mistakes that docs/errors.md lists are refused with its texts, as a Python exception on every rank."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import REPOSITORY, batch, config, find_zero, network
+
+import libzero
+
+PAGE = (REPOSITORY / "docs" / "errors.md").read_text()
+
+
+def loss_of(engine: libzero.Engine) -> torch.Tensor:
+    return engine(batch(engine.comm.rank)).square().mean()  # type: ignore[no-any-return]
+
+
+def moved(engine: libzero.Engine) -> None:
+    engine.module.double()
+    engine.backward(engine(batch().double()).sum())
+
+
+def registered(engine: libzero.Engine) -> None:
+    if engine.comm.rank == 0:
+        engine.module.add_module("late", torch.nn.Linear(4, 4))
+    else:
+        engine.module[0].bias = torch.nn.Parameter(torch.zeros(32))  # type: ignore[index]
+    engine.backward(loss_of(engine))
+    engine.step()
+
+
+def hooked(engine: libzero.Engine) -> None:
+    weight: Any = next(engine.module.parameters())
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    engine.backward(loss_of(engine))
+
+
+def in_a_scope(engine: libzero.Engine) -> None:
+    with engine.gathered_parameters():
+        engine.backward(loss_of(engine))
+
+
+def written(engine: libzero.Engine) -> None:
+    with torch.no_grad():
+        next(engine.module.parameters()).add_(1.0)
+
+
+def read(engine: libzero.Engine) -> None:
+    next(engine.module.parameters()).data_ptr()
+
+
+def misnamed(engine: libzero.Engine) -> None:
+    with engine.gathered_parameters("2.weigth"):
+        pass
+
+
+def clipped(engine: libzero.Engine) -> None:
+    engine.backward(loss_of(engine))
+    torch.nn.utils.clip_grad_norm_(engine.module.parameters(), 1.0)
+
+
+def cleared(engine: libzero.Engine) -> None:
+    engine.backward(loss_of(engine))
+    engine.module.zero_grad()
+    engine.step()
+
+
+def not_discarded(engine: libzero.Engine) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise KeyError("of the model")
+
+    y = engine(batch())
+    y.register_hook(fail)
+    with pytest.raises(KeyError):
+        engine.backward(y.sum())
+    engine.backward(loss_of(engine))
+
+
+def old_graph(engine: libzero.Engine) -> None:
+    old = loss_of(engine)
+    engine.backward(loss_of(engine))
+    engine.step()
+    engine.backward(old)
+
+
+def twice(engine: libzero.Engine) -> None:
+    engine.backward(loss_of(engine))
+    engine.backward(loss_of(engine))
+
+
+def other_path(engine: libzero.Engine) -> None:
+    engine.module[engine.comm.rank * 2](torch.ones(1, 8 + 24 * engine.comm.rank))  # type: ignore[index]
+
+
+def other_units(engine: libzero.Engine) -> None:
+    with engine.gathered_parameters(f"{2 * engine.comm.rank}.weight"):
+        pass
+
+
+def another(engine: libzero.Engine) -> None:
+    libzero.Engine(engine.module, config(), comm=engine.comm)
+
+
+def wide(engine: libzero.Engine) -> None:
+    libzero.Engine(network().double(), config(), comm=engine.comm)
+
+
+def no_such_pattern(engine: libzero.Engine) -> None:
+    groups = [{"pattern": "*wieght", "lr": 0.5}]
+    libzero.Engine(network(), config(libzero={"parameter_groups": groups}), comm=engine.comm)
+
+
+def other_configuration(engine: libzero.Engine) -> None:
+    libzero.Engine(network(), config(1 + engine.comm.rank), comm=engine.comm)
+
+
+MISTAKES: dict[str, Callable[[libzero.Engine], Any]] = {
+    "parameter ... was replaced behind the Engine": moved,
+    "parameter ... is held by another Engine": another,
+    "the model has parameters that the Engine does not hold": registered,
+    "the post-accumulate-grad hook of parameter ... was replaced": hooked,
+    "dtype Double, expected Float, Half or BFloat16": wide,
+    'the pattern "..." matches no parameter': no_such_pattern,
+    "called inside a scope of gathered_parameters": in_a_scope,
+    "parameter ... was read past the dispatcher while it is sharded": read,
+    "... writes parameter ... in place": written,
+    "got names that match no parameter and no unit": misnamed,
+    "the units asked for ... differ": other_units,
+    "a gradient of ... arrived outside Engine::backward": lambda engine: torch.autograd.backward(loss_of(engine)),
+    "... got the gradient of parameter ... between backward() and step()": clipped,
+    "the gradient of ... was cleared or replaced": cleared,
+    "called after a backward that failed": not_discarded,
+    "modified by an inplace operation": old_graph,
+    "called N times without step()": twice,
+    "the configurations on rank 0 and on rank 1 differ": other_configuration,
+    "got different calls, expected the same on every rank": other_path,
+}
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_a_mistake_is_refused_on_every_rank(text: str) -> None:
+    assert f"| `{text}`" in PAGE
+    models = [network(), network()]
+
+    def body(comm: libzero.Communicator) -> str:
+        engine = libzero.Engine(models[comm.rank], config())
+        with pytest.raises((libzero.ConfigError, libzero.CommError, RuntimeError)) as refused:
+            MISTAKES[text](engine)
+        return type(refused.value).__name__ + ": " + str(refused.value)
+
+    pattern = re.escape(text).replace(r"\.\.\.", ".*").replace("N", r"\d+")
+    for message in libzero.run_ranks(2, body):
+        assert re.search(pattern, message), message
+
+
+def test_faults_of_a_file_have_line_and_column_on_every_rank(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({**config(3), "gradient_cliping": 1.0, "steps_per_print": "x"}, indent=2))
+
+    def body(comm: libzero.Communicator) -> str:
+        with pytest.raises(libzero.ConfigError) as refused:
+            libzero.Engine(network(), file, comm=comm)
+        return str(refused.value)
+
+    first, second = libzero.run_ranks(2, body)
+    assert first == second
+    lines = file.read_text().splitlines()
+    for key in ("gradient_cliping", "steps_per_print"):
+        number = next(i for i, line in enumerate(lines, 1) if key in line)
+        assert re.search(rf"{re.escape(str(file))}:{number}:\d+: error: /{key}: ", first), first
+    assert 'did you mean "gradient_clipping"?' in first
+    if (zero := find_zero()) is None:
+        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
+    done = subprocess.run([zero, "config", "check", str(file)], capture_output=True, text=True)
+    assert done.returncode == 2
+    faults = [line for line in done.stderr.splitlines() + done.stdout.splitlines() if "error: /" in line]
+    assert len(faults) == 2 and all(line in first for line in faults)
