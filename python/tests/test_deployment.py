@@ -80,7 +80,7 @@ def on_all(commands: list[list[str]], environments: list[dict[str, str]]) -> str
         for command, variables in zip(commands, environments, strict=True)
     ]
     try:
-        ended = [process.communicate(timeout=120) for process in started]
+        ended = [process.communicate(timeout=300) for process in started]
     finally:
         for process in started:
             process.kill()
