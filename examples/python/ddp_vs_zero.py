@@ -1,7 +1,8 @@
 """DistributedDataParallel against ZeRO: memory of a rank and time of a step, for models of growing size.
 
 A way whose memory exceeds --budget is not tried with larger models. Memory is what the system counts for the process
-while it trains (Pss: of a page shared by n processes 1/n), less what it was before the model was made.
+while it trains, less what it was before the model was made: private pages, and 1/n of a page shared by n processes,
+without the pages of files (libraries).
 """
 
 import argparse
@@ -41,12 +42,12 @@ def positive(text: str) -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, usage="zero run -n N python ddp_vs_zero.py [options]")
     add = parser.add_argument
-    add("--budget", type=positive, default=256, metavar="MB", help="memory of a rank (%(default)s)")
+    add("--budget", type=positive, default=300, metavar="MB", help="memory of a rank (%(default)s)")
     add("--widths", type=positive, nargs="+", default=[128, 256, 512, 768], metavar="N",
         help="widths of the models, multiples of 64 (128 256 512 768)")  # fmt: skip
     add("--layers", type=positive, default=4, metavar="N", help="of each model (%(default)s)")
     add("--batch-size", type=positive, default=2, metavar="N", help=f"samples of {TOKENS} tokens a rank (%(default)s)")
-    add("--steps", type=positive, default=5, metavar="N", help="measured steps, after 2 others (%(default)s)")
+    add("--steps", type=positive, default=5, metavar="N", help="timed steps, after 5 for the memory (%(default)s)")
     add("--files", metavar="DIR", help="a folder: also stage 3 with all states in files there")
     add("--svg", metavar="FILE", help="draw memory over size")
     add("--json", action="store_true", help="print bytes and seconds as JSON instead of the table")
@@ -78,7 +79,7 @@ class Model(nn.Module):
 
 
 class PeakMemory(threading.Thread):
-    """Samples this process's Pss every 5 ms."""
+    """Samples this process's memory every 5 ms."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -90,10 +91,8 @@ class PeakMemory(threading.Thread):
 
     @staticmethod
     def now() -> int:
-        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * int(line.split()[1])
-        raise OSError("/proc/self/smaps_rollup has no line Pss")
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
     def run(self) -> None:
         while not self.ended.wait(0.005):
@@ -106,7 +105,10 @@ class PeakMemory(threading.Thread):
         return max(self.peak, self.now()) - self.base
 
 
-def ddp_step(model: Model) -> Callable[[torch.Tensor], None]:
+Step = Callable[[torch.Tensor], None]
+
+
+def ddp_step(model: Model) -> Step:
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-4)
 
@@ -118,7 +120,7 @@ def ddp_step(model: Model) -> Callable[[torch.Tensor], None]:
     return step
 
 
-def zero_step(model: Model, way: str, args: argparse.Namespace) -> Callable[[torch.Tensor], None]:
+def zero_step(model: Model, way: str, args: argparse.Namespace) -> tuple[Step, libzero.Engine]:
     stage: dict = {"stage": int(way[len("stage ")])}
     if way == FILES:
         stage["offload_param"] = stage["offload_optimizer"] = {"device": "nvme", "nvme_path": args.files}
@@ -134,7 +136,7 @@ def zero_step(model: Model, way: str, args: argparse.Namespace) -> Callable[[tor
         engine.backward(engine(tokens))
         engine.step()
 
-    return step
+    return step, engine
 
 
 def measure(way: str, width: int, args: argparse.Namespace) -> dict:
@@ -143,10 +145,10 @@ def measure(way: str, width: int, args: argparse.Namespace) -> dict:
     torch.manual_seed(1)
     if way == "DDP":
         model = Model(width, args.layers)
-        step = ddp_step(model)
+        step, engine = ddp_step(model), None
     else:
         model = libzero.build(lambda: Model(width, args.layers))
-        step = zero_step(model, way, args)
+        step, engine = zero_step(model, way, args)
     parameters = sum(p.numel() for p in model.parameters())
     random = torch.Generator().manual_seed(dist.get_rank())
 
@@ -157,11 +159,13 @@ def measure(way: str, width: int, args: argparse.Namespace) -> dict:
         step(tokens)
         return time.monotonic() - begin
 
-    for _ in range(3):
+    for _ in range(5):
         timed_step()
     most = torch.tensor(memory.stop())  # before the timed steps: sampling takes time
     dist.all_reduce(most, dist.ReduceOp.MAX)
     seconds = statistics.median(timed_step() for _ in range(args.steps))
+    if engine is not None:
+        engine.close()
     return {"way": way, "parameters": parameters, "bytes": most.item(), "seconds": seconds}
 
 

@@ -81,7 +81,7 @@ def config_dictionary(args: argparse.Namespace) -> dict:
         "scheduler": {
             "type": "WarmupDecayLR",
             "params": {
-                "total_num_steps": args.steps,
+                "total_num_steps": max(2, args.steps),
                 "warmup_min_lr": 0,
                 "warmup_max_lr": args.lr,
                 "warmup_num_steps": max(2, args.steps // 10),
