@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, Programs, batch, config, find_zero, network
+from conftest import REPOSITORY, Programs, batch, config, network, under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -25,23 +25,6 @@ HERE = Path(__file__).parent
 RECORD: dict[str, Any] = json.loads((HERE / f"deepspeed-{_names.VERSION}.json").read_text())
 NAMES = (HERE / f"deepspeed-{_names.VERSION}.txt").read_text().split()
 CASES = [case for case in RECORD if case != "huggingface"]
-
-
-def under_the_runner(folder: Path, *words: str) -> str:
-    """Two ranks of a program."""
-    program = find_zero()
-    if program is None:
-        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
-    done = subprocess.run(
-        [sys.executable, "-m", "libzero.deepspeed.run", "--num_gpus", "2", *words],
-        env={**Programs(folder).environment(), "ZERO_PROGRAM": program},
-        cwd=folder,  # -m looks there first: not in the sources
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +341,8 @@ def test_checkpointing_recomputes() -> None:
             runs.append(1)
             return self.inner(x)  # type: ignore[no-any-return]
 
-    engine, _, _, _ = deepspeed.initialize(model=Twice(), config=config(3))
+    block = {"partition_activations": True, "cpu_checkpointing": True, "contiguous_memory_optimization": True}
+    engine, _, _, _ = deepspeed.initialize(model=Twice(), config=config(3, activation_checkpointing=block))
     one_step(engine)
     assert len(runs) == 2
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
 
 __all__ = ["DeepSpeedConfigError", "accumulates", "native_config", "native_schedule", "read_config", "recipe_of"]
@@ -21,6 +22,9 @@ __all__ = ["DeepSpeedConfigError", "accumulates", "native_config", "native_sched
 DeepSpeedConfigError = ConfigError
 
 _GATHER_ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
+
+_STORED_ELSEWHERE = ("cpu_checkpointing", "contiguous_memory_optimization", "profile")
+"""Keys of the block activation_checkpointing that configure() refuses, and that matter to no one else."""
 
 
 def read_config(config: Any) -> dict[str, Any]:
@@ -76,6 +80,11 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     zero = native.get("zero_optimization")
     if isinstance(zero, dict):
         zero.pop(_GATHER_ON_SAVE, None)
+    block = native.get("activation_checkpointing")
+    if isinstance(block, dict):
+        left_out = [key for key in _STORED_ELSEWHERE if block.pop(key, False)]
+        if left_out:
+            log_dist(f"activation_checkpointing.{', '.join(left_out)}: not built for Python models, no effect", ranks=[0])
     interval = native.get("steps_per_print")
     if isinstance(interval, float) and math.isinf(interval):  # accelerate: never
         native["steps_per_print"] = None
