@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
         help="widths of the models, multiples of 64 (128 256 512 768)")  # fmt: skip
     add("--layers", type=positive, default=4, metavar="N", help="of each model (%(default)s)")
     add("--batch-size", type=positive, default=2, metavar="N", help=f"samples of {TOKENS} tokens a rank (%(default)s)")
-    add("--steps", type=positive, default=5, metavar="N", help="timed steps, after 5 for the memory (%(default)s)")
+    add("--steps", type=positive, default=5, metavar="N", help="timed steps, after 3 for the memory (%(default)s)")
     add("--files", metavar="DIR", help="a folder: also stage 3 with all states in files there")
     add("--svg", metavar="FILE", help="draw memory over size")
     add("--json", action="store_true", help="print bytes and seconds as JSON instead of the table")
@@ -159,7 +159,7 @@ def measure(way: str, width: int, args: argparse.Namespace) -> dict:
         step(tokens)
         return time.monotonic() - begin
 
-    for _ in range(5):
+    for _ in range(3):
         timed_step()
     most = torch.tensor(memory.stop())  # before the timed steps: sampling takes time
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -213,7 +213,8 @@ def main() -> None:
         rows = [measure(way, width, args) for way in left]
         if rank == 0 and not args.json:
             if not found:
-                print(f"{dist.get_world_size()} ranks, MB of a rank and ms of a step; * over the budget of {args.budget} MB")
+                head = f"{dist.get_world_size()} ranks, MB of a rank and ms of a step"
+                print(f"{head}; * over the budget of {args.budget} MB")
                 print(f"{'parameters':>12}" + "".join(f"{way:>16}" for way in ways))
             cells = {row["way"]: f"{row['bytes'] / 1e6:.0f}{'*' if row['bytes'] > budget else ' '}" for row in rows}
             times = {row["way"]: f"{1e3 * row['seconds']:.0f}" for row in rows}

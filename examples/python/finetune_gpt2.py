@@ -25,7 +25,8 @@ def positive(text: str) -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, usage="python -m libzero.deepspeed.run --num_gpus N finetune_gpt2.py --text FILE [options]"
+        description=__doc__,
+        usage="python -m libzero.deepspeed.run --num_gpus N finetune_gpt2.py --text FILE [options]",
     )
     add = parser.add_argument
     add("--text", required=True, metavar="FILE", help="the text to learn, UTF-8")
@@ -50,7 +51,7 @@ def arguments() -> argparse.Namespace:
     group.add_argument("--stage", type=int, choices=range(4), default=2, help="ZeRO stage (%(default)s)")
     group.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="(%(default)s)")
     group.add_argument("--batch-size", type=positive, default=8, metavar="N", help="samples of a rank (%(default)s)")
-    group.add_argument("--accumulation", type=positive, default=1, metavar="N", help="micro-batches of a step (%(default)s)")
+    group.add_argument("--accumulation", type=positive, default=1, metavar="N", help="of micro-batches (%(default)s)")
     deepspeed.add_config_arguments(parser)
     args = parser.parse_args()
 
@@ -59,7 +60,8 @@ def arguments() -> argparse.Namespace:
     if not 0 < args.lr < 1:
         parser.error(f"--lr: got {args.lr:g}, expected a number between 0 and 1")
     if args.deepspeed_config is not None:
-        given = [n for n in ("stage", "dtype", "batch_size", "accumulation") if getattr(args, n) != parser.get_default(n)]
+        names = ("stage", "dtype", "batch_size", "accumulation")
+        given = [name for name in names if getattr(args, name) != parser.get_default(name)]
         if given:
             parser.error(f"--{given[0].replace('_', '-')} cannot be used beside --deepspeed_config: set it in the file")
     if args.resume and args.save is None:
@@ -114,14 +116,14 @@ def load_model(args: argparse.Namespace) -> tuple:
         return transformers.GPT2LMHeadModel(sizes), None
     folder = Path(args.model)
     if not (folder / "config.json").is_file():
-        fail(f"--model: {folder} has no config.json. Hint: a folder written by save_pretrained(), or --layers and --width")
+        fail(f"--model: {folder} has no config.json. Hint: a folder of save_pretrained(), or --layers and --width")
     model = transformers.GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     if args.sequence > model.config.n_positions:
         fail(f"--sequence: got {args.sequence}, expected at most the model's {model.config.n_positions} positions")
     if any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if model.config.vocab_size < 256:
-        fail(f"--model: {folder} has no tokenizer, and its vocabulary of {model.config.vocab_size} is too small for bytes")
+        fail(f"--model: {folder} has no tokenizer, and bytes do not fit its vocabulary of {model.config.vocab_size}")
     return model, None
 
 

@@ -122,7 +122,8 @@ def main() -> None:
         print(json.dumps({"ranks": comm.size, "moments": MOMENTS, "iterations": args.iterations, "cases": found}))
         return
     parameters = found["stage 1"]["parameters"]
-    print(f"BERT, {parameters:,} parameters; {comm.size} ranks, {args.batch_size} x {args.sequence} tokens each; MB of rank 0")
+    tokens = f"{args.batch_size} x {args.sequence} tokens each"
+    print(f"BERT, {parameters:,} parameters; {comm.size} ranks, {tokens}; MB of rank 0")
     print(f"{'':16}{'device memory':^45} {'host memory':^36}{f'{args.iterations} steps':>10}")
     print(f"{'':16}" + "".join(f"{title:>9}" for title in [*MOMENTS, "peak", *MOMENTS]) + f"{'seconds':>11}")
     for name, row in found.items():

@@ -101,7 +101,7 @@ def test_gpt2_continues_from_a_checkpoint_with_the_same_bits(programs: Programs,
     runs = [re.findall(r"step +(\d+)  loss ([\d.]+)", part) for part in re.split("interrupted|continued|exported", out)]
     whole, first, second, further = runs
     assert len(whole) == 12 and first == whole[:5] and second == whole[5:]
-    assert float(further[0][1]) < 0.8 * float(whole[0][1])
+    assert float(further[0][1]) < float(whole[0][1]) - 0.2
     files = [programs.folder / name / "global_step12" / "rank-00000.safetensors" for name in ("whole", "parts")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
@@ -115,10 +115,13 @@ def test_the_network_learns_the_drawn_pictures(programs: Programs) -> None:
     assert len(of) == 10 and sum(of) == 2000  # both ranks' shares
 
 
-class Python2(pickle._Pickler):  # type: ignore[name-defined,misc]
+PythonPickler: Any = pickle._Pickler  # type: ignore[attr-defined]  # the one that can be changed
+
+
+class Python2(PythonPickler):  # type: ignore[misc]
     """Writes texts and bytes as Python 2 wrote both: as strings of bytes."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch = dict(PythonPickler.dispatch)
 
     def save_string(self, value: str | bytes) -> None:
         raw = value.encode() if isinstance(value, str) else value

@@ -84,7 +84,8 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     if isinstance(block, dict):
         left_out = [key for key in _STORED_ELSEWHERE if block.pop(key, False)]
         if left_out:
-            log_dist(f"activation_checkpointing.{', '.join(left_out)}: not built for Python models, no effect", ranks=[0])
+            names = ", ".join(left_out)
+            log_dist(f"activation_checkpointing.{names}: not built for Python models, no effect", ranks=[0])
     interval = native.get("steps_per_print")
     if isinstance(interval, float) and math.isinf(interval):  # accelerate: never
         native["steps_per_print"] = None
