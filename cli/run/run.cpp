@@ -389,6 +389,10 @@ void run_by_python(const cli::Command& c, RunOptions& o, bool here) {
     throw ConfigError(
         "[--save-pid] got the option with --deepspeed, expected it without: DeepSpeed's has no FILE, and the script "
         "would be taken for it. Hint: the process id of `zero run` is the launcher's.");
+  if (o.pass_local_rank)
+    throw ConfigError(
+        "[--pass-local-rank] got the option with --deepspeed, expected it without: the script gets --local_rank=N "
+        "anyway. Hint: --no-local-rank leaves it out.");
   const char* chosen = std::getenv("ZERO_PYTHON");
   std::string python = chosen != nullptr && *chosen != '\0' ? chosen : "python3";
   if (here) {

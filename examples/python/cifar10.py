@@ -162,7 +162,7 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data", metavar="DIR", help="CIFAR-10's files; without it, drawn pictures")
-    add("--pictures", type=positive, default=10000, metavar="N", help="drawn for training; a fifth more for the test (10000)")
+    add("--pictures", type=positive, default=10000, metavar="N", help="drawn for training, and a fifth more to test")
     add("--epochs", type=positive, default=6, metavar="N", help="passes over the training pictures (%(default)s)")
     add("--batch-size", type=positive, default=32, metavar="N", help="pictures of a step, over all ranks (%(default)s)")
     add("--lr", type=float, default=1e-3, help="Adam's learning rate (%(default)s)")

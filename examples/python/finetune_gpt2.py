@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of the initial weights and of the samples' order (%(default)s)")
     add("--log-interval", type=positive, default=10, metavar="N", help="print every N steps (%(default)s)")
     add("--save", metavar="DIR", help="folder of the checkpoints")
-    add("--save-interval", type=positive, default=50, metavar="N", help="save every N steps and at the end (%(default)s)")
+    add("--save-interval", type=positive, default=50, metavar="N", help="and at the end (%(default)s)")
     add("--resume", action="store_true", help="continue from the newest checkpoint in --save DIR")
     add("--export", metavar="DIR", help="write the trained model as a folder for from_pretrained()")
     add("--local_rank", type=int, default=0, help=argparse.SUPPRESS)  # passed by the launcher

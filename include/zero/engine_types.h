@@ -44,6 +44,8 @@ struct OwnShard {
   at::Tensor values;       // fp32, flat; may be empty. Undefined if the parameter is frozen
 };
 
+using OwnGradient [[deprecated("OwnShard")]] = OwnShard;
+
 // A scope of Engine::gathered_parameters(). During its life, every rank has the whole parameters of the scope's units,
 // in memory of their own, in their shape and the recipe's compute dtype. Raw pointers may be taken. Parameters of other
 // units are unaffected. In a scope that modifies, rank 0 may write the parameters in place (copy_, mul_; not

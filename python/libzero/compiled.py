@@ -48,37 +48,52 @@ def compile(model: E, **options: Any) -> E:
 
 
 def _wrap(graph_class: Any) -> None:
-    run = graph_class.__call__
+    run, post_compile = graph_class.__call__, graph_class.post_compile
+
+    def note_grad_mode(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Dynamo compiles a graph for each grad mode. When the graph runs, AOTAutograd has switched it off.
+        context = torch._guards.TracingContext.try_get()
+        state = context.global_context.global_state if context is not None else {}
+        mode = state.get("grad_enabled")
+        self._libzero_training = mode[1] if mode is not None else torch.is_grad_enabled()
+        post_compile(self, *args, **kwargs)
 
     def run_unsharded(self: Any, inputs: Sequence[Any]) -> Any:
         if self.mutated_input_idxs:
             _native.ReadScope.check_write([inputs[i] for i in self.mutated_input_idxs], _KERNEL)
-        # Inside an autograd function grad mode is off, so the graph says whether a backward follows.
-        scope = _native.ReadScope(inputs, _KERNEL, not self.fx_kwargs.get("is_inference"))
+        # A graph from before libzero was imported has no note.
+        training = getattr(self, "_libzero_training", not self.fx_kwargs.get("is_inference"))
+        scope = _native.ReadScope(inputs, _KERNEL, training)
         try:
             return run(self, inputs)
         finally:
             scope.close()
 
-    graph_class.__call__ = run_unsharded
+    graph_class.__call__, graph_class.post_compile = run_unsharded, note_grad_mode
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Wraps the class when torch imports its module, at the first compilation: the import takes a second."""
 
+    _looking = False
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _OUTPUT_CODE:
+        if fullname != _OUTPUT_CODE or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
+            sys.meta_path.remove(self)
             _wrap(module.CompiledFxGraph)
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]

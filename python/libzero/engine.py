@@ -83,7 +83,7 @@ def _refuse_copy(*_: object) -> NoReturn:
 
 def engine_of(parameter: torch.Tensor) -> Engine | None:
     """[local] The open engine that holds a parameter."""
-    return next((each for each in _live if id(parameter) in each._names and not each.closed), None)
+    return next((each for each in list(_live) if id(parameter) in each._names and not each.closed), None)
 
 
 def copied_state(module: torch.nn.Module, device: str | None = None) -> dict[str, torch.Tensor]:
@@ -234,14 +234,14 @@ class Engine:
         """[local] This rank's shard of it: its offset in the flat parameter, and its values."""
         return self._native.own_parameter_state(self._name(parameter), state)
 
-    def set_parameter_state(self, parameter: str | torch.nn.Parameter, values: torch.Tensor, state: str) -> None:
+    def set_parameter_state(self, parameter: str | torch.nn.Parameter, state: str, values: torch.Tensor) -> None:
         """[collective] Replaces the state on all ranks by rank 0's `values`, of the parameter's shape, between steps.
 
         The parameter follows its "master".
         """
         self._native.set_parameter_state(self._name(parameter), state, values)
 
-    def set_own_parameter_state(self, parameter: str | torch.nn.Parameter, values: torch.Tensor, state: str) -> None:
+    def set_own_parameter_state(self, parameter: str | torch.nn.Parameter, state: str, values: torch.Tensor) -> None:
         """[collective] The same, each rank its own shard."""
         self._native.set_own_parameter_state(self._name(parameter), state, values)
 

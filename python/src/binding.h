@@ -98,6 +98,8 @@ auto blocking(const std::shared_ptr<zero::Communicator>& comm, F&& run) {
 // Returns a torch::nn module with the names of a torch.nn.Module and the same tensors, not copies. ModuleList and
 // Sequential become C++ lists, so that units are found as in C++. ConfigError for lazy parameters without a shape.
 std::shared_ptr<torch::nn::Module> mirror(const py::object& module);
+// Adds the parameters that the program has registered or replaced since.
+void refresh_parameters(torch::nn::Module& mirrored, const py::object& module);
 // Updates the mirror's buffers that the program has replaced by other tensors.
 void refresh_buffers(torch::nn::Module& mirrored, const py::object& module);
 

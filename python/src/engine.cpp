@@ -200,6 +200,8 @@ void bind_engine(py::module_& module) {
   c.def("state_hash", [](const PyEngine& self) {
     return self.run("libzero::state_hash", [](zero::Engine& engine) { return engine.state_hash(); });
   });
+  c.def("refresh_parameters",
+        [](const PyEngine& self, const py::object& module) { refresh_parameters(*self.held()->model, module); });
   c.def("refresh_buffers",
         [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
   c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {

@@ -5,13 +5,21 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <unordered_map>
+#include <unordered_set>
 
 #include "binding.h"
 
 namespace libzero {
 namespace {
 
-struct Node : torch::nn::Module {};
+struct Node : torch::nn::Module {
+  void put(const std::string& name, at::Tensor parameter) {
+    if (auto* const known = parameters_.find(name))
+      *known = std::move(parameter);
+    else
+      parameters_.insert(name, std::move(parameter));
+  }
+};
 
 struct Mirror {
   const py::module_ nn = py::module_::import("torch.nn");
@@ -57,6 +65,29 @@ std::shared_ptr<torch::nn::Module> mirror(const py::object& module) {
     throw py::type_error("Engine: got a model of type " + py::type::of(module).attr("__name__").cast<std::string>() +
                          ", expected a torch.nn.Module");
   return mirror.of(module, "");
+}
+
+void refresh_parameters(torch::nn::Module& mirrored, const py::object& module) {
+  std::unordered_set<const c10::TensorImpl*> held;
+  for (const auto& item : mirrored.named_parameters()) held.insert(item.value().unsafeGetTensorImpl());
+  const py::object named = module.attr("named_parameters")();
+  for (const auto item : named) {
+    auto [path, tensor] = item.cast<std::pair<std::string, at::Tensor>>();
+    if (held.contains(tensor.unsafeGetTensorImpl())) continue;
+    auto* owner = &mirrored;
+    for (auto dot = path.find('.'); dot != std::string::npos; path.erase(0, dot + 1), dot = path.find('.')) {
+      const auto name = path.substr(0, dot);
+      const auto children = owner->named_children();
+      const auto* const child = children.find(name);
+      owner = (child != nullptr ? *child : owner->register_module(name, std::make_shared<Node>())).get();
+    }
+    if (auto* const node = dynamic_cast<Node*>(owner)) {
+      node->put(path, std::move(tensor));
+    } else {
+      const bool trained = tensor.requires_grad();
+      owner->register_parameter(path, std::move(tensor), trained);
+    }
+  }
 }
 
 void refresh_buffers(torch::nn::Module& mirrored, const py::object& module) {

@@ -1,6 +1,8 @@
 """torch.compile with Inductor: the same bits at every stage, the losses of plain torch, unsharding unit by unit."""
 
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,17 @@ import torch
 from conftest import Programs, batch, config, network
 
 import libzero
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled graphs of this file, not those of earlier runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
 
 PROGRAM = """
     import hashlib
@@ -33,10 +46,12 @@ PROGRAM = """
     def data(rank, step, dtype=torch.float32):
         return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank)).to(dtype)
 
-    def train(stage, how, recipe={}):
+    def train(stage, how, settings={}, frozen=False):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        engine = libzero.Engine(make(), config(stage, **recipe))
+        model = make()
+        model[0].requires_grad_(not frozen)
+        engine = libzero.Engine(model, config(stage, **settings))
         model = engine.module
         if how == "units":
             libzero.compile(engine)
@@ -49,6 +64,7 @@ PROGRAM = """
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())
+        engine.flush()
         with torch.no_grad():
             losses.append(model.eval()(data(rank, STEPS, dtype)).float().square().mean().item())
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -98,11 +114,21 @@ def test_losses_are_those_of_a_plain_compiled_loop(programs: Programs) -> None:
     programs.run(PROGRAM + body)
 
 
+def test_a_frozen_unit_is_read_in_training(programs: Programs) -> None:
+    """Its graph needs no gradient. Read first, it would be taken for an evaluation that lacks the delayed update."""
+    body = """
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": True, "start_step": 1}}
+    for how in ("eager", "units"):
+        train(3, how, {"zero_optimization": zero}, frozen=True)
+    """
+    programs.run(PROGRAM + body)
+
+
 def test_a_module_compiled_before_or_after_has_one_engine_and_the_same_names() -> None:
     x, hashes = batch(), set()
     for before in (False, True):
         model = network()
-        compiled = torch.compile(model)
+        compiled = torch.compile(model, backend="aot_eager")
         with libzero.Engine(compiled if before else model, config(3)) as engine:
             for _ in range(2):
                 engine.backward((engine(x) if before else compiled(x)).square().mean())
@@ -146,6 +172,9 @@ def test_deepspeed_engines_compile_their_units_once() -> None:
     torch.testing.assert_close(engine(batch()), expected)
     with pytest.raises(NotImplementedError, match="schedule"):
         engine.compile(schedule=[(0, [])])
+    engine, *_ = deepspeed.initialize(model=torch.compile(network(), backend="eager"), config=config(1))
+    assert list(engine.module_state_dict()) == list(network().state_dict())
+    engine.load_module_state_dict({"module": network(2).state_dict()})
 
 
 def test_inductor_may_be_imported_before_libzero(programs: Programs) -> None:

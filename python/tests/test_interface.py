@@ -164,9 +164,9 @@ def test_gathered_parameters_at_two_ranks() -> None:
     libzero.run_ranks(2, body)
 
 
-@pytest.mark.parametrize("offload", [{}, {"offload_optimizer": {"device": "cpu"}}])
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_states_by_parameter_are_those_of_torch(stage: int, offload: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("device", ["", "cpu", "nvme"])
+def test_states_by_parameter_are_those_of_torch(stage: int, device: str, tmp_path: Path) -> None:
     """Read after three steps; set to other values; then both go on alike."""
     reference = network()
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
@@ -192,7 +192,8 @@ def test_states_by_parameter_are_those_of_torch(stage: int, offload: dict[str, A
 
     def body(comm: libzero.Communicator) -> dict[str, torch.Tensor]:
         settings = config(stage)
-        settings["zero_optimization"].update(offload if stage else {})
+        if device and stage:
+            settings["zero_optimization"]["offload_optimizer"] = {"device": device, "nvme_path": str(tmp_path)}
         engine = libzero.Engine(models[comm.rank], settings)
 
         def train(step: int) -> None:
@@ -213,17 +214,32 @@ def test_states_by_parameter_are_those_of_torch(stage: int, offload: dict[str, A
                     assert torch.equal(whole, masters[name])
         for name, states in expected.items():
             # Rank 0's values count.
-            engine.set_parameter_state(name, states["master"] * 0.5 + comm.rank, "master")
-            engine.set_parameter_state(name, torch.full_like(states["master"], 0.01), "exp_avg")
-            engine.set_own_parameter_state(name, engine.own_parameter_state(name, "exp_avg_sq")[1] + 1, "exp_avg_sq")
+            engine.set_parameter_state(name, "master", states["master"] * 0.5 + comm.rank)
+            engine.set_parameter_state(name, "exp_avg", torch.full_like(states["master"], 0.01))
+            engine.set_own_parameter_state(name, "exp_avg_sq", engine.own_parameter_state(name, "exp_avg_sq")[1] + 1)
         for step in range(3, 5):
             train(step)
-        with pytest.raises(libzero.ConfigError, match=r"shape \[1\].*expected|\[1\] for 0.weight, expected"):
-            engine.set_parameter_state("0.weight", torch.ones(1), "master")
+        # Of one rank only: all have the error, and go on.
+        with pytest.raises(libzero.ConfigError, match=r"\[1\] for 0.weight, expected .* shape \[32, 8\]"):
+            engine.set_parameter_state("0.weight", "master", torch.ones(1) if comm.rank else torch.ones(32, 8))
+        with pytest.raises(libzero.ConfigError, match="the state asked for"):
+            engine.parameter_state("0.weight" if comm.rank else "0.bias")
         return engine.full_state_dict()
 
     for name, value in libzero.run_ranks(2, body)[0].items():
         torch.testing.assert_close(value, reference.get_parameter(name).detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_states_while_an_update_is_delayed() -> None:
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": True, "start_step": 1}}
+    with libzero.Engine(network(), config(2, zero_optimization=offload)) as engine:
+        for step in range(3):
+            one_step(engine, step)
+        with pytest.raises(libzero.ConfigError, match=r"engine.flush\(\)"):
+            engine.own_parameter_state("0.weight")
+        whole = engine.parameter_state("0.weight")  # completes the update
+        assert torch.equal(engine.own_parameter_state("0.weight")[1], whole.flatten())
+        assert torch.equal(whole, engine.full_state_dict()["0.weight"])
 
 
 def test_states_are_refused_where_they_cannot_be_right() -> None:
@@ -231,15 +247,15 @@ def test_states_are_refused_where_they_cannot_be_right() -> None:
     engine.backward(engine(batch()).square().mean())
     engine.step()
     with pytest.raises(libzero.ConfigError, match="after 1 of 2 micro-batches"):
-        engine.set_parameter_state("0.weight", torch.ones(32, 8), "master")
+        engine.set_parameter_state("0.weight", "master", torch.ones(32, 8))
     engine.close()
     model = network()
     model[0].requires_grad_(False)
     with libzero.Engine(model, config(3)) as engine:
-        with pytest.raises(libzero.ConfigError, match="0.weight is frozen"):
+        with pytest.raises(libzero.ConfigError, match="0.weight has no states: it is frozen"):
             engine.parameter_state("0.weight")
         with engine.gathered_parameters(), pytest.raises(libzero.ConfigError, match="scope"):
-            engine.set_parameter_state("2.weight", torch.ones(32, 32), "exp_avg")
+            engine.set_parameter_state("2.weight", "exp_avg", torch.ones(32, 32))
 
 
 def test_units_by_class_and_by_name() -> None:

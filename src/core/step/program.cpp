@@ -289,23 +289,19 @@ void StepProgram::begin_replacing() {
   optimizer_->settle();
 }
 
-void StepProgram::end_replacing(int group) {
-  auto& replaced = *groups_[static_cast<std::size_t>(group)];
-  replaced.params_from_masters();
-  replaced.params->begin_all_gather();
-  replaced.params->finish_all_gather();
-}
-
 void StepProgram::join_update() {
   if (pending_) c_.backend.optimizer.join();
 }
 
-void StepProgram::end_replacing() {
+void StepProgram::end_replacing(int only) {
+  const auto replaced = [only](const auto& group) { return only < 0 || group->index == only; };
   for (const auto& group : groups_) {
+    if (!replaced(group)) continue;
     group->params_from_masters();
     group->params->begin_all_gather();
   }
-  for (const auto& group : groups_) group->params->finish_all_gather();
+  for (const auto& group : groups_)
+    if (replaced(group)) group->params->finish_all_gather();
 }
 
 void StepProgram::admit(int group, const GroupFacts& facts) {

@@ -87,9 +87,8 @@ class StepProgram {
   void join_update();
   // Call between steps, before a load replaces states. Drops a delayed update.
   void begin_replacing();
-  // Call after masters were replaced, of all groups or of one: recomputes parameters on all ranks.
-  void end_replacing();
-  void end_replacing(int group);
+  // Call after masters were replaced, of all groups or of one only: recomputes parameters on all ranks.
+  void end_replacing(int only = -1);
   // Call between steps: a frozen group becomes trainable, as `facts` describes. No effect if it throws.
   void admit(int group, const GroupFacts& facts);
 

@@ -214,7 +214,7 @@ void Backward::give_up(const std::string& error) noexcept {
     if (p_.comm->size() == 1) {
       drop_micro_batch();
     } else {
-      p_.progress.failed = error.empty() ? "an exception without a message" : error;  // empty: has not failed
+      p_.progress.failed = described(error);
       p_.relay.keep(p_.where("backward") + p_.progress.failed);
     }
   } catch (const std::exception& e) {  // the cleanup failed as well

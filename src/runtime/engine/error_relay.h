@@ -13,6 +13,9 @@
 
 namespace zero::engine {
 
+// The text of an error; empty texts stand for "no error".
+inline std::string described(std::string error) { return error.empty() ? "an error without a message" : error; }
+
 class ErrorRelay {
  public:
   explicit ErrorRelay(comm::Group& comm) : comm_(comm) {}
@@ -24,7 +27,7 @@ class ErrorRelay {
     try {
       return fn();
     } catch (const CommError& e) {
-      ended_ = e.what();
+      ended_ = described(e.what());
       throw;
     } catch (const std::exception& e) {
       report(e.what());
@@ -45,7 +48,7 @@ class ErrorRelay {
   }
 
   void keep(std::string error) {
-    kept_ = std::move(error);
+    kept_ = described(std::move(error));
     uncaught_ = std::uncaught_exceptions();
   }
   // The ranks have communicated since, so the error did not end the run.
@@ -54,7 +57,7 @@ class ErrorRelay {
   void report(const std::string& error) noexcept {
     kept_.clear();
     try {
-      ended_ = error;
+      ended_ = described(error);
     } catch (...) {  // out of memory: the text is lost, the peers are still informed
     }
     if (comm_.size() == 1) return;  // another Engine may continue with this communicator

@@ -3,7 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "base/check.h"
+#include "engine/gathered_state.h"
+#include "engine/rank_agreement.h"
 
 namespace zero::engine {
 namespace {
@@ -15,21 +19,11 @@ sharding::ShardLayout::Piece piece_of(const step::GroupFacts& facts, std::size_t
   return {member, 0, 0, 0};
 }
 
-}  // namespace
-
-at::Tensor gather_state(const Parts& parts, const step::Group& group, int state) {
-  const StateAccess states(parts.memory->buffers);
-  const auto& facts = group.facts;
-  const bool frozen = !facts.trainable;
-  const auto resting = [&] { return states.read_params(group, 0, facts.resting()); };
-  if (frozen ? !facts.sharding.params : !facts.sharding.optimizer)
-    return (frozen ? resting() : states.read(group, state, 0, facts.owned())).to(at::kFloat);
-  if (facts.padded() == 0) return at::empty({0}, at::kFloat);
-  const auto part = (frozen ? resting() : states.shard(group, state)).to(parts.device, at::kFloat);
-  auto whole = at::empty({facts.padded()}, part.options());
-  parts.comm->all_gather(whole, part.contiguous())->wait();
-  return whole;
+std::string text_of(const at::Tensor& values) {
+  return values.defined() ? base::join(values.toString(), values.sizes()) : "an undefined tensor";
 }
+
+}  // namespace
 
 ParameterStates::Place ParameterStates::find(const char* call, const std::string& parameter,
                                              const std::string& state) const {
@@ -37,7 +31,8 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
   const auto& group = *p_.program->groups()[static_cast<std::size_t>(g)];
   if (!group.facts.trainable)
     throw ConfigError(p_.where(call) + parameter +
-                      " is frozen, and has no states. Hint: gathered_parameters() reads and writes its values.");
+                      " has no states: it is frozen, or no backward() followed its requires_grad_(). Hint: "
+                      "gathered_parameters() reads and writes its values.");
   int index = state == "master" ? kMaster : -1;
   std::string names = "master";
   for (int slot = 0; slot < p_.run.num_slots; ++slot) {
@@ -49,23 +44,26 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
           piece_of(group.facts, member, p_.run.shard_begin(group.facts), group.facts.shard())};
 }
 
-at::Tensor ParameterStates::read_own(const Place& place) const {
-  const auto& facts = place.group.facts;
-  const auto begin = p_.run.shard_begin(facts) - p_.run.owned_begin(facts) + place.own.range_begin;
-  return states_.read(place.group, place.state, begin, place.own.numel);
+ParameterStates::Place ParameterStates::agreed(const char* call, const std::string& parameter, const std::string& state,
+                                               const std::function<void(const Place&)>& check) {
+  std::optional<Place> place;
+  agree_on(p_.relay, *p_.comm, call, p_.where(call) + "the state asked for", [&] {
+    place.emplace(find(call, parameter, state));
+    check(*place);
+    return state + " of " + place->parameter.name + "\n";
+  });
+  return *place;
 }
 
 at::Tensor ParameterStates::get(const std::string& parameter, const std::string& state) {
   constexpr const char* kCall = "parameter_state";
-  const auto place = p_.relay.keeping([&] {
-    checks_.require_usable(kCall);
-    return find(kCall, parameter, state);
-  });
+  p_.relay.keeping([&] { checks_.require_usable(kCall); });
+  const auto place = agreed(kCall, parameter, state, [](const Place&) {});
   return p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
     const auto& layout = place.group.facts.layout;
-    return gather_state(p_, place.group, place.state)
+    return gathered_state(p_, place.group, place.state)
         .narrow(0, layout.parameter_offset(place.member), layout.parameter_numel(place.member))
         .view(place.parameter.tensor.sizes())
         .to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
@@ -79,9 +77,19 @@ OwnShard ParameterStates::get_own(const std::string& parameter, const std::strin
     if (p_.program->update_pending())
       throw ConfigError(p_.where(kCall) +
                         "called while a delayed update is on its way. Hint: call engine.flush() on every rank before.");
+    p_.program->optimizer().settle();  // writes to files
     const auto place = find(kCall, parameter, state);
+    const auto& facts = place.group.facts;
+    const auto begin = p_.run.shard_begin(facts) - p_.run.owned_begin(facts) + place.own.range_begin;
     const at::NoGradGuard no_grad;
-    return {place.own.parameter_begin, read_own(place).clone()};
+    return {place.own.parameter_begin, states_.read(place.group, place.state, begin, place.own.numel).clone()};
+  });
+}
+
+void ParameterStates::require_replaceable(const char* call) const {
+  p_.relay.keeping([&] {
+    checks_.require_boundary(call);
+    checks_.require_no_scope(call, /*reading_too=*/true);
   });
 }
 
@@ -97,37 +105,30 @@ void ParameterStates::replace(const char* call, const Place& place, const at::Te
 
 void ParameterStates::set(const std::string& parameter, const std::string& state, const at::Tensor& values) {
   constexpr const char* kCall = "set_parameter_state";
-  const auto place = p_.relay.keeping([&] {
-    checks_.require_boundary(kCall);
-    checks_.require_no_scope(kCall, /*reading_too=*/true);
-    auto found = find(kCall, parameter, state);
+  require_replaceable(kCall);
+  const auto place = agreed(kCall, parameter, state, [&](const Place& found) {
     if (!values.defined() || values.sizes() != found.parameter.tensor.sizes() || !values.is_floating_point())
-      throw ConfigError(p_.where(kCall) + base::join("got ", values.toString(), values.sizes(), " for ", parameter,
+      throw ConfigError(p_.where(kCall) + base::join("got ", text_of(values), " for ", parameter,
                                                      ", expected floating-point values of shape ",
                                                      found.parameter.tensor.sizes()));
-    return found;
   });
   p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
     auto flat =
         values.detach().to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous().view({-1});
-    if (p_.comm->size() > 1) p_.comm->broadcast(flat, 0)->wait();
+    if (p_.comm->size() > 1 && flat.numel() > 0) p_.comm->broadcast(flat, 0)->wait();
     replace(kCall, place, flat);
   });
 }
 
 void ParameterStates::set_own(const std::string& parameter, const std::string& state, const at::Tensor& values) {
   constexpr const char* kCall = "set_own_parameter_state";
-  const auto place = p_.relay.keeping([&] {
-    checks_.require_boundary(kCall);
-    checks_.require_no_scope(kCall, /*reading_too=*/true);
-    auto found = find(kCall, parameter, state);
+  require_replaceable(kCall);
+  const auto place = agreed(kCall, parameter, state, [&](const Place& found) {
     if (!values.defined() || values.numel() != found.own.numel || !values.is_floating_point())
-      throw ConfigError(p_.where(kCall) + base::join("got ", values.toString(), values.sizes(), " for ", parameter,
-                                                     ", expected the ", found.own.numel,
-                                                     " floating-point elements of this rank's shard"));
-    return found;
+      throw ConfigError(p_.where(kCall) + base::join("got ", text_of(values), " for ", parameter, ", expected the ",
+                                                     found.own.numel, " floating-point elements of this rank's shard"));
   });
   p_.relay.reporting([&] {
     stepper_.flush();

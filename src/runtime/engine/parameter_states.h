@@ -1,14 +1,12 @@
 // Reads and replaces one state of one parameter, between steps: its master or a state of the optimizer, by name.
 #pragma once
+#include <functional>
 #include <string>
 
 #include "engine/state_access.h"
 #include "engine/stepper.h"
 
 namespace zero::engine {
-
-// A state of all ranks, flat, fp32, with the padding. state kMaster of a frozen group: its parameters. Collective.
-at::Tensor gather_state(const Parts& parts, const step::Group& group, int state);
 
 // `state` is "master", or the optimizer's name of it.
 class ParameterStates {
@@ -32,7 +30,10 @@ class ParameterStates {
     sharding::ShardLayout::Piece own;  // the part in this rank's shard; numel 0: none
   };
   Place find(const char* call, const std::string& parameter, const std::string& state) const;
-  at::Tensor read_own(const Place& place) const;
+  // The same place on every rank, or the same error. `check` throws where a rank's values do not fit.
+  Place agreed(const char* call, const std::string& parameter, const std::string& state,
+               const std::function<void(const Place&)>& check);
+  void require_replaceable(const char* call) const;
   void replace(const char* call, const Place& place, const at::Tensor& flat);
 
   Parts& p_;

@@ -99,4 +99,19 @@ std::vector<std::string> agree(comm::Group& comm, const char* where, const std::
   }
 }
 
+void agree_on(ErrorRelay& relay, comm::Group& comm, const char* call, const std::string& what,
+              const std::function<std::string()>& part) {
+  std::string mine, fault;
+  relay.reporting([&] {
+    try {
+      const auto all = agree(comm, call, [&] { return mine = part(); });
+      if (std::any_of(all.begin(), all.end(), [&](const std::string& theirs) { return theirs != all[0]; }))
+        fault = disagreement(comm, what, mine) + ". Hint: the call is collective; ask for the same on every rank.";
+    } catch (const ConfigError& e) {
+      fault = e.what();
+    }
+  });
+  if (!fault.empty()) throw ConfigError(fault);
+}
+
 }  // namespace zero::engine

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "engine/error_relay.h"
 
 namespace zero::engine {
 
@@ -16,5 +17,10 @@ std::string disagreement(comm::Group& comm, const std::string& what, const std::
 // class and code of the first such rank, with the messages of all failed ranks. A CommError is rethrown unchanged,
 // because ranks can no longer communicate.
 std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part);
+
+// The same, and all texts must be equal: ConfigError that begins with `what` otherwise. Thrown before anything else is
+// sent, so that the Engine stays usable after a ConfigError. `part` returns lines.
+void agree_on(ErrorRelay& relay, comm::Group& comm, const char* call, const std::string& what,
+              const std::function<std::string()>& part);
 
 }  // namespace zero::engine

@@ -3,36 +3,21 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-
-#include "base/check.h"
 #include "engine/rank_agreement.h"
 #include "engine/state_access.h"
 
 namespace zero::engine {
 
-// Every rank sends its request, or why it is invalid, before anything is gathered. All ranks then throw the same error,
-// and the Engine stays usable.
+// Every rank sends its request, or why it is invalid, before anything is gathered.
 std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modify) {
-  constexpr const char* kCall = "gathered_parameters";
   std::vector<int> groups;
-  std::string fault;
-  p_.relay.reporting([&] {
-    std::string mine = modify ? "to write\n" : "to read\n";
-    try {
-      const auto all = agree(*p_.comm, "Engine::gathered_parameters", [&] {
-        groups = chosen_groups(p_.binding(), choice, p_.where(kCall));
-        for (const int g : groups) mine += p_.groups[static_cast<std::size_t>(g)].name + "\n";
-        return mine;
-      });
-      if (std::any_of(all.begin(), all.end(), [&](const std::string& theirs) { return theirs != all[0]; }))
-        fault = disagreement(*p_.comm, p_.where(kCall) + "the units asked for", mine) +
-                ". Hint: the call is collective; ask for the same on every rank.";
-    } catch (const ConfigError& e) {
-      fault = e.what();
-    }
+  const auto where = p_.where("gathered_parameters");
+  agree_on(p_.relay, *p_.comm, "Engine::gathered_parameters", where + "the units asked for", [&] {
+    groups = chosen_groups(p_.binding(), choice, where);
+    std::string lines = modify ? "to write\n" : "to read\n";
+    for (const int g : groups) lines += p_.groups[static_cast<std::size_t>(g)].name + "\n";
+    return lines;
   });
-  if (!fault.empty()) throw ConfigError(fault);
   return groups;
 }
 

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/hex.h"
 #include "engine/dtypes.h"
-#include "engine/parameter_states.h"
+#include "engine/gathered_state.h"
 #include "engine/reduced_gradient.h"
 
 namespace zero::engine {
@@ -21,7 +21,7 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
     const at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
-      auto whole = gather_state(p_, group(g), kMaster);
+      auto whole = gathered_state(p_, group(g), kMaster);
       if (p_.comm->rank() != 0) continue;
       whole = whole.cpu();
       const auto& layout = p_.groups[g].layout;

@@ -296,7 +296,9 @@ ReadScope::ReadScope(ReadScope&&) noexcept = default;
 
 void ReadScope::check_write(at::TensorList tensors, const char* kernel) {
   std::vector<torch_hooks::Uses> uses;
-  for (const auto& tensor : tensors) torch_hooks::collect(tensor, /*written=*/true, kernel, /*reads=*/false, uses);
+  for (const auto& tensor : tensors)
+    if (!torch_hooks::collect(tensor, /*written=*/true, kernel, /*reads=*/false, uses))
+      throw ConfigError(std::string("[ReadScope] ") + kernel + " writes a parameter, and its write cannot be skipped");
 }
 
 }  // namespace zero

@@ -2,6 +2,7 @@
 // and the calls after an operator.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <zero/errors.h>
 #include <zero/read_scope.h>
 
 #include <algorithm>
@@ -271,6 +272,8 @@ TEST_F(Interception, AKernelsWritesAreAsked) {
   zero::ReadScope::check_write({at::ones({3}), p.detach()}, "a kernel");
   EXPECT_EQ(listener_.written, (std::vector<Call>{{"a kernel", {4}}}));
   EXPECT_TRUE(listener_.used.empty());
+  listener_.writes = false;
+  EXPECT_THROW(zero::ReadScope::check_write({p}, "a kernel"), ConfigError) << "a kernel's write cannot be skipped";
 }
 
 TEST_F(Interception, StoppedIsForgotten) {

@@ -22,13 +22,17 @@ class MonitorMaster:
 
     def __init__(self, options: Options, rank: int) -> None:
         self._monitor = _native.Monitor(options, rank)
-        self.enabled = self._monitor.active()
-        """Whether events are written."""
+        effective = options.effective()
+        self.enabled = any(effective[f"{block}.enabled"] == "true" for block in ("csv_monitor", "tensorboard"))
+        """The configuration's; the same on every rank. Rank 0 writes."""
 
     def write_events(self, event_list: Iterable[Event]) -> None:
         """They are in the files when it returns."""
+        by_samples: dict[int, list[tuple[str, float]]] = {}
         for tag, value, samples in event_list:
-            self._monitor.write([(tag, float(value))], samples)
+            by_samples.setdefault(samples, []).append((tag, float(value)))
+        for samples, values in by_samples.items():
+            self._monitor.write(values, samples)
 
 
 __getattr__ = module_getattr("deepspeed.monitor.monitor")

@@ -17,14 +17,14 @@ from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
 
-__all__ = ["DeepSpeedConfigError", "accumulates", "native_config", "native_schedule", "read_config", "recipe_of"]
+__all__ = ["NOT_CHECKPOINTED", "DeepSpeedConfigError", "accumulates", "native_config", "native_schedule", "read_config", "recipe_of"]
 
 DeepSpeedConfigError = ConfigError
 
 _GATHER_ON_SAVE = "stage3_gather_16bit_weights_on_model_save"
 
-_STORED_ELSEWHERE = ("cpu_checkpointing", "contiguous_memory_optimization", "profile")
-"""Keys of the block activation_checkpointing that configure() refuses, and that matter to no one else."""
+NOT_CHECKPOINTED = ("contiguous_memory_optimization", "cpu_checkpointing", "profile")
+"""Keys of the block activation_checkpointing that are not built for Python models; configure() refuses them."""
 
 
 def read_config(config: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
         zero.pop(_GATHER_ON_SAVE, None)
     block = native.get("activation_checkpointing")
     if isinstance(block, dict):
-        left_out = [key for key in _STORED_ELSEWHERE if block.pop(key, False)]
+        left_out = [key for key in NOT_CHECKPOINTED if block.pop(key, False)]
         if left_out:
             names = ", ".join(left_out)
             log_dist(f"activation_checkpointing.{names}: not built for Python models, no effect", ranks=[0])

@@ -492,14 +492,14 @@ class DeepSpeedEngine(torch.nn.Module):
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, torch.Tensor]:
         """The module's state dict: whole parameters below stage 3; at stage 3 they are sharded ([local])."""
-        state: dict[str, torch.Tensor] = self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        state: dict[str, torch.Tensor] = self._engine._original.state_dict(prefix=prefix, keep_vars=keep_vars)
         if destination is not None:
             destination.update(state)
             state = destination
         return self._without_frozen(state, prefix) if exclude_frozen_parameters else state
 
     def _without_frozen(self, state: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-        named = self.module.named_parameters(remove_duplicate=False)
+        named = self._engine._original.named_parameters(remove_duplicate=False)
         frozen = {prefix + name for name, p in named if not p.requires_grad}
         return {name: value for name, value in state.items() if name not in frozen}
 
@@ -513,9 +513,9 @@ class DeepSpeedEngine(torch.nn.Module):
         state = checkpoint["module"]
         with self._engine.gathered_parameters(modify=True), torch.no_grad():
             if custom_load_fn is not None:
-                custom_load_fn(src=state, dst=self.module)
+                custom_load_fn(src=state, dst=self._engine._original)
             else:
-                self.module.load_state_dict(state, strict=strict)
+                self._engine._original.load_state_dict(state, strict=strict)
 
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
@@ -527,7 +527,7 @@ class DeepSpeedEngine(torch.nn.Module):
         with self._engine.gathered_parameters():
             if self.global_rank != 0:
                 return None
-            state = copied_state(self.module, "cpu")
+            state = copied_state(self._engine._original, "cpu")
         return self._without_frozen(state) if exclude_frozen_parameters else state
 
     def save_16bit_model(

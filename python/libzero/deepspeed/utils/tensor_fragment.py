@@ -72,7 +72,7 @@ def safe_set_full_optimizer_state(param: torch.nn.Parameter, value: torch.Tensor
     """[collective] Sets it to rank 0's `value`, between steps."""
     engine = _engine_of(param)
     if engine is not None:
-        engine.set_parameter_state(param, value, optim_state_key)
+        engine.set_parameter_state(param, optim_state_key, value)
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
@@ -85,7 +85,7 @@ def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tenso
     """[collective] Each rank sets its shard of it, between steps."""
     engine = _engine_of(param)
     if engine is not None:
-        engine.set_own_parameter_state(param, value, optim_state_key)
+        engine.set_own_parameter_state(param, optim_state_key, value)
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:

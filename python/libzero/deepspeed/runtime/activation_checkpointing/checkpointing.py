@@ -8,7 +8,7 @@ from typing import Any
 import torch.utils.checkpoint
 
 from libzero.deepspeed._refuse import module_getattr
-from libzero.deepspeed.runtime.config import read_config
+from libzero.deepspeed.runtime.config import NOT_CHECKPOINTED, read_config
 from libzero.deepspeed.utils.debug import see_memory_usage
 
 __all__ = ["checkpoint", "configure", "is_configured", "non_reentrant_checkpoint", "reset", "see_memory_usage"]
@@ -36,11 +36,11 @@ def configure(
     if mpu_ is not None and mpu_.get_model_parallel_world_size() > 1:
         raise NotImplementedError("cannot configure checkpointing: mpu has more than one model-parallel rank")
     wanted = {
-        "contiguous_checkpointing": (contiguous_checkpointing, "contiguous_memory_optimization"),
-        "checkpoint_in_cpu": (checkpoint_in_cpu, "cpu_checkpointing"),
-        "profile": (profile, "profile"),
+        "contiguous_checkpointing": contiguous_checkpointing,
+        "checkpoint_in_cpu": checkpoint_in_cpu,
+        "profile": profile,
     }
-    for argument, (value, key) in wanted.items():
+    for (argument, value), key in zip(wanted.items(), NOT_CHECKPOINTED, strict=True):
         if value if value is not None else block.get(key, False):
             raise NotImplementedError(
                 f"cannot configure checkpointing: {argument} is not built for Python models. "
