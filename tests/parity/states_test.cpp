@@ -38,6 +38,58 @@ TEST(StateHash, ChangesWithMomentsAlone) {
   }
 }
 
+// The moments of the first step are those of the formula; shards are read right after the step, whose writes to files
+// may be under way; a master that is set is the parameter that the next forward reads.
+TEST(ParameterState, IsThatOfTheFormulaOnEveryTier) {
+  const auto folder = std::filesystem::temp_directory_path().string();
+  const auto nvme =
+      R"(, "offload_optimizer": {"device": "nvme", "pipeline_write": true, "nvme_path": ")" + folder + "\"}";
+  const std::string cpu = R"(, "offload_optimizer": {"device": "cpu"})";
+  for (const auto& [stage, offload] :
+       std::vector<std::pair<int, std::string>>{{0, ""}, {1, ""}, {1, nvme}, {2, cpu}, {3, ""}, {3, cpu}, {3, nvme}}) {
+    SCOPED_TRACE("stage " + std::to_string(stage) + offload);
+    torch::nn::Linear plain(64, 48);
+    fill_parameters(*plain, 7);
+    const auto x = at::linspace(-1, 1, 128).view({2, 64});
+    plain(x).pow(2).mean().backward();
+    const auto gradient = plain->weight.grad();
+    run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+      torch::nn::Linear net(64, 48);
+      fill_parameters(*net, 7);
+      const auto zero = R"({"stage": )" + std::to_string(stage) + offload + "}";
+      Engine engine(net, Options::from_json(json_of(R"({"lr": 0, "weight_decay": 0, "betas": [0.5, 0.75]})", zero)),
+                    comm);
+      engine.backward(net(x).pow(2).mean());
+      engine.step();
+      const auto own = engine.own_parameter_state("weight", "exp_avg_sq");
+      const auto whole = engine.parameter_state("weight", "exp_avg_sq");
+      EXPECT_TRUE(at::allclose(engine.parameter_state("weight", "exp_avg"), 0.5 * gradient, 1e-5, 1e-8));
+      EXPECT_TRUE(at::allclose(whole, 0.25 * gradient * gradient, 1e-5, 1e-10));
+      EXPECT_TRUE(at::equal(own.values.cpu(), whole.view({-1}).narrow(0, own.begin, own.values.numel())));
+      EXPECT_TRUE(at::equal(engine.parameter_state("weight"), plain->weight.detach()));
+
+      engine.set_parameter_state("weight", "master", at::full({48, 64}, 3.0 + comm->rank()));  // rank 0's
+      EXPECT_TRUE(at::equal(at::relu(net->weight), at::full({48, 64}, 3.0)));
+      engine.set_own_parameter_state("weight", "exp_avg", at::full({own.values.numel()}, 10.0 + comm->rank()));
+      const auto flat = engine.parameter_state("weight", "exp_avg").view({-1});
+      EXPECT_TRUE(flat.narrow(0, own.begin, own.values.numel()).eq(10.0 + comm->rank()).all().item<bool>());
+      try {
+        engine.parameter_state("weight", "momentum");
+        ADD_FAILURE() << "no optimizer has it";
+      } catch (const ConfigError& error) {
+        EXPECT_NE(std::string(error.what()).find("expected one of master, exp_avg, exp_avg_sq"), std::string::npos);
+      }
+    });
+  }
+}
+
+TEST(UnitModules, AreTheListsEntriesWhateverIsMerged) {
+  torch::nn::Sequential net(torch::nn::Linear(2, 2), torch::nn::ReLU(), torch::nn::Linear(2, 2));
+  const auto json = json_of(R"({"lr": 0.1})", R"({"stage": 3, "stage3_param_persistence_threshold": 0})");
+  Engine engine(net, Options::from_json(json), Communicator::local());
+  EXPECT_EQ(engine.unit_modules(), (std::vector<std::string>{"0", "2"}));
+}
+
 // Several tiles of several elements each: every tile is updated with its own moments.
 TEST(Tiles, OfALargeParameterGiveTheBitsOfOneVector) {
   const auto folder = std::filesystem::temp_directory_path().string();

@@ -17,7 +17,15 @@ from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
 
-__all__ = ["NOT_CHECKPOINTED", "DeepSpeedConfigError", "accumulates", "native_config", "native_schedule", "read_config", "recipe_of"]
+__all__ = [
+    "NOT_CHECKPOINTED",
+    "DeepSpeedConfigError",
+    "accumulates",
+    "native_config",
+    "native_schedule",
+    "read_config",
+    "recipe_of",
+]
 
 DeepSpeedConfigError = ConfigError
 
