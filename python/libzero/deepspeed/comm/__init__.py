@@ -5,7 +5,9 @@ Every call is collective over the ranks of its group, as in torch.distributed, e
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -45,6 +47,7 @@ from torch.distributed import (
 
 from libzero.communicator import Communicator
 from libzero.deepspeed._refuse import module_getattr
+from libzero.engine import _close_all
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 default_pg_timeout = timedelta(minutes=10)
@@ -159,6 +162,7 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RuntimeError("cannot use torch.distributed: dist_init_required is False and nobody has started it")
+    atexit.register(_end_process_group)
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if init_method is None and rank < 0 and not Communicator.launched():
         store = _dist.HashStore()  # type: ignore[attr-defined]
@@ -166,6 +170,15 @@ def init_distributed(
         return
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
     _dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _end_process_group() -> None:
+    # A thread of gloo that still holds a tensor at the interpreter's end would need the GIL, and abort the process.
+    # Engines end first: they may communicate over the group.
+    _close_all()
+    if is_initialized():
+        _dist.destroy_process_group()
+    time.sleep(0.1)  # where the group is still referenced, its threads release their last tensors now
 
 
 from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these
