@@ -515,6 +515,26 @@ def test_no_sync_accumulates_below_stage_2() -> None:
     assert losses[0] == losses[1]
 
 
+def test_no_thread_of_the_process_group_outlives_the_program(programs: Programs) -> None:
+    """One that did could need the GIL at the interpreter's end, which aborts the process."""
+    out = programs.ranks("""
+    import atexit
+
+    def threads():
+        tasks = [f"/proc/self/task/{task}/comm" for task in os.listdir("/proc/self/task")]
+        return sum(open(task).read().startswith("pt_gloo") for task in tasks)
+
+    atexit.register(lambda: print("in the end", threads()))
+    from libzero import deepspeed
+    deepspeed.init_distributed()
+    engine, *_ = deepspeed.initialize(model=network(), config=config(1))
+    one = torch.ones(1)
+    deepspeed.comm.all_reduce(one)
+    print("before", threads() > 0, one.item())
+    """)
+    assert out.count("before True 2.0") == 2 and out.count("in the end 0") == 2, out
+
+
 def test_states_are_read_and_set_by_parameter() -> None:
     utils = deepspeed.utils
     engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3, bf16={"enabled": True}))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -47,7 +46,6 @@ from torch.distributed import (
 
 from libzero.communicator import Communicator
 from libzero.deepspeed._refuse import module_getattr
-from libzero.engine import _close_all
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 default_pg_timeout = timedelta(minutes=10)
@@ -162,6 +160,10 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RuntimeError("cannot use torch.distributed: dist_init_required is False and nobody has started it")
+    # torch.optim imports it with the first optimizer. Then its modules would keep the group in default arguments, and
+    # destroy_process_group() would not end the group's threads.
+    import torch._dynamo  # noqa: F401
+
     atexit.register(_end_process_group)
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if init_method is None and rank < 0 and not Communicator.launched():
@@ -174,11 +176,8 @@ def init_distributed(
 
 def _end_process_group() -> None:
     # A thread of gloo that still holds a tensor at the interpreter's end would need the GIL, and abort the process.
-    # Engines end first: they may communicate over the group.
-    _close_all()
     if is_initialized():
         _dist.destroy_process_group()
-    time.sleep(0.1)  # where the group is still referenced, its threads release their last tensors now
 
 
 from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these
