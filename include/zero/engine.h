@@ -77,6 +77,11 @@ class ZERO_API Engine {
   at::Tensor gradient(const std::string& name);
   // [local] The same, limited to this rank's shard.
   OwnShard own_gradient(const std::string& name);
+  // [collective] Replaces it, on all ranks by rank 0's `values`, or on each rank its shard. step() clips and uses the
+  // new values; they are rounded to the dtype in which gradients are accumulated. ConfigError for values of another
+  // shape and for a frozen parameter. (DeepSpeed: safe_set_full_grad.)
+  void set_gradient(const std::string& name, const at::Tensor& values);
+  void set_own_gradient(const std::string& name, const at::Tensor& values);
   // [collective] At a gradient accumulation boundary: unscales, clips, updates, and all-gathers updated parameters.
   // Otherwise [local], with updated == false. Throws IoError if an offload file fails, InternalError (kNumerical) after
   // libzero.max_skipped_steps consecutive overflows.

@@ -191,6 +191,17 @@ class Engine:
         """[local] The part of that gradient in this rank's shard: its offset in the flat parameter, and its values."""
         return self._native.own_gradient(self._name(parameter))
 
+    def set_gradient(self, parameter: str | torch.nn.Parameter, values: torch.Tensor) -> None:
+        """[collective] Replaces that gradient on all ranks by rank 0's `values`, of the parameter's shape.
+
+        step() clips and uses the new values, rounded to the dtype in which gradients are accumulated.
+        """
+        self._native.set_gradient(self._name(parameter), values)
+
+    def set_own_gradient(self, parameter: str | torch.nn.Parameter, values: torch.Tensor) -> None:
+        """[collective] The same, each rank its own shard."""
+        self._native.set_own_gradient(self._name(parameter), values)
+
     # ---- parameters ----
     @contextmanager
     def gathered_parameters(

@@ -176,6 +176,12 @@ void bind_engine(py::module_& module) {
     const auto own = self.local([&](zero::Engine& engine) { return engine.own_gradient(name); });
     return std::make_pair(own.begin, optional(own.values));
   });
+  c.def("set_gradient", [](const PyEngine& self, const std::string& name, const at::Tensor& values) {
+    self.run("libzero::set_gradient", [&](zero::Engine& engine) { engine.set_gradient(name, values); });
+  });
+  c.def("set_own_gradient", [](const PyEngine& self, const std::string& name, const at::Tensor& values) {
+    self.run("libzero::set_own_gradient", [&](zero::Engine& engine) { engine.set_own_gradient(name, values); });
+  });
   c.def("parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
     return self.run("libzero::parameter_state", [&](zero::Engine& e) { return e.parameter_state(name, state); });
   });

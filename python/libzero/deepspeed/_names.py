@@ -32,7 +32,6 @@ _GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
 _LINEAR = "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."
-_GRADIENTS = "the engine owns the gradients. Hint: param.register_hook(), which acts in backward()."
 _MARKS = "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."
 _LAUNCHERS = "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."
 _REDUCED = "gradients are not reduced by hand. Hint: retain_graph for several losses."
@@ -67,8 +66,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
-        (REFUSED, _GRADIENTS): "safe_set_full_grad "
-        "safe_set_local_grad safe_update_full_grad_vectorized",
         (REFUSED, _MARKS): "set_z3_leaf_modules_by_name "
         "set_z3_leaf_modules_by_suffix z3_leaf_parameter",
         (REFUSED, _GROUPS): "bwc bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size "

@@ -90,6 +90,8 @@ class CommOps {
   // Lane::Reduce.
   virtual WorkPtr reduce_scatter(int group, View out, View in, int bits) = 0;
   virtual WorkPtr reduce_pieces(const PeerReduce& request) = 0;
+  // Sets sum_of_squares(group) from this rank's shard of reduced pieces, as reduce_pieces() does. No communication.
+  virtual void square_pieces(const PeerReduce& reduced) = 0;
   virtual WorkPtr broadcast(int group, View inout, int root) = 0;
   // Blocks until the peers' latest signal_symmetric() of the buffer is visible. Counted as the all-gather it replaces.
   virtual void wait_symmetric(int buffer) = 0;

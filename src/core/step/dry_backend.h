@@ -39,6 +39,7 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   WorkPtr all_gather_node(int, View, View, Lane) override { return done_; }
   WorkPtr reduce_scatter(int, View, View, int) override { return done_; }
   WorkPtr reduce_pieces(const PeerReduce&) override { return std::make_shared<Timed>(*this); }
+  void square_pieces(const PeerReduce&) override {}
   WorkPtr broadcast(int, View, int) override { return done_; }
   void wait_symmetric(int) override {}
   void signal_symmetric(int) override {}

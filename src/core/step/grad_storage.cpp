@@ -107,7 +107,7 @@ void GradStorage::finish_reduce() {
   work_.wait();
   if (std::exchange(reduces_, false)) end_reduce();
   if (!boundary_) return;
-  if (!std::exchange(squared_, false)) square();
+  if (!std::exchange(squared_, false)) square(kept_);
   if (!copied_) return;
   const auto seen = c_.observer.issued({.kind = OpKind::Copy,
                                         .reason = OpReason::Leaves,
@@ -122,6 +122,18 @@ void GradStorage::close_accumulation() {
   boundary_ = true;
   if (!facts_.sharding.grads) begin_reduce();  // sharded gradients were reduced after every micro-batch
   finish_reduce();
+}
+
+void GradStorage::square(const View& flat) { c_.backend.tensors.square(group_, 0, own_part(flat)); }
+
+void GradStorage::replace(int member, std::int64_t begin, const View& values) {
+  if (values.numel == 0) return;
+  if (const auto flat = sum())
+    begin += facts_.layout.parameter_offset(static_cast<std::size_t>(member)) -
+             (flat.numel == facts_.shard() ? shard_begin() : 0);
+  const auto target = sum() ? sum() : kept_or_zeros(member);
+  c_.backend.tensors.copy(target.part(begin, values.numel), values, Lane::Compute);
+  square(sum());
 }
 
 void GradStorage::discard(KeptGrads kept) {
@@ -255,7 +267,6 @@ class FlatGrads final : public GradStorage {
   }
 
   void copy_to_host() override { c_.backend.tensors.copy(copied_, own_part(kept_), Lane::Offload); }
-  void square() override { c_.backend.tensors.square(group_, 0, own_part(kept_)); }
 
   View input_, output_;
 };
@@ -292,11 +303,15 @@ class HeldGrads : public GradStorage {
     c_.backend.tensors.fill(held(member) = new_block(member), 0);
   }
 
-  PeerReduce all_held() {
+  void predivide() {
+    for (int i = 0; c_.facts.predivide != 1 && i < facts_.num_members(); ++i)
+      if (numel_of(i) > 0) c_.backend.tensors.scale(held(i), c_.facts.predivide);
+  }
+
+  PeerReduce all_held() const {
     PeerReduce request{.group = group_, .pieces = {}, .out = {}};
     for (int i = 0; i < facts_.num_members(); ++i) {
       if (numel_of(i) == 0) continue;
-      if (c_.facts.predivide != 1) c_.backend.tensors.scale(held(i), c_.facts.predivide);
       request.pieces.emplace_back(facts_.layout.parameter_offset(static_cast<std::size_t>(i)), held(i));
     }
     return request;
@@ -334,6 +349,7 @@ class PeerReadGrads final : public HeldGrads {
   void fill(int member) override { hold_zeros(member); }
 
   bool start_reduce() override {
+    predivide();
     auto request = all_held();
     if (!sums_straight()) {
       output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
@@ -357,7 +373,6 @@ class PeerReadGrads final : public HeldGrads {
   }
 
   void copy_to_host() override { c_.backend.tensors.copy(copied_, kept_, Lane::Offload); }
-  void square() override { c_.backend.tensors.square(group_, 0, kept_); }
 
   View output_;
 };
@@ -377,6 +392,16 @@ class AutogradGrads final : public HeldGrads {
   }
 
   View kept(int member) const override { return held(member); }
+  View kept_or_zeros(int member) override {
+    const auto i = static_cast<std::size_t>(member);
+    if (!held(member)) {
+      restored_[i] = rest(Tier::Device, Role::GradsCopy, numel_of(member));
+      c_.backend.tensors.fill(restored_[i], 0);
+      c_.backend.model.set_gradient(group_, member, held(member) = restored_[i]);
+    }
+    squared_members_[i] = 0;
+    return held(member);
+  }
 
   void clear() override {
     GradStorage::clear();
@@ -450,6 +475,7 @@ class AutogradGrads final : public HeldGrads {
 
   bool start_reduce() override {
     if (!peers() || !boundary_) return false;
+    predivide();
     auto request = all_held();
     request.to_all = !facts_.sharding.optimizer;
     request.square = squared_ = true;
@@ -473,10 +499,15 @@ class AutogradGrads final : public HeldGrads {
     drop_copy();
   }
 
-  // Squares members that were not squared on arrival: step() declared the boundary, or a member had no gradient.
-  void square() override {
-    for (int i = 0; i < facts_.num_members(); ++i)
-      if (held(i) && !squared_members_[static_cast<std::size_t>(i)]) c_.backend.tensors.square(group_, i, held(i));
+  // Of the members: those that were not squared on arrival, because step() declared the boundary or a member had no
+  // gradient.
+  void square(const View& flat) override {
+    if (peers()) return flat ? GradStorage::square(flat) : c_.backend.comm.square_pieces(all_held());
+    for (int i = 0; i < facts_.num_members(); ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const auto values = flat ? flat.part(facts_.layout.parameter_offset(at), numel_of(i)) : held(i);
+      if (values && !squared_members_[at]) c_.backend.tensors.square(group_, i, values);
+    }
   }
 
   // Frees the device memory.

@@ -41,6 +41,10 @@ class GradStorage {
   // The last micro-batch turned out to be the boundary: reduces gradients that were stored unreduced.
   void close_accumulation();
 
+  // Between the reduction for the update and step(): replaces elements [begin, begin + values.numel) of a member, which
+  // must be in the owned range. `values` are scaled like the sum. A gradient that is missing becomes zeros before.
+  void replace(int member, std::int64_t begin, const View& values);
+
   // Copies the accumulated gradients until drop_copy() or discard(KeptGrads::Copy).
   virtual void save_copy();
   virtual void drop_copy();
@@ -56,6 +60,8 @@ class GradStorage {
   View sum() const { return copied_ ? copied_ : kept_; }
   // The member's .grad if sum() is none; none if it has no gradient.
   virtual View kept(int /*member*/) const { return {}; }
+  // The same; allocates zeros if it has no gradient.
+  virtual View kept_or_zeros(int member) { return kept(member); }
   // Call after the step.
   virtual void clear();
 
@@ -68,7 +74,8 @@ class GradStorage {
   virtual void drop() {}  // releases what is held during a pass or a reduction
   virtual void restore_copy();
   virtual void copy_to_host() = 0;
-  virtual void square() = 0;
+  // Stores the sum of squares of the reduced gradients: of this rank's part of `flat`, or of the members if it is none.
+  virtual void square(const View& flat);
 
   View rest(Tier tier, Role role, std::int64_t numel) const;
   // Starts the operation that finish_reduce() waits for.

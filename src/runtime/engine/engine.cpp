@@ -29,8 +29,12 @@ Engine::Engine(Engine&&) noexcept = default;
 
 void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward->run(loss, options); }
 std::int64_t Engine::discard_micro_batch() { return state_->backward->discard_micro_batch(); }
-at::Tensor Engine::gradient(const std::string& name) { return state_->exports->gradient(name); }
-OwnShard Engine::own_gradient(const std::string& name) { return state_->exports->own_gradient(name); }
+at::Tensor Engine::gradient(const std::string& name) { return state_->gradients.get(name); }
+OwnShard Engine::own_gradient(const std::string& name) { return state_->gradients.get_own(name); }
+void Engine::set_gradient(const std::string& name, const at::Tensor& values) { state_->gradients.set(name, values); }
+void Engine::set_own_gradient(const std::string& name, const at::Tensor& values) {
+  state_->gradients.set_own(name, values);
+}
 std::int64_t Engine::micro_batches() const { return state_->parts.accumulated().micro_batches; }
 void Engine::set_lr(int group, double lr) { state_->stepper->set_lr(group, lr); }
 StepResult Engine::step() { return state_->stepper->step(); }

@@ -7,24 +7,10 @@
 
 #include "base/check.h"
 #include "engine/gathered_state.h"
+#include "engine/parameter_values.h"
 #include "engine/rank_agreement.h"
 
 namespace zero::engine {
-namespace {
-
-sharding::ShardLayout::Piece piece_of(const step::GroupFacts& facts, std::size_t member, std::int64_t begin,
-                                      std::int64_t numel) {
-  for (const auto& piece : facts.layout.pieces(begin, numel))
-    if (piece.parameter == member) return piece;
-  return {member, 0, 0, 0};
-}
-
-std::string text_of(const at::Tensor& values) {
-  return values.defined() ? base::join(values.toString(), values.sizes()) : "an undefined tensor";
-}
-
-}  // namespace
-
 ParameterStates::Place ParameterStates::find(const char* call, const std::string& parameter,
                                              const std::string& state) const {
   const auto [g, member] = p_.binding().require(p_.where(call), parameter);
@@ -40,8 +26,7 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
     if (state == p_.optimizer->slot_name(slot)) index = slot + 1;
   }
   if (index < 0) throw ConfigError(p_.where(call) + "got the state " + state + ", expected one of " + names);
-  return {group, p_.binding().group(g).members[member], member, index,
-          piece_of(group.facts, member, p_.run.shard_begin(group.facts), group.facts.shard())};
+  return {group, p_.binding().group(g).members[member], member, index, shard_of(p_, group.facts, member)};
 }
 
 ParameterStates::Place ParameterStates::agreed(const char* call, const std::string& parameter, const std::string& state,
@@ -98,7 +83,7 @@ void ParameterStates::replace(const char* call, const Place& place, const at::Te
   if (p_.comm->size() > 1) p_.comm->barrier();  // no rank reads a shard in place any more
   stepper_.begin_replacing(call);
   const auto& facts = place.group.facts;
-  const auto owned = piece_of(facts, place.member, p_.run.owned_begin(facts), facts.owned());
+  const auto owned = owned_of(p_, facts, place.member);
   states_.write(place.group, place.state, owned.range_begin, flat.narrow(0, owned.parameter_begin, owned.numel));
   if (place.state == kMaster) p_.program->end_replacing(place.group.index);
 }
@@ -106,19 +91,12 @@ void ParameterStates::replace(const char* call, const Place& place, const at::Te
 void ParameterStates::set(const std::string& parameter, const std::string& state, const at::Tensor& values) {
   constexpr const char* kCall = "set_parameter_state";
   require_replaceable(kCall);
-  const auto place = agreed(kCall, parameter, state, [&](const Place& found) {
-    if (!values.defined() || values.sizes() != found.parameter.tensor.sizes() || !values.is_floating_point())
-      throw ConfigError(p_.where(kCall) + base::join("got ", text_of(values), " for ", parameter,
-                                                     ", expected floating-point values of shape ",
-                                                     found.parameter.tensor.sizes()));
-  });
+  const auto place = agreed(kCall, parameter, state,
+                            [&](const Place& found) { require_whole(p_.where(kCall), found.parameter, values); });
   p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
-    auto flat =
-        values.detach().to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous().view({-1});
-    if (p_.comm->size() > 1 && flat.numel() > 0) p_.comm->broadcast(flat, 0)->wait();
-    replace(kCall, place, flat);
+    replace(kCall, place, values_of_rank_0(p_, values));
   });
 }
 
@@ -126,23 +104,12 @@ void ParameterStates::set_own(const std::string& parameter, const std::string& s
   constexpr const char* kCall = "set_own_parameter_state";
   require_replaceable(kCall);
   const auto place = agreed(kCall, parameter, state, [&](const Place& found) {
-    if (!values.defined() || values.numel() != found.own.numel || !values.is_floating_point())
-      throw ConfigError(p_.where(kCall) + base::join("got ", text_of(values), " for ", parameter, ", expected the ",
-                                                     found.own.numel, " floating-point elements of this rank's shard"));
+    require_shard(p_.where(kCall), found.parameter, found.own.numel, values);
   });
   p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
-    const auto& facts = place.group.facts;
-    auto mine = at::zeros({facts.shard()}, at::TensorOptions().dtype(at::kFloat).device(p_.device));
-    mine.narrow(0, place.own.range_begin, place.own.numel).copy_(values.detach().reshape({-1}));
-    auto whole = mine;
-    if (p_.comm->size() > 1 && facts.padded() > 0) {
-      whole = at::empty({facts.padded()}, mine.options());
-      p_.comm->all_gather(whole, mine)->wait();
-    }
-    replace(kCall, place,
-            whole.narrow(0, facts.layout.parameter_offset(place.member), facts.layout.parameter_numel(place.member)));
+    replace(kCall, place, values_of_shards(p_, place.group.facts, place.member, values));
   });
 }
 

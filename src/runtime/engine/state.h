@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/engine_trace.h"
+#include "engine/parameter_gradients.h"
 #include "engine/parameter_states.h"
 #include "engine/state_export.h"
 #include "torch_hooks/allocation_observer.h"
@@ -25,6 +26,7 @@ class State {
   std::unique_ptr<Stepper> stepper;
   std::unique_ptr<Scopes> scopes;
   std::unique_ptr<ParameterStates> states;
+  ParameterGradients gradients{parts, checks};
   std::unique_ptr<StateExport> exports;
   EngineTrace trace{parts, checks};
   std::string user_state;

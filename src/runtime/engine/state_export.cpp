@@ -11,7 +11,6 @@
 #include "base/hex.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
-#include "engine/reduced_gradient.h"
 
 namespace zero::engine {
 
@@ -56,51 +55,6 @@ std::string StateExport::state_hash() {
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
     return base::hex(canonical.digest, sizeof canonical.digest);
-  });
-}
-
-// --- gradients --------------------------------------------------------------------------------
-
-// The group and member of a parameter whose gradient is reduced and awaits step(); group -1: frozen.
-std::pair<int, std::size_t> StateExport::reduced_member(const char* call, const std::string& name) const {
-  checks_.require_usable(call);
-  if (!p_.settings.managed_gradient_accumulation)
-    throw ConfigError(p_.where(call) +
-                      "called with gradient accumulation that the program ends: gradients are reduced by "
-                      "step(). Hint: set libzero.managed_gradient_accumulation to true.");
-  const auto& accumulated = p_.accumulated();
-  if (accumulated.open || accumulated.micro_batches != p_.accumulation)
-    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
-                                                  " micro-batches", accumulated.open ? " and within another" : "",
-                                                  ", expected between the last backward() and step()"));
-  const auto found = p_.binding().require(p_.where(call), name);
-  const auto& bound = p_.binding().group(found.first);
-  if (!bound.facts.trainable || !bound.gradients.active(found.second)) return {-1, 0};
-  return found;
-}
-
-OwnShard StateExport::own_gradient(const std::string& name) {
-  return p_.relay.keeping([&]() -> OwnShard {
-    const auto [group, i] = reduced_member("own_gradient", name);
-    if (group < 0) return {};
-    const at::NoGradGuard no_grad;
-    const auto [begin, values] = reduced_gradient(p_, group, i);
-    return {begin, values.to(at::kFloat) * (static_cast<double>(p_.run.postmultiply) / p_.scaler->scale())};
-  });
-}
-
-at::Tensor StateExport::gradient(const std::string& name) {
-  const auto own = own_gradient(name);
-  if (!own.values.defined()) return {};
-  return p_.relay.reporting([&]() -> at::Tensor {
-    const at::NoGradGuard no_grad;
-    const auto [group, i] = reduced_member("gradient", name);
-    const auto& tensor = p_.binding().group(group).members[i].tensor;
-    // Each element belongs to one rank and is zero on the others.
-    auto whole = at::zeros({tensor.numel()}, own.values.options().device(p_.device));
-    whole.narrow(0, own.begin, own.values.numel()).copy_(own.values);
-    if (p_.comm->size() > 1 && whole.numel() > 0) p_.comm->all_reduce(whole)->wait();
-    return whole.view(tensor.sizes());
   });
 }
 

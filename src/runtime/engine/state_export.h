@@ -1,4 +1,4 @@
-// Exports and imports states between steps: full masters, digests, gradients, checkpoint pieces, counters.
+// Exports and imports states between steps: full masters, digests, checkpoint pieces, counters.
 #pragma once
 #include <map>
 #include <string>
@@ -18,9 +18,6 @@ class StateExport {
   // Collective.
   std::map<std::string, at::Tensor> full_state_dict();
   std::string state_hash();
-  at::Tensor gradient(const std::string& name);
-  // Local.
-  OwnShard own_gradient(const std::string& name);
 
   // The pieces that this rank saves. Over all ranks, every element of every state is saved once; buffers are saved
   // whole by every rank.
@@ -41,7 +38,6 @@ class StateExport {
   std::vector<StatePiece> pieces(bool to_save);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
   void add_buffers(std::vector<StatePiece>& pieces, bool to_save) const;
-  std::pair<int, std::size_t> reduced_member(const char* call, const std::string& name) const;
 
   Parts& p_;
   const Checks& checks_;

@@ -81,11 +81,20 @@ step::WorkPtr TorchComm::reduce_pieces(const step::PeerReduce& request) {
   for (const auto& [begin, view] : request.pieces) sum.vector.push_back({begin, buffers_.tensor(view)});
   if (request.out) sum.out = buffers_.tensor(request.out);
   if (request.square) {
-    squares_[static_cast<std::size_t>(request.group)] = 0;
-    tensors_.set_square(request.group, 0, 0);
+    begin_squares(request.group);
     sum.summed = [this, request](std::int64_t begin, std::int64_t end) { add_squares(request, begin, end); };
   }
   return ranks(request.group).all->peer_reduce_scatter(std::move(sum));
+}
+
+void TorchComm::square_pieces(const step::PeerReduce& reduced) {
+  begin_squares(reduced.group);
+  add_squares(reduced, 0, facts(reduced.group).shard());
+}
+
+void TorchComm::begin_squares(int group) {
+  squares_[static_cast<std::size_t>(group)] = 0;
+  tensors_.set_square(group, 0, 0);
 }
 
 // The sum of squares of the shard adds its pieces in the same order for every sharding policy and transport

@@ -23,6 +23,7 @@ class TorchComm final : public step::CommOps {
   step::WorkPtr all_gather_node(int group, step::View out, step::View in, step::Lane lane) override;
   step::WorkPtr reduce_scatter(int group, step::View out, step::View in, int bits) override;
   step::WorkPtr reduce_pieces(const step::PeerReduce& request) override;
+  void square_pieces(const step::PeerReduce& reduced) override;
   step::WorkPtr broadcast(int group, step::View inout, int root) override;
   void wait_symmetric(int buffer) override;
   void signal_symmetric(int buffer) override;
@@ -38,6 +39,7 @@ class TorchComm final : public step::CommOps {
   template <class Start>
   step::WorkPtr on(const gpu::SideStream* side, const Start& start);
   const gpu::SideStream* stream_of(step::Lane lane) const;
+  void begin_squares(int group);
   void add_squares(const step::PeerReduce& request, std::int64_t begin, std::int64_t end);
 
   const std::vector<Ranks> axes_;

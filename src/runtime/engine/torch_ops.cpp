@@ -109,7 +109,7 @@ void TorchTensorOps::set_square(int group, int slot, double sum) { squares_[grou
 void TorchTensorOps::square(int group, int slot, step::View values) {
   if (values.numel == 0) return;
   const auto stretch = buffers_.stretch(values);
-  if (!squares_on_device()) return set_square(group, slot, squares_of(stretch));
+  if (stretch.device.is_cpu()) return set_square(group, slot, squares_of(stretch));
   auto& square = squares_[group][slot];
   square.on_device = first_sum_[static_cast<std::size_t>(group)] + slot;
   device_sums_->add(square.on_device, stretch);

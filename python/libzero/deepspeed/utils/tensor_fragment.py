@@ -1,16 +1,14 @@
 """Parameters, gradients and optimizer states of an engine by parameter.
 
-What belongs to no engine is None, as in DeepSpeed. What cannot be set is a NotImplementedError.
+What belongs to no engine is None, as in DeepSpeed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterable
 
 import torch
 
-from libzero.deepspeed._refuse import refusal
 from libzero.engine import Engine, engine_of
 
 __all__ = [
@@ -26,16 +24,8 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
 ]
-
-
-def _refused(call: str) -> Callable[..., NoReturn]:
-    """A call that can be imported and raises NotImplementedError."""
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        raise NotImplementedError(refusal("deepspeed.utils", call))
-
-    return refuse
 
 
 def _engine_of(param: torch.Tensor) -> Engine | None:
@@ -104,5 +94,29 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     return None if engine is None else engine.own_gradient(param)[1]
 
 
-safe_set_full_grad = _refused("safe_set_full_grad")
-safe_set_local_grad = _refused("safe_set_local_grad")
+def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """[collective] Sets it to rank 0's `value`, of the parameter's shape; step() clips and uses the new values."""
+    engine = _engine_of(param)
+    if engine is not None:
+        engine.set_gradient(param, value)
+
+
+def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """[collective] Each rank sets its shard of it."""
+    engine = _engine_of(param)
+    if engine is not None:
+        engine.set_own_gradient(param, value)
+
+
+def safe_update_full_grad_vectorized(
+    param_list: Iterable[torch.nn.Parameter],
+    update_func: Callable[[torch.Tensor, torch.nn.Parameter], torch.Tensor],
+) -> None:
+    """[collective] Sets each parameter's gradient to `update_func(gradient, parameter)` of rank 0.
+
+    Parameters without a gradient are left out.
+    """
+    for param in param_list:
+        gradient = safe_get_full_grad(param)
+        if gradient is not None:
+            safe_set_full_grad(param, update_func(gradient, param))
