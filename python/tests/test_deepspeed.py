@@ -491,8 +491,6 @@ def test_calls_out_of_order_are_refused_in_words() -> None:
     optimizer.param_groups[0]["betas"] = (0.1, 0.2)
     with pytest.raises(libzero.ConfigError, match="only lr may be"):
         one_step(engine)
-    with pytest.raises(NotImplementedError, match="register_hook"):
-        deepspeed.utils.safe_set_full_grad(engine.module[0].weight, torch.ones(32, 8))
 
 
 def test_no_sync_accumulates_below_stage_2() -> None:
@@ -533,6 +531,43 @@ def test_no_thread_of_the_process_group_outlives_the_program(programs: Programs)
     print("before", threads() > 0, one.item())
     """)
     assert out.count("before True 2.0") == 2 and out.count("in the end 0") == 2, out
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_gradients_are_set_by_parameter(stage: int) -> None:
+    """As a plain loop that replaces .grad."""
+    utils = deepspeed.utils
+    plain = network()
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0)
+    settings = config(stage, optimizer={"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0}})
+    settings["gradient_clipping"] = 0.5
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=settings)
+    first, *_, last = engine.module.parameters()
+    for step in range(3):
+        reference.zero_grad()
+        plain(batch(0, step)).square().mean().backward()
+        gradients = [parameter.grad for parameter in plain.parameters()]
+        assert gradients[0] is not None and gradients[-1] is not None
+        gradients[0].copy_(torch.full_like(gradients[0], 0.25 * (step + 1)))
+        for gradient in gradients[1:-1]:
+            assert gradient is not None
+            gradient.mul_(2)
+        gradients[-1].neg_()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        reference.step()
+
+        engine.backward(engine(batch(0, step)).square().mean())
+        utils.safe_set_full_grad(first, torch.full_like(first, 0.25 * (step + 1), dtype=torch.float32))
+        rest = list(engine.module.parameters())[1:-1]
+        utils.safe_update_full_grad_vectorized(rest, lambda gradient, parameter: 2 * gradient)
+        utils.safe_set_local_grad(last, -utils.safe_get_local_grad(last))
+        engine.step()
+        assert engine.get_global_grad_norm() == pytest.approx(norm.item(), rel=1e-5)
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        for ours, theirs in zip(engine.module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert utils.safe_get_full_grad(network()[0].weight) is None  # of no engine
+    utils.safe_set_full_grad(network()[0].weight, torch.ones(1))  # no effect
 
 
 def test_states_are_read_and_set_by_parameter() -> None:

@@ -59,7 +59,7 @@ std::vector<Case> cases(const std::vector<std::string>& recipes) {
 
 // The gradients of in.weight and unused.weight are replaced whole, that of out.weight by shards.
 TEST(SetGradient, IsWhatTheStepClipsAndUses) {
-  const Net plain;
+  Net plain;
   torch::optim::AdamW adamw(plain->parameters(), torch::optim::AdamWOptions(kRate).weight_decay(0.01));
   std::vector<double> norms;
   for (int step = 0; step < kSteps; ++step) {
@@ -159,7 +159,7 @@ TEST(SetGradient, IsRefusedOnEveryRankAndTheStepGoesOn) {
       const auto before = engine.gradient("in.weight");
       refused("for in.weight, expected floating-point values of shape [48, 64]", "in.weight",
               comm->rank() == 1 ? at::ones({3}) : fits);
-      refused("got at::kLong", "in.weight", fits.to(at::kLong));
+      refused("got CPULongType[48, 64]", "in.weight", fits.to(at::kLong));
       refused("an undefined tensor", "in.weight", {});
       refused("in.bias has no gradient: it is frozen", "in.bias", at::ones({48}));
       refused("the gradient to replace", comm->rank() == 1 ? "out.weight" : "out.bias",
