@@ -73,7 +73,8 @@ class ZERO_API Engine {
   std::int64_t discard_micro_batch();
   // [collective] The gradient of one parameter before clipping: reduced over ranks, without the loss scale. fp32, of
   // the parameter's shape, the same on every rank. Undefined if the parameter is frozen; zeros if no loss reached it.
-  // Callable between the step's last backward() and step(), else ConfigError. (DeepSpeed: safe_get_full_grad.)
+  // Callable between the step's last backward() and step(), else ConfigError. With managed_gradient_accumulation false
+  // the first call ends the step's accumulation, and step() must follow. (DeepSpeed: safe_get_full_grad.)
   at::Tensor gradient(const std::string& name);
   // [local] The same, limited to this rank's shard.
   OwnShard own_gradient(const std::string& name);

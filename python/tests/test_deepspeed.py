@@ -534,6 +534,28 @@ def test_no_thread_of_the_process_group_outlives_the_program(programs: Programs)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
+def test_gradients_are_read_at_the_boundary_of_an_accumulation(stage: int) -> None:
+    utils = deepspeed.utils
+    plain = network()
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(stage, gradient_accumulation_steps=2))
+    weight = engine.module[0].weight
+    for step in range(2):
+        loss = engine(batch(0, step)).square().mean()
+        torch.autograd.backward(plain(batch(0, step)).square().mean() / 2)
+        engine.backward(loss)
+        if not engine.is_gradient_accumulation_boundary():
+            engine.step()
+    local = utils.safe_get_local_grad(weight)
+    whole = utils.safe_get_full_grad(weight)
+    assert local is not None and whole is not None and torch.equal(local, whole.flatten())
+    torch.testing.assert_close(whole, plain[0].weight.grad, atol=1e-7, rtol=1e-5)
+    with pytest.raises(libzero.ConfigError, match=r"called after gradient\(\) .* step\(\) before the next"):
+        engine.backward(engine(batch(0, 2)).square().mean())
+    engine.step()
+    assert engine.global_steps == 1
+
+
+@pytest.mark.parametrize("stage", [0, 3])
 def test_gradients_are_set_by_parameter(stage: int) -> None:
     """As a plain loop that replaces .grad."""
     utils = deepspeed.utils

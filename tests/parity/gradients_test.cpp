@@ -139,6 +139,62 @@ TEST(SetGradient, HasOneRoundingInEveryRecipe) {
   }
 }
 
+// Nothing is discarded after complete micro-batches: norm and update are those of a run without the call.
+TEST(Gradient, IsWholeAfterADiscardOfNothing) {
+  for (const auto& one : cases({"", R"(, "bf16": {"enabled": true})"})) {
+    SCOPED_TRACE(one.text());
+    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+      std::vector<std::string> hashes;
+      std::vector<double> norms;
+      for (const bool discards : {false, true}) {
+        Net net;
+        Engine engine(net, one.options(), comm);
+        engine.backward(net(input().to(net->in->weight.scalar_type())).pow(2).mean());
+        if (discards) EXPECT_EQ(engine.discard_micro_batch(), 1);
+        norms.push_back(engine.step().grad_norm);
+        hashes.push_back(engine.state_hash());
+      }
+      EXPECT_GT(norms[0], kClip);
+      EXPECT_EQ(norms[1], norms[0]);
+      EXPECT_EQ(hashes[1], hashes[0]);
+    });
+  }
+}
+
+// Where the program ends the accumulation, reading a gradient does.
+TEST(Gradient, EndsAnAccumulationOfUnknownLength) {
+  constexpr int kMicroBatches = 3;
+  Net plain;
+  for (int k = 0; k < kMicroBatches; ++k) (plain(input() * (k + 1)).pow(2).mean() / kMicroBatches).backward();
+  for (const auto& one : cases({R"(, "gradient_accumulation_steps": 3, "managed_gradient_accumulation": false)"})) {
+    SCOPED_TRACE(one.text());
+    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+      std::vector<std::string> hashes;
+      for (const bool reads : {false, true}) {
+        Net net;
+        Engine engine(net, one.options(), comm);
+        EXPECT_THROW(engine.gradient("in.weight"), ConfigError) << "before the first micro-batch";
+        for (int step = 0; step < 2; ++step) {
+          for (int k = 0; k < kMicroBatches; ++k) engine.backward(net(input() * (k + 1)).pow(2).mean());
+          if (reads) {
+            EXPECT_THROW(engine.own_gradient("in.weight"), ConfigError) << "it cannot reduce: it is local";
+            const auto gradient = engine.gradient("in.weight");
+            if (step == 0) EXPECT_TRUE(at::allclose(gradient, plain->in->weight.grad(), 1e-5, 1e-7));
+            const auto own = engine.own_gradient("in.weight");
+            EXPECT_TRUE(at::equal(own.values.cpu(), gradient.view({-1}).narrow(0, own.begin, own.values.numel())));
+            const auto loss = net(input()).pow(2).mean();
+            EXPECT_THROW(engine.backward(loss), ConfigError) << "the sum is complete";
+            EXPECT_EQ(engine.discard_micro_batch(), kMicroBatches);
+          }
+          EXPECT_TRUE(engine.step().updated);
+        }
+        hashes.push_back(engine.state_hash());
+      }
+      EXPECT_EQ(hashes[1], hashes[0]);
+    });
+  }
+}
+
 TEST(SetGradient, IsRefusedOnEveryRankAndTheStepGoesOn) {
   for (const int stage : {0, 3})
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {

@@ -78,6 +78,7 @@ void StepProgram::end_use(std::span<const int> groups) noexcept {
 
 void StepProgram::begin_backward(const PassOptions& pass) {
   pass_ = pass;
+  in_pass_ = true;
   if (pass.recoverable && accumulated_.taken_passes > 0 && !accumulated_.open) save_copies();
   const bool boundary =
       facts_.boundary_by_count && accumulated_.micro_batches + 1 == facts_.accumulation && !pass.retains;
@@ -157,6 +158,7 @@ void StepProgram::end_backward() {
     ++accumulated_.taken_passes;
   }
   prefetcher_->end_pass();
+  in_pass_ = false;
   ++accumulated_.passes;
   accumulated_.open = pass_.retains;
   if (accumulated_.open) return;
@@ -170,7 +172,9 @@ KeptGrads StepProgram::discard_micro_batch() {
   const bool copied = copied_.taken_passes > 0;
   const bool all = accumulated_.micro_batches == 0 || (accumulated_.touched && !copied);
   const auto kept = all ? KeptGrads::None : copied ? KeptGrads::Copy : KeptGrads::All;
-  for (const auto& group : groups_) group->grads->discard(kept);
+  // Complete micro-batches are not touched: they may have been reduced for the update.
+  if (std::exchange(in_pass_, false) || accumulated_.open || all)
+    for (const auto& group : groups_) group->grads->discard(kept);
   if (copied) accumulated_ = copied_;
   drop_copies();
   if (all) accumulated_ = {};
@@ -179,6 +183,11 @@ KeptGrads StepProgram::discard_micro_batch() {
   if (!pending_) optimizer_->settle();  // drops prefetched tiles
   prefetcher_->end_pass();
   return kept;
+}
+
+void StepProgram::close_accumulation() {
+  if (facts_.boundary_by_count || std::exchange(accumulated_.closed, true)) return;
+  for (auto* group : reduce_order_) group->grads->close_accumulation();
 }
 
 void StepProgram::set_active(int group, int member, bool active) {
@@ -206,8 +215,7 @@ StepOutcome StepProgram::norm_and_overflow() {
 StepOutcome StepProgram::step() {
   if (!at_boundary()) return {};
   prefetcher_->end_pass();  // an evaluation may have left groups unsharded
-  if (!facts_.boundary_by_count)
-    for (auto* group : reduce_order_) group->grads->close_accumulation();
+  close_accumulation();
   auto outcome = norm_and_overflow();
   const double scale = scaler_.scale();
   outcome.give_up = scaler_.update(outcome.overflow);

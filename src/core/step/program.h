@@ -36,6 +36,7 @@ struct Accumulation {
   std::int64_t micro_batches = 0, passes = 0, taken_passes = 0;  // taken: passes whose gradients are stored
   bool open = false;                                             // the last micro-batch has not ended
   bool touched = false;                                          // it has had a gradient
+  bool closed = false;                                           // see close_accumulation()
 };
 
 // Not thread-safe, except begin_use() and end_use().
@@ -72,8 +73,12 @@ class StepProgram {
   void end_backward();
   // An error ended backward. Only discard_micro_batch() may follow.
   void interrupt_backward() { c_.memory.open_blocks(false); }
-  // Discards the current micro-batch, also during a failed backward. If it has already been added to the previous
-  // micro-batches, these are discarded too unless a copy exists. Returns what remains of them.
+  // Between micro-batches: reduces the accumulated gradients for the update, where their number is not known before
+  // step(). Only step() may follow. No effect otherwise, and when called again.
+  void close_accumulation();
+  // Discards the current micro-batch, also during a failed backward; those that are complete remain. If it has already
+  // been added to the previous micro-batches, these are discarded too unless a copy exists. Returns what remains of
+  // them.
   KeptGrads discard_micro_batch();
   // Call between steps: whether a member (group, index) is trained. Others are not awaited in backward and count as
   // zeros.
@@ -131,6 +136,7 @@ class StepProgram {
   std::deque<Group*> reducing_, gathering_;  // pending, oldest first
   std::size_t reduce_next_ = 0;              // in reduce_order_
   PassOptions pass_;
+  bool in_pass_ = false;               // from begin_backward() to its end_backward() or discard_micro_batch()
   Accumulation accumulated_, copied_;  // copied_: state at the copy; taken_passes == 0: no copy
   std::int64_t step_ = 0;
   bool unshards_ = false, delayed_ = false;  // for some group

@@ -74,6 +74,10 @@ void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& opti
   if (p_.settings.managed_gradient_accumulation && micro_batches == p_.accumulation)
     throw ConfigError(where + "called " + std::to_string(p_.accumulation + 1) +
                       " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
+  if (p_.accumulated().closed)
+    throw ConfigError(where +
+                      "called after gradient() or set_gradient(), which have reduced the gradients for step(). Hint: "
+                      "call step() before the next micro-batch.");
   if (options.create_graph && (p_.accumulation != 1 || micro_batches != 0 || p_.scaler->scale() != 1))
     throw ConfigError(where +
                       base::join("got create_graph with ", p_.accumulation,

@@ -13,14 +13,12 @@ namespace zero::engine {
 std::optional<ParameterGradients::Place> ParameterGradients::find(const char* call,
                                                                   const std::string& parameter) const {
   checks_.require_usable(call);
-  if (!p_.settings.managed_gradient_accumulation)
-    throw ConfigError(p_.where(call) +
-                      "called with gradient accumulation that the program ends: gradients are reduced by "
-                      "step(). Hint: set libzero.managed_gradient_accumulation to true.");
   const auto& accumulated = p_.accumulated();
-  if (accumulated.open || accumulated.micro_batches != p_.accumulation)
-    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
-                                                  " micro-batches", accumulated.open ? " and within another" : "",
+  const bool counted = p_.settings.managed_gradient_accumulation;
+  if (accumulated.open || (counted ? accumulated.micro_batches != p_.accumulation : accumulated.micro_batches == 0))
+    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches,
+                                                  counted ? base::join(" of ", p_.accumulation) : "", " micro-batches",
+                                                  accumulated.open ? " and within another" : "",
                                                   ", expected between the last backward() and step()"));
   const auto [group, member] = p_.binding().require(p_.where(call), parameter);
   const auto& bound = p_.binding().group(group);
@@ -30,7 +28,13 @@ std::optional<ParameterGradients::Place> ParameterGradients::find(const char* ca
 
 OwnShard ParameterGradients::get_own(const std::string& parameter) {
   return p_.relay.keeping([&]() -> OwnShard {
-    const auto place = find("own_gradient", parameter);
+    constexpr const char* kCall = "own_gradient";
+    const auto place = find(kCall, parameter);
+    if (!p_.settings.managed_gradient_accumulation && !p_.accumulated().closed)
+      throw ConfigError(p_.where(kCall) +
+                        "called before a collective call has reduced the gradients. Hint: with "
+                        "libzero.managed_gradient_accumulation false, call gradient() or set_gradient() on every rank "
+                        "first.");
     if (!place) return {};
     const at::NoGradGuard no_grad;
     const auto [begin, values] = reduced_gradient(p_, place->group, place->member);
@@ -38,7 +42,13 @@ OwnShard ParameterGradients::get_own(const std::string& parameter) {
   });
 }
 
+void ParameterGradients::close(const char* call, const std::string& parameter) {
+  p_.relay.keeping([&] { find(call, parameter); });
+  p_.relay.reporting([&] { p_.program->close_accumulation(); });
+}
+
 at::Tensor ParameterGradients::get(const std::string& parameter) {
+  close("gradient", parameter);
   const auto own = get_own(parameter);
   if (!own.values.defined()) return {};
   return p_.relay.reporting([&]() -> at::Tensor {
@@ -61,6 +71,7 @@ ParameterGradients::Place ParameterGradients::agreed(const char* call, const std
     check(place.emplace(*found));
     return found->parameter.name + "\n";
   });
+  p_.relay.reporting([&] { p_.program->close_accumulation(); });
   return *place;
 }
 

@@ -27,8 +27,11 @@ class ParameterGradients {
   };
   // None: the parameter is frozen. ConfigError where no reduced gradient awaits step().
   std::optional<Place> find(const char* call, const std::string& parameter) const;
-  // Of a trained parameter; the same on every rank, or the same error. `check` throws where a rank's values do not fit.
+  // Of a trained parameter; the same on every rank, or the same error, and its gradient is reduced. `check` throws
+  // where a rank's values do not fit.
   Place agreed(const char* call, const std::string& parameter, const std::function<void(const Place&)>& check);
+  // Reduces the gradients where their accumulation ends with the call. Collective.
+  void close(const char* call, const std::string& parameter);
   const step::GroupFacts& facts(const Place& place) const { return p_.groups[static_cast<std::size_t>(place.group)]; }
   // What the stored gradient, which is scaled, is multiplied by to become the gradient of the loss.
   double unscale() const { return static_cast<double>(p_.run.postmultiply) / p_.scaler->scale(); }

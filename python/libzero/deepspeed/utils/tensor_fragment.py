@@ -81,17 +81,21 @@ def safe_set_local_optimizer_state(param: torch.nn.Parameter, value: torch.Tenso
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     """[collective] The fp32 gradient as step() will use it, before clipping, from the last backward() to step().
 
-    Averaged over the ranks, without the loss scale. None for a frozen parameter. ConfigError with gradient
-    accumulation, where step() reduces the gradients.
+    Averaged over the ranks, without the loss scale. None for a frozen parameter. With gradient accumulation, call it at
+    the boundary: it reduces the gradients, and a backward() before step() is then a ConfigError.
     """
     engine = engine_of(param)
     return None if engine is None else engine.gradient(param)
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """[local] The same, what this rank's shard has of it, flat; may be empty."""
+    """[collective] The same, what this rank's shard has of it, flat; may be empty."""
     engine = engine_of(param)
-    return None if engine is None else engine.own_gradient(param)[1]
+    if engine is None:
+        return None
+    if engine.options.effective()["managed_gradient_accumulation"] == "false":
+        engine.gradient(param)  # reduces the gradients
+    return engine.own_gradient(param)[1]
 
 
 def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
