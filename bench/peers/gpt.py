@@ -13,8 +13,9 @@ class Block(nn.Module):
     def __init__(self, hidden, heads):
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.norm1 = nn.LayerNorm(hidden)
         self.qkv, self.projection = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.norm2 = nn.LayerNorm(hidden)
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x):

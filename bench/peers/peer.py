@@ -4,7 +4,8 @@ Times the steps as `zero bench step` does, on the same tokens, and then reads th
 three more steps that are not timed. `compute` is the plain module's forward and backward without any communication, ranks
 side by side, and a fused AdamW step over 1/world of the parameters' number.
 
-libzero0 and libzero3 are libzero's Python package at that stage (zero run -n 2 python peer.py libzero3 RECIPE ...).
+libzero0 and libzero3 are libzero's Python package at that stage (zero run -n 2 python peer.py libzero3 RECIPE ...), and
+twin0 and twin3 the same with twin.py's model, whose operations are those of the C++ program.
 `alone` compares a loop in plain PyTorch with both stages at world 1 (python peer.py alone RECIPE ...): three processes
 that take turns at every step, so that all three meet the same phases of the machine.
 """
@@ -20,7 +21,7 @@ import threading
 import time
 
 PEERS = ["compute", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
-         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3"]
+         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3", "twin0", "twin3"]
 ALONE = ["plain", "libzero0", "libzero3"]  # what `alone` compares
 CLIPPING = 1.0  # by the global norm, everywhere: libzero's and DeepSpeed's default, and what GPTs are trained with
 MEMORY_STEPS = 3
@@ -37,6 +38,7 @@ parser.add_argument("--turns", action="store_true", help="wait for a line on std
 o = parser.parse_args()
 if o.peer in ("ddpbf16", "fsdp2bf16") and o.recipe != "bf16":
     parser.error(f"{o.peer}: got {o.recipe}, expected bf16")
+is_libzero = o.peer.startswith(("libzero", "twin"))
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if o.peer in ("plain", "alone") and world > 1:
     parser.error(f"{o.peer}: got {world} ranks, expected one")
@@ -82,6 +84,7 @@ import torch
 import torch._dynamo  # noqa: F401  the first optimizer loads it: 110 MiB that are not the model's
 import torch.distributed as dist
 from gpt import GPT, Block
+from twin import Twin
 
 torch.set_num_threads(o.threads)
 versions = {"torch": torch.__version__}
@@ -93,7 +96,7 @@ if o.peer == "plain":
     def gather(value):
         return [value]
 
-elif o.peer.startswith("libzero"):
+elif is_libzero:
     import libzero
 
     versions["libzero"] = libzero.__version__
@@ -175,7 +178,7 @@ barrier()
 torch.manual_seed(0)
 adamw = dict(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 bf16 = o.recipe == "bf16"
-module = GPT(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
+module = (Twin if o.peer.startswith("twin") else GPT)(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
 parameters = sum(p.numel() for p in module.parameters())
 tokens = torch.randint(0, o.vocabulary, (o.warmup + o.steps, world, o.batch, o.sequence + 1), generator=torch.Generator().manual_seed(1))
 autocast = False
@@ -188,7 +191,7 @@ elif o.peer == "plain":
     model = module.bfloat16() if bf16 else module
     optimizer = (MasterAdamW(model.parameters(), **adamw) if bf16
                  else torch.optim.AdamW(model.parameters(), fused=True, **adamw))
-elif o.peer.startswith("libzero"):
+elif is_libzero:
     config = {
         "train_micro_batch_size_per_gpu": o.batch,
         "gradient_clipping": CLIPPING,
@@ -267,7 +270,7 @@ def step(k, measured=True):
     with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
         loss = model(part[:, :-1], part[:, 1:])
     forward = time.perf_counter()
-    if o.peer.startswith(("ds", "libzero")):
+    if o.peer.startswith("ds") or is_libzero:
         model.backward(loss)
         update = backward = time.perf_counter()
         model.step()
@@ -299,7 +302,7 @@ def step(k, measured=True):
 for k in range(o.warmup + o.steps):
     if k == o.warmup:
         barrier()
-        if o.peer.startswith("libzero"):
+        if is_libzero:
             comm.reset_stats()
     step(k, k >= o.warmup)
 document = {
@@ -308,7 +311,7 @@ document = {
     "parameters_elements": parameters, "gradient_clipping": CLIPPING, "micro_batch_size": o.batch, "steps": o.steps,
     "warmup": o.warmup, "samples": times, "first_loss": losses[0], "last_loss": losses[-1],
 }
-if o.peer.startswith("libzero"):
+if is_libzero:
     document |= {"transport": comm.transport, "bytes_sent_per_step": comm.stats()["bytes_sent"] / o.steps}
 if not o.turns:
     barrier()

@@ -20,6 +20,7 @@ LABELS = {
     "host3": "**libzero stage 3, all states in host memory**", "file3": "**libzero stage 3, all states in files**",
     "ds3cpu": "DeepSpeed stage 3, offload to CPU", "ds3nvme": "DeepSpeed stage 3, offload to NVMe",
     **{f"libzero{s}": f"**libzero stage {s}, from Python**" for s in (0, 3)}, "plain": "plain PyTorch, 1 rank",
+    **{f"twin{s}": f"**libzero stage {s}, C++ model from Python**" for s in (0, 3)},
     **{f"alone{s}": f"libzero stage {s}, from Python, 1 rank" for s in (0, 3)},
 }
 COLOURS = {"forward_s": "#4477aa", "backward_s": "#ee9944", "optimizer_s": "#77aa66"}
@@ -154,10 +155,13 @@ def python_section(sections):
 {counted(machine['threads_per_rank'], 'thread')} each. All Python programs run in one interpreter with torch
 {first['versions']['torch']} (commit {first['torch_commit'][:12]}), the C++ program with libtorch {machine['libtorch']}.
 
-- "From Python" is [bench/peers/gpt.py](../bench/peers/gpt.py), which the peers train as well, with `libzero.Engine`
-  under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../models/gpt.cpp) ("libzero stage 3" in the
-  tables of steps), so "from Python / from C++" includes what Python and the differences of the two models cost. Ranks
-  use shared memory, the peers gloo.
+- "From Python" beside a peer is [bench/peers/gpt.py](../bench/peers/gpt.py), which the peers train as well, with
+  `libzero.Engine` under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../models/gpt.cpp) ("libzero
+  stage 3" in the tables of steps). Ranks use shared memory, the peers gloo.
+- "From Python / from C++" compares the same network in both languages: [bench/peers/twin.py](../bench/peers/twin.py)
+  does the operations of models/gpt.cpp one by one. "The peers' model from Python / from C++" also includes what the
+  other operations of gpt.py cost: `nn.Linear` in Python adds the bias within the product, and the loss is computed from
+  a copy of all logits in fp32.
 - "1 rank" compares the engine with a loop in plain PyTorch, the same model with the same AdamW and clipping:
   `loss.backward()`, `torch.nn.utils.clip_grad_norm_`, `torch.optim.AdamW(fused=True)`, `zero_grad(set_to_none=True)`.
   In bf16 its module is bf16, and the optimizer casts the gradients to fp32, clips them, updates fp32 masters with

@@ -14,8 +14,8 @@ import json
 import statistics
 
 LEAST_ROUNDS = 3  # a figure of fewer is marked on the page
-ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "libzero0", "libzero3", "ddp",
-         "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3",
+ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "libzero0", "libzero3", "twin0",
+         "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3",
          "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3"]
 ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
@@ -189,7 +189,10 @@ def ratios(entries):
 
 
 def python_ratios(entries):
-    """The ratios of one recipe in the section of the Python package, libzero0 and libzero3; zero0 and zero3 are C++."""
+    """The ratios of one recipe in the section of the Python package.
+
+    libzero0 and libzero3 are the peers' model from Python, twin0 and twin3 the model of the C++ program (zero0, zero3).
+    """
 
     def beside_cpp(what, peers, of):
         return [(f"{what}from {language}, {text}", name + stage, peer, of)
@@ -198,7 +201,8 @@ def python_ratios(entries):
     fsdp2, deepspeed = ("stage 3 / FSDP2", "3", "fsdp2"), ("stage 3 / DeepSpeed stage 3", "3", "ds3")
     others = [("stage 3 / DDP", "3", "ddp"), ("stage 3 / DDP, bf16 parameters", "3", "ddpbf16")]
     rows = beside_cpp("", [fsdp2, ("stage 3 / FSDP2, bf16 reduction", "3", "fsdp2bf16"), deepspeed, *others], "step")
-    rows += [(f"from Python / from C++, stage {s}", f"libzero{s}", f"zero{s}", "step") for s in (0, 3)]
+    for what, name in ("from Python / from C++", "twin"), ("the peers' model from Python / from C++", "libzero"):
+        rows += [(f"{what}, stage {s}", f"{name}{s}", f"zero{s}", "step") for s in (0, 3)]
     rows += [(f"1 rank, from Python, stage {s} / plain PyTorch", f"alone{s}", "plain", "turns") for s in (0, 3)]
     for note, of in ("", "pss"), (", less fixed", "pss beyond fixed"):
         rows += beside_cpp(f"peak memory{note}, ", [fsdp2, deepspeed, ("stage 0 / DDP", "0", "ddp")], of)

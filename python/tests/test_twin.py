@@ -1,9 +1,10 @@
 """The GPT of models/, trained by `zero train`, and the same network in Python have the same bits after 20 steps."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from conftest import REPOSITORY, find_zero
 
 import libzero
+
+sys.path.insert(0, str(REPOSITORY / "bench" / "peers"))
+twins: Any = importlib.import_module("twin")
 
 STEPS, RANKS, SEED = 20, 2, 7
 LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY = 2, 32, 2, 16, 256
@@ -23,58 +27,11 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-class CrossEntropy(torch.autograd.Function):
-    """models/cross_entropy.cpp for few rows: computed in fp32, the gradient in the logits' dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits, targets)
-        likely = torch.log_softmax(logits, -1, torch.float32).gather(1, targets.unsqueeze(1))
-        return (-likely.sum(dtype=torch.float64) / len(logits)).float()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits, targets = ctx.saved_tensors
-        slope = torch.softmax(logits, -1, torch.float32)
-        target = targets.unsqueeze(1)
-        slope.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
-        return (slope * (grads[0] / len(logits))).to(logits.dtype), None
-
-
-cross_entropy: Callable[..., torch.Tensor] = CrossEntropy.apply
-
-
-class Linear(torch.nn.Linear):
-    """libtorch's torch::nn::Linear rounds the product before it adds the bias. Python's does not, which fp32 hides."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.matmul(self.weight.t()) + self.bias
-
-
 def twin() -> torch.nn.Module:
-    """The network of bench/peers/gpt.py with the parameter names and the loss of models/gpt.cpp."""
-    spec = importlib.util.spec_from_file_location("peers_gpt", REPOSITORY / "bench" / "peers" / "gpt.py")
-    assert spec is not None and spec.loader is not None
-    peers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(peers)
-
-    class Twin(peers.GPT):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE)
-            del self.head  # the token embedding's weight, which C++ does not register twice
-            for module in self.modules():
-                if isinstance(module, torch.nn.Linear):
-                    module.__class__ = Linear
-
-        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-            for block in self.blocks:
-                x = block(x)
-            logits = torch.nn.functional.linear(self.norm(x), self.token.weight)
-            return cross_entropy(logits.flatten(0, 1), targets.flatten())
-
+    """bench/peers/twin.py, which script/compare --python measures beside the C++ program."""
     torch.manual_seed(1)
-    return Twin()
+    module: torch.nn.Module = twins.Twin(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE)
+    return module
 
 
 def mix(x: int) -> int:

@@ -135,7 +135,8 @@ class CompareTest(unittest.TestCase):
                                   "--recipes", "fp32", "--docs", "docs", "--into", "run")
         self.assertEqual(code, 0, said)
         first = [f"2x4x2x8x4x1 {one} steps 10" for one in (
-            "shm fp32 stages 0,3", "ddp fp32", "ds3 fp32", "libzero0 fp32", "libzero3 fp32", "alone fp32")]
+            "shm fp32 stages 0,3", "ddp fp32", "ds3 fp32", "libzero0 fp32", "libzero3 fp32", "twin0 fp32", "twin3 fp32",
+            "alone fp32")]
         self.assertEqual(self.calls(), first + first[::-1])
         found = json.loads((self.folder / "docs" / "performance.json").read_text())
         of = found["python"].pop("2x4x2x8x4x1")["recipes"]["fp32"]["ratios"]

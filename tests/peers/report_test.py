@@ -158,7 +158,8 @@ class ReportTest(unittest.TestCase):
         for r in (1, 2, 3):
             of.libzero(size, r, [0.5 * r] * 4, peak=80)
             of.peer(size, r, "fsdp2", [1.0 * r] * 4)
-            of.peer(size, r, "libzero3", [0.51 * r] * 4, peak=90)
+            of.peer(size, r, "libzero3", [0.6 * r] * 4, peak=90)
+            of.peer(size, r, "twin3", [0.51 * r] * 4)
             of.alone(size, r, {"plain": [1.0, 10.0, 1.0, 10.0], "libzero0": [1.5, 15.0, 1.5, 15.0],
                                "libzero3": [1.02, 10.2, 10.2, 10.2]})
         return of
@@ -169,8 +170,8 @@ class ReportTest(unittest.TestCase):
         found = results.summary(self.run_of.folder)
         ratios = found["python"][SMALL]["recipes"]["fp32"]["ratios"]
         self.assertEqual({text: r["median"] for text, r in ratios.items()}, {
-            "from Python, stage 3 / FSDP2": 0.51, "from C++, stage 3 / FSDP2": 0.5,
-            "from Python / from C++, stage 3": 1.02,
+            "from Python, stage 3 / FSDP2": 0.6, "from C++, stage 3 / FSDP2": 0.5,
+            "from Python / from C++, stage 3": 1.02, "the peers' model from Python / from C++, stage 3": 1.2,
             "1 rank, from Python, stage 0 / plain PyTorch": 1.5,
             "1 rank, from Python, stage 3 / plain PyTorch": 1.02,  # of turns; the ratio of the medians is 1.85
             "peak memory, from Python, stage 3 / FSDP2": 0.9, "peak memory, from C++, stage 3 / FSDP2": 0.8})
@@ -178,7 +179,9 @@ class ReportTest(unittest.TestCase):
         page = report.page(found, "chart.svg")
         self.assertIn("- from Python / from C++, stage 3, at most 1.03: fp32 1.020, reached.", page)
         self.assertIn("- 1 rank, from Python, stage 0 / plain PyTorch, at most 1.03: fp32 1.500, **missed**.", page)
-        self.assertRegex(page, r"\| \*\*libzero stage 3, from Python\*\* +\| +3 \|")
+        self.assertNotIn("- the peers' model", page)  # without a bound
+        for label in ("from Python", "C\\+\\+ model from Python"):
+            self.assertRegex(page, rf"\| \*\*libzero stage 3, {label}\*\* +\| +3 \|")
         self.assertNotIn("python", str(found["sizes"]).lower())
 
     def test_failing_programs_of_one_rank_are_named(self):
