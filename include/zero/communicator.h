@@ -30,9 +30,9 @@ class Group;
 std::shared_ptr<Group> group_of(const Communicator& communicator);  // for the engine
 }  // namespace comm
 
-// Payload bytes that this rank sends, by the volume of a ring or direct algorithm on N ranks. For S bytes, all-gather,
-// reduce-scatter and all-to-all count (N-1)/N*S, and all-reduce twice that. A broadcast's S from the root to N-1 ranks
-// is counted as (N-1)/N*S on every rank.
+// Payload bytes that this rank sends, by the volume of a ring or direct algorithm on N ranks. For S bytes, all-gather
+// and reduce-scatter count (N-1)/N*S, and all-reduce twice that. A broadcast's S from the root to N-1 ranks is counted
+// as (N-1)/N*S on every rank. An all-to-all counts what it sends to the other ranks.
 struct ZERO_API CommStats {
   struct Row {
     std::uint64_t calls = 0, bytes_sent = 0;
@@ -95,6 +95,11 @@ class ZERO_API Communicator {
   // Collective. Part p of `in` goes to rank p. out.numel == in.numel, a multiple of size. `in` and `out` must not
   // overlap.
   std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
+  // Collective. The same with parts of any size, one after another: in_numels[p] elements go to rank p, out_numels[p]
+  // come from it. 0 is allowed. out_numels[p] must be what in_numels[rank()] is on rank p; otherwise CommError with
+  // both numbers (not checked with "nccl").
+  std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in, const std::vector<std::int64_t>& out_numels,
+                                   const std::vector<std::int64_t>& in_numels);
   // Collective, blocking.
   void barrier();
   // Collective, blocking. Gathers one string per rank, in rank order. For control messages; counted as control.
@@ -105,10 +110,11 @@ class ZERO_API Communicator {
 
   // Collective, blocking, as MPI_Comm_split: ranks with the same color form a new Communicator, ordered by key, then by
   // rank. A rank with a negative color takes part in the call and gets nullptr. A group can be split again.
-  // A group inherits the timeout and has its own statistics. It keeps the connections of this Communicator alive, and
-  // its errors name ranks of the run. A failure in one group ends all groups of the run. Throws ConfigError on all
-  // ranks if one of them has unfinished operations, or with transport nccl or c10d.
-  std::shared_ptr<Communicator> split(int color, int key);
+  // A group inherits the timeout and has its own statistics. With a `name`, its errors contain it, and the run's
+  // Communicator counts the group's calls as well, as "NAME.all_reduce" and so on. It keeps the connections of this
+  // Communicator alive, and its errors name ranks of the run. A failure in one group ends all groups of the run. Throws
+  // ConfigError on all ranks if one of them has unfinished operations, or with transport nccl or c10d.
+  std::shared_ptr<Communicator> split(int color, int key, std::string_view name = {});
 
   // Local. Reports this rank's failure to all peers: their waits throw CommError with this rank and `reason`.
   void abort(const std::string& reason) noexcept;
@@ -120,7 +126,8 @@ class ZERO_API Communicator {
   std::chrono::milliseconds timeout() const;
   void set_timeout(std::chrono::milliseconds timeout);
 
-  // Local. Since construction or the last reset. Groups split from this Communicator count separately.
+  // Local. Since construction or the last reset. Groups split from this Communicator count separately; the run's
+  // Communicator also counts those that have a name.
   CommStats stats() const;
   void reset_stats();
 

@@ -12,6 +12,8 @@
 namespace libzero {
 namespace {
 
+using Numels = std::optional<std::vector<std::int64_t>>;
+
 struct PyWork {
   Owned<zero::Communicator> comm;  // outlives the work
   Owned<zero::Work> work;
@@ -202,10 +204,18 @@ void bind_communicator(py::module_& module) {
       py::arg("inout"), py::arg("root"), "[collective] The root's values on every rank; any dtype.");
   c.def(
       "all_to_all",
-      [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in) {
-        return started(self, [&](zero::Communicator& comm) { return comm.all_to_all(out, in); });
+      [](const PyCommunicator& self, const at::Tensor& out, const at::Tensor& in, const Numels& out_numels,
+         const Numels& in_numels) {
+        if (out_numels.has_value() != in_numels.has_value())
+          throw py::value_error("[Communicator.all_to_all] got one of out_numels and in_numels, expected both or none");
+        return started(self, [&](zero::Communicator& comm) {
+          return out_numels ? comm.all_to_all(out, in, *out_numels, *in_numels) : comm.all_to_all(out, in);
+        });
       },
-      py::arg("out"), py::arg("input"), "[collective] Part p of input is sent to rank p; any dtype.");
+      py::arg("out"), py::arg("input"), py::arg("out_numels") = py::none(), py::arg("in_numels") = py::none(),
+      "[collective] Part p of input is sent to rank p; any dtype. Parts have equal sizes, or in_numels[p] elements go "
+      "to "
+      "rank p and out_numels[p] come from it, which that rank's in_numels must say as well (else CommError).");
   c.def(
       "barrier",
       [](const PyCommunicator& self) { blocking_on(self, [](zero::Communicator& comm) { comm.barrier(); }); },
@@ -223,13 +233,15 @@ void bind_communicator(py::module_& module) {
       py::arg("mine"), "[collective] A short message of any length from each rank, in rank order. Blocking.");
   c.def(
       "split",
-      [](const PyCommunicator& self, int color, int key) -> std::optional<PyCommunicator> {
-        auto part = blocking_on(self, [&](zero::Communicator& comm) { return comm.split(color, key); });
+      [](const PyCommunicator& self, int color, int key, const std::string& name) -> std::optional<PyCommunicator> {
+        auto part = blocking_on(self, [&](zero::Communicator& comm) { return comm.split(color, key, name); });
         if (part == nullptr) return std::nullopt;
         return PyCommunicator(std::move(part));
       },
-      py::arg("color"), py::arg("key") = 0,
-      "[collective] A new Communicator of the ranks with the same color; None for a color below 0.");
+      py::arg("color"), py::arg("key") = 0, py::arg("name") = "",
+      "[collective] A new Communicator of the ranks with the same color; None for a color below 0. The run's "
+      "Communicator "
+      "counts the calls of a group with a name, as \"NAME.all_reduce\".");
   c.def(
       "abort",
       [](const PyCommunicator& self, const std::string& reason) {

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def other_configuration(engine: libzero.Engine) -> None:
     libzero.Engine(network(), config(1 + engine.comm.rank), comm=engine.comm)
 
 
+def evaluated(engine: libzero.Engine) -> None:
+    offload = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    delayed = offload | {"delayed_update": {"enabled": True, "start_step": 1}}
+    other = libzero.Engine(network(), config(zero_optimization=delayed), comm=engine.comm)
+    for _ in range(2):
+        other.backward(loss_of(other))
+        other.step()
+    with torch.no_grad():
+        other(batch())
+
+
+def thawed(engine: libzero.Engine) -> None:
+    files = {"device": "nvme", "nvme_path": tempfile.gettempdir()}
+    model = network()
+    model[0].weight.requires_grad_(False)
+    other = libzero.Engine(
+        model, config(zero_optimization={"stage": 3, "offload_optimizer": files}), comm=engine.comm
+    )
+    model[0].weight.requires_grad_(True)
+    other.backward(loss_of(other))
+    other.step()
+
+
 MISTAKES: dict[str, Callable[[libzero.Engine], Any]] = {
     "parameter ... was replaced behind the Engine": moved,
     "parameter ... is held by another Engine": another,
@@ -131,11 +155,13 @@ MISTAKES: dict[str, Callable[[libzero.Engine], Any]] = {
     "... writes parameter ... in place": written,
     "got names that match no parameter and no unit": misnamed,
     "the units asked for ... differ": other_units,
+    "reads parameters without grad mode between steps": evaluated,
     "a gradient of ... arrived outside Engine::backward": lambda engine: torch.autograd.backward(loss_of(engine)),
     "... got the gradient of parameter ... between backward() and step()": clipped,
     "the gradient of ... was cleared or replaced": cleared,
     "called after a backward that failed": not_discarded,
     "modified by an inplace operation": old_graph,
+    "requires_grad of parameter ... became true, but the Engine took it frozen": thawed,
     "called N times without step()": twice,
     "the configurations on rank 0 and on rank 1 differ": other_configuration,
     "got different calls, expected the same on every rank": other_path,
@@ -156,6 +182,15 @@ def test_a_mistake_is_refused_on_every_rank(text: str) -> None:
     pattern = re.escape(text).replace(r"\.\.\.", ".*").replace("N", r"\d+")
     for message in libzero.run_ranks(2, body):
         assert re.search(pattern, message), message
+
+
+def test_activations_are_left_to_torch() -> None:
+    model = network()
+    for block in ({"activation_checkpointing": {"cpu_checkpointing": True}},
+                  {"libzero": {"activation_offload": {"device": "cpu"}}}):  # fmt: skip
+        with pytest.raises(libzero.ConfigError, match="torch.utils.checkpoint"):
+            libzero.Engine(model, config(**block))
+    libzero.Engine(model, config())  # the refusals left nothing behind
 
 
 def test_faults_of_a_file_have_line_and_column_on_every_rank(tmp_path: Path) -> None:

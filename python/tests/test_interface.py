@@ -82,8 +82,20 @@ def test_collectives() -> None:
         work.wait()
         assert work.done()
         comm.all_reduce(mine).wait()
+        rows = torch.arange(3.0) + 10 * comm.rank  # 1 row stays, 2 go to the other rank; it gets 0 from rank 1
+        counts = [[1, 2], [0, 3]]
+        numels = [counts[0][comm.rank], counts[1][comm.rank]]
+        taken = torch.zeros(sum(numels))
+        comm.all_to_all(taken, rows, out_numels=numels, in_numels=counts[comm.rank]).wait()
+        assert taken.tolist() == [[0.0], [1.0, 2.0, 10.0, 11.0, 12.0]][comm.rank]
+        with pytest.raises(ValueError, match="expected both or none"):
+            comm.all_to_all(taken, rows, in_numels=counts[comm.rank])
         half = comm.split(comm.rank, 0)
         assert half is not None and half.size == 1 and comm.split(-1, 0) is None
+        pair = comm.split(0, 0, name="tp")
+        assert pair is not None
+        pair.all_reduce(torch.ones(4)).wait()
+        assert comm.stats()["by_op"]["tp.all_reduce"] == (1, 16)
         sent = comm.stats()["by_op"]["all_gather"][1]
         return out.tolist(), mine.tolist(), comm.all_gather_bytes(b"%d" % comm.rank), sent
 

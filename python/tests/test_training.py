@@ -87,6 +87,42 @@ def test_under_zero_run(programs: Programs, train: Callable[..., list[float]]) -
     assert hash_of(programs.ranks(WORKER)) == expected_hash(train)
 
 
+def test_ranks_draw_their_own_dropout_at_every_stage(programs: Programs) -> None:
+    """Each rank draws other masks. A plain loop that draws both ranks' masks has the same losses."""
+    out = programs.ranks("""
+        import json
+        from conftest import plain
+
+        def dropping():
+            layers = list(network())
+            return torch.nn.Sequential(*layers[:2], torch.nn.Dropout(0.5), *layers[2:])
+
+        def loss_of(model, rank, step):
+            torch.manual_seed(10 * step + rank)
+            return model(batch(rank, step)).square().mean()
+
+        found = []
+        for stage in range(4):
+            engine = libzero.Engine(dropping(), config(stage))
+            comm, losses = engine.comm, []
+            for step in range(4):
+                loss = loss_of(engine, comm.rank, step)
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            found.append((engine.state_hash(), comm.all_gather_bytes(json.dumps(losses).encode())))
+            engine.close()
+        assert found == found[:1] * 4, found
+        if comm.rank == 0:
+            model = dropping()
+            losses = plain(model, 4, lambda m, step: (loss_of(m, 0, step) + loss_of(m, 1, step)) / 2)
+            first, second = (json.loads(each) for each in found[0][1])
+            assert all(abs((a + b) / 2 - c) < 1e-5 for a, b, c in zip(first, second, losses, strict=True))
+            print("agreed")
+    """)
+    assert "agreed" in out
+
+
 @pytest.mark.parametrize("mode", ["", "dist"])
 def test_under_torchrun(
     programs: Programs, train: Callable[..., list[float]], mode: str, monkeypatch: pytest.MonkeyPatch

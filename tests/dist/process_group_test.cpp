@@ -59,6 +59,22 @@ TEST_P(ProcessGroups, EveryCollectiveMatchesTheNaiveOne) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ProcessGroups, testing::Values(1, 2, 3));
 
+TEST(ProcessGroup, NoticesPartsOfDifferentSizes) {
+  const auto ends = with_groups(2, [](Backend group, int rank) {
+    auto comm = Communicator::from_process_group(group);
+    const std::vector<std::int64_t> sent{1, rank == 0 ? 3 : 1}, expected{rank == 0 ? 1 : 4, 1};
+    std::string text;
+    try {
+      comm->all_to_all(at::empty({rank == 0 ? 2 : 5}), at::ones({rank == 0 ? 4 : 2}), expected, sent)->wait();
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    // Without a store, rank 0 only sees that the connection closes.
+    require(rank == 0 ? !text.empty() : contains(text, "rank 0 sends 3 elements to rank 1, which expects 4"), text);
+  });
+  EXPECT_EQ(errors_of(ends), "");
+}
+
 // As torch's init_process_group makes it, with a backend for CPU tensors inside; two Communicators one after the other.
 TEST(ProcessGroup, GivesItsBackendForCpus) {
   const auto ends = with_groups(2, [](Backend backend, int rank) {

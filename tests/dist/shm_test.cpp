@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,6 +20,7 @@
 
 #include "comm/transport.h"
 #include "support/collective_checks.h"
+#include "support/descriptors.h"
 #include "support/fork_ranks.h"
 #include "support/shm_ranks.h"
 
@@ -36,14 +36,6 @@ std::int64_t shared_bytes() {
     if (line.rfind("Pss_Shmem:", 0) == 0) return std::stoll(line.substr(10)) * 1024;
   }
   return -1;
-}
-
-int open_descriptors() {
-  int count = 0;
-  DIR* folder = ::opendir("/proc/self/fd");
-  while (folder != nullptr && ::readdir(folder) != nullptr) ++count;
-  if (folder != nullptr) ::closedir(folder);
-  return count;
 }
 
 class ShmWorlds : public ::testing::TestWithParam<int> {};
@@ -293,7 +285,7 @@ TEST(Shm, RefusesMoreThanTheMachineHas) {
 TEST(Shm, LeavesNothingBehind) {
   const std::string run_id = fresh_run_id();
   const auto ends = fork_ranks(2, [&](int rank) {
-    int before = 0;
+    std::ptrdiff_t before = 0;
     for (int round = 0; round < 20; ++round) {
       {
         auto comm = join_run(run_id + std::to_string(round), rank, 2);
@@ -351,6 +343,23 @@ TEST(Shm, NamesAKilledPeer) {
       }
     }
   }
+}
+
+TEST(Shm, NamesAKilledPeerToAProgramThatPolls) {
+  const std::string run_id = fresh_run_id();
+  const auto ends = fork_ranks(3, [&](int rank) {
+    auto comm = join_run(run_id, rank, 3);
+    comm->barrier();
+    if (rank == 1) ::raise(SIGKILL);
+    auto work = comm->all_reduce(at::ones({10}));
+    const auto until = std::chrono::steady_clock::now() + 20s;
+    while (!work->done()) {
+      require(std::chrono::steady_clock::now() < until, "done() does not notice that a peer died");
+      std::this_thread::sleep_for(1ms);
+    }
+    work->wait();
+  });
+  expect_blamed(ends, 1, "rank 1 (pid ");
 }
 
 TEST(Shm, NamesAPeerThatLeft) {

@@ -2,7 +2,9 @@
 // groups, invalid calls, and a failure in one group that ends the waits of the others.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -10,6 +12,7 @@
 #include "comm/group.h"
 #include "comm/transport.h"
 #include "support/collective_checks.h"
+#include "support/descriptors.h"
 #include "support/tcp_ranks.h"
 
 namespace zero::test::split_test {
@@ -127,6 +130,24 @@ TEST_P(Splits, DoEveryCollectiveInBothHalvesAtOnce) {
   });
 }
 
+TEST_P(Splits, CountForTheRunIfTheyHaveAName) {
+  on_four(GetParam(), [](Comm comm) {
+    auto half = comm->split(comm->rank() / 2, 0, "tp"), other = comm->split(comm->rank() % 2, 0);
+    comm->reset_stats();
+    for (const auto& group : {half, other}) group->all_reduce(at::ones({600}))->wait();
+    half->barrier();
+    for (const bool ended : {false, true}) {
+      if (ended) half.reset();
+      const auto stats = comm->stats();
+      require(stats.by_op.size() == 1 && stats.control.calls == 1, "the group without a name counts for itself");
+      const auto row = stats.by_op.at("tp.all_reduce");
+      require(row.calls == 1 && row.bytes_sent == 2400, std::to_string(row.bytes_sent));
+    }
+    comm->reset_stats();
+    require(comm->stats().by_op.empty(), "reset_stats");
+  });
+}
+
 TEST_P(Splits, MayBeSplitAgainAndOutliveTheirParent) {
   on_four(GetParam(), [](Comm comm) {
     const int rank = comm->rank();
@@ -198,6 +219,21 @@ TEST_P(Splits, NoticeAnotherCall) {
       text = error.what();
     }
     require(contains(text, "calls split") && contains(text, "all_gather_bytes or barrier"), "got: " + text);
+  });
+}
+
+TEST_P(Splits, NoticePartsOfDifferentSizes) {
+  on_four(GetParam(), [](Comm comm) { check_parts_differ(comm); });
+  on_four(GetParam(), [](Comm comm) {
+    auto half = comm->split(comm->rank() / 2, 0);
+    if (comm->rank() >= 2) return check_parts_differ(half);
+    std::string text;
+    try {
+      comm->barrier();
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    require(contains(text, "which expects 4"), "got: " + text);
   });
 }
 
@@ -273,6 +309,13 @@ TEST(SplitOfShm, NamesTheRankInTheGroupAndInTheRun) {
     if (rank == 1) require_named(3, "rank 1 of the group (rank 3 of the run)", By::Report, [&] { group->barrier(); });
     std::this_thread::sleep_for(500ms);
   });
+  on_four("shm", [](Comm comm) {
+    const int rank = comm->rank();
+    auto group = comm->split(rank % 2, 0, "dp");
+    if (rank == 3) return;
+    if (rank == 1) require_named(3, "rank 1 of dp (rank 3 of the run)", By::Report, [&] { group->barrier(); });
+    std::this_thread::sleep_for(500ms);
+  });
 }
 
 // On two hosts of two ranks each, as the transport finds them.
@@ -287,17 +330,43 @@ TEST(SplitOfHosts, TakesSharedMemoryInsideAHost) {
     require(mixed->transport() == "gloo", "ranks that alternate between hosts");
     check_values(mixed);
     across->reset_stats();
+    auto named = comm->split(rank % 2, 0, "dp");
+    comm->reset_stats();
     auto values = at::ones({1000});
-    across->broadcast(values, 0)->wait();
+    for (const auto& group : {across, named}) group->broadcast(values, 0)->wait();
     across->barrier();
     const std::uint64_t expected = across->rank() == 0 ? 4000 : 0;
     require(across->stats().bytes_across_hosts == expected, std::to_string(across->stats().bytes_across_hosts));
+    require(comm->stats().bytes_across_hosts == expected, std::to_string(comm->stats().bytes_across_hosts));
+    named.reset();
+    require(comm->stats().bytes_across_hosts == expected, "of an ended group");
   });
 }
 
-TEST(SplitOfGloo, GivesANumberBack) {
+// A thousand groups, one after another.
+TEST(SplitOfProcesses, LeavesNoDescriptorAndNoMappingBehind) {
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  };
+  for (const char* transport : {"shm", "gloo", "shm+gloo"}) {
+    on_four(transport, [&](Comm comm) {
+      const auto split = [&] { comm->split(comm->rank() % 2, 0)->barrier(); };
+      for (int i = 0; i < 20; ++i) split();
+      comm->barrier();
+      const auto descriptors = open_descriptors(), mappings = mapped();
+      comm->barrier();
+      for (int i = 0; i < 1000; ++i) split();
+      comm->barrier();
+      require(open_descriptors() == descriptors,
+              std::to_string(open_descriptors() - descriptors) + " more descriptors");
+      require(mapped() < mappings + 20, std::to_string(mapped() - mappings) + " more mappings");
+    });
+  }
+}
+
+TEST(SplitOfGloo, HoldsSixtyThreeGroupsAtOnce) {
   on_four("gloo", [](Comm comm) {
-    for (int i = 0; i < 200; ++i) comm->split(comm->rank() % 2, 0)->barrier();
     std::vector<Comm> groups;
     std::string text;
     try {

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <stdexcept>
@@ -96,6 +97,36 @@ at::Tensor transposed(std::uint64_t key, int rank, int size, std::int64_t numel,
   return at::cat(parts);
 }
 
+// An all_to_all whose parts differ in size, some of them empty: elements from one rank to another.
+std::int64_t part_numel(std::uint64_t key, int from, int to, std::int64_t numel) {
+  return numel *
+         static_cast<std::int64_t>((key + 3 * static_cast<std::uint64_t>(from) + static_cast<std::uint64_t>(to)) % 4) /
+         2;
+}
+std::vector<std::int64_t> sent_numels(std::uint64_t key, int from, int size, std::int64_t numel) {
+  std::vector<std::int64_t> numels;
+  for (int to = 0; to < size; ++to) numels.push_back(part_numel(key, from, to, numel));
+  return numels;
+}
+std::vector<std::int64_t> received_numels(std::uint64_t key, int to, int size, std::int64_t numel) {
+  std::vector<std::int64_t> numels;
+  for (int from = 0; from < size; ++from) numels.push_back(part_numel(key, from, to, numel));
+  return numels;
+}
+std::int64_t total(const std::vector<std::int64_t>& numels, int count) {
+  return std::accumulate(numels.begin(), numels.begin() + count, std::int64_t{0});
+}
+
+at::Tensor transposed_parts(std::uint64_t key, int rank, int size, std::int64_t numel, at::ScalarType dtype) {
+  std::vector<at::Tensor> parts;
+  for (int r = 0; r < size; ++r) {
+    const auto numels = sent_numels(key, r, size, numel);
+    parts.push_back(data_of(key, r, total(numels, size), dtype)
+                        .narrow(0, total(numels, rank), numels[static_cast<std::size_t>(rank)]));
+  }
+  return at::cat(parts);
+}
+
 // Bit by bit.
 void require_same(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
   require(got.scalar_type() == expected.scalar_type() && got.numel() == expected.numel(), what,
@@ -111,7 +142,8 @@ void require_same(const at::Tensor& got, const at::Tensor& expected, const std::
   }
 }
 
-const std::vector<std::string> kOps{"all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"};
+const std::vector<std::string> kOps{"all_gather", "reduce_scatter", "all_reduce",
+                                    "broadcast",  "all_to_all",     "all_to_all of given parts"};
 
 // One collective in flight, and what it must give.
 struct Running {
@@ -172,11 +204,17 @@ Running begin(const Comm& comm, const std::string& op, std::uint64_t key, std::i
     run.out = filled(numel);
     run.expected = data_of(key, root, numel, dtype);
     run.work = comm->broadcast(run.out, root);
-  } else {
+  } else if (op == "all_to_all") {
     run.in = filled(numel * size);
     run.out = tensor(numel * size);
     run.expected = transposed(key, rank, size, numel * size, dtype);
     run.work = comm->all_to_all(run.out, run.in);
+  } else {
+    const auto sent = sent_numels(key, rank, size, numel), received = received_numels(key, rank, size, numel);
+    run.in = filled(total(sent, size));
+    run.out = tensor(total(received, size));
+    run.expected = transposed_parts(key, rank, size, numel, dtype);
+    run.work = comm->all_to_all(run.out, run.in, received, sent);
   }
   if (run.in.defined()) run.in_expected = data_of(key, rank, run.in.numel(), dtype);
   return run;
@@ -218,6 +256,7 @@ void check_values(const Comm& comm) {
   begin(comm, "all_reduce", ++key, 3000017, at::kBFloat16, false).finish(true);
   begin(comm, "broadcast", ++key, 5000011, at::kByte, true, comm->size() - 1).finish(true);
   begin(comm, "all_to_all", ++key, 1000003, at::kHalf, false).finish(true);
+  begin(comm, "all_to_all of given parts", ++key, 1000003, at::kHalf, true).finish(true);
 }
 
 void check_aliasing(const Comm& comm) {
@@ -351,6 +390,10 @@ void check_counts(const Comm& comm) {
     begin(comm, "broadcast", 303, 120, at::kByte, true).finish(true);
     begin(comm, "all_to_all", 304, 10, at::kLong, true).finish(true);
   }
+  begin(comm, "all_to_all of given parts", 305, 6, at::kLong, true).finish(true);
+  const auto numels = sent_numels(305, comm->rank(), comm->size(), 6);
+  const auto given =
+      8 * static_cast<std::uint64_t>(total(numels, comm->size()) - numels[static_cast<std::size_t>(comm->rank())]);
   comm->all_gather_bytes(std::string(11, 'x'));
   comm->barrier();
   const auto stats = comm->stats();
@@ -360,15 +403,17 @@ void check_counts(const Comm& comm) {
                                                    {"all_reduce", 2 * (n - 1) * 240 / n},
                                                    {"broadcast", (n - 1) * 120 / n},
                                                    {"all_to_all", (n - 1) * 80}};
-  std::uint64_t total = 0;
-  for (const auto& [op, expected] : bytes) {
+  std::uint64_t all = 0;
+  for (const auto& [op, bytes_of_call] : bytes) {
     const auto row = stats.by_op.at(op);
-    require(row.calls == 3 && row.bytes_sent == 3 * expected, who(comm), ": ", op, " counted ", row.calls, " calls, ",
-            row.bytes_sent, " bytes, expected 3 and ", 3 * expected);
-    total += row.bytes_sent;
+    const bool to_all = op == "all_to_all";
+    const std::uint64_t calls = to_all ? 4 : 3, expected = 3 * bytes_of_call + (to_all ? given : 0);
+    require(row.calls == calls && row.bytes_sent == expected, who(comm), ": ", op, " counted ", row.calls, " calls, ",
+            row.bytes_sent, " bytes, expected ", calls, " and ", expected);
+    all += row.bytes_sent;
   }
-  require(stats.by_op.size() == bytes.size() && stats.bytes_sent() == total, who(comm), ": total of ",
-          stats.bytes_sent(), ", expected ", total);
+  require(stats.by_op.size() == bytes.size() && stats.bytes_sent() == all, who(comm), ": total of ", stats.bytes_sent(),
+          ", expected ", all);
   require(stats.control.calls == 2 && stats.control.bytes_sent == 11 * (n - 1), who(comm), ": control counted ",
           stats.control.calls, " calls, ", stats.control.bytes_sent, " bytes");
 }
@@ -400,6 +445,16 @@ void check_arguments(const Comm& comm) {
   released.storage().unsafeGetStorageImpl()->set_nbytes(0);
   refused("released", [&] { comm->all_reduce(released); });
   if (n > 1) refused("a multiple of", [&] { comm->all_to_all(f(n + 1), f(n + 1)); });
+  const std::vector<std::int64_t> ones(static_cast<std::size_t>(n), 1), more(static_cast<std::size_t>(n) + 1, 1);
+  auto negative = ones, other = ones;
+  negative[0] = -1;
+  other[static_cast<std::size_t>(comm->rank())] = 3;
+  refused("numbers in `out_numels`, expected " + std::to_string(n), [&] { comm->all_to_all(f(n), f(n), more, ones); });
+  refused("-1 elements in `in_numels`", [&] { comm->all_to_all(f(n), f(n), ones, negative); });
+  refused("`in` of " + std::to_string(n + 1) + " elements, expected " + std::to_string(n),
+          [&] { comm->all_to_all(f(n), f(n + 1), ones, ones); });
+  refused("3 elements from this rank to itself", [&] { comm->all_to_all(f(n), f(n + 2), ones, other); });
+  refused("overlap", [&] { comm->all_to_all(whole.narrow(0, 0, n), whole.narrow(0, 0, n), ones, ones); });
   refused("-1 elements", [&] { comm->allocate(-1, at::kFloat); });
   refused("more than 0", [&] { comm->set_timeout(std::chrono::milliseconds(0)); });
   // One element per rank, to check that a rank whose call was refused is still synchronized.
@@ -437,6 +492,21 @@ void require_failure(const Comm& comm, int rank, const std::string& text) {
 }
 
 }  // namespace
+
+void check_parts_differ(const Comm& comm) {
+  const auto size = static_cast<std::size_t>(comm->size());
+  std::vector<std::int64_t> sent(size, 2), expected(size, 2);
+  if (comm->rank() == 0) sent[1] = 3;
+  if (comm->rank() == 1) expected[0] = 4;
+  try {
+    comm->all_to_all(at::empty({total(expected, comm->size())}), at::ones({total(sent, comm->size())}), expected, sent)
+        ->wait();
+    require(comm->rank() != 1, who(comm), ": took a part of another size");
+  } catch (const CommError&) {  // the next call throws it again
+  }
+  require_failure(comm, -1, "which expects 4");
+  require_failure(comm, -1, "sends 3 elements to ");
+}
 
 void check_abort(const Comm& comm, int culprit) {
   if (comm->rank() == culprit) {

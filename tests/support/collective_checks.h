@@ -31,6 +31,8 @@ void check_arguments(const std::shared_ptr<Communicator>& comm);
 void check_all(const std::shared_ptr<Communicator>& comm);
 
 // The last ones for a communicator, which is unusable afterwards; for worlds of 2 and more.
+// Rank 0 sends rank 1 another number of elements than it expects: all throw CommError with both numbers.
+void check_parts_differ(const std::shared_ptr<Communicator>& comm);
 // `culprit` aborts while the others wait: they throw CommError with its rank and its reason.
 void check_abort(const std::shared_ptr<Communicator>& comm, int culprit);
 // `absent` does not call for three times the timeout: the others throw CommError that names it.

@@ -309,6 +309,7 @@ ProcessInfo ProcessInfo::of_members(const std::vector<int>& members, int place, 
   group.run_ranks.clear();
   for (const int member : members) group.run_ranks.push_back(rank_in_run(member));
   group.run_size = run_size > 0 ? run_size : size;
+  group.group.clear();
   group.run_id = join(run_id, "|", master_addr, ":", master_port, "|", name);
   return group;
 }
@@ -317,7 +318,8 @@ std::string ProcessInfo::place() const { return join("rank ", rank_in_run(rank),
 
 std::string ProcessInfo::name_of(int rank_here) const {
   if (run_ranks.empty() || rank_here < 0) return join("rank ", rank_here);
-  return join("rank ", rank_here, " of the group (rank ", rank_in_run(rank_here), " of the run)");
+  return join("rank ", rank_here, " of ", group.empty() ? "the group" : group, " (rank ", rank_in_run(rank_here),
+              " of the run)");
 }
 
 std::string first_slurm_host(const std::string& node_list) {

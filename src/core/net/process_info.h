@@ -23,11 +23,13 @@ struct ProcessInfo {
   // For a group of some ranks of a run: run_ranks[r] is the run's number of the group's rank r. Empty: the whole run.
   std::vector<int> run_ranks;
   int run_size = 0;
+  std::string group;  // its name, if it has one
   int rank_in_run(int rank_here) const;
   // This rank as number `place` of `members`, which are ranks here in their new order. `name` distinguishes the group
   // from others of the run. local_rank and local_size are those of a group on one host.
   ProcessInfo of_members(const std::vector<int>& members, int place, const std::string& name) const;
-  // "rank 5/8" in a run; in a group, "rank 1 of the group (rank 5 of the run)".
+  // place(): "rank 5/8", in the run. name_of(): "rank 5"; in a group, "rank 1 of the group (rank 5 of the run)", or
+  // "rank 1 of tp (rank 5 of the run)" with its name.
   std::string place() const;
   std::string name_of(int rank_here) const;
 };

@@ -235,6 +235,7 @@ std::shared_ptr<ActivationStore> ActivationStore::create(Setup setup) {
   const auto& s = setup.settings;
   const bool keeps = s.to_host || s.contiguous || !s.file_path.empty() || s.offload.device != OffloadDevice::None;
   if (!keeps && !s.profile && !s.synchronize) return nullptr;
+  torch_hooks::install_engine();  // refuses here, not in the first forward
   check_folder("libzero.activation_file_path", s.file_path);
   if (s.offload.device == OffloadDevice::Nvme) check_folder("libzero.activation_offload.nvme_path", s.offload.path);
   return std::make_shared<ActivationStore>(std::move(setup));

@@ -1,8 +1,10 @@
 // Argument checks of collectives. A wrong argument throws ConfigError on the rank that passed it before anything is
 // sent, so the communicator stays usable.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -52,9 +54,22 @@ class Arguments {
             ", expected fp32, bf16 or fp16");
   }
 
+  // `numels` are the sizes of the parts of `tensor`, by rank.
+  void parts(const std::string& name, const at::Tensor& tensor, const std::vector<std::int64_t>& numels) const {
+    require(numels.size() == static_cast<std::size_t>(size_), numels.size(), " numbers in `", name,
+            "_numels`, expected ", size_, ", one per rank");
+    std::int64_t sum = 0;
+    for (const auto numel : numels) {
+      require(numel >= 0, numel, " elements in `", name, "_numels`, expected 0 or more");
+      sum += numel;
+    }
+    require(tensor.numel() == sum, "`", name, "` of ", tensor.numel(), " elements, expected ", sum, ", the sum of `",
+            name, "_numels`");
+  }
+
   // `part` does not overlap `whole`, or is exactly this rank's part of it.
   void apart_or_own(const at::Tensor& whole, const at::Tensor& part, bool own_allowed) const {
-    if (part.numel() == 0) return;
+    if (whole.numel() == 0 || part.numel() == 0) return;
     const auto* w = static_cast<const char*>(whole.const_data_ptr());
     const auto* p = static_cast<const char*>(part.const_data_ptr());
     if (std::less_equal<>()(w + whole.nbytes(), p) || std::less_equal<>()(p + part.nbytes(), w)) return;

@@ -6,8 +6,18 @@ namespace zero::comm {
 
 std::string Call::text() const {
   if (op == "all_gather_bytes") return "all_gather_bytes()";
+  if (numel == kPartsByRank) return base::join(op, "(", dtype_text(dtype), ", parts of given sizes)");
   return base::join(op, "(", dtype_text(dtype), ", ", numel, numel == 1 ? " element" : " elements",
                     of.empty() ? "" : " of " + of, root >= 0 ? base::join(", root ", root) : "", ")");
+}
+
+Call Parts::call(const at::Tensor& in_tensor) const {
+  return {"all_to_all", in_tensor.scalar_type(), equal ? in_tensor.numel() : kPartsByRank};
+}
+
+std::string parts_differ(const std::string& from, std::int64_t sent, const std::string& to, std::int64_t expected) {
+  return base::join("got parts of different sizes: ", from, " sends ", sent, sent == 1 ? " element" : " elements",
+                    " to ", to, ", which expects ", expected);
 }
 
 std::string dtype_text(c10::ScalarType dtype) {

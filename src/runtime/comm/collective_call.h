@@ -13,17 +13,31 @@
 
 namespace zero::comm {
 
+constexpr std::int64_t kPartsByRank = -1;
+
 struct Call {
   std::string op;  // "all_gather", ..., "all_gather_bytes"
   c10::ScalarType dtype = c10::ScalarType::Byte;
-  std::int64_t numel = 0;  // of the larger side, which is the total over ranks
-  int root = -1;           // of a broadcast
-  std::string of = {};     // what an all_gather gathers, if given
+  // Of the larger side, which is the total over ranks; kPartsByRank: an all_to_all whose parts differ in size.
+  std::int64_t numel = 0;
+  int root = -1;        // of a broadcast
+  std::string of = {};  // what an all_gather gathers, if given
 
   bool operator==(const Call&) const = default;
   // "all_gather(bf16, 4096 elements of layers.3)", "broadcast(fp32, 7 elements, root 2)", "all_gather_bytes()".
   std::string text() const;
 };
+
+// The parts of an all_to_all in elements: part p of `in` goes to rank p, and part p of `out` comes from it. They lie
+// one after another.
+struct Parts {
+  std::vector<std::int64_t> out, in;
+  bool equal = false;  // all of one size, which every rank's call states; otherwise receivers compare with the senders
+
+  Call call(const at::Tensor& in_tensor) const;
+};
+// "got parts of different sizes: rank 0 sends 3 elements to rank 1, which expects 4".
+std::string parts_differ(const std::string& from, std::int64_t sent, const std::string& to, std::int64_t expected);
 
 // "fp32", "bf16", "fp16", "byte", else torch's name.
 std::string dtype_text(c10::ScalarType dtype);

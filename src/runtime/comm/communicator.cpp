@@ -32,13 +32,18 @@ std::shared_ptr<Work> Communicator::broadcast(at::Tensor inout, int root) {
 std::shared_ptr<Work> Communicator::all_to_all(at::Tensor out, const at::Tensor& in) {
   return group_->all_to_all(std::move(out), in);
 }
+std::shared_ptr<Work> Communicator::all_to_all(at::Tensor out, const at::Tensor& in,
+                                               const std::vector<std::int64_t>& out_numels,
+                                               const std::vector<std::int64_t>& in_numels) {
+  return group_->all_to_all(std::move(out), in, out_numels, in_numels);
+}
 void Communicator::barrier() { group_->barrier(); }
 std::vector<std::string> Communicator::all_gather_bytes(std::string_view mine) {
   return group_->all_gather_bytes(mine);
 }
 
-std::shared_ptr<Communicator> Communicator::split(int color, int key) {
-  auto group = group_->split(color, key);
+std::shared_ptr<Communicator> Communicator::split(int color, int key, std::string_view name) {
+  auto group = group_->split(color, key, name);
   return group ? std::make_shared<Communicator>(std::move(group)) : nullptr;
 }
 

@@ -150,9 +150,14 @@ std::shared_ptr<Work> Group::start(const char* op, const at::Tensor& whole, Star
 // `bytes_whole`: bytes of the total over ranks.
 void Group::count(const char* op, std::uint64_t bytes_whole, std::uint64_t times) {
   const auto n = static_cast<std::uint64_t>(size());
+  count_sent(op, times * (n - 1) * bytes_whole / n);
+}
+
+void Group::count_sent(const char* op, std::uint64_t bytes) {
   auto& row = stats_.by_op[op];
   ++row.calls;
-  row.bytes_sent += times * (n - 1) * bytes_whole / n;
+  row.bytes_sent += bytes;
+  if (is_named()) family_->count(base::join(transport_->identity().group, ".", op), bytes);
 }
 
 std::shared_ptr<Work> Group::all_gather(at::Tensor out, const at::Tensor& in, std::string_view of) {
@@ -216,9 +221,28 @@ std::shared_ptr<Work> Group::all_to_all(at::Tensor out, const at::Tensor& in) {
   check.alike(out, in);
   check.require(out.numel() == in.numel(), "`out` of ", out.numel(), " elements, expected ", in.numel(), " as `in`");
   check.require(in.numel() % size() == 0, in.numel(), " elements, expected a multiple of the ", size(), " ranks");
-  check.apart_or_own(out, in, false);
-  auto work = start("all_to_all", in, [&] { return transport_->all_to_all(out, in); });
-  count("all_to_all", in.nbytes());
+  const std::vector<std::int64_t> numels(static_cast<std::size_t>(size()), in.numel() / size());
+  return exchange(std::move(out), in, {numels, numels, /*equal=*/true});
+}
+
+std::shared_ptr<Work> Group::all_to_all(at::Tensor out, const at::Tensor& in,
+                                        const std::vector<std::int64_t>& out_numels,
+                                        const std::vector<std::int64_t>& in_numels) {
+  const Arguments check("all_to_all", *transport_);
+  check.alike(out, in);
+  check.parts("out", out, out_numels);
+  check.parts("in", in, in_numels);
+  const auto own = static_cast<std::size_t>(rank());
+  check.require(out_numels[own] == in_numels[own], in_numels[own], " elements from this rank to itself in `in_numels`",
+                ", expected ", out_numels[own], " as in `out_numels`");
+  return exchange(std::move(out), in, {out_numels, in_numels});
+}
+
+std::shared_ptr<Work> Group::exchange(at::Tensor out, const at::Tensor& in, Parts parts) {
+  Arguments("all_to_all", *transport_).apart_or_own(out, in, false);
+  const auto to_others = in.numel() - parts.in[static_cast<std::size_t>(rank())];
+  auto work = start("all_to_all", in, [&] { return transport_->all_to_all(out, in, std::move(parts)); });
+  count_sent("all_to_all", static_cast<std::uint64_t>(to_others) * in.element_size());
   return work;
 }
 
@@ -282,8 +306,10 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine) {
   show(observe::CollectiveState::Inside);
   auto messages = guarded([&] { return transport_->all_gather_bytes(mine); });
   show(observe::CollectiveState::After);
+  const auto bytes = mine.size() * static_cast<std::uint64_t>(size() - 1);
   ++stats_.control.calls;
-  stats_.control.bytes_sent += mine.size() * static_cast<std::uint64_t>(size() - 1);
+  stats_.control.bytes_sent += bytes;
+  if (is_named()) family_->count_control(bytes);
   return messages;
 }
 
@@ -298,13 +324,19 @@ void Group::abort(const std::string& reason) noexcept {
 
 CommStats Group::stats() const {
   auto stats = stats_;
-  stats.bytes_across_hosts = transport_->bytes_across_hosts() - across_before_;
+  if (!parent_) family_->add_named_groups(stats);
+  stats.bytes_across_hosts = bytes_across_hosts() - across_before_;
   return stats;
+}
+
+std::uint64_t Group::bytes_across_hosts() const {
+  return transport_->bytes_across_hosts() + (parent_ ? 0 : family_->named_bytes_across_hosts());
 }
 
 void Group::reset_stats() {
   stats_ = {};
-  across_before_ = transport_->bytes_across_hosts();
+  if (!parent_) family_->forget_named_groups();
+  across_before_ = bytes_across_hosts();
 }
 
 bool Group::has_neighbours(int count) const {
@@ -319,7 +351,9 @@ std::shared_ptr<Group> Group::neighbours(int count) {
   return split_into(rank() / count, rank(), /*shared_memory=*/true);
 }
 
-std::shared_ptr<Group> Group::split(int color, int key) { return split_into(color, key, /*shared_memory=*/false); }
+std::shared_ptr<Group> Group::split(int color, int key, std::string_view name) {
+  return split_into(color, key, /*shared_memory=*/false, name);
+}
 
 // The ranks of `color`, by key, then by rank. If any rank's call is invalid, all ranks throw.
 std::vector<int> Group::members_of(const std::vector<std::string>& messages, int color) {
@@ -347,7 +381,7 @@ std::vector<int> Group::members_of(const std::vector<std::string>& messages, int
   return members;
 }
 
-std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory) {
+std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory, std::string_view name) {
   const auto why = transport_->why_no_split();
   Arguments("split", *transport_).require(why.empty(), "transport ", transport_->name(), ", ", why);
   const auto hosts = transport_->hosts();
@@ -365,6 +399,7 @@ std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory)
   split.members = members;
   split.identity = transport_->identity().of_members(members, static_cast<int>(place),
                                                      base::join("split ", number, " color ", color));
+  split.identity.group = name;
   split.shared_memory = shared_memory;
   std::map<int, int> ranks_of_host;
   for (const int r : members) {

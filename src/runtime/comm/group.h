@@ -38,9 +38,11 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Work> all_reduce(at::Tensor inout);
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root);
   std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in);
+  std::shared_ptr<Work> all_to_all(at::Tensor out, const at::Tensor& in, const std::vector<std::int64_t>& out_numels,
+                                   const std::vector<std::int64_t>& in_numels);
   void barrier() { all_gather_bytes({}); }
   std::vector<std::string> all_gather_bytes(std::string_view mine);
-  std::shared_ptr<Group> split(int color, int key);
+  std::shared_ptr<Group> split(int color, int key, std::string_view name = {});
   void abort(const std::string& reason) noexcept;
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype);
   std::chrono::milliseconds timeout() const { return transport_->timeout(); }
@@ -80,9 +82,13 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Work> start(const char* op, const at::Tensor& whole, Start start);
   template <class Body>
   auto guarded(Body body);  // a CommError in it ends the family
-  std::shared_ptr<Group> split_into(int color, int key, bool shared_memory);
+  std::shared_ptr<Group> split_into(int color, int key, bool shared_memory, std::string_view name = {});
   std::vector<int> members_of(const std::vector<std::string>& messages, int color);
+  std::shared_ptr<Work> exchange(at::Tensor out, const at::Tensor& in, Parts parts);
   void count(const char* op, std::uint64_t bytes_whole, std::uint64_t times = 1);
+  void count_sent(const char* op, std::uint64_t bytes);
+  std::uint64_t bytes_across_hosts() const;
+  bool is_named() const { return !transport_->identity().group.empty(); }
   void ended_by(const CommError& error) noexcept;
 
   const pid_t pid_ = ::getpid();

@@ -16,6 +16,7 @@
 #include <zero/work.h>
 
 #include "base/check.h"
+#include "comm/collective_call.h"
 #include "comm/symmetric_buffer.h"
 #include "comm/tensor_segments.h"
 #include "net/process_info.h"
@@ -70,7 +71,8 @@ class Transport {
   }
   virtual std::shared_ptr<Work> all_reduce(at::Tensor inout) = 0;
   virtual std::shared_ptr<Work> broadcast(at::Tensor inout, int root) = 0;
-  virtual std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) = 0;
+  // The numbers of each rank's own part are equal in `parts.out` and `parts.in`.
+  virtual std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) = 0;
 
   // One message of any length per rank, blocking; also the barrier.
   virtual std::vector<std::string> all_gather_bytes(std::string_view mine) = 0;

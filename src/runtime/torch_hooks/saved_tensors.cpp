@@ -53,8 +53,10 @@ void install_engine() {
     using torch::autograd::Engine;
     if (&Engine::get_default_engine() != &Engine::get_base_engine())
       throw ConfigError(
-          "[activation_checkpoint] got an autograd engine installed by someone else (an embedded Python with torch?), "
-          "expected libtorch's own. Hint: do without checkpointing and libzero.activation_offload in this process.");
+          "[activation_checkpoint] got the autograd engine of Python, expected libtorch's own: "
+          "activation_checkpointing "
+          "and libzero.activation_offload work in C++ programs. Hint: torch.utils.checkpoint.checkpoint and "
+          "torch.autograd.graph.save_on_cpu do it in Python programs.");
     torch::autograd::set_default_engine_stub(&recording_engine);
   });
 }

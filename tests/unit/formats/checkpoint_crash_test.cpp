@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "support/descriptors.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
@@ -103,10 +104,6 @@ TEST(CheckpointCrash, KilledAtEveryCall) {
       EXPECT_GT(died, 30) << scene.name;
     }
   }
-}
-
-std::size_t open_descriptors() {
-  return static_cast<std::size_t>(std::distance(fs::directory_iterator("/proc/self/fd"), {}));
 }
 
 TEST(CheckpointCrash, EveryCallFailing) {

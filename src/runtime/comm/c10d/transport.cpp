@@ -62,11 +62,14 @@ class Link {
     finish([&] { return backend_->_allgather_base(out, in, options); }, call, sequence, timeout);
   }
   void all_to_all(at::Tensor out, at::Tensor in, const Call& call, std::uint64_t sequence, milliseconds timeout) {
-    if (out.numel() == 0) return;
-    std::vector<std::int64_t> equal_out, equal_in;
+    if (out.numel() > 0) all_to_all(out, in, {}, {}, call, sequence, timeout);
+  }
+  // Sizes of the parts in bytes; empty: equal.
+  void all_to_all(at::Tensor out, at::Tensor in, std::vector<std::int64_t> out_bytes,
+                  std::vector<std::int64_t> in_bytes, const Call& call, std::uint64_t sequence, milliseconds timeout) {
     c10d::AllToAllOptions options;
     options.timeout = timeout;
-    finish([&] { return backend_->alltoall_base(out, in, equal_out, equal_in, options); }, call, sequence, timeout);
+    finish([&] { return backend_->alltoall_base(out, in, out_bytes, in_bytes, options); }, call, sequence, timeout);
   }
   void broadcast(at::Tensor inout, int root, const Call& call, std::uint64_t sequence, milliseconds timeout) {
     if (inout.numel() == 0) return;
@@ -245,10 +248,16 @@ class C10d final : public Transport {
                  [inout, root](Step& step) { step.broadcast(bytes_of(inout), root); });
   }
 
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
     on_cpu(out);
-    return start({"all_to_all", in.scalar_type(), in.numel()},
-                 [out, in](Step& step) { step.all_to_all(bytes_of(out), bytes_of(in)); });
+    auto call = parts.call(in);
+    return start(std::move(call), [this, out, in, parts = std::move(parts)](Step& step) {
+      if (parts.equal) {
+        step.all_to_all(bytes_of(out), bytes_of(in));
+      } else {
+        exchange_given_parts(step, out, in, parts);
+      }
+    });
   }
 
   std::vector<std::string> all_gather_bytes(std::string_view mine) override {
@@ -281,6 +290,27 @@ class C10d final : public Transport {
     void all_to_all(at::Tensor out, at::Tensor in) { link->all_to_all(out, in, call, sequence, timeout); }
     void broadcast(at::Tensor inout, int root) { link->broadcast(inout, root, call, sequence, timeout); }
   };
+
+  // Ranks first tell each other the sizes of the parts.
+  void exchange_given_parts(Step& step, const at::Tensor& out, const at::Tensor& in, const Parts& parts) const {
+    const auto ranks = static_cast<std::int64_t>(parts.in.size());
+    auto told = at::empty({ranks}, at::kLong), mine = at::empty({ranks}, at::kLong);
+    std::copy(parts.in.begin(), parts.in.end(), mine.mutable_data_ptr<std::int64_t>());
+    step.all_to_all(bytes_of(told), bytes_of(mine));
+    const auto* const sent = told.const_data_ptr<std::int64_t>();
+    for (int r = 0; r < size(); ++r) {
+      const auto expected = parts.out[static_cast<std::size_t>(r)];
+      if (sent[r] == expected) continue;
+      step.link->fail(-1, parts_differ(identity().name_of(r), sent[r], identity().name_of(rank()), expected));
+      step.link->check(step.call, step.sequence);
+    }
+    const auto in_bytes = [&](std::vector<std::int64_t> numels) {
+      for (auto& numel : numels) numel *= static_cast<std::int64_t>(in.element_size());
+      return numels;
+    };
+    step.link->all_to_all(bytes_of(out), bytes_of(in), in_bytes(parts.out), in_bytes(parts.in), step.call,
+                          step.sequence, step.timeout);
+  }
 
   static void on_cpu(const at::Tensor& tensor) {
     if (!tensor.is_cpu())

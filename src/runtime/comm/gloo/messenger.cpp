@@ -122,11 +122,20 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
 
   void send(int peer, const at::Tensor& bytes) override { post(peer, bytes, true); }
   void receive(int peer, const at::Tensor& bytes) override { post(peer, bytes, false); }
+  void send_control(int peer, const at::Tensor& bytes) override { post(peer, bytes, true, /*payload=*/false); }
   void then(std::function<void()> step) override { step_ = std::move(step); }
   void then_post(std::function<void()> step) override {
     step_ = std::move(step);
     std::lock_guard lock(lane_->mutex);
     lane_->two_phase.push_back(weak_from_this());
+  }
+
+  void fail_all_ranks(const std::string& text) override {
+    const PeerFailure failure{-1, at_call(call_.op, text, lane_->rank(), lane_->size(), sequence_)};
+    lane_->watch->abort(failure.rank, failure.reason);
+    std::lock_guard lock(lane_->mutex);
+    if (!lane_->failure) lane_->failure = failure;
+    throw CommError(lane_->failure->reason, lane_->failure->rank);
   }
 
   void wait() override {
@@ -170,7 +179,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     c10::intrusive_ptr<c10d::Work> work;
   };
 
-  void post(int peer, const at::Tensor& bytes, bool sends) {
+  void post(int peer, const at::Tensor& bytes, bool sends, bool payload = true) {
     if (bytes.numel() == 0) return;
     std::lock_guard lock(lane_->mutex);
     if (lane_->failure) throw CommError(lane_->failure->reason, lane_->failure->rank);
@@ -178,7 +187,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     const HoldBrokenPipe hold;
     const int tag = tag_ | (second_ ? 1 : 0);
     peer = channel_->identity.rank_in_run(peer);
-    if (sends && call_.op != kAllGatherBytes && lane_->elsewhere(peer)) channel_->bytes_across += bytes.nbytes();
+    if (sends && payload && call_.op != kAllGatherBytes && lane_->elsewhere(peer))
+      channel_->bytes_across += bytes.nbytes();
     try {
       messages_.push_back(
           {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
@@ -475,6 +485,35 @@ std::vector<std::string> all_gather_bytes(MessageWork& work, const std::vector<i
     if (rest[i].numel() > 0) messages[i].append(static_cast<const char*>(rest[i].const_data_ptr()), rest[i].nbytes());
   });
   return messages;
+}
+
+void post_parts(MessageWork& work, const net::ProcessInfo& identity, const std::vector<int>& peers,
+                const std::vector<at::Tensor>& out, const std::vector<at::Tensor>& in, bool equal) {
+  const auto part = [](const std::vector<at::Tensor>& parts, int rank) {
+    return parts[static_cast<std::size_t>(rank)].view(at::kByte);
+  };
+  const auto post = [part, peers, out, in, work = &work] {
+    for (const int peer : peers) work->receive(peer, part(out, peer));
+    for (const int peer : peers) work->send(peer, part(in, peer));
+  };
+  if (equal) return post();
+  const auto count = static_cast<std::int64_t>(in.size());
+  auto mine = at::empty({count}, at::kLong), theirs = at::empty({count}, at::kLong);
+  const auto word = [](const at::Tensor& words, int rank) { return words.narrow(0, rank, 1).view(at::kByte); };
+  for (const int peer : peers) {
+    mine.mutable_data_ptr<std::int64_t>()[peer] = in[static_cast<std::size_t>(peer)].numel();
+    work.receive(peer, word(theirs, peer));
+  }
+  for (const int peer : peers) work.send_control(peer, word(mine, peer));
+  work.then_post([post, peers, mine, theirs, identity, out, work = &work] {
+    for (const int peer : peers) {
+      const auto sent = theirs.const_data_ptr<std::int64_t>()[peer],
+                 expected = out[static_cast<std::size_t>(peer)].numel();
+      if (sent != expected)
+        work->fail_all_ranks(parts_differ(identity.name_of(peer), sent, identity.name_of(identity.rank), expected));
+    }
+    post();
+  });
 }
 
 std::vector<int> hosts_of(const Messenger& messenger, const net::ProcessInfo& identity) {

@@ -27,10 +27,14 @@ class MessageWork : public Work {
   // Flat byte tensors that stay unchanged until the work is done. Empty tensors are skipped on both sides.
   virtual void send(int peer, const at::Tensor& bytes) = 0;
   virtual void receive(int peer, const at::Tensor& bytes) = 0;
+  // The same for a message that is not payload.
+  virtual void send_control(int peer, const at::Tensor& bytes) = 0;
   // Runs `step` after the messages so far are complete, on the thread that waits.
   virtual void then(std::function<void()> step) = 0;
   // The same for a step that posts the messages of a second phase.
   virtual void then_post(std::function<void()> step) = 0;
+  // Ends the run: this and all other ranks throw CommError with this text. For a step.
+  [[noreturn]] virtual void fail_all_ranks(const std::string& text) = 0;
 };
 
 class Messenger {
@@ -73,6 +77,11 @@ class Messenger {
 
 // The number of each rank's host if known; otherwise every rank has its own.
 std::vector<int> hosts_of(const Messenger& messenger, const net::ProcessInfo& identity);
+
+// Posts the messages of an all_to_all between this rank and `peers`, in their order: in[p] goes to rank p, out[p] comes
+// from it. Unless the parts are equal, ranks first tell each other the sizes. `identity` names ranks in errors.
+void post_parts(MessageWork& work, const net::ProcessInfo& identity, const std::vector<int>& peers,
+                const std::vector<at::Tensor>& out, const std::vector<at::Tensor>& in, bool equal);
 
 // The transport in which all ranks communicate through `messenger`; null for world size 1.
 std::unique_ptr<Transport> make_gloo(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,

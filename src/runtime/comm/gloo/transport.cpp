@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "comm/gloo/messenger.h"
+#include "comm/local/local.h"
 #include "comm/quantized_reduce.h"
 #include "comm/transport.h"
 #include "kernels/elementwise.h"
@@ -106,17 +107,15 @@ class Gloo : public Transport {
     return op;
   }
 
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
-    const auto part = in.numel() / size();
-    const auto own = part * rank();
-    if (part != 0) {
-      std::memcpy(out.narrow(0, own, part).mutable_data_ptr(), in.narrow(0, own, part).const_data_ptr(),
-                  part * in.itemsize());
-    }
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
+    const auto to = in.split_with_sizes(parts.in), from = out.split_with_sizes(parts.out);
+    const auto own = static_cast<std::size_t>(rank());
+    copy_flat(from[own], to[own]);
     if (size() == 1) return std::make_shared<Complete>();
-    auto op = begin({"all_to_all", in.scalar_type(), in.numel(), -1});
-    for_peers([&](int peer) { op->receive(peer, bytes_of(out, part * peer, part * (peer + 1))); });
-    for_peers([&](int peer) { op->send(peer, bytes_of(in, part * peer, part * (peer + 1))); });
+    auto op = begin(parts.call(in));
+    std::vector<int> peers;
+    for_peers([&](int peer) { peers.push_back(peer); });
+    post_parts(*op, identity(), peers, from, to, parts.equal);
     return op;
   }
 

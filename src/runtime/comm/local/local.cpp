@@ -34,7 +34,7 @@ class LocalTransport final : public Transport {
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view) override { return copied(out, in); }
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override { return copied(out, in); }
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override { return copied(out, in); }
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts) override { return copied(out, in); }
   std::shared_ptr<Work> all_reduce(at::Tensor) override { return in_place(); }
   std::shared_ptr<Work> broadcast(at::Tensor, int) override { return in_place(); }
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
 
@@ -28,6 +29,7 @@ namespace {
 struct Posted {
   bool here = false;
   std::unique_ptr<char[]> data;
+  Parts parts;  // of an all_to_all
   std::string message;
 };
 
@@ -39,6 +41,7 @@ struct Operation {
   const int first;
   std::vector<Posted> posted;
   int come = 0, gone = 0;
+  bool refused = false;  // all ranks have posted, and their parts differ
 };
 
 // The first failure; all later operations fail. Ranks are those of the run.
@@ -90,7 +93,10 @@ class World {
     mine.here = true;
     operation->posted[static_cast<std::size_t>(rank)] = std::move(mine);
     ++operation->come;
-    if (operation->come == size) run->changed.notify_all();
+    if (operation->come == size) {
+      compare_parts(*operation, rank);
+      run->changed.notify_all();
+    }
     return operation;
   }
 
@@ -104,7 +110,7 @@ class World {
                  base::join("got nothing from ", ranks_text(absent), " within ", duration_text(timeout), ", expected ",
                             operation.call.text(), " from all ", size, " ranks")});
     }
-    if (operation.come == size) return;
+    if (operation.come == size && !operation.refused) return;
     if (!run->failure) {
       const int absent = absent_for_ever(operation);
       run->fail(
@@ -143,6 +149,20 @@ class World {
     return CommError(at_call(op, failure.text, identity_.rank_in_run(rank), static_cast<int>(run->ended.size()),
                              sequence, failure.hint),
                      failure.rank);
+  }
+
+  void compare_parts(Operation& operation, int teller) {
+    if (operation.call.op != "all_to_all") return;
+    for (int from = 0; from < size; ++from) {
+      for (int to = 0; to < size; ++to) {
+        const auto sent = operation.posted[static_cast<std::size_t>(from)].parts.in[static_cast<std::size_t>(to)];
+        const auto expected = operation.posted[static_cast<std::size_t>(to)].parts.out[static_cast<std::size_t>(from)];
+        if (sent == expected) continue;
+        operation.refused = true;
+        run->fail({-1, identity_.rank_in_run(teller), parts_differ(name(from), sent, name(to), expected)});
+        return;
+      }
+    }
   }
 
   std::vector<int> absent_of(const Operation& operation) const {
@@ -260,15 +280,19 @@ class ThreadTransport final : public Transport {
     });
   }
 
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
-    const Call call{"all_to_all", in.scalar_type(), in.numel()};
-    return begin(call, copy_of(in), [out, size = size(), rank = rank()](const Operation& all) {
-      const auto part = out.nbytes() / static_cast<std::size_t>(size);
-      if (part == 0) return;
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
+    const auto call = parts.call(in);
+    auto mine = copy_of(in);
+    mine.parts = std::move(parts);
+    return begin(call, std::move(mine), [out, rank = rank()](const Operation& all) {
+      const auto width = out.element_size();
       auto* to = bytes_of(out);
       for (const auto& posted : all.posted) {
-        std::memcpy(to, posted.data.get() + part * static_cast<std::size_t>(rank), part);
-        to += part;
+        const auto& numels = posted.parts.in;
+        const auto before = std::accumulate(numels.begin(), numels.begin() + rank, std::int64_t{0});
+        const auto bytes = numels[static_cast<std::size_t>(rank)] * width;
+        if (bytes > 0) std::memcpy(to, posted.data.get() + before * width, bytes);
+        to += bytes;
       }
     });
   }

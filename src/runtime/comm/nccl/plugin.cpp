@@ -272,15 +272,15 @@ class Nccl : public Transport {
     return work;
   }
 
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
-    auto work = make({"all_to_all", in.scalar_type(), in.numel(), -1});
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
+    auto work = make(parts.call(in));
     auto to = on_device_output(*work, out), from = in.to(device());
-    const auto part = from.numel() / size();
+    const auto received = to.split_with_sizes(parts.out), sent = from.split_with_sizes(parts.in);
+    const auto of = [](int peer) { return static_cast<std::size_t>(peer); };
     work->begin({to, from}, [&] {
-      to.narrow(0, part * rank(), part).copy_(from.narrow(0, part * rank(), part));
+      received[of(rank())].copy_(sent[of(rank())]);
       group(
-          *work, [&](int peer) { receive(to.narrow(0, part * peer, part), peer); },
-          [&](int peer) { send(from.narrow(0, part * peer, part), peer); });
+          *work, [&](int peer) { receive(received[of(peer)], peer); }, [&](int peer) { send(sent[of(peer)], peer); });
     });
     return work;
   }

@@ -144,6 +144,19 @@ void Group::await(const std::function<bool(int)>& ready, const Announcement& at)
   }
 }
 
+bool Group::poll(const std::function<bool(int)>& ready, const Announcement& at) {
+  for (int peer = 0; peer < identity_.size; ++peer) {
+    if (peer == identity_.rank || ready(peer)) continue;
+    check_failure(at);
+    if (const auto now = Clock::now(); now >= next_look_) {
+      next_look_ = now + kSlice;
+      look_around(ready, at);
+    }
+    return false;
+  }
+  return true;
+}
+
 void Group::look_around(const std::function<bool(int)>& ready, const Announcement& at) {
   if (abort_check_) {
     try {

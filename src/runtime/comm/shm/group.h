@@ -84,6 +84,9 @@ class Group {
   // CommError: the group's failure, a peer that died or left, or, after the timeout, the ranks that are late. The error
   // is recorded for all ranks.
   void await(const std::function<bool(int peer)>& ready, const Announcement& at);
+  // Whether that holds, without blocking. A failure, or a peer that died or left, is a CommError as in await(); being
+  // late is not.
+  bool poll(const std::function<bool(int peer)>& ready, const Announcement& at);
   // Timeout of all later waits, including those of symmetric buffers.
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
@@ -112,6 +115,7 @@ class Group {
   const net::ProcessInfo identity_;
   const std::function<void()> abort_check_;
   std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
+  std::chrono::steady_clock::time_point next_look_{};  // of poll()
   std::vector<pid_t> pids_;
   std::vector<base::Descriptor> processes_;
   std::vector<std::shared_ptr<Mapping>> mappings_;  // none for this rank

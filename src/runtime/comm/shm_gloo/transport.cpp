@@ -154,9 +154,15 @@ class ShmGloo final : public Transport {
     });
   }
 
-  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in) override {
-    auto work = messenger_->begin({"all_to_all", in.scalar_type(), in.numel(), -1});
-    return start([this, work, out, in] { exchange_parts(*work, out, in); });
+  std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
+    auto work = messenger_->begin(parts.call(in));
+    return start([this, work, out, in, parts = std::move(parts)] {
+      if (parts.equal) {
+        exchange_parts(*work, out, in);
+      } else {
+        exchange_given_parts(*work, out, in, parts);
+      }
+    });
   }
 
   std::vector<std::string> all_gather_bytes(std::string_view mine) override {
@@ -235,9 +241,11 @@ class ShmGloo final : public Transport {
   // of_host[h]: the data of this host's ranks for the ranks of host h in this column, part by part.
   void take_column_inside(const std::vector<at::Tensor>& of_host, const at::Tensor& in) const {
     const auto numel = in.numel() / hosts_;
+    const std::vector<std::int64_t> numels(static_cast<std::size_t>(ranks_), numel / ranks_);
+    const Parts each{numels, numels, /*equal=*/true};
     std::vector<std::shared_ptr<Work>> parts;
     for (int host = 0; host < hosts_; ++host)
-      parts.push_back(inside_->all_to_all(of_host[host], in.narrow(0, host * numel, numel)));
+      parts.push_back(inside_->all_to_all(of_host[host], in.narrow(0, host * numel, numel), each));
     for (const auto& one : parts) one->wait();
   }
 
@@ -252,6 +260,27 @@ class ShmGloo final : public Transport {
     take_column_inside(parts, in);
     others([&](int host) { work.receive(column_[host], bytes_of(out, host * of_host, of_host)); });
     others([&](int host) { work.send(column_[host], bytes_of(column, host * of_host, of_host)); });
+    work.wait();
+  }
+
+  // Parts of other hosts are messages between the two ranks, those of this host go through shared memory.
+  void exchange_given_parts(MessageWork& work, const at::Tensor& out, const at::Tensor& in, const Parts& parts) const {
+    std::vector<int> peers;
+    others([&](int host) {
+      for (int i = 0; i < ranks_; ++i) peers.push_back(host * ranks_ + (place_ + i) % ranks_);
+    });
+    post_parts(work, identity(), peers, out.split_with_sizes(parts.out), in.split_with_sizes(parts.in), parts.equal);
+    const auto of_host = [&](const std::vector<std::int64_t>& numels) {
+      const auto first = numels.begin() + host_ * ranks_;
+      return std::vector<std::int64_t>(first, first + ranks_);
+    };
+    const auto stretch = [&](const at::Tensor& whole, const std::vector<std::int64_t>& numels) {
+      const auto first = numels.begin() + host_ * ranks_;
+      return whole.narrow(0, std::accumulate(numels.begin(), first, std::int64_t{0}),
+                          std::accumulate(first, first + ranks_, std::int64_t{0}));
+    };
+    inside_->all_to_all(stretch(out, parts.out), stretch(in, parts.in), {of_host(parts.out), of_host(parts.in)})
+        ->wait();
     work.wait();
   }
 
