@@ -305,7 +305,8 @@ TEST_P(Backward, RatesSetByTheProgram) {
     }
     require(engine.lr() == 0.2 && engine.lr(1) == 0.2, "lr()");
     for (const auto& parameter : net->named_parameters())
-      require(engine.parameter_group(parameter.key()) == (parameter.key().ends_with(".bias") ? 1 : 0), "parameter_group()");
+      require(engine.parameter_group(parameter.key()) == (parameter.key().ends_with(".bias") ? 1 : 0),
+              "parameter_group()");
     try {
       engine.parameter_group("none");
       throw std::runtime_error("accepted an unknown name");
