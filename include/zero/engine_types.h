@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +37,11 @@ struct BackwardOptions {
   // With gradient accumulation: keeps a copy of the sums of the previous micro-batches, on the same tier, until this
   // micro-batch has ended. If it fails, the sums are restored. Without the copy they are discarded with it.
   bool recoverable = false;
+  // The loss is a sum over the tokens (or samples) of this rank that count, and this is their number. It may differ
+  // between ranks and be 0. The gradient is that of the sum over all ranks divided by the number on all ranks; without
+  // tokens on any rank it is zero. If not given, the loss is a mean, and every rank counts alike. All ranks give it or
+  // none does. [collective] One small message.
+  std::optional<std::int64_t> tokens;
 };
 
 // This rank's shard of one parameter's gradient or state.

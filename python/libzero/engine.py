@@ -149,14 +149,17 @@ class Engine:
         retain_graph: bool = False,
         create_graph: bool = False,
         recoverable: bool = False,
+        tokens: int | None = None,
     ) -> None:
         """[collective] Backpropagates `loss` (one element, floating-point). Replaces loss.backward().
 
         Scales by the loss scale, divides by the accumulation steps, accumulates and reduces.
         retain_graph: another backward() on this graph follows. create_graph: gradients stay in .grad, with a graph.
         recoverable: copies the gradients of the step's earlier micro-batches until this one has ended.
+        tokens: `loss` is a sum over so many tokens of this rank, not a mean; 0 is allowed. The gradient is that of the
+        sum over all ranks divided by their tokens. All ranks give a number or none does.
         """
-        self._native.backward(loss, retain_graph, create_graph, recoverable)
+        self._native.backward(loss, retain_graph, create_graph, recoverable, tokens)
 
     def step(self) -> StepResult:
         """[collective] Unscales, clips and updates at an accumulation boundary; does nothing otherwise ([local])."""

@@ -153,14 +153,17 @@ void bind_engine(py::module_& module) {
   c.def("close", &PyEngine::close);
   c.def(
       "backward",
-      [](const PyEngine& self, const at::Tensor& loss, bool retain_graph, bool create_graph, bool recoverable) {
+      [](const PyEngine& self, const at::Tensor& loss, bool retain_graph, bool create_graph, bool recoverable,
+         std::optional<std::int64_t> tokens) {
         self.run("libzero::backward", [&](zero::Engine& engine) {
-          engine.backward(loss,
-                          {.retain_graph = retain_graph, .create_graph = create_graph, .recoverable = recoverable});
+          engine.backward(loss, {.retain_graph = retain_graph,
+                                 .create_graph = create_graph,
+                                 .recoverable = recoverable,
+                                 .tokens = tokens});
         });
       },
-      py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false,
-      py::arg("recoverable") = false);
+      py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false, py::arg("recoverable") = false,
+      py::arg("tokens") = py::none());
   c.def("step", [](const PyEngine& self) {
     return self.run("libzero::step", [](zero::Engine& engine) { return engine.step(); });
   });

@@ -103,6 +103,30 @@ def test_collectives() -> None:
     assert libzero.run_ranks(2, body) == [expected, expected]
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_sum_over_tokens_is_divided_by_the_tokens_of_all_ranks(stage: int) -> None:
+    """The loss of padded sequences: 4 rows count on rank 0 and 1 on rank 1."""
+    counts, models = [4, 1], [network(), network()]
+
+    def summed(model: torch.nn.Module, rank: int) -> torch.Tensor:
+        return model(batch(rank))[: counts[rank]].square().sum()  # type: ignore[no-any-return]
+
+    reference = network()
+    torch.autograd.backward((summed(reference, 0) + summed(reference, 1)) / sum(counts))
+
+    def body(comm: libzero.Communicator) -> torch.Tensor | None:
+        engine = libzero.Engine(models[comm.rank], config(stage))
+        with pytest.raises(libzero.ConfigError, match="got -1 tokens"):
+            engine.backward(summed(engine.module, comm.rank), tokens=-1)
+        engine.backward(summed(engine.module, comm.rank), tokens=counts[comm.rank])
+        gradient = engine.gradient("0.weight")
+        engine.step()
+        return gradient
+
+    for found in libzero.run_ranks(2, body):
+        torch.testing.assert_close(found, reference[0].weight.grad)
+
+
 def test_torch_schedulers_drive_the_rate() -> None:
     reference = network()
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)

@@ -1,4 +1,5 @@
-// Gradients that a program replaces between backward() and step(), compared with a plain loop that replaces .grad.
+// Gradients that a program replaces between backward() and step(), compared with a plain loop that replaces .grad, and
+// gradients of a sum over tokens, compared with a loop over the tokens of all ranks.
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
@@ -55,6 +56,45 @@ std::vector<Case> cases(const std::vector<std::string>& recipes) {
                {0, ""}, {1, ""}, {1, cpu}, {2, ""}, {2, cpu}, {3, ""}, {3, cpu}, {3, nvme}})
         result.push_back({world, stage, recipe, zero});
   return result;
+}
+
+// Rank r's loss is a sum over its first tokens[r] rows. The gradient is that of one process with all rows.
+TEST(Tokens, WeighRanksByTheirNumber) {
+  const auto rows = [](int rank) { return at::linspace(-1 - rank, 1, 6 * 64).view({6, 64}); };
+  const auto loss_of = [&](Net& net, int rank, std::int64_t tokens) {
+    return net(rows(rank)).pow(2).narrow(0, 0, tokens).sum();
+  };
+  for (const auto& tokens : std::vector<std::vector<std::int64_t>>{{5, 3}, {6, 0}, {0, 0}}) {
+    const std::int64_t all = tokens[0] + tokens[1];
+    Net plain;
+    auto mean = loss_of(plain, 0, tokens[0]) + loss_of(plain, 1, tokens[1]);
+    (all > 0 ? mean / static_cast<double>(all) : mean).backward();
+    for (const std::string keys : {R"("gradient_accumulation_steps": 1)", R"("gradient_accumulation_steps": 2)",
+                                   R"("gradient_allreduce_op": "sum")"}) {
+      const int accumulation = keys.ends_with("2") ? 2 : 1;
+      for (int stage = 0; stage < 4; ++stage) {
+        const auto options = Options::from_json(R"({"train_micro_batch_size_per_gpu": 6, )" + keys +
+                                                R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + "}}");
+        run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+          Net net;
+          Engine engine(net, options, comm);
+          const auto own = tokens[static_cast<std::size_t>(comm->rank())];
+          EXPECT_THROW(engine.backward(loss_of(net, 0, 1), {.tokens = -1}), ConfigError);
+          for (int i = 0; i < accumulation; ++i) {
+            engine.backward(loss_of(net, comm->rank(), own), {.tokens = own});
+            if (i + 1 < accumulation) engine.step();
+          }
+          for (const auto& name : {"in.weight", "out.bias"}) {
+            const auto expected = plain->named_parameters()[name].grad();
+            EXPECT_LT((engine.gradient(name) - expected).abs().max().item<float>(), 1e-5)
+                << name << ", stage " << stage << ", " << keys << ", tokens " << tokens[0] << " and " << tokens[1];
+          }
+          if (all > 0) EXPECT_GT(engine.gradient("in.weight").abs().max().item<float>(), 0.01);
+          engine.step();
+        });
+      }
+    }
+  }
 }
 
 // The gradients of in.weight and unused.weight are replaced whole, that of out.weight by shards.

@@ -44,7 +44,7 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   keeps_graph_ = options.create_graph;
   p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
   for (const auto& group : p_.binding().groups()) group->gradients.begin_pass(keeps_graph_);
-  if (loss.defined()) run_autograd(loss, options);
+  if (loss.defined()) run_autograd(loss, options, weight_of(options));
   if (p_.activations && !retains) p_.activations->end_backward();
   page.set_phase(observe::StatusPhase::Reduce);
   if (!keeps_graph_) take_waiting();
@@ -61,8 +61,17 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   page.set_phase(observe::StatusPhase::Idle);
 }
 
-void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& options) {
-  const double factor = p_.scaler->scale() / static_cast<double>(p_.accumulation);
+// What a loss is multiplied by so that the reduction over ranks gives the mean over the tokens of all ranks.
+double Backward::weight_of(const BackwardOptions& options) const {
+  if (!options.tokens) return 1;
+  std::int64_t all = 0;
+  for (const auto& tokens : p_.comm->all_gather_bytes(std::to_string(*options.tokens))) all += std::stoll(tokens);
+  const double ranks = p_.settings.reduce_op == ReduceOp::Mean ? p_.comm->size() : 1;
+  return all == 0 ? 0 : ranks / static_cast<double>(all);
+}
+
+void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& options, double weight) {
+  const double factor = weight * p_.scaler->scale() / static_cast<double>(p_.accumulation);
   const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
   const BackwardScope scope(!p_.device.is_cpu());
   p_.progress.in_backward = true;

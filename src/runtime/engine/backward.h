@@ -30,7 +30,8 @@ class Backward {
 
  private:
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
-  void run_autograd(const at::Tensor& loss, const BackwardOptions& options);
+  double weight_of(const BackwardOptions& options) const;
+  void run_autograd(const at::Tensor& loss, const BackwardOptions& options, double weight);
   void take(int group, int member);
   void take_waiting();
   void note_unused(const std::vector<std::pair<int, int>>& missing, bool within, bool check);

@@ -70,6 +70,8 @@ void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& opti
                                        : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
                                                     loss.requires_grad())) +
                       ", expected a scalar that requires grad");
+  if (options.tokens && *options.tokens < 0)
+    throw ConfigError(where + base::join("got ", *options.tokens, " tokens, expected 0 or more"));
   const auto micro_batches = p_.accumulated().micro_batches;
   if (p_.settings.managed_gradient_accumulation && micro_batches == p_.accumulation)
     throw ConfigError(where + "called " + std::to_string(p_.accumulation + 1) +
