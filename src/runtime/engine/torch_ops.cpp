@@ -109,7 +109,8 @@ void TorchTensorOps::set_square(int group, int slot, double sum) { squares_[grou
 void TorchTensorOps::square(int group, int slot, step::View values) {
   if (values.numel == 0) return;
   const auto stretch = buffers_.stretch(values);
-  if (stretch.device.is_cpu()) return set_square(group, slot, squares_of(stretch));
+  const bool on_host = kernels_for(stretch.device) == nullptr;  // a copy that is offloaded, or no GPU
+  if (on_host || !squares_on_device()) return set_square(group, slot, squares_of(stretch));
   auto& square = squares_[group][slot];
   square.on_device = first_sum_[static_cast<std::size_t>(group)] + slot;
   device_sums_->add(square.on_device, stretch);
