@@ -73,8 +73,9 @@ TEST(Tokens, WeighRanksByTheirNumber) {
                                    R"("gradient_allreduce_op": "sum")"}) {
       const int accumulation = keys.ends_with("2") ? 2 : 1;
       for (int stage = 0; stage < 4; ++stage) {
-        const auto options = Options::from_json(R"({"train_micro_batch_size_per_gpu": 6, )" + keys +
-                                                R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + "}}");
+        const auto options =
+            Options::from_json(R"({"train_micro_batch_size_per_gpu": 6, "optimizer": {"type": "SGD"}, )" + keys +
+                               R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + "}}");
         run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
           Net net;
           Engine engine(net, options, comm);

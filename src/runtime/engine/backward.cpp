@@ -66,7 +66,7 @@ double Backward::weight_of(const BackwardOptions& options) const {
   if (!options.tokens) return 1;
   std::int64_t all = 0;
   for (const auto& tokens : p_.comm->all_gather_bytes(std::to_string(*options.tokens))) all += std::stoll(tokens);
-  const double ranks = p_.settings.reduce_op == ReduceOp::Mean ? p_.comm->size() : 1;
+  const double ranks = p_.settings.reduce_op == config::ReduceOp::Mean ? p_.comm->size() : 1;
   return all == 0 ? 0 : ranks / static_cast<double>(all);
 }
 
