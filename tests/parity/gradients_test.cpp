@@ -10,6 +10,7 @@
 #include <map>
 
 #include "parity/problems.h"
+#include "support/shm_threads.h"
 
 namespace zero::test::gradients_test {
 namespace {
@@ -35,13 +36,17 @@ at::Tensor values_of(const at::Tensor& parameter, int step) {
 struct Case {
   int world, stage;
   std::string recipe, zero;  // JSON, each with a leading comma
+  bool shm = false;          // ranks read each other's gradients in place
+  void run(const std::function<void(std::shared_ptr<Communicator>)>& body) const {
+    shm ? with_shm_threads(world, body) : run_ranks(world, body);
+  }
   Options options() const {
     return Options::from_json(R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": )" + std::to_string(kClip) +
                               R"(, "optimizer": {"type": "AdamW", "params": {"lr": )" + std::to_string(kRate) +
                               R"(, "weight_decay": 0.01}}, "zero_optimization": {"stage": )" + std::to_string(stage) +
                               zero + "}" + recipe + "}");
   }
-  std::string text() const { return base() + ", stage " + std::to_string(stage) + zero; }
+  std::string text() const { return base() + ", stage " + std::to_string(stage) + zero + (shm ? ", shm" : ""); }
   std::string base() const { return "world " + std::to_string(world) + recipe; }
 };
 
@@ -51,10 +56,10 @@ std::vector<Case> cases(const std::vector<std::string>& recipes) {
                     std::filesystem::temp_directory_path().string() + "\"}";
   std::vector<Case> result;
   for (const auto& recipe : recipes)
-    for (const int world : {1, 2})
+    for (const auto& [world, shm] : {std::pair(1, false), std::pair(2, false), std::pair(2, true)})
       for (const auto& [stage, zero] : std::vector<std::pair<int, std::string>>{
                {0, ""}, {1, ""}, {1, cpu}, {2, ""}, {2, cpu}, {3, ""}, {3, cpu}, {3, nvme}})
-        result.push_back({world, stage, recipe, zero});
+        result.push_back({world, stage, recipe, zero, shm});
   return result;
 }
 
@@ -117,7 +122,7 @@ TEST(SetGradient, IsWhatTheStepClipsAndUses) {
   for (const auto& one : cases({"", R"(, "communication_data_type": "bf16")"})) {
     SCOPED_TRACE(one.text());
     const bool rounds = !one.recipe.empty();
-    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+    one.run([&](std::shared_ptr<Communicator> comm) {
       Net net;
       Engine engine(net, one.options(), comm);
       for (int step = 0; step < kSteps; ++step) {
@@ -157,7 +162,7 @@ TEST(SetGradient, HasOneRoundingInEveryRecipe) {
   for (const auto& [text, dtype] : recipes) texts.push_back(text);
   for (const auto& one : cases(texts)) {
     SCOPED_TRACE(one.text());
-    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+    one.run([&](std::shared_ptr<Communicator> comm) {
       Net net;
       const auto dtype = recipes.at(one.recipe);
       const auto values = values_of(net->in->weight, 0);
@@ -184,7 +189,7 @@ TEST(SetGradient, HasOneRoundingInEveryRecipe) {
 TEST(Gradient, IsWholeAfterADiscardOfNothing) {
   for (const auto& one : cases({"", R"(, "bf16": {"enabled": true})"})) {
     SCOPED_TRACE(one.text());
-    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+    one.run([&](std::shared_ptr<Communicator> comm) {
       std::vector<std::string> hashes;
       std::vector<double> norms;
       for (const bool discards : {false, true}) {
@@ -209,7 +214,7 @@ TEST(Gradient, EndsAnAccumulationOfUnknownLength) {
   for (int k = 0; k < kMicroBatches; ++k) (plain(input() * (k + 1)).pow(2).mean() / kMicroBatches).backward();
   for (const auto& one : cases({R"(, "gradient_accumulation_steps": 3, "managed_gradient_accumulation": false)"})) {
     SCOPED_TRACE(one.text());
-    run_ranks(one.world, [&](std::shared_ptr<Communicator> comm) {
+    one.run([&](std::shared_ptr<Communicator> comm) {
       std::vector<std::string> hashes;
       for (const bool reads : {false, true}) {
         Net net;
