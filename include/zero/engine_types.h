@@ -41,7 +41,7 @@ struct BackwardOptions {
   // between ranks and be 0. The gradient is that of the sum over all ranks divided by the number on all ranks; without
   // tokens on any rank it is zero. If not given, the loss is a mean, and every rank counts alike. All ranks give it or
   // none does. [collective] One small message.
-  std::optional<std::int64_t> tokens;
+  std::optional<std::int64_t> tokens = std::nullopt;
 };
 
 // This rank's shard of one parameter's gradient or state.
