@@ -15,7 +15,8 @@ import statistics
 
 LEAST_ROUNDS = 3  # a figure of fewer is marked on the page
 ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "libzero0", "libzero3", "twin0",
-         "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard", "ds0", "ds1", "ds2", "ds3",
+         "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
+         "ds0", "ds1", "ds2", "ds3",
          "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3"]
 ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]

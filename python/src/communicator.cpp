@@ -213,9 +213,8 @@ void bind_communicator(py::module_& module) {
         });
       },
       py::arg("out"), py::arg("input"), py::arg("out_numels") = py::none(), py::arg("in_numels") = py::none(),
-      "[collective] Part p of input is sent to rank p; any dtype. Parts have equal sizes, or in_numels[p] elements go "
-      "to "
-      "rank p and out_numels[p] come from it, which that rank's in_numels must say as well (else CommError).");
+      "[collective] Part p of input is sent to rank p; any dtype. Parts have equal sizes, or in_numels[p] elements "
+      "go to rank p and out_numels[p] come from it, which that rank's in_numels must say as well (else CommError).");
   c.def(
       "barrier",
       [](const PyCommunicator& self) { blocking_on(self, [](zero::Communicator& comm) { comm.barrier(); }); },
@@ -240,8 +239,7 @@ void bind_communicator(py::module_& module) {
       },
       py::arg("color"), py::arg("key") = 0, py::arg("name") = "",
       "[collective] A new Communicator of the ranks with the same color; None for a color below 0. The run's "
-      "Communicator "
-      "counts the calls of a group with a name, as \"NAME.all_reduce\".");
+      "Communicator counts the calls of a group with a name, as \"NAME.all_reduce\".");
   c.def(
       "abort",
       [](const PyCommunicator& self, const std::string& reason) {
