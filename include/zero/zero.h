@@ -11,6 +11,7 @@
 #include <zero/flat_optimizer.h>
 #include <zero/log.h>
 #include <zero/memory_report.h>
+#include <zero/mesh.h>
 #include <zero/monitor.h>
 #include <zero/options.h>
 #include <zero/options_builder.h>

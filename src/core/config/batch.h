@@ -6,7 +6,14 @@
 
 namespace zero::config {
 
-// train = micro * accumulation * world; computes missing values. Throws ConfigError with the equation, its numbers and
+// The degrees of parallelism of a run. Rank (d * sequence + i) * tensor + j has data coordinate d.
+struct MeshShape {
+  int data = 1, sequence = 1, tensor = 1;
+};
+// Throws ConfigError if tensor * sequence does not divide `world`.
+MeshShape mesh_shape(const Options& options, int world);
+
+// train = micro * accumulation * data-parallel ranks; computes missing values. Throws ConfigError with the equation, its numbers and
 // the location of every key involved.
 BatchSizes resolve_batch(const Options& options, int world);
 

@@ -210,7 +210,6 @@ class Checker {
       case Effect::Refused: {
         bool asked = changed;
         if (key.type == Type::Block && !key.off_key.empty()) asked = asks(entry.value, key.off_key);
-        if (path == "tensor_parallel.autotp_size" && entry.value.json() == "1") asked = false;
         if (path == "pipeline.stages" &&
             (entry.automatic || entry.value.json() == "1" || entry.value.json() == "\"auto\""))
           asked = false;

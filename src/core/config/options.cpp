@@ -102,6 +102,18 @@ std::shared_ptr<const Document> document_or_throw(std::shared_ptr<const Source> 
 
 }  // namespace
 
+MeshShape mesh_shape(const Options& options, int world) {
+  const auto& mesh = options.settings().mesh;
+  const int inner = mesh.tensor * mesh.sequence;
+  if (world % inner != 0)
+    throw ConfigError(base::join("[Options] ", world, world == 1 ? " rank is" : " ranks are",
+                                 " no multiple of tensor_parallel.autotp_size ", mesh.tensor,
+                                 " x sequence_parallel_size ", mesh.sequence, ". Hint: start ",
+                                 (world / inner + 1) * inner, " ranks, or choose degrees whose product divides ", world,
+                                 "."));
+  return {world / inner, mesh.sequence, mesh.tensor};
+}
+
 BatchSizes resolve_batch(const Options& options, int world) {
   const Settings& s = options.settings();
   const Document& d = options.document();
@@ -114,11 +126,12 @@ BatchSizes resolve_batch(const Options& options, int world) {
     throw ConfigError("[Options] /train_batch_size" + describe("train_batch_size") + ": " + message +
                       ". Hint: " + hint);
   };
-  if (s.data_parallel_size && *s.data_parallel_size != world)
+  const std::int64_t w = mesh_shape(options, world).data;
+  if (s.data_parallel_size && *s.data_parallel_size != w)
     throw ConfigError(base::join("[Options] /data_parallel_size", describe("data_parallel_size"), ": got ",
-                                 *s.data_parallel_size, ", expected ", world,
-                                 ", the number of ranks. Hint: leave it out; libzero has data-parallel ranks only."));
-  const std::int64_t w = world;
+                                 *s.data_parallel_size, ", expected ", w, " (", world,
+                                 " ranks / (tensor_parallel.autotp_size ", s.mesh.tensor, " x sequence_parallel_size ",
+                                 s.mesh.sequence, ")). Hint: leave it out."));
   const auto T = s.train_batch_size, M = s.micro_batch_size, A = s.accumulation_steps;
   if (!T && !M)
     throw ConfigError(

@@ -153,6 +153,11 @@ struct DataSettings {
   std::int64_t eval_batches = 32;
 };
 
+// The ranks of a run as a grid, with the data-parallel degree as the rest.
+struct MeshSettings {
+  int tensor = 1, sequence = 1;  // degrees of tensor and sequence parallelism
+};
+
 struct Settings {
   std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps, data_parallel_size;
   bool managed_gradient_accumulation = true, dataloader_drop_last = false;
@@ -183,6 +188,7 @@ struct Settings {
   double timeout_s = 1800;
   std::int64_t max_skipped_steps = 10;
   ActivationSettings activations;
+  MeshSettings mesh;
   ModelSettings model;
   DataSettings data;
 };

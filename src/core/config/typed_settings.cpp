@@ -207,6 +207,8 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.micro_batch_size = v.maybe_whole("train_micro_batch_size_per_gpu");
   s.accumulation_steps = v.maybe_whole("gradient_accumulation_steps");
   s.data_parallel_size = v.maybe_whole("data_parallel_size");
+  s.mesh.tensor = static_cast<int>(std::max<std::int64_t>(v.whole("tensor_parallel.autotp_size"), 1));
+  s.mesh.sequence = static_cast<int>(v.whole("sequence_parallel_size"));
   s.managed_gradient_accumulation = v.flag("managed_gradient_accumulation");
   s.dataloader_drop_last = v.flag("dataloader_drop_last");
   s.optimizer = optimizer_of(v);
