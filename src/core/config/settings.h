@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "config/tp_plan.h"
+
 namespace zero::config {
 
 enum class Precision { Fp32, Bf16, Fp16 };
@@ -156,6 +158,7 @@ struct DataSettings {
 // The ranks of a run as a grid, with the data-parallel degree as the rest.
 struct MeshSettings {
   int tensor = 1, sequence = 1;  // degrees of tensor and sequence parallelism
+  TpPlan plan;                   // of tensor parallelism
 };
 
 struct Settings {
