@@ -94,11 +94,12 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config) : heads_(config.heads), drop
 }
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const std::int64_t batch = x.size(0), time = x.size(1), hidden = x.size(2);
-  const auto parts = qkv_(norm1_(x)).view({batch, time, 3, heads_, hidden / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+  const std::int64_t batch = x.size(0), time = x.size(1), width = x.size(2) / heads_;
+  // With tensor parallelism, qkv gives some of the heads only.
+  const auto parts = qkv_(norm1_(x)).view({batch, time, 3, -1, width}).permute({2, 0, 3, 1, 4}).unbind(0);
   const double dropout = is_training() ? dropout_ : 0;
   at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, dropout, /*is_causal=*/true);
-  mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, hidden}));
+  mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, -1}));
   const at::Tensor y = x + torch::dropout(mixed, dropout_, is_training());
   const at::Tensor mlp = down_(torch::gelu(up_(norm2_(y)), "tanh"));
   return y + torch::dropout(mlp, dropout_, is_training());

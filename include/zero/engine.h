@@ -17,6 +17,7 @@
 #include <zero/engine_types.h>
 #include <zero/export.h>
 #include <zero/memory_report.h>
+#include <zero/mesh.h>
 #include <zero/options.h>
 #include <zero/trace.h>
 
@@ -50,6 +51,13 @@ class ZERO_API Engine {
   requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
   Engine(Holder model, Options options, std::shared_ptr<Communicator> comm)
       : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(comm)) {}
+  // [collective] The same on the ranks of a mesh, which the program also uses, for example for its data. The mesh must
+  // have the sizes that `options` asks for. The constructor above makes one.
+  Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Mesh> mesh);
+  template <class Holder>
+  requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
+  Engine(Holder model, Options options, std::shared_ptr<Mesh> mesh)
+      : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(mesh)) {}
   ~Engine();  // [local] waits for this rank's delayed update
   Engine(Engine&&) noexcept;
   Engine(const Engine&) = delete;
@@ -176,7 +184,8 @@ class ZERO_API Engine {
   [[deprecated("call units()")]] std::vector<std::pair<std::string, std::int64_t>> groups() const { return units(); }
 
   const Options& options() const;      // [local]
-  Communicator& communicator() const;  // [local]
+  Communicator& communicator() const;  // [local] all ranks of the run
+  const Mesh& mesh() const;            // [local] the same ranks by dimension
 
  private:
   GatheredParameters gather_all(bool modify);

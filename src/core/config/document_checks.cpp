@@ -34,6 +34,7 @@ class Checker {
     schedule();
     for (const auto& [path, entry] : document_.entries) effect(path, entry);
     precision();
+    tensor_parallel();
     zero();
     batches();
   }
@@ -222,6 +223,21 @@ class Checker {
         return;
       }
     }
+  }
+
+  void tensor_parallel() {
+    const Entry* plan = find("tensor_parallel.partition_config");
+    const Entry* preset = find("tensor_parallel.preset_model");
+    const auto degree = std::max(number("tensor_parallel.autotp_size"), 1.0);
+    if (plan) read_tp_plan(plan->value, preset ? preset->value.text : std::string(), static_cast<int>(degree), faults_);
+    if (preset && (preset->value.text == "mixtral" || preset->value.text == "deepseek_v2"))
+      faults_.error("refused", preset->place, pointer_of("tensor_parallel.preset_model"),
+                    "got " + preset->value.text + ", which is refused",
+                    "its experts are not cut by tensor parallelism");
+    for (const char* path : {"tensor_parallel.tp.tp_size", "tensor_parallel.tensor_parallel.tp_size"})
+      if (const Entry* size = find(path); size && number(path) > 1 && number(path) != degree)
+        conflict(path, "got " + size->value.json() + ", expected tensor_parallel.autotp_size", "leave it out",
+                 {"tensor_parallel.autotp_size"});
   }
 
   void precision() {

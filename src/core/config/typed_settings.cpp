@@ -208,6 +208,12 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.accumulation_steps = v.maybe_whole("gradient_accumulation_steps");
   s.data_parallel_size = v.maybe_whole("data_parallel_size");
   s.mesh.tensor = static_cast<int>(std::max<std::int64_t>(v.whole("tensor_parallel.autotp_size"), 1));
+  {
+    Faults checked;  // by document_checks.cpp
+    s.mesh.plan = read_tp_plan(v.value("tensor_parallel.partition_config"), v.word("tensor_parallel.preset_model"),
+                               s.mesh.tensor, checked);
+    s.mesh.plan.vocab_parallel_lm_head = v.flag("tensor_parallel.vocab_parallel_lm_head");
+  }
   s.mesh.sequence = static_cast<int>(v.whole("sequence_parallel_size"));
   s.managed_gradient_accumulation = v.flag("managed_gradient_accumulation");
   s.dataloader_drop_last = v.flag("dataloader_drop_last");

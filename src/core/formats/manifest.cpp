@@ -47,21 +47,57 @@ std::string hash_in(const JsonView& view) {
   return text;
 }
 
+Json json_of(const std::vector<std::vector<Box>>& slices) {
+  Json list = Json::array();
+  for (const auto& slice : slices) {
+    Json boxes = Json::array();
+    for (const auto& box : slice) boxes.push_back({{"start", box.start}, {"size", box.size}});
+    list.push_back(std::move(boxes));
+  }
+  return list;
+}
+
+std::vector<std::int64_t> counts_in(const JsonView& view, std::size_t expected) {
+  std::vector<std::int64_t> result;
+  for (const auto& item : view.items()) result.push_back(item.count());
+  if (result.size() != expected) view.fail(base::join("has ", result.size(), " numbers, expected ", expected));
+  return result;
+}
+
+std::vector<std::vector<Box>> slices_in(const JsonView& view, std::size_t dims) {
+  std::vector<std::vector<Box>> slices;
+  for (const auto& slice : view.items()) {
+    slices.emplace_back();
+    for (const auto& box : slice.items()) {
+      box.has_only({"start", "size"});
+      slices.back().push_back({counts_in(box.at("start"), dims), counts_in(box.at("size"), dims)});
+    }
+  }
+  if (slices.empty()) view.fail("has no slices");
+  return slices;
+}
+
 Json json_of(const Tensor& tensor) {
   Json parts = Json::array();
   for (const auto& part : tensor.parts)
     parts.push_back(
         {{"file", part.file}, {"key", part.key}, {"start", part.start}, {"numel", part.numel}, {"hash", part.hash}});
-  return {{"kind", tensor.kind},
-          {"name", tensor.name},
-          {"dtype", tensor.dtype},
-          {"shape", tensor.shape},
-          {"requires_grad", tensor.requires_grad},
-          {"parts", parts}};
+  Json json = {{"kind", tensor.kind},
+               {"name", tensor.name},
+               {"dtype", tensor.dtype},
+               {"shape", tensor.shape},
+               {"requires_grad", tensor.requires_grad},
+               {"parts", parts}};
+  if (!tensor.slices.empty()) json["slices"] = json_of(tensor.slices);
+  return json;
 }
 
 Tensor tensor_in(const JsonView& view) {
-  view.has_only({"kind", "name", "dtype", "shape", "requires_grad", "parts"});
+  const bool sliced = view.raw().is_object() && view.raw().contains("slices");
+  if (sliced)
+    view.has_only({"kind", "name", "dtype", "shape", "requires_grad", "parts", "slices"});
+  else
+    view.has_only({"kind", "name", "dtype", "shape", "requires_grad", "parts"});
   Tensor tensor;
   tensor.kind = view.at("kind").text();
   tensor.name = view.at("name").text();
@@ -74,6 +110,7 @@ Tensor tensor_in(const JsonView& view) {
   if (sizes.size() > 64) view.fail("has more than 64 dimensions");
   for (const auto& size : sizes) tensor.shape.push_back(size.count());
   tensor.requires_grad = view.at("requires_grad").boolean();
+  if (sliced) tensor.slices = slices_in(view.at("slices"), tensor.shape.size());
   for (const auto& item : view.at("parts").items()) {
     item.has_only({"file", "key", "start", "numel", "hash"});
     Part part{item.at("file").text(), item.at("key").text(), item.at("start").count(), item.at("numel").count(),
@@ -145,8 +182,11 @@ std::string manifest_text(const Manifest& m) {
   Json rates = Json::array();
   for (const double rate : m.set_rates) rates.push_back(text_of(rate));
   const bool programmed = !m.set_rates.empty() || !m.missed_steps.empty();
+  const bool meshed = m.sequence > 1 || m.tensor > 1;
   Json json = {{"format", kFormat},
-               {"min_reader", programmed ? 2 : 1},
+               {"min_reader", meshed       ? 3
+                              : programmed ? 2
+                                           : 1},
                {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
                {"tag", m.tag},
                {"seq", m.seq},
@@ -174,7 +214,8 @@ std::string manifest_text(const Manifest& m) {
                {"tensors", tensors},
                {"aliases", m.aliases},
                {"ranks", ranks}};
-  if (programmed) json["program"] = {{"rates", rates}, {"missed_steps", m.missed_steps}};
+  if (meshed) json["mesh"] = {{"dp", m.world / (m.sequence * m.tensor)}, {"sp", m.sequence}, {"tp", m.tensor}};
+  if (programmed || meshed) json["program"] = {{"rates", rates}, {"missed_steps", m.missed_steps}};
   try {
     return json.dump(1) + "\n";
   } catch (const Json::exception&) {
@@ -210,9 +251,15 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
     fail_damaged(path, base::join("needs a reader of version ", needed, ", this libzero reads version ", kReaderVersion,
                                   ". Hint: load it with the libzero that wrote it, or a newer one."));
   Manifest m;
-  if (top.at("min_reader").count() >= 2) {
-    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
-                  "world", "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
+  const auto reader = top.at("min_reader").count();
+  if (reader >= 2) {
+    if (reader >= 3)
+      top.has_only({"format",     "min_reader", "writer", "tag",     "seq",     "id",     "created",
+                    "step",       "optimizer",  "scaler", "world",   "mesh",    "config", "config_hash",
+                    "user_state", "program",    "files",  "tensors", "aliases", "ranks"});
+    else
+      top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
+                    "world", "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
     const auto program = top.at("program").has_only({"rates", "missed_steps"});
     for (const auto& rate : program.at("rates").items()) m.set_rates.push_back(number_of(rate));
     for (const auto& [name, count] : program.at("missed_steps").fields())
@@ -247,6 +294,13 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
       top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});
   m.world = world.at("size").count(kMostRanks);
   m.stage = world.at("stage").count(3);
+  if (reader >= 3) {
+    const auto mesh = top.at("mesh").has_only({"dp", "sp", "tp"});
+    m.sequence = mesh.at("sp").count(kMostRanks);
+    m.tensor = mesh.at("tp").count(kMostRanks);
+    if (mesh.at("dp").count(kMostRanks) * m.sequence * m.tensor != m.world)
+      mesh.fail(base::join("has other numbers of ranks than the ", m.world, " of the run"));
+  }
   const auto recipe = world.at("recipe").has_only({"parameter", "gradient", "wire"});
   m.parameter_dtype = recipe.at("parameter").text();
   m.gradient_dtype = recipe.at("gradient").text();
@@ -272,6 +326,37 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   return m;
 }
 
+namespace {
+
+// Whether two boxes have a common element.
+bool overlap(const Box& a, const Box& b) {
+  for (std::size_t d = 0; d < a.start.size(); ++d)
+    if (a.start[d] + a.size[d] <= b.start[d] || b.start[d] + b.size[d] <= a.start[d]) return false;
+  return true;
+}
+
+// Every element of the tensor is in exactly one box.
+void prove_slices(const Tensor& tensor, const std::string& label, const std::string& path) {
+  std::vector<const Box*> boxes;
+  std::int64_t covered = 0;
+  for (const auto& slice : tensor.slices)
+    for (const auto& box : slice) {
+      for (std::size_t d = 0; d < tensor.shape.size(); ++d)
+        if (box.start[d] > tensor.shape[d] || box.size[d] > tensor.shape[d] - box.start[d])
+          fail_damaged(path, label + " has a slice outside of its shape");
+      const auto numel = numel_of(box.size);
+      if (numel == 0) continue;
+      for (const auto* other : boxes)
+        if (overlap(box, *other)) fail_damaged(path, label + " has slices that overlap");
+      boxes.push_back(&box);
+      covered += numel;
+    }
+  if (covered != numel_of(tensor.shape))
+    fail_damaged(path, base::join(label, " has slices of ", covered, " of ", numel_of(tensor.shape), " elements"));
+}
+
+}  // namespace
+
 void prove_coverage(const Manifest& m, const std::string& path) {
   std::set<std::string> files;
   for (const auto& file : m.files)
@@ -285,6 +370,7 @@ void prove_coverage(const Manifest& m, const std::string& path) {
     const auto numel = numel_of(tensor.shape);
     const auto bytes = bits_of(tensor.dtype) / 8;
     if (numel < 0 || bytes == 0) fail_damaged(path, label + " has a shape or dtype that cannot be");
+    if (!tensor.slices.empty()) prove_slices(tensor, label, path);
     std::int64_t next = 0;
     for (const auto& part : tensor.parts) {
       if (part.start != next)

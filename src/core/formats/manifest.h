@@ -13,7 +13,7 @@ namespace zero::formats {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
-inline constexpr std::int64_t kReaderVersion = 2;
+inline constexpr std::int64_t kReaderVersion = 3;
 // The largest count of steps, samples or saves, so that arithmetic with counts does not overflow.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";
@@ -27,7 +27,14 @@ bool valid_tag(std::string_view tag);
 bool valid_file_name(std::string_view name);
 std::string rank_file_name(int rank);  // "rank-00003.safetensors"
 
-// A range of one tensor's elements, one-dimensional in its file, at most kMostPartBytes.
+// A rectangular range of a tensor: by dimension, the first index and the number of indices.
+struct Box {
+  std::vector<std::int64_t> start, size;
+  bool operator==(const Box&) const = default;
+};
+
+// A range of one tensor's elements, one-dimensional in its file, at most kMostPartBytes. Elements are numbered in
+// row-major order; those of a tensor with slices slice by slice, and in a slice box by box.
 struct Part {
   std::string file, key;
   std::int64_t start = 0, numel = 0;
@@ -39,7 +46,8 @@ struct Tensor {
   std::string dtype;       // the format's name: "F32"
   std::vector<std::int64_t> shape;
   bool requires_grad = false;
-  std::vector<Part> parts;  // by start
+  std::vector<Part> parts;               // by start
+  std::vector<std::vector<Box>> slices;  // held by each tensor-parallel rank; empty: not cut
 };
 // Product of the sizes; -1 if it overflows.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
@@ -56,6 +64,7 @@ struct Manifest {
   double loss_scale = 1;
   std::int64_t hysteresis = 1, good = 0, floor = 0;
   std::int64_t world = 1, stage = 0;
+  std::int64_t sequence = 1, tensor = 1;  // degrees of parallelism; other than 1 requires reader version 3
   std::string parameter_dtype, gradient_dtype, wire_dtype;  // the recipe
   std::string transport, cpu_capability;
   std::int64_t torch_threads = 1;

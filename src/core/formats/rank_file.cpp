@@ -47,7 +47,7 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
     const auto& source = sources[s];
     const std::int64_t width = bits_of(source.dtype) / 8;
     ZERO_CHECK(width > 0, "dtype ", source.dtype);
-    Tensor tensor{source.kind, source.name, source.dtype, source.shape, source.requires_grad, {}};
+    Tensor tensor{source.kind, source.name, source.dtype, source.shape, source.requires_grad, {}, {}};
     for (std::int64_t done = 0; done < source.numel;) {
       const auto numel = std::min(source.numel - done, kMostPartBytes / width);
       const auto start = source.start + done;

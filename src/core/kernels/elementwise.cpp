@@ -125,13 +125,15 @@ void scale(void* data, Dtype dtype, float factor, std::int64_t numel) {
   });
 }
 
-double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel) {
+double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, std::int64_t offset) {
   check_range("sum_of_squares", in, in, numel);
+  const auto skipped = offset % simd::kSquarePiece;  // of the first piece
   const auto piece = [&](std::int64_t k) {
-    const auto begin = k * simd::kSquarePiece;
-    return piece_sum(at(in, in_dtype, begin), in_dtype, std::min(simd::kSquarePiece, numel - begin));
+    const auto begin = std::max<std::int64_t>(k * simd::kSquarePiece - skipped, 0);
+    return piece_sum(at(in, in_dtype, begin), in_dtype,
+                     std::min((k + 1) * simd::kSquarePiece - skipped, numel) - begin);
   };
-  const auto pieces = (numel + simd::kSquarePiece - 1) / simd::kSquarePiece;
+  const auto pieces = numel == 0 ? 0 : (skipped + numel + simd::kSquarePiece - 1) / simd::kSquarePiece;
   double total = 0;
   if (numel <= kParallelNumel || omp_in_parallel() || omp_get_max_threads() == 1) {
     for (std::int64_t k = 0; k < pieces; ++k) total += piece(k);

@@ -46,8 +46,9 @@ void scale(void* data, Dtype dtype, float factor, std::int64_t numel);
 // Sum of squares in fp64. The order of summation depends on numel only: pieces of 65,536 elements with 32 interleaved
 // sums each, added in order. The result is the same on every SIMD target and for any number of threads; results of
 // parts of a range do not add up to it exactly. Any Inf or NaN in the input gives Inf or NaN; finite input gives a
-// finite result.
-double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel);
+// finite result. offset: the position of in[0] in the range of which this is the end; pieces are divided as in the
+// range.
+double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, std::int64_t offset = 0);
 
 // Index of the first Inf or NaN, or -1.
 std::int64_t first_non_finite(const void* in, Dtype in_dtype, std::int64_t numel);

@@ -118,7 +118,8 @@ class TensorOps {
   // square() stores the sum of squares of `values` under a slot. sum_of_squares() adds a group's slots in order. The
   // first pass of a step calls begin_squares(), which clears them.
   virtual void begin_squares(int group) = 0;
-  virtual void square(int group, int slot, View values) = 0;
+  // offset: the position of `values` in the range of which they are the end.
+  virtual void square(int group, int slot, View values, std::int64_t offset) = 0;
   virtual double sum_of_squares(int group) = 0;
   // Between an IoBuffer and a File. wait() throws IoError, also for a wrong checksum. The IoBuffer is not accessed
   // before wait(). B

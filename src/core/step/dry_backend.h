@@ -54,7 +54,7 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   void quantize(View, View, int) override {}
   void dequantize(View, View, int) override {}
   void begin_squares(int) override {}
-  void square(int, int, View) override {}
+  void square(int, int, View, std::int64_t) override {}
   double sum_of_squares(int) override { return 0; }
   WorkPtr read(View, View) override { return done_; }
   WorkPtr write(View, View) override { return done_; }

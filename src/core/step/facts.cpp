@@ -143,6 +143,10 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.persistent = unit.persistent;
     group.layout = unit.layout;
     group.axis = unit.axis;
+    if (run.topology.tensor_rank > 0 && unit.replicated > 0)
+      group.counted_begin = unit.replicated == unit.layout.num_parameters()
+                                ? unit.padded_numel()
+                                : unit.layout.parameter_offset(unit.replicated);
     group.sharding = run.sharding;
     // A single rank does not shard, but may offload its parameters.
     group.sharding.params =

@@ -50,7 +50,8 @@ struct Axis {
 
 struct RunTopology {
   std::vector<Axis> axes{Axis{}};
-  int world = 1;  // ranks of the run, over which losses are averaged
+  int world = 1;        // ranks over which losses are averaged; tensor-parallel ranks repeat a loss
+  int tensor_rank = 0;  // coordinate in the tensor-parallel group
   bool gpu = false;
   bool deferred_init = true;  // every rank computes the initial values itself; none are sent
 };
@@ -63,6 +64,7 @@ struct Unit {
   std::vector<std::size_t> parameters;  // indices into the model's parameters, in the order of `layout`
   sharding::ShardLayout layout;         // of its flat vector over the ranks of the axis
   int axis = 0;                         // index into RunTopology::axes
+  std::size_t replicated = 0;  // its first parameters, which every tensor-parallel rank has; the others are parts
 
   std::int64_t numel() const { return layout.numel(); }
   std::int64_t padded_numel() const { return layout.padded_numel(); }
@@ -95,6 +97,7 @@ struct GroupFacts {
   bool root = false, trainable = true, persistent = false;
   sharding::ShardLayout layout{{0}, 1, 1};
   int axis = 0;
+  std::int64_t counted_begin = 0;  // elements before it are counted in the norm by another tensor-parallel rank
   ShardingPolicy sharding;         // params is false for persistent units, and for one rank without offload
   Tier param_tier = Tier::Device;  // of the stored parameters
   bool symmetric = false;          // peers read the stored shards in place; unsharding moves no data

@@ -124,7 +124,14 @@ void GradStorage::close_accumulation() {
   finish_reduce();
 }
 
-void GradStorage::square(const View& flat) { c_.backend.tensors.square(group_, 0, own_part(flat)); }
+std::int64_t GradStorage::uncounted() const {
+  return std::clamp<std::int64_t>(facts_.counted_begin - shard_begin(), 0, facts_.shard());
+}
+
+void GradStorage::square(const View& flat) {
+  const auto skipped = uncounted();
+  c_.backend.tensors.square(group_, 0, own_part(flat).part(skipped, facts_.shard() - skipped), skipped);
+}
 
 void GradStorage::replace(int member, std::int64_t begin, const View& values) {
   if (values.numel == 0) return;
@@ -430,6 +437,10 @@ class AutogradGrads final : public HeldGrads {
 
  private:
   bool peers() const { return c_.facts.peer_reduces(facts_); }
+  // Whether the member is part of this rank's norm.
+  bool counts(int member) const {
+    return facts_.layout.parameter_offset(static_cast<std::size_t>(member)) >= facts_.counted_begin;
+  }
 
   void give_restored() {
     for (int i = 0; i < facts_.num_members(); ++i)
@@ -463,8 +474,8 @@ class AutogradGrads final : public HeldGrads {
       c_.backend.model.release_gradient(arrived);
     }
     auto& squared = squared_members_[static_cast<std::size_t>(member)];
-    squared = boundary_ && !peers() && !c_.facts.topology.gpu;
-    if (squared) c_.backend.tensors.square(group_, member, held(member));  // while it is in the cache
+    squared = boundary_ && !peers() && !c_.facts.topology.gpu && counts(member);
+    if (squared) c_.backend.tensors.square(group_, member, held(member), 0);  // while it is in the cache
   }
 
   void fill(int member) override {
@@ -506,7 +517,7 @@ class AutogradGrads final : public HeldGrads {
     for (int i = 0; i < facts_.num_members(); ++i) {
       const auto at = static_cast<std::size_t>(i);
       const auto values = flat ? flat.part(facts_.layout.parameter_offset(at), numel_of(i)) : held(i);
-      if (values && !squared_members_[at]) c_.backend.tensors.square(group_, i, values);
+      if (values && !squared_members_[at] && counts(i)) c_.backend.tensors.square(group_, i, values, 0);
     }
   }
 

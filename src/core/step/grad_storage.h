@@ -76,6 +76,8 @@ class GradStorage {
   virtual void copy_to_host() = 0;
   // Stores the sum of squares of the reduced gradients: of this rank's part of `flat`, or of the members if it is none.
   virtual void square(const View& flat);
+  // Elements at the beginning of this rank's shard that another tensor-parallel rank counts.
+  std::int64_t uncounted() const;
 
   View rest(Tier tier, Role role, std::int64_t numel) const;
   // Starts the operation that finish_reduce() waits for.

@@ -61,6 +61,12 @@ void require_same_run(engine::State& state, const formats::Manifest& manifest, c
                                  state.parts.comm->size(),
                                  ". Hint: this version loads at the same number of ranks only; run with ",
                                  manifest.world, "."));
+  const auto& mesh = *state.parts.mesh;
+  if (manifest.sequence != mesh.size("sp") || manifest.tensor != mesh.size("tp"))
+    throw ConfigError(base::join("[load_checkpoint] ", label, " was saved with sequence_parallel_size ",
+                                 manifest.sequence, " and tensor_parallel.autotp_size ", manifest.tensor,
+                                 ", this run has ", mesh.size("sp"), " and ", mesh.size("tp"),
+                                 ". Hint: this version loads with the same degrees only."));
   const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
   if (manifest.optimizer != optimizer)
     throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
@@ -101,6 +107,8 @@ void require_same_model(engine::State& state, const formats::Manifest& manifest,
     if (found->shape != tensor.shape)
       differences.push_back(name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
                             text_of(tensor.shape) + " in the model");
+    if (found->slices != tensor.slices)
+      differences.push_back(name + ": is cut otherwise in the checkpoint than in the model");
     if (!fits(found->dtype, tensor.dtype))
       differences.push_back(name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
     taken.insert({found->kind, found->name});

@@ -105,7 +105,7 @@ formats::Manifest describe(engine::State& state) {
   m.skipped_steps = counters.skipped_steps;
   // Informational only.
   if (__builtin_mul_overflow(counters.global_steps,
-                             state.parts.accumulation * state.parts.micro_batch * state.parts.comm->size(),
+                             state.parts.accumulation * state.parts.micro_batch * state.parts.mesh->size("dp"),
                              &m.global_samples))
     m.global_samples = formats::kMostCount;
   m.global_samples = std::min(m.global_samples, formats::kMostCount);
@@ -116,6 +116,8 @@ formats::Manifest describe(engine::State& state) {
   m.good = counters.scaler.good;
   m.floor = counters.scaler.floor;
   m.world = state.parts.comm->size();
+  m.sequence = state.parts.mesh->size("sp");
+  m.tensor = state.parts.mesh->size("tp");
   m.stage = settings.zero.stage;
   m.parameter_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
   m.gradient_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.grad), "gradients");
@@ -192,14 +194,31 @@ std::string optimizer_name(config::OptimizerType type) {
   return "none";
 }
 
+// What each tensor-parallel rank holds of a parameter.
+std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member) {
+  std::vector<std::vector<formats::Box>> slices;
+  if (!member.is_cut()) return slices;
+  const auto& cut = member.cut.cut;
+  for (int part = 0; part < cut.parts; ++part) {
+    slices.emplace_back();
+    for (const auto& range : cut.ranges(part)) {
+      formats::Box box{std::vector<std::int64_t>(cut.sizes.size(), 0), cut.sizes};
+      box.start[static_cast<std::size_t>(cut.dim)] = range.begin;
+      box.size[static_cast<std::size_t>(cut.dim)] = range.numel();
+      slices.back().push_back(std::move(box));
+    }
+  }
+  return slices;
+}
+
 std::vector<formats::Tensor> tensors_of(engine::State& state) {
   std::vector<formats::Tensor> result;
   for (const auto& group : state.parts.binding().groups()) {
     const bool trainable = group->facts.trainable;
     for (const auto& member : group->members) {
-      const auto shape = member.tensor.sizes().vec();
       const auto add = [&](const std::string& kind, at::ScalarType type) {
-        result.push_back({kind, member.name, file_dtype(type, member.name), shape, trainable, {}});
+        result.push_back(
+            {kind, member.name, file_dtype(type, member.name), member.sizes, trainable, {}, slices_of(member)});
       };
       if (!trainable) {
         add("param", engine::scalar_type(state.parts.run.precision.param));
@@ -217,6 +236,7 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
                         file_dtype(item.value().scalar_type(), item.key()),
                         item.value().sizes().vec(),
                         false,
+                        {},
                         {}});
   return result;
 }
@@ -262,6 +282,19 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
                                      ", rank 0 after ", ranks[0].step,
                                      ". Hint: all ranks must call it at the same place."));
     }
+    return "";
+  });
+
+  // Tensor-parallel ranks that have drifted apart would be saved as one of them only.
+  (void)engine::agree(comm, kWhere, [&] {
+    if (state.parts.tensor_group->size() == 1) return "";
+    const auto hashes = state.parts.tensor_group->all_gather_bytes(std::to_string(state.exports->replicated_hash()));
+    for (std::size_t j = 1; j < hashes.size(); ++j)
+      if (hashes[j] != hashes[0])
+        throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
+                                       " of rank ", comm.rank(),
+                                       ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
+                                       "parameters only inside gathered_parameters(true)."));
     return "";
   });
 

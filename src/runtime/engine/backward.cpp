@@ -34,7 +34,7 @@ void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
 void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
   auto& page = observe::status_page();
   p_.progress.in_forward = false;
-  listener_.end_activations();
+  listener_.end_forward();
   p_.trace.begin_phase(observe::TraceKind::Backward);
   listener_.begin_phase();
   page.set_phase(observe::StatusPhase::Backward);
@@ -65,8 +65,9 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
 double Backward::weight_of(const BackwardOptions& options) const {
   if (!options.tokens) return 1;
   std::int64_t all = 0;
-  for (const auto& tokens : p_.comm->all_gather_bytes(std::to_string(*options.tokens))) all += std::stoll(tokens);
-  const double ranks = p_.settings.reduce_op == config::ReduceOp::Mean ? p_.comm->size() : 1;
+  for (const auto& tokens : p_.shard_group->all_gather_bytes(std::to_string(*options.tokens)))
+    all += std::stoll(tokens);
+  const double ranks = p_.settings.reduce_op == config::ReduceOp::Mean ? p_.shard_group->size() : 1;
   return all == 0 ? 0 : ranks / static_cast<double>(all);
 }
 
@@ -236,7 +237,7 @@ void Backward::drop_micro_batch() {
   if (kept != step::KeptGrads::None)
     for (const auto& group : p_.binding().groups()) group->gradients.end_pass();
   p_.progress.in_forward = false;
-  listener_.end_activations();
+  listener_.end_forward();
   if (p_.activations) p_.activations->end_backward();
   p_.trace.end_phase();
   observe::status_page().set_phase(observe::StatusPhase::Idle);

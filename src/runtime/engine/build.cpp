@@ -2,6 +2,7 @@
 #include "engine/build.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -48,6 +50,11 @@ void check_secondary_shards(const Parts& parts) {
   const auto ranks = parts.settings.zero.hpz_ranks;
   const auto& comm = *parts.comm;
   const bool shards = step::ShardingPolicy::of(parts.settings).params;
+  if (ranks > 1 && parts.settings.mesh.tensor * parts.settings.mesh.sequence > 1)
+    throw ConfigError(parts.where("Engine") +
+                      base::join("zero_optimization.zero_hpz_partition_size: got ", ranks,
+                                 " with tensor or sequence parallelism, expected 1: neighbouring ranks are of "
+                                 "different dimensions. Hint: leave it out."));
   if (!shards || ranks <= 1 || comm.size() == 1 || comm.reads_in_place()) return;
   if (!comm.has_neighbours(ranks) || comm.transport() == "nccl")
     throw ConfigError(parts.where("Engine") +
@@ -55,6 +62,16 @@ void check_secondary_shards(const Parts& parts) {
                                  ", expected a divisor of the ", comm.local_size(),
                                  " ranks of a host, and of every other's; ranks are processes on CPUs, numbered host "
                                  "by host. Hint: 1 turns it off."));
+}
+
+// A mesh that the program made must be that of the configuration.
+void check_mesh(const Parts& parts) {
+  const auto wanted = config::mesh_shape(parts.options, parts.comm->size());
+  if (!parts.mesh || (parts.mesh->size("tp") == wanted.tensor && parts.mesh->size("sp") == wanted.sequence)) return;
+  throw ConfigError(parts.where("Engine") +
+                    base::join("got a mesh of ", parts.mesh->text(), ", but the configuration asks for ", wanted.data,
+                               " dp x ", wanted.sequence, " sp x ", wanted.tensor,
+                               " tp. Hint: Mesh::of(options, comm) with the options of the Engine."));
 }
 
 // Reports faults of the model or the configuration before any tensor is sent.
@@ -69,6 +86,7 @@ Found look_at(Parts& parts) {
                                  " before Communicator::from_env, or leave the key out."));
   if (parts.options.document().is_set("libzero.timeout_s"))
     comm.set_timeout(std::chrono::milliseconds(static_cast<std::int64_t>(settings.timeout_s * 1000)));
+  check_mesh(parts);
   const auto batch = config::resolve_batch(parts.options, comm.size());
   parts.accumulation = batch.accumulation;
   parts.micro_batch = batch.micro;
@@ -78,20 +96,35 @@ Found look_at(Parts& parts) {
   check_secondary_shards(parts);
   Found found;
   found.parameters = find_parameters(*parts.model, settings);
+  cut_parameters(found.parameters, settings, comm.rank() % settings.mesh.tensor);
   const bool persists = step::ShardingPolicy::of(settings).params;
   found.units = find_units(found.parameters, {.min_numel = settings.unit_min_numel,
                                               .max_numel = settings.zero.reduce_bucket_size,
                                               .persistent_numel = persists ? settings.zero.persistence_threshold : 0,
                                               .persistent_total = settings.zero.model_persistence_threshold});
   parts.device = device_of(found.parameters, comm);
-  const step::Axis axis{.name = "dp",
-                        .size = comm.size(),
-                        .rank = comm.rank(),
-                        .peer_reads = parts.device.is_cpu() && comm.reads_in_place(),
-                        .quantizes = parts.device.is_cpu() && comm.quantizes()};
-  parts.run = step::run_facts(settings, {.axes = {axis}, .world = comm.size(), .gpu = !parts.device.is_cpu()},
-                              parts.accumulation);
   return found;
+}
+
+// All states are sharded over one axis, "dp_sp"; a run without a mesh calls it "dp".
+void make_axes(Parts& parts) {
+  if (!parts.mesh) parts.mesh = Mesh::of(parts.options, parts.communicator);
+  const auto& mesh = *parts.mesh;
+  parts.shard_group = comm::group_of(*mesh.group("dp_sp"));
+  parts.tensor_group = comm::group_of(*mesh.group("tp"));
+  const auto& group = *parts.shard_group;
+  const step::Axis axis{.name = mesh.size("sp") == 1 ? "dp" : "dp_sp",
+                        .size = group.size(),
+                        .rank = group.rank(),
+                        .peer_reads = parts.device.is_cpu() && group.reads_in_place(),
+                        .quantizes = parts.device.is_cpu() && group.quantizes()};
+  parts.run = step::run_facts(
+      parts.settings,
+      {.axes = {axis}, .world = group.size(), .tensor_rank = mesh.rank("tp"), .gpu = !parts.device.is_cpu()},
+      parts.accumulation);
+  if (mesh.size("tp") > 1)
+    parts.products = std::make_shared<parallel::SplitProducts>(
+        mesh.group("tp"), /*shared_generator=*/parts.comm->transport() == "thread");
 }
 
 void check_agreement(const Parts& parts, const Found& found) {
@@ -137,24 +170,28 @@ std::vector<step::Unit> sized(const Parts& parts, const Found& found) {
   std::vector<step::Unit> units;
   for (const auto& unit : found.units) {
     std::vector<std::int64_t> numels;
-    for (const auto i : unit.parameters) numels.push_back(found.parameters[i].tensor.numel());
+    std::size_t replicated = 0;
+    for (const auto i : unit.parameters) {
+      numels.push_back(found.parameters[i].numel());
+      replicated += found.parameters[i].is_cut() ? 0 : 1;
+    }
     units.push_back({.name = unit.name,
                      .root = unit.root,
                      .trainable = unit.trainable,
                      .persistent = unit.persistent,
                      .parameters = unit.parameters,
-                     .layout = sharding::ShardLayout::of_group(std::move(numels), parts.comm->size(),
+                     .layout = sharding::ShardLayout::of_group(std::move(numels), parts.shard_group->size(),
                                                                width(parts.run.precision.param), parts.device.is_cpu()),
-                     .axis = 0});
+                     .axis = 0,
+                     .replicated = replicated});
   }
   return units;
 }
 
 TorchComm::Ranks ranks_of(Parts& parts) {
-  TorchComm::Ranks ranks{parts.comm, nullptr};
-  if (const int node = parts.run.topology.axes[0].secondary_ranks; node > 0) {
-    ranks.node = parts.comm->neighbours(node);
-  }
+  TorchComm::Ranks ranks{parts.shard_group, nullptr};
+  if (const int node = parts.run.topology.axes[0].secondary_ranks; node > 0)
+    ranks.node = parts.shard_group->neighbours(node);
   return ranks;
 }
 
@@ -172,8 +209,9 @@ void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
   }
   found.parameters.clear();
   parts.memory = std::make_shared<EngineMemory>(
-      TorchBuffers::Setup{.comm = parts.comm,
+      TorchBuffers::Setup{.comm = parts.shard_group,
                           .node = ranks.node,
+                          .tensor_rank = parts.run.topology.tensor_rank,
                           .device = parts.device,
                           .pin_states = parts.run.topology.gpu && parts.settings.zero.offload_optimizer.pin_memory,
                           .params_file = parts.tiers->params_file(),
@@ -211,6 +249,7 @@ void build(Parts& parts) {
   check_agreement(parts, found);
   TorchComm::Ranks ranks;
   parts.relay.reporting([&] {
+    make_axes(parts);
     tell_what_has_no_effect(parts);
     ranks = ranks_of(parts);
   });
@@ -243,21 +282,58 @@ void build(Parts& parts) {
 
 namespace {
 
-// Returns a hash of the group's values.
+// Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
+void agree_on_random_numbers(comm::Group& tensor_group) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  auto state = generator.get_state().clone();
+  tensor_group.broadcast(state, 0)->wait();
+  generator.set_state(state);
+}
+
+std::uint64_t hash_of(const at::Tensor& values) {
+  return XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(values.nbytes()));
+}
+
+// A hash of the whole values of a group's parameters, in fp32, before they are cut.
+std::uint64_t hash_of_whole(const Parts& parts, int group) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::uint64_t> hashes;
+  for (const auto& member : parts.binding().group(group).members)
+    hashes.push_back(hash_of(member.tensor.detach().to(at::kCPU, at::kFloat).contiguous()));
+  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t));
+}
+
+// Tensor-parallel ranks hold different parts of rank 0's whole values.
+void broadcast_whole(const Parts& parts, int group) {
+  const at::NoGradGuard no_grad;
+  for (const auto& member : parts.binding().group(group).members) {
+    if (member.tensor.numel() == 0) continue;
+    auto values = member.tensor.detach().contiguous().view({-1}).clone();
+    parts.comm->broadcast(values, 0)->wait();
+    member.tensor.detach().copy_(values.view(member.sizes));
+  }
+}
+
+// Returns a hash of the group's whole values.
 std::uint64_t adopt_group(Parts& parts, int group, bool broadcast) {
   const at::NoGradGuard no_grad;
   const torch_hooks::AllocationObserver::Pause pause;
+  if (broadcast && parts.products) {
+    broadcast_whole(parts, group);
+    broadcast = false;
+  }
+  const auto result = parts.products ? hash_of_whole(parts, group) : 0;
   auto values = parts.binding().values(group);
-  const auto hash = [&] { return XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(values.nbytes())); };
   const step::View view{parts.memory->memory.register_foreign(), 0, values.numel(), step::Dtype::F32};
   parts.memory->buffers.adopt(view.buffer, values);
   parts.program->initialise(group, view, broadcast);
   parts.memory->buffers.drop(view.buffer);
-  const auto result = hash();
+  const auto hash = parts.products ? result : hash_of(values);
   const auto& params = *parts.program->groups()[static_cast<std::size_t>(group)]->params;
   parts.binding().attach(group, params.rests_sharded() ? step::View{} : params.resting(),
                          scalar_type(parts.run.precision.param));
-  return result;
+  return hash;
 }
 
 // Materializes deferred parameters in the order of their initializers. A group is moved as soon as its last member has
@@ -284,6 +360,7 @@ void adopt_values(Parts& parts) {
   std::string hashes;
   const torch_hooks::AllocationObserver::Pause pause;
   auto& comm = *parts.comm;
+  if (parts.products) agree_on_random_numbers(*parts.tensor_group);
   if (!deferred.empty() && comm.size() > 1) {
     // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
     const auto states =

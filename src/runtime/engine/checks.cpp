@@ -70,6 +70,10 @@ void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& opti
                                        : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
                                                     loss.requires_grad())) +
                       ", expected a scalar that requires grad");
+  if (options.create_graph && p_.products)
+    throw ConfigError(where +
+                      "got create_graph with tensor parallelism, whose sums over ranks cannot be differentiated twice. "
+                      "Hint: tensor_parallel.autotp_size 1.");
   if (options.tokens && *options.tokens < 0)
     throw ConfigError(where + base::join("got ", *options.tokens, " tokens, expected 0 or more"));
   const auto micro_batches = p_.accumulated().micro_batches;

@@ -24,6 +24,9 @@ void end_unless_forked(engine::State* state, pid_t maker) {
 Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
     : state_(new engine::State(std::move(model), std::move(options), std::move(comm)),
              [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
+Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Mesh> mesh)
+    : state_(new engine::State(std::move(model), std::move(options), mesh ? mesh->world() : nullptr, mesh),
+             [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 
@@ -85,6 +88,7 @@ int Engine::parameter_group(const std::string& name) const {
   return parts.optimizer->parameter_group_of(parameter.name, parameter.aliases);
 }
 const Options& Engine::options() const { return state_->parts.options; }
+const Mesh& Engine::mesh() const { return *state_->parts.mesh; }
 Communicator& Engine::communicator() const { return *state_->parts.communicator; }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {

@@ -33,16 +33,24 @@ void ForwardListener::attach(const std::function<void(int, int)>& on_gradient) {
     const auto& group = *groups[static_cast<std::size_t>(g)];
     for (int i = 0; i < static_cast<int>(group.members.size()); ++i) {
       const auto& tensor = group.members[static_cast<std::size_t>(i)].tensor;
+      const int tag = static_cast<int>(members_.size());
       members_.push_back({g, i});
-      torch_hooks::intercept(tensor, this, static_cast<int>(members_.size()) - 1);
+      torch_hooks::intercept(tensor, this, tag, handler_of(group.members[static_cast<std::size_t>(i)], tag));
       tensor.mutable_grad() = at::Tensor();  // from a backward before the Engine was constructed
       torch_hooks::set_gradient_hook(tensor, [on_gradient, g, i] { on_gradient(g, i); });
     }
   }
 }
 
+// null: operators read the parameter as it is.
+torch_hooks::CallHandler* ForwardListener::handler_of(const ModelParameter& member, int tag) const {
+  if (!p_.products || (!member.is_cut() && !member.cut.sum_gradient)) return nullptr;
+  p_.products->add(tag, {member.name, member.cut});
+  return p_.products.get();
+}
+
 void ForwardListener::detach() noexcept {
-  end_activations();
+  end_forward();
   for (const auto& member : members_) {
     const auto& group = p_.binding().group(member.group);
     const auto i = static_cast<std::size_t>(member.index);
@@ -58,12 +66,17 @@ void ForwardListener::begin_forward() {
   auto& progress = p_.progress;
   if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return;
   p_.trace.begin_phase(observe::TraceKind::Forward);
+  if (p_.products) {
+    torch_hooks::set_segment_listener(p_.products);
+    p_.products->begin_forward(/*compare=*/p_.program->steps() == 0 && p_.accumulated().micro_batches == 0);
+  }
   begin_phase();
   observe::status_page().set_step(p_.program->steps(), static_cast<int>(p_.accumulated().micro_batches));
   observe::status_page().set_phase(observe::StatusPhase::Forward);
 }
 
-void ForwardListener::end_activations() const {
+void ForwardListener::end_forward() const {
+  if (p_.products) p_.products->end_forward();
   if (p_.activations && torch_hooks::saved_tensor_policy() == p_.activations)
     torch_hooks::set_saved_tensor_policy(nullptr);
 }

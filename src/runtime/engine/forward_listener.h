@@ -21,12 +21,14 @@ class ForwardListener final : public torch_hooks::UseListener {
 
   // The next use begins a new forward or phase.
   void begin_phase() { shown_group_ = -1; }
-  // Ends this thread's policy for saved activations; with several Engines, that of the last used one.
-  void end_activations() const;
+  // The forward has ended: ends this thread's policy for saved activations (with several Engines, that of the last used
+  // one) and what split products keep for one forward.
+  void end_forward() const;
   // Records changes of the byte counts in the trace.
   void count_bytes();
 
  private:
+  torch_hooks::CallHandler* handler_of(const ModelParameter& member, int tag) const;
   void before_use(const int* tags, int count, const char* op) override;
   void after_use(const int* tags, int count) noexcept override;
   bool before_write(int tag, const char* op) override;

@@ -32,7 +32,8 @@ std::string MemberGradients::find_meddling(bool first, bool updates) const {
            ", which waits with its graph since a backward with create_graph. Hint: call "
            "engine.discard_micro_batch(), and let nothing else reach this model between the two passes.";
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    const auto& [name, aliases, tensor, unit] = members_[i];
+    const auto& name = members_[i].name;
+    const auto& tensor = members_[i].tensor;
     if (!first && !updates && tensor.requires_grad() != (active_[i] != 0))
       return base::join("requires_grad of parameter ", name, " was changed to ",
                         tensor.requires_grad() ? "true" : "false",

@@ -8,13 +8,20 @@
 #include <utility>
 
 #include "engine/dtypes.h"
+#include "engine/tensor_parts.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/storage_access.h"
 
 namespace zero::engine {
 
 ModelBinding::Group::Group(const step::GroupFacts& facts, std::vector<ModelParameter> members)
-    : facts(facts), members(std::move(members)), gradients(this->members, facts.name, facts.trainable) {}
+    : facts(facts), members(std::move(members)), gradients(this->members, facts.name, facts.trainable) {
+  const auto cut =
+      std::find_if(this->members.begin(), this->members.end(), [](const ModelParameter& m) { return m.is_cut(); });
+  cut_begin = cut == this->members.end()
+                  ? facts.padded()
+                  : facts.layout.parameter_offset(static_cast<std::size_t>(cut - this->members.begin()));
+}
 
 ModelBinding::ModelBinding(std::shared_ptr<EngineMemory> memory, const std::vector<step::GroupFacts>& groups,
                            std::vector<std::vector<ModelParameter>> members, observe::Trace& trace)
@@ -54,9 +61,10 @@ at::Tensor ModelBinding::values(int index) const {
   const at::NoGradGuard no_grad;
   const auto& g = *groups_[static_cast<std::size_t>(index)];
   auto values = at::zeros({g.facts.padded()}, at::kFloat);
+  const int part = memory_->buffers.setup().tensor_rank;
   for (std::size_t i = 0; i < g.members.size(); ++i)
-    values.narrow(0, g.facts.layout.parameter_offset(i), g.members[i].tensor.numel())
-        .copy_(g.members[i].tensor.detach().reshape({-1}));
+    values.narrow(0, g.facts.layout.parameter_offset(i), g.facts.layout.parameter_numel(i))
+        .copy_(part_of(g.members[i], g.members[i].tensor.detach(), part).reshape({-1}));
   return values;
 }
 
@@ -69,12 +77,12 @@ void ModelBinding::attach(int index, step::View whole, at::ScalarType dtype) {
   for (std::size_t i = 0; i < g.members.size(); ++i) {
     const auto& tensor = g.members[i].tensor;
     const auto offset = g.facts.layout.parameter_offset(i) * size;
-    const auto sizes = tensor.sizes().vec();
+    const auto& sizes = g.members[i].part_sizes;
     // The parameter keeps its TensorImpl and, if the dtype is unchanged, its storage, because the program may hold
     // views. Otherwise both are replaced once, here.
-    const auto bytes = static_cast<std::size_t>(tensor.numel() * size);
-    if (bytes > 0 && tensor.scalar_type() == dtype && tensor.is_contiguous() && tensor.storage_offset() == 0 &&
-        tensor.storage().nbytes() == bytes) {
+    const auto bytes = static_cast<std::size_t>(g.members[i].numel() * size);
+    if (bytes > 0 && !g.members[i].is_cut() && tensor.scalar_type() == dtype && tensor.is_contiguous() &&
+        tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) {
       if (whole) torch_hooks::gather_storage(tensor.storage(), flat, offset);
       continue;
     }

@@ -55,6 +55,7 @@ class ModelBinding final : public step::ModelOps {
         storages;  // the members' original storages; a storage that a program substitutes is not modified
     MemberGradients gradients;
     observe::TraceOperation whole_trace;
+    std::int64_t cut_begin = 0;  // elements of the flat vector before it are equal on all tensor-parallel ranks
     bool bound = false;
   };
   Group& group(int index) { return *groups_[static_cast<std::size_t>(index)]; }

@@ -7,6 +7,7 @@
 #include "engine/parameter_values.h"
 #include "engine/rank_agreement.h"
 #include "engine/reduced_gradient.h"
+#include "engine/tensor_parts.h"
 
 namespace zero::engine {
 
@@ -53,12 +54,12 @@ at::Tensor ParameterGradients::get(const std::string& parameter) {
   if (!own.values.defined()) return {};
   return p_.relay.reporting([&]() -> at::Tensor {
     const at::NoGradGuard no_grad;
-    const auto& tensor = find("gradient", parameter)->parameter.tensor;
+    const auto& member = find("gradient", parameter)->parameter;
     // Each element belongs to one rank and is zero on the others.
-    auto whole = at::zeros({tensor.numel()}, own.values.options().device(p_.device));
-    whole.narrow(0, own.begin, own.values.numel()).copy_(own.values);
-    if (p_.comm->size() > 1 && whole.numel() > 0) p_.comm->all_reduce(whole)->wait();
-    return whole.view(tensor.sizes());
+    auto part = at::zeros({member.numel()}, own.values.options().device(p_.device));
+    part.narrow(0, own.begin, own.values.numel()).copy_(own.values);
+    if (p_.shard_group->size() > 1 && part.numel() > 0) p_.shard_group->all_reduce(part)->wait();
+    return whole_of(member, part, *p_.tensor_group);
   });
 }
 
@@ -105,7 +106,7 @@ void ParameterGradients::set(const std::string& parameter, const at::Tensor& val
       agreed(kCall, parameter, [&](const Place& found) { require_whole(p_.where(kCall), found.parameter, values); });
   p_.relay.reporting([&] {
     const at::NoGradGuard no_grad;
-    replace(place, values_of_rank_0(p_, values));
+    replace(place, values_of_rank_0(p_, place.parameter, values));
   });
 }
 

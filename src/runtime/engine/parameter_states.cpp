@@ -9,6 +9,7 @@
 #include "engine/gathered_state.h"
 #include "engine/parameter_values.h"
 #include "engine/rank_agreement.h"
+#include "engine/tensor_parts.h"
 
 namespace zero::engine {
 ParameterStates::Place ParameterStates::find(const char* call, const std::string& parameter,
@@ -48,9 +49,9 @@ at::Tensor ParameterStates::get(const std::string& parameter, const std::string&
     stepper_.flush();
     const at::NoGradGuard no_grad;
     const auto& layout = place.group.facts.layout;
-    return gathered_state(p_, place.group, place.state)
-        .narrow(0, layout.parameter_offset(place.member), layout.parameter_numel(place.member))
-        .view(place.parameter.tensor.sizes())
+    const auto part = gathered_state(p_, place.group, place.state)
+                          .narrow(0, layout.parameter_offset(place.member), layout.parameter_numel(place.member));
+    return whole_of(place.parameter, part, *p_.tensor_group)
         .to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   });
 }
@@ -96,7 +97,7 @@ void ParameterStates::set(const std::string& parameter, const std::string& state
   p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
-    replace(kCall, place, values_of_rank_0(p_, values));
+    replace(kCall, place, values_of_rank_0(p_, place.parameter, values));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "base/check.h"
+#include "engine/tensor_parts.h"
 
 namespace zero::engine {
 namespace {
@@ -30,9 +31,10 @@ sharding::ShardLayout::Piece owned_of(const Parts& parts, const step::GroupFacts
 }
 
 void require_whole(const std::string& where, const ModelParameter& parameter, const at::Tensor& values) {
-  if (!values.defined() || values.sizes() != parameter.tensor.sizes() || !values.is_floating_point())
+  if (!values.defined() || values.sizes() != at::IntArrayRef(parameter.sizes) || !values.is_floating_point())
     throw ConfigError(where + base::join("got ", text_of(values), " for ", parameter.name,
-                                         ", expected floating-point values of shape ", parameter.tensor.sizes()));
+                                         ", expected floating-point values of shape ",
+                                         at::IntArrayRef(parameter.sizes)));
 }
 
 void require_shard(const std::string& where, const ModelParameter& parameter, std::int64_t numel,
@@ -42,11 +44,11 @@ void require_shard(const std::string& where, const ModelParameter& parameter, st
                                          " floating-point elements of this rank's shard"));
 }
 
-at::Tensor values_of_rank_0(const Parts& parts, const at::Tensor& values) {
+at::Tensor values_of_rank_0(const Parts& parts, const ModelParameter& parameter, const at::Tensor& values) {
   auto flat =
       values.detach().to(parts.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous().view({-1});
   if (parts.comm->size() > 1 && flat.numel() > 0) parts.comm->broadcast(flat, 0)->wait();
-  return flat;
+  return part_of(parameter, flat, parts.tensor_group->rank()).view({-1});
 }
 
 at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, std::size_t member,
@@ -55,9 +57,9 @@ at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, s
   auto mine = at::zeros({facts.shard()}, at::TensorOptions().dtype(at::kFloat).device(parts.device));
   mine.narrow(0, own.range_begin, own.numel).copy_(values.detach().reshape({-1}));
   auto whole = mine;
-  if (parts.comm->size() > 1 && facts.padded() > 0) {
+  if (parts.shard_group->size() > 1 && facts.padded() > 0) {
     whole = at::empty({facts.padded()}, mine.options());
-    parts.comm->all_gather(whole, mine)->wait();
+    parts.shard_group->all_gather(whole, mine)->wait();
   }
   return whole.narrow(0, facts.layout.parameter_offset(member), facts.layout.parameter_numel(member));
 }

@@ -23,7 +23,7 @@ void require_shard(const std::string& where, const ModelParameter& parameter, st
 
 // The whole parameter, flat, fp32, on the engine's device, the same on every rank: rank 0's `values`, or each rank's
 // shard. Collective.
-at::Tensor values_of_rank_0(const Parts& parts, const at::Tensor& values);
+at::Tensor values_of_rank_0(const Parts& parts, const ModelParameter& parameter, const at::Tensor& values);
 at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, std::size_t member,
                             const at::Tensor& values);
 

@@ -5,12 +5,14 @@
 
 namespace zero::engine {
 
-Parts::Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
+Parts::Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
+             std::shared_ptr<Mesh> mesh)
     : model(std::move(model)),
       options(std::move(options)),
       settings(this->options.settings()),
       communicator(comm ? std::move(comm) : throw ConfigError("[Engine] got no communicator")),
       comm(comm::group_of(*communicator)),
+      mesh(std::move(mesh)),
       relay(*this->comm) {}
 
 Parts::~Parts() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <zero/engine.h>
+#include <zero/mesh.h>
 
 #include "activations/activation_store.h"
 #include "engine/error_relay.h"
@@ -14,6 +15,7 @@
 #include "engine/tier_plan.h"
 #include "engine/torch_backend.h"
 #include "optim/loss_scaler.h"
+#include "parallel/split_products.h"
 #include "step/program.h"
 
 namespace zero::engine {
@@ -30,7 +32,9 @@ struct Progress {
 
 // The order of members is the order of construction.
 struct Parts {
-  Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
+  // mesh: null: build() makes one of `comm`.
+  Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
+        std::shared_ptr<Mesh> mesh);
   ~Parts();
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
@@ -46,7 +50,9 @@ struct Parts {
   const Options options;
   const config::Settings& settings;
   const std::shared_ptr<Communicator> communicator;
-  const std::shared_ptr<comm::Group> comm;  // the group of `communicator`
+  const std::shared_ptr<comm::Group> comm;  // the group of `communicator`: all ranks of the run
+  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<comm::Group> shard_group, tensor_group;  // along "dp_sp", over which states are sharded, and "tp"
   ErrorRelay relay;
   std::int64_t accumulation = 1, micro_batch = 1;
   StepTrace trace;
@@ -59,6 +65,7 @@ struct Parts {
   std::shared_ptr<EngineMemory> memory;
   std::unique_ptr<TorchBackend> backend;
   std::unique_ptr<step::StepProgram> program;
+  std::shared_ptr<parallel::SplitProducts> products;          // null: no tensor parallelism
   std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
 };

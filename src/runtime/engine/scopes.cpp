@@ -36,6 +36,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
       p_.prefetcher().pin(groups);
     }
     p_.progress.scopes.open(groups, modify);
+    if (p_.products) p_.products->set_readable(true);
   });
   return groups;
 }
@@ -43,6 +44,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
 void Scopes::end(const std::vector<int>& groups, bool modify) {
   p_.relay.reporting([&] {
     p_.progress.scopes.close(groups, modify);
+    if (p_.products) p_.products->set_readable(p_.progress.scopes.any());
     if (modify) {
       checks_.parameters("gathered_parameters");
       p_.comm->barrier();  // no rank reads a shard in place any more
@@ -60,7 +62,10 @@ void Scopes::write_back(int index) {
   const auto whole = group.params->whole();
   if (whole.numel == 0) return;
   auto flat = p_.memory->buffers.tensor(whole);
-  if (p_.comm->size() > 1) p_.comm->broadcast(flat, 0)->wait();
+  // Tensor-parallel ranks have equal values of what is not cut; each has its own part of the rest.
+  const auto cut_begin = p_.binding().group(index).cut_begin;
+  if (p_.tensor_group->size() > 1 && cut_begin > 0) p_.tensor_group->broadcast(flat.narrow(0, 0, cut_begin), 0)->wait();
+  if (p_.shard_group->size() > 1) p_.shard_group->broadcast(flat, 0)->wait();
   StateAccess states(p_.memory->buffers);
   if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, p_.run.shard_begin(facts), facts.shard()));
   group.params->mark_updated();

@@ -33,8 +33,9 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
 
 }  // namespace
 
-State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
-    : parts(std::move(model), std::move(options), std::move(comm)) {
+State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
+             std::shared_ptr<Mesh> mesh)
+    : parts(std::move(model), std::move(options), std::move(comm), std::move(mesh)) {
   build(parts);
   backward = std::make_unique<Backward>(parts, checks, listener);
   stepper = std::make_unique<Stepper>(parts, checks, *backward, listener);

@@ -14,7 +14,8 @@ namespace zero::engine {
 
 class State {
  public:
-  State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
+  State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
+        std::shared_ptr<Mesh> mesh = nullptr);
   ~State();
   State(const State&) = delete;
   State& operator=(const State&) = delete;

@@ -11,6 +11,7 @@
 #include "base/hex.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
+#include "engine/tensor_parts.h"
 
 namespace zero::engine {
 
@@ -20,15 +21,14 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
     const at::NoGradGuard no_grad;
     std::map<std::string, at::Tensor> result;
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
-      auto whole = gathered_state(p_, group(g), kMaster);
-      if (p_.comm->rank() != 0) continue;
-      whole = whole.cpu();
+      const auto flat = gathered_state(p_, group(g), kMaster);
       const auto& layout = p_.groups[g].layout;
       const auto& members = p_.binding().group(static_cast<int>(g)).members;
-      for (std::size_t i = 0; i < members.size(); ++i)
-        result[members[i].name] = whole.narrow(0, layout.parameter_offset(i), layout.parameter_numel(i))
-                                      .view(members[i].tensor.sizes())
-                                      .clone();
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        const auto part = flat.narrow(0, layout.parameter_offset(i), layout.parameter_numel(i));
+        const auto whole = whole_of(members[i], part, *p_.tensor_group);
+        if (p_.comm->rank() == 0) result[members[i].name] = whole.to(at::kCPU, at::kFloat, false, /*copy=*/true);
+      }
     }
     return result;
   });
@@ -60,6 +60,32 @@ std::string StateExport::state_hash() {
 
 // --- checkpoints ------------------------------------------------------------------------------
 
+std::int64_t StateExport::elements_before(const ModelParameter& member) const {
+  std::int64_t elements = 0;
+  for (int part = 0; member.is_cut() && part < p_.tensor_group->rank(); ++part)
+    elements += member.cut.cut.part_numel(part);
+  return elements;
+}
+
+std::uint64_t StateExport::replicated_hash() {
+  auto* const hash = XXH3_createState();
+  XXH3_64bits_reset(hash);
+  for (const auto& group : p_.binding().groups()) {
+    const auto& facts = group->facts;
+    if (!facts.trainable) continue;
+    const auto begin = p_.run.shard_begin(facts), end = std::min(group->cut_begin, begin + facts.shard());
+    if (begin >= end) continue;
+    const auto& of = *p_.program->groups()[static_cast<std::size_t>(&group - p_.binding().groups().data())];
+    for (int state = 0; state <= p_.run.num_slots; ++state) {
+      const auto values = states_.read(of, state, begin - p_.run.owned_begin(facts), end - begin).cpu().contiguous();
+      XXH3_64bits_update(hash, values.const_data_ptr(), values.nbytes());
+    }
+  }
+  const auto digest = XXH3_64bits_digest(hash);
+  XXH3_freeState(hash);
+  return digest;
+}
+
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
   const auto& facts = group.facts;
   const auto shard_begin = p_.run.shard_begin(facts), owned_begin = p_.run.owned_begin(facts);
@@ -69,9 +95,11 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
                        std::int64_t vector_begin, const auto& read, const auto& write) {
     for (const auto& piece : facts.layout.pieces(begin, numel)) {
       const auto& member = members[piece.parameter];
+      // Tensor-parallel ranks have equal values of what is not cut; one of them saves them.
+      if (to_save && !member.is_cut() && p_.tensor_group->rank() > 0) continue;
       const auto at = begin + piece.range_begin - vector_begin;
-      pieces.push_back({kind, member.name, member.tensor.sizes().vec(), piece.parameter_begin, piece.numel, dtype,
-                        facts.trainable,
+      pieces.push_back({kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel,
+                        dtype, facts.trainable,
                         [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
                         [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
     }

@@ -30,6 +30,8 @@ class StateExport {
   void adopt_loaded();
   // Names of tied parameters: alias -> owner.
   std::map<std::string, std::string> aliases() const;
+  // Of the states of this rank's shards that tensor-parallel ranks have in common.
+  std::uint64_t replicated_hash();
   StateCounters counters() const;
   void set_counters(const StateCounters& counters);
 
@@ -37,6 +39,8 @@ class StateExport {
   const step::Group& group(std::size_t index) const { return *p_.program->groups()[index]; }
   std::vector<StatePiece> pieces(bool to_save);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
+  // Of a parameter that is cut: elements of the parts before this rank's.
+  std::int64_t elements_before(const ModelParameter& member) const;
   void add_buffers(std::vector<StatePiece>& pieces, bool to_save) const;
 
   Parts& p_;

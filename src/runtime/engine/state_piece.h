@@ -17,7 +17,8 @@ struct StatePiece {
   std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
   std::string name;                 // the parameter's or buffer's name
   std::vector<std::int64_t> shape;  // of the whole tensor
-  std::int64_t begin, numel;        // of the range, within the whole tensor
+  // Of the range, within the whole tensor. Elements of a parameter that is cut are numbered part by part.
+  std::int64_t begin, numel;
   at::ScalarType dtype;
   bool requires_grad;
   // Elements [at, at + numel) of the range, 1-d and contiguous in host memory: a view of the state or a copy, depending

@@ -34,7 +34,7 @@ StepResult Stepper::step() {
     result.global_step = p_.program->steps();
     result.grad_norm = progress.last_norm;
     progress.backward_since_step = false;
-    listener_.end_activations();
+    listener_.end_forward();
     if (!p_.program->at_boundary()) return result;
     const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("step"));
     auto& page = observe::status_page();

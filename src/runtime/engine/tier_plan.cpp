@@ -31,7 +31,12 @@ storage::IoSettings io_settings(const config::AioSettings& aio) {
 
 TierPlan::TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units,
                    const comm::Group& comm)
-    : options_(options), settings_(options_.settings()), run_(run), units_(std::move(units)), rank_(comm.rank()) {
+    : options_(options),
+      settings_(options_.settings()),
+      run_(run),
+      units_(std::move(units)),
+      rank_(comm.rank()),
+      world_(comm.size()) {
   check_device();
   place();
   const auto rests_in_file = [&](Tier step::Placement::*what) {
@@ -44,7 +49,7 @@ TierPlan::TierPlan(const Options& options, const step::RunFacts& run, std::vecto
   if (rests_in_file(&step::Placement::params)) params_file_ = file_in(zero.offload_param.path);
 }
 
-std::string TierPlan::who() const { return base::join("rank ", rank_, "/", run_.topology.world); }
+std::string TierPlan::who() const { return base::join("rank ", rank_, "/", world_); }
 
 std::shared_ptr<ShardFile> TierPlan::file_in(const std::string& configured) const {
   return std::make_shared<ShardFile>(configured.empty() ? settings_.memory.path : configured,

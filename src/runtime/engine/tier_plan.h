@@ -48,7 +48,7 @@ class TierPlan {
   const config::Settings& settings_;
   const step::RunFacts& run_;
   const std::vector<step::Unit> units_;
-  const int rank_;
+  const int rank_, world_;
   std::vector<step::Placement> placements_;
   std::shared_ptr<ShardFile> states_file_, params_file_;
 };

@@ -22,7 +22,8 @@ namespace zero::engine {
 class TorchBuffers final : public step::BufferOps {
  public:
   struct Setup {
-    std::shared_ptr<comm::Group> comm, node;  // node: the ranks that hold secondary shards, or null
+    std::shared_ptr<comm::Group> comm, node;  // that share the states; that hold secondary shards, or null
+    int tensor_rank = 0;                      // coordinate in the tensor-parallel group
     at::Device device = at::kCPU;
     bool pin_states = false;                              // optimizer states in host memory
     std::shared_ptr<ShardFile> params_file, states_file;  // null: not used

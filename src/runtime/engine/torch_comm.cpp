@@ -101,10 +101,14 @@ void TorchComm::begin_squares(int group) {
 // (kernels/elementwise.h). Here they are computed while they are in the cache.
 void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin, std::int64_t end) {
   auto& sum = squares_[static_cast<std::size_t>(request.group)];
+  const auto uncounted =
+      facts(request.group).counted_begin - ranks(request.group).all->rank() * facts(request.group).shard();
+  if (end <= uncounted) return;
+  begin = std::max(begin, uncounted);
   const auto set = [&] { tensors_.set_square(request.group, 0, sum); };
   if (request.out) {
     const auto done = buffers_.stretch(request.out.part(begin, end - begin));
-    sum += kernels::sum_of_squares(done.data, done.dtype, done.numel);
+    sum += kernels::sum_of_squares(done.data, done.dtype, done.numel, begin);
     return set();
   }
   const auto& layout = facts(request.group).layout;
@@ -114,8 +118,9 @@ void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin,
                             [](const auto& piece, std::int64_t at) { return piece.first < at; })
         ->second;
   };
-  for (auto at = begin; at < end; at += comm::kSummedNumel) {
-    const auto numel = std::min(comm::kSummedNumel, end - at);
+  for (auto at = begin, next = at; at < end; at = next) {
+    next = std::min((at / comm::kSummedNumel + 1) * comm::kSummedNumel, end);
+    const auto numel = next - at;
     const auto pieces = layout.pieces(shard_begin + at, numel);
     const auto stretch_of = [&](const sharding::ShardLayout::Piece& piece) {
       return buffers_.stretch(

@@ -15,7 +15,9 @@
 namespace zero::engine {
 namespace {
 
-double squares_of(const Stretch& values) { return kernels::sum_of_squares(values.data, values.dtype, values.numel); }
+double squares_of(const Stretch& values, std::int64_t offset) {
+  return kernels::sum_of_squares(values.data, values.dtype, values.numel, offset);
+}
 
 }  // namespace
 
@@ -106,11 +108,11 @@ void TorchTensorOps::begin_squares(int group) {
 
 void TorchTensorOps::set_square(int group, int slot, double sum) { squares_[group][slot] = {sum, -1}; }
 
-void TorchTensorOps::square(int group, int slot, step::View values) {
+void TorchTensorOps::square(int group, int slot, step::View values, std::int64_t offset) {
   if (values.numel == 0) return;
   const auto stretch = buffers_.stretch(values);
   const bool on_host = kernels_for(stretch.device) == nullptr;  // a copy that is offloaded, or no GPU
-  if (on_host || !squares_on_device()) return set_square(group, slot, squares_of(stretch));
+  if (on_host || !squares_on_device()) return set_square(group, slot, squares_of(stretch, offset));
   auto& square = squares_[group][slot];
   square.on_device = first_sum_[static_cast<std::size_t>(group)] + slot;
   device_sums_->add(square.on_device, stretch);

@@ -35,7 +35,7 @@ struct Walk {
       if (!tensor.defined()) continue;
       const auto [it, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.size());
       if (fresh)
-        found.push_back({name, {}, tensor, unit});
+        found.push_back({name, {}, tensor, unit, tensor.sizes().vec(), {}, tensor.sizes().vec()});
       else
         found[it->second].aliases.push_back(name);
     }
@@ -125,11 +125,31 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   return std::move(walk.found);
 }
 
+void cut_parameters(std::vector<ModelParameter>& parameters, const config::Settings& settings, int part) {
+  if (settings.mesh.tensor == 1) return;
+  std::vector<sharding::NamedShape> shapes;
+  for (const auto& parameter : parameters) shapes.push_back({parameter.name, parameter.aliases, parameter.sizes});
+  auto cuts = sharding::cut_plan(settings, shapes);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].cut = std::move(cuts[i]);
+    if (parameters[i].is_cut()) parameters[i].part_sizes = parameters[i].cut.cut.part_sizes(part);
+  }
+}
+
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {
   std::vector<sharding::UnitMember> members;
-  for (const auto& parameter : parameters)
-    members.push_back({parameter.tensor.numel(), parameter.unit, parameter.tensor.requires_grad()});
-  return sharding::cut_units(members, rules);
+  // Parts may be uneven, and units must be the same on all ranks.
+  for (const auto& parameter : parameters) {
+    const auto whole = parameter.tensor.numel();
+    members.push_back({parameter.is_cut() ? (whole + parameter.cut.cut.parts - 1) / parameter.cut.cut.parts : whole,
+                       parameter.unit, parameter.tensor.requires_grad()});
+  }
+  auto units = sharding::cut_units(members, rules);
+  // Replicated parameters come first, so that those of a unit are one range.
+  for (auto& unit : units)
+    std::stable_partition(unit.parameters.begin(), unit.parameters.end(),
+                          [&](std::size_t i) { return !parameters[i].is_cut(); });
+  return units;
 }
 
 }  // namespace zero::engine

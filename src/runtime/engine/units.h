@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/settings.h"
+#include "sharding/cut_plan.h"
 #include "sharding/unit_cut.h"
 
 namespace torch::nn {
@@ -20,12 +21,21 @@ struct ModelParameter {
   std::string name;                  // where it is first registered
   std::vector<std::string> aliases;  // further names of a tied parameter
   at::Tensor tensor;
-  std::string unit;  // path of its unit; empty: the root unit
+  std::string unit;                      // path of its unit; empty: the root unit
+  std::vector<std::int64_t> sizes;       // of the whole parameter
+  sharding::ParameterCut cut;            // over the tensor-parallel ranks
+  std::vector<std::int64_t> part_sizes;  // of `tensor`, once the Engine has adopted it
+
+  bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
+  std::int64_t numel() const { return c10::multiply_integers(part_sizes); }
 };
 
 // Every parameter once (tied ones by TensorImpl), in order of registration, with its unit. Throws ConfigError that
 // lists all parameters and named units that are unsupported.
 std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings);
+// Decides which parameters are cut over settings.mesh.tensor ranks, and what rank `part` of them holds. ConfigError
+// with all faults.
+void cut_parameters(std::vector<ModelParameter>& parameters, const config::Settings& settings, int part);
 
 using sharding::Unit;  // parameters are indices into find_parameters' result
 using sharding::UnitRules;

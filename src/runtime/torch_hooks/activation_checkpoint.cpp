@@ -291,12 +291,14 @@ void Segment::recompute() {
     if (drew) generators.emplace(generators_, before_);
     RefillRecorder refill_recorder(this);
     Recording recording(&refill_recorder);
+    std::optional<torch_hooks::SegmentRun> run(std::in_place);
     try {
       again_(inputs);
     } catch (const Enough&) {
       again.end();
       return;
     }
+    run.reset();
     if (drew) end = states_of(generators_);
   }
   again.end();
@@ -319,6 +321,7 @@ namespace detail {
 struct CheckpointScope::State final : Recorder {
   std::shared_ptr<Segment> segment;
   std::optional<Recording> recording;
+  std::optional<torch_hooks::SegmentRun> run;
   std::unique_ptr<Hooks> hooks() override { return std::make_unique<SlotHooks>(segment); }
 };
 
@@ -329,11 +332,13 @@ CheckpointScope::CheckpointScope(std::vector<at::Tensor> inputs, Again again, bo
   state_->segment = std::make_shared<Segment>(std::move(inputs), std::move(again), may_stop);
   state_->segment->begin_keeping();
   state_->recording.emplace(state_.get());
+  state_->run.emplace();
 }
 
 void CheckpointScope::end() {
   if (!state_) return;
   const auto state = std::move(state_);
+  state->run.reset();
   state->recording.reset();
   state->segment->end_forward();
   state->segment->keep_inputs();
@@ -341,6 +346,7 @@ void CheckpointScope::end() {
 
 CheckpointScope::~CheckpointScope() {
   if (!state_) return;
+  state_->run.reset();
   state_->recording.reset();
   try {
     state_->segment->end_forward();

@@ -28,6 +28,7 @@ struct KeySetAccess : c10::TensorImpl {
 struct Target {
   UseListener* listener;
   int tag;
+  CallHandler* handler;  // or null
 };
 
 struct Registry {
@@ -144,8 +145,15 @@ struct Uses {
   c10::SmallVector<int, 8> tags;
 };
 
+// An operator's uses of parameters that have a handler.
+struct Handled {
+  CallHandler* handler = nullptr;
+  c10::SmallVector<CallHandler::Use, 2> uses;
+};
+
 // False: the operator must be skipped.
-bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all) {
+bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads, std::vector<Uses>& all,
+             Handled& handled, std::size_t argument = 0, bool in_list = false) {
   if (!tensor.defined() || !tensor.key_set().has(kKey) || !tensor.has_storage()) return true;
   Target target;
   {
@@ -157,6 +165,10 @@ bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads,
   }
   if (written && !target.listener->before_write(target.tag, op)) return false;
   if (!reads) return true;
+  if (target.handler != nullptr) {
+    handled.handler = target.handler;
+    handled.uses.push_back({target.tag, argument, in_list});
+  }
   for (auto& uses : all) {
     if (uses.listener != target.listener) continue;
     uses.tags.push_back(target.tag);
@@ -200,22 +212,24 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   thread_local std::vector<Uses> reused;
   auto all = std::move(reused);
   all.clear();
+  Handled handled;
   const auto values = torch::jit::last(*stack, arguments.size());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = values[i];
     const auto* alias = arguments[i].alias_info();
     const bool written = alias != nullptr && alias->isWrite() && !writes_metadata_only(schema.name());
     if (value.isTensor()) {
-      if (collect(value.toTensor(), written, name, reads, all)) continue;
+      if (collect(value.toTensor(), written, name, reads, all, handled, i)) continue;
       const auto unchanged = value;
       torch::jit::drop(*stack, arguments.size());
       for (std::size_t r = 0; r < returns.size(); ++r) stack->push_back(unchanged);
       return;
     } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) collect(tensor, written, name, reads, all);
+      for (const at::Tensor& tensor : value.toTensorVector())
+        collect(tensor, written, name, reads, all, handled, i, /*in_list=*/true);
     } else if (value.isList()) {  // Tensor?[] arrives as a list of optionals
       for (const auto& element : value.toListRef())
-        if (element.isTensor()) collect(element.toTensor(), written, name, reads, all);
+        if (element.isTensor()) collect(element.toTensor(), written, name, reads, all, handled, i, /*in_list=*/true);
     }
   }
   {
@@ -223,7 +237,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     running.begin(name);
     // Without the guard, composite operators would be intercepted again for their parts.
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    OperatorCall call(op, keys, *stack);
+    if (handled.handler == nullptr)
+      call.run();
+    else
+      handled.handler->handle(call, handled.uses.data(), handled.uses.size());
   }
   reused = std::move(all);
 }
@@ -246,13 +264,31 @@ void register_fallback() {
 
 }  // namespace
 
-void intercept(const at::Tensor& parameter, UseListener* listener, int tag) {
+const std::string& OperatorCall::name() const { return op_.schema().name(); }
+
+c10::IValue& OperatorCall::argument(std::size_t i) {
+  return torch::jit::peek(stack_, i, op_.schema().arguments().size());
+}
+
+void OperatorCall::run() {
+  op_.redispatchBoxed(keys_ & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), &stack_);
+  ran_ = true;
+}
+
+at::Tensor OperatorCall::take() { return torch::jit::pop(stack_).toTensor(); }
+
+void OperatorCall::finish(at::Tensor result) {
+  if (!std::exchange(ran_, true)) torch::jit::drop(stack_, op_.schema().arguments().size());
+  stack_.emplace_back(std::move(result));
+}
+
+void intercept(const at::Tensor& parameter, UseListener* listener, int tag, CallHandler* handler) {
   register_fallback();
   auto* impl = parameter.unsafeGetTensorImpl();
   {
     auto& r = registry();
     std::unique_lock<std::shared_mutex> lock(r.mutex);
-    r.targets[parameter.storage().unsafeGetStorageImpl()] = {listener, tag};
+    r.targets[parameter.storage().unsafeGetStorageImpl()] = {listener, tag, handler};
   }
   impl->*KeySetAccess::member() = impl->key_set().add(kKey);
 }
@@ -283,7 +319,10 @@ struct ReadScope::State {
 
 ReadScope::ReadScope(at::TensorList tensors, const char* kernel, bool training) {
   std::vector<torch_hooks::Uses> uses;
-  for (const auto& tensor : tensors) torch_hooks::collect(tensor, /*written=*/false, kernel, /*reads=*/true, uses);
+  torch_hooks::Handled handled;
+  for (const auto& tensor : tensors)
+    torch_hooks::collect(tensor, /*written=*/false, kernel, /*reads=*/true, uses, handled);
+  for (const auto& use : handled.uses) handled.handler->before_kernel(use.tag, kernel);
   if (uses.empty()) return;
   state_ = std::make_unique<State>();
   state_->uses = std::move(uses);
@@ -296,8 +335,9 @@ ReadScope::ReadScope(ReadScope&&) noexcept = default;
 
 void ReadScope::check_write(at::TensorList tensors, const char* kernel) {
   std::vector<torch_hooks::Uses> uses;
+  torch_hooks::Handled handled;
   for (const auto& tensor : tensors)
-    if (!torch_hooks::collect(tensor, /*written=*/true, kernel, /*reads=*/false, uses))
+    if (!torch_hooks::collect(tensor, /*written=*/true, kernel, /*reads=*/false, uses, handled))
       throw ConfigError(std::string("[ReadScope] ") + kernel + " writes a parameter, and its write cannot be skipped");
 }
 

@@ -13,6 +13,7 @@ namespace zero::torch_hooks {
 namespace {
 
 thread_local std::shared_ptr<SavedTensorPolicy> current_keeping;
+thread_local std::weak_ptr<SegmentListener> current_listener;
 thread_local Recorder* recorder = nullptr;
 thread_local bool silent = false;  // a Recording with nullptr is active
 
@@ -37,6 +38,12 @@ const std::shared_ptr<SavedTensorPolicy>& saved_tensor_policy() { return current
 void set_saved_tensor_policy(std::shared_ptr<SavedTensorPolicy> now) {
   if (now) install_engine();
   current_keeping = std::move(now);
+}
+
+void set_segment_listener(std::weak_ptr<SegmentListener> listener) { current_listener = std::move(listener); }
+
+SegmentRun::SegmentRun() : listener_(current_listener.lock()) {
+  if (listener_) listener_->begin_run();
 }
 
 Recording::Recording(Recorder* now)

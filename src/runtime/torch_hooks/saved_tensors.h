@@ -39,6 +39,29 @@ const std::shared_ptr<SavedTensorPolicy>& saved_tensor_policy();
 // Throws ConfigError if another autograd engine is installed (install_engine).
 void set_saved_tensor_policy(std::shared_ptr<SavedTensorPolicy> now);
 
+// Called around every run of a checkpointed segment in this thread: the first one and recomputations.
+class SegmentListener {
+ public:
+  virtual ~SegmentListener() = default;
+  virtual void begin_run() = 0;
+  virtual void end_run() noexcept = 0;
+};
+// Sets this thread's listener, as long as the object exists.
+void set_segment_listener(std::weak_ptr<SegmentListener> listener);
+// RAII guard of one run.
+class SegmentRun {
+ public:
+  SegmentRun();
+  ~SegmentRun() {
+    if (listener_) listener_->end_run();
+  }
+  SegmentRun(const SegmentRun&) = delete;
+  SegmentRun& operator=(const SegmentRun&) = delete;
+
+ private:
+  const std::shared_ptr<SegmentListener> listener_;
+};
+
 // RAII guard: overrides this thread's policy by `now`; nullptr disables it.
 class Recorder {
  public:

@@ -1,0 +1,241 @@
+#include "parallel/split_products.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <xxhash.h>
+#include <zero/errors.h>
+#include <zero/tp.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+
+namespace zero::parallel {
+namespace {
+
+using sharding::CutKind;
+
+// Autograd's own formulas read the parts as they are. Modules run outside of backward, or in recomputations, which
+// enable grad mode.
+bool in_backward_formula() { return !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1; }
+
+constexpr std::size_t kNone = ~std::size_t{0};
+
+}  // namespace
+
+// The arguments of an operator that multiplies by a weight.
+struct SplitProducts::Product {
+  std::string_view name;
+  std::size_t input, weight, bias;
+  bool transposed;  // the operator takes the weight's transpose
+};
+
+namespace {
+
+// torch::nn::functional::linear calls t() and then addmm, or matmul and add_; Python's calls linear.
+template <class Product>
+const Product* product_of(const std::string& name) {
+  static const std::array<Product, 4> products{{{"aten::linear", 0, 1, 2, false},
+                                                {"aten::addmm", 1, 2, 0, true},
+                                                {"aten::matmul", 0, 1, kNone, true},
+                                                {"aten::mm", 0, 1, kNone, true}}};
+  const auto* const found =
+      std::find_if(products.begin(), products.end(), [&](const auto& p) { return p.name == name; });
+  return found == products.end() ? nullptr : found;
+}
+
+bool adds(const std::string& name) { return name == "aten::add" || name == "aten::add_"; }
+
+// Whether the tensor is all of a part, or its transpose.
+bool is_all_of(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, bool transposed) {
+  if (tensor.dim() != 2 || tensor.storage_offset() != 0) return false;
+  return transposed ? tensor.size(0) == sizes[1] && tensor.size(1) == sizes[0] && tensor.stride(0) == 1
+                    : tensor.size(0) == sizes[0] && tensor.size(1) == sizes[1] && tensor.stride(1) == 1;
+}
+
+std::vector<std::int64_t> lengths(const sharding::TensorCut& cut) {
+  std::vector<std::int64_t> result;
+  for (int part = 0; part < cut.parts; ++part)
+    result.push_back(cut.part_sizes(part)[static_cast<std::size_t>(cut.dim)]);
+  return result;
+}
+
+// All parts of a column product, in the order of the whole weight's rows.
+at::Tensor gathered(const at::Tensor& y, const sharding::TensorCut& cut, const std::shared_ptr<Communicator>& group) {
+  const auto all = tp::gather(y, group, -1, lengths(cut));
+  if (cut.pieces.size() <= 1) return all;
+  std::vector<at::Tensor> ordered;
+  for (std::size_t piece = 0; piece < cut.pieces.size(); ++piece) {
+    std::int64_t begin = 0;
+    for (int part = 0; part < cut.parts; ++part) {
+      const auto ranges = cut.ranges(part);
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (i == piece) ordered.push_back(all.narrow(-1, begin, ranges[i].numel()));
+        begin += ranges[i].numel();
+      }
+    }
+  }
+  return at::cat(ordered, -1);
+}
+
+}  // namespace
+
+SplitProducts::SplitProducts(std::shared_ptr<Communicator> group, bool shared_generator)
+    : group_(std::move(group)), shared_generator_(shared_generator) {
+  begin_run();  // the program's own region
+}
+
+void SplitProducts::add(int tag, Parameter parameter) {
+  const auto at = static_cast<std::size_t>(tag);
+  if (parameters_.size() <= at) parameters_.resize(at + 1);
+  parameters_[at] = std::move(parameter);
+}
+
+void SplitProducts::end_forward() noexcept {
+  last_ = {};
+  regions_.front()->close();
+  compare_ = false;
+}
+
+void SplitProducts::begin_run() {
+  last_ = {};
+  regions_.push_back(std::make_unique<RandomRegion>(shared_generator_ ? -1 : group_->rank()));
+}
+
+void SplitProducts::end_run() noexcept {
+  last_ = {};
+  regions_.pop_back();
+}
+
+void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std::size_t count) {
+  if (in_backward_formula()) return call.run();
+  const auto* const product = product_of<Product>(call.name());
+  for (const auto* use = uses; use != uses + count; ++use) {
+    const auto& parameter = at(use->tag);
+    if (parameter.cut.kind == CutKind::Whole) {
+      if (use->in_list) refuse(call.name(), parameter);
+      auto& argument = call.argument(use->argument);
+      argument = tp::copy(argument.toTensor(), group_);
+      continue;
+    }
+    const bool is_bias = parameter.cut.cut.sizes.size() == 1;
+    if (is_bias && !use->in_list && ((product && use->argument == product->bias) || adds(call.name()))) continue;
+    if (product && use->argument == product->weight && !use->in_list &&
+        is_all_of(call.argument(product->weight).toTensor(), parameter.cut.cut.part_sizes(group_->rank()),
+                  product->transposed)) {
+      if (product->name == "aten::addmm" &&
+          (!call.argument(3).toScalar().equal(1) || !call.argument(4).toScalar().equal(1)))
+        refuse(call.name(), parameter);
+      return parameter.cut.kind == CutKind::Column ? column(call, *product, parameter) : row(call, *product, parameter);
+    }
+    if (call.name() == "aten::embedding" && use->argument == 0 && parameter.cut.kind == CutKind::Column)
+      return embedding(call, parameter);
+    if (!readable_) refuse(call.name(), parameter);
+  }
+  call.run();
+}
+
+void SplitProducts::before_kernel(int tag, const char* kernel) {
+  const auto& parameter = at(tag);
+  if (parameter.cut.kind != CutKind::Whole || at::GradMode::is_enabled()) refuse(kernel, parameter);
+}
+
+// --- the three forms --------------------------------------------------------------------------
+
+void SplitProducts::column(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight) {
+  const auto x = call.argument(product.input).toTensor();
+  const auto width = weight.cut.cut.sizes[1];
+  if (x.dim() > 0 && x.size(-1) != width)
+    throw ConfigError(base::join("[Engine::forward] got ", x.size(-1), " features for ", weight.name, ", which takes ",
+                                 width, ": the layer before it is split. Hint: cut ", weight.name,
+                                 " by rows, or set gather_output for the layer before it."));
+  if (compare_) compare(x, weight);
+  call.argument(product.input) = copied(x);
+  if (!weight.cut.gather_output) {
+    regions_.back()->open();
+    return call.run();
+  }
+  std::optional<at::Tensor> bias;
+  if (product.bias != kNone && !call.argument(product.bias).isNone()) bias = call.argument(product.bias).toTensor();
+  const auto input = call.argument(product.input).toTensor(), part = call.argument(product.weight).toTensor();
+  auto y = gathered(product.transposed ? at::matmul(input, part) : at::linear(input, part), weight.cut.cut, group_);
+  call.finish(bias ? y + *bias : y);
+}
+
+void SplitProducts::row(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight) {
+  regions_.back()->close();
+  last_ = {};
+  auto x = call.argument(product.input).toTensor();
+  const auto all = lengths(weight.cut.cut);
+  const auto width = all[static_cast<std::size_t>(group_->rank())];
+  const auto expected = weight.cut.scatter_input ? weight.cut.cut.sizes[1] : width;
+  if (x.dim() == 0 || x.size(-1) != expected)
+    throw ConfigError(base::join("[Engine::forward] got ", x.dim() == 0 ? 1 : x.size(-1), " features for ", weight.name,
+                                 ", which takes ", weight.cut.scatter_input ? "all " : "this rank's ", expected,
+                                 weight.cut.scatter_input ? ": the layer before it is split. Hint: leave out "
+                                                            "scatter_input."
+                                                          : ": the layer before it is not split. Hint: cut that layer "
+                                                            "by columns, or set scatter_input."));
+  if (weight.cut.scatter_input) x = tp::scatter(x, group_, -1, all);
+  std::optional<at::Tensor> bias;
+  if (product.bias != kNone && !call.argument(product.bias).isNone()) bias = call.argument(product.bias).toTensor();
+  const auto part = call.argument(product.weight).toTensor();
+  const auto y = tp::reduce(product.transposed ? at::matmul(x, part) : at::linear(x, part), group_);
+  call.finish(bias ? y + *bias : y);
+}
+
+void SplitProducts::embedding(torch_hooks::OperatorCall& call, const Parameter& weight) {
+  if (call.argument(3).toBool() || call.argument(4).toBool())
+    throw ConfigError("[Engine::forward] the embedding " + weight.name +
+                      " has sparse gradients or scale_grad_by_freq, which its parts do not support. Hint: \"skip\" it "
+                      "in tensor_parallel.partition_config.");
+  const auto ids = call.argument(1).toTensor();
+  if (compare_) compare(ids, weight);
+  const auto range = weight.cut.cut.ranges(group_->rank()).front();
+  call.finish(tp::vocab_parallel_embedding(call.argument(0).toTensor(), ids, group_, range.begin,
+                                           weight.cut.cut.sizes[0], call.argument(2).toInt()));
+}
+
+at::Tensor SplitProducts::copied(const at::Tensor& x) {
+  const bool grad_mode = at::GradMode::is_enabled();
+  if (!last_.x.defined() || !last_.x.is_same(x) || last_.version != x._version() || last_.grad_mode != grad_mode)
+    last_ = {x, tp::copy(x, group_), static_cast<std::uint32_t>(x._version()), grad_mode};
+  return last_.copied;
+}
+
+// --- checks -----------------------------------------------------------------------------------
+
+void SplitProducts::compare(const at::Tensor& x, const Parameter& weight) {
+  const auto values = x.detach().cpu().contiguous();
+  const auto hash = XXH3_64bits(values.const_data_ptr(), values.nbytes());
+  const auto all = group_->all_gather_bytes(base::join(x.sizes(), " ", hash));
+  std::string different;
+  for (std::size_t j = 1; j < all.size(); ++j)
+    if (all[j] != all[0]) different += base::join(different.empty() ? "" : ", ", j);
+  if (different.empty()) return;
+  throw ConfigError("[Engine::forward] the ranks of a tensor-parallel group got different input for " + weight.name +
+                    ": tp 0 and tp " + different +
+                    ". Hint: all ranks of a group read the same samples, by mesh.rank(\"dp\") of mesh.size(\"dp\"), "
+                    "and draw the same random numbers outside of split layers.");
+}
+
+std::string SplitProducts::holding(const Parameter& parameter) const {
+  if (parameter.cut.kind == CutKind::Whole) return "whose gradient is summed over tp";
+  const auto& cut = parameter.cut.cut;
+  std::string ranges;
+  for (const auto& range : cut.ranges(group_->rank()))
+    ranges += base::join(ranges.empty() ? "" : ", ", range.begin, "-", range.end - 1);
+  return base::join("of which this rank holds ", cut.dim == 0 ? "rows " : "columns ", ranges, " of ",
+                    cut.sizes[static_cast<std::size_t>(cut.dim)]);
+}
+
+void SplitProducts::refuse(const std::string& op, const Parameter& parameter) const {
+  throw ConfigError("[Engine::forward] " + op + " reads " + parameter.name + ", " + holding(parameter) +
+                    ". Hint: torch::linear or matmul use parts; otherwise \"skip\" it in "
+                    "tensor_parallel.partition_config.");
+}
+
+}  // namespace zero::parallel

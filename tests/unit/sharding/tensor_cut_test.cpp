@@ -1,0 +1,186 @@
+// Cuts of tensors against a loop over their elements, and which parameters a plan cuts.
+#include "sharding/tensor_cut.h"
+
+#include <gtest/gtest.h>
+#include <zero/options.h>
+
+#include <random>
+#include <set>
+
+#include "sharding/cut_plan.h"
+
+namespace zero::test::tensor_cut_test {
+namespace {
+
+using sharding::CutKind;
+using sharding::TensorCut;
+
+std::vector<std::int64_t> lengths(std::int64_t n, std::int64_t multiple, int parts) {
+  std::vector<std::int64_t> result;
+  for (int j = 0; j < parts; ++j) result.push_back(sharding::cut_range(n, multiple, j, parts).numel());
+  return result;
+}
+
+TEST(TensorCut, Lengths) {
+  using V = std::vector<std::int64_t>;
+  EXPECT_EQ(lengths(50257, 1, 2), (V{25128, 25129}));
+  EXPECT_EQ(lengths(1600, 64, 2), (V{768, 832}));  // the 25 heads of gpt2-xl
+  EXPECT_EQ(lengths(768, 64, 8), (V{64, 128, 64, 128, 64, 128, 64, 128}));
+}
+
+// The logical elements that a part holds, found by looking at every element of the tensor.
+std::vector<std::int64_t> elements_of(const TensorCut& cut, int part) {
+  const auto rows = cut.sizes[0], columns = cut.sizes.size() > 1 ? cut.sizes[1] : 1;
+  const auto ranges = cut.ranges(part);
+  std::vector<std::int64_t> held;
+  const auto indices = [&](int dim, std::int64_t n) {
+    std::vector<std::int64_t> all;
+    if (dim != cut.dim)
+      for (std::int64_t i = 0; i < n; ++i) all.push_back(i);
+    else
+      for (const auto& range : ranges)
+        for (std::int64_t i = range.begin; i < range.end; ++i) all.push_back(i);
+    return all;
+  };
+  for (const auto row : indices(0, rows))
+    for (const auto column : indices(1, columns)) held.push_back(row * columns + column);
+  return held;
+}
+
+TEST(TensorCut, RunsOfARowCut) {
+  const TensorCut cut{.sizes = {4, 6}, .dim = 1, .pieces = {}, .multiple = 1, .parts = 3};
+  std::vector<std::int64_t> elements;
+  for (const auto& run : cut.runs(1, 1, 6))
+    for (std::int64_t i = 0; i < run.numel; ++i) elements.push_back(run.whole_begin + i);
+  EXPECT_EQ(elements, (std::vector<std::int64_t>{3, 8, 9, 14, 15}));
+}
+
+TEST(TensorCut, RunsAndSizesOfRandomCuts) {
+  std::mt19937 random(7);
+  const auto upto = [&](int n) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(n)) + 1; };
+  for (int trial = 0; trial < 500; ++trial) {
+    TensorCut cut;
+    cut.parts = static_cast<int>(upto(4));
+    cut.multiple = upto(3);
+    cut.dim = static_cast<int>(random() % 2);
+    const auto pieces = upto(3);
+    std::int64_t length = 0;
+    for (std::int64_t i = 0; i < pieces; ++i) {
+      cut.pieces.push_back((cut.parts + upto(5) - 1) * cut.multiple);
+      length += cut.pieces.back();
+    }
+    if (pieces == 1 && random() % 2 == 0) cut.pieces.clear();
+    cut.sizes = cut.dim == 0 ? std::vector<std::int64_t>{length, upto(5)} : std::vector<std::int64_t>{upto(5), length};
+    ASSERT_EQ(cut.fault(), "");
+    std::multiset<std::int64_t> all;
+    for (int part = 0; part < cut.parts; ++part) {
+      const auto held = elements_of(cut, part);
+      ASSERT_EQ(cut.part_numel(part), static_cast<std::int64_t>(held.size()));
+      all.insert(held.begin(), held.end());
+      const auto begin = static_cast<std::int64_t>(random() % (held.size() + 1));
+      const auto end =
+          begin + static_cast<std::int64_t>(random() % (held.size() - static_cast<std::size_t>(begin) + 1));
+      auto next = begin;
+      for (const auto& run : cut.runs(part, begin, end)) {
+        ASSERT_EQ(run.part_begin, next);
+        for (std::int64_t i = 0; i < run.numel; ++i)
+          ASSERT_EQ(run.whole_begin + i, held[static_cast<std::size_t>(next + i)]);
+        next += run.numel;
+      }
+      ASSERT_EQ(next, end);
+    }
+    ASSERT_EQ(all.size(), static_cast<std::size_t>(cut.numel()));  // every element once
+    ASSERT_EQ(std::set<std::int64_t>(all.begin(), all.end()).size(), all.size());
+  }
+}
+
+// --- plans --------------------------------------------------------------------------------------
+
+const std::vector<sharding::NamedShape>& gpt() {
+  static const std::vector<sharding::NamedShape> shapes{
+      {"token.weight", {}, {23, 24}},         {"position.weight", {}, {8, 24}},
+      {"blocks.0.norm1.weight", {}, {24}},    {"blocks.0.qkv.weight", {}, {72, 24}},
+      {"blocks.0.qkv.bias", {}, {72}},        {"blocks.0.projection.weight", {}, {24, 24}},
+      {"blocks.0.projection.bias", {}, {24}}, {"blocks.0.up.weight", {}, {96, 24}},
+      {"blocks.0.up.bias", {}, {96}},         {"blocks.0.down.weight", {}, {24, 96}}};
+  return shapes;
+}
+
+std::vector<sharding::ParameterCut> plan(const std::string& tensor_parallel,
+                                         const std::vector<sharding::NamedShape>& parameters = gpt()) {
+  const auto options =
+      Options::from_json(R"({"train_batch_size": 4, "tensor_parallel": {"autotp_size": 2)" + tensor_parallel + "}}");
+  return sharding::cut_plan(options.settings(), parameters);
+}
+
+std::string fault_of(const std::string& tensor_parallel, const std::vector<sharding::NamedShape>& parameters = gpt()) {
+  try {
+    plan(tensor_parallel, parameters);
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "none";
+}
+
+TEST(CutPlan, Preset) {
+  const auto cuts = plan(R"(, "preset_model": "gpt")");
+  const CutKind kinds[] = {CutKind::Column, CutKind::Whole, CutKind::Whole,  CutKind::Column, CutKind::Column,
+                           CutKind::Row,    CutKind::Whole, CutKind::Column, CutKind::Column, CutKind::Row};
+  for (std::size_t i = 0; i < cuts.size(); ++i) EXPECT_EQ(cuts[i].kind, kinds[i]) << gpt()[i].name;
+  EXPECT_TRUE(cuts[0].gather_output);  // the tied head gives whole logits
+  EXPECT_EQ(cuts[0].cut.part_sizes(0), (std::vector<std::int64_t>{11, 24}));
+  EXPECT_EQ(cuts[3].cut.pieces, (std::vector<std::int64_t>{24, 24, 24}));
+  EXPECT_EQ(cuts[4].cut.part_sizes(1), (std::vector<std::int64_t>{36}));
+  EXPECT_FALSE(plan(R"(, "preset_model": "gpt", "vocab_parallel_lm_head": true)")[0].gather_output);
+}
+
+TEST(CutPlan, FirstEntryDecides) {
+  const auto cuts = plan(R"(, "preset_model": "gpt", "partition_config": {"layer_specs": [
+      {"patterns": ["token"], "partition_type": "skip"},
+      {"patterns": ["blocks\\.0\\.up\\.weight"], "partition_type": "column", "gather_output": true}]})");
+  EXPECT_EQ(cuts[0].kind, CutKind::Whole);
+  EXPECT_TRUE(cuts[7].gather_output);
+  EXPECT_EQ(cuts[8].kind, CutKind::Whole);  // a bias is added to the gathered output
+}
+
+TEST(CutPlan, Faults) {
+  const auto specs = [](const std::string& list) {
+    return R"(, "partition_config": {"use_default_specs": false, "layer_specs": [)" + list + "]}";
+  };
+  EXPECT_NE(
+      fault_of("").find("preset_model for a known model, or layer_specs for these weights:\n  token.weight [23, 24]"),
+      std::string::npos)
+      << fault_of("");
+  const auto all = fault_of(specs(R"({"patterns": ["nothing"], "partition_type": "row"},
+      {"patterns": [".*norm1.weight"], "partition_type": "column"},
+      {"patterns": [".*qkv.weight"], "partition_type": "column", "shape": [[24, 24], -1]},
+      {"patterns": [".*up.weight"], "partition_type": "column", "multiple": 7},
+      {"patterns": ["position.weight"], "partition_type": "column", "multiple": 8})"));
+  for (const char* part : {"(nothing) matches no parameter", "blocks.0.norm1.weight [24]", "expected a weight of two",
+                           "has 72 elements, expected 48, the sum of its pieces",
+                           "has 96 elements, expected a multiple of 7", "has 1 heads or blocks, expected at least 2"})
+    EXPECT_NE(all.find(part), std::string::npos) << part << " in " << all;
+  EXPECT_NE(fault_of(R"(, "preset_model": "gpt", "partition_config": {"strict_mode": true})")
+                .find("position.weight [8, 24] matches no entry"),
+            std::string::npos);
+}
+
+TEST(CutPlan, FaultsOfTheConfiguration) {
+  const auto fault = [](const std::string& spec) {
+    return fault_of(R"(, "partition_config": {"layer_specs": [{)" + spec + "}]}");
+  };
+  const auto expect = [&](const std::string& spec, const std::string& part) {
+    EXPECT_NE(fault(spec).find(part), std::string::npos) << fault(spec);
+  };
+  expect(R"("patterns": ["a"], "partition_typo": "row")", "did you mean partition_type?");
+  expect(R"("patterns": ["a"], "partition_type": "rows")", "expected column, row or skip");
+  expect(R"("patterns": ["(a"], "partition_type": "row")", "expected a regular expression");
+  expect(R"("patterns": ["(a)\\1"], "partition_type": "row")", "backreference");
+  expect(R"("patterns": ["a"], "partition_type": "row", "shape": [3, -1])", "not cut by columns");
+  expect(R"("patterns": ["a"], "partition_type": "column", "multiple": 0)", "at least 1");
+  expect(R"("partition_type": "column")", "at least one");
+  expect(R"("patterns": ["a"], "partition_type": "column", "partition_dim": 1)", "expected 0 for column");
+}
+
+}  // namespace
+}  // namespace zero::test::tensor_cut_test
