@@ -14,16 +14,16 @@
 namespace zero {
 
 // Rank (d * u + i) * t + j has the coordinates d < D of "dp", i < u of "sp" and j < t of "tp". u is
-// sequence_parallel_size, t is tensor_parallel.autotp_size, and D the number of ranks / (u * t). This is DeepSpeed's and
-// Megatron's order: tensor ranks are neighbours.
+// sequence_parallel_size, t is tensor_parallel.autotp_size, and D the number of ranks / (u * t). This is DeepSpeed's
+// and Megatron's order: tensor ranks are neighbours.
 //
-// Training data are divided by (rank("dp"), size("dp")): all "tp" ranks of a group read the same samples; all "sp" ranks
-// the same samples, each its own stretch of their tokens. ZeRO shards over "dp_sp", the ranks with equal j in order of
-// d * u + i (torch: a flattened dimension).
+// Training data are divided by (rank("dp"), size("dp")): all "tp" ranks of a group read the same samples; all "sp"
+// ranks the same samples, each its own stretch of their tokens. ZeRO shards over "dp_sp", the ranks with equal j in
+// order of d * u + i (torch: a flattened dimension).
 class ZERO_API Mesh {
  public:
-  // [collective] Sizes are taken from the configuration. ConfigError on all ranks if u * t does not divide the number of
-  // ranks, or if the transport cannot be split (nccl, c10d) and u * t > 1.
+  // [collective] Sizes are taken from the configuration. ConfigError on all ranks if u * t does not divide the number
+  // of ranks, or if the transport cannot be split (nccl, c10d) and u * t > 1.
   static std::shared_ptr<Mesh> of(const Options& options, std::shared_ptr<Communicator> world);
 
   // [local] Number of ranks along a dimension, "dp", "sp", "tp" or "dp_sp", and this rank's coordinate. ConfigError for

@@ -44,6 +44,22 @@ struct WarmupParams {  // scheduler.params of WarmupLR and WarmupDecayLR; steps 
   std::optional<std::string> warmup_type{};  // "log", "linear"
 };
 
+// Which weights tensor parallelism cuts (docs/parallelism.md): the fields of tensor_parallel.partition_config.
+struct TpLayerSpec {
+  std::vector<std::string> patterns;      // regular expressions, anchored at the start of parameter names
+  std::string partition_type = "column";  // "column", "row" or "skip"
+  std::vector<std::int64_t> pieces{};     // lengths of the pieces of a fused weight, each cut separately
+  std::optional<bool> gather_output{};    // column: outputs are all-gathered
+  bool grad_allreduce = false;            // skip: gradients are summed over the tensor-parallel ranks
+  bool scatter_input = false;             // row: the input is whole
+  std::int64_t multiple = 1;              // of elements, at which weights are divided: the head width
+};
+struct TpPlan {
+  std::string preset_model{};  // "gpt", "llama", ...; entries of layer_specs come before its own
+  std::vector<TpLayerSpec> layer_specs{};
+  bool vocab_parallel_lm_head = false;
+};
+
 class ZERO_API OptionsBuilder {
  public:
   OptionsBuilder& stage(int stage);  // 0 to 3
@@ -70,6 +86,9 @@ class ZERO_API OptionsBuilder {
   OptionsBuilder& offload_optimizer(Tier tier, const std::string& nvme_path = {});
   OptionsBuilder& offload_parameters(Tier tier, const std::string& nvme_path = {});
   OptionsBuilder& overlap_comm(bool overlap);
+  // Ranks that share one copy of the model's cut weights; ranks that share the tokens of each sample (zero/mesh.h).
+  OptionsBuilder& tensor_parallel(int ranks, const TpPlan& plan);
+  OptionsBuilder& sequence_parallel(int ranks);
   // Sets any key by its dotted path. The value is JSON text or a plain word.
   OptionsBuilder& set(std::string_view key, std::string_view json);
 

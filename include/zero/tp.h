@@ -45,4 +45,24 @@ ZERO_API at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at:
                                              std::int64_t begin, std::int64_t vocabulary,
                                              std::int64_t padding_idx = -1);
 
+// Part p of `in`, flat, goes to rank p; out likewise: in_numels[p] and out_numels[p] elements. The gradient goes back
+// the same way. [collective]
+ZERO_API at::Tensor all_to_all(const at::Tensor& in, const Group& group, const std::vector<std::int64_t>& out_numels,
+                               const std::vector<std::int64_t>& in_numels);
+
+struct CrossEntropyOptions {
+  std::int64_t ignore_index = -100;  // rows with this target do not count
+  // As Megatron-LM's: a target has 1 - label_smoothing, every other class label_smoothing / (V - 1). torch's value of
+  // the same name is this one times V / (V - 1).
+  double label_smoothing = 0;
+  std::int64_t vocabulary = 0;  // of all ranks; 0: each has as many columns as this one
+};
+
+// Mean cross entropy in nats, a scalar in fp32, of logits that are divided over the vocabulary: rank j of t has columns
+// [floor(j * V / t), floor((j + 1) * V / t)). logits: [n, columns of this rank], any floating dtype; targets: int64
+// [n], equal on all ranks. One all-gather of 3 fp32 numbers a row (4 with label smoothing); backward is local. NaN if
+// no row counts, as torch's. Throws c10::IndexError on all ranks for a target outside of the vocabulary.
+ZERO_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,
+                                  const CrossEntropyOptions& options = {});
+
 }  // namespace zero::tp

@@ -16,6 +16,7 @@
 #include <zero/options.h>
 #include <zero/options_builder.h>
 #include <zero/read_scope.h>
+#include <zero/sp.h>
 #include <zero/tp.h>
 #include <zero/trace.h>
 #include <zero/version.h>

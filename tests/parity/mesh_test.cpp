@@ -6,16 +6,16 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <sstream>
 
 #include "models/gpt.h"
+#include "soundness/ranks.h"
 #include "support/folder.h"
-#include "support/fork_ranks.h"
 #include "support/require.h"
-#include "support/shm_ranks.h"
-#include "support/tcp_ranks.h"
 
 namespace zero::test::mesh_test {
 namespace {
@@ -142,21 +142,25 @@ const std::vector<Model>& models_() {
   return all;
 }
 
-std::shared_ptr<torch::nn::Module> make_model(const Model& model) {
-  auto module = model.make();
+void fill(torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   std::uint64_t seed = 1;
-  for (auto& item : module->named_parameters()) {
+  for (auto& item : module.named_parameters()) {
     auto& p = item.value();
     p.copy_(draw(p.sizes().vec(), ++seed) * 0.2 + (p.dim() == 1 ? 0.3 : 0.0));
   }
+}
+
+std::shared_ptr<torch::nn::Module> make_model(const Model& model) {
+  auto module = model.make();
+  fill(*module);
   return module;
 }
 
 struct Case {
   const Model* model;
   int t = 2, u = 1, stage = 0, accumulation = 1;
-  std::string recipe = "fp32", extra;
+  std::string recipe = "fp32", extra, zero;
   double clip = 0.05;
 
   Options options() const {
@@ -164,7 +168,7 @@ struct Case {
     out << R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": )" << accumulation
         << R"(, "gradient_clipping": )" << clip
         << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "eps": 0.001, "weight_decay": 0.1}}, "zero_optimization": {"stage": )"
-        << stage << "}, \"sequence_parallel_size\": " << u << R"(, "tensor_parallel": {"autotp_size": )" << t;
+        << stage << zero << "}, \"sequence_parallel_size\": " << u << R"(, "tensor_parallel": {"autotp_size": )" << t;
     if (model->plan)
       out << R"(, "partition_config": {"use_default_specs": false, "layer_specs": )" << model->plan << "}";
     else
@@ -301,13 +305,400 @@ void check_models(const std::shared_ptr<Communicator>& comm, int t) {
   }
 }
 
-void run_over_shm(int size, int t) {
-  EXPECT_EQ(errors_of(with_ranks(size, [&](const auto& comm) { check_models(comm, t); })), "");
+void expect_passed(const Place& place, const Body& body) {
+  EXPECT_EQ(run_at(place,
+                   [&](const auto& comm) {
+                     at::set_num_threads(1);
+                     body(comm);
+                   }),
+            "")
+      << name_of(place);
 }
 
-TEST(Mesh, TwoTensorRanks) { run_over_shm(2, 2); }
-TEST(Mesh, TwoTensorRanksOfTwoDataRanks) { run_over_shm(4, 2); }
-TEST(Mesh, ThreeTensorRanks) { run_over_shm(3, 3); }
+TEST(Mesh, EqualsOneWholeModel) {
+  expect_passed({"shm", 2}, [](const auto& comm) { check_models(comm, 2); });
+  expect_passed({"shm", 4}, [](const auto& comm) { check_models(comm, 2); });
+  expect_passed({"shm", 3}, [](const auto& comm) { check_models(comm, 3); });
+}
+
+const Model& gpt_model() { return models_().back(); }
+
+// --- the same state everywhere ------------------------------------------------------------------
+
+// Stages, tiers and transports: one state for one mesh and recipe.
+TEST(Mesh, OneStateOverTransportsAndTiers) {
+  const TempFolder folder;
+  const auto file = folder.path() / "hash";
+  for (const Place place : {Place{"shm", 4}, Place{"gloo", 4}, Place{"thread", 4}})
+    expect_passed(place, [&](const auto& comm) {
+      std::string known;
+      std::getline(std::ifstream(file), known);
+      const auto check = [&](const Case& c, const std::string& what) {
+        const auto hash = train(c, comm).hash;
+        if (known.empty()) known = hash;
+        require(hash == known, "another state with " + what);
+      };
+      for (int stage = 0; stage <= 3; ++stage)
+        check({.model = &gpt_model(), .stage = stage, .recipe = "bf16"}, "stage " + std::to_string(stage));
+      const auto offload = [&](const std::string& zero) {
+        Case c{.model = &gpt_model(), .stage = 3, .recipe = "bf16"};
+        c.zero = zero;
+        check(c, zero);
+      };
+      offload(R"(, "offload_optimizer": {"device": "cpu"})");
+      offload(R"(, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.path().string() +
+              R"("}, "offload_param": {"device": "nvme", "nvme_path": ")" + folder.path().string() + R"("})");
+      offload(R"(, "stage3_prefetch_bucket_size": 0, "overlap_comm": false)");
+      comm->barrier();
+      if (comm->rank() == 0) std::ofstream(file) << known << "\n";
+    });
+}
+
+// --- initial values -----------------------------------------------------------------------------
+
+TEST(Mesh, InitialValuesAreThoseOfTheWholeModel) {
+  expect_passed({"shm", 3}, [](const auto& comm) {
+    torch::manual_seed(5);
+    const auto plain = std::make_shared<models::GptImpl>(gpt_config(true));
+    for (const bool deferred : {false, true}) {
+      torch::manual_seed(5);
+      const auto module = deferred ? zero::build([] { return models::Gpt(gpt_config(true)); }).ptr()
+                                   : models::Gpt(gpt_config(true)).ptr();
+      Case c{.model = &gpt_model(), .t = 3, .stage = 3};
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
+      const auto masters = engine.full_state_dict();
+      if (comm->rank() != 0) continue;
+      for (const auto& item : plain->named_parameters())
+        require(masters.at(item.key()).equal(item.value().detach()),
+                item.key() + (deferred ? " deferred" : " eager") + " has other initial values");
+    }
+  });
+}
+
+// --- parameters by name -------------------------------------------------------------------------
+
+TEST(Mesh, StatesAndGradientsAreWhole) {
+  const TempFolder folder;
+  expect_passed({"shm", 4}, [&](const auto& comm) {
+    for (const int stage : {1, 3}) {
+      Case c{.model = &gpt_model(), .stage = stage};
+      const auto module = make_model(*c.model), plain = make_model(*c.model);
+      Engine engine(module, c.options(), comm);
+      engine.backward(c.model->loss(*module, seed_of(0, 0, engine.mesh().rank("dp"))));
+      for (int d = 0; d < 2; ++d) (c.model->loss(*plain, seed_of(0, 0, d)) / 2).backward();
+      for (const auto& item : plain->named_parameters()) {
+        const auto& name = item.key();
+        const auto& grad = item.value().grad();
+        require(
+            (engine.gradient(name) - grad).norm().template item<double>() <= 1e-5 * grad.norm().template item<double>(),
+            "gradient of " + name);
+        require(engine.parameter_state(name).equal(item.value().detach()), "master of " + name);
+      }
+      engine.step();
+      // Whole values in, parts on every rank, whole values out.
+      const std::string name = "blocks.1.qkv.weight";
+      const auto values = draw({72, 24}, 77);
+      engine.set_parameter_state(name, "exp_avg", values);
+      engine.set_parameter_state(name, "master", values);
+      require(engine.parameter_state(name, "exp_avg").equal(values), "exp_avg that was set");
+      require(engine.parameter_state(name).equal(values), "master that was set");
+      {
+        const auto scope = engine.gathered_parameters({"blocks.1.*"}, /*modify=*/true);
+        const at::NoGradGuard no_grad;
+        for (auto& item : module->named_parameters()) {
+          if (item.key() == "blocks.1.norm1.weight" && comm->rank() == 0) item.value().fill_(2);
+          if (item.key() == name && engine.mesh().rank("dp_sp") == 0) item.value().fill_(1 + engine.mesh().rank("tp"));
+        }
+      }
+      const auto changed = engine.parameter_state(name);
+      require(changed.narrow(0, 0, 12).eq(1).all().template item<bool>() &&
+                  changed.narrow(0, 12, 12).eq(2).all().template item<bool>(),
+              "each rank's part was written");
+      require(engine.parameter_state("blocks.1.norm1.weight").eq(2).all().template item<bool>(),
+              "rank 0's value everywhere");
+      engine.backward(c.model->loss(*module, 9));
+      engine.step();
+      engine.save_checkpoint(folder.path(), "stage" + std::to_string(stage));  // replicas are still equal
+    }
+  });
+}
+
+// --- checkpoints --------------------------------------------------------------------------------
+
+TEST(Mesh, CheckpointsHoldWholeTensors) {
+  for (const int stage : {0, 3}) {
+    const TempFolder folder;
+    expect_passed({"shm", 4}, [&](const auto& comm) {
+      Case c{.model = &gpt_model(), .stage = stage, .recipe = "bf16"};
+      const auto run = [&](Engine& engine, torch::nn::Module& module, int from) {
+        for (int step = from; step < from + 3; ++step) {
+          engine.backward(c.model->loss(module, seed_of(step, 0, engine.mesh().rank("dp"))));
+          engine.step();
+        }
+      };
+      std::string later;
+      {
+        const auto module = make_model(*c.model);
+        Engine engine(module, c.options(), comm);
+        run(engine, *module, 0);
+        engine.save_checkpoint(folder.path(), "a");
+        run(engine, *module, 3);
+        later = engine.state_hash();
+      }
+      const auto module = c.model->make();
+      c.stage = 3 - stage;  // another stage loads it, too
+      Engine engine(module, c.options(), comm);
+      require(engine.load_checkpoint(folder.path()) == "a", "the tag");
+      run(engine, *module, 3);
+      require(engine.state_hash() == later, "another state after loading");
+    });
+    std::stringstream manifest;
+    manifest << std::ifstream(folder.path() / "a" / "manifest.json").rdbuf();
+    for (const char* part : {"\"min_reader\": 3", "\"tp\": 2", "\"slices\""})
+      EXPECT_NE(manifest.str().find(part), std::string::npos) << part;
+    // The shape of the whole weight; q, k and v are one box each in a slice.
+    EXPECT_NE(std::regex_replace(manifest.str(), std::regex("\\s"), "")
+                  .find(R"("shape":[72,24],"slices":[[{"size":[12,24],"start":[0,0]},{"size":[12,24],"start":[24,0]},)"
+                        R"({"size":[12,24],"start":[48,0]}],[)"),
+              std::string::npos);
+    expect_passed({"shm", 4}, [&](const auto& comm) {
+      Case c{.model = &gpt_model(), .t = 4, .stage = stage, .recipe = "bf16"};
+      Engine engine(c.model->make(), c.options(), comm);
+      try {
+        engine.load_checkpoint(folder.path());
+      } catch (const ConfigError& e) {
+        return require(contains(e.what(), "was saved with sequence_parallel_size 1 and tensor_parallel.autotp_size 2"),
+                       e.what());
+      }
+      require(false, "expected a ConfigError");
+    });
+  }
+}
+
+// --- random numbers -----------------------------------------------------------------------------
+
+models::GptConfig dropout_config() {
+  auto config = gpt_config(true);
+  config.dropout = 0.2;
+  return config;
+}
+
+// Residual dropout is the same on all tensor-parallel ranks, so their losses and replicated parameters stay equal. With
+// recomputation the same masks are drawn again.
+TEST(Mesh, Dropout) {
+  expect_passed({"shm", 4}, [](const auto& comm) {
+    std::string known;
+    for (const bool checkpointed : {false, true}) {
+      torch::manual_seed(11);
+      const auto module = std::make_shared<models::GptImpl>(dropout_config());
+      fill(*module);
+      if (checkpointed)
+        module->run_layers_by(2, [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
+      Case c{.model = &gpt_model(), .stage = 3};
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
+      torch::manual_seed(100 + static_cast<std::uint64_t>(engine.mesh().rank("dp")));
+      for (int step = 0; step < 4; ++step) {
+        const auto loss = c.model->loss(*module, seed_of(step, 0, engine.mesh().rank("dp")));
+        const auto all = engine.mesh().group("tp")->all_gather_bytes(std::to_string(loss.template item<double>()));
+        require(all[0] == all[1], "losses of a tensor-parallel group differ");
+        engine.backward(loss);
+        engine.step();
+      }
+      const auto state = at::detail::getDefaultCPUGenerator().get_state();
+      const auto hash = engine.state_hash();
+      const auto states = engine.mesh().group("tp")->all_gather_bytes(
+          {static_cast<const char*>(state.const_data_ptr()), state.nbytes()});
+      require(states[0] == states[1], "the generators of a tensor-parallel group differ");
+      if (known.empty()) known = hash;
+      require(known == hash, "another state with checkpointed segments");
+    }
+  });
+}
+
+// Within a split region each rank draws its own numbers.
+struct NoisyImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  at::Tensor inside, outside;
+  NoisyImpl() {
+    up = register_module("up", torch::nn::Linear(4, 2000));
+    down = register_module("down", torch::nn::Linear(2000, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = up(x);
+    inside = at::bernoulli(at::full_like(y, 0.5));
+    y = down(y * inside);
+    outside = at::bernoulli(at::full_like(y, 0.5));
+    return y + outside;
+  }
+};
+
+TEST(Mesh, RandomNumbersInAndOutOfSplitRegions) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto module = std::make_shared<NoisyImpl>();
+    const auto options =
+        Options::build()
+            .train_micro_batch_size(2)
+            .adamw({.lr = 1e-3})
+            .tensor_parallel(2, {.layer_specs = {{.patterns = {"up.weight"}},
+                                                 {.patterns = {"down.weight"}, .partition_type = "row"}}});
+    torch::manual_seed(static_cast<std::uint64_t>(comm->rank()));  // of different seeds, rank 0's counts
+    Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options, comm);
+    const auto x = draw({50, 4}, 1);
+    at::Tensor before;
+    for (int step = 0; step < 2; ++step) {
+      engine.backward(module->forward(x).pow(2).mean());
+      engine.step();
+      const auto both = [&](const at::Tensor& mine) {
+        auto all = at::empty({2, mine.numel()});
+        comm->all_gather(all.view({-1}), mine.detach().contiguous().view({-1}))->wait();
+        return all;
+      };
+      const auto inside = both(module->inside), outside = both(module->outside);
+      require(outside[0].equal(outside[1]), "different numbers outside of split regions");
+      const double product = (inside[0] * inside[1]).mean().template item<double>();
+      require(std::abs(product - 0.25) < 0.01, "numbers inside depend on each other: " + std::to_string(product));
+      require(!before.defined() || !before.equal(inside[0]), "the same numbers in the next step");
+      before = inside[0];
+    }
+  });
+}
+
+// --- partitioned activations --------------------------------------------------------------------
+
+TEST(Mesh, PartitionedActivations) {
+  const TempFolder folder;
+  expect_passed({"shm", 4}, [&](const auto& comm) {
+    const auto train_segments = [&](const std::string& activations, std::uint64_t& gathered) {
+      const auto module = std::dynamic_pointer_cast<models::GptImpl>(make_model(gpt_model()));
+      module->run_layers_by(2, [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
+      Case c{.model = &gpt_model(), .stage = 2};
+      c.extra = R"(, "activation_checkpointing": {)" + activations + "}";
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
+      for (int step = 0; step < 3; ++step) {
+        comm->reset_stats();
+        engine.backward(c.model->loss(*module, seed_of(step, 0, engine.mesh().rank("dp"))));
+        const auto stats = comm->stats();
+        const auto row = stats.by_op.find("tp.all_gather");
+        gathered = row == stats.by_op.end() ? 0 : row->second.bytes_sent;
+        engine.step();
+      }
+      return engine.state_hash();
+    };
+    std::uint64_t gathered = 0;
+    const auto wanted = train_segments("", gathered);
+    require(gathered == 0, "all-gathers without partition_activations");
+    const std::string file =
+        R"("partition_activations": true}, "libzero": {"activation_file_path": ")" + folder.path().string() + "\"";
+    for (const std::string& settings : std::vector<std::string>{
+             R"("partition_activations": true)", R"("partition_activations": true, "cpu_checkpointing": true)",
+             R"("partition_activations": true, "contiguous_memory_optimization": true, "number_checkpoints": 2)",
+             file}) {
+      require(train_segments(settings, gathered) == wanted, "another state with " + settings);
+      // Two segments with inputs of 3 x 5 x 24 fp32, of which this rank sends its half.
+      require(gathered == 2 * 3 * 5 * 24 * 4 / 2, "gathered " + std::to_string(gathered) + " bytes with " + settings);
+    }
+  });
+}
+
+// --- traffic ------------------------------------------------------------------------------------
+
+TEST(Mesh, TrafficOfTensorParallelism) {
+  expect_passed({"shm", 4}, [](const auto& comm) {
+    for (const int segments : {0, 2, 1}) {
+      const auto module = std::dynamic_pointer_cast<models::GptImpl>(make_model(gpt_model()));
+      if (segments > 0)
+        module->run_layers_by(segments,
+                              [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
+      Case c{.model = &gpt_model(), .stage = 0};
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
+      for (int step = 0; step < 2; ++step) {
+        comm->reset_stats();
+        engine.backward(c.model->loss(*module, seed_of(step, 0, engine.mesh().rank("dp"))));
+        const auto stats = comm->stats();
+        engine.step();
+        // Each sum of 3 x 5 x 24 fp32 sends 2 f times its bytes, f = 1/2. Of a block two in forward and two in
+        // backward; a segment of c blocks is computed again up to its last sum but one: 2c - 1. Embedding and head: one
+        // each.
+        const std::uint64_t bytes = 3 * 5 * 24 * 4;
+        const std::uint64_t again = segments == 0 ? 0 : segments == 2 ? 2 * (2 * 1 - 1) : 2 * 2 - 1;
+        require(stats.by_op.at("tp.all_reduce").bytes_sent == bytes * (2 * 4 + 2 + again),
+                "sums: " + std::to_string(stats.by_op.at("tp.all_reduce").bytes_sent) + " bytes with " +
+                    std::to_string(segments) + " segments");
+        // The logits of 15 tokens: 11 of 23 columns on tp 0, 12 on tp 1.
+        const std::uint64_t columns = engine.mesh().rank("tp") == 0 ? 11 : 12;
+        require(stats.by_op.at("tp.all_to_all").bytes_sent == 15 * columns * 4, "logits");
+      }
+    }
+  });
+}
+
+// --- what a model must not do -------------------------------------------------------------------
+
+struct OddImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  int rank = 0;
+  OddImpl() {
+    up = register_module("up", torch::nn::Linear(4, 6));
+    down = register_module("down", torch::nn::Linear(6, 4));
+  }
+};
+
+TEST(Mesh, OperatorsThatPartsDoNotSupport) {
+  struct Wrong {
+    const char* words;
+    std::function<at::Tensor(OddImpl&, const at::Tensor&)> body;
+  };
+  const std::vector<Wrong> all{
+      {"aten::mul reads up.weight, of which this rank holds rows",
+       [](OddImpl& m, const at::Tensor& x) { return x.matmul((m.up->weight * 2).t()); }},
+      {"got 6 features for down.weight, which takes this rank's 3: the layer before it is not split",
+       [](OddImpl& m, const at::Tensor& x) {
+         return m.down(at::cat({x, x}, -1).narrow(-1, 0, 6));
+       }},
+      {"got 3 features for up.weight, which takes 4: the layer before it is split",
+       [](OddImpl& m, const at::Tensor& x) { return m.up(m.up(x)); }},
+      {"the ranks of a tensor-parallel group got different input for up.weight",
+       [](OddImpl& m, const at::Tensor& x) { return m.down(m.up(x + m.rank)); }}};
+  for (const auto& wrong : all)
+    expect_passed({"shm", 2}, [&](const auto& comm) {
+      const auto module = std::make_shared<OddImpl>();
+      module->rank = comm->rank();
+      const auto options = Options::build().train_micro_batch_size(2).adamw().tensor_parallel(
+          2, {.layer_specs = {{.patterns = {"up.weight"}}, {.patterns = {"down.weight"}, .partition_type = "row"}}});
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options, comm);
+      try {
+        wrong.body(*module, draw({5, 4}, 1));
+      } catch (const ConfigError& e) {
+        return require(contains(e.what(), wrong.words), e.what());
+      }
+      require(false, std::string("expected an error with: ") + wrong.words);
+    });
+}
+
+TEST(Mesh, FaultsAtConstruction) {
+  const auto expect = [](int world, const std::string& json, const std::string& words) {
+    expect_passed({"shm", world}, [&](const auto& comm) {
+      const auto module = make_model(gpt_model());
+      try {
+        Engine engine(module,
+                      Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, )" +
+                                         json + "}"),
+                      comm);
+      } catch (const ConfigError& e) {
+        require(contains(e.what(), words), e.what());
+        return comm->barrier();  // nothing was sent that others wait for
+      }
+      require(false, "expected an error with: " + words);
+    });
+  };
+  expect(3, R"("tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})",
+         "3 ranks are no multiple of tensor_parallel.autotp_size 2 x sequence_parallel_size 1");
+  expect(2, R"("tensor_parallel": {"autotp_size": 2})", "without tensor_parallel.partition_config or preset_model");
+  expect(2, R"("data_parallel_size": 2, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})", "expected 1");
+  expect(2, R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2},
+               "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})",
+         "zero_hpz_partition_size: got 2 with tensor or sequence parallelism");
+}
 
 }  // namespace
 }  // namespace zero::test::mesh_test

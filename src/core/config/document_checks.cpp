@@ -350,6 +350,8 @@ std::string unmet_need(const Document& document, std::string_view need) {
   if (need == "S1+" && stage == "0") return "it applies to stages 1 to 3; stage is 0";
   if (need == "S12" && stage != "1" && stage != "2") return "it applies to stages 1 and 2; stage is " + stage;
   if (need == "S3" && stage != "3") return "it applies to stage 3; stage is " + stage;
+  if (need == "tensor_parallel" && finite_number(value("tensor_parallel.autotp_size")).value_or(0) <= 1)
+    return "tensor_parallel.autotp_size is not above 1";
   if (need == "opt" && device("optimizer") == "\"none\"") return "offload_optimizer.device is none";
   if (need == "par" && device("param") == "\"none\"") return "offload_param.device is none";
   if (need == "param nvme" && device("param") != "\"nvme\"") return "offload_param.device is not nvme";

@@ -180,6 +180,37 @@ OptionsBuilder& OptionsBuilder::overlap_comm(bool overlap) {
   return put("overlap_comm", "zero_optimization.overlap_comm", overlap ? "true" : "false");
 }
 
+OptionsBuilder& OptionsBuilder::tensor_parallel(int ranks, const TpPlan& plan) {
+  const auto quoted = [](const std::string& text) { return base::json_quote(text, base::NotUtf8::Keep); };
+  const auto list = [](const auto& items, const auto& text_of) {
+    std::string text;
+    for (const auto& item : items) text += (text.empty() ? "[" : ", ") + text_of(item);
+    return (text.empty() ? "[" : text) + "]";
+  };
+  drop("tensor_parallel.");
+  put("tensor_parallel", "tensor_parallel.autotp_size", std::to_string(ranks));
+  put("tensor_parallel", "tensor_parallel.vocab_parallel_lm_head", plan.vocab_parallel_lm_head ? "true" : "false");
+  if (!plan.preset_model.empty()) put("tensor_parallel", "tensor_parallel.preset_model", quoted(plan.preset_model));
+  if (plan.layer_specs.empty()) return *this;
+  const auto flag = [](bool on) { return std::string(on ? "true" : "false"); };
+  const auto spec_text = [&](const TpLayerSpec& spec) {
+    std::string text =
+        "{\"patterns\": " + list(spec.patterns, quoted) + ", \"partition_type\": " + quoted(spec.partition_type) +
+        ", \"grad_allreduce\": " + flag(spec.grad_allreduce) + ", \"scatter_input\": " + flag(spec.scatter_input) +
+        ", \"multiple\": " + std::to_string(spec.multiple);
+    if (!spec.pieces.empty())
+      text += ", \"shape\": [" + list(spec.pieces, [](std::int64_t n) { return std::to_string(n); }) + ", -1]";
+    if (spec.gather_output) text += ", \"gather_output\": " + flag(*spec.gather_output);
+    return text + "}";
+  };
+  return put("tensor_parallel", "tensor_parallel.partition_config",
+             "{\"layer_specs\": " + list(plan.layer_specs, spec_text) + "}");
+}
+
+OptionsBuilder& OptionsBuilder::sequence_parallel(int ranks) {
+  return put("sequence_parallel", "sequence_parallel_size", std::to_string(ranks));
+}
+
 OptionsBuilder& OptionsBuilder::set(std::string_view key, std::string_view json) {
   return put("set", key, std::string(json));
 }

@@ -120,8 +120,9 @@ struct ActivationSettings {
   std::int64_t num_checkpoints = 0;
   bool checkpointing = false;  // enabled if any key of the checkpointing block differs from its default
   bool to_host = false, contiguous = false, synchronize = false, profile = false;
-  std::string file_path;  // folder of the file for segments' inputs; empty: none
-  struct Offload {        // any saved tensor of at least min_bytes
+  bool partition = false;  // inputs of segments are divided over the tensor-parallel ranks
+  std::string file_path;   // folder of the file for segments' inputs; empty: none
+  struct Offload {         // any saved tensor of at least min_bytes
     OffloadDevice device = OffloadDevice::None;
     std::string path;
     std::int64_t min_bytes = 65536;

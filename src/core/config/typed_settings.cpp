@@ -186,6 +186,7 @@ void read_activations(Values& v, ActivationSettings& a) {
   const auto segments = v.maybe_whole("activation_checkpointing.number_checkpoints");
   a.num_checkpoints = segments.value_or(0);
   a.to_host = v.flag("activation_checkpointing.cpu_checkpointing");
+  a.partition = v.flag("activation_checkpointing.partition_activations");
   a.contiguous = v.flag("activation_checkpointing.contiguous_memory_optimization");
   a.synchronize = v.flag("activation_checkpointing.synchronize_checkpoint_boundary");
   a.profile = v.flag("activation_checkpointing.profile");

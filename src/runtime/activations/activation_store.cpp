@@ -220,7 +220,12 @@ class ActivationStore::Hooks final : public torch_hooks::SavedTensorHooks {
   at::Tensor kept_;
 };
 
-std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(const at::Tensor&) {
+std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(const at::Tensor& tensor) {
+  // Only what is equal on all ranks can be divided; integers are small and stay whole.
+  const bool divides = store_->setup_.partition.has_value();
+  const bool whole = divides && (store_->parts_already_ || !tensor.is_floating_point() ||
+                                 tensor.numel() < store_->setup_.partition->ranks);
+  if (whole) return nullptr;
   if (!store_->keeps_inputs()) {
     if (store_->setup_.settings.offload.device == OffloadDevice::None) return nullptr;
     return std::make_unique<Hooks>(store_, store_->backend_for_saved(), store_->setup_.settings.offload.min_bytes,
@@ -233,7 +238,8 @@ std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(co
 
 std::shared_ptr<ActivationStore> ActivationStore::create(Setup setup) {
   const auto& s = setup.settings;
-  const bool keeps = s.to_host || s.contiguous || !s.file_path.empty() || s.offload.device != OffloadDevice::None;
+  const bool keeps =
+      s.to_host || s.contiguous || !s.file_path.empty() || s.offload.device != OffloadDevice::None || setup.partition;
   if (!keeps && !s.profile && !s.synchronize) return nullptr;
   torch_hooks::install_engine();  // refuses here, not in the first forward
   check_folder("libzero.activation_file_path", s.file_path);
@@ -251,7 +257,8 @@ void ActivationStore::set_resident(const std::vector<const void*>& storages) {
 ActivationStore::~ActivationStore() = default;
 
 bool ActivationStore::keeps_inputs() const {
-  return setup_.settings.to_host || setup_.settings.contiguous || !setup_.settings.file_path.empty();
+  return setup_.settings.to_host || setup_.settings.contiguous || !setup_.settings.file_path.empty() ||
+         setup_.partition;
 }
 
 HostBlocks* ActivationStore::new_blocks() {
@@ -276,32 +283,48 @@ OffloadBackend& ActivationStore::backend_for_saved() {
   return *saved_depot_;
 }
 
+// Where inputs are kept: a file, host memory, or a slab on the device. nullptr: on the device as they are.
+std::unique_ptr<OffloadBackend> ActivationStore::new_input_backend(bool slab) {
+  const auto& s = setup_.settings;
+  if (!s.file_path.empty()) return in_file(s.file_path);
+  if (!slab) return s.to_host ? in_host_memory() : nullptr;
+  if (s.to_host)
+    return std::make_unique<HostBackend>(
+        setup_.device,
+        std::make_shared<Slab>(
+            s.num_checkpoints, [device = setup_.device](std::int64_t bytes) { return host_memory(device, bytes); },
+            [ledger = setup_.ledger](std::int64_t bytes) {
+              ledger->book(step::Tier::Host, step::Purpose::Activations, bytes);
+            }));
+  // Booked on the device's tier.
+  return std::make_unique<SlabBackend>(
+      std::make_unique<Slab>(s.num_checkpoints, [device = setup_.device](std::int64_t bytes) {
+        return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+      }));
+}
+
 OffloadBackend& ActivationStore::backend_for_input(std::size_t position) {
   const std::lock_guard lock(mutex_);
   const auto& s = setup_.settings;
   const bool slabs = s.contiguous && s.file_path.empty();  // a file is contiguous anyway
   if (!slabs) position = 0;
   while (input_depots_.size() <= position) {
-    if (!s.file_path.empty()) {
-      input_depots_.push_back(in_file(s.file_path));
-    } else if (!slabs) {
-      input_depots_.push_back(in_host_memory());
-    } else if (s.to_host) {
-      auto slab = std::make_shared<Slab>(
-          s.num_checkpoints, [device = setup_.device](std::int64_t bytes) { return host_memory(device, bytes); },
-          [ledger = setup_.ledger](std::int64_t bytes) {
-            ledger->book(step::Tier::Host, step::Purpose::Activations, bytes);
-          });
-      input_depots_.push_back(std::make_unique<HostBackend>(setup_.device, std::move(slab)));
-    } else {
-      // Booked on the device's tier.
-      input_depots_.push_back(std::make_unique<SlabBackend>(
-          std::make_unique<Slab>(s.num_checkpoints, [device = setup_.device](std::int64_t bytes) {
-            return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
-          })));
+    auto backend = new_input_backend(slabs);
+    if (setup_.partition) {
+      auto divided = std::make_unique<PartitionedBackend>(*setup_.partition, std::move(backend));
+      divided->set_compare(compare_);
+      partitioned_.push_back(divided.get());
+      backend = std::move(divided);
     }
+    input_depots_.push_back(std::move(backend));
   }
   return *input_depots_[position];
+}
+
+void ActivationStore::compare_inputs(bool compare) {
+  const std::lock_guard lock(mutex_);
+  compare_ = compare;
+  for (auto* backend : partitioned_) backend->set_compare(compare);
 }
 
 bool ActivationStore::eligible(const at::Tensor& tensor) const {
@@ -354,6 +377,7 @@ void ActivationStore::begin_segment() {
   synchronize();
   const std::lock_guard lock(mutex_);
   segment_begin_ = Clock::now();
+  parts_already_ = setup_.partition && setup_.partition->inside_split_region();
 }
 
 std::shared_ptr<torch_hooks::CheckpointFrame> ActivationStore::end_segment() {

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "activations/offload_backend.h"
+#include "activations/partitioned_backend.h"
 #include "config/settings.h"
 #include "step/memory_ledger.h"
 #include "torch_hooks/saved_tensors.h"
@@ -36,6 +37,7 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
     at::Device device = at::kCPU;  // of the activations; tensors on other devices are not offloaded
     std::shared_ptr<step::MemoryLedger> ledger;
     std::string who;                                  // "rank 2/4"
+    std::optional<InputPartition> partition{};        // inputs of segments are divided over these ranks
     std::vector<const void*> resident;                // set_resident()
     std::function<void(const std::string&)> profile;  // called with a log line after each backward
   };
@@ -49,6 +51,8 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   std::unique_ptr<torch_hooks::SavedTensorHooks> saved() override;
   void begin_segment() override;
   std::shared_ptr<torch_hooks::CheckpointFrame> end_segment() override;
+  // Whether inputs of segments are compared over the ranks of the partition from now on. At first they are.
+  void compare_inputs(bool compare);
   // Ends a backward pass: waits for pending copies and frees idle host memory that was not needed.
   void end_backward();
   // The Engine has ended: threads that still use this policy offload nothing more.
@@ -76,6 +80,7 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   OffloadBackend& backend_for_saved();
   OffloadBackend& backend_for_input(std::size_t position);
   bool keeps_inputs() const;
+  std::unique_ptr<OffloadBackend> new_input_backend(bool slab);
   HostBlocks* new_blocks();
   std::unique_ptr<OffloadBackend> in_host_memory();
   std::unique_ptr<OffloadBackend> in_file(const std::string& folder);
@@ -84,11 +89,13 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
 
   const Setup setup_;
   std::atomic<bool> ended_{false};
+  bool compare_ = true, parts_already_ = false;  // parts_already: the open segment's inputs are not whole
   std::unordered_set<const void*> resident_;
   mutable std::recursive_mutex mutex_;
   std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one per backend, see its note on streams
   std::unique_ptr<OffloadBackend> saved_depot_;
   std::vector<std::unique_ptr<OffloadBackend>> input_depots_;  // one per position if each has a slab, else one
+  std::vector<PartitionedBackend*> partitioned_;               // those of input_depots_ that divide inputs
   std::map<Key, std::pair<const Away*, std::weak_ptr<Away>>> known_;
   std::map<std::uint64_t, Away*> order_;  // in order of offload
   std::uint64_t next_ = 0;

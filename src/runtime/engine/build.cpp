@@ -222,6 +222,19 @@ void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
                                                  *parts.optimizer, std::move(parameter_groups), parts.trace.trace());
 }
 
+// Only inputs that all ranks of a tensor-parallel group have in common can be divided over them.
+void compare_inputs(comm::Group& tensor_group, const at::Tensor& bytes) {
+  const auto host = bytes.cpu();
+  const auto hash = XXH3_64bits(host.const_data_ptr(), host.nbytes());
+  const auto all = tensor_group.all_gather_bytes(base::join(host.nbytes(), " ", hash));
+  for (std::size_t j = 1; j < all.size(); ++j)
+    if (all[j] != all[0])
+      throw ConfigError(base::join(
+          "[activation_checkpoint] got an input of ", host.nbytes(), " bytes that differs between tp 0 and tp ", j,
+          ", which activation_checkpointing.partition_activations cannot divide. Hint: all ranks of a tensor-parallel "
+          "group read the same samples and draw the same random numbers outside of split layers; or set it to false."));
+}
+
 void keep_activations(Parts& parts) {
   activations::ActivationStore::Setup setup;
   setup.settings = parts.settings.activations;
@@ -230,6 +243,14 @@ void keep_activations(Parts& parts) {
   setup.ledger = parts.memory->ledger;
   setup.who = base::join("rank ", parts.comm->rank(), "/", parts.comm->size());
   if (parts.comm->rank() == 0) setup.profile = [](const std::string& line) { base::log(LogLevel::Info, line); };
+  if (parts.settings.activations.partition && parts.products)
+    setup.partition = activations::InputPartition{
+        .rank = parts.tensor_group->rank(),
+        .ranks = parts.tensor_group->size(),
+        .all_gather = [group = parts.tensor_group](
+                          at::Tensor out, const at::Tensor& in) { return group->all_gather(std::move(out), in); },
+        .compare = [group = parts.tensor_group](const at::Tensor& bytes) { compare_inputs(*group, bytes); },
+        .inside_split_region = [products = parts.products] { return products->in_region(); }};
   parts.activations = activations::ActivationStore::create(std::move(setup));
 }
 
@@ -284,10 +305,15 @@ namespace {
 
 // Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
 void agree_on_random_numbers(comm::Group& tensor_group) {
+  if (tensor_group.transport() == "thread") return;  // the ranks share one generator
   auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  auto state = generator.get_state().clone();
+  at::Tensor state;
+  {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    state = generator.get_state().clone();
+  }
   tensor_group.broadcast(state, 0)->wait();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
   generator.set_state(state);
 }
 

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "observe/status_page.h"
 #include "torch_hooks/gradient_hook.h"
@@ -68,7 +69,9 @@ void ForwardListener::begin_forward() {
   p_.trace.begin_phase(observe::TraceKind::Forward);
   if (p_.products) {
     torch_hooks::set_segment_listener(p_.products);
-    p_.products->begin_forward(/*compare=*/p_.program->steps() == 0 && p_.accumulated().micro_batches == 0);
+    const bool first = !std::exchange(compared_, true);
+    p_.products->begin_forward(/*compare=*/first);
+    if (p_.activations) p_.activations->compare_inputs(first);
   }
   begin_phase();
   observe::status_page().set_step(p_.program->steps(), static_cast<int>(p_.accumulated().micro_batches));

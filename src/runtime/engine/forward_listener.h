@@ -40,6 +40,7 @@ class ForwardListener final : public torch_hooks::UseListener {
   };
   Parts& p_;
   const Checks& checks_;
+  bool compared_ = false;             // the first forward has compared the inputs of tensor-parallel ranks
   std::vector<Member> members_;       // of all parameters; the index is the interception's tag
   std::atomic<int> shown_group_{-1};  // shown on the status page
 };

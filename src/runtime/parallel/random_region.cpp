@@ -19,7 +19,7 @@ std::uint64_t mixed(std::uint64_t x) {
 }  // namespace
 
 void RandomRegion::open() {
-  if (tensor_rank_ < 0 || outside_.defined()) return;
+  if (std::exchange(open_, true) || tensor_rank_ < 0) return;
   auto generator = at::detail::getDefaultCPUGenerator();
   const std::lock_guard<std::mutex> lock(generator.mutex());
   outside_ = generator.get_state();
@@ -29,6 +29,7 @@ void RandomRegion::open() {
 }
 
 void RandomRegion::close() noexcept {
+  open_ = false;
   if (!outside_.defined()) return;
   const auto outside = std::exchange(outside_, {}), inside = std::exchange(inside_, {});
   auto generator = at::detail::getDefaultCPUGenerator();

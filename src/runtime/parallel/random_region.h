@@ -21,9 +21,11 @@ class RandomRegion {
   // Restores the state from before open(), advanced by one draw if numbers were drawn since, so that the next region
   // draws others. A region without draws leaves no trace. No effect if the region is closed.
   void close() noexcept;
+  bool is_open() const { return open_; }
 
  private:
   const int tensor_rank_;
+  bool open_ = false;
   at::Tensor outside_, inside_;  // the generator's state when the region was opened, before and after seeding
 };
 

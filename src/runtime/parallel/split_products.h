@@ -39,6 +39,8 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
   void begin_forward(bool compare) { compare_ = compare; }
   // The forward has ended or failed: releases the last input and ends open regions.
   void end_forward() noexcept;
+  // Whether the model is between a column and a row product, where tensors differ between ranks.
+  bool in_region() const { return regions_.back()->is_open(); }
   // Whether other operators may read parts (engine.gathered_parameters()).
   void set_readable(bool readable) { readable_ = readable; }
 

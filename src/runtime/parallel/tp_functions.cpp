@@ -119,6 +119,11 @@ struct Saved final : torch::CustomClassHolder {
   const Division division;
 };
 
+void require_once_differentiable() {
+  if (at::GradMode::is_enabled())
+    throw ConfigError("[zero::tp] got a backward pass with create_graph; these functions are differentiable once");
+}
+
 struct Function final : torch::autograd::Function<Function> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, Move forward,
                             c10::intrusive_ptr<Saved> saved) {
@@ -128,11 +133,40 @@ struct Function final : torch::autograd::Function<Function> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    if (at::GradMode::is_enabled())
-      throw ConfigError("[zero::tp] got a backward pass with create_graph; these functions are differentiable once");
+    require_once_differentiable();
     const auto holder = context->saved_data["saved"].toCapsule();
     const auto& saved = static_cast<const Saved&>(*holder);
     return {moved(saved.move, gradients[0], saved.division), at::Tensor(), at::Tensor()};
+  }
+};
+
+// What an all-to-all sends and receives, as an IValue.
+struct Exchange final : torch::CustomClassHolder {
+  Exchange(Group group, std::vector<std::int64_t> out, std::vector<std::int64_t> in)
+      : group(std::move(group)), out(std::move(out)), in(std::move(in)) {}
+  const Group group;
+  const std::vector<std::int64_t> out, in;
+};
+
+struct AllToAll final : torch::autograd::Function<AllToAll> {
+  static at::Tensor moved(const at::Tensor& x, const Exchange& exchange, bool back) {
+    const auto& out = back ? exchange.in : exchange.out;
+    const auto& in = back ? exchange.out : exchange.in;
+    auto received = at::empty({std::accumulate(out.begin(), out.end(), std::int64_t{0})}, x.options());
+    exchange.group->all_to_all(received, x.detach().contiguous(), out, in)->wait();
+    return received;
+  }
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            c10::intrusive_ptr<Exchange> exchange) {
+    auto y = moved(x, *exchange, /*back=*/false);
+    context->saved_data["exchange"] = at::IValue::make_capsule(std::move(exchange));
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    require_once_differentiable();
+    const auto holder = context->saved_data["exchange"].toCapsule();
+    return {moved(gradients[0], static_cast<const Exchange&>(*holder), /*back=*/true), at::Tensor()};
   }
 };
 
@@ -195,17 +229,10 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, std::int64_t 
   return apply(x, Move::SumThenOwn, Move::All, divide("reduce_scatter", x, group, dim, lengths, /*whole=*/true));
 }
 
-at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at::Tensor& ids, const Group& group,
-                                    std::int64_t begin, std::int64_t vocabulary, std::int64_t padding_idx) {
-  const auto end = begin + weight.size(0);
-  TORCH_CHECK_INDEX(
-      ids.numel() == 0 || (ids.min().item<std::int64_t>() >= 0 && ids.max().item<std::int64_t>() < vocabulary),
-      "index out of range in self: ids of an embedding of ", vocabulary, " rows");
-  const auto elsewhere = ids.lt(begin).logical_or(ids.ge(end));
-  const auto own = (ids - begin).masked_fill(elsewhere, 0);
-  const auto padding = padding_idx >= begin && padding_idx < end ? padding_idx - begin : -1;
-  const auto rows = at::embedding(weight, own, padding).masked_fill(elsewhere.unsqueeze(-1), 0);
-  return reduce(rows, group);
+at::Tensor all_to_all(const at::Tensor& in, const Group& group, const std::vector<std::int64_t>& out_numels,
+                      const std::vector<std::int64_t>& in_numels) {
+  if (group->size() == 1) return in;
+  return AllToAll::apply(in, c10::make_intrusive<Exchange>(group, out_numels, in_numels));
 }
 
 }  // namespace zero::tp
