@@ -98,7 +98,10 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
   // With tensor parallelism, qkv gives some of the heads only.
   const auto parts = qkv_(norm1_(x)).view({batch, time, 3, -1, width}).permute({2, 0, 3, 1, 4}).unbind(0);
   const double dropout = is_training() ? dropout_ : 0;
-  at::Tensor mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, dropout, /*is_causal=*/true);
+  const Attention local = [dropout](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return at::scaled_dot_product_attention(q, k, v, {}, dropout, /*is_causal=*/true);
+  };
+  at::Tensor mixed = attend_ ? attend_(local, parts[0], parts[1], parts[2]) : local(parts[0], parts[1], parts[2]);
   mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, -1}));
   const at::Tensor y = x + torch::dropout(mixed, dropout_, is_training());
   const at::Tensor mlp = down_(torch::gelu(up_(norm2_(y)), "tanh"));
@@ -128,6 +131,10 @@ void GptImpl::run_layers_by(std::int64_t count, Runner runner) {
   runner_ = std::move(runner);
 }
 
+void GptImpl::attend_by(const GptBlockImpl::Attend& attend) {
+  for (const auto& block : *blocks_) block->as<GptBlockImpl>()->attend_by(attend);
+}
+
 at::Tensor GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
   for (std::int64_t layer = begin; layer < end; ++layer)
     x = blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>()->forward(x);
@@ -135,10 +142,10 @@ at::Tensor GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
 }
 
 at::Tensor GptImpl::features(const at::Tensor& tokens) {
-  TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1 && tokens.size(1) <= config_.sequence,
-              "[Gpt::forward] got tokens ", tokens.sizes(), ", expected [batch, time] with time from 1 to ",
-              config_.sequence);
-  at::Tensor x = token_(tokens) + position_->weight.narrow(0, 0, tokens.size(1));
+  TORCH_CHECK(tokens.dim() == 2 && tokens.size(1) >= 1 && first_position_ + tokens.size(1) <= config_.sequence,
+              "[Gpt::forward] got tokens ", tokens.sizes(), " from position ", first_position_,
+              ", expected [batch, time] with positions up to ", config_.sequence);
+  at::Tensor x = token_(tokens) + position_->weight.narrow(0, first_position_, tokens.size(1));
   x = torch::dropout(x, config_.dropout, is_training());
   if (!runner_) return norm_(layers(0, config_.layers, x));
   for (std::int64_t part = 0; part < parts_; ++part) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/gpt_config.h"
@@ -19,9 +20,17 @@ struct GptBlockImpl : torch::nn::Module {
   explicit GptBlockImpl(const GptConfig& config);
   at::Tensor forward(const at::Tensor& x);
 
+  // Causal attention. q, k, v and the result: [batch, heads, time, head width].
+  using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+  // Calls `local`, which computes attention over all time steps that it is given.
+  using Attend =
+      std::function<at::Tensor(const Attention& local, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+  void attend_by(Attend attend) { attend_ = std::move(attend); }
+
  private:
   std::int64_t heads_;
   double dropout_;
+  Attend attend_;  // null: attention over the block's input
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
   torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
 };
@@ -55,6 +64,11 @@ struct GptImpl : torch::nn::Module {
   using Runner = std::function<at::Tensor(const Part& part, const at::Tensor& x)>;
   void run_layers_by(std::int64_t count, Runner runner);
 
+  // For models that see a part of each sequence only. attend_by: attention is computed by `attend`, which can exchange
+  // time steps for heads with other ranks; null: as usual. first_position: of the tokens that forward() gets.
+  void attend_by(const GptBlockImpl::Attend& attend);
+  void first_position(std::int64_t position) { first_position_ = position; }
+
   const GptConfig& config() const { return config_; }
 
  private:
@@ -62,7 +76,7 @@ struct GptImpl : torch::nn::Module {
   at::Tensor logits(const at::Tensor& features);
   at::Tensor layers(std::int64_t begin, std::int64_t end, at::Tensor x);
   GptConfig config_;
-  std::int64_t parts_ = 1;
+  std::int64_t parts_ = 1, first_position_ = 0;
   Runner runner_;  // null: the layers run as they are
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};

@@ -152,7 +152,7 @@ RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device devi
   r.transport = comm_.transport();
   r.steps = plan.steps;
   r.parameters = plan.model.num_parameters();
-  r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * comm_.size();
+  r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * engine.mesh().size("dp");
   r.tokens_per_step = r.samples_per_step * plan.model.sequence;
   r.model = {{"parameters", std::to_string(r.parameters)},      {"layers", std::to_string(plan.model.layers)},
              {"hidden", std::to_string(plan.model.hidden)},     {"heads", std::to_string(plan.model.heads)},

@@ -131,7 +131,9 @@ void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& c
               "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
                   std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
                   " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
-                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.communicator().size()));
+                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.mesh().size("dp")));
+  if (engine.mesh().size("dp") != engine.communicator().size())
+    report.note(LogLevel::Info, "mesh " + engine.mesh().text());
   if (plan.segments > 0)
     report.note(LogLevel::Info, "activation checkpointing: " + std::to_string(plan.segments) + " segments of " +
                                     std::to_string(plan.model.layers) +

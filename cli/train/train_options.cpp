@@ -9,6 +9,7 @@
 
 #include "cli/support/gpt_segments.h"
 #include "cli/train/train.h"
+#include "config/document.h"
 #include "config/settings.h"
 
 namespace zero::cli {
@@ -34,6 +35,8 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
   add("--warmup-steps", "scheduler.params.warmup_num_steps", std::to_string(a.warmup_steps));
   add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
+  add("--tensor-parallel", "tensor_parallel.autotp_size", std::to_string(a.tensor_parallel));
+  add("--sequence-parallel", "sequence_parallel_size", std::to_string(a.sequence_parallel));
   add("--optimizer", "optimizer.type", a.optimizer);
   add("--lr", "optimizer.params.lr", shown(a.lr));
   add("--weight-decay", "optimizer.params.weight_decay", shown(a.weight_decay));
@@ -63,6 +66,29 @@ std::string any_text() {
   throw ConfigError(
       "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
       "configuration; any text will do, it is read byte by byte.");
+}
+
+// Cuts the built-in GPT between heads, unless the configuration says how to cut it.
+Options with_heads_whole(const Options& options, const models::GptConfig& model) {
+  const auto& document = options.document();
+  const auto& mesh = options.settings().mesh;
+  if (mesh.tensor == 1 || document.is_set("tensor_parallel.partition_config")) return options;
+  if (model.heads < mesh.tensor * mesh.sequence)
+    throw ConfigError("[zero train] got tensor_parallel.autotp_size " + std::to_string(mesh.tensor) +
+                      " x sequence_parallel_size " + std::to_string(mesh.sequence) + " and " +
+                      std::to_string(model.heads) + " heads, expected at least one head for each rank");
+  const std::string width = std::to_string(model.hidden / model.heads);
+  const char* const rule = "rule: the heads of the built-in GPT";
+  auto result = options.with("tensor_parallel.partition_config",
+                             R"({"layer_specs": [{"patterns": ["blocks\\.\\d+\\.qkv\\.weight"],
+        "partition_type": "column", "shape": [3, -1], "multiple": )" +
+                                 width + R"(}, {"patterns": ["blocks\\.\\d+\\.projection\\.weight"],
+        "partition_type": "row", "multiple": )" +
+                                 width + "}]}",
+                             rule);
+  if (!document.is_set("tensor_parallel.preset_model"))
+    result = result.with("tensor_parallel.preset_model", "gpt", rule);
+  return result;
 }
 
 models::GptConfig model_of(const config::ModelSettings& m) {
@@ -126,6 +152,8 @@ void declare_train(Command& c, TrainArguments& a) {
   c.section("Values that override the file and replace its \"auto\"");
   c.option("--warmup-steps", a.warmup_steps, "K", "warm-up of the schedule", 1, kMost);
   c.option("--micro-batch-size", a.micro_batch_size, "M", "samples per rank and forward", 1, kMost);
+  c.option("--tensor-parallel", a.tensor_parallel, "T", "ranks that share one copy of the cut weights", 1, 65536);
+  c.option("--sequence-parallel", a.sequence_parallel, "U", "ranks that share the tokens of each sample", 1, 65536);
   c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion");
   c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
   c.option("--weight-decay", a.weight_decay, "R", "weight decay", 0, 1e6);
@@ -156,15 +184,16 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   TrainPlan plan;
   plan.config = config_file(a);
   plan.options = Options::from_file(plan.config, settings_of(c, a));
-  const config::Settings& s = plan.options.settings();
   if (a.strict && !plan.options.notices().empty())
     throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +
                       " notices, expected none; the first: " + plan.options.notices().front());
-  if (!s.managed_gradient_accumulation)
+  if (!plan.options.settings().managed_gradient_accumulation)
     throw ConfigError(
         "[managed_gradient_accumulation] got false, expected true: `zero train` does not decide "
         "boundaries itself");
-  plan.model = model_of(s.model);
+  plan.model = model_of(plan.options.settings().model);
+  plan.options = with_heads_whole(plan.options, plan.model);
+  const config::Settings& s = plan.options.settings();
   plan.segments = segments_of(plan.options, plan.model);
   plan.on_gpu = a.device == "cuda";
   plan.text = a.text.empty() ? s.data.text : a.text;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/system.h"
 #include "cli/train/train_signals.h"
@@ -34,18 +35,20 @@ report::MemoryPoint memory_point(report::Phase phase, const MemoryReport& memory
 // The message of each rank after a step.
 struct Message {
   double loss;
-  std::int64_t weight;  // number of samples
+  std::int64_t weight;   // number of tokens
+  std::int64_t samples;  // counted by one rank of those that share them
   int stop_signal;
 };
 
 // The weighted mean of the losses, summed in rank order so that all ranks get the same bits.
 Message agree(Communicator& comm, const Message& mine) {
-  Message all{0, 0, 0};
+  Message all{0, 0, 0, 0};
   for (const std::string& text : comm.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
     Message part{};
     std::memcpy(&part, text.data(), std::min(text.size(), sizeof part));
     if (part.weight > 0) all.loss += part.loss * static_cast<double>(part.weight);
     all.weight += part.weight;
+    all.samples += part.samples;
     all.stop_signal = std::max(all.stop_signal, part.stop_signal);
   }
   if (all.weight > 0) all.loss /= static_cast<double>(all.weight);
@@ -72,8 +75,36 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
       engine_(engine),
       report_(report),
       comm_(engine.communicator()),
-      reader_(corpus, comm_.rank(), comm_.size()),
-      recorder_(plan, engine, device_, report.folder()) {}
+      mesh_(engine.mesh()),
+      reader_(corpus, mesh_.rank("dp"), mesh_.size("dp")),
+      recorder_(plan, engine, device_, report.folder()) {
+  std::tie(own_begin_, own_end_) = mesh_.tokens(corpus.sequence());
+  divide_sequences(true);
+}
+
+void TrainRun::divide_sequences(bool divide) {
+  if (mesh_.size("sp") == 1) return;
+  model_->first_position(divide ? own_begin_ : 0);
+  if (!divide) return model_->attend_by(nullptr);
+  // [batch, heads, time, width] here, [batch, time, heads, width] there.
+  model_->attend_by([&mesh = mesh_, tokens = corpus_.sequence()](const auto& local, const at::Tensor& q,
+                                                                 const at::Tensor& k, const at::Tensor& v) {
+    const auto swapped = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      return local(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
+    };
+    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), swapped, tokens)
+        .transpose(1, 2);
+  });
+}
+
+at::Tensor TrainRun::loss_of(const at::Tensor& samples) {
+  const auto length = own_end_ - own_begin_;
+  const auto tokens = samples.narrow(1, own_begin_, length), targets = samples.narrow(1, own_begin_ + 1, length);
+  if (!plan_.options.settings().mesh.plan.vocab_parallel_lm_head || mesh_.size("tp") == 1)
+    return model_->forward(tokens, targets);
+  return tp::cross_entropy(model_->forward(tokens).flatten(0, 1), targets.flatten(), mesh_.group("tp"),
+                           {.vocabulary = plan_.model.vocabulary});
+}
 
 at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
   const std::int64_t length = corpus_.sequence() + 1;
@@ -151,16 +182,20 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     if (plan_.model.dropout > 0)
       torch::manual_seed(plan_.options.settings().seed * 1000003 +
                          static_cast<std::uint64_t>(reader_.position()) * 1009 +
-                         static_cast<std::uint64_t>(comm_.rank()));
+                         static_cast<std::uint64_t>(mesh_.rank("dp_sp")));
     const at::Tensor data = batch(reader_.next(micro));
     if (last) note(report::Phase::BeforeForward);
     begin_part();
-    at::Tensor loss = model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
+    at::Tensor loss = loss_of(data);
     end_part(row.forward_seconds);
     if (last) note(report::Phase::AfterForward);
     reduce_before = engine_.times().reduce_wait_s;
     begin_part();
-    engine_.backward(loss);
+    // The mean over ranks is the mean over tokens if all ranks have equally many.
+    if (corpus_.sequence() % mesh_.size("sp") == 0)
+      engine_.backward(loss);
+    else
+      engine_.backward(loss * static_cast<double>(tokens_in(micro)), {.tokens = tokens_in(micro)});
     end_part(row.backward_seconds);
     if (settings.wall_clock_breakdown)
       row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
@@ -199,35 +234,37 @@ void TrainRun::end_trace() {
 
 void TrainRun::evaluate() {
   engine_.flush();
-  const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = comm_.size();
+  const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = mesh_.size("dp"),
+                     own = mesh_.rank("dp");
   if (held == 0) return;
   const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;
   const torch::NoGradGuard no_grad;
   model_->eval();
-  Message mine{0, 0, 0};
+  Message mine{0, 0, 0, 0};
   // All ranks make the same number of forwards, because at stage 3 these are collectives; a rank without samples left
   // repeats one that does not count.
-  for (std::int64_t first = comm_.rank() * micro; first - comm_.rank() * micro < wanted; first += micro * ranks) {
+  for (std::int64_t first = own * micro; first - own * micro < wanted; first += micro * ranks) {
     std::vector<const std::uint8_t*> samples;
     for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i)
       samples.push_back(corpus_.heldout(i * held / wanted));
     const auto count = static_cast<std::int64_t>(samples.size());
     if (count == 0) samples.push_back(corpus_.heldout(0));
-    const at::Tensor data = batch(samples);
-    const at::Tensor loss =
-        model_->forward(data.narrow(1, 0, corpus_.sequence()), data.narrow(1, 1, corpus_.sequence()));
-    mine.loss += loss.item<double>() * static_cast<double>(count);
-    mine.weight += count;
+    mine.loss += loss_of(batch(samples)).item<double>() * static_cast<double>(tokens_in(count));
+    mine.weight += tokens_in(count);
+    if (mesh_.rank("sp") == 0 && mesh_.rank("tp") == 0) mine.samples += count;
   }
   model_->train();
   if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
   const Message all = agree(comm_, mine);
   summary_.heldout = all.loss;
-  summary_.heldout_samples = all.weight;
+  summary_.heldout_samples = all.samples;
 }
 
 void TrainRun::write_sample() {
   if (plan_.sample == 0) return;
+  if (plan_.options.settings().mesh.plan.vocab_parallel_lm_head && mesh_.size("tp") > 1)
+    return report_.note(LogLevel::Info, "no sample: with vocab_parallel_lm_head no rank has whole logits");
+  divide_sequences(false);  // every rank generates the whole text
   const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
   const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
   const at::Tensor prompt = batch({text}).narrow(1, 0, length);
@@ -251,7 +288,7 @@ int TrainRun::run() {
   measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
   // Measuring frees idle buffers, which belong to the recorded step's peak.
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
-  const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * comm_.size();
+  const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
   std::vector<double> losses;
   model_->train();
@@ -263,7 +300,7 @@ int TrainRun::run() {
     report::StepRow row;
     StepResult result;
     const double loss = step(result, row);
-    const Message all = agree(comm_, {loss, 1, StopSignals::requested()});
+    const Message all = agree(comm_, {loss, tokens_in(1), 0, StopSignals::requested()});
     summary_.stopped_by = all.stop_signal;
     const double seconds = base::steady_seconds() - begin;
     summary_.seconds += seconds;

@@ -160,7 +160,7 @@ std::shared_ptr<torch::nn::Module> make_model(const Model& model) {
 struct Case {
   const Model* model;
   int t = 2, u = 1, stage = 0, accumulation = 1;
-  std::string recipe = "fp32", extra, zero;
+  std::string recipe = "fp32", extra{}, zero{};
   double clip = 0.05;
 
   Options options() const {

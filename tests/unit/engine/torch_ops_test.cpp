@@ -112,9 +112,9 @@ TEST_F(TorchOps, SquaresOfAGroupAreAddedOnce) {
   const auto values = holding(at::tensor({1.F, 2.F, 3.F, 4.F}));
   ops_->begin_squares(0);
   ops_->begin_squares(1);
-  ops_->square(0, 0, values.part(0, 2));
-  ops_->square(0, 1, values.part(2, 2));
-  ops_->square(0, 1, values.part(2, 1));  // again: the later one counts
+  ops_->square(0, 0, values.part(0, 2), 0);
+  ops_->square(0, 1, values.part(2, 2), 0);
+  ops_->square(0, 1, values.part(2, 1), 0);  // again: the later one counts
   ops_->set_square(1, 0, 100);
   EXPECT_EQ(ops_->sum_of_squares(0), 1 + 4 + 9);
   EXPECT_EQ(ops_->sum_of_squares(1), 100);
