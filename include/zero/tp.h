@@ -41,6 +41,9 @@ ZERO_API at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, std:
 // int64 or int32, equal on all ranks. Returns [ids.sizes(), weight.size(1)], the same on all ranks. The gradient of
 // weight is local. Throws c10::IndexError on all ranks for an id outside of [0, vocabulary). padding_idx: a row of the
 // whole embedding that gets no gradient, or negative.
+// vocab_parallel_rows: the same before the sum, [local]: zeros for ids of other ranks.
+ZERO_API at::Tensor vocab_parallel_rows(const at::Tensor& weight, const at::Tensor& ids, std::int64_t begin,
+                                        std::int64_t vocabulary, std::int64_t padding_idx = -1);
 ZERO_API at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at::Tensor& ids, const Group& group,
                                              std::int64_t begin, std::int64_t vocabulary,
                                              std::int64_t padding_idx = -1);

@@ -26,6 +26,7 @@ from libzero.compiled import compile
 from libzero.engine import Engine, StepResult, TraceSummary, build
 from libzero.errors import CommError, ConfigError, InternalError, IoError
 from libzero.memory import Memory, MemoryRow
+from libzero.mesh import Mesh
 from libzero.optimizer import Optimizer
 from libzero.planner import Machine, Plan, plan, plan_all
 
@@ -39,6 +40,7 @@ __all__ = [
     "Machine",
     "Memory",
     "MemoryRow",
+    "Mesh",
     "Optimizer",
     "Options",
     "Plan",

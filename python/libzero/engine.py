@@ -19,6 +19,7 @@ from libzero.config import Config, as_options
 from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
+from libzero.mesh import Mesh
 from libzero.optimizer import Optimizer
 
 __all__ = ["Engine", "StepResult", "TraceSummary", "build"]
@@ -338,6 +339,11 @@ class Engine:
     def micro_batch_size(self) -> int:
         """[local] Samples per rank and forward."""
         return self._native.micro_batch_size()
+
+    @property
+    def mesh(self) -> Mesh:
+        """[local] The ranks of the run as a grid of data, sequence and tensor parallelism (docs/parallelism.md)."""
+        return Mesh(self._native)
 
     @property
     def loss_scale(self) -> float:

@@ -256,6 +256,14 @@ void bind_engine(py::module_& module) {
   local(c, "skipped_steps", &zero::Engine::skipped_steps);
   local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
   local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
+  c.def("mesh_size", [](const PyEngine& self, const std::string& dim) {
+    return self.local([&](zero::Engine& engine) { return engine.mesh().size(dim); });
+  });
+  c.def("mesh_rank", [](const PyEngine& self, const std::string& dim) {
+    return self.local([&](zero::Engine& engine) { return engine.mesh().rank(dim); });
+  });
+  c.def("mesh_text",
+        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.mesh().text(); }); });
   local(c, "micro_batches", &zero::Engine::micro_batches);
   local(c, "loss_scale", &zero::Engine::loss_scale);
   local(c, "units", &zero::Engine::units);

@@ -12,6 +12,7 @@
 #include <regex>
 #include <sstream>
 
+#include "examples/megatron_gpt.h"
 #include "models/gpt.h"
 #include "soundness/ranks.h"
 #include "support/folder.h"
@@ -629,6 +630,99 @@ TEST(Mesh, TrafficOfTensorParallelism) {
         require(stats.by_op.at("tp.all_to_all").bytes_sent == 15 * columns * 4, "logits");
       }
     }
+  });
+}
+
+// --- layers with sequence regions ---------------------------------------------------------------
+
+// The built-in GPT with the explicit layers has its losses; sequence regions change the bits of gradients only.
+TEST(Mesh, LayersWithSequenceRegions) {
+  expect_passed({"shm", 4}, [](const auto& comm) {
+    const MegatronGptConfig config{.layers = 2, .hidden = 24, .heads = 6, .sequence = 8, .vocabulary = 22};
+    std::vector<std::vector<double>> losses;
+    for (const int variant : {0, 1, 2}) {  // the built-in GPT in one process; without regions; with regions
+      std::shared_ptr<torch::nn::Module> module;
+      std::function<at::Tensor(const at::Tensor&)> forward;
+      if (variant == 0) {
+        auto gpt = std::make_shared<models::GptImpl>(models::GptConfig{
+            .layers = 2, .hidden = 24, .heads = 6, .sequence = 8, .vocabulary = 22, .tied_output = true});
+        forward = [gpt](const at::Tensor& x) { return gpt->forward(x); };
+        module = gpt;
+      } else {
+        auto of_layers = config;
+        of_layers.sequence_regions = variant == 2;
+        auto gpt = std::make_shared<MegatronGptImpl>(of_layers);
+        forward = [gpt](const at::Tensor& x) { return gpt->forward(x); };
+        module = gpt;
+      }
+      {
+        const at::NoGradGuard no_grad;
+        for (auto& item : module->named_parameters()) {
+          const auto name = item.key() == "position.weight" ? "position" : item.key();
+          const auto seed = static_cast<std::uint64_t>(std::hash<std::string>{}(name) % 10007);
+          item.value().copy_(draw(item.value().sizes().vec(), seed) * 0.2 + (item.value().dim() == 1 ? 0.3 : 0.0));
+        }
+      }
+      std::unique_ptr<Engine> engine;
+      std::vector<at::Tensor> parameters = module->parameters();
+      torch::optim::SGD sgd(parameters, 0.1);
+      if (variant > 0) {
+        engine = std::make_unique<Engine>(module,
+                                          Options::build()
+                                              .stage(3)
+                                              .sgd({.lr = 0.1})
+                                              .gradient_clipping(0)
+                                              .train_micro_batch_size(3)
+                                              .tensor_parallel(2, {}),
+                                          comm);
+        dynamic_cast<MegatronGptImpl&>(*module).set_group(engine->mesh().group("tp"));
+      }
+      losses.emplace_back();
+      for (int step = 0; step < 30; ++step) {
+        const auto loss_at = [&](int d) {
+          const auto text = at::randint(
+              0, 22, {3, 9}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(10 * step + d)), at::kLong);
+          return models::cross_entropy(forward(text.narrow(1, 0, 8).contiguous()).flatten(0, 1),
+                                       text.narrow(1, 1, 8).flatten());
+        };
+        if (engine) {
+          const auto loss = loss_at(engine->mesh().rank("dp"));
+          losses.back().push_back(loss.template item<double>());
+          engine->backward(loss);
+          engine->step();
+        } else {
+          sgd.zero_grad();
+          for (int d = 0; d < 2; ++d) {
+            const auto loss = loss_at(d);
+            if (d == comm->rank() / 2) losses.back().push_back(loss.template item<double>());
+            (loss / 2).backward();
+          }
+          sgd.step();
+        }
+      }
+      if (engine) engine->state_hash();
+    }
+    require(losses[1][0] == losses[2][0], "the first loss with regions has other bits");
+    require(apart(losses[1], losses[0]) < 1e-5,
+            "losses without regions: apart by " + std::to_string(apart(losses[1], losses[0])));
+    require(apart(losses[2], losses[0]) < 1e-5,
+            "losses with regions: apart by " + std::to_string(apart(losses[2], losses[0])));
+    require(losses[0].back() < losses[0].front(), "the reference does not learn");
+  });
+}
+
+TEST(Mesh, SequenceRegionsNeedAMultipleOfTokens) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    auto gpt = std::make_shared<MegatronGptImpl>(MegatronGptConfig{});
+    Engine engine(std::static_pointer_cast<torch::nn::Module>(gpt),
+                  Options::build().adamw().train_micro_batch_size(1).tensor_parallel(2, {}), comm);
+    gpt->set_group(engine.mesh().group("tp"));
+    try {
+      gpt->forward(at::zeros({1, 7}, at::kLong));
+    } catch (const ConfigError& e) {
+      return require(contains(e.what(), "with a multiple of 2 tokens"), e.what());
+    }
+    require(false, "expected a ConfigError");
   });
 }
 

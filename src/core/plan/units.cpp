@@ -31,6 +31,11 @@ sharding::UnitRules unit_rules(const config::Settings& settings) {
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu) {
+  if (settings.mesh.tensor * settings.mesh.sequence > 1)
+    throw ConfigError(base::join("[plan] got tensor_parallel.autotp_size ", settings.mesh.tensor,
+                                 " and sequence_parallel_size ", settings.mesh.sequence,
+                                 ", expected 1 and 1: plans and schedules know data-parallel ranks only. Hint: leave "
+                                 "the keys out, and plan the part of the model that one rank holds."));
   if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
   std::vector<sharding::UnitMember> members;
   for (const auto& parameter : parameters)

@@ -61,11 +61,16 @@ class Planner {
   }
 
   std::vector<ParameterCut> all() {
-    if (plan_.empty()) fail_without_plan();
+    const bool any_given =
+        std::any_of(parameters_.begin(), parameters_.end(), [](const NamedShape& p) { return p.given.has_value(); });
+    if (plan_.empty() && !any_given) fail_without_plan();
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (!is_bias(i)) decide(i);
+      if (parameters_[i].given)
+        take(i);
+      else if (!is_bias(i))
+        decide(i);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (is_bias(i)) follow(i);
+      if (!parameters_[i].given && is_bias(i)) follow(i);
     for (const auto& rule : rules_) {
       if (rule.used) continue;
       const auto text =
@@ -147,6 +152,16 @@ class Planner {
     result.gather_output = by_column && (head ? !plan_.vocab_parallel_lm_head && spec.gather_output.value_or(true)
                                               : spec.gather_output.value_or(false));
     result.scatter_input = !by_column && spec.scatter_input;
+  }
+
+  void take(std::size_t i) {
+    auto& result = result_[i] = *parameters_[i].given;
+    if (result.kind == CutKind::Whole) return;
+    result.cut.sizes = parameters_[i].sizes;
+    result.cut.dim = result.kind == CutKind::Row ? 1 : 0;
+    result.cut.parts = parts_;
+    if (const auto why = result.cut.fault(); !why.empty())
+      add_fault(parameters_[i].name + " " + text_of(parameters_[i].sizes) + ": " + why);
   }
 
   // A bias is cut with the outputs of its weight.

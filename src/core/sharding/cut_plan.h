@@ -1,6 +1,7 @@
 // What tensor parallelism does with each parameter of a model: names and shapes matched with the configuration's plan.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,20 +18,22 @@ enum class CutKind : std::uint8_t {
 
 struct ParameterCut {
   CutKind kind = CutKind::Whole;
-  TensorCut cut;     // unless Whole
+  TensorCut cut;               // unless Whole
   bool gather_output = false;  // Column: products are all-gathered
   bool scatter_input = false;  // Row: the input is whole
   bool sum_gradient = false;   // Whole: gradients are summed over the axis
+  bool sequence = false;       // outside of the pair of layers, tensors are divided along dim 1
 };
 
 struct NamedShape {
   std::string name;
   std::vector<std::string> aliases;  // further names of a tied parameter
   std::vector<std::int64_t> sizes;
+  std::optional<ParameterCut> given{};  // by its layer; the plan does not apply. `cut` lacks sizes and parts
 };
 
-// One result per parameter, for settings.mesh.tensor parts. Throws ConfigError that lists all faults: entries that match
-// nothing, weights that cannot be cut, and, without any plan, the model's weights that could be.
+// One result per parameter, for settings.mesh.tensor parts. Throws ConfigError that lists all faults: entries that
+// match nothing, weights that cannot be cut, and, without any plan, the model's weights that could be.
 std::vector<ParameterCut> cut_plan(const config::Settings& settings, const std::vector<NamedShape>& parameters);
 
 }  // namespace zero::sharding

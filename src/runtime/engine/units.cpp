@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <zero/nn.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -22,6 +23,27 @@ std::string child_path(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
+// How a layer of zero/nn.h wants its parameter to be cut.
+std::optional<sharding::ParameterCut> cut_by(const torch::nn::Module& module, const std::string& parameter) {
+  const auto* const layer = dynamic_cast<const nn::ParallelLayer*>(&module);
+  if (layer == nullptr) return {};
+  for (const auto& wanted : layer->cuts()) {
+    if (wanted.parameter != parameter) continue;
+    sharding::ParameterCut cut;
+    cut.kind = wanted.kind == nn::LayerCut::Kind::Column ? sharding::CutKind::Column
+               : wanted.kind == nn::LayerCut::Kind::Row  ? sharding::CutKind::Row
+                                                         : sharding::CutKind::Whole;
+    cut.cut.pieces = wanted.pieces;
+    cut.cut.multiple = wanted.multiple;
+    cut.gather_output = wanted.gather_output;
+    cut.scatter_input = wanted.scatter_input;
+    cut.sequence = wanted.sequence;
+    cut.sum_gradient = wanted.sum_gradient;
+    return cut;
+  }
+  return sharding::ParameterCut{};
+}
+
 struct Walk {
   const std::vector<std::string>& named;
   std::vector<std::string> seen_units;
@@ -35,7 +57,8 @@ struct Walk {
       if (!tensor.defined()) continue;
       const auto [it, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), found.size());
       if (fresh)
-        found.push_back({name, {}, tensor, unit, tensor.sizes().vec(), {}, tensor.sizes().vec()});
+        found.push_back(
+            {name, {}, tensor, unit, tensor.sizes().vec(), cut_by(module, item.key()), tensor.sizes().vec()});
       else
         found[it->second].aliases.push_back(name);
     }
@@ -128,7 +151,8 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
 void cut_parameters(std::vector<ModelParameter>& parameters, const config::Settings& settings, int part) {
   if (settings.mesh.tensor == 1) return;
   std::vector<sharding::NamedShape> shapes;
-  for (const auto& parameter : parameters) shapes.push_back({parameter.name, parameter.aliases, parameter.sizes});
+  for (const auto& parameter : parameters)
+    shapes.push_back({parameter.name, parameter.aliases, parameter.sizes, parameter.layer_cut});
   auto cuts = sharding::cut_plan(settings, shapes);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].cut = std::move(cuts[i]);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,11 @@ struct ModelParameter {
   std::string name;                  // where it is first registered
   std::vector<std::string> aliases;  // further names of a tied parameter
   at::Tensor tensor;
-  std::string unit;                      // path of its unit; empty: the root unit
-  std::vector<std::int64_t> sizes;       // of the whole parameter
-  sharding::ParameterCut cut;            // over the tensor-parallel ranks
-  std::vector<std::int64_t> part_sizes;  // of `tensor`, once the Engine has adopted it
+  std::string unit;                                 // path of its unit; empty: the root unit
+  std::vector<std::int64_t> sizes;                  // of the whole parameter
+  std::optional<sharding::ParameterCut> layer_cut;  // what its layer asks for (zero/nn.h)
+  std::vector<std::int64_t> part_sizes;             // of `tensor`, once the Engine has adopted it
+  sharding::ParameterCut cut;                       // over the tensor-parallel ranks
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }

@@ -112,15 +112,17 @@ void SplitProducts::end_run() noexcept {
 
 void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std::size_t count) {
   if (in_backward_formula()) return call.run();
+  for (const auto* use = uses; use != uses + count; ++use) {
+    const auto& parameter = at(use->tag);
+    if (parameter.cut.kind != CutKind::Whole) continue;
+    if (use->in_list) refuse(call.name(), parameter);
+    auto& argument = call.argument(use->argument);
+    argument = tp::copy(argument.toTensor(), group_);  // sums the gradient
+  }
   const auto* const product = product_of<Product>(call.name());
   for (const auto* use = uses; use != uses + count; ++use) {
     const auto& parameter = at(use->tag);
-    if (parameter.cut.kind == CutKind::Whole) {
-      if (use->in_list) refuse(call.name(), parameter);
-      auto& argument = call.argument(use->argument);
-      argument = tp::copy(argument.toTensor(), group_);
-      continue;
-    }
+    if (parameter.cut.kind == CutKind::Whole) continue;
     const bool is_bias = parameter.cut.cut.sizes.size() == 1;
     if (is_bias && !use->in_list && ((product && use->argument == product->bias) || adds(call.name()))) continue;
     if (product && use->argument == product->weight && !use->in_list &&
@@ -152,8 +154,8 @@ void SplitProducts::column(torch_hooks::OperatorCall& call, const Product& produ
     throw ConfigError(base::join("[Engine::forward] got ", x.size(-1), " features for ", weight.name, ", which takes ",
                                  width, ": the layer before it is split. Hint: cut ", weight.name,
                                  " by rows, or set gather_output for the layer before it."));
-  if (compare_) compare(x, weight);
-  call.argument(product.input) = copied(x);
+  if (compare_ && !weight.cut.sequence) compare(x, weight);
+  call.argument(product.input) = copied(x, weight);
   if (!weight.cut.gather_output) {
     regions_.back()->open();
     return call.run();
@@ -183,7 +185,7 @@ void SplitProducts::row(torch_hooks::OperatorCall& call, const Product& product,
   std::optional<at::Tensor> bias;
   if (product.bias != kNone && !call.argument(product.bias).isNone()) bias = call.argument(product.bias).toTensor();
   const auto part = call.argument(product.weight).toTensor();
-  const auto y = tp::reduce(product.transposed ? at::matmul(x, part) : at::linear(x, part), group_);
+  const auto y = summed(product.transposed ? at::matmul(x, part) : at::linear(x, part), weight);
   call.finish(bias ? y + *bias : y);
 }
 
@@ -195,14 +197,27 @@ void SplitProducts::embedding(torch_hooks::OperatorCall& call, const Parameter& 
   const auto ids = call.argument(1).toTensor();
   if (compare_) compare(ids, weight);
   const auto range = weight.cut.cut.ranges(group_->rank()).front();
-  call.finish(tp::vocab_parallel_embedding(call.argument(0).toTensor(), ids, group_, range.begin,
-                                           weight.cut.cut.sizes[0], call.argument(2).toInt()));
+  call.finish(summed(tp::vocab_parallel_rows(call.argument(0).toTensor(), ids, range.begin, weight.cut.cut.sizes[0],
+                                             call.argument(2).toInt()),
+                     weight));
 }
 
-at::Tensor SplitProducts::copied(const at::Tensor& x) {
+// The sum over the group: whole on every rank, or each rank's stretch of the tokens, in which it draws its own numbers.
+at::Tensor SplitProducts::summed(const at::Tensor& y, const Parameter& weight) {
+  if (!weight.cut.sequence) return tp::reduce(y, group_);
+  if (y.dim() != 3 || y.size(1) % parts() != 0)
+    throw ConfigError(base::join("[Engine::forward] got an output of shape ", y.sizes(), " for ", weight.name,
+                                 ", expected [batch, tokens, features] with a multiple of ", parts(),
+                                 " tokens. Hint: sequence regions divide the tokens over the tensor-parallel ranks."));
+  regions_.back()->open();
+  return tp::reduce_scatter(y, group_, 1);
+}
+
+at::Tensor SplitProducts::copied(const at::Tensor& x, const Parameter& weight) {
   const bool grad_mode = at::GradMode::is_enabled();
   if (!last_.x.defined() || !last_.x.is_same(x) || last_.version != x._version() || last_.grad_mode != grad_mode)
-    last_ = {x, tp::copy(x, group_), static_cast<std::uint32_t>(x._version()), grad_mode};
+    last_ = {x, weight.cut.sequence ? tp::gather_split(x, group_, 1) : tp::copy(x, group_),
+             static_cast<std::uint32_t>(x._version()), grad_mode};
   return last_.copied;
 }
 

@@ -56,7 +56,8 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
   void column(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight);
   void row(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight);
   void embedding(torch_hooks::OperatorCall& call, const Parameter& weight);
-  at::Tensor copied(const at::Tensor& x);
+  at::Tensor copied(const at::Tensor& x, const Parameter& weight);
+  at::Tensor summed(const at::Tensor& y, const Parameter& weight);
   void compare(const at::Tensor& x, const Parameter& weight);
   std::string holding(const Parameter& parameter) const;
   [[noreturn]] void refuse(const std::string& op, const Parameter& parameter) const;

@@ -137,8 +137,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
                                           c10::make_intrusive<SavedProblem>(Problem{group, options, range.begin}));
 }
 
-at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at::Tensor& ids, const Group& group,
-                                    std::int64_t begin, std::int64_t vocabulary, std::int64_t padding_idx) {
+at::Tensor vocab_parallel_rows(const at::Tensor& weight, const at::Tensor& ids, std::int64_t begin,
+                               std::int64_t vocabulary, std::int64_t padding_idx) {
   const auto end = begin + weight.size(0);
   TORCH_CHECK_INDEX(
       ids.numel() == 0 || (ids.min().item<std::int64_t>() >= 0 && ids.max().item<std::int64_t>() < vocabulary),
@@ -146,8 +146,12 @@ at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at::Tensor& 
   const auto elsewhere = ids.lt(begin).logical_or(ids.ge(end));
   const auto own = (ids - begin).masked_fill(elsewhere, 0);
   const auto padding = padding_idx >= begin && padding_idx < end ? padding_idx - begin : -1;
-  const auto rows = at::embedding(weight, own, padding).masked_fill(elsewhere.unsqueeze(-1), 0);
-  return reduce(rows, group);
+  return at::embedding(weight, own, padding).masked_fill(elsewhere.unsqueeze(-1), 0);
+}
+
+at::Tensor vocab_parallel_embedding(const at::Tensor& weight, const at::Tensor& ids, const Group& group,
+                                    std::int64_t begin, std::int64_t vocabulary, std::int64_t padding_idx) {
+  return reduce(vocab_parallel_rows(weight, ids, begin, vocabulary, padding_idx), group);
 }
 
 }  // namespace zero::tp

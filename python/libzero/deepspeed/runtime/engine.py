@@ -34,6 +34,7 @@ from libzero.deepspeed.runtime.base_optimizer import (
 from libzero.deepspeed.runtime.config import gathers_on_save, native_config, native_schedule, recipe_of
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
+from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
 from libzero.engine import Engine, copied_state
@@ -134,6 +135,7 @@ class DeepSpeedEngine(torch.nn.Module):
                 if p.is_floating_point():
                     p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
         self._engine = Engine(self.module, as_options(native), comm=comm)
+        groups.use_mesh(self._engine.mesh)
         self._effective = self._engine.options.effective()
         self._counts = native.get("managed_gradient_accumulation") is False
         if self.optimizer is not None:
@@ -424,17 +426,17 @@ class DeepSpeedEngine(torch.nn.Module):
         return self.config.get("scheduler", {}).get("params")  # type: ignore[no-any-return]
 
     def get_data_parallel_rank(self) -> int:
-        """[local] This rank."""
-        return self.global_rank
+        """[local] This rank's coordinate among the data-parallel ranks."""
+        return self._engine.mesh.rank("dp")
 
     def get_model_parallel_rank(self) -> int:
-        """[local] 0."""
-        return 0
+        """[local] This rank's coordinate among the tensor-parallel ranks."""
+        return self._engine.mesh.rank("tp")
 
     @property
     def dp_world_size(self) -> int:
-        """[local] The number of ranks."""
-        return self.world_size
+        """[local] The number of data-parallel ranks."""
+        return self._engine.mesh.size("dp")
 
     def _value(self, key: str) -> Any:
         return json.loads(self._effective[key])
@@ -469,14 +471,14 @@ class DeepSpeedEngine(torch.nn.Module):
             raise ValueError(f"training_data: got {type(dataset).__name__}, expected a torch Dataset")
         if data_sampler is None and route in ("eval", "predict"):
             data_sampler = DistributedSampler(
-                dataset, num_replicas=self.world_size, rank=self.global_rank, shuffle=False
+                dataset, num_replicas=self.dp_world_size, rank=self.get_data_parallel_rank(), shuffle=False
             )
         return DeepSpeedDataLoader(
             dataset,
             self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
             pin_memory=pin_memory and self.device.type == "cuda",
-            world_size=self.world_size,
-            rank=self.global_rank,
+            world_size=self.dp_world_size,
+            rank=self.get_data_parallel_rank(),
             collate_fn=collate_fn or self.collate_fn,
             num_local_io_workers=num_local_io_workers,
             data_sampler=data_sampler,

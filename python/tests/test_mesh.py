@@ -1,0 +1,144 @@
+"""Tensor parallelism on unmodified modules of torch and of Hugging Face."""
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import plain
+
+import libzero
+
+
+class Block(torch.nn.Module):
+    """Attention and MLP that take the number of heads from their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(12)
+        self.qkv = torch.nn.Linear(12, 36)
+        self.out = torch.nn.Linear(12, 12)
+        self.up = torch.nn.Linear(12, 20, bias=False)
+        self.down = torch.nn.Linear(20, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, s, 3, -1, 3).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, -1))
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+SPECS = [
+    {"patterns": [r"\d+\.qkv\.weight"], "partition_type": "column", "shape": [3, -1], "multiple": 3},
+    {"patterns": [r"\d+\.out\.weight"], "partition_type": "row", "multiple": 3},
+    {"patterns": [r"\d+\.up\.weight"], "partition_type": "column"},
+    {"patterns": [r"\d+\.down\.weight"], "partition_type": "row"},
+]
+
+
+def settings(stage: int, **tensor_parallel: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 0,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
+        "tensor_parallel": {"autotp_size": 2, **tensor_parallel},
+    }
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(Block(), Block())
+
+
+def samples(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_module_is_cut(ranks: int) -> None:
+    """Losses of a plain loop, and one state at every stage."""
+    hashes = set()
+    for stage in range(4):
+        models = [model() for _ in range(ranks)]
+
+        def body(comm: libzero.Communicator, stage: int = stage, models: list[torch.nn.Module] = models) -> Any:
+            config = settings(stage, partition_config={"use_default_specs": False, "layer_specs": SPECS})
+            engine = libzero.Engine(models[comm.rank], config)
+            assert (engine.mesh.size("tp"), engine.mesh.rank("tp")) == (2, comm.rank % 2)
+            assert engine.mesh.size("dp") == ranks // 2
+            assert models[comm.rank][0].up.weight.shape == (10, 12)
+            losses = []
+            for step in range(4):
+                loss = engine(samples(engine.mesh.rank("dp"), step)).square().mean()
+                losses.append(loss.item())
+                engine.backward(loss)
+                engine.step()
+            whole = engine.parameter_state("0.up.weight")
+            assert whole.shape == (20, 12)
+            return engine.state_hash(), losses
+
+        results = libzero.run_ranks(ranks, body)
+        hashes |= {each[0] for each in results}
+        losses = [results[2 * d][1] for d in range(ranks // 2)]
+        assert [each[1] for each in results] == [losses[r // 2] for r in range(ranks)]
+    assert len(hashes) == 1
+    expected = plain(
+        model(), 4, lambda m, step: torch.stack([m(samples(d, step)).square().mean() for d in range(ranks // 2)]).mean()
+    )
+    assert [sum(each) / len(losses) for each in zip(*losses, strict=True)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_llama_of_hugging_face_is_cut_by_preset() -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+
+    def llama() -> torch.nn.Module:
+        torch.manual_seed(5)
+        return transformers.LlamaForCausalLM(shape)
+
+    tokens = torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+    models = [llama(), llama()]
+
+    def body(comm: libzero.Communicator) -> list[float]:
+        engine = libzero.Engine(models[comm.rank], settings(3, preset_model="llama"))
+        losses = []
+        for _ in range(3):
+            loss = engine(input_ids=tokens, labels=tokens).loss
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        return losses
+
+    results = libzero.run_ranks(2, body)
+    assert results[0] == results[1]
+    reference = llama()
+    expected = plain(reference, 3, lambda m, step: m(input_ids=tokens, labels=tokens).loss)
+    assert results[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_operator_that_parts_do_not_support() -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.up.weight * 2).T
+
+    models = [Odd(), Odd()]
+
+    def body(comm: libzero.Communicator) -> None:
+        specs = [{"patterns": ["up.weight"], "partition_type": "column"}]
+        engine = libzero.Engine(models[comm.rank], settings(0, partition_config={"layer_specs": specs}))
+        with pytest.raises(libzero.ConfigError, match="aten::mul reads up.weight, of which this rank holds rows"):
+            engine(torch.ones(2, 4))
+
+    libzero.run_ranks(2, body)
