@@ -51,7 +51,7 @@ struct ZERO_API ColumnParallelLinearImpl : torch::nn::Cloneable<ColumnParallelLi
   at::Tensor forward(const at::Tensor& x);
   std::vector<LayerCut> cuts() const override;
 
-  const ColumnParallelLinearOptions options;
+  ColumnParallelLinearOptions options;
   at::Tensor weight, bias;  // [out, in], [out]
 };
 TORCH_MODULE(ColumnParallelLinear);
@@ -70,7 +70,7 @@ struct ZERO_API RowParallelLinearImpl : torch::nn::Cloneable<RowParallelLinearIm
   at::Tensor forward(const at::Tensor& x);
   std::vector<LayerCut> cuts() const override;
 
-  const RowParallelLinearOptions options;
+  RowParallelLinearOptions options;
   at::Tensor weight, bias;  // [out, in], [out]
 };
 TORCH_MODULE(RowParallelLinear);
@@ -86,7 +86,7 @@ struct ZERO_API VocabParallelEmbeddingImpl : torch::nn::Cloneable<VocabParallelE
   at::Tensor forward(const at::Tensor& ids);
   std::vector<LayerCut> cuts() const override;
 
-  const VocabParallelEmbeddingOptions options;
+  VocabParallelEmbeddingOptions options;
   at::Tensor weight;  // [num_embeddings, dim]
 };
 TORCH_MODULE(VocabParallelEmbedding);
@@ -102,7 +102,7 @@ struct ZERO_API LayerNormImpl : torch::nn::Cloneable<LayerNormImpl>, ParallelLay
   at::Tensor forward(const at::Tensor& x);
   std::vector<LayerCut> cuts() const override;
 
-  const LayerNormOptions options;
+  LayerNormOptions options;
   at::Tensor weight, bias;
 };
 TORCH_MODULE(LayerNorm);

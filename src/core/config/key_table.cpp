@@ -11,7 +11,7 @@ struct Index {
   std::vector<Key> all;
   std::map<std::string_view, const Key*> by_path;
   Index() {
-    for (const auto part : {training_keys(), zero_keys(), other_keys()})
+    for (const auto part : {training_keys(), zero_keys(), parallel_keys(), other_keys()})
       all.insert(all.end(), part.begin(), part.end());
     for (const Key& key : all) by_path.emplace(key.path, &key);
   }

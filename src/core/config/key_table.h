@@ -69,9 +69,10 @@ std::vector<std::string> names_below(std::string_view block);
 // Full paths whose last name is `name`.
 std::vector<std::string> paths_named(std::string_view name);
 
-// The three parts of the table, in display order (key_table_*.cpp).
+// The parts of the table, in display order (key_table_*.cpp).
 std::span<const Key> training_keys();
 std::span<const Key> zero_keys();
+std::span<const Key> parallel_keys();
 std::span<const Key> other_keys();
 
 }  // namespace zero::config

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "base/check.h"
@@ -44,6 +45,7 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   keeps_graph_ = options.create_graph;
   p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
   for (const auto& group : p_.binding().groups()) group->gradients.begin_pass(keeps_graph_);
+  compare_losses(loss);
   if (loss.defined()) run_autograd(loss, options, weight_of(options));
   if (p_.activations && !retains) p_.activations->end_backward();
   page.set_phase(observe::StatusPhase::Reduce);
@@ -59,6 +61,19 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   listener_.count_bytes();
   if (!retains) p_.progress.backward_since_step = true;
   page.set_phase(observe::StatusPhase::Idle);
+}
+
+// Tensor-parallel ranks compute one loss. Another seed or sampler on one of them would train a mixture.
+void Backward::compare_losses(const at::Tensor& loss) {
+  if (!p_.products || !loss.defined() || std::exchange(compared_losses_, true)) return;
+  char value[40];
+  std::snprintf(value, sizeof value, "%.17g\n", loss.item<double>());
+  const auto text =
+      disagreement(*p_.tensor_group, p_.where("backward") + "the losses of a tensor-parallel group", value);
+  if (!text.empty())
+    throw ConfigError(text +
+                      ". Hint: all its ranks read the same samples, by mesh.rank(\"dp\") of mesh.size(\"dp\"), and "
+                      "draw the same random numbers outside of split layers.");
 }
 
 // What a loss is multiplied by so that the reduction over ranks gives the mean over the tokens of all ranks.

@@ -342,6 +342,22 @@ TEST_P(Kernels, SquareSumsHaveOneOrder) {
     }
 }
 
+// The end of a range is added in the pieces of the range.
+TEST_P(Kernels, SumOfSquaresOfTheEndOfARange) {
+  for (const auto dtype : kDtypes)
+    for (const std::int64_t offset : {0, 64, 65472, 65536, 70016, 131072}) {
+      const std::int64_t numel = 200003 - offset;
+      const auto values = random_array(dtype, numel, 12);
+      double wanted = 0;
+      for (std::int64_t begin = 0; begin < numel;) {
+        const auto end = std::min<std::int64_t>(numel, ((offset + begin) / 65536 + 1) * 65536 - offset);
+        wanted += kernels::sum_of_squares(values.at(begin), dtype, end - begin);
+        begin = end;
+      }
+      EXPECT_EQ(kernels::sum_of_squares(values.at(), dtype, numel, offset), wanted) << "offset " << offset;
+    }
+}
+
 TEST_P(Kernels, NonFiniteValuesAreSeenWhereverTheyAre) {
   for (const auto dtype : kDtypes)
     for (const float bad : {INFINITY, -INFINITY, NAN})

@@ -1,0 +1,247 @@
+#include "parity/mesh_problems.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "models/gpt.h"
+#include "support/require.h"
+
+namespace zero::test::mesh {
+namespace {
+
+constexpr int kBatch = 3, kTokens = 5;
+
+// --- modules that know nothing of ranks ---------------------------------------------------------
+
+// Linears with a 2-dimensional input, which libtorch computes as addmm.
+struct FlatMlpImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, middle{nullptr}, down{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  FlatMlpImpl() {
+    up = register_module("up", torch::nn::Linear(6, 14));
+    middle = register_module("middle", torch::nn::Linear(14, 9));
+    down = register_module("down", torch::nn::Linear(9, 4));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({9})));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return down(norm(middle(torch::tanh(up(x.flatten(0, 1)))))).view({x.size(0), x.size(1), 4});
+  }
+};
+TORCH_MODULE(FlatMlp);
+
+// Two column layers with one input, whose product goes into a row layer.
+struct GatedImpl : torch::nn::Module {
+  torch::nn::Linear gate{nullptr}, up{nullptr}, down{nullptr};
+  GatedImpl() {
+    gate = register_module("gate", torch::nn::Linear(torch::nn::LinearOptions(6, 10).bias(false)));
+    up = register_module("up", torch::nn::Linear(6, 10));
+    down = register_module("down", torch::nn::Linear(10, 6));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(torch::silu(gate(x)) * up(x)); }
+};
+TORCH_MODULE(Gated);
+
+// Grouped-query attention: 8 query heads of width 3, 4 heads of keys and values; k and v are one fused weight.
+struct GroupedImpl : torch::nn::Module {
+  torch::nn::Linear q{nullptr}, kv{nullptr}, out{nullptr};
+  GroupedImpl() {
+    q = register_module("q", torch::nn::Linear(6, 24));
+    kv = register_module("kv", torch::nn::Linear(6, 24));
+    out = register_module("out", torch::nn::Linear(24, 6));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto b = x.size(0), s = x.size(1);
+    const auto heads = [&](const at::Tensor& y) { return y.view({b, s, -1, 3}).transpose(1, 2); };
+    const auto queries = heads(q(x));
+    const auto both = kv(x).chunk(2, -1);
+    const auto keys = heads(both[0]).repeat_interleave(2, 1), values = heads(both[1]).repeat_interleave(2, 1);
+    const auto weights = torch::softmax(queries.matmul(keys.transpose(-1, -2)) / std::sqrt(3.0), -1);
+    return x + out(weights.matmul(values).transpose(1, 2).reshape({b, s, -1}));
+  }
+};
+TORCH_MODULE(Grouped);
+
+// A model of one list of layers, which are its units.
+template <class Layer>
+struct StackImpl : torch::nn::Module {
+  torch::nn::ModuleList layers{nullptr};
+  StackImpl() {
+    layers = register_module("layers", torch::nn::ModuleList());
+    layers->push_back(Layer());
+    layers->push_back(Layer());
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) x = layer->as<typename Layer::Impl>()->forward(x);
+    return x;
+  }
+};
+
+at::ScalarType dtype_of(const torch::nn::Module& module) { return module.parameters().front().scalar_type(); }
+
+template <class M>
+at::Tensor loss_of_features(torch::nn::Module& module, std::uint64_t seed, double out) {
+  const auto x = draw({kBatch, kTokens, 6}, seed);
+  return (dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat) - out).pow(2).mean();
+}
+
+template <class M>
+at::Tensor loss_of_text(torch::nn::Module& module, std::uint64_t seed) {
+  auto& gpt = dynamic_cast<M&>(module);
+  const auto tokens = at::randint(0, 23, {kBatch, kTokens + 1}, at::detail::createCPUGenerator(seed), at::kLong);
+  return gpt.forward(tokens.narrow(1, 0, kTokens).contiguous(), tokens.narrow(1, 1, kTokens).contiguous());
+}
+
+}  // namespace
+
+at::Tensor draw(std::vector<std::int64_t> sizes, std::uint64_t seed) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions());
+}
+
+::models::GptConfig gpt_config() {
+  return {.layers = 2, .hidden = 24, .heads = 6, .sequence = 8, .vocabulary = 23, .tied_output = true};
+}
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> all{
+      {"flat",
+       R"([{"patterns": ["up\\.weight"], "partition_type": "column"},
+           {"patterns": ["middle\\.weight"], "partition_type": "row"},
+           {"patterns": ["down\\.weight"], "partition_type": "column", "gather_output": true},
+           {"patterns": [".*norm.*"], "partition_type": "skip"}])",
+       [] { return std::make_shared<FlatMlpImpl>(); },
+       [](torch::nn::Module& m, std::uint64_t seed) { return loss_of_features<FlatMlpImpl>(m, seed, 0.5); }},
+      {"gated",
+       R"([{"patterns": [".*\\.(gate|up)\\.weight"], "partition_type": "column"},
+           {"patterns": [".*\\.down\\.weight"], "partition_type": "row"}])",
+       [] { return std::make_shared<StackImpl<Gated>>(); },
+       [](torch::nn::Module& m, std::uint64_t seed) { return loss_of_features<StackImpl<Gated>>(m, seed, 0.3); }},
+      {"grouped",
+       R"([{"patterns": [".*\\.q\\.weight"], "partition_type": "column", "multiple": 6},
+           {"patterns": [".*\\.kv\\.weight"], "partition_type": "column", "shape": [2, -1], "multiple": 3},
+           {"patterns": [".*\\.out\\.weight"], "partition_type": "row", "multiple": 6}])",
+       [] { return std::make_shared<StackImpl<Grouped>>(); },
+       [](torch::nn::Module& m, std::uint64_t seed) { return loss_of_features<StackImpl<Grouped>>(m, seed, 0.3); }},
+      {"gpt", nullptr, [] { return std::make_shared<::models::GptImpl>(gpt_config()); },
+       [](torch::nn::Module& m, std::uint64_t seed) { return loss_of_text<::models::GptImpl>(m, seed); }}};
+  return all;
+}
+
+void fill(torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  std::uint64_t seed = 1;
+  for (auto& item : module.named_parameters()) {
+    auto& p = item.value();
+    p.copy_(draw(p.sizes().vec(), ++seed) * 0.2 + (p.dim() == 1 ? 0.3 : 0.0));
+  }
+}
+
+std::shared_ptr<torch::nn::Module> make_model(const Model& model) {
+  auto module = model.make();
+  fill(*module);
+  return module;
+}
+
+const Model& gpt_model() { return models().back(); }
+
+Options Case::options() const {
+  std::ostringstream out;
+  out << R"({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": )" << accumulation
+      << R"(, "gradient_clipping": )" << clip
+      << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "eps": 0.001, "weight_decay": 0.1}}, "zero_optimization": {"stage": )"
+      << stage << zero << "}, \"sequence_parallel_size\": " << u << R"(, "tensor_parallel": {"autotp_size": )" << t;
+  if (model->plan)
+    out << R"(, "partition_config": {"use_default_specs": false, "layer_specs": )" << model->plan << "}";
+  else
+    out << R"(, "partition_config": {"layer_specs": [{"patterns": ["blocks\\.\\d+\\.qkv\\.weight"],
+               "partition_type": "column", "shape": [3, -1], "multiple": 4},
+               {"patterns": ["blocks\\.\\d+\\.projection\\.weight"], "partition_type": "row", "multiple": 4}]},
+               "preset_model": "gpt")";
+  out << "}";
+  if (recipe != "fp32") out << ", \"" << recipe << R"(": {"enabled": true})";
+  out << extra << "}";
+  return Options::from_json(out.str());
+}
+
+Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
+  auto module = make_model(*c.model);
+  Engine engine(module, c.options(), comm);
+  Result result;
+  for (int step = 0; step < kSteps; ++step) {
+    for (int micro = 0; micro < c.accumulation; ++micro) {
+      const auto loss = c.model->loss(*module, seed_of(step, micro, engine.mesh().rank("dp")));
+      result.losses.push_back(loss.item<double>());
+      engine.backward(loss);
+      const auto done = engine.step();
+      if (done.updated) result.norms.push_back(done.grad_norm);
+    }
+  }
+  result.masters = engine.full_state_dict();
+  result.hash = engine.state_hash();
+  return result;
+}
+
+// The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32.
+Result train_by_hand(const Case& c, int data_ranks, int own) {
+  auto module = make_model(*c.model);
+  const auto named = module->named_parameters();
+  std::vector<at::Tensor> masters, first, second;
+  for (const auto& item : named) {
+    masters.push_back(item.value().detach().to(at::kDouble));
+    first.push_back(at::zeros_like(masters.back()));
+    second.push_back(at::zeros_like(masters.back()));
+  }
+  Result result;
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<at::Tensor> gradients;
+    for (const auto& master : masters) gradients.push_back(at::zeros_like(master));
+    for (int micro = 0; micro < c.accumulation; ++micro)
+      for (int d = 0; d < data_ranks; ++d) {
+        module->zero_grad();
+        const auto loss = c.model->loss(*module, seed_of(step, micro, d));
+        if (d == own) result.losses.push_back(loss.item<double>());
+        loss.backward();
+        for (std::size_t i = 0; i < masters.size(); ++i) gradients[i] += named[i].value().grad().to(at::kDouble);
+      }
+    double squares = 0;
+    for (auto& gradient : gradients) {
+      gradient /= c.accumulation * data_ranks;
+      squares += gradient.pow(2).sum().item<double>();
+    }
+    const double norm = std::sqrt(squares);
+    result.norms.push_back(norm);
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < masters.size(); ++i) {
+      const auto gradient = gradients[i] * (c.clip > 0 && norm > c.clip ? c.clip / (norm + 1e-6) : 1.0);
+      first[i] = 0.9 * first[i] + 0.1 * gradient;
+      second[i] = 0.999 * second[i] + 0.001 * gradient * gradient;
+      const auto mean = first[i] / (1 - std::pow(0.9, step + 1)), square = second[i] / (1 - std::pow(0.999, step + 1));
+      masters[i] -= 0.01 * (mean / (square.sqrt() + 0.001) + 0.1 * masters[i]);
+      named[i].value().copy_(masters[i]);
+    }
+  }
+  for (std::size_t i = 0; i < masters.size(); ++i) result.masters[named[i].key()] = masters[i];
+  return result;
+}
+
+double apart(const std::vector<double>& a, const std::vector<double>& b) {
+  require(a.size() == b.size(), "as many numbers");
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  return most;
+}
+
+void expect_passed(const Place& place, const Body& body) {
+  EXPECT_EQ(run_at(place,
+                   [&](const auto& comm) {
+                     at::set_num_threads(1);
+                     body(comm);
+                   }),
+            "")
+      << name_of(place);
+}
+
+}  // namespace zero::test::mesh

@@ -1,0 +1,64 @@
+// Small models that know nothing of ranks, how tensor parallelism cuts them, and training on a mesh beside a plain
+// loop.
+#pragma once
+#include <zero/zero.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/gpt_config.h"
+#include "soundness/ranks.h"
+
+namespace zero::test::mesh {
+
+at::Tensor draw(std::vector<std::int64_t> sizes, std::uint64_t seed);
+// Fills all parameters with values that depend on the position of the parameter only.
+void fill(torch::nn::Module& module);
+
+struct Model {
+  const char* name;
+  const char* plan;  // layer_specs; null: the preset gpt
+  std::function<std::shared_ptr<torch::nn::Module>()> make;
+  std::function<at::Tensor(torch::nn::Module&, std::uint64_t seed)> loss;
+};
+// An MLP on 2-dimensional inputs, a gated MLP, grouped-query attention, and the built-in GPT with a vocabulary that
+// divides unevenly.
+const std::vector<Model>& models();
+const Model& gpt_model();
+models::GptConfig gpt_config();
+std::shared_ptr<torch::nn::Module> make_model(const Model& model);
+
+struct Case {
+  const Model* model;
+  int t = 2, u = 1, stage = 0, accumulation = 1;
+  std::string recipe = "fp32", extra{}, zero{};
+  double clip = 0.05;
+
+  Options options() const;
+};
+
+struct Result {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> masters;
+  std::string hash;
+};
+
+constexpr int kSteps = 5;
+inline std::uint64_t seed_of(int step, int micro, int data_rank) {
+  return static_cast<std::uint64_t>(1000 + 100 * step + 10 * micro + data_rank);
+}
+Result train(const Case& c, const std::shared_ptr<Communicator>& comm);
+// The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32. losses: those of data rank
+// `own`.
+Result train_by_hand(const Case& c, int data_ranks, int own);
+
+// The largest relative difference.
+double apart(const std::vector<double>& a, const std::vector<double>& b);
+// Runs `body` on the ranks of `place`, in child processes.
+void expect_passed(const Place& place, const Body& body);
+
+}  // namespace zero::test::mesh
