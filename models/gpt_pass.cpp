@@ -38,9 +38,14 @@ class GptPass {
         segments_(std::min(batch.segments, config.layers)),
         samples_(batch.samples),
         element_(batch.element),
-        tokens_(batch.samples * config.sequence),
+        positions_(part(batch.tokens, config.sequence)),
+        tokens_(batch.samples * positions_),
         wide_(tokens_ * config.hidden * batch.element),
-        inner_(4 * config.hidden),
+        heads_(part(batch.heads, config.heads)),
+        attended_(heads_ * (config.hidden / config.heads)),
+        inner_(part(batch.inner, 4 * config.hidden)),
+        vocabulary_(part(batch.vocabulary, config.vocabulary)),
+        logits_(batch.gathered_logits ? config.vocabulary : vocabulary_),
         gpu_(batch.gpu) {}
 
   void run() {
@@ -61,20 +66,22 @@ class GptPass {
     head.norm1 = make(wide_);
     head.norm1_statistics = statistics();
     listener_.used(output(), 1);
-    auto logits = make(tokens_ * config_.vocabulary * element_);
+    auto logits = make(tokens_ * vocabulary_ * element_);
+    if (logits_ != vocabulary_) logits = make(tokens_ * logits_ * element_);  // gathered
     { const auto likely = rows(); }
     listener_.backward_begins();
 
     // Backward of the loss, the output layer and the last norm.
     auto slope = [&] {
-      auto gradient = make(tokens_ * config_.vocabulary * element_);
+      auto gradient = make(tokens_ * logits_ * element_);
       const auto likely = rows();
       return gradient;
     }();
     logits.reset();
+    if (logits_ != vocabulary_) slope = make(tokens_ * vocabulary_ * element_);
     listener_.used(output(), 1);
     auto dx = make(wide_);
-    auto waiting = make(config_.vocabulary * config_.hidden * element_);
+    auto waiting = make(vocabulary_ * config_.hidden * element_);
     slope.reset(), head.norm1.reset();
     if (!config_.tied_output) gradient_of(output(), std::move(waiting));
     dx = norm_backward(final_norm(), std::move(dx), head.input, head.norm1_statistics);
@@ -115,7 +122,7 @@ class GptPass {
   Tensor statistics() { return make(2 * tokens_ * element_); }
   // A chunk of rows of the logits in fp32, and a second one if they are converted from 16 bits.
   std::vector<Tensor> rows() {
-    const auto bytes = std::min(loss_rows(config_.vocabulary, gpu_), tokens_) * config_.vocabulary * 4;
+    const auto bytes = std::min(loss_rows(logits_, gpu_), tokens_) * logits_ * 4;
     std::vector<Tensor> all{make(bytes)};
     if (element_ < 4) all.push_back(make(bytes));
     return all;
@@ -144,10 +151,10 @@ class GptPass {
     here.norm1 = make(wide_);
     here.norm1_statistics = statistics();
     listener_.used(of(i, kQkv), 2);
-    here.qkv = make(3 * wide_);
+    here.qkv = make(3 * attended());
     if (saved == nullptr) here.norm1.reset(), here.norm1_statistics.reset();
-    here.mixed = make(wide_);
-    here.sums = make(4 * tokens_ * config_.heads);
+    here.mixed = make(attended());
+    here.sums = make(4 * tokens_ * heads_);
     listener_.used(of(i, kProjection), 2);
     const auto projected = make(wide_);
     if (saved == nullptr) here.mixed.reset(), here.sums.reset();
@@ -156,8 +163,8 @@ class GptPass {
     here.norm2 = make(wide_);
     here.norm2_statistics = statistics();
     listener_.used(of(i, kUp), 2);
-    here.up = make(4 * wide_);
-    here.activated = make(4 * wide_);
+    here.up = make(tokens_ * inner_ * element_);
+    here.activated = make(tokens_ * inner_ * element_);
     listener_.used(of(i, kDown), 2);
     const auto mlp = make(wide_);
     if (saved == nullptr) here.norm2.reset(), here.norm2_statistics.reset(), here.up.reset(), here.activated.reset();
@@ -165,6 +172,9 @@ class GptPass {
     if (saved != nullptr) *saved = std::move(here);
     return result;
   }
+
+  static std::int64_t part(std::int64_t given, std::int64_t all) { return given > 0 ? given : all; }
+  std::int64_t attended() const { return tokens_ * attended_ * element_; }
 
   // Returns the gradient of a linear layer's input; releases `input` and `gradient`.
   Tensor linear_backward(std::size_t weight, std::int64_t in, std::int64_t out, Tensor gradient, Tensor& input,
@@ -199,15 +209,14 @@ class GptPass {
     }
     inside = linear_backward(of(i, kUp), config_.hidden, inner_, std::move(inside), saved.norm2);
     norm_backward(of(i, kNorm2), std::move(inside), saved.middle, saved.norm2_statistics);
-    auto of_mixed =
-        linear_backward(of(i, kProjection), config_.hidden, config_.hidden, nullptr, saved.mixed, &saved.mixed);
-    std::vector<Tensor> of_parts{make(wide_), make(wide_), make(wide_)};
+    auto of_mixed = linear_backward(of(i, kProjection), attended_, config_.hidden, nullptr, saved.mixed, &saved.mixed);
+    std::vector<Tensor> of_parts{make(attended()), make(attended()), make(attended())};
     of_mixed.reset(), saved.mixed.reset(), saved.sums.reset(), saved.qkv.reset();
-    auto stacked = make(3 * wide_);
+    auto stacked = make(3 * attended());
     of_parts.clear();
-    auto in_order = make(3 * wide_);
+    auto in_order = make(3 * attended());
     stacked.reset();
-    auto of_norm = linear_backward(of(i, kQkv), config_.hidden, 3 * config_.hidden, std::move(in_order), saved.norm1);
+    auto of_norm = linear_backward(of(i, kQkv), config_.hidden, 3 * attended_, std::move(in_order), saved.norm1);
     norm_backward(of(i, kNorm1), std::move(of_norm), saved.input, saved.norm1_statistics);
     return dx;
   }
@@ -215,15 +224,15 @@ class GptPass {
   void embed_backward(Tensor dx, Tensor waiting) {
     {
       Tensor of_samples;
-      if (samples_ > 1) of_samples = make(config_.sequence * config_.hidden * element_);
+      if (samples_ > 1) of_samples = make(positions_ * config_.hidden * element_);
       auto of_positions = make(config_.sequence * config_.hidden * element_);
       of_samples.reset();
       gradient_of(1, std::move(of_positions));
     }
-    auto of_tokens = make(config_.vocabulary * config_.hidden * element_);
+    auto of_tokens = make(vocabulary_ * config_.hidden * element_);
     dx.reset();
     if (config_.tied_output) {  // autograd adds both gradients into a third tensor
-      auto sum = make(config_.vocabulary * config_.hidden * element_);
+      auto sum = make(vocabulary_ * config_.hidden * element_);
       waiting.reset();
       of_tokens = std::move(sum);
     }
@@ -232,7 +241,9 @@ class GptPass {
 
   const GptConfig& config_;
   PassListener& listener_;
-  const std::int64_t segments_, samples_, element_, tokens_, wide_, inner_;
+  const std::int64_t segments_, samples_, element_, positions_, tokens_, wide_;
+  const std::int64_t heads_, attended_, inner_, vocabulary_;  // of this rank; attended_: columns of attention's result
+  const std::int64_t logits_;                                 // columns that the loss reads
   const bool gpu_;
   std::int64_t tensors_ = 0;
 };

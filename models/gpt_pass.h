@@ -34,9 +34,13 @@ struct GptBatch {
   std::int64_t segments = 0;  // as in run_layers_by(); 0: no recomputation
   std::int64_t element = 4;   // bytes of an activation element
   bool gpu = false;
+  // Of what one rank of a mesh computes: tokens of a sample, attention heads, inner columns of the MLP, rows of the
+  // vocabulary. 0: all. gathered_logits: a cut vocabulary's logits are gathered, else the loss takes the part.
+  std::int64_t tokens = 0, heads = 0, inner = 0, vocabulary = 0;
+  bool gathered_logits = true;
 };
 
-// Without dropout, with fused attention.
+// Without dropout, with fused attention. Gradients of cut weights have their parts' sizes.
 void describe_pass(const GptConfig& config, const GptBatch& batch, PassListener& listener);
 
 }  // namespace models

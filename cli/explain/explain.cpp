@@ -40,6 +40,7 @@ struct Request {
   bool strict = false;
   std::string recipe, transport, device = "cpu", model;
   std::int64_t world = 2, accumulation = 0, layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0;
+  std::int64_t tensor_parallel = 0, sequence_parallel = 0;
   bool live = false;
 };
 
@@ -55,6 +56,8 @@ void declare(Command& c, Request& r) {
   c.choice("--transport", r.transport, {"thread", "shm", "gloo", "shm+gloo", "nccl"},
            "transport between ranks (shm: shared memory of one host; nccl with --device cuda)");
   c.choice("--device", r.device, {"cpu", "cuda"}, "device of a rank (cpu)");
+  c.option("--tensor-parallel", r.tensor_parallel, "T", "ranks that share one copy of the cut weights (1)", 1, 65536);
+  c.option("--sequence-parallel", r.sequence_parallel, "U", "ranks that share the tokens of a sample (1)", 1, 65536);
   c.section("Model");
   c.option("--model", r.model, "NAME", "gpt2, bert-base, llama-3-8b, ... (the configuration's, else a small GPT)");
   c.option("--layers", r.layers, "N", "blocks (2)", 1, 1000);
@@ -147,6 +150,10 @@ void complete(LiveTask& task, const Request& request, const Asked& asked, const 
     }
   }
   if (asked.stage >= 0) add("zero_optimization.stage", std::to_string(asked.stage), "command line");
+  if (request.tensor_parallel > 0)
+    add("tensor_parallel.autotp_size", std::to_string(request.tensor_parallel), "--tensor-parallel");
+  if (request.sequence_parallel > 0)
+    add("sequence_parallel_size", std::to_string(request.sequence_parallel), "--sequence-parallel");
   const auto with_sets = [&](LiveTask some) {
     for (const auto& [key, value] : request.set) some.settings.push_back({key, value, "--set", false});
     return some;
@@ -258,14 +265,18 @@ int explain(int argc, char** argv) {
   if ((transport == "nccl") != gpu && world > 1)
     throw ConfigError("[--transport] got " + transport + " with --device " + request.device + ", expected " +
                       (gpu ? "nccl" : "shm, gloo, shm+gloo or thread"));
-  if (world == 1) transport = "local";
+  const auto shape = config::mesh_shape(options, world);
+  const int ranks = world / shape.tensor;  // that ZeRO shards over
+  if (ranks == 1) transport = "local";
   const auto model = model_of(request, options);
   const auto batch = config::resolve_batch(options, world);
 
   planning::ScheduleInput input;
-  input.parameters = planning::parameters_of(model);
-  input.pass = planning::pass_of(model, input.parameters, planning::segments_of(options, model.layers));
-  input.topology = planning::topology_of(world, transport, gpu, /*deferred_init=*/!gpu);
+  input.parameters = planning::parts_of(model, settings);
+  const auto segments = planning::segments_of(options, model.layers);
+  input.pass = planning::pass_of(model, input.parameters, segments);
+  input.topology = planning::topology_of(ranks, transport, gpu, /*deferred_init=*/!gpu);
+  input.topology.tensor_rank = shape.tensor - 1;
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
                                           [&](const char* key) { return options.document().is_set(key); });
   // The order of use is known in the third step. Delayed updates begin at the configured step.
@@ -280,7 +291,17 @@ int explain(int argc, char** argv) {
   what.optimizer = planning::name(settings.optimizer.type);
   what.model = model_text(model);
   what.transport = transport;
-  what.parameters = model.num_parameters();
+  for (const auto& parameter : input.parameters) what.parameters += parameter.numel;
+  what.ranks = world;
+  if (shape.tensor * shape.sequence > 1) {
+    what.mesh = base::join(shape.data, " dp x ", shape.sequence, " sp x ", shape.tensor, " tp");
+    what.exchanges = planning::exchanges_of({.model = model,
+                                             .settings = settings,
+                                             .share = planning::share_of(model, settings, input.parameters),
+                                             .samples = batch.micro,
+                                             .segments = segments,
+                                             .element = schedule.parameter_width});
+  }
   what.gpu = gpu;
   what.delayed = std::any_of(schedule.events.begin(), schedule.events.end(),
                              [](const auto& e) { return e.phase == planning::Phase::Beside; });
@@ -298,6 +319,9 @@ int explain(int argc, char** argv) {
     throw ConfigError(base::join(
         "[--live] got ", what.model, " on ", world, " ranks over ", transport, ", expected a GPT of at most ",
         kMostLiveParameters, " parameters on at most 16 ranks of this host. Hint: --layers 2 --hidden 64 --world 2"));
+  if (!what.mesh.empty())
+    throw ConfigError("[--live] got " + what.mesh +
+                      ", expected data-parallel ranks only. Hint: zero train --tensor-parallel reports what it sent.");
   if (run_live == nullptr) throw InternalError("[--live] got a program without libtorch, expected zero-torch");
   task.gpt = {model.layers, model.hidden, model.heads, model.sequence, model.vocabulary, model.tied ? 1 : 0};
   task.folder = scratch->path();

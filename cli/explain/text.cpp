@@ -374,10 +374,27 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
   return line;
 }
 
+namespace {
+
+std::string exchanges_text(const Explained& what, std::size_t columns) {
+  report::Table table({{"phase"},
+                       {"operation"},
+                       {"of", Align::Left, Narrow::Wrap, 12},
+                       {"calls", Align::Right},
+                       {"sent", Align::Right}});
+  for (const auto& e : what.exchanges)
+    table.row({e.phase, e.operation, e.purpose, std::to_string(e.calls), std::to_string(e.bytes)});
+  return table.render(columns);
+}
+
+}  // namespace
+
 std::string explain_text(const Schedule& s, const Explained& what, std::size_t columns) {
   std::string text = wrapped(
-      base::join(what.title, ", ", what.recipe, ", ", what.optimizer, "; ", s.world, s.world == 1 ? " rank" : " ranks",
-                 what.gpu ? " with a GPU each" : " on CPUs", s.world == 1 ? "" : ", transport " + what.transport,
+      base::join(what.title, ", ", what.recipe, ", ", what.optimizer, "; ", what.ranks,
+                 what.ranks == 1 ? " rank" : " ranks", what.gpu ? " with a GPU each" : " on CPUs",
+                 what.mesh.empty() ? "" : base::join(" = ", what.mesh, ", states sharded over ", s.world),
+                 what.ranks == 1 ? "" : ", transport " + what.transport,
                  s.accumulation > 1 ? base::join("; gradients of ", s.accumulation, " micro-batches a step") : ""),
       columns);
   text += wrapped(base::join(what.model, ", in ", s.units.size(), " units"), columns);
@@ -391,6 +408,10 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
                     columns);
   text += rule("Transfers of one optimizer step: bytes of all units, bytes sent by each rank", columns);
   text += moves_text(s, what, columns);
+  if (!what.exchanges.empty()) {
+    text += rule("Activations of one micro-batch, sent by each rank to ranks of its mesh", columns);
+    text += exchanges_text(what, columns);
+  }
   text += rule("Totals for each rank", columns);
   text += totals_text(s, what, columns);
   text += "\n" + wrapped(movers_text(s, what), columns) + volume_text(s, what, columns);
@@ -470,6 +491,13 @@ Json explain_json(const Schedule& s, const Explained& what) {
                                      {"copied_bytes", t.copied}};
   }
   const auto v = volume_of(s, what);
+  Json exchanges = Json::array();
+  for (const auto& e : what.exchanges)
+    exchanges.push_back({{"phase", e.phase},
+                         {"operation", e.operation},
+                         {"purpose", e.purpose},
+                         {"calls", e.calls},
+                         {"sent_bytes", e.bytes}});
   return {
       {"schema", "zero.explain/1"},
       {"title", what.title},
@@ -477,7 +505,10 @@ Json explain_json(const Schedule& s, const Explained& what) {
       {"recipe", what.recipe},
       {"optimizer", what.optimizer},
       {"model", what.model},
-      {"world", s.world},
+      {"world", what.ranks},
+      {"mesh", what.mesh.empty() ? Json(nullptr) : Json(what.mesh)},
+      {"sharded_over", s.world},
+      {"activations_of_a_micro_batch", exchanges},
       {"transport", what.transport},
       {"gpu", what.gpu},
       {"accumulation", s.accumulation},

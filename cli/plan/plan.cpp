@@ -104,12 +104,16 @@ std::string by_tier(const std::vector<Plan>& plans, std::size_t columns) {
 }
 
 std::string by_traffic(const std::vector<Plan>& plans, std::size_t columns) {
-  auto table = table_of({"stage", "offload", "ckpt", "sent", "volume", "PCIe", "disk", "step", "bound by"}, 3);
+  const bool mesh = plans.front().tensor * plans.front().sequence > 1;
+  std::vector<std::string> names{"stage", "offload", "ckpt", "sent", "volume", "PCIe", "disk", "step", "bound by"};
+  if (mesh) names.insert(names.begin() + 4, "activ");
+  auto table = table_of(names, 3);
   for (const auto& plan : plans) {
     auto row = start_of(plan);
     char volume[16];
     std::snprintf(volume, sizeof volume, "%.2fx", plan.traffic.volume);
     row.push_back(short_bytes(plan.traffic.sent()));
+    if (mesh) row.push_back(short_bytes(plan.traffic.tensor_parallel + plan.traffic.sequence_parallel));
     row.push_back(plan.traffic.volume > 0 ? volume : "-");
     row.push_back(short_bytes(plan.traffic.to_host + plan.traffic.from_host));
     row.push_back(short_bytes(plan.traffic.read + plan.traffic.written));
@@ -132,6 +136,33 @@ std::string machine_text(const PlanMachine& machine) {
   add(machine.host_bytes, " of memory a host");
   add(machine.file_bytes, " of files a host");
   return text;
+}
+
+// What the degrees of parallelism make of the model. One rank without tensor parallelism has all of it.
+std::string mesh_text(const PlanModel& model, const Plan& plan, int micro_batches) {
+  if (plan.tensor * plan.sequence == 1) return "";
+  char text[160];
+  std::snprintf(text, sizeof text, "mesh     %d dp x %d sp x %d tp; ZeRO shards over %d ranks", plan.data,
+                plan.sequence, plan.tensor, plan.data * plan.sequence);
+  std::string out = text;
+  if (plan.tensor > 1) {
+    const auto all = model.num_parameters();
+    std::snprintf(text, sizeof text, " %s of %s parameters a rank: 1/%.2f",
+                  report::human_parameters(static_cast<double>(plan.parameters)).c_str(),
+                  report::human_parameters(static_cast<double>(all)).c_str(),
+                  static_cast<double>(all) / static_cast<double>(plan.parameters));
+    out += "," + std::string(text);
+  }
+  out += "\n";
+  const auto each = [&](const char* name, std::uint64_t bytes) {
+    return std::string(name) + " " + human_bytes(bytes / static_cast<std::uint64_t>(micro_batches));
+  };
+  out += "         a rank sends in a micro-batch:";
+  if (plan.tensor > 1) out += each(" tensor parallelism", plan.traffic.tensor_parallel);
+  if (plan.sequence > 1)
+    out += each(plan.tensor > 1 ? ", sequence parallelism" : " sequence parallelism", plan.traffic.sequence_parallel);
+  return out + each(", ZeRO", plan.traffic.gathered + plan.traffic.reduced) + " (stage " + std::to_string(plan.stage) +
+         ")\n";
 }
 
 // The given configuration, unchanged.
@@ -162,7 +193,8 @@ std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans
                     std::to_string(model.sequence) + "\n";
   out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) +
          ", micro-batch " + std::to_string(plans.front().micro_batch) + " x " +
-         std::to_string(plans.front().accumulation) + " x " + std::to_string(question.machine.world()) + "\n";
+         std::to_string(plans.front().accumulation) + " x " + std::to_string(plans.front().data) + "\n";
+  out += mesh_text(model, plans.front(), static_cast<int>(plans.front().accumulation));
   out += "machine  " + machine_text(question.machine) + "\n";
   if (configured) out += configured_text(*configured);
   out += "\nPeak bytes of one rank's device, by purpose\n" + by_purpose(plans, columns);
@@ -184,6 +216,8 @@ Json json_of(const Plan& plan) {
   Json json = {{"stage", plan.stage},
                {"offload", plan.offload},
                {"activation_checkpointing", plan.checkpointing},
+               {"mesh", {{"dp", plan.data}, {"sp", plan.sequence}, {"tp", plan.tensor}}},
+               {"parameters_per_rank", plan.parameters},
                {"micro_batch_size", plan.micro_batch},
                {"accumulation_steps", plan.accumulation},
                {"fits", plan.fits}};
@@ -206,6 +240,8 @@ Json json_of(const Plan& plan) {
   json["traffic"] = {{"sent_bytes", plan.traffic.sent()},
                      {"gathered_bytes", plan.traffic.gathered},
                      {"reduced_bytes", plan.traffic.reduced},
+                     {"tensor_parallel_bytes", plan.traffic.tensor_parallel},
+                     {"sequence_parallel_bytes", plan.traffic.sequence_parallel},
                      {"across_hosts_bytes", plan.traffic.across_hosts},
                      {"volume", plan.traffic.volume},
                      {"to_host_bytes", plan.traffic.to_host},

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -156,8 +157,26 @@ std::vector<Setting> settings_of(const Command& c, const PlanArguments& a) {
     all.push_back({"bf16.enabled", a.dtype == "bf16" ? "true" : "false", "CLI --dtype"});
     all.push_back({"fp16.enabled", a.dtype == "fp16" ? "true" : "false", "CLI --dtype"});
   }
+  if (c.given("--tensor-parallel"))
+    all.push_back({"tensor_parallel.autotp_size", std::to_string(a.tensor_parallel), "CLI --tensor-parallel"});
+  if (c.given("--sequence-parallel"))
+    all.push_back({"sequence_parallel_size", std::to_string(a.sequence_parallel), "CLI --sequence-parallel"});
   for (const auto& [key, value] : a.set) all.push_back({key, value, "CLI --set"});
   return all;
+}
+
+// The stages of a pipeline wait for the first and the last micro-batches: (p-1) / (m+p-1) of a step
+// (arXiv:2104.04473, section 2.2).
+[[noreturn]] void refuse_pipeline(const PlanArguments& a) {
+  const auto stages = a.pipeline, micro = std::max<std::int64_t>(a.accumulation, 1), idle = stages - 1,
+             of = micro + stages - 1;
+  const auto divisor = std::gcd(idle, of);
+  throw ConfigError("[--pipeline] got " + std::to_string(stages) +
+                    ", expected 1. ZeRO shards what a pipeline would split, on any module; a pipeline needs a "
+                    "Sequential and its own training loop. With " +
+                    std::to_string(micro) + (micro == 1 ? " micro-batch" : " micro-batches") + " a step, " +
+                    std::to_string(idle / divisor) + "/" + std::to_string(of / divisor) +
+                    " of every rank's time would be idle. Hint: --stage 3, or --tensor-parallel");
 }
 
 }  // namespace
@@ -189,6 +208,10 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.option("--network", a.network, "RATE", "bandwidth between hosts, per rank: 12.5GB/s");
   c.option("--pcie", a.pcie, "RATE", "bandwidth between a device and its host, one direction: 25GB/s");
   c.option("--disk", a.disk, "RATE", "bandwidth of a host's files, reads and writes: 3GB/s");
+  c.section("Parallelism");
+  c.option("--tensor-parallel", a.tensor_parallel, "T", "ranks that share one copy of the cut weights (1)", 1, 65536);
+  c.option("--sequence-parallel", a.sequence_parallel, "U", "ranks that share the tokens of a sample (1)", 1, 65536);
+  c.option("--pipeline", a.pipeline, "P", "stages of a pipeline: refused, with the idle time it would have", 1, 65536);
   c.section("What to compare");
   c.option("--stage", a.stage, "S|all", "0, 1, 2, 3, or several: 2,3 (all)");
   c.choice("--offload", a.offload, {"all", "none", "cpu", "nvme"}, "tiers for offloaded states (all)");
@@ -225,6 +248,7 @@ PlanQuestion question_of(const Command& c, const PlanArguments& a) {
                       ", expected one configuration");
   const auto& file = a.config_positional.empty() ? a.config : a.config_positional;
   PlanQuestion question;
+  if (a.pipeline > 1) refuse_pipeline(a);
   const auto settings = settings_of(c, a);
   question.from_file = !file.empty();
   question.options = file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : read(file, settings);

@@ -18,6 +18,7 @@ struct PlanArguments {
   bool strict = false, untied = false;
   std::int64_t layers = 0, hidden = 0, heads = 0, vocabulary = 0, sequence = 0;
   std::int64_t world = 0, hosts = 0, devices = 0, micro_batch_size = 0, accumulation = 0;
+  std::int64_t tensor_parallel = 0, sequence_parallel = 0, pipeline = 0;
   std::string memory, host_memory, nvme, reserve, device = "cuda", profile;
   std::string link, network, pcie, disk, flops;
   std::string stage = "all", offload = "all", checkpointing = "all", dtype, optimizer;

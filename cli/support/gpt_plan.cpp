@@ -1,5 +1,7 @@
 #include "cli/support/gpt_plan.h"
 
+#include <cmath>
+
 #include "models/gpt_pass.h"
 
 namespace zero::cli {
@@ -30,9 +32,18 @@ void gpt_pass(const PlanModel& model, const PlanBatch& batch, PlanPass& pass) {
                                  .vocabulary = model.vocabulary,
                                  .tied_output = model.tied};
   PassOn listener(pass);
-  models::describe_pass(
-      config, {.samples = batch.samples, .segments = batch.segments, .element = batch.element, .gpu = batch.gpu},
-      listener);
+  const auto part = [](double fraction, std::int64_t all) { return std::llround(fraction * static_cast<double>(all)); };
+  models::describe_pass(config,
+                        {.samples = batch.samples,
+                         .segments = batch.segments,
+                         .element = batch.element,
+                         .gpu = batch.gpu,
+                         .tokens = batch.tokens,
+                         .heads = part(batch.heads, model.heads),
+                         .inner = part(batch.inner, 4 * model.hidden),
+                         .vocabulary = part(batch.vocabulary, model.vocabulary),
+                         .gathered_logits = batch.gathered_logits},
+                        listener);
 }
 
 }  // namespace

@@ -22,6 +22,11 @@ struct PlanBatch {
   std::int64_t segments = 0;  // checkpointed segments of layers; 0: no activation checkpointing
   std::int64_t element = 4;   // bytes of an activation
   bool gpu = true;
+  // On a mesh, of what this rank computes: tokens of a sample, and the fractions of attention heads, of the MLP's inner
+  // width and of the vocabulary. gathered_logits: it still has whole logits.
+  std::int64_t tokens = 0;  // 0: all
+  double heads = 1, inner = 1, vocabulary = 1;
+  bool gathered_logits = true;
 };
 
 // Receives the events of one forward and backward in their order: what a model allocates, releases and reads. Tensors
@@ -121,12 +126,14 @@ struct PlanMachine {
 };
 
 struct PlanTraffic {                        // of one rank in one optimizer step, in bytes
-  std::uint64_t gathered = 0, reduced = 0;  // sent by all-gathers; sent by reductions
-  std::uint64_t across_hosts = 0;           // of both
-  double volume = 0;  // sent bytes / ((N-1)/N * bytes of the parameters): 2 or 3 (in the ZeRO paper 2x, 3x)
+  std::uint64_t gathered = 0, reduced = 0;  // sent by ZeRO's all-gathers; sent by its reductions
+  // Sent between ranks that share a model, and between ranks that share a sequence: activations and their gradients.
+  std::uint64_t tensor_parallel = 0, sequence_parallel = 0;
+  std::uint64_t across_hosts = 0;  // of all
+  double volume = 0;  // ZeRO's bytes / ((N-1)/N * bytes of the parameters): 2 or 3 (in the ZeRO paper 2x, 3x)
   std::uint64_t to_host = 0, from_host = 0;  // over a GPU's host link
   std::uint64_t read = 0, written = 0;       // of files
-  std::uint64_t sent() const { return gathered + reduced; }
+  std::uint64_t sent() const { return gathered + reduced + tensor_parallel + sequence_parallel; }
 };
 
 struct PlanWork {                             // of one rank in one optimizer step
@@ -145,6 +152,10 @@ struct PlanTime {  // seconds of one optimizer step; 0: unknown
 // One configuration on one machine.
 struct Plan {
   int stage = 0;
+  // Degrees of parallelism; tensor * sequence * data = ranks. parameters: elements of the model that a rank holds
+  // before ZeRO shards them over data * sequence ranks (docs/parallelism.md).
+  int tensor = 1, sequence = 1, data = 1;
+  std::int64_t parameters = 0;
   std::string offload = "none";  // none, cpu, nvme
   bool checkpointing = false;    // activation checkpointing with one segment per layer
   std::int64_t micro_batch = 1, accumulation = 1;

@@ -87,24 +87,26 @@ std::string plain(std::string_view name) {
 struct Collector {
   std::vector<planning::Parameter>& all;
   std::string unit;
-  void add(const std::string& name, std::int64_t numel) {
-    all.push_back({unit.empty() ? name : unit + "." + name, numel, unit, true});
+  void add(const std::string& name, std::vector<std::int64_t> sizes) {
+    std::int64_t numel = 1;
+    for (const auto size : sizes) numel *= size;
+    all.push_back({unit.empty() ? name : unit + "." + name, numel, unit, true, std::move(sizes)});
   }
   void linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias = true) {
-    add(name + ".weight", in * out);
-    if (bias) add(name + ".bias", out);
+    add(name + ".weight", {out, in});
+    if (bias) add(name + ".bias", {out});
   }
   void norm(const std::string& name, std::int64_t width, bool bias = true) {
-    add(name + ".weight", width);
-    if (bias) add(name + ".bias", width);
+    add(name + ".weight", {width});
+    if (bias) add(name + ".bias", {width});
   }
 };
 
 void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, wide = m.mlp_width();
   Collector root{all, ""};
-  root.add("token.weight", m.vocabulary * h);
-  root.add("position.weight", m.sequence * h);
+  root.add("token.weight", {m.vocabulary, h});
+  root.add("position.weight", {m.sequence, h});
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "blocks." + std::to_string(i)};
     layer.norm("norm1", h);
@@ -115,15 +117,15 @@ void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
     layer.linear("down", wide, h);
   }
   root.norm("norm", h);
-  if (!m.tied) root.add("output.weight", m.vocabulary * h);
+  if (!m.tied) root.add("output.weight", {m.vocabulary, h});
 }
 
 void bert_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden;
   Collector root{all, ""};
-  root.add("token.weight", m.vocabulary * h);
-  root.add("position.weight", 512 * h);
-  root.add("segment.weight", 2 * h);
+  root.add("token.weight", {m.vocabulary, h});
+  root.add("position.weight", {512, h});
+  root.add("segment.weight", {2, h});
   root.norm("embedding_norm", h);
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "layers." + std::to_string(i)};
@@ -140,7 +142,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, width = m.heads * (m.head_width > 0 ? m.head_width : h / m.heads);
   constexpr std::int64_t kDistances = 32;  // of the relative bias
   Collector root{all, ""};
-  root.add("token.weight", m.vocabulary * h);
+  root.add("token.weight", {m.vocabulary, h});
   for (const char* half : {"encoder", "decoder"}) {
     const bool decoder = half[0] == 'd';
     for (std::int64_t i = 0; i < m.layers; ++i) {
@@ -150,7 +152,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
         for (const char* name : {".query", ".key", ".value"})
           layer.linear(attention + std::string(name), h, width, false);
         layer.linear(attention + std::string(".projection"), width, h, false);
-        if (i == 0 && attention[0] == 's') layer.add("self.distance.weight", kDistances * m.heads);
+        if (i == 0 && attention[0] == 's') layer.add("self.distance.weight", {kDistances, m.heads});
         layer.norm(attention + std::string(".norm"), h, false);
       }
       layer.linear("up", h, m.mlp_width(), false);
@@ -164,7 +166,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
 void llama_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, kv = h / m.heads * (m.kv_heads > 0 ? m.kv_heads : m.heads);
   Collector root{all, ""};
-  root.add("token.weight", m.vocabulary * h);
+  root.add("token.weight", {m.vocabulary, h});
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "layers." + std::to_string(i)};
     layer.linear("query", h, h, false);
@@ -178,16 +180,22 @@ void llama_parameters(const PlanModel& m, std::vector<planning::Parameter>& all)
     layer.norm("norm2", h, false);
   }
   root.norm("norm", h, false);
-  if (!m.tied) root.add("output.weight", m.vocabulary * h);
+  if (!m.tied) root.add("output.weight", {m.vocabulary, h});
 }
 
-// For a model of which only the number of parameters is known: the root gets what the layers of the shape leave.
+// For a model of which only the number of parameters is known: the root gets what the layers of the shape leave. The
+// first of a layer's two parameters is what tensor parallelism divides: all but norms and the biases after sums.
 void counted_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto layer = std::min(12 * m.hidden * m.hidden + 13 * m.hidden, m.count / (m.layers + 1));
-  all.push_back({"token.weight", m.count - m.layers * layer, "", true});
+  const auto undivided = std::min(6 * m.hidden, layer / 2);
+  const auto root = m.count - m.layers * layer, positions = std::min(m.sequence * m.hidden, root / 2);
+  Collector outside{all, ""};
+  outside.add("token.weight", {root - positions, 1});
+  outside.add("position.weight", {positions, 1});
   for (std::int64_t i = 0; i < m.layers; ++i) {
-    const auto unit = "blocks." + std::to_string(i);
-    all.push_back({unit + ".weight", layer, unit, true});
+    Collector inside{all, "blocks." + std::to_string(i)};
+    inside.add("weight", {layer - undivided, 1});
+    inside.add("norm", {undivided});
   }
 }
 

@@ -15,49 +15,67 @@ namespace zero::planning {
 namespace {
 
 // Inputs of checkpointed segments. They stay on the device, or are offloaded from the end of the first run until the
-// segment is recomputed. A GPU fetches them one segment ahead.
+// segment is recomputed. With `parts`, this rank keeps a part of each. A GPU fetches them one segment ahead, and all
+// ranks of a tensor-parallel group gather parts one segment ahead.
 class Checkpoints {
  public:
-  Checkpoints(PassSink& memory, Tier tier) : memory_(memory), tier_(tier) {}
-  void keep(const Tensor& input, std::int64_t bytes) { inputs_.push_back({input, bytes}); }
+  Checkpoints(PassSink& memory, Tier tier, int parts) : memory_(memory), tier_(tier), parts_(parts) {}
+  void keep(const Tensor& input, std::int64_t bytes) { inputs_.push_back({input, nullptr, bytes}); }
   void first_run_ended() {
+    auto& last = inputs_.back();
+    if (tier_ == Tier::Device && parts_ == 1) return;
+    if (parts_ > 1) last.part = memory_.make(kept(last));
+    last.whole.reset();
     if (tier_ == Tier::Device) return;
-    memory_.put_away(tier_, inputs_.back().bytes);
-    inputs_.back().tensor.reset();
+    memory_.put_away(tier_, kept(last));
+    last.part.reset();
   }
   bool empty() const { return inputs_.empty(); }
   std::int64_t bytes_of_last() const { return inputs_.back().bytes; }
   // Removes and returns the input of the last remaining segment.
   Tensor take() {
     bring_back(inputs_.size() - 1);
-    auto input = std::move(inputs_.back().tensor);
+    auto input = std::move(inputs_.back().whole);
     inputs_.pop_back();
-    if (memory_.on_gpu() && !inputs_.empty()) bring_back(inputs_.size() - 1);
+    const bool ahead = memory_.on_gpu() || (parts_ > 1 && tier_ == Tier::Device);
+    if (ahead && !inputs_.empty()) bring_back(inputs_.size() - 1);
     return input;
   }
 
  private:
   struct Input {
-    Tensor tensor;  // null: offloaded
+    Tensor whole;  // null: divided or offloaded
+    Tensor part;   // null: offloaded, or not divided
     std::int64_t bytes;
   };
+  std::int64_t kept(const Input& input) const {
+    return parts_ == 1 ? input.bytes : (input.bytes + 8 * parts_ - 1) / (8 * parts_) * 8;
+  }
   void bring_back(std::size_t segment) {
     auto& input = inputs_[segment];
-    if (input.tensor) return;
-    input.tensor = memory_.make(input.bytes);
-    memory_.bring_back(tier_, input.bytes);
+    if (input.whole) return;
+    if (tier_ != Tier::Device) {
+      if (parts_ > 1)
+        input.part = memory_.make(kept(input));
+      else
+        input.whole = memory_.make(input.bytes);
+      memory_.bring_back(tier_, kept(input));
+    }
+    if (parts_ > 1) input.whole = memory_.make(kept(input) * parts_);
+    input.part.reset();
   }
 
   PassSink& memory_;
   const Tier tier_;
+  const int parts_;
   std::vector<Input> inputs_;
 };
 
 // Checks the calls of a model's description and forwards them to the sink.
 class DescribedPass final : public PlanPass {
  public:
-  DescribedPass(std::size_t num_parameters, Tier inputs, PassSink& memory)
-      : memory_(memory), num_parameters_(num_parameters), checkpoints_(memory, inputs) {}
+  DescribedPass(std::size_t num_parameters, const MicroBatch& batch, PassSink& memory)
+      : memory_(memory), num_parameters_(num_parameters), checkpoints_(memory, batch.inputs, batch.input_parts) {}
 
   void allocate(std::int64_t tensor, std::int64_t bytes) override {
     check(bytes >= 0, "bytes", bytes, "at least 0");
@@ -130,9 +148,10 @@ class LayeredPass {
         memory_(memory),
         parameters_(parameters),
         element_(batch.element),
-        tokens_(batch.samples * model.sequence),
+        share_(batch.share),
+        tokens_(batch.samples * (share_.tokens > 0 ? share_.tokens : model.sequence)),
         wide_(tokens_ * model.hidden * batch.element),
-        checkpoints_(memory, batch.inputs) {
+        checkpoints_(memory, batch.inputs, batch.input_parts) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (parameters[i].unit.empty())
         root_.push_back(i);
@@ -160,9 +179,10 @@ class LayeredPass {
       if (segments_ > 0 && (i + 1 == count || starts_segment(i + 1))) checkpoints_.first_run_ended();
     }
     use(root_);
-    auto norm = memory_.make(wide_), logits = memory_.make(tokens_ * m_.vocabulary * element_);
+    const auto rows = share_.gathered_logits ? m_.vocabulary : part(share_.vocabulary, m_.vocabulary);
+    auto norm = memory_.make(wide_), logits = memory_.make(tokens_ * rows * element_);
     memory_.begin_backward();
-    auto slope = memory_.make(tokens_ * m_.vocabulary * element_);
+    auto slope = memory_.make(tokens_ * rows * element_);
     logits.reset();
     use(root_);
     auto dx = memory_.make(wide_);
@@ -197,7 +217,10 @@ class LayeredPass {
     const auto part = (layer * segments_ + count - 1) / count;
     return part < segments_ && part * count / segments_ == layer;
   }
-  std::int64_t inner_wide() const { return tokens_ * m_.mlp_width() * element_; }
+  static std::int64_t part(double fraction, std::int64_t all) {
+    return static_cast<std::int64_t>(fraction * static_cast<double>(all) + 0.5);
+  }
+  std::int64_t inner_wide() const { return tokens_ * part(share_.inner, m_.mlp_width()) * element_; }
   // Saves norm, query, key, value, attention, middle, norm, and the MLP's two tensors, or four of a gated MLP.
   Tensor layer(std::int64_t i) {
     use(layers_[static_cast<std::size_t>(i)]);
@@ -207,7 +230,7 @@ class LayeredPass {
                                  ? static_cast<double>(m_.heads * m_.head_width) / static_cast<double>(m_.hidden)
                                  : 1;
     const double rotated = llama ? 1 + kv : 0;
-    const double widths = 3 + attention * (2 + 2 * kv) + rotated;
+    const double widths = 3 + share_.heads * (attention * (2 + 2 * kv) + rotated);
     return memory_.make(static_cast<std::int64_t>(widths * static_cast<double>(wide_)) +
                         (llama ? 4 : 2) * inner_wide());
   }
@@ -223,7 +246,9 @@ class LayeredPass {
   PassSink& memory_;
   const std::vector<Parameter>& parameters_;
   std::int64_t segments_ = 0;
-  const std::int64_t element_, tokens_, wide_;
+  const std::int64_t element_;
+  const Share share_;
+  const std::int64_t tokens_, wide_;
   Checkpoints checkpoints_;
   std::vector<std::size_t> root_;
   std::vector<std::vector<std::size_t>> layers_;
@@ -233,8 +258,7 @@ class LayeredPass {
 
 std::int64_t segments_of(const Options& options, std::int64_t layers) {
   const auto& activations = options.settings().activations;
-  const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
-  if (!activations.checkpointing && !split) return 0;
+  if (!activations.checkpointing && !activations.partition) return 0;
   return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, layers) : layers;
 }
 
@@ -245,9 +269,17 @@ Tier checkpoint_tier(const config::ActivationSettings& activations) {
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
                      PassSink& memory) {
   if (!model.pass) return LayeredPass(model, parameters, batch, memory).run();
-  DescribedPass described(parameters.size(), batch.inputs, memory);
+  DescribedPass described(parameters.size(), batch, memory);
   model.pass(model,
-             {.samples = batch.samples, .segments = batch.segments, .element = batch.element, .gpu = memory.on_gpu()},
+             {.samples = batch.samples,
+              .segments = batch.segments,
+              .element = batch.element,
+              .gpu = memory.on_gpu(),
+              .tokens = batch.share.tokens,
+              .heads = batch.share.heads,
+              .inner = batch.share.inner,
+              .vocabulary = batch.share.vocabulary,
+              .gathered_logits = batch.share.gathered_logits},
              described);
 }
 

@@ -7,6 +7,7 @@
 
 #include <zero/plan.h>
 
+#include "plan/mesh_parts.h"
 #include "plan/pass_sink.h"
 #include "plan/units.h"
 
@@ -22,6 +23,8 @@ struct MicroBatch {
   std::int64_t segments = 0;
   Tier inputs = Tier::Device;  // tier of the segments' inputs until backward
   int element = 4;             // bytes of an activation
+  Share share{};               // of the model, on this rank
+  int input_parts = 1;         // that the segments' inputs are divided into (partition_activations)
 };
 // Simulates one forward and backward. `parameters`: parameters_of(model).
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,

@@ -34,6 +34,8 @@ struct Candidate {
   config::Settings settings;
   step::PlacementFreedom freedom;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
+
+  int tensor() const { return settings.mesh.tensor; }
 };
 
 // The order of use is learned in the first step; buffers have their final sizes after the second.
@@ -51,26 +53,36 @@ struct Outcome {
 struct Cut {
   std::vector<Parameter> parameters;
   std::vector<Unit> units;
+  Share share;  // of the model, on the planned rank
 };
 
 // Bytes per element of the parameters.
 int element_of(const Candidate& c) { return step::width(step::dtype_of(c.settings.precision)); }
 
+// The ranks that ZeRO shards over.
+int ranks_of(const PlanMachine& machine, const config::Settings& settings) {
+  return machine.world() / settings.mesh.tensor;
+}
+
 Cut cut(const Candidate& c, const PlanMachine& machine) {
-  auto parameters = parameters_of(c.model);
-  auto units = cut_into_units(parameters, c.settings, machine.world(), element_of(c), machine.gpu);
-  return {std::move(parameters), std::move(units)};
+  auto parameters = parts_of(c.model, c.settings);
+  auto units = cut_into_units(parameters, c.settings, ranks_of(machine, c.settings), element_of(c), machine.gpu);
+  const auto share = share_of(c.model, c.settings, parameters);
+  return {std::move(parameters), std::move(units), share};
 }
 
 step::RunTopology topology_of(const PlanMachine& machine, const config::Settings& settings) {
   std::string transport = "local";
-  if (machine.world() > 1)
+  const int ranks = ranks_of(machine, settings);
+  if (ranks > 1)
     transport = machine.gpu                    ? "nccl"
                 : settings.transport != "auto" ? settings.transport
                 : machine.hosts > 1            ? "shm+gloo"
                 : machine.shared_memory        ? "shm"
                                                : "thread";
-  return planning::topology_of(machine.world(), transport, machine.gpu);
+  auto topology = planning::topology_of(ranks, transport, machine.gpu);
+  topology.tensor_rank = settings.mesh.tensor - 1;
+  return topology;
 }
 
 // Compares the dry run's peaks, and the result of the placement, with the budgets. says_why: also sets the error text,
@@ -117,7 +129,9 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   const MicroBatch batch{.samples = c.micro,
                          .segments = c.segments,
                          .inputs = checkpoint_tier(c.settings.activations),
-                         .element = element_of(c)};
+                         .element = element_of(c),
+                         .share = cut.share,
+                         .input_parts = c.settings.activations.partition ? c.tensor() : 1};
   const auto moved = [&] {
     auto traffic = counter.take();
     traffic.add(dry.take_activation_traffic());
@@ -188,11 +202,17 @@ bool has_budgets(const config::Settings& settings) {
   return settings.memory.device || settings.memory.host || settings.memory.file;
 }
 
+std::int64_t layer_numel_of(const PlanModel& model) {
+  std::int64_t sum = 0;
+  for (const auto& parameter : parameters_of(model))
+    if (parameter.unit == "blocks.0") sum += parameter.numel;
+  return sum;
+}
+
 // The same model with fewer layers.
 Candidate shortened(const Candidate& c, std::int64_t layers) {
   auto other = c;
-  if (c.model.kind == PlanModel::Kind::Count)
-    other.model.count -= (c.model.layers - layers) * parameters_of(c.model).back().numel;
+  if (c.model.kind == PlanModel::Kind::Count) other.model.count -= (c.model.layers - layers) * layer_numel_of(c.model);
   other.model.layers = layers;
   other.segments = c.segments == 0 ? 0 : layers;
   return other;
@@ -261,23 +281,33 @@ std::int64_t largest(std::int64_t most, double slack, const std::function<double
 // The part of a rank's sent bytes that leaves its host. On CPUs (docs/memory.md): a shard is sent to every other host
 // once. Each rank sends its part of a sum to the owner; integers are sent after the ranks of a host have summed. GPUs
 // use rings, and the ranks of a host share the link to the next host.
+// Ranks that share a model are neighbours, so their hosts are fewer than those of the whole run.
 std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const PlanTraffic& traffic) {
   if (machine.hosts == 1) return 0;
-  const double world = machine.world(), hosts = machine.hosts;
-  if (machine.gpu) return traffic.sent() / static_cast<std::uint64_t>(machine.ranks_per_host);
+  const int tensor = c.tensor(), model_ranks = tensor * c.settings.mesh.sequence;
+  std::uint64_t activations = 0;
+  if (machine.ranks_per_host % tensor != 0) activations += traffic.tensor_parallel;
+  if (machine.ranks_per_host % model_ranks != 0) activations += traffic.sequence_parallel;
+  const auto of_states = traffic.gathered + traffic.reduced;
+  const int per_host = std::max(machine.ranks_per_host / tensor, 1);
+  if (machine.gpu) return activations + of_states / static_cast<std::uint64_t>(per_host);
+  const double world = ranks_of(machine, c.settings), hosts = std::min<double>(machine.hosts, world);
+  if (world == 1) return activations;
   const double sent_of_whole = (world - 1) / world, once = (hosts - 1) / world, by_each = (hosts - 1) / hosts;
   const double gathered = static_cast<double>(traffic.gathered) / sent_of_whole,
                reduced = static_cast<double>(traffic.reduced) / sent_of_whole;
   double part = by_each;
   if (c.settings.zero.stage == 0) part = (by_each + once) / 2;  // reduce-scatter and all-gather
   if (c.settings.zero.stage == 3 && c.settings.zero.quantized_gradients) part = once;
-  return static_cast<std::uint64_t>(gathered * once + reduced * part);
+  return activations + static_cast<std::uint64_t>(gathered * once + reduced * part);
 }
 
 Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) {
   Plan plan;
   const auto& zero = c.settings.zero;
   plan.stage = zero.stage;
+  plan.tensor = c.tensor(), plan.sequence = c.settings.mesh.sequence;
+  plan.data = ranks_of(machine, c.settings) / plan.sequence;
   const auto offload = zero.stage == 0 ? OffloadDevice::None
                        : zero.offload_optimizer.device != OffloadDevice::None || zero.stage < 3
                            ? zero.offload_optimizer.device
@@ -299,22 +329,32 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
   traffic.from_host = bytes(ran.traffic.from_host);
   traffic.read = bytes(ran.traffic.read);
   traffic.written = bytes(ran.traffic.written);
-  const auto world = static_cast<double>(machine.world());
-  if (machine.world() > 1) {
-    std::int64_t padded = 0;
-    for (const auto& unit : units.units) padded += unit.padded_numel();
-    const double whole = static_cast<double>(padded) * element_of(c);
-    traffic.volume = static_cast<double>(traffic.sent()) / (whole * (world - 1) / world);
-    traffic.across_hosts = across_hosts(c, machine, traffic);
-  }
+  const auto ranks = static_cast<double>(ranks_of(machine, c.settings));
+  std::int64_t padded = 0;
+  for (const auto& unit : units.units) padded += unit.padded_numel(), plan.parameters += unit.numel();
+  if (ranks > 1)
+    traffic.volume =
+        static_cast<double>(traffic.sent()) / (static_cast<double>(padded) * element_of(c) * (ranks - 1) / ranks);
   plan.work.collectives = ran.traffic.collectives;
+  for (const auto& exchange : exchanges_of({.model = c.model,
+                              .settings = c.settings,
+                              .share = units.share,
+                              .samples = c.micro,
+                              .segments = c.segments,
+                              .element = element_of(c)})) {
+    auto& sent = exchange.operation.starts_with("tp.") ? traffic.tensor_parallel : traffic.sequence_parallel;
+    sent += bytes(c.accumulation * exchange.bytes);
+    plan.work.collectives += c.accumulation * exchange.calls;
+  }
+  traffic.across_hosts = across_hosts(c, machine, traffic);
   plan.work.updated = ran.traffic.updated - ran.traffic.updated_offloaded;
   plan.work.updated_on_host = ran.traffic.updated_offloaded;
   count_passes({.model = c.model,
                 .settings = c.settings,
                 .micro = c.micro,
                 .accumulation = c.accumulation,
-                .segments = c.segments},
+                .segments = c.segments,
+                .share = units.share},
                plan.work);
   plan.time = time_of(c.settings, machine, traffic, plan.work);
   return plan;
@@ -352,6 +392,10 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
     throw ConfigError(base::join("[plan] got ", machine.hosts, " hosts of ", machine.ranks_per_host,
                                  " ranks, expected at least one of each"));
   model.validate();
+  const auto shape = config::mesh_shape(options, machine.world());
+  if (model.sequence < shape.sequence)
+    throw ConfigError(base::join("[plan] got sequence_parallel_size ", shape.sequence, " and ", model.sequence,
+                                 " tokens, expected at least one token for each rank"));
   const auto batch = config::resolve_batch(options, machine.world());
   const auto& settings = options.settings();
   return {.model = model,

@@ -17,9 +17,9 @@ const PlanSpeed& speed_of(const PlanProfile& profile, config::Precision precisio
                                                 : profile.fp16;
 }
 
-// Multiples of tokens * hidden elements that a layer's operators other than matrix products write: two norms,
-// attention, two sums, and the activation inside the MLP, which is four times as wide.
-constexpr double kWidths = 2 + 1 + 2 + 4;
+// Multiples of tokens * hidden elements that a layer's operators other than matrix products write: two norms and two
+// sums, attention, and the activation inside the MLP, which is four times as wide.
+constexpr double kWhole = 2 + 2, kAttention = 1, kInner = 4;
 // The loss passes over the logits once in forward and once in backward.
 constexpr double kLogits = 2;
 
@@ -27,25 +27,29 @@ constexpr double kLogits = 2;
 
 void count_passes(const StepInput& input, PlanWork& work) {
   const auto& m = input.model;
-  const double tokens = static_cast<double>(input.micro * m.sequence), hidden = static_cast<double>(m.hidden);
+  const auto& share = input.share;
+  const auto length = share.tokens > 0 ? share.tokens : m.sequence;
+  const double tokens = static_cast<double>(input.micro * length), hidden = static_cast<double>(m.hidden);
   const double layers = static_cast<double>(m.layers), k = static_cast<double>(input.accumulation);
   double in_layers = 0, head = 0;
   if (m.kind == PlanModel::Kind::Count) {
-    in_layers = static_cast<double>(m.count);
+    in_layers = share.inner * static_cast<double>(m.count);
   } else {
     for (const auto& parameter : parameters_of(m))
-      if (!parameter.unit.empty()) in_layers += static_cast<double>(parameter.numel);
-    head = static_cast<double>(m.vocabulary) * hidden;
+      if (!parameter.unit.empty())
+        in_layers += static_cast<double>(parameter.numel) * (parameter.sizes.size() < 2 ? 1 : share.inner);
+    head = share.vocabulary * static_cast<double>(m.vocabulary) * hidden;
   }
   // Attention scores and their product with the values; a causal mask halves both.
   const double causal = m.kind == PlanModel::Kind::Bert || m.kind == PlanModel::Kind::T5 ? 1 : 0.5;
   const double scores = causal * tokens * static_cast<double>(m.sequence);
-  const double forward = 2 * in_layers * tokens + 4 * layers * scores * hidden;
+  const double forward = 2 * in_layers * tokens + 4 * layers * scores * hidden * share.heads;
   const double again = input.segments > 0 ? 4.0 / 3 : 1;
   work.flops = k * (3 * again * forward + 3 * 2 * head * tokens);
-  work.elements =
-      k * (again * layers * kWidths * tokens * hidden + kLogits * tokens * static_cast<double>(m.vocabulary));
-  work.heads = k * again * layers * tokens * static_cast<double>(m.heads);
+  const double widths = kWhole + kAttention * share.heads + kInner * share.inner;
+  const double logits = (share.gathered_logits ? 1 : share.vocabulary) * static_cast<double>(m.vocabulary);
+  work.elements = k * (again * layers * widths * tokens * hidden + kLogits * tokens * logits);
+  work.heads = k * again * layers * tokens * static_cast<double>(m.heads) * share.heads;
   work.layers = static_cast<std::int64_t>(k * again * layers + 0.5);
 }
 

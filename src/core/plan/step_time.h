@@ -4,6 +4,7 @@
 #include <zero/plan.h>
 
 #include "config/settings.h"
+#include "plan/mesh_parts.h"
 
 namespace zero::planning {
 
@@ -11,6 +12,7 @@ struct StepInput {
   const PlanModel& model;
   const config::Settings& settings;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
+  Share share{};  // of the model, on one rank
 };
 
 // FLOP: 2 per matrix parameter and token, twice that in backward, plus attention scores. Elements: what the operators

@@ -31,23 +31,22 @@ sharding::UnitRules unit_rules(const config::Settings& settings) {
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu) {
-  if (settings.mesh.tensor * settings.mesh.sequence > 1)
-    throw ConfigError(base::join("[plan] got tensor_parallel.autotp_size ", settings.mesh.tensor,
-                                 " and sequence_parallel_size ", settings.mesh.sequence,
-                                 ", expected 1 and 1: plans and schedules know data-parallel ranks only. Hint: leave "
-                                 "the keys out, and plan the part of the model that one rank holds."));
   if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
   std::vector<sharding::UnitMember> members;
   for (const auto& parameter : parameters)
-    members.push_back({parameter.numel,
-                       settings.units.empty() ? parameter.unit : named_unit_of(parameter.name, settings.units),
-                       parameter.trainable});
+    // Parts may be uneven, and units must be the same on all ranks.
+    members.push_back(
+        {parameter.parts == 1 ? parameter.numel : (parameter.whole + parameter.parts - 1) / parameter.parts,
+         settings.units.empty() ? parameter.unit : named_unit_of(parameter.name, settings.units), parameter.trainable});
   for (const auto& path : settings.units)
     if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
       throw ConfigError(
           base::join("[plan] got libzero.units \"", path, "\", expected modules of the model that have parameters"));
   std::vector<Unit> units;
   for (auto& cut : sharding::cut_units(members, unit_rules(settings))) {
+    const auto first_part = std::stable_partition(cut.parameters.begin(), cut.parameters.end(),
+                                                  [&](std::size_t i) { return parameters[i].parts == 1; });
+    const auto replicated = static_cast<std::size_t>(first_part - cut.parameters.begin());
     std::vector<std::int64_t> numels;
     for (const auto i : cut.parameters) numels.push_back(parameters[i].numel);
     units.push_back({.name = std::move(cut.name),
@@ -56,7 +55,8 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .persistent = cut.persistent,
                      .parameters = std::move(cut.parameters),
                      .layout = sharding::ShardLayout(std::move(numels), world, sharding::flat_alignment(width, !gpu)),
-                     .axis = 0});
+                     .axis = 0,
+                     .replicated = replicated});
   }
   return units;
 }

@@ -14,15 +14,19 @@ namespace zero::planning {
 // One parameter as named_parameters() would list it.
 struct Parameter {
   std::string name;
-  std::int64_t numel = 0;
-  std::string unit;  // path of the module that is its unit; empty: the root
+  std::int64_t numel = 0;  // that one rank holds before ZeRO shards it
+  std::string unit;        // path of the module that is its unit; empty: the root
   bool trainable = true;
+  std::vector<std::int64_t> sizes{};  // of the same elements; {}: one dimension
+  int parts = 1;                      // tensor-parallel ranks that it is divided over ...
+  std::int64_t whole = 0;             // ... and the elements of all parts, if there is more than one
 };
 
 using step::Unit;  // parameters are indices into the vector passed to cut_into_units()
 
-// In the engine's order: the root first, then in the order of registration. width: bytes per element of the param
-// dtype. Throws ConfigError if there is no parameter or libzero.units names a module without parameters.
+// In the engine's order: the root first, then in the order of registration. world: the ranks that ZeRO shards over.
+// width: bytes per element of the param dtype. Throws ConfigError if there is no parameter or libzero.units names a
+// module without parameters.
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
 

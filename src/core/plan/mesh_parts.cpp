@@ -1,0 +1,163 @@
+// See mesh_parts.h. The formulas are those of docs/parallelism.md.
+#include "plan/mesh_parts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <zero/errors.h>
+
+#include "base/check.h"
+#include "plan/model.h"
+#include "sharding/cut_plan.h"
+
+namespace zero::planning {
+namespace {
+
+using config::LayerSpec;
+using config::PartitionType;
+using Kind = PlanModel::Kind;
+
+// The cut of the planner's own names of parameters. Heads stay whole, as `zero train` cuts the built-in GPT.
+config::TpPlan default_plan(const PlanModel& m) {
+  const auto width = m.head_width > 0 ? m.head_width : m.hidden / m.heads;
+  config::TpPlan plan;
+  const auto add = [&](const char* pattern, PartitionType type, std::int64_t multiple = 1, std::int64_t pieces = 1) {
+    LayerSpec spec;
+    spec.place = "zero plan";
+    spec.patterns = {pattern};
+    spec.type = type;
+    spec.multiple = multiple;
+    if (pieces > 1) spec.pieces = {pieces}, spec.equal_pieces = true;
+    spec.preset = true;
+    plan.specs.push_back(std::move(spec));
+  };
+  if (m.kind == Kind::Count) {
+    add(R"(blocks\.\d+\.weight)", PartitionType::Column);
+  } else {
+    if (m.kind == Kind::Gpt)
+      add(R"(.*\bqkv\.weight)", PartitionType::Column, width, 3);
+    else
+      add(R"(.*\b(query|key|value)\.weight)", PartitionType::Column, width);
+    add(R"(.*\bprojection\.weight)", PartitionType::Row, width);
+    add(R"(.*\b(up|gate)\.weight)", PartitionType::Column);
+    add(R"(.*\bdown\.weight)", PartitionType::Row);
+  }
+  add(R"((token|output)\.weight)", PartitionType::Column);
+  plan.specs.back().head = true;
+  return plan;
+}
+
+// The elements of `name`'s first dimension that one rank has, as a fraction of all. 1: not there.
+double fraction(const std::vector<Parameter>& parts, std::string_view ending) {
+  for (const auto& parameter : parts)
+    if (parameter.name.ends_with(ending))
+      return parameter.parts == 1 ? 1 : static_cast<double>(parameter.numel) / static_cast<double>(parameter.whole);
+  return 1;
+}
+
+std::int64_t rounded(double value) { return std::llround(value); }
+
+}  // namespace
+
+std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings) {
+  auto parameters = parameters_of(model);
+  const int parts = settings.mesh.tensor;
+  if (parts == 1) return parameters;
+  if (model.kind != Kind::Count && model.heads < parts * settings.mesh.sequence)
+    throw ConfigError(base::join("[plan] got tensor_parallel.autotp_size ", parts, " x sequence_parallel_size ",
+                                 settings.mesh.sequence, " and ", model.heads,
+                                 " heads, expected at least one head for each rank"));
+  std::vector<sharding::NamedShape> shapes;
+  for (const auto& parameter : parameters)
+    shapes.push_back({.name = parameter.name, .aliases = {}, .sizes = parameter.sizes});
+  auto by_names = settings;
+  const auto& specs = settings.mesh.plan.specs;
+  if (std::all_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.preset; })) {
+    const bool stays = settings.mesh.plan.vocab_parallel_lm_head;
+    by_names.mesh.plan = default_plan(model);
+    by_names.mesh.plan.vocab_parallel_lm_head = stays;
+  }
+  const auto cuts = sharding::cut_plan(by_names, shapes);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (cuts[i].kind == sharding::CutKind::Whole) continue;
+    auto& parameter = parameters[i];
+    parameter.parts = parts;
+    parameter.whole = parameter.numel;
+    parameter.sizes = cuts[i].cut.part_sizes(parts - 1);
+    parameter.numel = cuts[i].cut.part_numel(parts - 1);
+  }
+  return parameters;
+}
+
+Share share_of(const PlanModel& model, const config::Settings& settings, const std::vector<Parameter>& parts) {
+  Share share;
+  share.tensor = settings.mesh.tensor, share.sequence = settings.mesh.sequence;
+  share.tokens = model.sequence - model.sequence * (share.sequence - 1) / share.sequence;
+  share.gathered_logits = !settings.mesh.plan.vocab_parallel_lm_head;
+  if (share.tensor == 1) return share;
+  if (model.kind == Kind::Count) {
+    share.heads = share.inner = fraction(parts, "blocks.0.weight");
+    share.vocabulary = fraction(parts, "token.weight");
+    return share;
+  }
+  share.heads = std::min(fraction(parts, "qkv.weight"), fraction(parts, "query.weight"));
+  share.inner = fraction(parts, "up.weight");
+  share.vocabulary = fraction(parts, model.tied ? "token.weight" : "output.weight");
+  return share;
+}
+
+std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
+  const auto& m = in.model;
+  const auto& share = in.share;
+  std::vector<Exchange> all;
+  const auto add = [&](const char* operation, const char* phase, const char* purpose, std::int64_t calls,
+                       std::int64_t bytes_of_a_call) {
+    if (calls > 0) all.push_back({operation, phase, purpose, calls, calls * bytes_of_a_call});
+  };
+  const auto t = std::int64_t{share.tensor}, u = std::int64_t{share.sequence};
+  const auto tokens = in.samples * share.tokens, wide = tokens * m.hidden * in.element;
+  const auto segments = std::min(in.segments, m.layers);
+  if (t > 1) {
+    // An encoder's layer has one attention, a decoder's two; each attention and each MLP ends with a sum.
+    const auto sums = m.kind == Kind::T5 ? 5 * m.layers : 2 * m.layers;
+    const auto sum = 2 * (t - 1) * wide / t;
+    const bool head = share.vocabulary < 1;
+    if (head) add("tp.all_reduce", "forward", "embedding", 1, sum);
+    add("tp.all_reduce", "forward", "outputs of row layers", sums, sum);
+    if (head && share.gathered_logits)
+      add("tp.all_gather", "forward", "logits", 1, (t - 1) * tokens * m.vocabulary * in.element / t);
+    if (head && !share.gathered_logits)
+      add("tp.all_gather", "forward", "maxima and sums of the loss", 1, (t - 1) * 12 * tokens);
+    if (head) add("tp.all_reduce", "backward", "gradient of the output layer's input", 1, sum);
+    add("tp.all_reduce", "recomputation", "outputs of row layers", segments == 0 ? 0 : sums - segments, sum);
+    add("tp.all_reduce", "backward", "gradients of inputs of column layers", sums, sum);
+    if (segments > 0 && in.settings.activations.partition) {
+      const auto part = (wide + 8 * t - 1) / (8 * t) * 8;
+      add("tp.all_gather", "recomputation", "inputs of segments", segments, (t - 1) * part);
+    }
+  }
+  if (u > 1) {
+    // Of the last rank: heads and tokens of its own stay.
+    const auto heads = rounded(static_cast<double>(m.heads) * share.heads), own = heads - heads * (u - 1) / u;
+    const auto kv_all = m.kv_heads > 0 ? m.kv_heads : m.heads;
+    const auto kv = rounded(static_cast<double>(kv_all) * share.heads), own_kv = kv - kv * (u - 1) / u;
+    const auto width = m.head_width > 0 ? m.head_width : m.hidden / m.heads;
+    const auto there = tokens * width * ((heads - own) + 2 * (kv - own_kv)) * in.element;
+    const auto back = in.samples * own * width * (m.sequence - share.tokens) * in.element;
+    const auto pass = [&](const char* phase, std::int64_t layers) {
+      add("sp.all_to_all", phase, "queries, keys and values to heads", layers, there);
+      add("sp.all_to_all", phase, "attention back to tokens", layers, back);
+    };
+    pass("forward", m.layers);
+    pass("recomputation", segments == 0 ? 0 : m.layers);
+    // The gradients go the opposite ways.
+    add("sp.all_to_all", "backward", "gradients of attention to heads", m.layers,
+        tokens * width * (heads - own) * in.element);
+    add("sp.all_to_all", "backward", "gradients of queries, keys and values back to tokens", m.layers,
+        in.samples * width * (own + 2 * own_kv) * (m.sequence - share.tokens) * in.element);
+  }
+  return all;
+}
+
+}  // namespace zero::planning
