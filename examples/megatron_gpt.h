@@ -55,6 +55,7 @@ struct MegatronGptImpl : torch::nn::Module {
     token_ = register_module(
         "token", zero::nn::VocabParallelEmbedding(zero::nn::VocabParallelEmbeddingOptions{
                      .num_embeddings = c.vocabulary, .embedding_dim = c.hidden, .sequence = c.sequence_regions}));
+    torch::nn::init::normal_(token_->weight, 0, 0.02);  // also the output layer's
     position_ = register_parameter("position", torch::randn({c.sequence, c.hidden}) * 0.02);
     blocks_ = register_module("blocks", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < c.layers; ++i) blocks_->push_back(MegatronBlock(c));
