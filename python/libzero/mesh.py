@@ -11,9 +11,9 @@ __all__ = ["Mesh"]
 class Mesh:
     """The mesh of an Engine, as `engine.mesh`; torch's DeviceMesh has the same words. All calls are [local].
 
-    Rank (d * u + i) * t + j has the coordinates d of "dp", i of "sp" and j of "tp", with t = tensor_parallel.autotp_size
-    and u = sequence_parallel_size; "dp_sp" is the flattened dimension over which ZeRO shards. Training data are divided
-    by (mesh.rank("dp"), mesh.size("dp")). docs/parallelism.md describes it.
+    Rank (d * u + i) * t + j has the coordinates d of "dp", i of "sp" and j of "tp", with u = sequence_parallel_size and
+    t = tensor_parallel.autotp_size; "dp_sp" is the flattened dimension over which ZeRO shards. Training data are
+    divided by (mesh.rank("dp"), mesh.size("dp")). docs/parallelism.md describes it.
     """
 
     def __init__(self, native: _native.Engine) -> None:

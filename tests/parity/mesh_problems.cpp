@@ -88,10 +88,14 @@ at::Tensor loss_of_features(torch::nn::Module& module, std::uint64_t seed, doubl
   return (dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat) - out).pow(2).mean();
 }
 
+at::Tensor text_of(std::uint64_t seed) {
+  return at::randint(0, 23, {kBatch, kTokens + 1}, at::detail::createCPUGenerator(seed), at::kLong);
+}
+
 template <class M>
 at::Tensor loss_of_text(torch::nn::Module& module, std::uint64_t seed) {
   auto& gpt = dynamic_cast<M&>(module);
-  const auto tokens = at::randint(0, 23, {kBatch, kTokens + 1}, at::detail::createCPUGenerator(seed), at::kLong);
+  const auto tokens = text_of(seed);
   return gpt.forward(tokens.narrow(1, 0, kTokens).contiguous(), tokens.narrow(1, 1, kTokens).contiguous());
 }
 
@@ -166,15 +170,53 @@ Options Case::options() const {
   return Options::from_json(out.str());
 }
 
+namespace {
+
+// Attention exchanges tokens for heads, and forward() gets this rank's stretch.
+void divide_sequence(::models::GptImpl& gpt, const Mesh& mesh) {
+  gpt.first_position(mesh.tokens(kTokens).first);
+  gpt.attend_by([&mesh](const auto& local, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    const auto turned = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      return local(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
+    };
+    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), turned, kTokens)
+        .transpose(1, 2);
+  });
+}
+
+// A backward of this rank's tokens. Returns the mean loss of all tokens.
+double backward_of_stretch(Engine& engine, ::models::GptImpl& gpt, std::uint64_t seed) {
+  const auto [begin, end] = engine.mesh().tokens(kTokens);
+  const auto text = text_of(seed);
+  const std::int64_t tokens = kBatch * (end - begin);
+  const auto sum = gpt.forward(text.narrow(1, begin, end - begin).contiguous(),
+                               text.narrow(1, begin + 1, end - begin).contiguous()) *
+                   static_cast<double>(tokens);
+  engine.backward(sum, {.tokens = tokens});
+  double all = 0;
+  for (const auto& one : engine.mesh().group("sp")->all_gather_bytes(std::to_string(sum.item<double>())))
+    all += std::stod(one);
+  return all / static_cast<double>(kBatch * kTokens);
+}
+
+}  // namespace
+
 Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
   auto module = make_model(*c.model);
   Engine engine(module, c.options(), comm);
+  auto* const gpt = c.u > 1 ? &dynamic_cast<::models::GptImpl&>(*module) : nullptr;
+  if (gpt) divide_sequence(*gpt, engine.mesh());
   Result result;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < c.steps; ++step) {
     for (int micro = 0; micro < c.accumulation; ++micro) {
-      const auto loss = c.model->loss(*module, seed_of(step, micro, engine.mesh().rank("dp")));
-      result.losses.push_back(loss.item<double>());
-      engine.backward(loss);
+      const auto seed = seed_of(step, micro, engine.mesh().rank("dp"));
+      if (gpt) {
+        result.losses.push_back(backward_of_stretch(engine, *gpt, seed));
+      } else {
+        const auto loss = c.model->loss(*module, seed);
+        result.losses.push_back(loss.item<double>());
+        engine.backward(loss);
+      }
       const auto done = engine.step();
       if (done.updated) result.norms.push_back(done.grad_norm);
     }
@@ -195,7 +237,7 @@ Result train_by_hand(const Case& c, int data_ranks, int own) {
     second.push_back(at::zeros_like(masters.back()));
   }
   Result result;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < c.steps; ++step) {
     std::vector<at::Tensor> gradients;
     for (const auto& master : masters) gradients.push_back(at::zeros_like(master));
     for (int micro = 0; micro < c.accumulation; ++micro)

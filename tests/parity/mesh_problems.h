@@ -37,6 +37,7 @@ struct Case {
   int t = 2, u = 1, stage = 0, accumulation = 1;
   std::string recipe = "fp32", extra{}, zero{};
   double clip = 0.05;
+  int steps = 5;
 
   Options options() const;
 };
@@ -47,10 +48,10 @@ struct Result {
   std::string hash;
 };
 
-constexpr int kSteps = 5;
 inline std::uint64_t seed_of(int step, int micro, int data_rank) {
   return static_cast<std::uint64_t>(1000 + 100 * step + 10 * micro + data_rank);
 }
+// losses: with sequence parallelism (u > 1, the GPT only), those of all tokens.
 Result train(const Case& c, const std::shared_ptr<Communicator>& comm);
 // The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32. losses: those of data rank
 // `own`.

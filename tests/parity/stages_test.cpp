@@ -3,10 +3,8 @@
 // over micro-batches first) and {2, 3} (over ranks first).
 #include <gtest/gtest.h>
 
-#include <random>
-#include <thread>
-
 #include "parity/training.h"
+#include "support/random_delays.h"
 
 namespace zero::test::stages_test {
 namespace {
@@ -18,16 +16,6 @@ struct Case {
 };
 
 class SameBits : public ::testing::TestWithParam<Case> {};
-
-// Every rank sleeps a little, differently each time, before its collectives.
-ThreadFaults random_delays(unsigned seed) {
-  ThreadFaults faults;
-  faults.before = [seed](int rank, std::uint64_t sequence, std::string_view) {
-    std::minstd_rand random(seed + 7919u * static_cast<unsigned>(rank) + static_cast<unsigned>(sequence));
-    if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
-  };
-  return faults;
-}
 
 TEST_P(SameBits, AcrossStagesPrefetchAndDelays) {
   const auto param = GetParam();

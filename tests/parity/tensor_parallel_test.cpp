@@ -1,4 +1,4 @@
-// Tensor parallelism: random numbers, partitioned activations, traffic, layers with sequence regions, and what a model
+// Tensor parallelism: random numbers, the norm, traffic, layers with sequence regions, and what a model
 // must not do.
 #include <gtest/gtest.h>
 #include <zero/zero.h>
@@ -107,49 +107,62 @@ TEST(TensorParallel, RandomNumbersInAndOutOfSplitRegions) {
   });
 }
 
-// --- partitioned activations --------------------------------------------------------------------
+// --- the norm -----------------------------------------------------------------------------------
 
-TEST(TensorParallel, PartitionedActivations) {
-  const TempFolder folder;
-  expect_passed({"shm", 4}, [&](const auto& comm) {
-    const auto train_segments = [&](const std::string& activations, std::uint64_t& gathered) {
-      const auto module = std::dynamic_pointer_cast<::models::GptImpl>(make_model(gpt_model()));
-      module->run_layers_by(2, [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
-      Case c{.model = &gpt_model(), .stage = 2};
-      c.extra = R"(, "activation_checkpointing": {)" + activations + "}";
-      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
-      for (int step = 0; step < 3; ++step) {
-        comm->reset_stats();
-        engine.backward(c.model->loss(*module, seed_of(step, 0, engine.mesh().rank("dp"))));
-        const auto stats = comm->stats();
-        const auto row = stats.by_op.find("tp.all_gather");
-        gathered = row == stats.by_op.end() ? 0 : row->second.bytes_sent;
-        engine.step();
-      }
-      return engine.state_hash();
-    };
-    std::uint64_t gathered = 0;
-    const auto wanted = train_segments("", gathered);
-    require(gathered == 0, "all-gathers without partition_activations");
-    const std::string file =
-        R"("partition_activations": true}, "libzero": {"activation_file_path": ")" + folder.path().string() + "\"";
-    for (const std::string& settings : std::vector<std::string>{
-             R"("partition_activations": true)", R"("partition_activations": true, "cpu_checkpointing": true)",
-             R"("partition_activations": true, "contiguous_memory_optimization": true, "number_checkpoints": 2)",
-             file}) {
-      require(train_segments(settings, gathered) == wanted, "another state with " + settings);
-      // Two segments with inputs of 3 x 5 x 24 fp32, of which this rank sends its half.
-      require(gathered == 2 * 3 * 5 * 24 * 4 / 2, "gathered " + std::to_string(gathered) + " bytes with " + settings);
-    }
-  });
+// The clipped norm is that of the whole model: replicated, tied, cut and summed parameters count once.
+TEST(TensorParallel, TheNormCountsEveryElementOnce) {
+  for (const Place place : {Place{"shm", 4}, Place{"shm", 3}})
+    expect_passed(place, [](const auto& comm) {
+      for (int stage = 0; stage <= 3; ++stage)
+        for (const bool layers : {false, true}) {  // a plan; layers with sequence regions, whose norms are summed
+          Case c{.model = &gpt_model(), .t = comm->size() == 3 ? 3 : 2, .stage = stage};
+          auto module = make_model(*c.model);
+          if (layers) {
+            const auto gpt = std::make_shared<MegatronGptImpl>(
+                MegatronGptConfig{.layers = 2, .hidden = 24, .heads = 6, .sequence = 9, .vocabulary = 22});
+            module = gpt;
+          }
+          Engine engine(module,
+                        layers ? Options::build()
+                                     .stage(stage)
+                                     .adamw({.lr = 0.01})
+                                     .gradient_clipping(0.05)
+                                     .train_micro_batch_size(3)
+                                     .tensor_parallel(c.t, {})
+                               : c.options(),
+                        comm);
+          if (layers) {
+            auto& gpt = dynamic_cast<MegatronGptImpl&>(*module);
+            gpt.set_group(engine.mesh().group("tp"));
+            const auto text = at::randint(0, 22, {3, 6}, at::detail::createCPUGenerator(1), at::kLong);
+            engine.backward(gpt.forward(text).pow(2).mean());
+          } else {
+            engine.backward(c.model->loss(*module, seed_of(0, 0, engine.mesh().rank("dp"))));
+          }
+          double squares = 0;
+          std::uint64_t seed = 50;
+          for (const auto& item : module->named_parameters()) {
+            const auto sizes = engine.parameter_state(item.key()).sizes().vec();
+            const auto values = draw(sizes, ++seed);
+            squares += values.to(at::kDouble).pow(2).sum().template item<double>();
+            engine.set_gradient(item.key(), values);
+          }
+          const double got = engine.step().grad_norm, wanted = std::sqrt(squares);
+          require(std::abs(got - wanted) <= 1e-12 * wanted, "norm " + std::to_string(got) + ", expected " +
+                                                                std::to_string(wanted) + " at stage " +
+                                                                std::to_string(stage) + (layers ? " with layers" : ""));
+        }
+    });
 }
 
 // --- traffic ------------------------------------------------------------------------------------
 
 TEST(TensorParallel, TrafficOfTensorParallelism) {
   expect_passed({"shm", 4}, [](const auto& comm) {
-    for (const int segments : {0, 2, 1}) {
-      const auto module = std::dynamic_pointer_cast<::models::GptImpl>(make_model(gpt_model()));
+    for (const auto& [segments, dropout] : {std::pair{0, 0.0}, {2, 0.0}, {1, 0.0}, {2, 0.1}, {1, 0.1}}) {
+      auto config = gpt_config();
+      config.dropout = dropout;
+      const auto module = std::make_shared<::models::GptImpl>(config);
       if (segments > 0)
         module->run_layers_by(segments,
                               [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
@@ -161,13 +174,14 @@ TEST(TensorParallel, TrafficOfTensorParallelism) {
         const auto stats = comm->stats();
         engine.step();
         // Each sum of 3 x 5 x 24 fp32 sends 2 f times its bytes, f = 1/2. Of a block two in forward and two in
-        // backward; a segment of c blocks is computed again up to its last sum but one: 2c - 1. Embedding and head: one
-        // each.
+        // backward: 8 f of its bytes. Embedding and head: one each. A segment that draws random numbers is computed
+        // again to its end, so that a block of its own sends 12 f; others stop before their last sum.
         const std::uint64_t bytes = 3 * 5 * 24 * 4;
-        const std::uint64_t again = segments == 0 ? 0 : segments == 2 ? 2 * (2 * 1 - 1) : 2 * 2 - 1;
+        const std::uint64_t spared = dropout > 0 ? 0 : static_cast<std::uint64_t>(segments);
+        const std::uint64_t again = segments == 0 ? 0 : 2 * 2 - spared;
         require(stats.by_op.at("tp.all_reduce").bytes_sent == bytes * (2 * 4 + 2 + again),
                 "sums: " + std::to_string(stats.by_op.at("tp.all_reduce").bytes_sent) + " bytes with " +
-                    std::to_string(segments) + " segments");
+                    std::to_string(segments) + " segments and dropout " + std::to_string(dropout));
         // The logits of 15 tokens: 11 of 23 columns on tp 0, 12 on tp 1.
         const std::uint64_t columns = engine.mesh().rank("tp") == 0 ? 11 : 12;
         require(stats.by_op.at("tp.all_to_all").bytes_sent == 15 * columns * 4, "logits");
@@ -221,7 +235,7 @@ TEST(TensorParallel, LayersWithSequenceRegions) {
         dynamic_cast<MegatronGptImpl&>(*module).set_group(engine->mesh().group("tp"));
       }
       losses.emplace_back();
-      for (int step = 0; step < 30; ++step) {
+      for (int step = 0; step < 50; ++step) {
         const auto loss_at = [&](int d) {
           const auto text = at::randint(
               0, 22, {3, 9}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(10 * step + d)), at::kLong);
@@ -331,29 +345,49 @@ TEST(TensorParallel, LossesThatDiffer) {
   });
 }
 
+// One error with the same text on every rank, before anything is sent that others would wait for. json: of rank 0;
+// of_others: of the other ranks, if it differs.
+void expect_fault(int world, const std::string& json, const std::vector<std::string>& words,
+                  const std::string& of_others = "") {
+  expect_passed({"shm", world}, [&](const auto& comm) {
+    const auto module = make_model(gpt_model());
+    const auto& own = comm->rank() > 0 && !of_others.empty() ? of_others : json;
+    std::string text;
+    try {
+      Engine engine(
+          module,
+          Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, )" + own + "}"),
+          comm);
+    } catch (const ConfigError& e) {
+      text = e.what();
+    }
+    for (const auto& theirs : comm->all_gather_bytes(text)) require(theirs == text, text + "\nand\n" + theirs);
+    for (const auto& part : words) require(contains(text, part), "expected an error with: " + part + "\ngot: " + text);
+  });
+}
+
 TEST(TensorParallel, FaultsAtConstruction) {
-  const auto expect = [](int world, const std::string& json, const std::string& words) {
-    expect_passed({"shm", world}, [&](const auto& comm) {
-      const auto module = make_model(gpt_model());
-      try {
-        Engine engine(module,
-                      Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, )" +
-                                         json + "}"),
-                      comm);
-      } catch (const ConfigError& e) {
-        require(contains(e.what(), words), e.what());
-        return comm->barrier();  // nothing was sent that others wait for
-      }
-      require(false, "expected an error with: " + words);
-    });
+  const auto cut = [](const std::string& specs) {
+    return R"("tensor_parallel": {"autotp_size": 2, "partition_config": {"use_default_specs": false, "layer_specs": [)" +
+           specs + "]}}";
   };
-  expect(3, R"("tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})",
-         "3 ranks are no multiple of tensor_parallel.autotp_size 2 x sequence_parallel_size 1");
-  expect(2, R"("tensor_parallel": {"autotp_size": 2})", "without tensor_parallel.partition_config or preset_model");
-  expect(2, R"("data_parallel_size": 2, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})", "expected 1");
-  expect(2, R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2},
-               "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})",
-         "zero_hpz_partition_size: got 2 with tensor or sequence parallelism");
+  const std::string gpt = R"("tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})";
+  expect_fault(3, gpt, {"3 ranks are no multiple of tensor_parallel.autotp_size 2 x sequence_parallel_size 1"});
+  expect_fault(2, R"("tensor_parallel": {"autotp_size": 2})",
+               {"without tensor_parallel.partition_config or preset_model"});
+  expect_fault(2, R"("data_parallel_size": 2, )" + gpt, {"expected 1"});
+  expect_fault(4, R"("train_batch_size": 3, )" + gpt, {"train_batch_size"});
+  expect_fault(2, R"("zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}, )" + gpt,
+               {"zero_hpz_partition_size: got 2 with tensor or sequence parallelism"});
+  // All faults of a plan at once.
+  expect_fault(2, cut(R"({"patterns": ["nothing.*"]}, {"patterns": ["norm.weight"]},
+                      {"patterns": [".*qkv"], "shape": [[25, 25], -1]}, {"patterns": [".*up"], "multiple": 36})"),
+               {"(nothing.*) matches no parameter", "norm.weight [24] (", "): expected a weight of two dimensions",
+                "blocks.0.qkv.weight [72, 24] (", "dimension 0 has 72 elements, expected 50, the sum of its pieces",
+                "blocks.1.up.weight [96, 24] (", "dimension 0 has 96 elements, expected a multiple of 36"});
+  // Ranks with different plans.
+  expect_fault(2, cut(R"({"patterns": ["blocks.*up"]}, {"patterns": ["blocks.*down"], "partition_type": "row"})"),
+               {"[Engine] the configurations on rank 0 and on rank 1 differ"}, cut(R"({"patterns": ["token"]})"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "comm/transport.h"
 #include "net/process_info.h"
 #include "support/fork_ranks.h"
+#include "support/random_delays.h"
 
 namespace zero::test {
 namespace {
@@ -50,6 +51,7 @@ std::string run_at(const Place& place, const Body& body) {
   };
   if (transport == "local") return alone([&] { body(Communicator::local()); });
   if (transport == "thread") return alone([&] { run_ranks(place.world, body); });
+  if (transport == "delayed") return alone([&] { run_ranks(place.world, random_delays(1), body); });
   const auto run_id = fresh_run_id();
   const int port = transport == "gloo" ? free_port() : 0;
   return errors_of(fork_ranks(place.world, [&](int rank) {

@@ -360,7 +360,7 @@ TEST(Structure, TheLibraryExportsOnlyItsInterface) {
   ASSERT_TRUE(declared.count("Engine") == 1 && declared.count("run_ranks") == 1);
   const auto exported = output_of(std::string("nm -DC --defined-only ") + ZERO_BINARY_DIR + "/lib/libzero.so");
   const std::regex symbol(
-      "[TVBDR] ((typeinfo|vtable|typeinfo name|guard variable) for )?zero::(detail::|comm::)?(\\w+)");
+      "[TVBDR] ((typeinfo|vtable|typeinfo name|guard variable) for )?zero::(detail::|comm::|nn::|tp::)?(\\w+)");
   std::set<std::string> found;
   for (std::sregex_iterator match(exported.begin(), exported.end(), symbol), end; match != end; ++match) {
     EXPECT_EQ(declared.count((*match)[4]), 1u) << (*match)[0] << " is exported but not declared with ZERO_API";

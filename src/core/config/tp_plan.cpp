@@ -127,12 +127,14 @@ LayerSpec read_spec(const Value& object, const std::string& pointer, Faults& fau
   const auto* const type = reader.find("partition_type");
   static const std::map<std::string, PartitionType> types{
       {"column", PartitionType::Column}, {"row", PartitionType::Row}, {"skip", PartitionType::Skip}};
-  const auto found = type == nullptr ? types.end() : types.find(type->text);
-  if (found != types.end())
-    spec.type = found->second;
-  else
-    reader.fail(type == nullptr ? object : *type, "partition_type",
-                "got " + (type == nullptr ? "none" : type->json()) + ", expected column, row or skip");
+  spec.type = PartitionType::Column;  // DeepSpeed's default
+  if (type != nullptr) {
+    const auto found = types.find(type->text);
+    if (found == types.end())
+      reader.fail(*type, "partition_type", "got " + type->json() + ", expected column, row or skip");
+    else
+      spec.type = found->second;
+  }
   read_shape(reader, spec);
   if (const auto dim = reader.whole("partition_dim", 0); dim && *dim != (spec.type == PartitionType::Row ? 1 : 0))
     reader.fail(object, "partition_dim", base::join("got ", *dim, ", expected 0 for column and 1 for row"));
