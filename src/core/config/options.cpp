@@ -104,13 +104,13 @@ std::shared_ptr<const Document> document_or_throw(std::shared_ptr<const Source> 
 
 MeshShape mesh_shape(const Options& options, int world) {
   const auto& mesh = options.settings().mesh;
-  const int inner = mesh.tensor * mesh.sequence;
+  const auto inner = std::int64_t{mesh.tensor} * mesh.sequence;
   if (world % inner != 0)
     throw ConfigError(base::join(
         "[Options] ", world, world == 1 ? " rank is" : " ranks are", " no multiple of tensor_parallel.autotp_size ",
         mesh.tensor, " x sequence_parallel_size ", mesh.sequence, ". Hint: start ", (world / inner + 1) * inner,
         " ranks, or choose degrees whose product divides ", world, "."));
-  return {world / inner, mesh.sequence, mesh.tensor};
+  return {static_cast<int>(world / inner), mesh.sequence, mesh.tensor};
 }
 
 BatchSizes resolve_batch(const Options& options, int world) {

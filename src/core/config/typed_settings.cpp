@@ -248,6 +248,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.zero.quantized_nontrainable_weights = v.flag("zero_optimization.zero_quantized_nontrainable_weights");
   s.zero.quantized_gradients = v.flag("zero_optimization.zero_quantized_gradients");
   s.zero.log_trace_cache_warnings = v.flag("zero_optimization.log_trace_cache_warnings");
+  s.zero.sanity_checks = v.flag("zero_optimization.enable_sanity_checks");
   s.steps_per_print = v.maybe_whole("steps_per_print");
   s.wall_clock_breakdown = v.flag("wall_clock_breakdown");
   s.memory_breakdown = v.flag("memory_breakdown");

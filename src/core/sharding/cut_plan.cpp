@@ -148,7 +148,7 @@ class Planner {
     }
     if (const auto why = cut.fault(); !why.empty()) return fail(why);
     result.kind = by_column ? CutKind::Column : CutKind::Row;
-    const bool head = spec.head || is_head(plan_, parameter);
+    const bool head = result.head = by_column && (spec.head || is_head(plan_, parameter));
     result.gather_output = by_column && (head ? !plan_.vocab_parallel_lm_head && spec.gather_output.value_or(true)
                                               : spec.gather_output.value_or(false));
     result.scatter_input = !by_column && spec.scatter_input;
@@ -164,12 +164,13 @@ class Planner {
       add_fault(parameters_[i].name + " " + text_of(parameters_[i].sizes) + ": " + why);
   }
 
-  // A bias is cut with the outputs of its weight.
+  // A bias is cut with the outputs of its weight, and summed as its weight.
   void follow(std::size_t i) {
     const auto& weight = result_[weight_of(i)];
     for (auto& rule : rules_) rule.used |= rule.matches(parameters_[i]);
-    if (weight.kind != CutKind::Column || weight.gather_output) return;
     auto& result = result_[i];
+    result.sum_gradient = weight.sum_gradient;
+    if (weight.kind != CutKind::Column || weight.gather_output) return;
     result.kind = CutKind::Column;
     result.cut = weight.cut;
     result.cut.sizes = parameters_[i].sizes;

@@ -20,6 +20,7 @@ struct ParameterCut {
   CutKind kind = CutKind::Whole;
   TensorCut cut;               // unless Whole
   bool gather_output = false;  // Column: products are all-gathered
+  bool head = false;           // Column: products are logits
   bool scatter_input = false;  // Row: the input is whole
   bool sum_gradient = false;   // Whole: gradients are summed over the axis
   bool sequence = false;       // outside of the pair of layers, tensors are divided along dim 1

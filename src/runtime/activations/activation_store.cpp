@@ -43,7 +43,11 @@ void check_folder(const char* key, const std::string& folder) {
 class ActivationStore::Away {
  public:
   Away(std::shared_ptr<ActivationStore> store, const Key& key, const c10::Storage& source, OffloadBackend& backend)
-      : store_(std::move(store)), key_(key), number_(store_->next_++), source_(source.getWeakStorageImpl()) {
+      : store_(std::move(store)),
+        key_(key),
+        number_(store_->next_++),
+        collective_(backend.is_collective()),
+        source_(source.getWeakStorageImpl()) {
     const auto begin = std::get<1>(key), end = std::get<2>(key);
     parcel_ = backend.offload(over(source, begin, {end - begin}, {1}, at::kByte));
     store_->order_[number_] = this;
@@ -66,7 +70,7 @@ class ActivationStore::Away {
   std::int64_t begin() const { return std::get<1>(key_); }
 
   void begin_fetch() {
-    if (source_.expired() && returned_.expired()) parcel_->begin_fetch();
+    if (collective_ ? !held_.defined() : source_.expired() && returned_.expired()) parcel_->begin_fetch();
   }
   // Registers hooks that will fetch the range. Each has a number, to detect when it fetched.
   void add_user() { ++users_; }
@@ -76,11 +80,11 @@ class ActivationStore::Away {
   }
   // A storage that contains the range, at the byte offset returned second.
   std::pair<c10::Storage, std::int64_t> on_device(std::uint64_t& asked) {
-    if (auto there = source_.lock()) {
+    if (auto there = collective_ ? nullptr : source_.lock()) {
       ++store_->counts_.still_there;
       return {c10::Storage(std::move(there)), begin()};
     }
-    auto there = returned_.lock();
+    auto there = collective_ && !held_.defined() ? nullptr : returned_.lock();
     if (!there) {
       held_ = parcel_->fetch();
       returned_ = held_.storage().getWeakStorageImpl();
@@ -101,6 +105,7 @@ class ActivationStore::Away {
   const std::shared_ptr<ActivationStore> store_;
   const Key key_;
   const std::uint64_t number_;
+  const bool collective_;  // fetched in every pass, even if the memory is still there
   // Weak: keeps the storage object's address (the key) unique without keeping its memory.
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
   c10::weak_intrusive_ptr<c10::StorageImpl> returned_{c10::intrusive_ptr<c10::StorageImpl>()};
@@ -225,7 +230,10 @@ std::unique_ptr<torch_hooks::SavedTensorHooks> ActivationStore::Stored::input(co
   const bool divides = store_->setup_.partition.has_value();
   const bool whole = divides && (store_->parts_already_ || !tensor.is_floating_point() ||
                                  tensor.numel() < store_->setup_.partition->ranks);
-  if (whole) return nullptr;
+  if (whole) {
+    auto* const backend = store_->backend_for_whole_input();
+    return backend ? std::make_unique<Hooks>(store_, *backend, 1, this) : nullptr;
+  }
   if (!store_->keeps_inputs()) {
     if (store_->setup_.settings.offload.device == OffloadDevice::None) return nullptr;
     return std::make_unique<Hooks>(store_, store_->backend_for_saved(), store_->setup_.settings.offload.min_bytes,
@@ -321,6 +329,13 @@ OffloadBackend& ActivationStore::backend_for_input(std::size_t position) {
   return *input_depots_[position];
 }
 
+OffloadBackend* ActivationStore::backend_for_whole_input() {
+  const std::lock_guard lock(mutex_);
+  const auto& s = setup_.settings;
+  if (!whole_depot_ && (s.to_host || !s.file_path.empty())) whole_depot_ = new_input_backend(/*slab=*/false);
+  return whole_depot_.get();
+}
+
 void ActivationStore::compare_inputs(bool compare) {
   const std::lock_guard lock(mutex_);
   compare_ = compare;
@@ -394,6 +409,7 @@ void ActivationStore::end_backward() {
   const std::lock_guard lock(mutex_);
   for (const auto& [number, stretch] : order_) stretch->let_go();  // ranges whose hooks this pass did not reach
   if (saved_depot_) saved_depot_->wait_idle();
+  if (whole_depot_) whole_depot_->wait_idle();
   for (const auto& backend : input_depots_) backend->wait_idle();
   for (const auto& blocks : blocks_) blocks->trim();
   if (setup_.settings.profile && setup_.profile && !times_.empty()) {

@@ -79,6 +79,7 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   std::shared_ptr<Away> away(const at::Tensor& tensor, std::int64_t at_least, OffloadBackend& backend);
   OffloadBackend& backend_for_saved();
   OffloadBackend& backend_for_input(std::size_t position);
+  OffloadBackend* backend_for_whole_input();
   bool keeps_inputs() const;
   std::unique_ptr<OffloadBackend> new_input_backend(bool slab);
   HostBlocks* new_blocks();
@@ -95,6 +96,7 @@ class ActivationStore final : public torch_hooks::SavedTensorPolicy,
   std::vector<std::shared_ptr<HostBlocks>> blocks_;  // one per backend, see its note on streams
   std::unique_ptr<OffloadBackend> saved_depot_;
   std::vector<std::unique_ptr<OffloadBackend>> input_depots_;  // one per position if each has a slab, else one
+  std::unique_ptr<OffloadBackend> whole_depot_;                // of inputs that the partition leaves whole
   std::vector<PartitionedBackend*> partitioned_;               // those of input_depots_ that divide inputs
   std::map<Key, std::pair<const Away*, std::weak_ptr<Away>>> known_;
   std::map<std::uint64_t, Away*> order_;  // in order of offload

@@ -37,6 +37,8 @@ class OffloadBackend {
   virtual ~OffloadBackend() = default;
   // bytes: kByte, 1-d, contiguous, not empty, on the device.
   virtual std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) = 0;
+  // Whether bytes come back by a collective, which all ranks must call whatever memory is still there on one of them.
+  virtual bool is_collective() const { return false; }
   // Ends a pass: releases all device memory that pending copies keep.
   virtual void wait_idle() {}
 };

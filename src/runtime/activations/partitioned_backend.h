@@ -29,6 +29,7 @@ class PartitionedBackend final : public OffloadBackend {
   // compare: the bytes are compared over the ranks first.
   void set_compare(bool compare) { compare_ = compare; }
   std::unique_ptr<OffloadHandle> offload(const at::Tensor& bytes) override;
+  bool is_collective() const override { return true; }
   void wait_idle() override {
     if (inner_) inner_->wait_idle();
   }

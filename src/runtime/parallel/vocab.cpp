@@ -65,7 +65,7 @@ class VocabParallelCrossEntropy : public torch::autograd::Function<VocabParallel
       const auto of = mine.narrow(1, row, count);
       const auto largest = z.amax(-1);
       of[0].copy_(largest);
-      of[1].copy_((z - largest.unsqueeze(1)).exp_().sum(-1));
+      of[1].copy_((z - largest.unsqueeze(1)).exp_().sum(-1).masked_fill(largest.isneginf(), 0));  // all masked
       const auto [own, column] = own_columns(targets.narrow(0, row, count), begin, columns);
       of[2].copy_(z.gather(1, column.unsqueeze(1)).squeeze(1).masked_fill(own.logical_not(), 0));
       if (smooths) of[3].copy_(z.sum(-1));
@@ -75,7 +75,7 @@ class VocabParallelCrossEntropy : public torch::autograd::Function<VocabParallel
     const auto largest = all.select(1, 0).amax(0);
     auto sum = at::zeros({rows}, numbers), target = at::zeros({rows}, numbers), total = at::zeros({rows}, numbers);
     for (int j = 0; j < group->size(); ++j) {
-      sum += all[j][1] * (all[j][0] - largest).exp();
+      sum += all[j][1] * (all[j][0] - largest).exp().masked_fill(all[j][0].isneginf(), 0);
       target += all[j][2];
       if (smooths) total += all[j][3];
     }
@@ -126,6 +126,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, co
     fail(base::join("got label_smoothing ", wanted.label_smoothing, ", expected 0 to 1"));
   auto options = wanted;
   if (options.vocabulary == 0) options.vocabulary = logits.size(1) * group->size();
+  if (options.vocabulary < group->size())
+    fail(base::join("got a vocabulary of ", options.vocabulary, ", expected at least ", group->size(), ", one a rank"));
   const auto range = sharding::cut_range(options.vocabulary, 1, group->rank(), group->size());
   if (range.numel() != logits.size(1))
     fail(base::join("got ", logits.size(1), " columns on tp ", group->rank(), ", expected ", range.numel(), " of ",

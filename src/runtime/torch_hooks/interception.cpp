@@ -166,6 +166,10 @@ bool collect(const at::Tensor& tensor, bool written, const char* op, bool reads,
   if (written && !target.listener->before_write(target.tag, op)) return false;
   if (!reads) return true;
   if (target.handler != nullptr) {
+    if (handled.handler != nullptr && handled.handler != target.handler)
+      throw ConfigError(std::string("[Engine::forward] ") + op +
+                        " reads parameters that two Engines have divided over tensor-parallel ranks. Hint: an operator "
+                        "may read those of one Engine.");
     handled.handler = target.handler;
     handled.uses.push_back({target.tag, argument, in_list});
   }
