@@ -395,19 +395,16 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
 
 namespace {
 
-// What an exchange of a product sends: "g: all-reduce of the output, 8.00KiB".
+// What an exchange of a product sends: "g: all-reduce, 8.00KiB".
 std::string exchange_text(const planning::SplitProduct::Exchange& e) {
   if (e.operation.empty()) return "-";
-  return base::join(e.name.empty() ? "" : e.name + ": ", e.operation, " of the ", e.of, ", ",
+  return base::join(e.name.empty() ? "" : e.name + ": ", e.operation, ", ",
                     report::human_bytes(static_cast<std::uint64_t>(e.bytes)));
 }
 
 std::string products_text(const Explained& what, std::size_t columns) {
-  report::Table table({{"weight"},
-                       {"cut"},
-                       {"a rank has", Align::Right},
-                       {"forward", Align::Left, Narrow::Wrap, 14},
-                       {"backward", Align::Left, Narrow::Wrap, 14}});
+  report::Table table(
+      {{"weight"}, {"cut"}, {"a rank has", Align::Right}, {"forward: output"}, {"backward: input's gradient"}});
   for (const auto& product : what.products)
     table.row({product.weight, product.row ? "row" : "column", base::join(product.part[0], " x ", product.part[1]),
                exchange_text(product.forward), exchange_text(product.backward)});

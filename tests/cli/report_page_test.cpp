@@ -239,14 +239,15 @@ TEST_F(ReportPage, NoConsoleErrorAndTheRunsNumbers) {
 // The bytes of each kind of parallelism are apart, in a table, a drawing and beside the plan, which they are equal to.
 TEST_F(ReportPage, OfAMesh) {
   const std::string out = folder + "/mesh";
-  const Ended trained = train(
-      out, 4, {"--stage", "1", "--tensor-parallel", "2", "--sequence-parallel", "2", "--set", "libzero.model.heads=4"});
+  const Ended trained = train(out, 4,
+                              {"--dtype", "fp32", "--stage", "1", "--tensor-parallel", "2", "--sequence-parallel", "2",
+                               "--set", "libzero.model.heads=4"});
   ASSERT_EQ(trained.code, 0) << trained.err;
   const std::string file = folder + "/mesh.html";
   const Ended written = run({kZero, "report", folder + "/run3", out, "--out", file, "--json"});
   ASSERT_EQ(written.code, 0) << written.err;
   const json told = json::parse(written.out)["runs"][1], sent = told["sent_bytes"];
-  EXPECT_EQ(told["label"], "stage 1, tp 2, sp 2");
+  EXPECT_EQ(told["label"], "stage 1 tp 2 sp 2");
   EXPECT_EQ(told["mesh"], (json{{"dp", 1}, {"sp", 2}, {"tp", 2}}));
   EXPECT_EQ(told["planned_sent_bytes"], sent);
   const Shown shown = show(file);

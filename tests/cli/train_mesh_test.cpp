@@ -25,7 +25,7 @@ struct Run {
 };
 
 // A GPT of 5 heads on sequences of 33 tokens, so that heads and tokens divide unevenly.
-Run train(int ranks, const Words& options) {
+Run train(int ranks, const Words& options, int steps = 12) {
   const std::string folder = temporary_folder();
   {
     std::ofstream text(folder + "/text.txt");
@@ -46,7 +46,7 @@ Run train(int ranks, const Words& options) {
               "--dtype",
               "fp32",
               "--steps",
-              "12",
+              std::to_string(steps),
               "--micro-batch-size",
               "4",
               "--out",
@@ -106,9 +106,17 @@ TEST(TrainMesh, Both) {
 // The bytes of the recorded step by kind of parallelism are those of the plan, at every stage and for every mesh, also
 // where a group is the whole world and counts under plain names. Samples and tokens are of data-parallel ranks.
 TEST(TrainMesh, BytesAreThePlans) {
+  // A second run of segments that end with an uncut product does not end before the last sum.
+  const char* const attention =
+      R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
+      R"({"patterns": [".*qkv\.weight"], "partition_type": "column", "shape": [3, -1], "multiple": 10},)"
+      R"({"patterns": [".*projection\.weight"], "partition_type": "row", "multiple": 10}]})";
+  const char* const gathered = R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
+                               R"({"patterns": [".*up\.weight"], "partition_type": "column", "gather_output": true},)"
+                               R"({"patterns": [".*down\.weight"], "partition_type": "row", "scatter_input": true}]})";
   const struct {
     int ranks, tensor, sequence, stage;
-    const char* setting;  // empty: none
+    const char *setting, *plan = "";  // empty: none
   } cases[] = {{2, 2, 1, 3, ""},
                {2, 1, 2, 0, ""},
                {2, 1, 2, 3, ""},
@@ -117,26 +125,19 @@ TEST(TrainMesh, BytesAreThePlans) {
                {4, 2, 1, 2, "activation_checkpointing.number_checkpoints=2"},
                {4, 2, 1, 3, "tensor_parallel.vocab_parallel_lm_head=true"},
                {4, 1, 2, 2, "activation_checkpointing.number_checkpoints=1"},
+               {2, 2, 1, 1, "activation_checkpointing.number_checkpoints=2", attention},
+               {2, 2, 1, 1, "activation_checkpointing.number_checkpoints=2", gathered},
                {4, 2, 2, 1, ""},
                {4, 2, 2, 3, "gradient_accumulation_steps=2"}};
   for (const auto& c : cases) {
     const std::string degrees[] = {std::to_string(c.tensor), std::to_string(c.sequence), std::to_string(c.stage)};
     SCOPED_TRACE("t " + degrees[0] + ", u " + degrees[1] + ", stage " + degrees[2] + ", " + std::to_string(c.ranks) +
                  " ranks " + c.setting);
-    Words options{"--tensor-parallel",
-                  degrees[0],
-                  "--sequence-parallel",
-                  degrees[1],
-                  "--stage",
-                  degrees[2],
-                  "--steps",
-                  "3",
-                  "--set",
-                  "libzero.model.heads=4",
-                  "--set",
-                  "libzero.model.seq_length=32"};
-    if (*c.setting) options.insert(options.end(), {"--set", c.setting});
-    const auto run = train(c.ranks, options);
+    Words options{"--tensor-parallel", degrees[0], "--sequence-parallel",   degrees[1], "--stage",
+                  degrees[2],          "--set",    "libzero.model.heads=4", "--set",    "libzero.model.seq_length=32"};
+    for (const char* setting : {c.setting, c.plan})
+      if (*setting) options.insert(options.end(), {"--set", setting});
+    const auto run = train(c.ranks, options, 3);
     ASSERT_EQ(run.code, 0) << run.err;
     const int data = c.ranks / c.tensor / c.sequence, steps = std::string(c.setting).starts_with("gradient") ? 2 : 1;
     EXPECT_EQ(run.record["mesh"]["dp"], data);
@@ -183,7 +184,7 @@ TEST(TrainMesh, BytesAreThePlans) {
 
 // Parts of different sizes: every rank has its own row, and the plan is of the largest part.
 TEST(TrainMesh, UnevenParts) {
-  const auto run = train(2, {"--tensor-parallel", "2", "--stage", "1", "--steps", "3"});
+  const auto run = train(2, {"--tensor-parallel", "2", "--stage", "1"}, 3);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto& ranks = run.record["recorded"]["ranks"];
   ASSERT_EQ(ranks.size(), 2u);

@@ -104,8 +104,11 @@ Share share_of(const PlanModel& model, const config::Settings& settings, const s
   share.tokens = model.sequence - model.sequence * (share.sequence - 1) / share.sequence;
   share.gathered_logits = !settings.mesh.plan.vocab_parallel_lm_head;
   if (share.tensor == 1) return share;
-  for (const auto& parameter : parts)
-    if (!parameter.unit.empty() && parameter.parts > 1 && parameter.sizes.size() == 2) share.split.push_back(parameter);
+  for (const auto& parameter : parts) {
+    if (parameter.unit.empty() || parameter.sizes.size() != 2) continue;
+    if (parameter.parts > 1) share.split.push_back(parameter);
+    share.ends_with_sum = parameter.cut.kind == sharding::CutKind::Row;
+  }
   if (model.kind == Kind::Count) {
     share.heads = share.inner = fraction(parts, "blocks.0.weight");
     share.vocabulary = fraction(parts, "token.weight");
@@ -157,31 +160,32 @@ std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
   const auto segments = std::min(in.segments, m.layers);
   if (t > 1) {
     const auto sum = 2 * (t - 1) * wide / t;
-    Sums gathers, forward, backward;
+    Sums forward, backward, outputs, inputs;
     std::int64_t spared = 0;  // last sums of segments, which a second run ends before
     const auto products = split_products(share, in.samples, in.element);
-    for (std::size_t i = 0; i < products.size(); ++i) {
-      const auto& product = products[i];
-      (product.row ? forward : gathers).add(product.forward);
-      (product.row ? gathers : backward).add(product.backward);
-      const bool last = i + 1 == products.size() || products[i + 1].unit != product.unit;
-      if (last && product.row) spared = product.forward.bytes;
+    for (const auto& product : products) {
+      (product.row ? forward : outputs).add(product.forward);
+      (product.row ? inputs : backward).add(product.backward);
     }
+    if (share.ends_with_sum) spared = products.back().forward.bytes;
     // A model that is only counted has no products: attention and MLP of a GPT's layer.
     if (m.kind == Kind::Count) forward = backward = {2 * m.layers, 2 * m.layers * sum}, spared = sum;
     const bool head = share.vocabulary < 1;
     if (head) add("tp.all_reduce", "forward", "g: embedding", 1, sum);
     total("tp.all_reduce", "forward", "g: outputs of row layers", forward);
-    total("tp.all_gather", "forward", "gathered outputs and gradients of layers", gathers);
+    total("tp.all_gather", "forward", "gathered outputs of column layers", outputs);
     if (head && share.gathered_logits)
       add("tp.all_gather", "forward", "logits", 1, (t - 1) * tokens * m.vocabulary * in.element / t);
     if (head && !share.gathered_logits)
       add("tp.all_gather", "forward", "maxima and sums of the loss", 1, (t - 1) * 12 * tokens);
     if (head) add("tp.all_reduce", "backward", "f: gradient of the output layer's input", 1, sum);
-    if (segments > 0)
+    if (segments > 0) {
       total("tp.all_reduce", "recomputation", "g: outputs of row layers",
             {forward.calls - (spared > 0 ? segments : 0), forward.bytes - segments * spared});
+      total("tp.all_gather", "recomputation", "gathered outputs of column layers", outputs);
+    }
     total("tp.all_reduce", "backward", "f: gradients of inputs of column layers", backward);
+    total("tp.all_gather", "backward", "gradients of whole inputs of row layers", inputs);
     if (segments > 0 && in.settings.activations.partition) {
       const auto part = (wide + 8 * t - 1) / (8 * t) * 8;
       add("tp.all_gather", "recomputation", "inputs of segments", segments, (t - 1) * part);

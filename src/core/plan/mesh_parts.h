@@ -23,6 +23,7 @@ struct Share {
   int tensor = 1, sequence = 1;
   bool gathered_logits = true;     // every rank has whole logits
   std::vector<Parameter> split{};  // weights of layers that are cut, in order
+  bool ends_with_sum = false;      // the last product of a layer is one of rows
 };
 Share share_of(const PlanModel& model, const config::Settings& settings, const std::vector<Parameter>& parts);
 

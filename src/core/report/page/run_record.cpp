@@ -317,8 +317,8 @@ void label_runs(std::vector<RunRecord>& runs) {
   const auto kind_of = [](const RunRecord& r) {
     if (r.stage < 0) return std::string();
     std::string text = "stage " + std::to_string(r.stage);
-    if (r.mesh.tensor > 1) text += ", tp " + std::to_string(r.mesh.tensor);
-    if (r.mesh.sequence > 1) text += ", sp " + std::to_string(r.mesh.sequence);
+    if (r.mesh.tensor > 1) text += " tp " + std::to_string(r.mesh.tensor);
+    if (r.mesh.sequence > 1) text += " sp " + std::to_string(r.mesh.sequence);
     return text;
   };
   if (label(kind_of)) return;
