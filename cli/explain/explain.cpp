@@ -295,12 +295,16 @@ int explain(int argc, char** argv) {
   what.ranks = world;
   if (shape.tensor * shape.sequence > 1) {
     what.mesh = base::join(shape.data, " dp x ", shape.sequence, " sp x ", shape.tensor, " tp");
+    const auto share = planning::share_of(model, settings, input.parameters);
     what.exchanges = planning::exchanges_of({.model = model,
                                              .settings = settings,
-                                             .share = planning::share_of(model, settings, input.parameters),
+                                             .share = share,
                                              .samples = batch.micro,
                                              .segments = segments,
                                              .element = schedule.parameter_width});
+    for (auto& product : planning::split_products(share, batch.micro, schedule.parameter_width))
+      if (what.products.empty() || product.unit == what.products.front().unit)
+        what.products.push_back(std::move(product));
   }
   what.gpu = gpu;
   what.delayed = std::any_of(schedule.events.begin(), schedule.events.end(),

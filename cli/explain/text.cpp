@@ -229,24 +229,40 @@ Totals totals_of(const Schedule& s, int step, Phase phase) {
   return t;
 }
 
+// Bytes of activations that a rank sends in a step; the second run of segments is a part of backward.
+std::int64_t activations_sent(const Explained& what, std::int64_t accumulation, Phase phase) {
+  std::int64_t sum = 0;
+  for (const auto& e : what.exchanges)
+    if (phase == Phase::Forward ? e.phase == "forward" : phase == Phase::Backward && e.phase != "forward")
+      sum += e.bytes;
+  return sum * accumulation;
+}
+
 std::string totals_text(const Schedule& s, const Explained& what, std::size_t columns) {
-  report::Table table({{"phase"},
-                       {"sent", Align::Right},
-                       {"mapped instead", Align::Right},
-                       {"file read", Align::Right},
-                       {"file written", Align::Right},
-                       {"copied", Align::Right}});
+  const bool mesh = !what.exchanges.empty();
+  std::vector<Column> header{{"phase"}, {mesh ? "sent by ZeRO" : "sent", Align::Right}};
+  if (mesh) header.push_back({"of activations", Align::Right});
+  for (const char* name : {"mapped instead", "file read", "file written", "copied"})
+    header.push_back({name, Align::Right});
+  report::Table table(header);
+  const auto row = [&](const std::string& name, const Totals& t, std::int64_t activations) {
+    std::vector<std::string> cells{name, bytes_text(t.sent)};
+    if (mesh) cells.push_back(bytes_text(activations));
+    for (const auto bytes : {t.mapped, t.read, t.written, t.copied}) cells.push_back(bytes_text(bytes));
+    table.row(cells);
+  };
   Totals all;
+  std::int64_t activations = 0;
   for (const auto phase : {Phase::Forward, Phase::Backward, Phase::Step, Phase::Beside}) {
     const auto t = totals_of(s, what.shown, phase);
     all.sent += t.sent, all.mapped += t.mapped, all.read += t.read, all.written += t.written, all.copied += t.copied;
     if (phase == Phase::Beside && t.read + t.written + t.copied == 0) continue;
-    table.row({planning::name(phase), bytes_text(t.sent), bytes_text(t.mapped), bytes_text(t.read),
-               bytes_text(t.written), bytes_text(t.copied)});
+    const auto own = activations_sent(what, s.accumulation, phase);
+    activations += own;
+    row(planning::name(phase), t, own);
   }
   table.rule();
-  table.row({"whole step", bytes_text(all.sent), bytes_text(all.mapped), bytes_text(all.read), bytes_text(all.written),
-             bytes_text(all.copied)});
+  row("whole step", all, activations);
   return table.render(columns);
 }
 
@@ -274,18 +290,21 @@ std::string fixed_times(double value) {
 }
 
 std::string volume_text(const Schedule& s, const Explained& what, std::size_t columns) {
-  if (s.world == 1) return "With one rank nothing is sent.\n";
+  if (s.world == 1)
+    return wrapped(what.ranks == 1 ? "With one rank nothing is sent."
+                                   : "ZeRO sends nothing: no other rank has the same part of the model.",
+                   columns);
   const auto v = volume_of(s, what);
   const auto bytes = static_cast<std::int64_t>(s.parameter_width) * what.parameters;
   const auto share = base::join("(", s.world - 1, "/", s.world, ")");
   const bool mapped =
       std::any_of(s.events.begin(), s.events.end(), [](const auto& e) { return e.how == How::InPlace; });
-  std::string text =
-      base::join("Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " P x ", share,
-                 mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes,
-                 " bytes of parameters. The papers' formula for this stage gives ",
-                 static_cast<std::int64_t>(v.paper + 0.5), " bytes; with the padding of units (",
-                 s.padded_numel - what.parameters, " elements) ", static_cast<std::int64_t>(v.padded + 0.5), ".");
+  std::string text = base::join(
+      "Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " P x ", share,
+      mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes, " bytes of parameters",
+      what.products.empty() ? "" : " of a rank's part", ". The papers' formula for this stage gives ",
+      static_cast<std::int64_t>(v.paper + 0.5), " bytes; with the padding of units (", s.padded_numel - what.parameters,
+      " elements) ", static_cast<std::int64_t>(v.padded + 0.5), ".");
   return wrapped(text, columns);
 }
 
@@ -376,6 +395,22 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
 
 namespace {
 
+// What an exchange of a product sends: "g: all-reduce, 8.00KiB".
+std::string exchange_text(const planning::SplitProduct::Exchange& e) {
+  if (e.operation.empty()) return "-";
+  return base::join(e.name.empty() ? "" : e.name + ": ", e.operation, ", ",
+                    report::human_bytes(static_cast<std::uint64_t>(e.bytes)));
+}
+
+std::string products_text(const Explained& what, std::size_t columns) {
+  report::Table table(
+      {{"weight"}, {"cut"}, {"a rank has", Align::Right}, {"forward: output"}, {"backward: input's gradient"}});
+  for (const auto& product : what.products)
+    table.row({product.weight, product.row ? "row" : "column", base::join(product.part[0], " x ", product.part[1]),
+               exchange_text(product.forward), exchange_text(product.backward)});
+  return table.render(columns);
+}
+
 std::string exchanges_text(const Explained& what, std::size_t columns) {
   report::Table table({{"phase"},
                        {"operation"},
@@ -383,7 +418,7 @@ std::string exchanges_text(const Explained& what, std::size_t columns) {
                        {"calls", Align::Right},
                        {"sent", Align::Right}});
   for (const auto& e : what.exchanges)
-    table.row({e.phase, e.operation, e.purpose, std::to_string(e.calls), std::to_string(e.bytes)});
+    table.row({e.phase, e.operation, e.purpose, std::to_string(e.calls), bytes_text(e.bytes)});
   return table.render(columns);
 }
 
@@ -403,11 +438,17 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
   if (std::any_of(s.holdings.begin(), s.holdings.end(), [](const auto& h) { return h.passing; }))
     text += wrapped("* only from backward to the end of the step", columns);
   if (s.world > 1 && std::any_of(s.holdings.begin(), s.holdings.end(), [](const auto& h) { return h.sharded; }))
-    text += wrapped(base::join("1/", s.world, ": rank r of 0 to ", s.world - 1, " keeps the r-th of ", s.world,
-                               " equal parts of every unit."),
-                    columns);
+    text +=
+        wrapped(base::join("1/", s.world, ": rank r of 0 to ", s.world - 1, what.mesh.empty() ? "" : " along dp and sp",
+                           " keeps the r-th of ", s.world, " equal parts of every unit."),
+                columns);
+  if (!what.products.empty()) text += wrapped("whole: all of this rank's part of the model", columns);
   text += rule("Transfers of one optimizer step: bytes of all units, bytes sent by each rank", columns);
   text += moves_text(s, what, columns);
+  if (!what.products.empty()) {
+    text += rule("A layer's split products in one micro-batch: what is cut, and f and g", columns);
+    text += products_text(what, columns);
+  }
   if (!what.exchanges.empty()) {
     text += rule("Activations of one micro-batch, sent by each rank to ranks of its mesh", columns);
     text += exchanges_text(what, columns);
@@ -491,6 +532,17 @@ Json explain_json(const Schedule& s, const Explained& what) {
                                      {"copied_bytes", t.copied}};
   }
   const auto v = volume_of(s, what);
+  Json products = Json::array();
+  const auto exchange = [](const planning::SplitProduct::Exchange& e) -> Json {
+    if (e.operation.empty()) return nullptr;
+    return {{"name", e.name}, {"operation", e.operation}, {"of", e.of}, {"sent_bytes", e.bytes}};
+  };
+  for (const auto& product : what.products)
+    products.push_back({{"weight", product.weight},
+                        {"cut", product.row ? "row" : "column"},
+                        {"sizes_a_rank", product.part},
+                        {"forward", exchange(product.forward)},
+                        {"backward", exchange(product.backward)}});
   Json exchanges = Json::array();
   for (const auto& e : what.exchanges)
     exchanges.push_back({{"phase", e.phase},
@@ -508,6 +560,7 @@ Json explain_json(const Schedule& s, const Explained& what) {
       {"world", what.ranks},
       {"mesh", what.mesh.empty() ? Json(nullptr) : Json(what.mesh)},
       {"sharded_over", s.world},
+      {"split_products", products},
       {"activations_of_a_micro_batch", exchanges},
       {"transport", what.transport},
       {"gpu", what.gpu},

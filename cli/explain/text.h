@@ -18,10 +18,11 @@ struct Explained {
   std::string optimizer;  // "AdamW"
   std::string model;      // "GPT of 124k parameters, 4 layers, hidden 64"
   std::string transport;
-  std::string mesh;                           // "2 dp x 1 sp x 2 tp", empty: all ranks are data-parallel
-  int ranks = 1;                              // of the run; ZeRO shards over Schedule::world of them
-  std::vector<planning::Exchange> exchanges;  // of activations between ranks of the mesh, in a micro-batch
-  std::int64_t parameters = 0;                // elements that a rank holds before ZeRO shards them, without padding
+  std::string mesh;                              // "2 dp x 1 sp x 2 tp", empty: all ranks are data-parallel
+  int ranks = 1;                                 // of the run; ZeRO shards over Schedule::world of them
+  std::vector<planning::SplitProduct> products;  // of the first unit that has some
+  std::vector<planning::Exchange> exchanges;     // of activations between ranks of the mesh, in a micro-batch
+  std::int64_t parameters = 0;                   // elements that a rank holds before ZeRO shards them, without padding
   bool gpu = false;
   bool delayed = false;
   int shown = 2;  // the step that is shown; the order of use is known by then

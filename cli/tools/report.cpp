@@ -32,6 +32,38 @@ void write_page(const std::string& path, const std::string& text) {
                 std::to_string(text.size()) + " bytes");
 }
 
+nlohmann::ordered_json json_of(const report::AxisBytes& bytes) {
+  return {{"all", bytes.sum()},
+          {"zero", bytes.zero},
+          {"tensor_parallel", bytes.tensor},
+          {"sequence_parallel", bytes.sequence}};
+}
+
+nlohmann::ordered_json json_of(const report::RunRecord& run) {
+  nlohmann::ordered_json json{{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}};
+  if (run.stage < 0) return json;
+  json["mesh"] = {{"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}};
+  json["samples_per_step"] = run.samples_per_step;
+  json["tokens_per_step"] = run.tokens_per_step;
+  if (run.recorded_step == 0) return json;
+  json["sent_bytes"] = json_of(report::sent_by_axis(run));
+  if (!run.planned.empty()) json["planned_sent_bytes"] = json_of(run.planned_sent);
+  return json;
+}
+
+// What a run's ranks share and send; empty for data-parallel ranks only.
+std::string mesh_line(const report::RunRecord& run) {
+  if (!run.mesh.share_samples()) return "";
+  std::string text = run.label + ": " + report::ranks_text(run);
+  if (run.recorded_step == 0) return text + "\n";
+  text += "; rank 0 sent in a step: " + report::axes_text(report::sent_by_axis(run), run.mesh);
+  if (!run.planned.empty())
+    text += report::sent_by_axis(run) == run.planned_sent
+                ? ", as planned"
+                : "; planned: " + report::axes_text(run.planned_sent, run.mesh);
+  return text + "\n";
+}
+
 }  // namespace
 }  // namespace zero::cli
 
@@ -61,12 +93,13 @@ int zero_report(int argc, char** argv) {
   write_page(out, page);
   if (command.global().json) {
     nlohmann::ordered_json document{{"schema", "zero.report/1"}, {"file", out}, {"bytes", page.size()}};
-    for (const auto& run : runs)
-      document["runs"].push_back({{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}});
+    for (const auto& run : runs) document["runs"].push_back(json_of(run));
     print_result(document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   } else {
-    print_result(out + ": " + std::to_string(runs.size()) + (runs.size() == 1 ? " run, " : " runs, ") +
-                 report::human_bytes(page.size()) + "\n");
+    std::string text = out + ": " + std::to_string(runs.size()) + (runs.size() == 1 ? " run, " : " runs, ") +
+                       report::human_bytes(page.size()) + "\n";
+    for (const auto& run : runs) text += mesh_line(run);
+    print_result(text);
   }
   return 0;
 }

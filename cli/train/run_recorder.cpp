@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "cli/support/gpt_plan.h"
+#include "cli/support/mesh_traffic.h"
 #include "config/settings.h"
 #include "launch/machine/host.h"
 #include "launch/machine/machine.h"
@@ -92,19 +93,6 @@ report::PhaseMemory phase_memory(report::Phase phase, const MemoryReport& memory
   return out;
 }
 
-std::vector<report::TrafficRow> traffic_between(const CommStats& before, const CommStats& after) {
-  std::vector<report::TrafficRow> rows;
-  const auto add = [&](const std::string& name, const CommStats::Row& from, const CommStats::Row& to) {
-    if (to.calls > from.calls) rows.push_back({name, to.calls - from.calls, to.bytes_sent - from.bytes_sent});
-  };
-  for (const auto& [name, row] : after.by_op) {
-    const auto found = before.by_op.find(name);
-    add(name, found == before.by_op.end() ? CommStats::Row{} : found->second, row);
-  }
-  add("control", before.control, after.control);
-  return rows;
-}
-
 // The prediction of `zero plan` for this run. A model or machine that cannot be planned is not an error.
 void add_plan(report::RunRecord& r, const Options& options, const Communicator& comm, bool gpu) {
   PlanMachine machine;
@@ -116,7 +104,8 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
     const Plan foreseen = plan(with_gpt_pass(PlanModel::of_options(options)), options, machine);
     report::PhaseMemory memory = phase_memory(report::Phase::BeforeForward, foreseen.memory);
     r.planned = std::move(memory.tiers);
-    r.planned_sent = foreseen.traffic.sent();
+    const PlanTraffic& sent = foreseen.traffic;
+    r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel};
   } catch (const Error&) {
     r.planned.clear();
   }
@@ -137,8 +126,9 @@ void write_atomically(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder)
-    : plan_(plan), engine_(engine), comm_(engine.communicator()), folder_(folder) {
+RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
+                         std::int64_t parameters)
+    : plan_(plan), engine_(engine), comm_(engine.communicator()), mesh_(degrees_of(engine.mesh())), folder_(folder) {
   if (comm_.rank() != 0) return;
   const config::Settings& s = plan.options.settings();
   report::RunRecord& r = record_;
@@ -147,6 +137,8 @@ RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device devi
   r.text = plan.text;
   r.stage = s.zero.stage;
   r.world = comm_.size();
+  r.mesh = mesh_;
+  r.own_parameters = parameters;
   r.recipe = s.precision == config::Precision::Bf16 ? "bf16" : s.precision == config::Precision::Fp16 ? "fp16" : "fp32";
   r.device = device.is_cpu() ? "cpu" : "cuda";
   r.transport = comm_.transport();
@@ -185,16 +177,25 @@ void RunRecorder::begin(std::int64_t first) {
 }
 
 void RunRecorder::note(report::Phase phase, const MemoryReport& memory) {
+  if (phase == report::Phase::BeforeForward) own_.at_rest = memory.current(Tier::Device);
+  own_.peak = std::max(own_.peak, memory.peak(Tier::Device));
   if (comm_.rank() == 0) record_.phases.push_back(phase_memory(phase, memory));
 }
 
 void RunRecorder::begin_step() { before_ = comm_.stats(); }
 
 void RunRecorder::end_step() {
+  const CommStats after = comm_.stats();
+  own_.sent = sent_between(before_, after, mesh_);
   if (comm_.rank() == 0) {
     record_.recorded_step = step_ + 1;
-    record_.traffic = traffic_between(before_, comm_.stats());
+    record_.traffic.clear();
+    for (const auto& [name, row] : counted_between(before_, after, mesh_))
+      record_.traffic.push_back({name, row.calls, row.bytes_sent});
+    const auto calls = after.control.calls - before_.control.calls;
+    if (calls > 0) record_.traffic.push_back({"control", calls, after.control.bytes_sent - before_.control.bytes_sent});
   }
+  if (mesh_.share_samples()) collect_ranks();
   if (tracing_) {
     tracing_ = false;
     const TraceSummary summary = engine_.stop_trace();
@@ -206,6 +207,21 @@ void RunRecorder::end_step() {
     }
   }
   write();
+}
+
+// Ranks of a mesh hold different parts of the model and tokens of a sample.
+void RunRecorder::collect_ranks() {
+  const Mesh& mesh = engine_.mesh();
+  own_.rank = comm_.rank();
+  own_.data = mesh.rank("dp"), own_.sequence = mesh.rank("sp"), own_.tensor = mesh.rank("tp");
+  const auto all = comm_.all_gather_bytes({reinterpret_cast<const char*>(&own_), sizeof own_});
+  if (comm_.rank() != 0) return;
+  record_.ranks.clear();
+  for (const std::string& text : all) {
+    report::RankRow row;
+    std::memcpy(&row, text.data(), std::min(text.size(), sizeof row));
+    record_.ranks.push_back(row);
+  }
 }
 
 void RunRecorder::take_trace(const std::string& file) {

@@ -15,8 +15,9 @@ namespace zero::cli {
 
 class RunRecorder {
  public:
-  // `folder`: rank 0's; empty on other ranks.
-  RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder);
+  // `folder`: rank 0's; empty on other ranks. `parameters`: elements of this rank's part of the model.
+  RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
+              std::int64_t parameters);
 
   // first: steps completed before. Records the third step after it, or the last. Collective.
   void begin(std::int64_t first);
@@ -34,14 +35,18 @@ class RunRecorder {
  private:
   void write() const;
   void read_timeline(const std::string& file);
+  // Collective.
+  void collect_ranks();
 
   const TrainPlan& plan_;
   Engine& engine_;
   Communicator& comm_;
+  const report::Degrees mesh_;
   std::string folder_, trace_file_;
   bool tracing_ = false, trace_is_own_ = false;
   std::int64_t step_ = -1;
   CommStats before_;
+  report::RankRow own_;
   report::RunRecord record_;
 };
 

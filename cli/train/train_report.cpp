@@ -186,6 +186,11 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
               {"tokens_per_s", number(s.tokens_per_s)},
               {"peak_bytes", s.peak_bytes},
               {"curve", std::move(curve)}};
+  if (s.sent) {
+    result["mesh"] = {{"dp", s.mesh.data}, {"sp", s.mesh.sequence}, {"tp", s.mesh.tensor}};
+    result["sent_per_step"] = {
+        {"zero", s.sent->zero}, {"tensor_parallel", s.sent->tensor}, {"sequence_parallel", s.sent->sequence}};
+  }
   if (s.memory.has(report::Phase::AfterStep)) result["memory"] = json::parse(s.memory.json());
   if (!s.checkpoint.empty()) result["checkpoint"] = s.checkpoint;
   if (s.trace) result["trace"] = trace_json(*s.trace);
@@ -222,6 +227,7 @@ void TrainReport::finish(const TrainSummary& s) {
   }
   if (s.memory.has(report::Phase::AfterStep))
     text += "\nmemory of rank 0 in one step\n" + s.memory.table(static_cast<std::size_t>(out_.columns));
+  if (s.sent) text += "\nrank 0 sent in a step: " + report::axes_text(*s.sent, s.mesh) + "\n";
   if (!s.sample.empty())
     text += "\nsample, after the " + std::to_string(s.sample_prompt.size()) + " bytes \"" + printable(s.sample_prompt) +
             "\"\n" + printable(s.sample) + "\n";

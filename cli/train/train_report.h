@@ -13,6 +13,7 @@
 
 #include "cli/support/console.h"
 #include "cli/train/train.h"
+#include "report/text/axis_bytes.h"
 #include "report/text/memory_phases.h"
 #include "report/text/progress.h"
 #include "report/text/step_line.h"
@@ -22,10 +23,12 @@ namespace zero::cli {
 struct TrainSummary {
   std::int64_t steps = 0;  // reached
   std::int64_t skipped = 0;
-  double final_loss = 0;          // mean over the last tenth of the run, at most 50 steps
-  double seconds = 0;             // in steps of this start, without evaluation and saving
-  double tokens_per_s = 0;        // over these seconds
-  std::optional<double> heldout;  // nats per byte
+  double final_loss = 0;    // mean over the last tenth of the run, at most 50 steps
+  double seconds = 0;       // in steps of this start, without evaluation and saving
+  double tokens_per_s = 0;  // over these seconds
+  report::Degrees mesh;
+  std::optional<report::AxisBytes> sent;  // by rank 0 in the last step, if ranks share samples
+  std::optional<double> heldout;          // nats per byte
   std::int64_t heldout_samples = 0;
   std::string sample_prompt, sample;
   report::MemoryPhases memory;

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "base/system.h"
+#include "cli/support/mesh_traffic.h"
 #include "cli/train/train_signals.h"
 #include "config/settings.h"
 
@@ -55,6 +56,13 @@ Message agree(Communicator& comm, const Message& mine) {
   return all;
 }
 
+// Of this rank's parts of the parameters.
+std::int64_t elements_of(const torch::nn::Module& model) {
+  std::int64_t sum = 0;
+  for (const at::Tensor& parameter : model.parameters()) sum += parameter.numel();
+  return sum;
+}
+
 // Rank 0 checks for all ranks, because new folders may become visible late on other hosts.
 bool any_checkpoint(Communicator& comm, const std::string& dir) {
   std::error_code error;
@@ -77,7 +85,7 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
       comm_(engine.communicator()),
       mesh_(engine.mesh()),
       reader_(corpus, mesh_.rank("dp"), mesh_.size("dp")),
-      recorder_(plan, engine, device_, report.folder()) {
+      recorder_(plan, engine, device_, report.folder(), elements_of(*model_)) {
   std::tie(own_begin_, own_end_) = mesh_.tokens(corpus.sequence());
   divide_sequences(true);
 }
@@ -290,11 +298,12 @@ int TrainRun::run() {
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
+  summary_.mesh = degrees_of(mesh_);
   std::vector<double> losses;
   model_->train();
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
     const double begin = base::steady_seconds();
-    const std::uint64_t sent_before = comm_.stats().bytes_sent();
+    const CommStats before = comm_.stats();
     const bool recorded = engine_.global_step() == recorder_.step();
     if (recorded) recorder_.begin_step();
     report::StepRow row;
@@ -317,7 +326,9 @@ int TrainRun::run() {
     row.memory_bytes = std::max(summary_.peak_bytes, peak_bytes());
     row.step_seconds = seconds;
     row.tokens_per_s = tokens_per_step / seconds;
-    row.bytes_sent = comm_.stats().bytes_sent() - sent_before;
+    const CommStats after = comm_.stats();
+    row.bytes_sent = after.bytes_sent() - before.bytes_sent();
+    if (summary_.mesh.share_samples()) summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
     if (result.global_step < plan_.steps)
       row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
     report_.step(row, result.global_step * samples_per_step);

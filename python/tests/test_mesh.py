@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import plain
+from conftest import Programs, plain
 
 import libzero
 
@@ -143,3 +143,34 @@ def test_an_operator_that_parts_do_not_support() -> None:
             engine(torch.ones(2, 4))
 
     libzero.run_ranks(2, body)
+
+
+def test_samples_of_deepspeeds_engine_count_data_parallel_ranks(programs: Programs) -> None:
+    programs.ranks(
+        """
+        import libzero.deepspeed as deepspeed
+
+        deepspeed.init_distributed()
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        specs = [
+            {"patterns": ["0.weight"], "partition_type": "column"},
+            {"patterns": ["2.weight"], "partition_type": "row"},
+        ]
+        settings = {
+            "train_batch_size": 8,
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": specs}},
+        }
+        engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+        assert engine.get_batch_info() == (8, 2, 2), engine.get_batch_info()
+        for micro in range(4):
+            seed = 10 * micro + engine.get_data_parallel_rank()
+            x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
+            engine.backward(engine(x).square().mean())
+            engine.step()
+        assert (engine.global_steps, engine.global_samples) == (2, 16), (engine.global_steps, engine.global_samples)
+        """,
+        ranks=4,
+    )

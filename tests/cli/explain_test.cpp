@@ -80,7 +80,8 @@ TEST(Explain, TablesFit) {
     for (const Words& words :
          {Words{"stage", "0"}, Words{"stage", "1", "offload"},
           Words{"stage", "3", "--world", "8", "--accumulation", "4"}, Words{"infinity", "--layers", "12"},
-          Words{"stage", "3", "--device", "cuda", "--model", "gpt2"}}) {
+          Words{"stage", "3", "--device", "cuda", "--model", "gpt2"},
+          Words{"stage", "3", "--world", "8", "--tensor-parallel", "2", "--sequence-parallel", "2"}}) {
       const auto outcome = explain(words, {"COLUMNS=" + std::to_string(columns)});
       EXPECT_EQ(outcome.code, 0) << outcome.err;
       EXPECT_GT(lines(outcome.out).size(), 15u);
@@ -160,6 +161,86 @@ TEST(Explain, AConfigurationAsItIs) {
     ++read;
   }
   EXPECT_GE(read, 10);
+}
+
+// f and g of a layer's split products, and what they add up to. B: bytes of [1 sample, 32 tokens, 64 features] in fp32;
+// each sum over 2 ranks sends B (docs/parallelism.md).
+TEST(Explain, FAndGOfABlock) {
+  constexpr std::int64_t kB = 32 * 64 * 4;
+  const Words words{"stage", "2", "--dtype", "fp32", "--world", "4", "--tensor-parallel", "2"};
+  const auto d = document(words);
+  EXPECT_EQ(d["mesh"], "2 dp x 1 sp x 2 tp");
+  EXPECT_EQ(d["sharded_over"], 2);
+  const struct {
+    const char *weight, *cut, *forward, *backward;
+    std::vector<int> sizes;
+  } products[] = {{"blocks.0.qkv.weight", "column", "", "f", {96, 64}},
+                  {"blocks.0.projection.weight", "row", "g", "", {64, 32}},
+                  {"blocks.0.up.weight", "column", "", "f", {128, 64}},
+                  {"blocks.0.down.weight", "row", "g", "", {64, 128}}};
+  ASSERT_EQ(d["split_products"].size(), std::size(products));
+  for (std::size_t i = 0; i < std::size(products); ++i) {
+    const auto& got = d["split_products"][i];
+    const auto& expected = products[i];
+    EXPECT_EQ(got["weight"], expected.weight);
+    EXPECT_EQ(got["cut"], expected.cut);
+    EXPECT_EQ(got["sizes_a_rank"], expected.sizes);
+    for (const char* phase : {"forward", "backward"}) {
+      const std::string name = phase[0] == 'f' ? expected.forward : expected.backward;
+      EXPECT_EQ(got[phase].is_null(), name.empty()) << expected.weight << phase;
+      if (name.empty()) continue;
+      EXPECT_EQ(got[phase]["name"], name);
+      EXPECT_EQ(got[phase]["operation"], "all-reduce");
+      EXPECT_EQ(got[phase]["sent_bytes"], kB);
+    }
+  }
+  const auto sent = [](const json& document, const std::string& phase) {
+    std::int64_t sum = 0;
+    for (const auto& e : document["activations_of_a_micro_batch"])
+      if (e["phase"] == phase) sum += e["sent_bytes"].get<std::int64_t>();
+    return sum;
+  };
+  // 2 layers, embedding and head; logits of 256 bytes are gathered.
+  EXPECT_EQ(sent(d, "forward"), 5 * kB + 32 * 256 * 4 / 2);
+  EXPECT_EQ(sent(d, "backward"), 5 * kB);
+  // A segment's second run ends before its last g.
+  const auto again = document(words + Words{"--set", "activation_checkpointing.number_checkpoints=2"});
+  EXPECT_EQ(sent(again, "recomputation"), 2 * kB);
+  // An own plan: only attention is cut, so a layer has one f and one g, and a second run ends after its g.
+  const auto attention = document(
+      words + Words{"--set", "activation_checkpointing.number_checkpoints=1", "--set",
+                    R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
+                    R"({"patterns": ["blocks\\.\\d+\\.qkv\\.weight"], "partition_type": "column", "shape": [3, -1]},)"
+                    R"({"patterns": ["blocks\\.\\d+\\.projection\\.weight"], "partition_type": "row"}]})"});
+  EXPECT_EQ(attention["split_products"].size(), 2u);
+  EXPECT_EQ(sent(attention, "forward"), 2 * kB);
+  EXPECT_EQ(sent(attention, "backward"), 2 * kB);
+  EXPECT_EQ(sent(attention, "recomputation"), 2 * kB);
+  // Llama's query, key and value have one f, as its gate and up.
+  const auto llama = document({"stage", "3", "--model", "llama-3-8b", "--world", "16", "--tensor-parallel", "8"});
+  std::string names;
+  for (const auto& product : llama["split_products"])
+    names += (product["backward"].is_null() ? "-" : product["backward"]["name"].get<std::string>()) +
+             (product["forward"].is_null() ? "- " : product["forward"]["name"].get<std::string>() + " ");
+  EXPECT_EQ(names, "f- -- -- -g f- -- -g ");
+}
+
+TEST(Explain, AMeshInWords) {
+  const auto both = explain({"stage", "1", "--world", "4", "--tensor-parallel", "2", "--sequence-parallel", "2"});
+  EXPECT_EQ(both.code, 0) << both.err;
+  for (const char* part : {"4 ranks on CPUs = 1 dp x 2 sp x 2 tp", "blocks.0.down.weight", "g: all-reduce, 2.00KiB",
+                           "sp.all_to_all", "sent by ZeRO", "of activations"})
+    EXPECT_NE(both.out.find(part), std::string::npos) << part << both.out;
+  // Ranks with different parts share no state: ZeRO has nothing to send.
+  const auto alone = explain({"stage", "3", "--world", "2", "--tensor-parallel", "2"});
+  EXPECT_NE(alone.out.find("ZeRO sends nothing"), std::string::npos) << alone.out;
+  EXPECT_EQ(alone.out.find("With one rank"), std::string::npos);
+  const auto live = explain({"stage", "3", "--world", "2", "--tensor-parallel", "2", "--live"});
+  EXPECT_EQ(live.code, 2);
+  EXPECT_NE(live.err.find("[--live] got 1 dp x 1 sp x 2 tp"), std::string::npos) << live.err;
+  const auto odd = explain({"stage", "3", "--world", "3", "--tensor-parallel", "2"});
+  EXPECT_EQ(odd.code, 2);
+  EXPECT_NE(odd.err.find("3 ranks are no multiple of tensor_parallel.autotp_size 2"), std::string::npos) << odd.err;
 }
 
 TEST(Explain, LiveAgrees) {

@@ -90,36 +90,7 @@ class ReportPage : public testing::Test {
     for (int i = 0; i < 3000; ++i) text << "the river went over seven horses " << i * 7919 % 1000 << "\n";
     text.close();
     for (const int stage : {0, 3}) {
-      const std::string out = folder + "/run" + std::to_string(stage);
-      const Ended o = run({kZero,
-                           "run",
-                           "-n",
-                           "2",
-                           "--no-prefix",
-                           kZero,
-                           "train",
-                           ZERO_SOURCE_DIR "/configs/stage3-fp16.json",
-                           "--text",
-                           folder + "/text.txt",
-                           "--steps",
-                           "8",
-                           "--stage",
-                           std::to_string(stage),
-                           "--json",
-                           "--sample",
-                           "0",
-                           "--out",
-                           out,
-                           "--set",
-                           "libzero.model.layers=2",
-                           "--set",
-                           "libzero.model.hidden=48",
-                           "--set",
-                           "libzero.model.heads=3",
-                           "--set",
-                           "libzero.model.seq_length=32",
-                           "--set",
-                           "libzero.data.eval_batches=2"});
+      const Ended o = train(folder + "/run" + std::to_string(stage), 2, {"--stage", std::to_string(stage)});
       ASSERT_EQ(o.code, 0) << o.err;
     }
     const Ended o = run({kZero, "report", folder + "/run0", folder + "/run3", "--out", page(), "--json"});
@@ -128,6 +99,30 @@ class ReportPage : public testing::Test {
     EXPECT_EQ(document["schema"], "zero.report/1");
     EXPECT_EQ(document["runs"][1]["label"], "stage 3");
     EXPECT_EQ(document["bytes"], fs::file_size(page()));
+  }
+  // 8 steps of a small GPT.
+  static Ended train(const std::string& out, int ranks, const Words& more) {
+    Words words{kZero,
+                "run",
+                "-n",
+                std::to_string(ranks),
+                "--no-prefix",
+                kZero,
+                "train",
+                ZERO_SOURCE_DIR "/configs/stage3-fp16.json",
+                "--text",
+                folder + "/text.txt",
+                "--steps",
+                "8",
+                "--json",
+                "--sample",
+                "0",
+                "--out",
+                out};
+    for (const char* setting : {"libzero.model.layers=2", "libzero.model.hidden=48", "libzero.model.heads=3",
+                                "libzero.model.seq_length=32", "libzero.data.eval_batches=2"})
+      words.insert(words.end(), {"--set", setting});
+    return run(words + more);
   }
   void SetUp() override {
     if (browser().empty()) GTEST_SKIP() << "no chromium in PATH: apt-get install chromium";
@@ -239,6 +234,46 @@ TEST_F(ReportPage, NoConsoleErrorAndTheRunsNumbers) {
                                [](const json& a, const json& b) { return a["loss"] == b["loss"]; });
   EXPECT_TRUE(same) << "stages give the same bits";
   EXPECT_NE(shown.dom.find("All 2 runs have the same numbers at every step"), std::string::npos);
+}
+
+// The bytes of each kind of parallelism are apart, in a table, a drawing and beside the plan, which they are equal to.
+TEST_F(ReportPage, OfAMesh) {
+  const std::string out = folder + "/mesh";
+  const Ended trained = train(out, 4,
+                              {"--dtype", "fp32", "--stage", "1", "--tensor-parallel", "2", "--sequence-parallel", "2",
+                               "--set", "libzero.model.heads=4"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::string file = folder + "/mesh.html";
+  const Ended written = run({kZero, "report", folder + "/run3", out, "--out", file, "--json"});
+  ASSERT_EQ(written.code, 0) << written.err;
+  const json told = json::parse(written.out)["runs"][1], sent = told["sent_bytes"];
+  EXPECT_EQ(told["label"], "stage 1 tp 2 sp 2");
+  EXPECT_EQ(told["mesh"], (json{{"dp", 1}, {"sp", 2}, {"tp", 2}}));
+  EXPECT_EQ(told["planned_sent_bytes"], sent);
+  const Shown shown = show(file);
+  EXPECT_TRUE(shown.console.empty()) << shown.console.front();
+  const std::string label = told["label"];
+  const std::pair<const char*, const char*> axes[] = {
+      {"ZeRO", "zero"}, {"tensor parallelism", "tensor_parallel"}, {"sequence parallelism", "sequence_parallel"}};
+  for (const auto& [name, key] : axes) {
+    const auto bytes = sent[key].get<double>();
+    EXPECT_GT(bytes, 0) << name;
+    EXPECT_DOUBLE_EQ(cell(shown.dom, "axes", label, name), bytes);
+    for (const char* column : {"planned", "measured"})
+      EXPECT_DOUBLE_EQ(cell(shown.dom, "planned", label + ", sent by " + name, column), bytes) << name;
+    double drawn = 0;
+    for (const auto& rect : elements(shown.dom, "rect"))
+      if (rect.count("data-run") != 0 && rect.at("data-run") == label && rect.at("data-name") == name)
+        drawn += std::stod(rect.at("data-value"));
+    EXPECT_DOUBLE_EQ(drawn, bytes) << name;
+  }
+  const json r = json::parse(slurp(out + "/run.json"));
+  EXPECT_DOUBLE_EQ(cell(shown.dom, "meshes", label, "tokens a step"), r["tokens_per_step"].get<double>());
+  EXPECT_DOUBLE_EQ(cell(shown.dom, "meshes", label, "parameters of rank 0"),
+                   r["mesh"]["parameters_per_rank"].get<double>());
+  EXPECT_DOUBLE_EQ(cell(shown.dom, "ranks", label + ", 3", "tp"), 1);
+  EXPECT_DOUBLE_EQ(cell(shown.dom, "ranks", label + ", 3", "at rest"),
+                   r["recorded"]["ranks"][3]["at_rest_bytes"].get<double>());
 }
 
 TEST_F(ReportPage, ThePointerIsToldTheValues) {

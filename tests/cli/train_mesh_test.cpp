@@ -20,10 +20,12 @@ struct Run {
   std::string err;
   std::vector<double> losses;
   double heldout = 0;
+  std::vector<nlohmann::json> log;
+  nlohmann::json record, result;
 };
 
 // A GPT of 5 heads on sequences of 33 tokens, so that heads and tokens divide unevenly.
-Run train(int ranks, const Words& options) {
+Run train(int ranks, const Words& options, int steps = 12) {
   const std::string folder = temporary_folder();
   {
     std::ofstream text(folder + "/text.txt");
@@ -44,7 +46,7 @@ Run train(int ranks, const Words& options) {
               "--dtype",
               "fp32",
               "--steps",
-              "12",
+              std::to_string(steps),
               "--micro-batch-size",
               "4",
               "--out",
@@ -63,10 +65,13 @@ Run train(int ranks, const Words& options) {
   for (std::string line; std::getline(metrics, line);) {
     const auto row = nlohmann::json::parse(line);
     if (row.contains("loss")) run.losses.push_back(row["loss"]);
+    run.log.push_back(row);
   }
   std::ifstream result(folder + "/out/result.json");
-  const auto json = nlohmann::json::parse(result, nullptr, false);
-  if (json.is_object()) run.heldout = json.value("heldout_nats_per_byte", 0.0);
+  run.result = nlohmann::json::parse(result, nullptr, false);
+  if (run.result.is_object()) run.heldout = run.result.value("heldout_nats_per_byte", 0.0);
+  std::ifstream record(folder + "/out/run.json");
+  run.record = nlohmann::json::parse(record, nullptr, false);
   return run;
 }
 
@@ -96,6 +101,97 @@ TEST(TrainMesh, SequenceParallel) { expect_as_one_rank(2, {"--sequence-parallel"
 TEST(TrainMesh, Both) {
   expect_as_one_rank(4, {"--tensor-parallel", "2", "--sequence-parallel", "2", "--set",
                          "activation_checkpointing.partition_activations=true"});
+}
+
+// The bytes of the recorded step by kind of parallelism are those of the plan, at every stage and for every mesh, also
+// where a group is the whole world and counts under plain names. Samples and tokens are of data-parallel ranks.
+TEST(TrainMesh, BytesAreThePlans) {
+  // A second run of segments that end with an uncut product does not end before the last sum.
+  const char* const attention =
+      R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
+      R"({"patterns": [".*qkv\.weight"], "partition_type": "column", "shape": [3, -1], "multiple": 10},)"
+      R"({"patterns": [".*projection\.weight"], "partition_type": "row", "multiple": 10}]})";
+  const char* const gathered = R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
+                               R"({"patterns": [".*up\.weight"], "partition_type": "column", "gather_output": true},)"
+                               R"({"patterns": [".*down\.weight"], "partition_type": "row", "scatter_input": true}]})";
+  const struct {
+    int ranks, tensor, sequence, stage;
+    const char *setting, *plan = "";  // empty: none
+  } cases[] = {{2, 2, 1, 3, ""},
+               {2, 1, 2, 0, ""},
+               {2, 1, 2, 3, ""},
+               {4, 2, 1, 0, ""},
+               {4, 2, 1, 1, "activation_checkpointing.partition_activations=true"},
+               {4, 2, 1, 2, "activation_checkpointing.number_checkpoints=2"},
+               {4, 2, 1, 3, "tensor_parallel.vocab_parallel_lm_head=true"},
+               {4, 1, 2, 2, "activation_checkpointing.number_checkpoints=1"},
+               {2, 2, 1, 1, "activation_checkpointing.number_checkpoints=2", attention},
+               {2, 2, 1, 1, "activation_checkpointing.number_checkpoints=2", gathered},
+               {4, 2, 2, 1, ""},
+               {4, 2, 2, 3, "gradient_accumulation_steps=2"}};
+  for (const auto& c : cases) {
+    const std::string degrees[] = {std::to_string(c.tensor), std::to_string(c.sequence), std::to_string(c.stage)};
+    SCOPED_TRACE("t " + degrees[0] + ", u " + degrees[1] + ", stage " + degrees[2] + ", " + std::to_string(c.ranks) +
+                 " ranks " + c.setting);
+    Words options{"--tensor-parallel", degrees[0], "--sequence-parallel",   degrees[1], "--stage",
+                  degrees[2],          "--set",    "libzero.model.heads=4", "--set",    "libzero.model.seq_length=32"};
+    for (const char* setting : {c.setting, c.plan})
+      if (*setting) options.insert(options.end(), {"--set", setting});
+    const auto run = train(c.ranks, options, 3);
+    ASSERT_EQ(run.code, 0) << run.err;
+    const int data = c.ranks / c.tensor / c.sequence, steps = std::string(c.setting).starts_with("gradient") ? 2 : 1;
+    EXPECT_EQ(run.record["mesh"]["dp"], data);
+    EXPECT_EQ(run.record["mesh"]["tp"], c.tensor);
+    EXPECT_EQ(run.record["mesh"]["sp"], c.sequence);
+    EXPECT_EQ(run.record["samples_per_step"], 4 * steps * data);
+    EXPECT_EQ(run.record["tokens_per_step"], 4 * steps * data * 32);
+    const auto& last = run.log.at(2);
+    EXPECT_NEAR(last["tokens_per_s"].get<double>() * last["step_ms"].get<double>() / 1000, 4 * steps * data * 32, 0.01);
+    const auto& recorded = run.record["recorded"];
+    std::uint64_t zero = 0, tensor = 0, sequence = 0;
+    for (const auto& row : recorded["traffic"]) {
+      const auto operation = row["operation"].get<std::string>();
+      if (operation == "control") continue;
+      (operation.starts_with("tp.")   ? tensor
+       : operation.starts_with("sp.") ? sequence
+                                      : zero) += row["bytes_sent"].get<std::uint64_t>();
+    }
+    const auto& planned = recorded["planned"]["sent_bytes"];
+    EXPECT_EQ(planned["zero"], zero);
+    EXPECT_EQ(planned["tensor_parallel"], tensor);
+    EXPECT_EQ(planned["sequence_parallel"], sequence);
+    EXPECT_EQ(zero > 0, data * c.sequence > 1);
+    EXPECT_EQ(tensor > 0, c.tensor > 1);
+    EXPECT_EQ(sequence > 0, c.sequence > 1);
+    EXPECT_EQ(last["zero_bytes_sent"], zero);
+    EXPECT_EQ(last["tensor_parallel_bytes_sent"], tensor);
+    EXPECT_EQ(last["sequence_parallel_bytes_sent"], sequence);
+    EXPECT_EQ(last["bytes_sent"], zero + tensor + sequence);
+    EXPECT_EQ(run.result["sent_per_step"]["tensor_parallel"], tensor);
+    ASSERT_EQ(recorded["ranks"].size(), static_cast<std::size_t>(c.ranks));
+    for (int rank = 0; rank < c.ranks; ++rank) {
+      const auto& row = recorded["ranks"][static_cast<std::size_t>(rank)];
+      EXPECT_EQ(row["rank"], rank);
+      EXPECT_EQ(row["tp"], rank % c.tensor);
+      EXPECT_EQ(row["sp"], rank / c.tensor % c.sequence);
+      EXPECT_EQ(row["dp"], rank / c.tensor / c.sequence);
+      EXPECT_EQ(row["sent_bytes"]["tensor_parallel"], tensor);
+      EXPECT_GT(row["at_rest_bytes"], 0);
+      EXPECT_GE(row["peak_bytes"], row["at_rest_bytes"]);
+    }
+  }
+}
+
+// Parts of different sizes: every rank has its own row, and the plan is of the largest part.
+TEST(TrainMesh, UnevenParts) {
+  const auto run = train(2, {"--tensor-parallel", "2", "--stage", "1"}, 3);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto& ranks = run.record["recorded"]["ranks"];
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_LT(ranks[0]["at_rest_bytes"], ranks[1]["at_rest_bytes"]);  // 2 and 3 of 5 heads
+  EXPECT_EQ(run.log.at(0).contains("sequence_parallel_bytes_sent"), true);
+  EXPECT_FALSE(of_one_rank().log.at(0).contains("zero_bytes_sent")) << "as before, without a mesh";
+  EXPECT_FALSE(of_one_rank().record["recorded"].contains("ranks"));
 }
 
 TEST(TrainMesh, LogitsDividedOverTheVocabulary) {

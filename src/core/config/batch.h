@@ -12,6 +12,8 @@ struct MeshShape {
 };
 // Throws ConfigError if tensor * sequence does not divide `world`.
 MeshShape mesh_shape(const Options& options, int world);
+// What the batch equation counts: "ranks", or "data-parallel ranks" if samples have several.
+const char* ranks_name(const Settings& settings);
 
 // train = micro * accumulation * data-parallel ranks; computes missing values. Throws ConfigError with the equation,
 // its numbers and the location of every key involved.

@@ -17,16 +17,16 @@ struct Row {
   bool quiet;  // an unchanged default
 };
 
-std::string batch_rule(const config::Settings& s, const std::string& path, int world) {
+std::string batch_rule(const config::Settings& s, const std::string& path, int data) {
   const auto text = [](const std::optional<std::int64_t>& n) { return std::to_string(n.value_or(1)); };
-  const std::string ranks = std::to_string(world) + (world == 1 ? " rank)" : " ranks)");
+  std::string ranks = std::to_string(data) + " " + config::ranks_name(s);
+  if (data == 1) ranks.pop_back();
   if (path == "train_batch_size")
-    return "rule: " + text(s.micro_batch_size) + " x " + text(s.accumulation_steps) + " x " + std::to_string(world) +
-           (world == 1 ? " rank" : " ranks");
+    return "rule: " + text(s.micro_batch_size) + " x " + text(s.accumulation_steps) + " x " + ranks;
   if (path == "train_micro_batch_size_per_gpu")
-    return "rule: " + text(s.train_batch_size) + " / (" + text(s.accumulation_steps) + " x " + ranks;
+    return "rule: " + text(s.train_batch_size) + " / (" + text(s.accumulation_steps) + " x " + ranks + ")";
   return s.train_batch_size && s.micro_batch_size
-             ? "rule: " + text(s.train_batch_size) + " / (" + text(s.micro_batch_size) + " x " + ranks
+             ? "rule: " + text(s.train_batch_size) + " / (" + text(s.micro_batch_size) + " x " + ranks + ")"
              : "rule: 1";
 }
 
@@ -57,7 +57,8 @@ std::vector<Row> rows_of(const Options& options, int world) {
                          : std::to_string(key.path == "train_batch_size"              ? batch->train
                                           : key.path == "gradient_accumulation_steps" ? batch->accumulation
                                                                                       : batch->micro);
-      row.source = batch ? batch_rule(options.settings(), row.path, world) : batch_problem;
+      row.source =
+          batch ? batch_rule(options.settings(), row.path, config::mesh_shape(options, world).data) : batch_problem;
     } else if (entry) {
       row.source = "auto: " + std::string(key.auto_rule);
     } else {

@@ -102,6 +102,10 @@ std::shared_ptr<const Document> document_or_throw(std::shared_ptr<const Source> 
 
 }  // namespace
 
+const char* ranks_name(const Settings& settings) {
+  return settings.mesh.tensor * settings.mesh.sequence > 1 ? "data-parallel ranks" : "ranks";
+}
+
 MeshShape mesh_shape(const Options& options, int world) {
   const auto& mesh = options.settings().mesh;
   const auto inner = std::int64_t{mesh.tensor} * mesh.sequence;
@@ -126,6 +130,7 @@ BatchSizes resolve_batch(const Options& options, int world) {
                       ". Hint: " + hint);
   };
   const std::int64_t w = mesh_shape(options, world).data;
+  const char* const ranks = ranks_name(s);
   if (s.data_parallel_size && *s.data_parallel_size != w)
     throw ConfigError(base::join("[Options] /data_parallel_size", describe("data_parallel_size"), ": got ",
                                  *s.data_parallel_size, ", expected ", w, " (", world,
@@ -152,7 +157,8 @@ BatchSizes resolve_batch(const Options& options, int world) {
   if (*T % known != 0)
     fail(
         base::join(*T, " cannot be divided by ", known, " = ",
-                   M ? base::join(*M, " (micro)") : base::join(A.value_or(1), " (accumulation)"), " x ", w, " (ranks)"),
+                   M ? base::join(*M, " (micro)") : base::join(A.value_or(1), " (accumulation)"), " x ", w, " (", ranks,
+                   ")"),
         base::join("set it to ", std::max<std::int64_t>(1, *T / known) * known, " or ", (*T / known + 1) * known, "."));
   const std::int64_t other = *T / known;
   return M ? BatchSizes{*T, *M, other} : BatchSizes{*T, other, A.value_or(1)};

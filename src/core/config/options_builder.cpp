@@ -189,7 +189,7 @@ OptionsBuilder& OptionsBuilder::tensor_parallel(int ranks, const TpPlan& plan) {
   };
   drop("tensor_parallel.");
   put("tensor_parallel", "tensor_parallel.autotp_size", std::to_string(ranks));
-  put("tensor_parallel", "tensor_parallel.vocab_parallel_lm_head", plan.vocab_parallel_lm_head ? "true" : "false");
+  if (plan.vocab_parallel_lm_head) put("tensor_parallel", "tensor_parallel.vocab_parallel_lm_head", "true");
   if (!plan.preset_model.empty()) put("tensor_parallel", "tensor_parallel.preset_model", quoted(plan.preset_model));
   if (plan.layer_specs.empty()) return *this;
   const auto flag = [](bool on) { return std::string(on ? "true" : "false"); };

@@ -58,6 +58,13 @@ double fraction(const std::vector<Parameter>& parts, std::string_view ending) {
 
 std::int64_t rounded(double value) { return std::llround(value); }
 
+struct Sums {
+  std::int64_t calls = 0, bytes = 0;
+  void add(const SplitProduct::Exchange& exchange) {
+    if (!exchange.operation.empty()) ++calls, bytes += exchange.bytes;
+  }
+};
+
 }  // namespace
 
 std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings) {
@@ -84,6 +91,7 @@ std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& 
     auto& parameter = parameters[i];
     parameter.parts = parts;
     parameter.whole = parameter.numel;
+    parameter.cut = cuts[i];
     parameter.sizes = cuts[i].cut.part_sizes(parts - 1);
     parameter.numel = cuts[i].cut.part_numel(parts - 1);
   }
@@ -96,6 +104,11 @@ Share share_of(const PlanModel& model, const config::Settings& settings, const s
   share.tokens = model.sequence - model.sequence * (share.sequence - 1) / share.sequence;
   share.gathered_logits = !settings.mesh.plan.vocab_parallel_lm_head;
   if (share.tensor == 1) return share;
+  for (const auto& parameter : parts) {
+    if (parameter.unit.empty() || parameter.sizes.size() != 2) continue;
+    if (parameter.parts > 1) share.split.push_back(parameter);
+    share.ends_with_sum = parameter.cut.kind == sharding::CutKind::Row;
+  }
   if (model.kind == Kind::Count) {
     share.heads = share.inner = fraction(parts, "blocks.0.weight");
     share.vocabulary = fraction(parts, "token.weight");
@@ -107,6 +120,30 @@ Share share_of(const PlanModel& model, const config::Settings& settings, const s
   return share;
 }
 
+std::vector<SplitProduct> split_products(const Share& share, std::int64_t samples, std::int64_t element) {
+  const auto t = std::int64_t{share.tensor}, tokens = samples * share.tokens;
+  const auto reduced = [&](std::int64_t width) { return 2 * (t - 1) * tokens * width * element / t; };
+  const auto gathered = [&](std::int64_t width) { return (t - 1) * tokens * width * element / t; };
+  std::vector<SplitProduct> all;
+  for (const auto& parameter : share.split) {
+    SplitProduct product{.weight = parameter.name,
+                         .unit = parameter.unit,
+                         .part = parameter.sizes,
+                         .row = parameter.cut.kind == sharding::CutKind::Row};
+    const auto outputs = parameter.cut.cut.sizes[0], inputs = parameter.cut.cut.sizes[1];
+    const bool same_input = !all.empty() && all.back().unit == product.unit && !all.back().row;
+    if (product.row) {
+      product.forward = {"g", "all-reduce", "output", reduced(outputs)};
+      if (parameter.cut.scatter_input) product.backward = {"", "all-gather", "gradient of the input", gathered(inputs)};
+    } else {
+      if (!same_input) product.backward = {"f", "all-reduce", "gradient of the input", reduced(inputs)};
+      if (parameter.cut.gather_output) product.forward = {"", "all-gather", "output", gathered(outputs)};
+    }
+    all.push_back(std::move(product));
+  }
+  return all;
+}
+
 std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
   const auto& m = in.model;
   const auto& share = in.share;
@@ -115,23 +152,40 @@ std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
                        std::int64_t bytes_of_a_call) {
     if (calls > 0) all.push_back({operation, phase, purpose, calls, calls * bytes_of_a_call});
   };
+  const auto total = [&](const char* operation, const char* phase, const char* purpose, const Sums& sums) {
+    if (sums.calls > 0) all.push_back({operation, phase, purpose, sums.calls, sums.bytes});
+  };
   const auto t = std::int64_t{share.tensor}, u = std::int64_t{share.sequence};
   const auto tokens = in.samples * share.tokens, wide = tokens * m.hidden * in.element;
   const auto segments = std::min(in.segments, m.layers);
   if (t > 1) {
-    // An encoder's layer has one attention, a decoder's two; each attention and each MLP ends with a sum.
-    const auto sums = m.kind == Kind::T5 ? 5 * m.layers : 2 * m.layers;
     const auto sum = 2 * (t - 1) * wide / t;
+    Sums forward, backward, outputs, inputs;
+    std::int64_t spared = 0;  // last sums of segments, which a second run ends before
+    const auto products = split_products(share, in.samples, in.element);
+    for (const auto& product : products) {
+      (product.row ? forward : outputs).add(product.forward);
+      (product.row ? inputs : backward).add(product.backward);
+    }
+    if (share.ends_with_sum) spared = products.back().forward.bytes;
+    // A model that is only counted has no products: attention and MLP of a GPT's layer.
+    if (m.kind == Kind::Count) forward = backward = {2 * m.layers, 2 * m.layers * sum}, spared = sum;
     const bool head = share.vocabulary < 1;
-    if (head) add("tp.all_reduce", "forward", "embedding", 1, sum);
-    add("tp.all_reduce", "forward", "outputs of row layers", sums, sum);
+    if (head) add("tp.all_reduce", "forward", "g: embedding", 1, sum);
+    total("tp.all_reduce", "forward", "g: outputs of row layers", forward);
+    total("tp.all_gather", "forward", "gathered outputs of column layers", outputs);
     if (head && share.gathered_logits)
       add("tp.all_gather", "forward", "logits", 1, (t - 1) * tokens * m.vocabulary * in.element / t);
     if (head && !share.gathered_logits)
       add("tp.all_gather", "forward", "maxima and sums of the loss", 1, (t - 1) * 12 * tokens);
-    if (head) add("tp.all_reduce", "backward", "gradient of the output layer's input", 1, sum);
-    add("tp.all_reduce", "recomputation", "outputs of row layers", segments == 0 ? 0 : sums - segments, sum);
-    add("tp.all_reduce", "backward", "gradients of inputs of column layers", sums, sum);
+    if (head) add("tp.all_reduce", "backward", "f: gradient of the output layer's input", 1, sum);
+    if (segments > 0) {
+      total("tp.all_reduce", "recomputation", "g: outputs of row layers",
+            {forward.calls - (spared > 0 ? segments : 0), forward.bytes - segments * spared});
+      total("tp.all_gather", "recomputation", "gathered outputs of column layers", outputs);
+    }
+    total("tp.all_reduce", "backward", "f: gradients of inputs of column layers", backward);
+    total("tp.all_gather", "backward", "gradients of whole inputs of row layers", inputs);
     if (segments > 0 && in.settings.activations.partition) {
       const auto part = (wide + 8 * t - 1) / (8 * t) * 8;
       add("tp.all_gather", "recomputation", "inputs of segments", segments, (t - 1) * part);

@@ -21,9 +21,29 @@ struct Share {
   double heads = 1, inner = 1, vocabulary = 1;  // fractions of the model's
   std::int64_t tokens = 0;                      // of each sample
   int tensor = 1, sequence = 1;
-  bool gathered_logits = true;  // every rank has whole logits
+  bool gathered_logits = true;     // every rank has whole logits
+  std::vector<Parameter> split{};  // weights of layers that are cut, in order
+  bool ends_with_sum = false;      // the last product of a layer is one of rows
 };
 Share share_of(const PlanModel& model, const config::Settings& settings, const std::vector<Parameter>& parts);
+
+// A matrix product of a layer whose weight is cut, as the engine splits it (runtime/parallel/split_products.h): f
+// before a product of columns, g after one of rows.
+struct SplitProduct {
+  struct Exchange {
+    std::string name;       // "f", "g"; empty: an all-gather
+    std::string operation;  // "all-reduce"; empty: nothing is sent
+    std::string of;         // "output", "gradient of the input"
+    std::int64_t bytes = 0;
+  };
+  std::string weight;              // "blocks.0.qkv.weight"
+  std::string unit;                // "blocks.0"
+  std::vector<std::int64_t> part;  // the weight's sizes on one rank
+  bool row = false;                // else columns: rows of the weight
+  Exchange forward{}, backward{};  // bytes that a rank sends in one micro-batch
+};
+// In order. Consecutive column products of a layer take the same input and have one f.
+std::vector<SplitProduct> split_products(const Share& share, std::int64_t samples, std::int64_t element);
 
 // Collectives of activations in one forward and backward, of one rank.
 struct Exchange {

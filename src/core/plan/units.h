@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/settings.h"
+#include "sharding/cut_plan.h"
 #include "step/facts.h"
 
 namespace zero::planning {
@@ -20,6 +21,7 @@ struct Parameter {
   std::vector<std::int64_t> sizes{};  // of the same elements; {}: one dimension
   int parts = 1;                      // tensor-parallel ranks that it is divided over ...
   std::int64_t whole = 0;             // ... and the elements of all parts, if there is more than one
+  sharding::ParameterCut cut{};       // how
 };
 
 using step::Unit;  // parameters are indices into the vector passed to cut_into_units()

@@ -160,6 +160,40 @@ TEST(Batch, Vectors) {
   }
 }
 
+// Samples belong to data-parallel ranks: tensor- and sequence-parallel ranks compute on the same ones.
+TEST(Batch, CountsDataParallelRanks) {
+  const auto options = [](int tensor, int sequence, const std::string& batch) {
+    return Options::from_json("{\"tensor_parallel\": {\"autotp_size\": " + std::to_string(tensor) +
+                                  ", \"preset_model\": \"gpt\"}, \"sequence_parallel_size\": " +
+                                  std::to_string(sequence) + ", " + batch + "}",
+                              "ds.json");
+  };
+  const auto failure = [&](const Options& o, int world) -> std::string {
+    try {
+      config::resolve_batch(o, world);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "none";
+  };
+  const std::string micro = "\"train_micro_batch_size_per_gpu\"", steps = "\"gradient_accumulation_steps\"";
+  const auto one = options(2, 1, "\"train_batch_size\": 32, " + micro + ": 8, " + steps + ": 1");
+  EXPECT_EQ(config::resolve_batch(one, 8).train, 32);
+  EXPECT_EQ(config::resolve_batch(options(2, 2, micro + ": 4, " + steps + ": 2"), 8).train, 16);
+  const auto odd = failure(options(4, 1, "\"train_batch_size\": 33"), 8);
+  EXPECT_NE(odd.find("33 cannot be divided by 2 = 1 (accumulation) x 2 (data-parallel ranks)"), std::string::npos)
+      << odd;
+  const auto six = failure(options(4, 1, micro + ": 1"), 6);
+  EXPECT_NE(six.find("6 ranks are no multiple of tensor_parallel.autotp_size 4 x sequence_parallel_size 1"),
+            std::string::npos)
+      << six;
+  const auto given = failure(options(2, 1, micro + ": 1, \"data_parallel_size\": 8"), 8);
+  EXPECT_NE(given.find("got 8, expected 4 (8 ranks / (tensor_parallel.autotp_size 2"), std::string::npos) << given;
+  const auto told = options(2, 2, micro + ": 4").explain(8, false);
+  EXPECT_NE(told.find("rule: 4 x 1 x 2 data-parallel ranks"), std::string::npos) << told;
+  EXPECT_NE(one.explain(8, false).find("32"), std::string::npos);
+}
+
 TEST(KeyTable, EveryWorkingKeyIsReadAndNoOther) {
   std::set<std::string> working;
   for (const auto& key : keys())
@@ -245,6 +279,57 @@ TEST(Options, EveryFileOfTheSeedsParses) {
     ++files;
   }
   EXPECT_GE(files, 10);
+}
+
+// Of DeepSpeed's keys for meshes, those that do nothing here say so, and the others are refused.
+TEST(Options, KeysOfMeshes) {
+  const std::string divided = "\"autotp_size\": 2, \"preset_model\": \"gpt\"";
+  const auto tp = [&](const std::string& more) { return "{\"tensor_parallel\": {" + divided + ", " + more + "}}"; };
+  const std::pair<std::string, std::string> without_effect[] = {
+      {tp("\"tp_overlap_comm\": true"), "sums of split products are waited for"},
+      {tp("\"dtype\": \"bf16\""), "bf16 and fp16 select the dtype"},
+      {tp("\"keep_module_on_host\": true"), "deferred initialisation builds each part where it stays"},
+      {tp("\"tp\": {\"tp_size\": 2}"), "autotp_size decides"},
+      {tp("\"tp\": {\"tp_grain_size\": 64}"), "\"multiple\" of a layer_specs entry decides"},
+      {tp("\"tensor_parallel\": {\"tp_grain_size\": 64}"), "\"multiple\" of a layer_specs entry decides"},
+      {tp("\"replace_with_kernel_inject\": false"), "the value requests nothing"},
+      {"{\"use_data_before_expert_parallelism\": true}", "the model has no expert layers"},
+      {"{\"activation_checkpointing\": {\"partition_activations\": true}}",
+       "tensor_parallel.autotp_size is not above 1"},
+      {"{\"tensor_parallel\": {\"preset_model\": \"gpt\"}}", "tensor_parallel.autotp_size is not above 1"},
+      {"{\"tensor_parallel\": {\"autotp_size\": 1, \"partition_config\": {}}}",
+       "tensor_parallel.autotp_size is not above 1"},
+      {"{\"tensor_parallel\": {\"vocab_parallel_lm_head\": true}}", "tensor_parallel.autotp_size is not above 1"},
+      {"{\"expert_parallel\": {\"enabled\": false}}", "the value requests nothing"},
+      {"{\"pipeline\": {\"stages\": 1}}", "the value requests nothing"},
+  };
+  for (const auto& [text, reason] : without_effect) {
+    SCOPED_TRACE(text);
+    const auto options = Options::from_json(text, "ds.json");
+    ASSERT_EQ(options.notices().size(), 1u);
+    EXPECT_NE(options.notices()[0].find("no effect: " + reason), std::string::npos) << options.notices()[0];
+    EXPECT_NO_THROW(config::require_built(options));
+  }
+  EXPECT_TRUE(
+      Options::from_json(tp("\"vocab_parallel_lm_head\": true, \"partition_config\": {}"), "x").notices().empty());
+  const std::pair<std::string, std::string> refused[] = {
+      {tp("\"replace_with_kernel_inject\": true"), "modules are not replaced"},
+      {tp("\"injection_policy_tuple\": [[\"Block\", \"attention\"]]"), "use partition_config"},
+      {"{\"pipeline\": {\"stages\": 2}}", "Use stage 3, or tensor_parallel.autotp_size"},
+      {"{\"expert_parallel\": {\"enabled\": true}}", "it rewrites Hugging Face models"},
+  };
+  for (const auto& [text, reason] : refused) {
+    const auto error = error_of(text);
+    EXPECT_NE(error.find("which is refused"), std::string::npos) << text << error;
+    EXPECT_NE(error.find(reason), std::string::npos) << text << error;
+  }
+  EXPECT_NO_THROW(config::require_built(Options::from_json("{\"seq_parallel_communication_data_type\": null}", "x")));
+  try {
+    config::require_built(Options::from_json("{\"seq_parallel_communication_data_type\": \"bf16\"}", "x"));
+    ADD_FAILURE() << "a dtype of sequence-parallel communication";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find("exchange activations in their own dtype"), std::string::npos) << e.what();
+  }
 }
 
 TEST(Options, NotBuiltNamesEveryKey) {

@@ -56,8 +56,21 @@ RunRecord sample() {
       {"gathers", "blocks.0", "gather", 0.1, 0.4, 2048}, {"gathers", "publish embed", "publish", 4.6, 4.9, 64},
       {"waits", "gather blocks.0", "wait", 0.3, 0.4, -1}};
   r.planned = {{"device", {{"parameters", 1000}, {"optimizer states", 4100}}, 8000}};
-  r.planned_sent = 3072;
+  r.planned_sent = {3072, 0, 0};
   r.traffic = {{"all_gather", 3, 2048}, {"reduce_scatter", 2, 1024}, {"control", 5, 40}};
+  return r;
+}
+
+// The same on 2 data-parallel x 2 sequence-parallel x 3 tensor-parallel ranks.
+RunRecord on_mesh() {
+  RunRecord r = sample();
+  r.world = 12;
+  r.mesh = {2, 2, 3};
+  r.own_parameters = 411522;
+  r.traffic = {{"all_gather", 3, 2048},   {"reduce_scatter", 2, 1024}, {"tp.all_reduce", 8, 5000},
+               {"tp.all_gather", 1, 500}, {"sp.all_to_all", 4, 700},   {"control", 5, 40}};
+  r.planned_sent = {3072, 6000, 700};
+  r.ranks = {{0, 0, 0, 0, 5000, 8192, {3072, 5500, 700}}, {1, 0, 0, 1, 5100, 8200, {3072, 5500, 710}}};
   return r;
 }
 
@@ -88,6 +101,32 @@ TEST(RunRecord, ReadsWhatItWrote) {
   EXPECT_DOUBLE_EQ(*read.log[1].loss, 2.75);
   EXPECT_DOUBLE_EQ(*read.heldout, 2.25);
   EXPECT_TRUE(nlohmann::json::accept(run_json(written)));
+}
+
+TEST(RunRecord, OfAMesh) {
+  const Folder folder;
+  const RunRecord written = on_mesh();
+  folder.write("run.json", run_json(written));
+  folder.write("log.jsonl", log_of(4));
+  const RunRecord read = read_run(folder.path());
+  EXPECT_EQ(run_json(read), run_json(written));
+  EXPECT_EQ(ranks_text(read), "12 ranks = 2 dp x 2 sp x 3 tp");
+  EXPECT_EQ(ranks_text(sample()), "2 ranks");
+  EXPECT_EQ(sent_by_axis(read), (AxisBytes{3072, 5500, 700}));
+  EXPECT_EQ(read.planned_sent, (AxisBytes{3072, 6000, 700}));
+  ASSERT_EQ(read.ranks.size(), 2u);
+  EXPECT_EQ(read.ranks[1].sent, (AxisBytes{3072, 5500, 710}));
+  EXPECT_EQ(read.ranks[1].tensor, 1);
+  EXPECT_EQ(read.own_parameters, 411522);
+  // A record of a version without meshes: all ranks are data-parallel, and all bytes are ZeRO's.
+  auto old = nlohmann::ordered_json::parse(run_json(sample()));
+  old.erase("mesh");
+  old["recorded"]["planned"].erase("sent_bytes");
+  old["recorded"]["planned"]["bytes_sent"] = 3072;
+  folder.write("run.json", old.dump());
+  const RunRecord plain = read_run(folder.path());
+  EXPECT_EQ(plain.mesh, (Degrees{2, 1, 1}));
+  EXPECT_EQ(plain.planned_sent, (AxisBytes{3072, 0, 0}));
 }
 
 TEST(RunRecord, ALogAloneIsEnoughAndAnUnfinishedLineIsDropped) {
@@ -149,6 +188,10 @@ TEST(RunRecord, LabelsTellRunsApart) {
   label_runs(runs);
   EXPECT_EQ(runs[0].label + "|" + runs[1].label, "stage 0|stage 3");
   runs[0].stage = 3;
+  runs[1].mesh = {1, 2, 4};
+  label_runs(runs);
+  EXPECT_EQ(runs[0].label + "|" + runs[1].label, "stage 3|stage 3, tp 4, sp 2");
+  runs[1].mesh = {};
   label_runs(runs);
   EXPECT_EQ(runs[0].label + "|" + runs[1].label, "a/x|b/x/");
   runs[1].folder = "b/y/";
@@ -236,6 +279,31 @@ TEST(HtmlPage, LoadsNothingAndShowsWordsAsWords) {
   std::vector<RunRecord> one{bare};
   label_runs(one);
   EXPECT_NE(html_page(one).find("data-table=\"runs\""), std::string::npos);
+}
+
+// Bytes of each kind of parallelism are apart, beside the plan, and every rank has a row.
+TEST(HtmlPage, OfAMesh) {
+  std::vector<RunRecord> runs{sample(), on_mesh()};
+  for (RunRecord& run : runs) run.log.resize(1);
+  label_runs(runs);
+  const std::string page = html_page(runs);
+  const auto cell = [](const std::string& row, const std::string& column, const std::string& value) {
+    return "data-row=\"" + row + "\" data-column=\"" + column + "\" data-value=\"" + value + "\"";
+  };
+  const std::string label = "stage 3, tp 3, sp 2";
+  for (const std::string& part :
+       {cell(label, "tp", "3"), cell(label, "parameters of rank 0", "411522"), cell(label, "ZeRO", "3072"),
+        cell(label, "tensor parallelism", "5500"), cell(label, "sequence parallelism", "700"),
+        cell(label, "all", "9272"), cell("stage 3", "tensor parallelism", "0"),
+        cell(label + ", sent by ZeRO", "planned", "3072"),
+        cell(label + ", sent by tensor parallelism", "planned", "6000"),
+        cell(label + ", sent by tensor parallelism", "measured", "5500"),
+        cell(label + ", sent by sequence parallelism", "measured", "700"), cell(label + ", 1", "peak", "8200"),
+        cell(label + ", 1", "sequence parallelism", "710"), cell(label, "tp.all_reduce", "5000")})
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  EXPECT_EQ(page.find("stage 3, sent by ZeRO"), std::string::npos) << "one kind of parallelism needs no second row";
+  EXPECT_NE(html_page({runs[1]}).find("12 ranks = 2 dp x 2 sp x 3 tp on CPUs"), std::string::npos);
+  EXPECT_EQ(html_page({runs[0]}).find("The mesh"), std::string::npos);
 }
 
 TEST(HtmlPage, HasTheFilesOfTheFolderPageInIt) {

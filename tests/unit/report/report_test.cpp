@@ -345,6 +345,48 @@ TEST(StepLine, TheDocumentedForm) {
   EXPECT_EQ(step_json(bare), "{\"step\": 0, \"loss\": null}");
 }
 
+TEST(StepLine, BytesOfAMesh) {
+  StepRow r;
+  r.loss = 1, r.bytes_sent = 60, r.sent_by_axis = AxisBytes{10, 20, 30};
+  EXPECT_EQ(step_json(r),
+            "{\"step\": 0, \"loss\": 1, \"bytes_sent\": 60, \"zero_bytes_sent\": 10, "
+            "\"tensor_parallel_bytes_sent\": 20, \"sequence_parallel_bytes_sent\": 30}");
+}
+
+// A group that is the whole world counts under its plain name.
+TEST(AxisBytes, WhoseOperationItWas) {
+  const struct {
+    Degrees degrees;  // data, sequence, tensor
+    const char *counted, *operation;
+  } rows[] = {
+      {{4, 1, 1}, "all_gather", "all_gather"},
+      {{4, 1, 1}, "all_to_all", "all_to_all"},
+      {{1, 1, 4}, "all_reduce", "tp.all_reduce"},
+      {{1, 1, 4}, "all_to_all", "tp.all_to_all"},
+      {{1, 4, 1}, "all_to_all", "sp.all_to_all"},
+      {{1, 4, 1}, "reduce_scatter", "reduce_scatter"},
+      {{2, 2, 1}, "all_gather", "all_gather"},  // over dp_sp, which is the world
+      {{2, 2, 1}, "sp.all_to_all", "sp.all_to_all"},
+      {{2, 1, 2}, "dp.reduce_scatter", "reduce_scatter"},
+      {{2, 1, 2}, "tp.all_reduce", "tp.all_reduce"},
+      {{1, 2, 2}, "sp.all_gather", "all_gather"},  // ZeRO's, over the sequence-parallel ranks
+      {{1, 2, 2}, "sp.all_to_all", "sp.all_to_all"},
+      {{2, 2, 2}, "dp_sp.all_gather", "all_gather"},
+      {{2, 2, 2}, "sp.all_gather", "sp.all_gather"},  // a program's own
+      {{2, 2, 2}, "mine.all_gather", "mine.all_gather"},
+  };
+  for (const auto& row : rows)
+    EXPECT_EQ(operation_on_mesh(row.counted, row.degrees), row.operation)
+        << degrees_text(row.degrees) << " " << row.counted;
+  AxisBytes sent;
+  for (const char* name :
+       {"all_gather", "reduce_scatter", "tp.all_reduce", "sp.all_to_all", "mine.all_gather", "control"})
+    sent.add(name, 1024);
+  EXPECT_EQ(sent, (AxisBytes{2048, 1024, 1024}));
+  EXPECT_EQ(axes_text(sent, {2, 1, 2}), "ZeRO 2.00KiB, tensor parallelism 1.00KiB");
+  EXPECT_EQ(axes_text(sent, {1, 2, 1}), "ZeRO 2.00KiB, sequence parallelism 1.00KiB");
+}
+
 TEST(Table, NamesOfWrappingColumnsMayHaveLines) {
   Table table({{"DP"}, {"7.5B\nos+g", Align::Right, Column::Narrow::Wrap, 4}});
   table.row({"64", "16.6"});

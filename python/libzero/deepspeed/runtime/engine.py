@@ -249,7 +249,7 @@ class DeepSpeedEngine(torch.nn.Module):
             self.global_samples += (
                 self.train_batch_size()
                 if self._managed
-                else accumulated * self.train_micro_batch_size_per_gpu() * self.world_size
+                else accumulated * self.train_micro_batch_size_per_gpu() * self.dp_world_size
             )
             self._report()
         self.micro_steps += 1
@@ -342,8 +342,8 @@ class DeepSpeedEngine(torch.nn.Module):
 
     # ---- what it is ----
     def train_batch_size(self) -> int:
-        """[local] Samples of one update over all ranks."""
-        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.world_size
+        """[local] Samples of one update over all data-parallel ranks."""
+        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """[local] Samples of a forward."""

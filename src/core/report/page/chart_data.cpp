@@ -227,7 +227,15 @@ std::vector<std::string> operations_of(const std::vector<RunRecord>& runs) {
   return names;
 }
 
+const std::array<Axis, 3> kAxes{{
+    {"ZeRO", "gat", &AxisBytes::zero, [](const Degrees& d) { return d.share_samples() && d.data * d.sequence > 1; }},
+    {"tensor parallelism", "r7", &AxisBytes::tensor, [](const Degrees& d) { return d.tensor > 1; }},
+    {"sequence parallelism", "p1", &AxisBytes::sequence, [](const Degrees& d) { return d.sequence > 1; }},
+}};
+
 std::string color_of_operation(const std::string& operation) {
+  if (operation.starts_with("tp.")) return operation == "tp.all_reduce" ? "r7" : "p3";
+  if (operation.starts_with("sp.")) return "p1";
   for (const auto& [name, color] : {std::pair{"all_gather", "gat"},
                                     {"reduce_scatter", "red"},
                                     {"all_reduce", "upd"},
@@ -265,6 +273,8 @@ void share_purposes(std::vector<RunRecord>& runs) {
 std::string chart_json(const std::vector<RunRecord>& runs) {
   const auto& purposes = shared_purposes(runs);
   const auto operations = operations_of(runs);
+  const bool mesh =
+      std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.share_samples(); });
   Json list = Json::array();
   for (const RunRecord& run : runs) {
     const Curve loss = curve_of(run, &StepPoint::loss);
@@ -292,6 +302,9 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
     if (!run.traffic.empty()) {
       one["sent"] = Json::array();
       for (const std::string& operation : operations) one["sent"].push_back(sent_by(run, operation));
+      const AxisBytes sent = sent_by_axis(run);
+      for (const Axis& axis : kAxes)
+        if (mesh) one["axes"].push_back(sent.*axis.bytes);
     }
     if (const GroupRows groups = group_rows(run); !groups.rows.empty()) {
       Json slices = Json::array();
@@ -307,7 +320,10 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
   }
   Json colors = Json::array();
   for (const std::string& operation : operations) colors.push_back(color_of_operation(operation));
-  const Json all{{"runs", list}, {"purposes", purposes}, {"operations", operations}, {"operation_colors", colors}};
+  Json axes = Json::array();
+  for (const Axis& axis : kAxes) axes.push_back({axis.name, axis.color});
+  const Json all{
+      {"runs", list}, {"purposes", purposes}, {"operations", operations}, {"operation_colors", colors}, {"axes", axes}};
   std::string text = all.dump(-1, ' ', false, Json::error_handler_t::replace), out;
   // "</script>" and "<!--" would end or change the script element, so "<" is escaped.
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;

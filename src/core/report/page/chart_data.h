@@ -1,6 +1,7 @@
 // Data for the charts of `zero report`, computed from run records: curves thinned to the resolution of a screen, memory
 // samples, and slices sorted into rows. The tables of the page use the same functions, so charts and tables agree.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -63,6 +64,15 @@ std::vector<std::string> operations_of(const std::vector<RunRecord>& runs);
 // The colour variable of the style sheet for an operation; the same as of the corresponding slices of groups.
 std::string color_of_operation(const std::string& operation);
 std::uint64_t sent_by(const RunRecord& run, const std::string& operation);
+
+// The kinds of parallelism, with the colour variable of the style sheet.
+struct Axis {
+  const char* name;
+  const char* color;
+  std::uint64_t AxisBytes::*bytes;
+  bool (*on)(const Degrees& degrees);  // whether to name it: a run that shares samples, with several ranks along it
+};
+extern const std::array<Axis, 3> kAxes;
 
 // Uses one list of purposes for all runs and their samples; runs of another version of the program may have others.
 void share_purposes(std::vector<RunRecord>& runs);

@@ -43,6 +43,13 @@ Cell fixed(const char* format, const std::optional<double>& value) {
 }
 Cell grouped_or_none(const std::optional<double>& value) { return value ? count(*value) : Cell{"\u2013", ""}; }
 
+bool on_mesh(const Runs& runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.share_samples(); });
+}
+
+// Ranks that the table of all ranks shows of a run.
+constexpr std::size_t kMostRanks = 64;
+
 class HtmlTable {
  public:
   HtmlTable(std::string name, std::string caption, std::vector<std::string> header)
@@ -124,12 +131,11 @@ std::string subtitle_of(const Runs& runs) {
   const RunRecord& r = runs[0];
   if (r.stage < 0) return "";
   std::string text = human_parameters(static_cast<double>(r.parameters)) + " parameters, " + r.recipe + ", " +
-                     std::to_string(r.world) + (r.world == 1 ? " rank" : " ranks") + " on " +
-                     (r.device == "cpu" ? "CPUs" : "GPUs") + " (" + r.transport + "), " +
+                     ranks_text(r) + " on " + (r.device == "cpu" ? "CPUs" : "GPUs") + " (" + r.transport + "), " +
                      grouped(static_cast<double>(r.tokens_per_step)) + " tokens a step; begun " + r.started;
   const bool alike = std::all_of(runs.begin(), runs.end(), [&](const RunRecord& o) {
-    return o.parameters == r.parameters && o.recipe == r.recipe && o.world == r.world && o.device == r.device &&
-           o.transport == r.transport && o.tokens_per_step == r.tokens_per_step;
+    return o.parameters == r.parameters && o.recipe == r.recipe && o.world == r.world && o.mesh == r.mesh &&
+           o.device == r.device && o.transport == r.transport && o.tokens_per_step == r.tokens_per_step;
   });
   return alike ? text : "The runs differ in model, recipe, ranks or batch: see the tables. The first: " + text;
 }
@@ -279,17 +285,17 @@ std::string planned_section(const Runs& runs) {
     const auto* rest = device_memory(run.phases, "before forward");
     if (!planned || !rest) continue;
     any = true;
-    std::uint64_t sent = 0;
-    for (const TrafficRow& row : run.traffic)
-      if (row.operation != "control") sent += row.bytes_sent;
+    const AxisBytes sent = sent_by_axis(run);
     const auto p = sum_of(planned->by_purpose), m = sum_of(rest->by_purpose), peak = peak_of(run.phases);
-    const auto row = [&](const char* what, std::uint64_t foreseen, std::uint64_t measured) {
+    const auto row = [&](const std::string& what, std::uint64_t foreseen, std::uint64_t measured) {
       table.row(run.label + ", " + what, {bytes(foreseen), bytes(measured), difference(foreseen, measured)},
                 color_of_run(i));
     };
     row("at rest", p, m);
     row("peak", planned->peak, peak);
-    row("sent in a step", run.planned_sent, sent);
+    row("sent in a step", run.planned_sent.sum(), sent.sum());
+    for (const Axis& axis : kAxes)
+      if (axis.on(run.mesh)) row(std::string("sent by ") + axis.name, run.planned_sent.*axis.bytes, sent.*axis.bytes);
     for (const std::string& name : run.purposes) {
       const auto here = bytes_of(planned->by_purpose, name), there = bytes_of(rest->by_purpose, name);
       if (here + there > 0)
@@ -298,7 +304,9 @@ std::string planned_section(const Runs& runs) {
   }
   if (!any) return "";
   return section("Planned and measured",
-                 "What zero plan foresees from the shape of the model alone, and what the recorded step needed.",
+                 std::string("What zero plan foresees from the shape of the model alone, and what the recorded step "
+                             "needed.") +
+                     (on_mesh(runs) ? " On a mesh, the plan is of the rank with the largest part of the model." : ""),
                  table.done() + details("By purpose", purposes.done()));
 }
 
@@ -330,6 +338,49 @@ std::string wire_section(const Runs& runs) {
       "Bytes on the wire",
       "Payload of the collectives of one step, by the volume of a ring; a rank receives as much as it sends.",
       legend(entries) + chart("wire", "Bytes sent in one step") + table.done());
+}
+
+std::string axes_section(const Runs& runs) {
+  if (!on_mesh(runs)) return "";
+  std::vector<std::pair<std::string, std::string>> entries;
+  for (const Axis& axis : kAxes) entries.emplace_back(axis.color, axis.name);
+  HtmlTable table("axes", "Bytes that rank 0 sends in one step",
+                  {"run", kAxes[0].name, kAxes[1].name, kAxes[2].name, "all"});
+  HtmlTable meshes(
+      "meshes", "Rank (d * sp + i) * tp + j has the coordinates d, i and j",
+      {"run", "dp", "sp", "tp", "samples a step", "tokens a step", "parameters of the model", "parameters of rank 0"});
+  HtmlTable ranks("ranks", "Every rank: coordinates, device bytes and bytes sent in one step",
+                  {"run, rank", "dp", "sp", "tp", "at rest", "peak", kAxes[0].name, kAxes[1].name, kAxes[2].name});
+  bool details_of_ranks = false;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const RunRecord& run = runs[i];
+    const auto number = [](std::int64_t value) { return count(static_cast<double>(value)); };
+    meshes.row(run.label,
+               {number(run.mesh.data), number(run.mesh.sequence), number(run.mesh.tensor), number(run.samples_per_step),
+                number(run.tokens_per_step), number(run.parameters),
+                run.own_parameters > 0 ? number(run.own_parameters) : Cell{"\u2013", ""}},
+               color_of_run(i));
+    if (!run.traffic.empty()) {
+      const AxisBytes sent = sent_by_axis(run);
+      table.row(run.label, {bytes(sent.zero), bytes(sent.tensor), bytes(sent.sequence), bytes(sent.sum())},
+                color_of_run(i));
+    }
+    for (std::size_t k = 0; k < std::min(run.ranks.size(), kMostRanks); ++k) {
+      const RankRow& rank = run.ranks[k];
+      details_of_ranks = true;
+      ranks.row(run.label + ", " + std::to_string(rank.rank),
+                {number(rank.data), number(rank.sequence), number(rank.tensor), bytes(rank.at_rest), bytes(rank.peak),
+                 bytes(rank.sent.zero), bytes(rank.sent.tensor), bytes(rank.sent.sequence)},
+                color_of_run(i));
+    }
+  }
+  return section(
+      "The mesh",
+      "Tensor-parallel ranks hold different parts of each layer, sequence-parallel ranks different tokens of "
+      "each sample; both see the same samples, so samples and tokens count data-parallel ranks. ZeRO shards "
+      "over data- and sequence-parallel ranks.",
+      meshes.done() + legend(entries) + chart("axes", "Bytes sent in one step, by kind of parallelism") + table.done() +
+          (details_of_ranks ? details("Every rank", ranks.done()) : ""));
 }
 
 std::string groups_section(const Runs& runs) {
@@ -483,7 +534,7 @@ std::string html_page(const Runs& records) {
                       "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
                       curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
   out += "</div>\n";
-  out += memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
+  out += axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
          configuration_section(runs) + environment_section(runs);
   out +=
       "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "

@@ -309,6 +309,10 @@ bars("wire", data.runs.filter(run => run.sent).map(run => ({
   label: run.label,
   parts: atLeastOne(run.sent.map((bytes, o) => [data.operation_colors[o], data.operations[o], bytes])),
 })), " sent by one rank in one step");
+bars("axes", data.runs.filter(run => run.axes).map(run => ({
+  label: run.label,
+  parts: atLeastOne(run.axes.map((bytes, a) => [data.axes[a][1], data.axes[a][0], bytes])),
+})), " sent by rank 0 in one step");
 
 // --- what became of every group in the recorded step; slices are [row, kind, begin, end, bytes, word] ---
 const longestStep = Math.max(0, ...data.runs.map(run => run.groups ? run.groups.end : 0));

@@ -73,6 +73,15 @@ std::vector<std::pair<std::string, std::string>> pairs_of(const Json& object) {
   return pairs;
 }
 
+Json axes_json(const AxisBytes& bytes) {
+  return {{"zero", bytes.zero}, {"tensor_parallel", bytes.tensor}, {"sequence_parallel", bytes.sequence}};
+}
+
+AxisBytes axes_of(const Json& object) {
+  return {object.at("zero").get<std::uint64_t>(), object.at("tensor_parallel").get<std::uint64_t>(),
+          object.at("sequence_parallel").get<std::uint64_t>()};
+}
+
 void read_record(const Json& j, RunRecord& r) {
   if (j.at("schema") != kSchema)
     throw std::runtime_error("schema " + j.at("schema").dump() + " and not \"" + kSchema + "\"");
@@ -80,6 +89,14 @@ void read_record(const Json& j, RunRecord& r) {
   j.at("command").get_to(r.command);
   j.at("stage").get_to(r.stage);
   j.at("world").get_to(r.world);
+  r.mesh.data = r.world;
+  if (j.contains("mesh")) {
+    const Json& mesh = j.at("mesh");
+    mesh.at("dp").get_to(r.mesh.data);
+    mesh.at("sp").get_to(r.mesh.sequence);
+    mesh.at("tp").get_to(r.mesh.tensor);
+    mesh.at("parameters_per_rank").get_to(r.own_parameters);
+  }
   j.at("recipe").get_to(r.recipe);
   j.at("device").get_to(r.device);
   j.at("transport").get_to(r.transport);
@@ -112,9 +129,18 @@ void read_record(const Json& j, RunRecord& r) {
   for (const Json& row : step.at("traffic"))
     r.traffic.push_back({row.at("operation").get<std::string>(), row.at("calls").get<std::uint64_t>(),
                          row.at("bytes_sent").get<std::uint64_t>()});
+  if (step.contains("ranks"))
+    for (const Json& row : step.at("ranks"))
+      r.ranks.push_back({row.at("rank").get<int>(), row.at("dp").get<int>(), row.at("sp").get<int>(),
+                         row.at("tp").get<int>(), row.at("at_rest_bytes").get<std::uint64_t>(),
+                         row.at("peak_bytes").get<std::uint64_t>(), axes_of(row.at("sent_bytes"))});
   if (!step.contains("planned")) return;
-  r.planned = tiers_of(step.at("planned").at("tiers"));
-  step.at("planned").at("bytes_sent").get_to(r.planned_sent);
+  const Json& planned = step.at("planned");
+  r.planned = tiers_of(planned.at("tiers"));
+  if (planned.contains("sent_bytes"))
+    r.planned_sent = axes_of(planned.at("sent_bytes"));
+  else
+    planned.at("bytes_sent").get_to(r.planned_sent.zero);  // of a version without meshes
 }
 
 std::string slurp(const fs::path& path, bool required) {
@@ -187,6 +213,11 @@ std::string run_json(const RunRecord& r) {
          {"command", r.command},
          {"stage", r.stage},
          {"world", r.world},
+         {"mesh",
+          {{"dp", r.mesh.data},
+           {"sp", r.mesh.sequence},
+           {"tp", r.mesh.tensor},
+           {"parameters_per_rank", r.own_parameters}}},
          {"recipe", r.recipe},
          {"device", r.device},
          {"transport", r.transport},
@@ -216,7 +247,16 @@ std::string run_json(const RunRecord& r) {
     Json step{{"step", r.recorded_step}, {"memory", phases_json(r.phases)},
               {"traffic", traffic},      {"purposes", r.purposes},
               {"samples", samples},      {"timeline", timeline}};
-    if (!r.planned.empty()) step["planned"] = {{"tiers", tiers_json(r.planned)}, {"bytes_sent", r.planned_sent}};
+    for (const RankRow& row : r.ranks)
+      step["ranks"].push_back({{"rank", row.rank},
+                               {"dp", row.data},
+                               {"sp", row.sequence},
+                               {"tp", row.tensor},
+                               {"at_rest_bytes", row.at_rest},
+                               {"peak_bytes", row.peak},
+                               {"sent_bytes", axes_json(row.sent)}});
+    if (!r.planned.empty())
+      step["planned"] = {{"tiers", tiers_json(r.planned)}, {"sent_bytes", axes_json(r.planned_sent)}};
     j["recorded"] = step;
   }
   // One line per key keeps the file readable.
@@ -254,6 +294,17 @@ RunRecord read_run(const fs::path& folder) {
   return record;
 }
 
+std::string ranks_text(const RunRecord& run) {
+  const auto count = std::to_string(run.world) + (run.world == 1 ? " rank" : " ranks");
+  return run.mesh.share_samples() ? count + " = " + degrees_text(run.mesh) : count;
+}
+
+AxisBytes sent_by_axis(const RunRecord& run) {
+  AxisBytes sent;
+  for (const TrafficRow& row : run.traffic) sent.add(row.operation, row.bytes_sent);
+  return sent;
+}
+
 void label_runs(std::vector<RunRecord>& runs) {
   const auto label = [&](const auto& label_of) {
     std::set<std::string> seen;
@@ -263,8 +314,14 @@ void label_runs(std::vector<RunRecord>& runs) {
     }
     return true;
   };
-  if (label([](const RunRecord& r) { return r.stage < 0 ? std::string() : "stage " + std::to_string(r.stage); }))
-    return;
+  const auto kind_of = [](const RunRecord& r) {
+    if (r.stage < 0) return std::string();
+    std::string text = "stage " + std::to_string(r.stage);
+    if (r.mesh.tensor > 1) text += " tp " + std::to_string(r.mesh.tensor);
+    if (r.mesh.sequence > 1) text += " sp " + std::to_string(r.mesh.sequence);
+    return text;
+  };
+  if (label(kind_of)) return;
   const auto name_of = [](const RunRecord& r) {
     const auto path = fs::path(r.folder).lexically_normal();
     return (path.has_filename() ? path.filename() : path.parent_path().filename()).string();

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "report/text/axis_bytes.h"
+
 namespace zero::report {
 
 // A line of log.jsonl. Missing fields and nulls are not set.
@@ -45,7 +47,8 @@ struct TimelineSlice {
 };
 
 struct TrafficRow {
-  std::string operation;  // "all_gather"; "control": hashes, norms, flags, barriers
+  // "all_gather"; "tp.all_reduce", "sp.all_to_all" on a mesh; "control": hashes, norms, flags, barriers.
+  std::string operation;
   std::uint64_t calls = 0, bytes_sent = 0;
 };
 
@@ -54,12 +57,21 @@ struct ConfigRow {
   bool is_default = false;
 };
 
+// One rank of a mesh in the recorded step.
+struct RankRow {
+  int rank = 0, data = 0, sequence = 0, tensor = 0;
+  std::uint64_t at_rest = 0, peak = 0;  // device bytes
+  AxisBytes sent;
+};
+
 struct RunRecord {
   std::string folder;  // as given by the user; not in the file
   std::string label;   // short and, among the runs of one page, unique; not in the file
   std::string started, recipe, device, transport, text;
   std::vector<std::string> command;
   int stage = -1, world = 0;
+  Degrees mesh;
+  std::int64_t own_parameters = 0;  // elements of rank 0's part of the model, before ZeRO shards them; 0: unknown
   std::int64_t steps = 0, parameters = 0, samples_per_step = 0, tokens_per_step = 0;
   std::vector<std::pair<std::string, std::string>> model, environment;  // name, value; in their order
   std::vector<ConfigRow> configuration;
@@ -71,7 +83,8 @@ struct RunRecord {
   std::vector<TimelineSlice> timeline;
   std::vector<TrafficRow> traffic;  // of the recorded step, this rank's
   std::vector<TierMemory> planned;  // bytes at rest and peaks of a step from `zero plan`; empty: not planned
-  std::uint64_t planned_sent = 0;   // bytes of this rank in a step
+  AxisBytes planned_sent;           // of a rank in a step
+  std::vector<RankRow> ranks;       // if ranks share samples; else empty
 
   std::vector<StepPoint> log;
   std::optional<double> heldout;  // nats per byte, of result.json
@@ -85,7 +98,13 @@ std::string run_json(const RunRecord& record);
 // Throws IoError if the folder or log.jsonl does not exist, ConfigError with file and line for invalid contents.
 RunRecord read_run(const std::filesystem::path& folder);
 
-// Sets the label of every run: the stage if that is unique, else the folder's name, else the full path.
+// "4 ranks = 2 dp x 1 sp x 2 tp", "2 ranks".
+std::string ranks_text(const RunRecord& run);
+// Of the recorded step.
+AxisBytes sent_by_axis(const RunRecord& run);
+
+// Sets the label of every run: stage and degrees of parallelism if these are unique, else the folder's name, else the
+// full path.
 void label_runs(std::vector<RunRecord>& runs);
 
 }  // namespace zero::report

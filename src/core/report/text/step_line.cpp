@@ -57,6 +57,10 @@ std::string step_json(const StepRow& r) {
   add("comm_part", r.comm_part);
   add("io_part", r.io_part);
   if (r.bytes_sent) s += ", \"bytes_sent\": " + std::to_string(*r.bytes_sent);
+  if (r.sent_by_axis)
+    s += ", \"zero_bytes_sent\": " + std::to_string(r.sent_by_axis->zero) +
+         ", \"tensor_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->tensor) +
+         ", \"sequence_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->sequence);
   add("forward_ms", r.forward_seconds, 1000);
   add("backward_ms", r.backward_seconds, 1000);
   add("reduce_ms", r.reduce_seconds, 1000);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "report/text/axis_bytes.h"
+
 namespace zero::report {
 
 // Bytes at the end of a part of the step, and the highest within it.
@@ -24,6 +26,7 @@ struct StepRow {
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
   std::optional<double> eta_seconds;
   std::optional<std::uint64_t> bytes_sent;  // in this step, by this rank
+  std::optional<AxisBytes> sent_by_axis;    // the same by kind of parallelism, if ranks share samples
   // Parts of the step; reduce: the part of backward spent waiting for reductions.
   std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
   std::vector<MemoryPoint> memory;
