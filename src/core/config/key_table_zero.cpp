@@ -213,10 +213,10 @@ const Key kZeroKeys[] = {
     {.path = "zero_optimization.enable_sanity_checks",
      .type = Type::Bool,
      .default_json = "false",
-     .help = "compare every collective between ranks",
+     .help = "tensor-parallel ranks compare inputs and losses in every forward, not only in the first; collectives are "
+             "always compared",
      .auto_rule = kDefault,
-     .effect = Effect::NoEffect,
-     .reason = "thread and shm ranks always compare operation, type, size and sequence number"},
+     .active_if = "tensor_parallel"},
     {.path = "zero_optimization.memory_efficient_linear",
      .type = Type::Bool,
      .default_json = "true",

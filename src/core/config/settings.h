@@ -86,7 +86,8 @@ struct ZeroSettings {
   int hpz_ranks = 1;                                                      // that share a secondary shard
   bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
   bool log_trace_cache_warnings = false;
-  bool sanity_checks = false;  // tensor-parallel ranks compare inputs and losses in every forward, not only in the first
+  bool sanity_checks =
+      false;  // tensor-parallel ranks compare inputs and losses in every forward, not only in the first
 };
 
 // Storage of activations between forward and backward.

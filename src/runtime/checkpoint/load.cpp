@@ -194,6 +194,7 @@ class Loader {
     });
     reader_.finish();
     fill_moments_of_frozen();
+    if (state_.parts.products) state_.parts.products->end_forward();  // it would bring back the generator from before
     auto generator = at::detail::getDefaultCPUGenerator();
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());

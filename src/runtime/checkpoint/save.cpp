@@ -286,17 +286,16 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   });
 
   // Tensor-parallel ranks that have drifted apart would be saved as one of them only.
-  (void)engine::agree(comm, kWhere, [&] {
-    if (state.parts.tensor_group->size() == 1) return "";
-    const auto hashes = state.parts.tensor_group->all_gather_bytes(std::to_string(state.exports->replicated_hash()));
-    for (std::size_t j = 1; j < hashes.size(); ++j)
-      if (hashes[j] != hashes[0])
+  if (const auto degree = static_cast<std::size_t>(state.parts.tensor_group->size()); degree > 1) {
+    const auto sums = engine::agree(comm, kWhere, [&] { return std::to_string(state.exports->replicated_sum()); });
+    std::vector<std::uint64_t> totals(degree);
+    for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
+    for (std::size_t j = 1; j < degree; ++j)
+      if (totals[j] != totals[0])
         throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
-                                       " of rank ", comm.rank(),
                                        ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
                                        "parameters only inside gathered_parameters(true)."));
-    return "";
-  });
+  }
 
   // Step 1: rank 0 inspects the directory.
   std::optional<formats::Commit> commit;
@@ -327,6 +326,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
       else if (comm.rank() == 0)
         shared.push_back(source_of(piece));
     }
+    if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator_state = generator.get_state();

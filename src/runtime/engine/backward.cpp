@@ -10,9 +10,9 @@
 
 #include "base/check.h"
 #include "engine/backward_scope.h"
-#include "engine/rank_agreement.h"
 #include "observe/status_page.h"
 #include "torch_hooks/allocation_observer.h"
+#include "torch_hooks/saved_tensors.h"
 
 namespace zero::engine {
 
@@ -65,15 +65,18 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
 
 // Tensor-parallel ranks compute one loss. Another seed or sampler on one of them would train a mixture.
 void Backward::compare_losses(const at::Tensor& loss) {
-  if (!p_.products || !loss.defined() || std::exchange(compared_losses_, true)) return;
+  if (!p_.products || !loss.defined()) return;
+  if (std::exchange(compared_losses_, true) && !p_.settings.zero.sanity_checks) return;
   char value[40];
-  std::snprintf(value, sizeof value, "%.17g\n", loss.item<double>());
-  const auto text =
-      disagreement(*p_.tensor_group, p_.where("backward") + "the losses of a tensor-parallel group", value);
-  if (!text.empty())
-    throw ConfigError(text +
-                      ". Hint: all its ranks read the same samples, by mesh.rank(\"dp\") of mesh.size(\"dp\"), and "
-                      "draw the same random numbers outside of split layers.");
+  std::snprintf(value, sizeof value, "%.17g", loss.item<double>());
+  const auto all = p_.tensor_group->all_gather_bytes(value);
+  for (std::size_t j = 1; j < all.size(); ++j)
+    if (all[j] != all[0])
+      throw ConfigError(p_.where("backward") +
+                        base::join("the ranks of a tensor-parallel group got different losses: ", all[0],
+                                   " on tp 0 and ", all[j], " on tp ", j,
+                                   ". Hint: all its ranks read the same samples, by mesh.rank(\"dp\") of "
+                                   "mesh.size(\"dp\"), and draw the same random numbers outside of split layers."));
 }
 
 // What a loss is multiplied by so that the reduction over ranks gives the mean over the tokens of all ranks.
@@ -91,6 +94,7 @@ void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& optio
   const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
   const BackwardScope scope(!p_.device.is_cpu());
   p_.progress.in_backward = true;
+  if (p_.products) torch_hooks::set_segment_listener(p_.products);
   try {
     torch::autograd::backward({scaled}, {}, options.retain_graph || options.create_graph, options.create_graph);
   } catch (...) {

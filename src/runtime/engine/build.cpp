@@ -64,6 +64,21 @@ void check_secondary_shards(const Parts& parts) {
                                  "by host. Hint: 1 turns it off."));
 }
 
+// Blocks of integers with one scale would mix cut elements with those that tensor-parallel ranks have in common, which
+// would drift apart.
+void check_quantization(const Parts& parts) {
+  const auto& zero = parts.settings.zero;
+  if (parts.settings.mesh.tensor == 1) return;
+  std::string keys;
+  for (const auto& [on, key] : {std::pair{zero.quantized_weights, "zero_quantized_weights"},
+                                {zero.quantized_nontrainable_weights, "zero_quantized_nontrainable_weights"},
+                                {zero.quantized_gradients, "zero_quantized_gradients"}})
+    if (on) keys += (keys.empty() ? "" : ", ") + std::string(key);
+  if (!keys.empty())
+    throw ConfigError(parts.where("Engine") + "zero_optimization." + keys +
+                      ": got true with tensor parallelism, expected false. Hint: leave it out.");
+}
+
 // A mesh that the program made must be that of the configuration.
 void check_mesh(const Parts& parts) {
   const auto wanted = config::mesh_shape(parts.options, parts.comm->size());
@@ -94,6 +109,7 @@ Found look_at(Parts& parts) {
       std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule, settings.parameter_groups);
   parts.scaler = std::make_unique<optim::LossScaler>(settings);
   check_secondary_shards(parts);
+  check_quantization(parts);
   Found found;
   found.parameters = find_parameters(*parts.model, settings);
   cut_parameters(found.parameters, settings, comm.rank() % settings.mesh.tensor);
@@ -127,6 +143,18 @@ void make_axes(Parts& parts) {
         mesh.group("tp"), /*shared_generator=*/parts.comm->transport() == "thread");
 }
 
+// Empty for a parameter that tensor parallelism leaves alone.
+std::string text_of(const sharding::ParameterCut& cut) {
+  if (cut.kind == sharding::CutKind::Whole) return cut.sum_gradient ? ", its gradient summed" : "";
+  auto text =
+      base::join(cut.cut.dim == 0 ? ", cut by columns" : ", cut by rows", " at multiples of ", cut.cut.multiple);
+  for (const auto length : cut.cut.pieces) text += base::join(", a piece of ", length);
+  if (cut.gather_output) text += ", gathered";
+  if (cut.scatter_input) text += ", input scattered";
+  if (cut.sequence) text += ", sequence region";
+  return text;
+}
+
 void check_agreement(const Parts& parts, const Found& found) {
   if (parts.comm->size() == 1) return;
   std::string configuration, layout;
@@ -137,8 +165,9 @@ void check_agreement(const Parts& parts, const Found& found) {
     layout += "unit " + unit.name + "\n";
     for (const auto i : unit.parameters) {
       const auto& p = found.parameters[i];
-      layout += base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
-                           parts.device.is_cpu() ? "" : " on a GPU", unit.trainable ? "" : " frozen", "\n");
+      layout +=
+          base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
+                     parts.device.is_cpu() ? "" : " on a GPU", unit.trainable ? "" : " frozen", text_of(p.cut), "\n");
     }
   }
   for (const auto& buffer : parts.model->named_buffers())

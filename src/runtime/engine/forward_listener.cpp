@@ -68,8 +68,7 @@ void ForwardListener::begin_forward() {
   if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return;
   p_.trace.begin_phase(observe::TraceKind::Forward);
   if (p_.products) {
-    torch_hooks::set_segment_listener(p_.products);
-    const bool first = !std::exchange(compared_, true);
+    const bool first = !std::exchange(compared_, true) || p_.settings.zero.sanity_checks;
     p_.products->begin_forward(/*compare=*/first);
     if (p_.activations) p_.activations->compare_inputs(first);
   }
@@ -103,6 +102,7 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
   if (p_.program->update_pending()) checks_.require_current(op);
   begin_forward();
   observe::status_page().note_use();
+  if (p_.products) torch_hooks::set_segment_listener(p_.products);  // another Engine may have run since
   if (!progress.in_backward && torch_hooks::saved_tensor_policy() != p_.activations)
     torch_hooks::set_saved_tensor_policy(p_.activations);
   show(members_[static_cast<std::size_t>(tags[0])].group);

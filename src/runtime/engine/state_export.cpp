@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/hex.h"
+#include "base/mix.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
 #include "engine/tensor_parts.h"
@@ -67,23 +68,25 @@ std::int64_t StateExport::elements_before(const ModelParameter& member) const {
   return elements;
 }
 
-std::uint64_t StateExport::replicated_hash() {
-  auto* const hash = XXH3_createState();
-  XXH3_64bits_reset(hash);
-  for (const auto& group : p_.binding().groups()) {
-    const auto& facts = group->facts;
+std::uint64_t StateExport::replicated_sum() {
+  std::uint64_t sum = 0;
+  for (std::size_t g = 0; g < p_.groups.size(); ++g) {
+    const auto& facts = p_.groups[g];
     if (!facts.trainable) continue;
-    const auto begin = p_.run.shard_begin(facts), end = std::min(group->cut_begin, begin + facts.shard());
+    const auto begin = p_.run.shard_begin(facts),
+               end = std::min(p_.binding().group(static_cast<int>(g)).cut_begin, begin + facts.shard());
     if (begin >= end) continue;
-    const auto& of = *p_.program->groups()[static_cast<std::size_t>(&group - p_.binding().groups().data())];
     for (int state = 0; state <= p_.run.num_slots; ++state) {
-      const auto values = states_.read(of, state, begin - p_.run.owned_begin(facts), end - begin).cpu().contiguous();
-      XXH3_64bits_update(hash, values.const_data_ptr(), values.nbytes());
+      const auto values =
+          states_.read(group(g), state, begin - p_.run.owned_begin(facts), end - begin).cpu().contiguous();
+      ZERO_CHECK(values.element_size() == 4, "a state of ", c10::toString(values.scalar_type()));
+      const auto* const bits = static_cast<const std::uint32_t*>(values.const_data_ptr());
+      const auto salt = base::mixed((g << 32) + static_cast<std::uint64_t>(state));
+      for (std::int64_t i = begin; i < end; ++i)
+        sum += bits[i - begin] * (base::mixed(salt + static_cast<std::uint64_t>(i)) | 1);
     }
   }
-  const auto digest = XXH3_64bits_digest(hash);
-  XXH3_freeState(hash);
-  return digest;
+  return sum;
 }
 
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {

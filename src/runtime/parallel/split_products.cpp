@@ -18,10 +18,6 @@ namespace {
 
 using sharding::CutKind;
 
-// Autograd's own formulas read the parts as they are. Modules run outside of backward, or in recomputations, which
-// enable grad mode.
-bool in_backward_formula() { return !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1; }
-
 constexpr std::size_t kNone = ~std::size_t{0};
 
 }  // namespace
@@ -110,6 +106,17 @@ void SplitProducts::end_run() noexcept {
   regions_.pop_back();
 }
 
+// Autograd's own formulas read the parts as they are. Modules run outside of backward, or in recomputations: those of
+// segments, and others, which enable grad mode.
+bool SplitProducts::in_backward_formula() const {
+  return regions_.size() == 1 && !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
+}
+
+// An evaluation draws the same numbers on all ranks, because nothing tells when it ends. Nothing is drawn on logits.
+void SplitProducts::open_region(const Parameter& weight) {
+  if (at::GradMode::is_enabled() && !weight.cut.head) regions_.back()->open();
+}
+
 void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std::size_t count) {
   if (in_backward_formula()) return call.run();
   for (const auto* use = uses; use != uses + count; ++use) {
@@ -157,9 +164,10 @@ void SplitProducts::column(torch_hooks::OperatorCall& call, const Product& produ
   if (compare_ && !weight.cut.sequence) compare(x, weight);
   call.argument(product.input) = copied(x, weight);
   if (!weight.cut.gather_output) {
-    regions_.back()->open();
+    open_region(weight);
     return call.run();
   }
+  regions_.back()->close();
   std::optional<at::Tensor> bias;
   if (product.bias != kNone && !call.argument(product.bias).isNone()) bias = call.argument(product.bias).toTensor();
   const auto input = call.argument(product.input).toTensor(), part = call.argument(product.weight).toTensor();
@@ -194,6 +202,7 @@ void SplitProducts::embedding(torch_hooks::OperatorCall& call, const Parameter& 
     throw ConfigError("[Engine::forward] the embedding " + weight.name +
                       " has sparse gradients or scale_grad_by_freq, which its parts do not support. Hint: \"skip\" it "
                       "in tensor_parallel.partition_config.");
+  regions_.back()->close();
   const auto ids = call.argument(1).toTensor();
   if (compare_) compare(ids, weight);
   const auto range = weight.cut.cut.ranges(group_->rank()).front();
@@ -209,15 +218,16 @@ at::Tensor SplitProducts::summed(const at::Tensor& y, const Parameter& weight) {
     throw ConfigError(base::join("[Engine::forward] got an output of shape ", y.sizes(), " for ", weight.name,
                                  ", expected [batch, tokens, features] with a multiple of ", parts(),
                                  " tokens. Hint: sequence regions divide the tokens over the tensor-parallel ranks."));
-  regions_.back()->open();
+  open_region(weight);
   return tp::reduce_scatter(y, group_, 1);
 }
 
 at::Tensor SplitProducts::copied(const at::Tensor& x, const Parameter& weight) {
+  const auto in_tp = [&] { return weight.cut.sequence ? tp::gather_split(x, group_, 1) : tp::copy(x, group_); };
+  if (x.is_inference()) return in_tp();  // it has no version
   const bool grad_mode = at::GradMode::is_enabled();
   if (!last_.x.defined() || !last_.x.is_same(x) || last_.version != x._version() || last_.grad_mode != grad_mode)
-    last_ = {x, weight.cut.sequence ? tp::gather_split(x, group_, 1) : tp::copy(x, group_),
-             static_cast<std::uint32_t>(x._version()), grad_mode};
+    last_ = {x, in_tp(), static_cast<std::uint32_t>(x._version()), grad_mode};
   return last_.copied;
 }
 

@@ -37,7 +37,8 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
 
   // A forward begins; `compare`: the inputs of column products and embeddings are compared over the group.
   void begin_forward(bool compare) { compare_ = compare; }
-  // The forward has ended or failed: releases the last input and ends open regions.
+  // The forward has ended or failed, or the generator is saved or loaded: releases the last input and ends open
+  // regions.
   void end_forward() noexcept;
   // Whether the model is between a column and a row product, where tensors differ between ranks.
   bool in_region() const { return regions_.back()->is_open(); }
@@ -51,6 +52,8 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
 
  private:
   struct Product;
+  bool in_backward_formula() const;
+  void open_region(const Parameter& weight);
   const Parameter& at(int tag) const { return *parameters_[static_cast<std::size_t>(tag)]; }
   int parts() const { return group_->size(); }
   void column(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight);
