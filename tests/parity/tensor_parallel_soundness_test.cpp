@@ -1,0 +1,353 @@
+// Tensor parallelism in odd but legal programs: evaluations between steps, recomputation, several Engines, uneven
+// parts, and ranks that do not do the same.
+#include <gtest/gtest.h>
+#include <zero/zero.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cmath>
+#include <limits>
+
+#include "parity/mesh_problems.h"
+#include "support/folder.h"
+#include "support/require.h"
+
+namespace zero::test::tensor_parallel_soundness_test {
+namespace {
+
+using namespace zero::test::mesh;
+using Comm = std::shared_ptr<Communicator>;
+
+// Two products with what is between them; `body` is the forward.
+struct PairImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  std::function<at::Tensor(PairImpl&, const at::Tensor&)> body = [](PairImpl& m, const at::Tensor& x) {
+    return m.down(torch::tanh(m.up(x)));
+  };
+  PairImpl() {
+    up = register_module("up", torch::nn::Linear(6, 8));
+    down = register_module("down", torch::nn::Linear(8, 6));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return body(*this, x); }
+};
+
+// more: further entries of the plan, with a comma; keys: further keys, with a comma.
+Options options_with(const std::string& more = "", const std::string& keys = "", int stage = 2) {
+  return Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
+                            std::to_string(stage) + keys + R"(}, "tensor_parallel": {"autotp_size": 2,
+    "partition_config": {"use_default_specs": false, "layer_specs": [
+      {"patterns": ["up"], "partition_type": "column"}, {"patterns": ["down"], "partition_type": "row"})" +
+                            more + "]}}}");
+}
+Options options_of_pair() { return options_with(); }
+
+Engine engine_of(const std::shared_ptr<PairImpl>& module, const Comm& comm, const Options& options) {
+  return Engine(std::static_pointer_cast<torch::nn::Module>(module), options, comm);
+}
+
+// Values of all ranks of a tensor-parallel group, one row each.
+at::Tensor over_tp(const Engine& engine, const at::Tensor& mine) {
+  const auto& group = engine.mesh().group("tp");
+  auto all = at::empty({group->size(), mine.numel()});
+  group->all_gather(all.view({-1}), mine.detach().to(at::kFloat).contiguous().view({-1}))->wait();
+  return all;
+}
+void require_same_over_tp(const Engine& engine, const at::Tensor& mine, const std::string& what) {
+  const auto all = over_tp(engine, mine);
+  require(all[0].equal(all[1]), what + " differs over tp");
+}
+at::Tensor generator_state() { return at::detail::getDefaultCPUGenerator().get_state(); }
+
+std::string config_error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const ConfigError& e) {
+    return e.what();
+  }
+  return "no ConfigError";
+}
+
+// --- random numbers -----------------------------------------------------------------------------
+
+// A model that ends between a column and a row product, as with logits that stay divided.
+TEST(TensorParallelSoundness, AnEvaluationLeavesTheGeneratorAsItWas) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto module = std::make_shared<PairImpl>();
+    at::Tensor mask;
+    module->body = [&mask](PairImpl& m, const at::Tensor& x) {
+      mask = at::bernoulli(at::full_like(x, 0.5));
+      const auto y = m.up(x * mask);
+      return y * at::bernoulli(at::full_like(y, 0.5));
+    };
+    auto engine = engine_of(module, comm, options_of_pair());
+    const auto x = draw({40, 6}, 1);
+    const auto train = [&] {
+      const auto loss = tp::reduce(module->forward(x).pow(2).sum(), engine.mesh().group("tp"));
+      require_same_over_tp(engine, mask, "the mask before the products");
+      engine.backward(loss);
+      engine.step();
+    };
+    train();
+    for (int i = 0; i < 2; ++i) {
+      {
+        const at::NoGradGuard no_grad;
+        module->forward(x);
+      }
+      require_same_over_tp(engine, generator_state(), "the generator after an evaluation");
+      torch::manual_seed(7);  // of the program, for its data
+      const auto order = at::randperm(50);
+      require_same_over_tp(engine, order, "an order of samples after an evaluation");
+      train();
+    }
+    const auto seeded = generator_state();
+    (void)at::rand({1});
+    require_same_over_tp(engine, generator_state(), "the generator after training");
+    require(!generator_state().equal(seeded), "nothing was drawn");
+  });
+}
+
+// --- gradients ----------------------------------------------------------------------------------
+
+// A norm per head between the products: its weight and its bias are whole on every rank, which sees its own heads.
+struct HeadNormImpl : torch::nn::Module {
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  HeadNormImpl() {
+    up = register_module("up", torch::nn::Linear(6, 12));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})));
+    down = register_module("down", torch::nn::Linear(12, 6));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = up(x);
+    return down(norm(y.view({x.size(0), -1, 4})).view({x.size(0), -1}));
+  }
+};
+
+TEST(TensorParallelSoundness, NormsOfHeadsAreSummedWithTheirBias) {
+  const TempFolder folder;
+  expect_passed({"shm", 4}, [&](const auto& comm) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto module = std::make_shared<HeadNormImpl>(), plain = std::make_shared<HeadNormImpl>();
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module),
+                    Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+        "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": )" +
+                                       std::to_string(stage) + R"(}, "tensor_parallel": {"autotp_size": 2,
+        "partition_config": {"use_default_specs": false, "layer_specs": [
+          {"patterns": ["up"], "multiple": 4}, {"patterns": ["down"], "partition_type": "row", "multiple": 4},
+          {"patterns": ["norm"], "partition_type": "skip", "grad_allreduce": true}]}}})"),
+                    comm);
+      for (int micro = 0; micro < 2; ++micro) {
+        const auto loss_of = [&](auto& m, int d) {
+          return m.forward(draw({5, 6}, static_cast<std::uint64_t>(10 * micro + d))).pow(2).mean();
+        };
+        engine.backward(loss_of(*module, engine.mesh().rank("dp")));
+        for (int d = 0; d < 2; ++d) (loss_of(*plain, d) / 4).backward();
+        if (micro == 1) break;
+        engine.step();
+      }
+      for (const auto& item : plain->named_parameters()) {
+        const auto& wanted = item.value().grad();
+        require((engine.gradient(item.key()) - wanted).norm().template item<double>() <=
+                    1e-5 * wanted.norm().template item<double>(),
+                "gradient of " + item.key() + " at stage " + std::to_string(stage));
+      }
+      engine.step();
+      engine.save_checkpoint(folder.path(), "stage" + std::to_string(stage));  // equal over tp
+    }
+  });
+}
+
+// --- checkpoints --------------------------------------------------------------------------------
+
+// Parts of different sizes move the borders of shards, within parameters that all ranks have in common.
+TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
+  const TempFolder folder;
+  expect_passed({"shm", 4}, [&](const auto& comm) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const auto module = std::make_shared<PairImpl>();
+      module->register_module("table", torch::nn::Embedding(33, 6));
+      torch::nn::Linear head(6, 3333);
+      module->register_module("head", head);
+      module->body = [head](PairImpl& m, const at::Tensor& x) mutable { return head(m.down(m.up(x))); };
+      auto engine =
+          engine_of(module, comm, options_with(R"(, {"patterns": ["head"], "gather_output": true})", "", stage));
+      const auto step = [&] {
+        engine.backward(
+            module->forward(draw({4, 6}, static_cast<std::uint64_t>(engine.mesh().rank("dp")))).pow(2).mean());
+        engine.step();
+      };
+      step();
+      engine.save_checkpoint(folder.path(), "a" + std::to_string(stage));
+      // A state of tp 1 that tp 0 does not have.
+      auto own = engine.own_parameter_state("table.weight");
+      if (engine.mesh().rank("tp") == 1) own.values.add_(1e-3);
+      engine.set_own_parameter_state("table.weight", "master", own.values);
+      std::string text;
+      try {
+        engine.save_checkpoint(folder.path(), "b" + std::to_string(stage));
+      } catch (const InternalError& e) {
+        text = e.what();
+      }
+      require(contains(text, "differ between tp 0 and tp 1"), "got: " + text);
+    }
+  });
+}
+
+// --- recomputation ------------------------------------------------------------------------------
+
+// Without gradients inside of a segment, products are summed in the second run as in the first.
+TEST(TensorParallelSoundness, SegmentsWithBlocksWithoutGradients) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    std::string known;
+    for (const bool checkpointed : {false, true}) {
+      const auto module = std::make_shared<PairImpl>();
+      const auto part = [](PairImpl& m, const at::Tensor& x) {
+        at::Tensor scale;
+        {
+          const at::NoGradGuard no_grad;
+          scale = m.down(m.up(x));
+        }
+        return torch::tanh(m.down(torch::tanh(m.up(x)))) * scale;
+      };
+      module->body = [&](PairImpl& m, const at::Tensor& x) {
+        return checkpointed ? activation_checkpoint([&m, part](const at::Tensor& y) { return part(m, y); }, x)
+                            : part(m, x);
+      };
+      auto engine = engine_of(module, comm, options_of_pair());
+      for (int step = 0; step < 3; ++step) {
+        engine.backward(module->forward(draw({4, 6}, static_cast<std::uint64_t>(step)).requires_grad_()).pow(2).mean());
+        engine.step();
+      }
+      const auto hash = engine.state_hash();
+      if (known.empty()) known = hash;
+      require(hash == known, "another state with a segment");
+    }
+  });
+}
+
+// The last Engine that ran a forward is not the one whose segments run again.
+TEST(TensorParallelSoundness, SegmentsOfTwoEngines) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    std::string known;
+    for (const bool checkpointed : {false, true}) {
+      const auto student = std::make_shared<PairImpl>(), teacher = std::make_shared<PairImpl>();
+      const auto part = [](PairImpl& m, const at::Tensor& x) {
+        const auto inside = m.up(x);
+        return m.down(inside * at::bernoulli(at::full_like(inside, 0.7)));
+      };
+      student->body = [&](PairImpl& m, const at::Tensor& x) {
+        return checkpointed ? activation_checkpoint([&m, part](const at::Tensor& y) { return part(m, y); }, x)
+                            : part(m, x);
+      };
+      torch::manual_seed(3);
+      auto of_student = engine_of(student, comm, options_of_pair());
+      auto of_teacher =
+          std::make_unique<Engine>(std::static_pointer_cast<torch::nn::Module>(teacher), options_of_pair(), comm);
+      for (int step = 0; step < 4; ++step) {
+        const auto x = draw({4, 6}, static_cast<std::uint64_t>(step));
+        const auto y = student->forward(x.clone().requires_grad_());
+        at::Tensor wanted;
+        if (of_teacher) {
+          const at::NoGradGuard no_grad;
+          wanted = teacher->forward(x);
+        }
+        if (step == 2) of_teacher.reset();
+        of_student.backward((wanted.defined() ? y - wanted : y).pow(2).mean());
+        of_student.step();
+        require_same_over_tp(of_student, generator_state(), "the generator");
+      }
+      const auto hash = of_student.state_hash();
+      if (known.empty()) known = hash;
+      require(hash == known, "another state with a segment");
+    }
+  });
+}
+
+TEST(TensorParallelSoundness, AnOperatorThatReadsPartsOfTwoEngines) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto one = std::make_shared<PairImpl>(), other = std::make_shared<PairImpl>();
+    auto of_one = engine_of(one, comm, options_of_pair()), of_other = engine_of(other, comm, options_of_pair());
+    const auto text = config_error_of([&] { at::add(one->up->weight, other->up->weight); });
+    require(contains(text, "two Engines"), text);
+  });
+}
+
+// --- evaluation ---------------------------------------------------------------------------------
+
+TEST(TensorParallelSoundness, InferenceMode) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto module = std::make_shared<PairImpl>();
+    auto engine = engine_of(module, comm, options_with("", "", 3));
+    at::Tensor wanted, got;
+    {
+      const at::NoGradGuard no_grad;
+      wanted = module->forward(draw({4, 6}, 1));
+    }
+    {
+      const c10::InferenceMode inference;
+      got = module->forward(draw({4, 6}, 1));
+    }
+    require(got.equal(wanted), "another result in inference mode");
+  });
+}
+
+// --- checks -------------------------------------------------------------------------------------
+
+TEST(TensorParallelSoundness, SanityChecksCompareEveryForward) {
+  for (const bool checks : {false, true})
+    expect_passed({"shm", 2}, [checks](const auto& comm) {
+      const auto module = std::make_shared<PairImpl>();
+      auto engine = engine_of(module, comm, options_with("", checks ? R"(, "enable_sanity_checks": true)" : ""));
+      std::string text;
+      for (int step = 0; step < 2; ++step) {
+        const auto seed = static_cast<std::uint64_t>(step == 0 ? 0 : comm->rank());
+        text = config_error_of([&] {
+          engine.backward(module->forward(draw({4, 6}, seed)).pow(2).mean());
+          engine.step();
+        });
+        if (step == 0) require(text == "no ConfigError", text);
+      }
+      require(contains(text, checks ? "got different input for up.weight" : "no ConfigError"), text);
+    });
+}
+
+TEST(TensorParallelSoundness, IntegersAreRefused) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    for (const std::string key : {"zero_quantized_weights", "zero_quantized_gradients"}) {
+      const auto text = config_error_of(
+          [&] { engine_of(std::make_shared<PairImpl>(), comm, options_with("", ", \"" + key + "\": true", 3)); });
+      require(contains(text, "zero_optimization." + key + ": got true with tensor parallelism"), text);
+    }
+  });
+}
+
+// --- the loss -----------------------------------------------------------------------------------
+
+// A masked vocabulary whose last rows are all of one rank's.
+TEST(TensorParallelSoundness, LossOfAPartThatIsMasked) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    auto whole = draw({5, 8}, 1);
+    whole.narrow(1, 4, 4).fill_(-std::numeric_limits<float>::infinity());
+    const auto targets = at::tensor({0, 1, 2, 3, 0}, at::kLong);
+    auto own = whole.narrow(1, 4 * comm->rank(), 4).clone().requires_grad_();
+    const auto loss = tp::cross_entropy(own, targets, comm);
+    loss.backward();
+    auto reference = whole.clone().requires_grad_();
+    const auto wanted = torch::nn::functional::cross_entropy(reference, targets);
+    wanted.backward();
+    require(std::abs(loss.template item<double>() - wanted.template item<double>()) < 1e-6, "loss");
+    require((own.grad() - reference.grad().narrow(1, 4 * comm->rank(), 4)).abs().max().template item<double>() < 1e-6,
+            "gradient");
+    const auto text = config_error_of([&] {
+      tp::cross_entropy(at::zeros({1, 1}), targets.narrow(0, 0, 1), comm, {.vocabulary = 1});
+    });
+    require(contains(text, "got a vocabulary of 1, expected at least 2"), text);
+  });
+}
+
+}  // namespace
+}  // namespace zero::test::tensor_parallel_soundness_test
