@@ -1,5 +1,6 @@
 // The ranks of a run as a grid of data, sequence and tensor parallelism, as torch's DeviceMesh.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -38,6 +39,9 @@ class ZERO_API Mesh {
   // [local] Begin and end of this sequence rank's stretch of `tokens` tokens: floor(i * tokens / u) and
   // floor((i + 1) * tokens / u).
   std::pair<std::int64_t, std::int64_t> tokens(std::int64_t tokens) const;
+  // [local] Whether the functions of zero/sp.h have exchanged anything over this mesh.
+  bool exchanged_sequence() const { return exchanged_sequence_; }
+  void note_sequence_exchange() const { exchanged_sequence_ = true; }
   // [local] "8 ranks = 2 dp x 2 sp x 2 tp; rank 5 is dp 1, sp 0, tp 1".
   std::string text() const;
 
@@ -51,6 +55,7 @@ class ZERO_API Mesh {
 
   const std::shared_ptr<Communicator> world_;
   std::map<std::string, Dim, std::less<>> dims_;
+  mutable std::atomic<bool> exchanged_sequence_ = false;
 };
 
 }  // namespace zero

@@ -78,6 +78,29 @@ TEST(Mesh, SequenceParallelRanksEqualOneWholeModel) {
   for (const int t : {1, 2}) expect_passed({"shm", 4}, [t](const auto& comm) { check_models(comm, t, 2); });
 }
 
+// An unchanged model would attend to a stretch of the tokens only.
+TEST(Mesh, AModelThatDoesNotKnowOfSequenceParallelism) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    for (const bool knows : {true, false}) {
+      std::string log;
+      set_log_sink([&](LogLevel level, std::string_view text) {
+        if (level == LogLevel::Warning) log += text;
+      });
+      Case c{.model = &gpt_model(), .t = 1, .u = 2, .steps = 1};
+      if (knows) {
+        train(c, comm);
+      } else {
+        const auto module = make_model(*c.model);
+        Engine engine(module, c.options(), comm);
+        engine.backward(c.model->loss(*module, 1));
+        engine.step();
+      }
+      set_log_sink({});
+      require(contains(log, "the model exchanged no tokens in its first step") == (!knows && comm->rank() == 0), log);
+    }
+  });
+}
+
 // Errors do not grow with the steps.
 TEST(Mesh, FiftyStepsEqualOneWholeModel) {
   expect_passed({"shm", 4}, [](const auto& comm) {

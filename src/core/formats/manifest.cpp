@@ -335,6 +335,9 @@ bool overlap(const Box& a, const Box& b) {
   return true;
 }
 
+// Every box is compared with all others.
+constexpr std::size_t kMostBoxes = 16384;
+
 // Every element of the tensor is in exactly one box.
 void prove_slices(const Tensor& tensor, const std::string& label, const std::string& path) {
   std::vector<const Box*> boxes;
@@ -346,6 +349,7 @@ void prove_slices(const Tensor& tensor, const std::string& label, const std::str
           fail_damaged(path, label + " has a slice outside of its shape");
       const auto numel = numel_of(box.size);
       if (numel == 0) continue;
+      if (boxes.size() == kMostBoxes) fail_damaged(path, base::join(label, " has more than ", kMostBoxes, " slices"));
       for (const auto* other : boxes)
         if (overlap(box, *other)) fail_damaged(path, label + " has slices that overlap");
       boxes.push_back(&box);

@@ -79,6 +79,7 @@ std::vector<at::Tensor> parts_of(const at::Tensor& x, const Ranges& ranges) {
 // Each rank gets all tokens of its heads. heads: of every tensor, by rank.
 std::vector<at::Tensor> to_heads(const std::vector<at::Tensor>& tensors, const std::vector<Ranges>& heads,
                                  const Ranges& tokens, const Mesh& mesh) {
+  mesh.note_sequence_exchange();
   const int ranks = mesh.size("sp"), own = mesh.rank("sp");
   std::vector<std::vector<at::Tensor>> parts;  // by tensor and rank
   for (std::size_t i = 0; i < tensors.size(); ++i) parts.push_back(parts_of(tensors[i], heads[i]));
