@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "cli/explain/mesh_text.h"
 #include "plan/formulas.h"
 #include "report/text/table.h"
 #include "report/text/text.h"
@@ -393,37 +394,6 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
   return line;
 }
 
-namespace {
-
-// What an exchange of a product sends: "g: all-reduce, 8.00KiB".
-std::string exchange_text(const planning::SplitProduct::Exchange& e) {
-  if (e.operation.empty()) return "-";
-  return base::join(e.name.empty() ? "" : e.name + ": ", e.operation, ", ",
-                    report::human_bytes(static_cast<std::uint64_t>(e.bytes)));
-}
-
-std::string products_text(const Explained& what, std::size_t columns) {
-  report::Table table(
-      {{"weight"}, {"cut"}, {"a rank has", Align::Right}, {"forward: output"}, {"backward: input's gradient"}});
-  for (const auto& product : what.products)
-    table.row({product.weight, product.row ? "row" : "column", base::join(product.part[0], " x ", product.part[1]),
-               exchange_text(product.forward), exchange_text(product.backward)});
-  return table.render(columns);
-}
-
-std::string exchanges_text(const Explained& what, std::size_t columns) {
-  report::Table table({{"phase"},
-                       {"operation"},
-                       {"of", Align::Left, Narrow::Wrap, 12},
-                       {"calls", Align::Right},
-                       {"sent", Align::Right}});
-  for (const auto& e : what.exchanges)
-    table.row({e.phase, e.operation, e.purpose, std::to_string(e.calls), bytes_text(e.bytes)});
-  return table.render(columns);
-}
-
-}  // namespace
-
 std::string explain_text(const Schedule& s, const Explained& what, std::size_t columns) {
   std::string text = wrapped(
       base::join(what.title, ", ", what.recipe, ", ", what.optimizer, "; ", what.ranks,
@@ -447,11 +417,11 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
   text += moves_text(s, what, columns);
   if (!what.products.empty()) {
     text += rule("A layer's split products in one micro-batch: what is cut, and f and g", columns);
-    text += products_text(what, columns);
+    text += products_text(what.products, columns);
   }
   if (!what.exchanges.empty()) {
     text += rule("Activations of one micro-batch, sent by each rank to ranks of its mesh", columns);
-    text += exchanges_text(what, columns);
+    text += exchanges_text(what.exchanges, columns);
   }
   text += rule("Totals for each rank", columns);
   text += totals_text(s, what, columns);
@@ -532,24 +502,6 @@ Json explain_json(const Schedule& s, const Explained& what) {
                                      {"copied_bytes", t.copied}};
   }
   const auto v = volume_of(s, what);
-  Json products = Json::array();
-  const auto exchange = [](const planning::SplitProduct::Exchange& e) -> Json {
-    if (e.operation.empty()) return nullptr;
-    return {{"name", e.name}, {"operation", e.operation}, {"of", e.of}, {"sent_bytes", e.bytes}};
-  };
-  for (const auto& product : what.products)
-    products.push_back({{"weight", product.weight},
-                        {"cut", product.row ? "row" : "column"},
-                        {"sizes_a_rank", product.part},
-                        {"forward", exchange(product.forward)},
-                        {"backward", exchange(product.backward)}});
-  Json exchanges = Json::array();
-  for (const auto& e : what.exchanges)
-    exchanges.push_back({{"phase", e.phase},
-                         {"operation", e.operation},
-                         {"purpose", e.purpose},
-                         {"calls", e.calls},
-                         {"sent_bytes", e.bytes}});
   return {
       {"schema", "zero.explain/1"},
       {"title", what.title},
@@ -560,8 +512,8 @@ Json explain_json(const Schedule& s, const Explained& what) {
       {"world", what.ranks},
       {"mesh", what.mesh.empty() ? Json(nullptr) : Json(what.mesh)},
       {"sharded_over", s.world},
-      {"split_products", products},
-      {"activations_of_a_micro_batch", exchanges},
+      {"split_products", products_json(what.products)},
+      {"activations_of_a_micro_batch", exchanges_json(what.exchanges)},
       {"transport", what.transport},
       {"gpu", what.gpu},
       {"accumulation", s.accumulation},

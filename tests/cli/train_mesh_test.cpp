@@ -109,11 +109,11 @@ TEST(TrainMesh, BytesAreThePlans) {
   // A second run of segments that end with an uncut product does not end before the last sum.
   const char* const attention =
       R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
-      R"({"patterns": [".*qkv\.weight"], "partition_type": "column", "shape": [3, -1], "multiple": 10},)"
-      R"({"patterns": [".*projection\.weight"], "partition_type": "row", "multiple": 10}]})";
+      R"({"patterns": [".*qkv\\.weight"], "partition_type": "column", "shape": [3, -1], "multiple": 10},)"
+      R"({"patterns": [".*projection\\.weight"], "partition_type": "row", "multiple": 10}]})";
   const char* const gathered = R"(tensor_parallel.partition_config={"use_default_specs": false, "layer_specs": [)"
-                               R"({"patterns": [".*up\.weight"], "partition_type": "column", "gather_output": true},)"
-                               R"({"patterns": [".*down\.weight"], "partition_type": "row", "scatter_input": true}]})";
+                               R"({"patterns": [".*up\\.weight"], "partition_type": "column", "gather_output": true},)"
+                               R"({"patterns": [".*down\\.weight"], "partition_type": "row", "scatter_input": true}]})";
   const struct {
     int ranks, tensor, sequence, stage;
     const char *setting, *plan = "";  // empty: none

@@ -190,7 +190,7 @@ TEST(RunRecord, LabelsTellRunsApart) {
   runs[0].stage = 3;
   runs[1].mesh = {1, 2, 4};
   label_runs(runs);
-  EXPECT_EQ(runs[0].label + "|" + runs[1].label, "stage 3|stage 3, tp 4, sp 2");
+  EXPECT_EQ(runs[0].label + "|" + runs[1].label, "stage 3|stage 3 tp 4 sp 2");
   runs[1].mesh = {};
   label_runs(runs);
   EXPECT_EQ(runs[0].label + "|" + runs[1].label, "a/x|b/x/");
@@ -290,7 +290,7 @@ TEST(HtmlPage, OfAMesh) {
   const auto cell = [](const std::string& row, const std::string& column, const std::string& value) {
     return "data-row=\"" + row + "\" data-column=\"" + column + "\" data-value=\"" + value + "\"";
   };
-  const std::string label = "stage 3, tp 3, sp 2";
+  const std::string label = "stage 3 tp 3 sp 2";
   for (const std::string& part :
        {cell(label, "tp", "3"), cell(label, "parameters of rank 0", "411522"), cell(label, "ZeRO", "3072"),
         cell(label, "tensor parallelism", "5500"), cell(label, "sequence parallelism", "700"),

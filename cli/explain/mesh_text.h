@@ -1,0 +1,18 @@
+// What tensor and sequence parallelism add to a layer and a micro-batch (plan/mesh_parts.h), as tables and as JSON.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "cli/support/measurement.h"
+#include "plan/mesh_parts.h"
+
+namespace zero::cli {
+
+std::string products_text(const std::vector<planning::SplitProduct>& products, std::size_t columns);
+std::string exchanges_text(const std::vector<planning::Exchange>& exchanges, std::size_t columns);
+
+Json products_json(const std::vector<planning::SplitProduct>& products);
+Json exchanges_json(const std::vector<planning::Exchange>& exchanges);
+
+}  // namespace zero::cli
