@@ -312,7 +312,7 @@ void write_table() {
 std::uint64_t early(const Case& c) {
   if (c.transport != "shm" || c.stage == 0 || (c.stage == 1 && c.optimizer == "none")) return 0;
   const auto& s = c.shape;
-  const auto layer = 12 * s.hidden * s.hidden + 13 * s.hidden;  // with tensor parallelism it is less
+  const auto layer = 12 * s.hidden * s.hidden + 13 * s.hidden;  // with tensor parallelism at most that
   const auto root = ((s.tied ? 1 : 2) * s.vocabulary + s.sequence + 2) * s.hidden;
   const auto numel = c.stage == 1 ? root + s.layers * layer : std::max(layer, root);
   return static_cast<std::uint64_t>(numel * (c.recipe == "fp32" ? 4 : 2) + 64 * 12 * s.layers);
