@@ -299,7 +299,7 @@ bool too_wide(const PaperTable& paper, std::size_t columns) {
   return total > columns + 2;
 }
 
-int print_papers(const std::string& name, bool json, std::size_t columns) {
+int print_papers(const std::string& name, bool json, std::size_t columns, const std::optional<MeasuredText>& measured) {
   const auto names = name == "all" ? paper_names() : std::vector<std::string>{name};
   std::string out;
   Json document = {{"schema", "zero.plan.paper/1"}, {"tables", Json::array()}};
@@ -341,9 +341,11 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
     }
   }
   if (json) {
+    if (measured) document["measured"] = measured->json;
     print_result(document.dump(2) + "\n");
   } else {
     out.pop_back();
+    if (measured) out += "\n" + measured->text;
     print_result(out);
   }
   return 0;
@@ -362,14 +364,21 @@ int zero_plan(int argc, char** argv) {
                   "  zero plan --model gpt2-xl --world 4 --memory 24GB --host-memory 128GB --write ds.json\n");
   declare_plan(command, arguments);
   PlanQuestion question;
+  std::optional<MeasuredModels> asked;
   try {
     if (!command.parse(argc, argv)) return 0;
+    if (arguments.measure || !arguments.budget.empty() || command.given("--data-parallel"))
+      asked = measured_of(command, arguments);
     if (arguments.paper.empty()) question = question_of(command, arguments);
   } catch (const ConfigError& error) {
     throw ConfigError(error.what() + std::string(kExample), error.code());
   }
   const auto columns = static_cast<std::size_t>(report::describe_terminal(1, command.global().color).columns);
-  if (!arguments.paper.empty()) return print_papers(arguments.paper, command.global().json, columns);
+  if (!arguments.paper.empty()) {
+    std::optional<MeasuredText> measured;
+    if (asked) measured = measure_models(*asked, command.global(), columns);
+    return print_papers(arguments.paper, command.global().json, columns, measured);
+  }
 
   const auto plans = plan_all(question.model, question.options, question.machine, question.choices);
   const int best = cheapest(plans);
