@@ -45,10 +45,11 @@ Json train_measured(const MeasuredTask& task, const std::shared_ptr<Communicator
                               ", expected a finite one",
                           ExitCode::kNumerical);
   }
+  // An axis that is the whole run has the run's own communicator, whose operations have no prefix.
   std::uint64_t tensor_parallel = 0;
   const auto sent = comm->stats();
   for (const auto& [operation, row] : sent.by_op)
-    if (operation.starts_with("tp.")) tensor_parallel += row.bytes_sent;
+    if (task.tensor == comm->size() || operation.starts_with("tp.")) tensor_parallel += row.bytes_sent;
   const auto memory = engine.memory();
   const auto most = [&](std::uint64_t mine) {
     std::uint64_t all = 0;

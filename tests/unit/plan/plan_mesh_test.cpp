@@ -6,6 +6,7 @@
 #include <zero/plan.h>
 
 #include "cli/support/gpt_plan.h"
+#include "plan/formulas.h"
 #include "plan/mesh_parts.h"
 
 namespace zero::plan_mesh_test {
@@ -85,6 +86,15 @@ TEST(PlanMesh, BytesOfTensorParallelism) {
   EXPECT_EQ(bytes(4, false), 3'375'104u);
   EXPECT_EQ(bytes(2, true), 3'542'016u);
   EXPECT_EQ(bytes(2, false), 3'670'016u);
+}
+
+// ZeRO, section 8: the four blocks of a GPT, fp32, and any parameters.
+TEST(PlanMesh, VolumesOfABlock) {
+  const planning::Transformer small{.layers = 4, .hidden = 16, .heads = 2, .sequence = 8, .batch = 2};
+  EXPECT_EQ(4 * planning::tensor_parallel_bytes_of_layer(small, 4, 2), 24'576);
+  EXPECT_EQ(planning::tensor_parallel_bytes_of_layer(small, 4, 1), 0);
+  EXPECT_EQ(planning::zero_bytes_of_layer(2, 1000, 2), 1000);
+  EXPECT_EQ(planning::zero_bytes_of_layer(3, 1000, 2), 1500);
 }
 
 // Stages 0 to 2 send 2 and stage 3 sends 3 times the part's bytes; ZeRO's own formulas with the part for the whole.
