@@ -6,7 +6,7 @@
 int zero_run(int argc, char** argv);
 int zero_config(int argc, char** argv);
 int zero_doctor(int argc, char** argv);
-int zero_plan(int argc, char** argv);
+int zero_plan(int argc, char** argv);  // with --measure in `zero-torch`
 int zero_report(int argc, char** argv);
 int zero_explain(int argc, char** argv);  // with --live in `zero-torch`
 

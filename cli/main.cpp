@@ -72,12 +72,12 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "run") return zero_run(argc, argv.data());
   if (word == "config") return zero_config(argc, argv.data());
   if (word == "doctor") return zero_doctor(argc, argv.data());
-  if (word == "plan") return zero_plan(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
-  // Predicted schedules need no libtorch; live ones do.
-  if (word == "explain" && std::find(words.begin(), words.end(), "--live") == words.end())
-    return zero_explain(argc, argv.data());
-  if (word == "explain") continue_with_torch(words);
+  // Predictions need no libtorch; what is run does.
+  const auto has = [&](const char* option) { return std::find(words.begin(), words.end(), option) != words.end(); };
+  if (word == "plan" && !has("--measure")) return zero_plan(argc, argv.data());
+  if (word == "explain" && !has("--live")) return zero_explain(argc, argv.data());
+  if (word == "explain" || word == "plan") continue_with_torch(words);
   if (word == "train" || word == "bench" || word == "checkpoint") continue_with_torch(words);
   const std::string near = zero::nearest_name(word, kNames);
   std::string all;

@@ -12,15 +12,19 @@ int main(int argc, char** argv) {
       const char* name;
       int (*run)(int, char**);
     };
-    const Entry entries[] = {
-        {"train", zero_train}, {"bench", zero_bench}, {"checkpoint", zero_checkpoint}, {"explain", zero_explain}};
+    const Entry entries[] = {{"train", zero_train},
+                             {"bench", zero_bench},
+                             {"checkpoint", zero_checkpoint},
+                             {"explain", zero_explain},
+                             {"plan", zero_plan}};
     for (const Entry& entry : entries) {
       if (word != entry.name) continue;
       if (entry.run) return entry.run(argc - 1, argv + 1);
       throw zero::ConfigError(
           "[zero " + word + "] got a subcommand that is not available in this version, expected one of `zero --help`");
     }
-    throw zero::ConfigError("[zero-torch] got \"" + word.substr(0, 80) +
-                            "\", expected train, bench, checkpoint or explain. Hint: start `zero`, not this program.");
+    throw zero::ConfigError(
+        "[zero-torch] got \"" + word.substr(0, 80) +
+        "\", expected train, bench, checkpoint, explain or plan. Hint: start `zero`, not this program.");
   });
 }

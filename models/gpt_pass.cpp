@@ -193,6 +193,8 @@ class GptPass {
     use_norm(weight);
     auto result = make(wide_);
     auto of_weight = make(config_.hidden * element_), of_bias = make(config_.hidden * element_);
+    // The kernel's sums of both, for each thread; a rank has one. They can have the size of a gradient.
+    if (!gpu_) make(2 * config_.hidden * element_);
     gradient.reset(), input.reset(), statistics.reset();
     gradient_of(weight, std::move(of_weight));
     gradient_of(weight + 1, std::move(of_bias));

@@ -10,6 +10,7 @@
 #include <zero/config_tools.h>
 #include "cli/commands.h"
 #include "cli/explain/live_ranks.h"
+#include "cli/plan/measured_models.h"
 #include "cli/support/console.h"
 
 namespace {
@@ -53,7 +54,8 @@ constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step-rank", zero::cli::bench_step_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false},
                                          {"profile-rank", zero::cli::bench_profile_rank, false},
-                                         {"explain-rank", zero::cli::explain_rank, false}};
+                                         {"explain-rank", zero::cli::explain_rank, false},
+                                         {"plan-rank", zero::cli::plan_rank, false}};
 
 std::string available() {
   std::string names;

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/plan/plan_options.h"
 #include "config/settings.h"
+#include "plan/formulas.h"
 #include "plan/model.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
@@ -138,9 +139,33 @@ std::string machine_text(const PlanMachine& machine) {
   return text;
 }
 
+// The bytes that ZeRO compares (section 8) for one block, a rank and a micro-batch. tensor_parallel: 0 without.
+struct BlockVolumes {
+  double tensor_parallel = 0, zero = 0, zero_stage3 = 0;
+};
+
+BlockVolumes block_volumes_of(const PlanQuestion& question, const Plan& plan) {
+  const auto& model = question.model;
+  const double element = question.options.settings().precision == config::Precision::Fp32 ? 4 : 2;
+  double numel = 0;
+  for (const auto& parameter : planning::parameters_of(model))
+    if (parameter.unit == "blocks.0") numel += static_cast<double>(parameter.numel);
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const planning::Transformer shape{.layers = number(model.layers),
+                                    .hidden = number(model.hidden),
+                                    .heads = number(model.heads),
+                                    .sequence = number(model.sequence) / plan.sequence,
+                                    .batch = number(plan.micro_batch)};
+  return {.tensor_parallel = planning::tensor_parallel_bytes_of_layer(shape, element, plan.tensor),
+          .zero = planning::zero_bytes_of_layer(2, numel * element, plan.tensor),
+          .zero_stage3 = planning::zero_bytes_of_layer(3, numel * element, plan.tensor)};
+}
+
 // What the degrees of parallelism make of the model. One rank without tensor parallelism has all of it.
-std::string mesh_text(const PlanModel& model, const Plan& plan, int micro_batches) {
+std::string mesh_text(const PlanQuestion& question, const Plan& plan) {
   if (plan.tensor * plan.sequence == 1) return "";
+  const auto& model = question.model;
+  const auto micro_batches = plan.accumulation;
   char text[160];
   std::snprintf(text, sizeof text, "mesh     %d dp x %d sp x %d tp; ZeRO shards over %d ranks", plan.data,
                 plan.sequence, plan.tensor, plan.data * plan.sequence);
@@ -161,8 +186,12 @@ std::string mesh_text(const PlanModel& model, const Plan& plan, int micro_batche
   if (plan.tensor > 1) out += each(" tensor parallelism", plan.traffic.tensor_parallel);
   if (plan.sequence > 1)
     out += each(plan.tensor > 1 ? ", sequence parallelism" : " sequence parallelism", plan.traffic.sequence_parallel);
-  return out + each(", ZeRO", plan.traffic.gathered + plan.traffic.reduced) + " (stage " + std::to_string(plan.stage) +
-         ")\n";
+  out += each(", ZeRO", plan.traffic.gathered + plan.traffic.reduced) + " (stage " + std::to_string(plan.stage) + ")\n";
+  if (plan.tensor == 1) return out;
+  const auto block = block_volumes_of(question, plan);
+  const auto bytes = [](double value) { return human_bytes(static_cast<std::uint64_t>(value)); };
+  return out + "         of a block, with recomputation: 12*B*(t-1)/t = " + bytes(block.tensor_parallel) +
+         "; ZeRO 2*P/t = " + bytes(block.zero) + ", stage 3 3*P/t = " + bytes(block.zero_stage3) + "\n";
 }
 
 // The given configuration, unchanged.
@@ -194,7 +223,7 @@ std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans
   out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) +
          ", micro-batch " + std::to_string(plans.front().micro_batch) + " x " +
          std::to_string(plans.front().accumulation) + " x " + std::to_string(plans.front().data) + "\n";
-  out += mesh_text(model, plans.front(), static_cast<int>(plans.front().accumulation));
+  out += mesh_text(question, plans.front());
   out += "machine  " + machine_text(question.machine) + "\n";
   if (configured) out += configured_text(*configured);
   out += "\nPeak bytes of one rank's device, by purpose\n" + by_purpose(plans, columns);
@@ -279,6 +308,12 @@ Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, i
                      {"file_bytes", machine.file_bytes},
                      {"profile", machine.profile.name}};
   if (configured) json["configured"] = json_of(*configured);
+  if (plans.front().tensor > 1) {
+    const auto block = block_volumes_of(question, plans.front());
+    json["block_volumes"] = {{"tensor_parallel_bytes", block.tensor_parallel},
+                             {"zero_bytes", block.zero},
+                             {"zero_stage3_bytes", block.zero_stage3}};
+  }
   json["plans"] = Json::array();
   for (const auto& plan : plans) json["plans"].push_back(json_of(plan));
   json["recommended"] = best < 0 ? Json(nullptr) : Json(best);
@@ -299,7 +334,7 @@ bool too_wide(const PaperTable& paper, std::size_t columns) {
   return total > columns + 2;
 }
 
-int print_papers(const std::string& name, bool json, std::size_t columns) {
+int print_papers(const std::string& name, bool json, std::size_t columns, const std::optional<MeasuredText>& measured) {
   const auto names = name == "all" ? paper_names() : std::vector<std::string>{name};
   std::string out;
   Json document = {{"schema", "zero.plan.paper/1"}, {"tables", Json::array()}};
@@ -341,9 +376,11 @@ int print_papers(const std::string& name, bool json, std::size_t columns) {
     }
   }
   if (json) {
+    if (measured) document["measured"] = measured->json;
     print_result(document.dump(2) + "\n");
   } else {
     out.pop_back();
+    if (measured) out += "\n" + measured->text;
     print_result(out);
   }
   return 0;
@@ -362,14 +399,21 @@ int zero_plan(int argc, char** argv) {
                   "  zero plan --model gpt2-xl --world 4 --memory 24GB --host-memory 128GB --write ds.json\n");
   declare_plan(command, arguments);
   PlanQuestion question;
+  std::optional<MeasuredModels> asked;
   try {
     if (!command.parse(argc, argv)) return 0;
+    if (arguments.measure || !arguments.budget.empty() || command.given("--data-parallel"))
+      asked = measured_of(command, arguments);
     if (arguments.paper.empty()) question = question_of(command, arguments);
   } catch (const ConfigError& error) {
     throw ConfigError(error.what() + std::string(kExample), error.code());
   }
   const auto columns = static_cast<std::size_t>(report::describe_terminal(1, command.global().color).columns);
-  if (!arguments.paper.empty()) return print_papers(arguments.paper, command.global().json, columns);
+  if (!arguments.paper.empty()) {
+    std::optional<MeasuredText> measured;
+    if (asked) measured = measure_models(*asked, command.global(), columns);
+    return print_papers(arguments.paper, command.global().json, columns, measured);
+  }
 
   const auto plans = plan_all(question.model, question.options, question.machine, question.choices);
   const int best = cheapest(plans);

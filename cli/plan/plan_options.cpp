@@ -73,6 +73,19 @@ std::string read_file(const std::string& path) {
   return text.str();
 }
 
+// Empty: all.
+std::vector<int> stages_of(const PlanArguments& a) {
+  std::vector<int> stages;
+  if (a.stage == "all") return stages;
+  std::istringstream parts(a.stage);
+  for (std::string part; std::getline(parts, part, ',');) {
+    if (part.size() != 1 || part[0] < '0' || part[0] > '3')
+      throw ConfigError("[--stage] got \"" + a.stage.substr(0, 40) + "\", expected all, or 0 to 3 with commas between");
+    stages.push_back(part[0] - '0');
+  }
+  return stages;
+}
+
 PlanModel model_of(const Command& c, const PlanArguments& a, const Options& options, bool from_file) {
   const bool shape = c.given("--layers") || c.given("--hidden");
   const int ways = (a.params.empty() ? 0 : 1) + (a.model.empty() ? 0 : 1);
@@ -226,6 +239,9 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.option("--nvme-path", a.nvme_path, "DIR", "directory for offloaded files in that configuration (/tmp)");
   c.option("--paper", a.paper, "NAME",
            "print a paper's tables instead: table1, table2, infinity, activations, volumes, examples, estimator, all");
+  c.flag("--measure", a.measure, "with --paper table2: also train the largest models that fit a budget here");
+  c.option("--budget", a.budget, "SIZE", "with --measure: memory of a rank (64MB)");
+  c.option("--data-parallel", a.data_parallel, "N", "with --measure: data-parallel ranks (2)", 1, 64);
 }
 
 namespace {
@@ -256,21 +272,40 @@ PlanQuestion question_of(const Command& c, const PlanArguments& a) {
     throw ConfigError("[--strict] got a notice, expected none: " + question.options.notices().front());
   question.model = model_of(c, a, question.options, !file.empty());
   question.machine = machine_of(c, a);
-  if (a.stage != "all") {
-    std::istringstream parts(a.stage);
-    for (std::string part; std::getline(parts, part, ',');) {
-      if (part.size() != 1 || part[0] < '0' || part[0] > '3')
-        throw ConfigError("[--stage] got \"" + a.stage.substr(0, 40) +
-                          "\", expected all, or 0 to 3 with commas between");
-      question.choices.stages.push_back(part[0] - '0');
-    }
-  }
+  question.choices.stages = stages_of(a);
   if (a.offload != "all") question.choices.offloads = {a.offload};
   if (a.checkpointing != "all") question.choices.checkpointing = {a.checkpointing == "on"};
   if (question.choices.stages == std::vector<int>{0} && a.offload != "all" && a.offload != "none")
     throw ConfigError("[--offload] got " + a.offload +
                       " with stage 0, expected stage 1, 2 or 3: stage 0 keeps everything on the device");
   return question;
+}
+
+MeasuredModels measured_of(const Command& c, const PlanArguments& a) {
+  constexpr std::uint64_t kLeast = 2'000'000, kMost = 64'000'000'000;
+  if (a.paper != "table2")
+    throw ConfigError("[" +
+                      std::string(a.measure          ? "--measure"
+                                  : a.budget.empty() ? "--data-parallel"
+                                                     : "--budget") +
+                      "] got " + (a.paper.empty() ? "no paper" : "--paper " + a.paper.substr(0, 40)) +
+                      ", expected --paper table2 --measure: only that table is measured");
+  if (!a.measure)
+    throw ConfigError("[" + std::string(a.budget.empty() ? "--data-parallel" : "--budget") +
+                      "] got no --measure, expected --paper table2 --measure");
+  MeasuredModels asked;
+  if (!a.budget.empty()) asked.budget = bytes_of("--budget", a.budget);
+  if (asked.budget < kLeast || asked.budget > kMost)
+    throw ConfigError("[--budget] got " + a.budget.substr(0, 40) + ", expected 2MB to 64GB a rank");
+  if (c.given("--data-parallel")) asked.data = a.data_parallel;
+  if (a.tensor_parallel > 0) {
+    if (a.tensor_parallel != 1 && a.tensor_parallel != 2 && a.tensor_parallel != 4)
+      throw ConfigError("[--tensor-parallel] got " + std::to_string(a.tensor_parallel) +
+                        ", expected 1, 2 or 4 with --measure: the models have 4 heads");
+    asked.tensor = {static_cast<int>(a.tensor_parallel)};
+  }
+  if (const auto stages = stages_of(a); !stages.empty()) asked.stages = stages;
+  return asked;
 }
 
 }  // namespace zero::cli

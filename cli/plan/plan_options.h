@@ -7,6 +7,7 @@
 
 #include <zero/plan.h>
 
+#include "cli/plan/measured_models.h"
 #include "cli/support/options.h"
 
 namespace zero::cli {
@@ -15,10 +16,12 @@ namespace zero::cli {
 struct PlanArguments {
   std::string config_positional, config, model, params, paper, write, nvme_path = "/tmp";
   std::vector<std::pair<std::string, std::string>> set;
-  bool strict = false, untied = false;
+  bool strict = false, untied = false, measure = false;
   std::int64_t layers = 0, hidden = 0, heads = 0, vocabulary = 0, sequence = 0;
   std::int64_t world = 0, hosts = 0, devices = 0, micro_batch_size = 0, accumulation = 0;
   std::int64_t tensor_parallel = 0, sequence_parallel = 0, pipeline = 0;
+  std::int64_t data_parallel = 0;
+  std::string budget;
   std::string memory, host_memory, nvme, reserve, device = "cuda", profile;
   std::string link, network, pcie, disk, flops;
   std::string stage = "all", offload = "all", checkpointing = "all", dtype, optimizer;
@@ -31,6 +34,9 @@ struct PlanQuestion {
   PlanChoices choices;
   bool from_file = false;  // a configuration file was given and is also planned unchanged
 };
+
+// What --measure asks for. Throws ConfigError.
+MeasuredModels measured_of(const Command& command, const PlanArguments& arguments);
 
 void declare_plan(Command& command, PlanArguments& arguments);
 // Throws ConfigError, IoError.

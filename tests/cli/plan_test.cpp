@@ -136,6 +136,26 @@ TEST(PlanCommand, MistakesGetTheNearestNameAndAnExample) {
         << answer.err;
     EXPECT_EQ(answer.out, "");
   }
+  const struct {
+    Words words;
+    const char* expected;
+  } measures[] = {
+      {{"--measure"}, "[--measure] got no paper, expected --paper table2 --measure"},
+      {{"--paper", "table1", "--measure"}, "[--measure] got --paper table1, expected --paper table2 --measure"},
+      {{"--paper", "table2", "--budget", "8MB"}, "[--budget] got no --measure"},
+      {{"--paper", "table2", "--data-parallel", "2"}, "[--data-parallel] got no --measure"},
+      {{"--paper", "table2", "--measure", "--budget", "much"}, "[--budget] got \"much\", expected a size"},
+      {{"--paper", "table2", "--measure", "--budget", "1MB"}, "[--budget] got 1MB, expected 2MB to 64GB a rank"},
+      {{"--paper", "table2", "--measure", "--tensor-parallel", "3"}, "[--tensor-parallel] got 3, expected 1, 2 or 4"},
+      {{"--paper", "table2", "--measure", "--data-parallel", "0"}, "--data-parallel"},
+      {{"--paper", "table2", "--measure", "--stage", "5"}, "[--stage] got \"5\", expected all, or 0 to 3"},
+  };
+  for (const auto& [words, expected] : measures) {
+    const auto answer = ask(words);
+    EXPECT_EQ(answer.code, 2) << expected;
+    EXPECT_NE(answer.err.find(expected), std::string::npos) << answer.err;
+    EXPECT_EQ(answer.out, "");
+  }
   const auto paper = ask({"--paper", "tabel1"});
   EXPECT_EQ(paper.code, 2);
   EXPECT_NE(paper.err.find("did you mean \"table1\"?"), std::string::npos) << paper.err;
@@ -146,6 +166,76 @@ TEST(PlanCommand, PrintsThePapers) {
   EXPECT_EQ(table["rows"].size(), 6u);
   EXPECT_EQ(table["rows"][3], json({"64", "31.4*", "16.6", "1.88", "536", "284", "32*", "4187", "2218", "250"}));
   EXPECT_NE(ask({"--paper", "table2"}).out.find("121.6B  230.4B        2T"), std::string::npos);
+}
+
+// Within a budget, what an engine holds as model states is what Table 2's formula says, a little more for the headers
+// of gradients in shared memory. The largest size fits and the next one does not.
+TEST(PlanCommand, MeasuresTheLargestModels) {
+  const struct {
+    const char *data, *stage;
+    double table2;  // 2 * 2 MB / bytes a parameter
+  } runs[] = {{"1", "0", 250000}, {"2", "2", 4e6 / 9}};
+  for (const auto& run : runs) {
+    const auto answer = run_to_end({{kZero, "plan", "--paper", "table2", "--measure", "--budget", "2MB", "--stage",
+                                     run.stage, "--tensor-parallel", "2", "--data-parallel", run.data, "--json"},
+                                    {"COLUMNS=80"},
+                                    "",
+                                    -1},
+                                   120);
+    ASSERT_EQ(answer.code, 0) << answer.err;
+    const auto document = json::parse(answer.out);
+    EXPECT_EQ(document["tables"][0]["name"], "table2");
+    EXPECT_EQ(document["measured"]["budget_bytes"], 2000000);
+    ASSERT_EQ(document["measured"]["rows"].size(), 1u);
+    const auto& row = document["measured"]["rows"][0];
+    EXPECT_EQ(row["ranks"], 2 * std::stoi(run.data));
+    EXPECT_NEAR(row["table2_parameters"].get<double>(), run.table2, 1);
+    EXPECT_LT(row["by_parts_parameters"], row["table2_parameters"]);
+    for (const char* criterion : {"states", "peak"}) {
+      EXPECT_LE(row[criterion]["bytes"], 2000000) << row;
+      EXPECT_GT(row[criterion]["next_bytes"], 2000000) << row;
+      EXPECT_GT(row[criterion]["tensor_parallel_sent_bytes"], 0) << row;
+      EXPECT_EQ(row[criterion]["zero_sent_bytes"] == 0, std::string(run.data) == "1") << row;
+    }
+    EXPECT_NEAR(row["states"]["ratio"].get<double>(), 1, 0.15) << row;
+    EXPECT_LT(row["peak"]["parameters"], row["states"]["parameters"]) << row;
+    const auto per_parameter = 4e6 / run.table2;
+    EXPECT_GE(row["states"]["bytes"].get<double>(),
+              0.99 * per_parameter * row["states"]["parameters_per_rank"].get<double>())
+        << row;
+    EXPECT_NE(answer.err.find("zero plan: t 2, stage " + std::string(run.stage) + ": "), std::string::npos)
+        << answer.err;
+  }
+}
+
+TEST(PlanCommand, PrintsTheVolumesOfABlock) {
+  const Words words{"--layers",
+                    "4",
+                    "--hidden",
+                    "16",
+                    "--heads",
+                    "2",
+                    "--seq",
+                    "8",
+                    "--vocab",
+                    "32",
+                    "-n",
+                    "2",
+                    "--tensor-parallel",
+                    "2",
+                    "--micro-batch-size",
+                    "2",
+                    "--dtype",
+                    "fp32",
+                    "--device",
+                    "cpu"};
+  const auto volumes = document(words)["block_volumes"];
+  EXPECT_EQ(volumes["tensor_parallel_bytes"], 6144);
+  EXPECT_EQ(volumes["zero_bytes"], 4 * (12 * 16 * 16 + 13 * 16));
+  EXPECT_EQ(volumes["zero_stage3_bytes"], 6 * (12 * 16 * 16 + 13 * 16));
+  EXPECT_NE(ask(words).out.find("of a block, with recomputation: 12*B*(t-1)/t = 6.00KiB; ZeRO 2*P/t = 12.8KiB"),
+            std::string::npos)
+      << ask(words).out;
 }
 
 TEST(PlanCommand, NeedsNoLibtorch) {

@@ -274,6 +274,15 @@ std::vector<Case> process_cases() {
   for (int stage = 0; stage <= 3; ++stage) add(0, stage, 2, "gloo", "");
   add(1, 3, 2, "gloo", R"(, "zero_quantized_weights": true)");
   add(1, 3, 3, "gloo", R"(, "zero_quantized_weights": true)").recipe = "bf16";
+  // Tensor parallelism, without and with data-parallel ranks beside it.
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const int world : {2, 4}) {
+      auto& mesh = add(stage % 2 == 0 ? 0 : 3, stage, world, "shm", "");
+      mesh.keys = R"(, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"})";
+      if (stage % 2 == 1) mesh.recipe = "bf16";
+      if (stage == 1 || (stage == 2 && world == 4)) mesh.segments = mesh.shape.layers, mesh.batch = 16;
+      if (stage == 2 && world == 4) mesh.checkpoints = R"(, "partition_activations": true)";
+    }
   return all;
 }
 
@@ -303,7 +312,7 @@ void write_table() {
 std::uint64_t early(const Case& c) {
   if (c.transport != "shm" || c.stage == 0 || (c.stage == 1 && c.optimizer == "none")) return 0;
   const auto& s = c.shape;
-  const auto layer = 12 * s.hidden * s.hidden + 13 * s.hidden;
+  const auto layer = 12 * s.hidden * s.hidden + 13 * s.hidden;  // with tensor parallelism at most that
   const auto root = ((s.tied ? 1 : 2) * s.vocabulary + s.sequence + 2) * s.hidden;
   const auto numel = c.stage == 1 ? root + s.layers * layer : std::max(layer, root);
   return static_cast<std::uint64_t>(numel * (c.recipe == "fp32" ? 4 : 2) + 64 * 12 * s.layers);

@@ -74,13 +74,13 @@ const std::vector<Row>& table() {
       {"cli", {}},
       {"cli/support", {"core/config", "core/launch", "core/report", "models"}},
       {"cli/run", {"cli", "cli/support", "core/launch", "core/report"}},
-      {"cli/plan", {"cli", "cli/support", "core/config", "core/plan", "core/report"}},
+      {"cli/plan", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
       {"cli/explain", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
       {"cli/train",
        {"cli", "cli/support", "core/config", "core/observe", "core/launch", "core/report", "models", "data"}},
       {"cli/bench",
-       {"cli", "cli/support", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan", "core/launch",
-        "core/report", "models"}},
+       {"cli", "cli/support", "cli/plan", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan",
+        "core/launch", "core/report", "models"}},
       {"cli/tools", {"cli", "cli/support", "core/storage", "core/launch", "core/report"}},
   };
   return rows;

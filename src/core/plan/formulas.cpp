@@ -45,6 +45,14 @@ double checkpoint_bytes(const Transformer& m, double layers_per_checkpoint) {
   return 2 * m.batch * m.sequence * m.hidden * m.layers / layers_per_checkpoint;
 }
 
+double tensor_parallel_bytes_of_layer(const Transformer& m, double element, double t) {
+  return 12 * m.batch * m.sequence * m.hidden * element * sent_of(t);
+}
+
+double zero_bytes_of_layer(int stage, double parameter_bytes, double t) {
+  return (stage >= 3 ? 3 : 2) * parameter_bytes / t;
+}
+
 double infinity_state_bytes(const Transformer& m) { return state_bytes(kInfinity, 0, m.parameters(), 1); }
 
 double infinity_activation_bytes(const Transformer& m) {

@@ -32,6 +32,12 @@ double activation_bytes_of_layer(const Transformer& model, Keeping keeping, doub
 double activation_bytes_by_rule(const Transformer& model);
 double checkpoint_bytes(const Transformer& model, double layers_per_checkpoint = 1);
 
+// ZeRO, section 8: bytes that a rank sends for one layer in a forward and backward. Tensor parallelism with
+// recomputation all-reduces six times an activation of batch * sequence * hidden elements: 12 * that * (t-1)/t. ZeRO
+// sends the bytes of the layer's parameters 2 times, at stage 3 3 times.
+double tensor_parallel_bytes_of_layer(const Transformer& model, double element, double tensor_parallel);
+double zero_bytes_of_layer(int stage, double parameter_bytes, double tensor_parallel);
+
 // ZeRO-Infinity, section 3: model states, activations, working memory of both.
 double infinity_state_bytes(const Transformer& model);
 double infinity_activation_bytes(const Transformer& model);
