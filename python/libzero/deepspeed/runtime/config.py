@@ -74,7 +74,8 @@ def accumulates(config: Mapping[str, Any], world: int) -> bool:
     if isinstance(steps, int):
         return steps > 1
     total, micro = (config.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
-    return isinstance(total, int) and isinstance(micro, int) and total > micro * world
+    tensor, sequence = config.get("tensor_parallel", {}).get("autotp_size", 1), config.get("sequence_parallel_size", 1)
+    return isinstance(total, int) and isinstance(micro, int) and total * tensor * sequence > micro * world
 
 
 def gathers_on_save(config: Mapping[str, Any]) -> bool:
