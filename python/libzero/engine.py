@@ -102,6 +102,12 @@ def copied_state(
     return {name: copies[id(value)] for name, value in state.items()}
 
 
+def _sizes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
+    # What is not a module, or has no shape yet, is an error of the engine.
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    return {name: p.shape for name, p in named if not torch.nn.parameter.is_lazy(p)}
+
+
 class Engine:
     """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
@@ -133,15 +139,15 @@ class Engine:
         if mesh is not None and comm is not None:
             raise ConfigError("[Engine] got comm and mesh, expected one of them. Hint: the mesh has its Communicator.")
         self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm
-        self._sizes = {name: p.shape for name, p in self._original.named_parameters()}  # before they are cut
+        self._sizes = _sizes_of(self._original)  # before they are cut
         self._native = _native.Engine(self._original, options, self.comm, None if mesh is None else mesh._native)
         self.module = model
         self._alone = self.comm.size == 1
-        named = dict(self._original.named_parameters())
-        self._names: dict[int, str] = {id(p): name for name, p in named.items()}
+        held = dict(self._original.named_parameters())
+        self._names: dict[int, str] = {id(p): name for name, p in held.items()}
         self.optimizer = Optimizer(self._native, self._original)
         """For torch's schedulers; see Optimizer."""
-        for p in named.values():
+        for p in held.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
         _live.add(self)
 

@@ -68,14 +68,19 @@ def recipe_of(config: Mapping[str, Any]) -> torch.dtype | None:
     return None
 
 
+def data_parallel_ranks(config: Mapping[str, Any], world: int) -> int:
+    """[local] Ranks with different samples: not the tensor- and sequence-parallel ranks of one group."""
+    degrees = (config.get("tensor_parallel", {}).get("autotp_size", 1), config.get("sequence_parallel_size", 1))
+    return max(1, world // math.prod(max(1, degree) for degree in degrees if isinstance(degree, int)))
+
+
 def accumulates(config: Mapping[str, Any], world: int) -> bool:
     """[local] More than one micro-batch makes a step."""
     steps = config.get("gradient_accumulation_steps")
     if isinstance(steps, int):
         return steps > 1
     total, micro = (config.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
-    tensor, sequence = config.get("tensor_parallel", {}).get("autotp_size", 1), config.get("sequence_parallel_size", 1)
-    return isinstance(total, int) and isinstance(micro, int) and total * tensor * sequence > micro * world
+    return isinstance(total, int) and isinstance(micro, int) and total > micro * data_parallel_ranks(config, world)
 
 
 def gathers_on_save(config: Mapping[str, Any]) -> bool:

@@ -342,7 +342,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     # ---- what it is ----
     def train_batch_size(self) -> int:
-        """[local] Samples of one update over all ranks."""
+        """[local] Samples of one update over all data-parallel ranks."""
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size
 
     def train_micro_batch_size_per_gpu(self) -> int:

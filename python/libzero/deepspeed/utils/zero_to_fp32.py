@@ -88,7 +88,7 @@ def _assembled(flat: torch.Tensor, tensor: Mapping[str, Any]) -> torch.Tensor:
     if "slices" not in tensor:
         return flat.view(tensor["shape"])
     boxes = [box for slice_ in tensor["slices"] for box in slice_]
-    values = flat.split([math.prod(box["size"]) for box in boxes])
+    values = torch.split(flat, [math.prod(box["size"]) for box in boxes])
     whole = flat.new_empty(tensor["shape"])
     for box, value in zip(boxes, values, strict=True):
         place = tuple(slice(start, start + size) for start, size in zip(box["start"], box["size"], strict=True))
