@@ -18,7 +18,10 @@ if _torch.__version__.split("+")[0].split(".")[:2] != _TORCH.split(".")[:2]:
         f"Hint: pip install torch=={_TORCH}, or build libzero again with this torch (pip install . in its clone)."
     )
 
-from libzero import _log  # noqa: F401
+from libzero import (
+    _log,  # noqa: F401
+    tp,
+)
 from libzero._native import Options, Work
 from libzero._native import version as __version__
 from libzero.communicator import Communicator, default_communicator, run_ranks
@@ -29,6 +32,7 @@ from libzero.memory import Memory, MemoryRow
 from libzero.mesh import Mesh
 from libzero.optimizer import Optimizer
 from libzero.planner import Machine, Plan, plan, plan_all
+from libzero.sequence import attention_over_heads, heads_to_sequence, sequence_to_heads
 
 __all__ = [
     "CommError",
@@ -48,10 +52,14 @@ __all__ = [
     "TraceSummary",
     "Work",
     "__version__",
+    "attention_over_heads",
     "build",
     "compile",
     "default_communicator",
+    "heads_to_sequence",
     "plan",
     "plan_all",
     "run_ranks",
+    "sequence_to_heads",
+    "tp",
 ]

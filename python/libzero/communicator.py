@@ -38,9 +38,8 @@ def default_communicator() -> Communicator:
     with _lock:
         comm = _of_process() if _of_process is not None else None
         if comm is None or comm.closed:
-            comm = _make()
+            comm = close_at_exit(_make())
             _of_process = weakref.ref(comm)
-            _open.add(comm)
         return comm
 
 
@@ -76,6 +75,12 @@ def run_ranks(size: int, body: Callable[[Communicator], T], *, timeout_s: float 
 
     _native.run_ranks(size, rank, timeout_s)
     return [results[i] for i in range(size)]
+
+
+def close_at_exit(comm: Communicator) -> Communicator:
+    """[local] comm, which the end of the interpreter closes if nothing else has."""
+    _open.add(comm)
+    return comm
 
 
 def _close_all() -> None:

@@ -87,14 +87,25 @@ def engine_of(parameter: torch.Tensor) -> Engine | None:
     return next((each for each in list(_live) if id(parameter) in each._names and not each.closed), None)
 
 
-def copied_state(module: torch.nn.Module, device: str | None = None) -> dict[str, torch.Tensor]:
-    """[local] Copies of its state dict's tensors, on `device` or where they are. Tied parameters stay tied."""
-    copies: dict[int, torch.Tensor] = {}
+def copied_state(
+    module: torch.nn.Module, device: str | None = None, copies: dict[int, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """[local] Copies of its state dict's tensors, on `device` or where they are. Tied parameters stay tied.
+
+    copies: taken instead of copies of the tensors with these ids.
+    """
+    copies = dict(copies or {})
     state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     for value in state.values():
         if id(value) not in copies:
             copies[id(value)] = value.detach().to(device=device, copy=True)
     return {name: copies[id(value)] for name, value in state.items()}
+
+
+def _sizes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
+    # What is not a module, or has no shape yet, is an error of the engine.
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    return {name: p.shape for name, p in named if not torch.nn.parameter.is_lazy(p)}
 
 
 class Engine:
@@ -107,6 +118,7 @@ class Engine:
     model: on its device and with its values loaded.
     config: a path, a dict, JSON text or Options, with DeepSpeed's keys.
     comm: default_communicator() if not given.
+    mesh: Mesh.of(config, comm), where the program uses it before; instead of comm.
     units: modules that are unsharded as one unit: module classes (all their instances) or names of modules. Default:
         the entries of the outermost ModuleList and Sequential.
     """
@@ -117,21 +129,25 @@ class Engine:
         config: Config,
         *,
         comm: Communicator | None = None,
+        mesh: Mesh | None = None,
         units: Iterable[str | type[torch.nn.Module]] | None = None,
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
         self._original: torch.nn.Module = getattr(model, "_orig_mod", model)
         settings = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         options = as_options(config, settings)
-        self.comm = comm if comm is not None else default_communicator()
-        self._native = _native.Engine(self._original, options, self.comm)
+        if mesh is not None and comm is not None:
+            raise ConfigError("[Engine] got comm and mesh, expected one of them. Hint: the mesh has its Communicator.")
+        self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm
+        self._sizes = _sizes_of(self._original)  # before they are cut
+        self._native = _native.Engine(self._original, options, self.comm, None if mesh is None else mesh._native)
         self.module = model
         self._alone = self.comm.size == 1
-        named = dict(self._original.named_parameters())
-        self._names: dict[int, str] = {id(p): name for name, p in named.items()}
+        held = dict(self._original.named_parameters())
+        self._names: dict[int, str] = {id(p): name for name, p in held.items()}
         self.optimizer = Optimizer(self._native, self._original)
         """For torch's schedulers; see Optimizer."""
-        for p in named.values():
+        for p in held.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
         _live.add(self)
 
@@ -216,6 +232,10 @@ class Engine:
         what: names or patterns (* and ?) of parameters or units, modules, parameters; None: all. All parameters of
         their units are unsharded. modify: parameters may be written in place (copy_, load_state_dict) under
         torch.no_grad(); rank 0's values are broadcast at the end. backward() and step() are not allowed inside.
+
+        With tensor parallelism a parameter that is cut stays this rank's part, in its part's shape; modify then takes
+        the values of the first rank with the same part. For whole tensors: state_dict(), parameter_state(),
+        set_parameter_state().
         """
         names = None if what is None else self._selected(what)
         scope = self._native.gathered_parameters(names, modify)
@@ -227,10 +247,33 @@ class Engine:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] A copy of the model's state dict on every rank: parameters in the compute dtype, and buffers.
 
-        Needs memory for two unsharded models while it runs. For fp32 masters see full_state_dict().
+        Parameters are whole with tensor parallelism as well. Needs memory for two unsharded models while it runs; with
+        tensor parallelism, fp32 masters in rank 0's host memory. For these see full_state_dict().
         """
-        with self.gathered_parameters():
-            return copied_state(self._original)
+        state = self._whole_state()
+        assert state is not None
+        return state
+
+    def _whole_state(self, device: str | None = None, *, everywhere: bool = True) -> dict[str, torch.Tensor] | None:
+        """[collective] state_dict() on `device`; not everywhere: on rank 0 only, None on other ranks."""
+        wanted = everywhere or self.comm.rank == 0
+        if not self._cut_parameters():
+            with self.gathered_parameters():
+                return copied_state(self._original, device) if wanted else None
+        masters = self.full_state_dict()
+        whole: dict[int, torch.Tensor] = {}
+        for name, p in self._original.named_parameters():
+            value = masters.pop(name).to(p.dtype) if self.comm.rank == 0 else torch.empty(self._sizes[name], dtype=p.dtype)
+            if everywhere:
+                self.comm.broadcast(value.view(-1), 0).wait()
+            if wanted:
+                whole[id(p)] = value.to(p.device if device is None else device)
+        return copied_state(self._original, device, whole) if wanted else None
+
+    def _cut_parameters(self) -> dict[str, torch.Size]:
+        """[local] The whole sizes of the parameters of which this rank has a part."""
+        named = self._original.named_parameters()
+        return {name: self._sizes[name] for name, p in named if p.shape != self._sizes.get(name, p.shape)}
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
@@ -343,7 +386,7 @@ class Engine:
     @property
     def mesh(self) -> Mesh:
         """[local] The ranks of the run as a grid of data, sequence and tensor parallelism (docs/parallelism.md)."""
-        return Mesh(self._native)
+        return Mesh(self._native.mesh())
 
     @property
     def loss_scale(self) -> float:

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
+
 from libzero import _native
-from libzero.errors import ConfigError
+from libzero.communicator import Communicator, close_at_exit, default_communicator
+from libzero.config import Config, as_options
 
 __all__ = ["Mesh"]
 
+_open: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
 
 class Mesh:
-    """The mesh of an Engine, as `engine.mesh`; torch's DeviceMesh has the same words. All calls are [local].
+    """`engine.mesh`, or Mesh.of(config) before there is an Engine; torch's DeviceMesh has the same words.
 
     Rank (d * u + i) * t + j has the coordinates d of "dp", i of "sp" and j of "tp", with u = sequence_parallel_size and
     t = tensor_parallel.autotp_size; "dp_sp" is the flattened dimension over which ZeRO shards. Training data are
     divided by (mesh.rank("dp"), mesh.size("dp")). docs/parallelism.md describes it.
+
+    dim is "dp", "sp", "tp" or "dp_sp"; ConfigError for another name.
     """
 
-    def __init__(self, native: _native.Engine) -> None:
-        self._dims = {dim: (native.mesh_size(dim), native.mesh_rank(dim)) for dim in ("dp", "sp", "tp", "dp_sp")}
-        self._text = native.mesh_text()
+    def __init__(self, native: _native.Mesh) -> None:
+        self._native = native
+        _open.add(self)
 
-    def _dim(self, dim: str) -> tuple[int, int]:
-        if dim not in self._dims:
-            raise ConfigError(f'[Mesh] got the dimension "{dim}", expected dp, sp, tp or dp_sp')
-        return self._dims[dim]
+    @staticmethod
+    def of(config: Config, comm: Communicator | None = None) -> Mesh:
+        """[collective] The mesh of a configuration, for Engine(model, config, mesh=mesh).
+
+        comm: the ranks; default_communicator() if not given. ConfigError if the configuration's degrees do not divide
+        the number of ranks, and for transports that cannot be split (nccl, c10d).
+        """
+        return Mesh(_native.Mesh.of(as_options(config), default_communicator() if comm is None else comm))
 
     def size(self, dim: str) -> int:
-        """Number of ranks along a dimension: "dp", "sp", "tp" or "dp_sp". ConfigError for another name."""
-        return self._dim(dim)[0]
+        """[local] Number of ranks along a dimension."""
+        return self._native.size(dim)
 
     def rank(self, dim: str) -> int:
-        """This rank's coordinate in a dimension."""
-        return self._dim(dim)[1]
+        """[local] This rank's coordinate in a dimension."""
+        return self._native.rank(dim)
+
+    def group(self, dim: str) -> Communicator:
+        """[local] The ranks that differ from this one along a dimension only, in order of their coordinate in it.
+
+        A Communicator of one rank if the dimension's size is 1.
+        """
+        return close_at_exit(self._native.group(dim))
+
+    @property
+    def world(self) -> Communicator:
+        """[local] All ranks."""
+        return close_at_exit(self._native.world())
 
     def tokens(self, tokens: int) -> tuple[int, int]:
-        """Begin and end of this sequence-parallel rank's stretch of `tokens` tokens."""
-        size, rank = self._dims["sp"]
-        return rank * tokens // size, (rank + 1) * tokens // size
+        """[local] Begin and end of this sequence-parallel rank's stretch of `tokens` tokens."""
+        return self._native.tokens(tokens)
 
     def __repr__(self) -> str:
-        return f"<libzero.Mesh: {self._text}>"
+        return f"<libzero.Mesh: {self._native.text()}>"
+
+
+@atexit.register
+def _close_all() -> None:
+    for mesh in list(_open):
+        mesh._native.close()

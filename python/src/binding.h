@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <zero/communicator.h>
 #include <zero/errors.h>
+#include <zero/mesh.h>
 
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@ void bind_errors(py::module_& module);
 void bind_options(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_communicator(py::module_& module);
+void bind_parallel(py::module_& module);
 void bind_engine(py::module_& module);
 
 // A C++ object owned by Python. It is destroyed without the GIL, because its destructor may wait for threads that need
@@ -71,6 +73,12 @@ struct PyCommunicator {
   Owned<zero::Communicator> owned;
   explicit PyCommunicator(std::shared_ptr<zero::Communicator> comm) : owned(std::move(comm)) {}
   std::shared_ptr<zero::Communicator> get() const { return owned.get("Communicator"); }
+};
+
+struct PyMesh {
+  Owned<zero::Mesh> owned;
+  explicit PyMesh(std::shared_ptr<zero::Mesh> mesh) : owned(std::move(mesh)) {}
+  std::shared_ptr<zero::Mesh> get() const { return owned.get("Mesh"); }
 };
 
 // RAII scope for calls that may wait for peers. On Python's main thread, if the interpreter cannot handle Ctrl-C within

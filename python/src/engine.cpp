@@ -22,12 +22,18 @@ struct Held {
 
 class PyEngine {
  public:
-  PyEngine(const py::object& module, const zero::Options& options, const PyCommunicator& comm)
+  PyEngine(const py::object& module, const zero::Options& options, const PyCommunicator& comm, const PyMesh* mesh)
       : owned_(std::make_shared<Held>()) {
     auto& held = *owned_.get("Engine");
     held.comm = comm.get();
     held.model = mirror(module);
-    blocking(held.comm, [&] { held.engine = std::make_unique<zero::Engine>(held.model, options, held.comm); });
+    const auto shared = mesh == nullptr ? nullptr : mesh->get();
+    if (shared && shared->world() != held.comm)
+      throw zero::ConfigError("[Engine] got a mesh of another Communicator than comm. Hint: leave comm out.");
+    blocking(held.comm, [&] {
+      held.engine = shared ? std::make_unique<zero::Engine>(held.model, options, shared)
+                           : std::make_unique<zero::Engine>(held.model, options, held.comm);
+    });
   }
 
   std::shared_ptr<const Held> held() const { return owned_.get("Engine"); }
@@ -144,8 +150,8 @@ void bind_engine(py::module_& module) {
           "close", [](PyReadScope& self) { self.scope.reset(); }, py::call_guard<py::gil_scoped_release>());
 
   py::class_<PyEngine> c(module, "Engine");
-  c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&>(), py::arg("module"),
-        py::arg("options"), py::arg("comm"));
+  c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&, const PyMesh*>(), py::arg("module"),
+        py::arg("options"), py::arg("comm"), py::arg("mesh") = py::none());
   c.def("forward_scope", [](const PyEngine& self) {
     return PyForward{Owned<zero::Communicator>(self.held()->comm), nullptr};
   });
@@ -256,14 +262,10 @@ void bind_engine(py::module_& module) {
   local(c, "skipped_steps", &zero::Engine::skipped_steps);
   local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
   local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
-  c.def("mesh_size", [](const PyEngine& self, const std::string& dim) {
-    return self.local([&](zero::Engine& engine) { return engine.mesh().size(dim); });
+  // A copy, so that the program's mesh does not keep the engine.
+  c.def("mesh", [](const PyEngine& self) {
+    return PyMesh(self.local([](zero::Engine& engine) { return std::make_shared<zero::Mesh>(engine.mesh()); }));
   });
-  c.def("mesh_rank", [](const PyEngine& self, const std::string& dim) {
-    return self.local([&](zero::Engine& engine) { return engine.mesh().rank(dim); });
-  });
-  c.def("mesh_text",
-        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.mesh().text(); }); });
   local(c, "micro_batches", &zero::Engine::micro_batches);
   local(c, "loss_scale", &zero::Engine::loss_scale);
   local(c, "units", &zero::Engine::units);

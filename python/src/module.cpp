@@ -75,5 +75,6 @@ PYBIND11_MODULE(_native, module) {
   libzero::bind_options(module);
   libzero::bind_plan(module);
   libzero::bind_communicator(module);
+  libzero::bind_parallel(module);
   libzero::bind_engine(module);
 }

@@ -12,20 +12,21 @@ import libzero
 class Block(torch.nn.Module):
     """Attention and MLP that take the number of heads from their input."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 12, hidden: int = 20, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm = torch.nn.LayerNorm(12)
-        self.qkv = torch.nn.Linear(12, 36)
-        self.out = torch.nn.Linear(12, 12)
-        self.up = torch.nn.Linear(12, 20, bias=False)
-        self.down = torch.nn.Linear(20, 12)
+        self.norm = torch.nn.LayerNorm(width)
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width)
+        self.up = torch.nn.Linear(width, hidden, bias=False)
+        self.down = torch.nn.Linear(hidden, width)
+        self.drop = torch.nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, s, _ = x.shape
         q, k, v = self.qkv(self.norm(x)).view(b, s, 3, -1, 3).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, s, -1))
-        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+        return x + self.down(self.drop(torch.nn.functional.gelu(self.up(x))))
 
 
 SPECS = [

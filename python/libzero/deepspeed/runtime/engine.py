@@ -37,7 +37,7 @@ from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_clas
 from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
-from libzero.engine import Engine, copied_state
+from libzero.engine import Engine
 from libzero.errors import ConfigError
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable"]
@@ -493,7 +493,15 @@ class DeepSpeedEngine(torch.nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, torch.Tensor]:
-        """The module's state dict: whole parameters below stage 3; at stage 3 they are sharded ([local])."""
+        """The module's state dict: whole parameters below stage 3; at stage 3 they are sharded ([local]).
+
+        ConfigError with tensor parallelism, where the module has parts of its parameters.
+        """
+        if self._engine._cut_parameters():
+            raise ConfigError(
+                "[deepspeed] module_state_dict: got a model with tensor parallelism, of which this rank has parts. "
+                "Hint: save_16bit_model(), or convert_zero_checkpoint_to_fp32_state_dict() after save_checkpoint()."
+            )
         state: dict[str, torch.Tensor] = self._engine._original.state_dict(prefix=prefix, keep_vars=keep_vars)
         if destination is not None:
             destination.update(state)
@@ -513,11 +521,40 @@ class DeepSpeedEngine(torch.nn.Module):
     ) -> None:
         """[collective] Loads rank 0's checkpoint["module"] into the module and the masters."""
         state = checkpoint["module"]
+        cut = self._engine._cut_parameters()
+        if cut:
+            self._expect_loadable(cut, custom_load_fn)
+        original = self._engine._original
+        taken = self._with_parts(state, cut) if cut else state
         with self._engine.gathered_parameters(modify=True), torch.no_grad():
             if custom_load_fn is not None:
-                custom_load_fn(src=state, dst=self._engine._original)
+                custom_load_fn(src=state, dst=original)
             else:
-                self._engine._original.load_state_dict(state, strict=strict)
+                original.load_state_dict(taken, strict=strict)
+        for name in cut:
+            if name in state:
+                self._engine.set_parameter_state(name, "master", state[name])
+
+    def _with_parts(self, state: Mapping[str, Any], cut: Mapping[str, torch.Size]) -> dict[str, Any]:
+        """[local] The state dict with the module's own parts of the parameters that are cut."""
+        original = self._engine._original
+        parts = {id(p) for name, p in original.named_parameters() if name in cut}
+        own = {name: p for name, p in original.state_dict(keep_vars=True).items() if id(p) in parts}
+        return {name: own[name].detach() if name in own else value for name, value in state.items()}
+
+    def _expect_loadable(self, cut: Mapping[str, torch.Size], custom_load_fn: Callable[..., None] | None) -> None:
+        """ConfigError for what cannot be loaded into parts."""
+        if custom_load_fn is not None:
+            raise ConfigError(
+                "[deepspeed] load_module_state_dict: got custom_load_fn with tensor parallelism, where the module has "
+                "parts of its parameters, expected none. Hint: leave it out."
+            )
+        frozen = [name for name, p in self._engine._original.named_parameters() if name in cut and not p.requires_grad]
+        if frozen:
+            raise ConfigError(
+                f"[deepspeed] load_module_state_dict: {frozen[0]} is frozen and cut by tensor parallelism, and its whole "
+                "value cannot be set. Hint: load the weights into the model before deepspeed.initialize()."
+            )
 
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
@@ -526,11 +563,11 @@ class DeepSpeedEngine(torch.nn.Module):
 
         Takes memory for the whole model on every rank while it runs.
         """
-        with self._engine.gathered_parameters():
-            if self.global_rank != 0:
-                return None
-            state = copied_state(self._engine._original, "cpu")
-        return self._without_frozen(state) if exclude_frozen_parameters else state
+        state = self._engine._whole_state("cpu", everywhere=False)
+        return self._without_frozen(state) if state is not None and exclude_frozen_parameters else state
+
+    # accelerate takes this one with tensor parallelism.
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
 
     def save_16bit_model(
         self,

@@ -20,13 +20,13 @@ __all__ = [
 ]
 
 
-_mesh: Mesh | None = None
+_places: dict[str, tuple[int, int]] = {}
 
 
 def use_mesh(mesh: Mesh) -> None:
     """[local] The mesh of the engine that was made last, which the functions below describe."""
-    global _mesh
-    _mesh = mesh
+    # Not the mesh itself, which would keep the communicator of an engine that has ended.
+    _places.update({dim: (mesh.rank(dim), mesh.size(dim)) for dim in ("dp", "sp", "tp")})
 
 
 def get_data_parallel_group() -> ProcessGroup | None:
@@ -41,30 +41,30 @@ def get_data_parallel_group() -> ProcessGroup | None:
 
 def get_data_parallel_rank() -> int:
     """[local] This rank's coordinate among the data-parallel ranks."""
-    return comm.get_rank() if _mesh is None else _mesh.rank("dp")
+    return _places["dp"][0] if _places else comm.get_rank()
 
 
 def get_data_parallel_world_size() -> int:
     """[local] The number of data-parallel ranks."""
-    return comm.get_world_size() if _mesh is None else _mesh.size("dp")
+    return _places["dp"][1] if _places else comm.get_world_size()
 
 
 def get_model_parallel_rank() -> int:
     """[local] This rank's coordinate among the tensor-parallel ranks."""
-    return 0 if _mesh is None else _mesh.rank("tp")
+    return _places["tp"][0] if _places else 0
 
 
 def get_model_parallel_world_size() -> int:
     """[local] The number of tensor-parallel ranks."""
-    return 1 if _mesh is None else _mesh.size("tp")
+    return _places["tp"][1] if _places else 1
 
 
 def _get_sequence_parallel_rank() -> int:
-    return 0 if _mesh is None else _mesh.rank("sp")
+    return _places["sp"][0] if _places else 0
 
 
 def _get_sequence_parallel_world_size() -> int:
-    return 1 if _mesh is None else _mesh.size("sp")
+    return _places["sp"][1] if _places else 1
 
 
 get_tensor_model_parallel_rank = get_model_parallel_rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ __all__ = [
     "read_manifest",
     "read_tensors",
 ]
+
+_READER = 3
+"""The newest min_reader of a manifest whose tensors read_tensors() can assemble."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -51,6 +55,12 @@ def read_manifest(folder: str | os.PathLike[str], tag: str | None) -> tuple[Path
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
     if manifest.get("format") != "zero.checkpoint/1":
         raise IoError(f"{path}: got format {manifest.get('format')!r}, expected 'zero.checkpoint/1'")
+    needed = manifest.get("min_reader")
+    if not isinstance(needed, int) or needed > _READER:
+        raise IoError(
+            f"{path}: min_reader: got {needed!r}, expected {_READER} or less, which this libzero reads. "
+            "Hint: read it with the libzero that wrote it, or a newer one."
+        )
     return path, manifest
 
 
@@ -73,6 +83,19 @@ class _Files:
         return values[begin:end].clone().view(dtype)
 
 
+def _assembled(flat: torch.Tensor, tensor: Mapping[str, Any]) -> torch.Tensor:
+    """A whole tensor from its elements as they are stored: in row-major order, or box by box of its slices."""
+    if "slices" not in tensor:
+        return flat.view(tensor["shape"])
+    boxes = [box for slice_ in tensor["slices"] for box in slice_]
+    values = torch.split(flat, [math.prod(box["size"]) for box in boxes])
+    whole = flat.new_empty(tensor["shape"])
+    for box, value in zip(boxes, values, strict=True):
+        place = tuple(slice(start, start + size) for start, size in zip(box["start"], box["size"], strict=True))
+        whole[place] = value.view(box["size"])
+    return whole
+
+
 def read_tensors(path: Path, manifest: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Whole tensors of these kinds by name, tied names included, in host memory."""
     files = _Files(path)
@@ -83,7 +106,7 @@ def read_tensors(path: Path, manifest: Mapping[str, Any], kinds: tuple[str, ...]
         dtype = _DTYPES[tensor["dtype"]]
         parts = sorted(tensor["parts"], key=lambda part: int(part["start"]))
         flat = [files.read(part, dtype) for part in parts] or [torch.empty(0, dtype=dtype)]
-        found[tensor["name"]] = torch.cat(flat).view(tensor["shape"])
+        found[tensor["name"]] = _assembled(torch.cat(flat), tensor)
     for alias, name in manifest["aliases"].items():
         if name in found:
             found[alias] = found[name]
