@@ -182,6 +182,27 @@ TEST(TrainMesh, BytesAreThePlans) {
   }
 }
 
+// A budget leaves room for the activations of a rank's part, not for those of the whole model.
+TEST(TrainMesh, BudgetsLeaveRoomForTheirOwnActivations) {
+  const auto room = [](const Words& degrees) {
+    Words options{"--stage", "1",
+                  "--set",   "memory.device=20000000",
+                  "--set",   "memory.host=20000000",
+                  "--set",   "libzero.model.heads=4",
+                  "--set",   "libzero.model.seq_length=32"};
+    options.insert(options.end(), degrees.begin(), degrees.end());
+    const auto run = train(4, options, 3);
+    EXPECT_EQ(run.code, 0) << run.err;
+    for (const auto& row : run.record["configuration"])
+      if (row["key"] == "memory.activations") return row["value"].get<double>();
+    ADD_FAILURE() << "no memory.activations";
+    return 0.0;
+  };
+  const auto whole = room({}), parts = room({"--tensor-parallel", "2", "--sequence-parallel", "2"});
+  EXPECT_LT(parts, 0.5 * whole);
+  EXPECT_GT(parts, 0.25 * whole);
+}
+
 // Parts of different sizes: every rank has its own row, and the plan is of the largest part.
 TEST(TrainMesh, UnevenParts) {
   const auto run = train(2, {"--tensor-parallel", "2", "--stage", "1"}, 3);

@@ -302,6 +302,7 @@ TEST(HtmlPage, OfAMesh) {
         cell(label + ", 1", "sequence parallelism", "710"), cell(label, "tp.all_reduce", "5000")})
     EXPECT_NE(page.find(part), std::string::npos) << part;
   EXPECT_EQ(page.find("stage 3, sent by ZeRO"), std::string::npos) << "one kind of parallelism needs no second row";
+  EXPECT_NE(page.find("Ranks: stage 3: 2 ranks; stage 3 tp 3 sp 2: 12 ranks = 2 dp x 2 sp x 3 tp"), std::string::npos);
   EXPECT_NE(html_page({runs[1]}).find("12 ranks = 2 dp x 2 sp x 3 tp on CPUs"), std::string::npos);
   EXPECT_EQ(html_page({runs[0]}).find("The mesh"), std::string::npos);
 }

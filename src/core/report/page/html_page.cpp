@@ -137,7 +137,12 @@ std::string subtitle_of(const Runs& runs) {
     return o.parameters == r.parameters && o.recipe == r.recipe && o.world == r.world && o.mesh == r.mesh &&
            o.device == r.device && o.transport == r.transport && o.tokens_per_step == r.tokens_per_step;
   });
-  return alike ? text : "The runs differ in model, recipe, ranks or batch: see the tables. The first: " + text;
+  if (alike) return text;
+  text = "The runs differ in model, recipe, ranks or batch: see the tables. The first: " + text;
+  if (!on_mesh(runs)) return text;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    text += (i == 0 ? ". Ranks: " : "; ") + runs[i].label + ": " + ranks_text(runs[i]);
+  return text;
 }
 
 std::string summary_table(const Runs& runs) {
