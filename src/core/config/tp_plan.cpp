@@ -179,6 +179,9 @@ std::vector<LayerSpec> preset_specs(const std::string& name) {
   } else if (name == "bloom") {
     specs = {column(R"(.*\.query_key_value\.weight)"), row(R"(.*\.self_attention\.dense\.weight)"),
              column(R"(.*\.dense_h_to_4h\.weight)"), row(R"(.*\.dense_4h_to_h\.weight)")};
+  } else if (name == "chatglm") {
+    specs = {column(R"(.*\.query_key_value\.weight)", {3}), row(R"(.*\.self_attention\.dense\.weight)"),
+             column(R"(.*\.dense_h_to_4h\.weight)", {2}), row(R"(.*\.dense_4h_to_h\.weight)")};
   }
   for (auto& spec : specs) {
     spec.place = "preset " + name;

@@ -6,6 +6,7 @@
 
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "sharding/cut_plan.h"
 
@@ -134,6 +135,54 @@ TEST(CutPlan, Preset) {
   EXPECT_FALSE(plan(R"(, "preset_model": "gpt", "vocab_parallel_lm_head": true)")[0].gather_output);
 }
 
+// The weights of one layer by Hugging Face's names: kind and number of pieces.
+TEST(CutPlan, PresetsOfKnownModels) {
+  struct Known {
+    const char* preset;
+    std::vector<std::tuple<const char*, std::vector<std::int64_t>, CutKind, std::size_t>> weights;
+  };
+  const auto column = CutKind::Column, row = CutKind::Row, whole = CutKind::Whole;
+  const std::vector<Known> all{
+      {"llama",
+       {{"model.layers.0.self_attn.q_proj.weight", {16, 8}, column, 0},
+        {"model.layers.0.self_attn.k_proj.weight", {4, 8}, column, 0},
+        {"model.layers.0.self_attn.o_proj.weight", {8, 16}, row, 0},
+        {"model.layers.0.mlp.gate_proj.weight", {24, 8}, column, 0},
+        {"model.layers.0.mlp.down_proj.weight", {8, 24}, row, 0},
+        {"model.layers.0.input_layernorm.weight", {8}, whole, 0},
+        {"lm_head.weight", {32, 8}, whole, 0}}},
+      {"qwen2",
+       {{"model.layers.0.self_attn.v_proj.weight", {4, 8}, column, 0},
+        {"model.layers.0.self_attn.v_proj.bias", {4}, column, 0},
+        {"model.layers.0.mlp.up_proj.weight", {24, 8}, column, 0}}},
+      {"phi3",
+       {{"model.layers.0.self_attn.qkv_proj.weight", {24, 8}, column, 3},
+        {"model.layers.0.self_attn.o_proj.weight", {8, 8}, row, 0},
+        {"model.layers.0.mlp.gate_up_proj.weight", {32, 8}, column, 2},
+        {"model.layers.0.mlp.down_proj.weight", {8, 16}, row, 0}}},
+      {"bloom",
+       {{"transformer.h.0.self_attention.query_key_value.weight", {24, 8}, column, 0},
+        {"transformer.h.0.self_attention.dense.weight", {8, 8}, row, 0},
+        {"transformer.h.0.mlp.dense_h_to_4h.weight", {32, 8}, column, 0},
+        {"transformer.h.0.mlp.dense_4h_to_h.bias", {8}, whole, 0},
+        {"transformer.h.0.mlp.dense_4h_to_h.weight", {8, 32}, row, 0}}},
+      {"chatglm",
+       {{"transformer.encoder.layers.0.self_attention.query_key_value.weight", {24, 8}, column, 3},
+        {"transformer.encoder.layers.0.self_attention.dense.weight", {8, 8}, row, 0},
+        {"transformer.encoder.layers.0.mlp.dense_h_to_4h.weight", {32, 8}, column, 2},
+        {"transformer.encoder.layers.0.mlp.dense_4h_to_h.weight", {8, 16}, row, 0}}}};
+  for (const auto& known : all) {
+    std::vector<sharding::NamedShape> shapes;
+    for (const auto& [name, sizes, kind, pieces] : known.weights) shapes.push_back({name, {}, sizes});
+    const auto cuts = plan(R"(, "preset_model": ")" + std::string(known.preset) + "\"", shapes);
+    for (std::size_t i = 0; i < known.weights.size(); ++i) {
+      const auto& [name, sizes, kind, pieces] = known.weights[i];
+      EXPECT_EQ(cuts[i].kind, kind) << name;
+      EXPECT_EQ(cuts[i].cut.pieces.size(), pieces) << name;
+    }
+  }
+}
+
 TEST(CutPlan, FirstEntryDecides) {
   const auto cuts = plan(R"(, "preset_model": "gpt", "partition_config": {"layer_specs": [
       {"patterns": ["token"], "partition_type": "skip"},
@@ -141,6 +190,15 @@ TEST(CutPlan, FirstEntryDecides) {
   EXPECT_EQ(cuts[0].kind, CutKind::Whole);
   EXPECT_TRUE(cuts[7].gather_output);
   EXPECT_EQ(cuts[8].kind, CutKind::Whole);  // a bias is added to the gathered output
+}
+
+TEST(CutPlan, GradientsOfAWeightAndItsBiasAreSummed) {
+  const auto cuts = plan(R"(, "partition_config": {"use_default_specs": false, "layer_specs": [
+      {"patterns": ["blocks.0.up.weight"]},
+      {"patterns": ["blocks.0.projection.weight"], "partition_type": "skip", "grad_allreduce": true}]})");
+  for (std::size_t i = 0; i < cuts.size(); ++i)
+    EXPECT_EQ(cuts[i].sum_gradient, gpt()[i].name.find("projection") != std::string::npos) << gpt()[i].name;
+  EXPECT_EQ(cuts[7].kind, CutKind::Column);  // without partition_type
 }
 
 TEST(CutPlan, Faults) {
