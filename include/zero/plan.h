@@ -22,11 +22,10 @@ struct PlanBatch {
   std::int64_t segments = 0;  // checkpointed segments of layers; 0: no activation checkpointing
   std::int64_t element = 4;   // bytes of an activation
   bool gpu = true;
-  // On a mesh, of what this rank computes: tokens of a sample, and the fractions of attention heads, of the MLP's inner
-  // width and of the vocabulary. gathered_logits: it still has whole logits.
-  std::int64_t tokens = 0;  // 0: all
+  // On a mesh, what this rank computes: tokens of a sample (0: all), fractions of heads, MLP width and vocabulary.
+  std::int64_t tokens = 0;
   double heads = 1, inner = 1, vocabulary = 1;
-  bool gathered_logits = true;
+  bool gathered_logits = true;  // it still has whole logits
 };
 
 // Receives the events of one forward and backward in their order: what a model allocates, releases and reads. Tensors
@@ -39,8 +38,7 @@ class PlanPass {
   virtual void release(std::int64_t tensor) = 0;
   // An operator reads the parameters first .. first + count - 1.
   virtual void use(std::size_t first, std::size_t count) = 0;
-  // The first run of a checkpointed segment. Its input is kept for the second run, on the tier that the configuration
-  // chooses.
+  // The first run of a checkpointed segment. Its input is kept for the second run, on the configured tier.
   virtual void begin_segment(std::int64_t input) = 0;
   virtual void end_segment() = 0;
   // The second run of the last remaining segment begins; its input is back, as that tensor.
@@ -72,8 +70,7 @@ struct ZERO_API PlanModel {
   // Throws ConfigError with the most similar name.
   static PlanModel named(std::string_view name);
   static std::vector<std::string> names();
-  // 1e5 to 1e15 parameters. Throws ConfigError.
-  static PlanModel of_count(double parameters);
+  static PlanModel of_count(double parameters);  // 1e5 to 1e15. Throws ConfigError.
   // The block `model` of a configuration, read as by `zero train`; the default is gpt-1m. Throws ConfigError.
   static PlanModel of_options(const Options& options);
 
@@ -105,8 +102,7 @@ struct ZERO_API PlanProfile {
   double read_bytes = 0, write_bytes = 0;  // files of offloaded states, per host
   double step_s = 0;                       // fixed time of one step, s: hooks, norms, bookkeeping
 
-  // Reads a profile written by `zero bench profile` (schema zero.profile/1; docs/planner.md). Throws ConfigError,
-  // IoError.
+  // Reads what `zero bench profile` writes (zero.profile/1; docs/planner.md). Throws ConfigError.
   static PlanProfile from_json(std::string_view text, std::string_view name = "<text>");
   std::string json() const;
 };
@@ -125,11 +121,10 @@ struct PlanMachine {
   int world() const { return hosts * ranks_per_host; }
 };
 
-struct PlanTraffic {                        // of one rank in one optimizer step, in bytes
-  std::uint64_t gathered = 0, reduced = 0;  // sent by ZeRO's all-gathers; sent by its reductions
-  // Sent between ranks that share a model, and between ranks that share a sequence: activations and their gradients.
-  std::uint64_t tensor_parallel = 0, sequence_parallel = 0;
-  std::uint64_t across_hosts = 0;  // of all
+struct PlanTraffic {                                         // of one rank in one optimizer step, in bytes
+  std::uint64_t gathered = 0, reduced = 0;                   // sent by ZeRO's all-gathers; sent by its reductions
+  std::uint64_t tensor_parallel = 0, sequence_parallel = 0;  // activations and their gradients, sent on these axes
+  std::uint64_t across_hosts = 0;                            // of all
   double volume = 0;  // ZeRO's bytes / ((N-1)/N * bytes of the parameters): 2 or 3 (in the ZeRO paper 2x, 3x)
   std::uint64_t to_host = 0, from_host = 0;  // over a GPU's host link
   std::uint64_t read = 0, written = 0;       // of files
@@ -152,12 +147,10 @@ struct PlanTime {  // seconds of one optimizer step; 0: unknown
 // One configuration on one machine.
 struct Plan {
   int stage = 0;
-  // Degrees of parallelism; tensor * sequence * data = ranks. parameters: elements of the model that a rank holds
-  // before ZeRO shards them over data * sequence ranks (docs/parallelism.md).
-  int tensor = 1, sequence = 1, data = 1;
-  std::int64_t parameters = 0;
-  std::string offload = "none";  // none, cpu, nvme
-  bool checkpointing = false;    // activation checkpointing with one segment per layer
+  int tensor = 1, sequence = 1, data = 1;  // degrees of parallelism; their product is the number of ranks
+  std::int64_t parameters = 0;             // elements that a rank holds before ZeRO shards them
+  std::string offload = "none";            // none, cpu, nvme
+  bool checkpointing = false;              // activation checkpointing with one segment per layer
   std::int64_t micro_batch = 1, accumulation = 1;
   MemoryReport memory;  // current: between steps; peak: within a step
   bool fits = true;
@@ -188,8 +181,7 @@ ZERO_API std::vector<Plan> plan_all(const PlanModel& model, const Options& optio
 // step. Without one: the first by no offload before cpu before nvme, no checkpointing before checkpointing, low stages
 // first.
 ZERO_API int cheapest(const std::vector<Plan>& plans);
-// A configuration file for `zero train`: `options` with the plan's stage, offload and checkpointing, and the model if
-// it is a GPT. offload_folder: the folder for nvme files.
+// A file for `zero train`: `options` with what the plan chose, and the model if it is a GPT. offload_folder: for nvme.
 ZERO_API std::string plan_config(const PlanModel& model, const Options& options, const Plan& plan,
                                  const std::string& offload_folder);
 
