@@ -113,8 +113,8 @@ Measured train(const Case& c, const Comm& comm) {
   at::set_num_threads(1);
   // A plan counts tensors. What oneDNN allocates inside a 16-bit matrix product depends on the processor: for these
   // models, 0.1 MB where it multiplies such numbers, 3 MB where it converts them, nothing where libtorch does not use
-  // it.
-  at::globalContext().setUserEnabledMkldnn(false);
+  // it. With segments, the peak of activations is inside of such a product. libtorch's own product is exact, but slow.
+  at::globalContext().setUserEnabledMkldnn(c.segments == 0);
   auto model = make_model(c.shape);
   if (c.segments > 0)
     model->run_layers_by(c.segments, [](const models::GptImpl::Part& part, const at::Tensor& x) {
