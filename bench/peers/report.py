@@ -229,9 +229,9 @@ def parallel_section(sections):
         versions.update(section["versions"])
     text = f"""## Tensor and sequence parallelism
 {machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']}, libtorch {machine['libtorch']},
-{', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}. {first['world']} ranks, {counted(machine['threads_per_rank'], 'thread')} each: all of them
-share each sample, so that ZeRO has one data-parallel rank with tensor parallelism and {first['world']} with Ulysses. Two ranks on two cores say what an
-implementation costs, and nothing about how it scales.
+{', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}. {first['world']} ranks, {counted(machine['threads_per_rank'], 'thread')} each. All ranks
+share each sample: ZeRO shards over one rank with tensor parallelism and over {first['world']} with Ulysses. Measurements with two ranks on two cores show
+the cost of an implementation, not how it scales.
 
 - libzero is `zero bench step --tensor-parallel {first['world']}` (or `--sequence-parallel {first['world']}`) with the built-in GPT, whose attention, MLP
   and vocabulary are cut; logits are all-gathered.

@@ -46,6 +46,7 @@ struct Series {
   std::vector<double> alone;                // by round: a step's collectives of activations, when nothing else runs
   std::vector<std::vector<double>> losses;  // by round
   std::vector<std::uint64_t> peaks;         // by rank, the maximum over rounds
+  std::int64_t elements = 0;                // of rank 0's parameters; compute alone
   double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
   Json bytes_by_axis, operations;           // of rank 0, if ranks share samples
   Json memory;                              // on a GPU, of the last round
@@ -75,7 +76,10 @@ void Series::add(const Json& result) {
   append(forward, result.at("forward_s"));
   append(backward, result.at("backward_s"));
   round_medians.push_back(quantile(result.at("step_s").get<std::vector<double>>(), 0.5));
-  if (is_compute()) return append(adamw, result.at("adamw_s"));
+  if (is_compute()) {
+    result.at("elements").get_to(elements);
+    return append(adamw, result.at("adamw_s"));
+  }
   append(optimizer, result.at("optimizer_s"));
   losses.push_back(result.at("losses").get<std::vector<double>>());
   transport = result.at("transport").get<std::string>();
@@ -238,6 +242,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
     if (series.is_compute()) {
       one["adamw_share_s"] = spread_of(series.adamw);
       one["floor_s"] = floor_of(series);
+      if (setup.mesh.share_samples()) one["parameters_elements"] = series.elements;
       one["samples"] = {{"step_s", series.step},
                         {"forward_s", series.forward},
                         {"backward_s", series.backward},

@@ -287,7 +287,11 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     backward_s.push_back(seconds(forward, backward));
     adamw_s.push_back(seconds(update, end));
   }
-  return {{"step_s", step_s}, {"forward_s", forward_s}, {"backward_s", backward_s}, {"adamw_s", adamw_s}};
+  return {{"step_s", step_s},
+          {"forward_s", forward_s},
+          {"backward_s", backward_s},
+          {"adamw_s", adamw_s},
+          {"elements", elements}};
 }
 
 }  // namespace

@@ -42,11 +42,12 @@ Options options_of(const StepTask& task);
 // and if ranks share samples {"bytes_by_axis", "operations"}: bytes sent a step by dimension of the mesh, and by
 // operation with calls. Those of activations have "alone_s", what a step's calls take when nothing else runs: as many
 // calls, each of the mean size, one after another.
-// For kCompute {"step_s", "forward_s", "backward_s", "adamw_s"}: forward and backward, and a fused AdamW step over
-// 1/N of the parameters' number in fp32, N the ranks that ZeRO shards over. If ranks share samples, this is the share
-// of one rank: the plain module with its parts of the cut weights, on its tokens, with attention of its heads over all
-// tokens; what every rank computes (norms, residuals, embeddings of positions) is whole. PSS is that of three more
-// steps, not timed, less what the rank held before it built the model. Complete on rank 0 only.
+// For kCompute {"step_s", "forward_s", "backward_s", "adamw_s", "elements"}: forward and backward, and a fused AdamW
+// step over 1/N of the parameters' number in fp32, N the ranks that ZeRO shards over. If ranks share samples, this is
+// the share of one rank: the plain module with its parts of the cut weights, on its tokens, with attention of its heads
+// over all tokens; what every rank computes (norms, residuals, embeddings of positions) is whole. elements: of the
+// parameters that this rank has. PSS is that of three more steps, not timed, less what the rank held before it built
+// the model. Complete on rank 0 only.
 Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm);
 
 }  // namespace zero::cli

@@ -73,6 +73,19 @@ TEST(BenchMesh, TensorParallelStepsSendWhatTheFormulaSays) {
   }
 }
 
+TEST(BenchMesh, ComputeAloneComputesItsPart) {
+  const auto elements = [](const Words& words) {
+    Words all{"--stages", "0", "--recipes", "fp32"};
+    all.insert(all.end(), words.begin(), words.end());
+    return document(all)["compute"][0]["parameters_elements"].get<double>();
+  };
+  const double h = kHidden, norms = 2 * h, cut = 3 * h * (h + 1) + h * h + 4 * h * (h + 1) + 4 * h * h, biases = 2 * h,
+               outside = kTokens * h + norms, vocabulary = kVocabulary * h;
+  const auto part = [&](double t) { return outside + vocabulary / t + kLayers * (2 * norms + biases + cut / t); };
+  EXPECT_EQ(elements({"--tensor-parallel", "2"}), part(2));
+  EXPECT_EQ(elements({"--sequence-parallel", "2"}), part(1));
+}
+
 TEST(BenchMesh, SamplesAreSharedByTheRanksOfAMesh) {
   const auto losses = [](const Words& words) {
     Words all{"--stages", "2", "--recipes", "fp32", "--no-compute"};
