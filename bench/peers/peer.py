@@ -6,6 +6,7 @@ side by side, and a fused AdamW step over 1/world of the parameters' number.
 
 libzero0 and libzero3 are libzero's Python package at that stage (zero run -n 2 python peer.py libzero3 RECIPE ...), and
 twin0 and twin3 the same with twin.py's model, whose operations are those of the C++ program.
+dtensor, autotp, ulysses0 and ulysses3 divide each sample's computation over the ranks: see parallel.py.
 `alone` compares a loop in plain PyTorch with both stages at world 1 (python peer.py alone RECIPE ...): three processes
 that take turns at every step, so that all three meet the same phases of the machine.
 """
@@ -21,7 +22,7 @@ import threading
 import time
 
 PEERS = ["compute", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
-         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3", "twin0", "twin3"]
+         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3", "twin0", "twin3", "dtensor", "autotp", "ulysses0", "ulysses3"]
 ALONE = ["plain", "libzero0", "libzero3"]  # what `alone` compares
 CLIPPING = 1.0  # by the global norm, everywhere: libzero's and DeepSpeed's default, and what GPTs are trained with
 MEMORY_STEPS = 3
@@ -38,6 +39,8 @@ parser.add_argument("--turns", action="store_true", help="wait for a line on std
 o = parser.parse_args()
 if o.peer in ("ddpbf16", "fsdp2bf16") and o.recipe != "bf16":
     parser.error(f"{o.peer}: got {o.recipe}, expected bf16")
+is_deepspeed = o.peer.startswith(("ds", "autotp", "ulysses"))
+shares_samples = o.peer.startswith(("dtensor", "autotp", "ulysses"))  # all ranks read the same samples
 is_libzero = o.peer.startswith(("libzero", "twin"))
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if o.peer in ("plain", "alone") and world > 1:
@@ -77,12 +80,13 @@ def take_turns():
 if o.peer == "alone":
     take_turns()
     sys.exit()
-if o.peer.startswith("ds"):
+if is_deepspeed:
     os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
 import torch._dynamo  # noqa: F401  the first optimizer loads it: 110 MiB that are not the model's
 import torch.distributed as dist
+import parallel
 from gpt import GPT, Block
 from twin import Twin
 
@@ -106,7 +110,7 @@ elif is_libzero:
     def gather(value):
         return [json.loads(one) for one in comm.all_gather_bytes(json.dumps(value).encode())]
 
-elif o.peer.startswith("ds"):
+elif is_deepspeed:
     import deepspeed
 
     versions["deepspeed"] = deepspeed.__version__
@@ -133,25 +137,54 @@ def pss_bytes():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
+def of_one_kind(tensors):
+    """Torch's functions for many tensors take DTensors or others: the groups of both."""
+    tensors = list(tensors)
+    if o.peer != "dtensor":
+        return [tensors]
+    from torch.distributed.tensor import DTensor
+
+    return [[t for t in tensors if isinstance(t, DTensor)], [t for t in tensors if not isinstance(t, DTensor)]]
+
+
+@torch.no_grad()
+def copy_all(to, of):
+    """torch._foreach_copy_, which knows no DTensors: each rank copies its parts."""
+    to, of = ([getattr(t, "_local_tensor", t) for t in tensors] for tensors in (to, of))
+    torch._foreach_copy_(to, of)
+
+
+def clip(parameters):
+    groups = of_one_kind(parameters)
+    if len(groups) == 1:
+        return torch.nn.utils.clip_grad_norm_(groups[0], CLIPPING)
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+    norm = torch.linalg.vector_norm(torch.stack([norms[0].full_tensor(), norms[1]]))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, CLIPPING, norm)
+
+
 class MasterAdamW:
     """AdamW over fp32 masters of bf16 parameters, as a user of DDP writes it: cast the reduced gradients, clip, update, cast back."""
 
     def __init__(self, parameters, **settings):
-        self.parameters = list(parameters)
-        self.masters = [p.detach().float().requires_grad_() for p in self.parameters]
-        for master in self.masters:
+        self.parameters = of_one_kind(parameters)
+        self.masters = [[p.detach().float().requires_grad_() for p in group] for group in self.parameters]
+        for master in (master for group in self.masters for master in group):
             master.grad = torch.zeros_like(master)  # kept over steps
-        self.adamw = torch.optim.AdamW(self.masters, fused=True, **settings)
+        self.adamw = torch.optim.AdamW([{"params": group} for group in self.masters], fused=True, **settings)
 
     @torch.no_grad()
     def step(self):
-        torch._foreach_copy_([master.grad for master in self.masters], [p.grad for p in self.parameters])
-        torch.nn.utils.clip_grad_norm_(self.masters, CLIPPING)
+        for masters, parameters in zip(self.masters, self.parameters):
+            copy_all([master.grad for master in masters], [p.grad for p in parameters])
+        clip(master for group in self.masters for master in group)
         self.adamw.step()
-        torch._foreach_copy_(self.parameters, self.masters)
+        for masters, parameters in zip(self.masters, self.parameters):
+            copy_all(parameters, masters)
 
     def zero_grad(self, set_to_none):
-        for p in self.parameters:
+        for p in (p for group in self.parameters for p in group):
             p.grad = None if set_to_none else p.grad.zero_()
 
 
@@ -178,9 +211,12 @@ barrier()
 torch.manual_seed(0)
 adamw = dict(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 bf16 = o.recipe == "bf16"
-module = (Twin if o.peer.startswith("twin") else GPT)(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
+kind = Twin if o.peer.startswith("twin") else parallel.UlyssesGPT if o.peer.startswith("ulysses") else GPT
+module = kind(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
 parameters = sum(p.numel() for p in module.parameters())
-tokens = torch.randint(0, o.vocabulary, (o.warmup + o.steps, world, o.batch, o.sequence + 1), generator=torch.Generator().manual_seed(1))
+readers = 1 if shares_samples else world
+tokens = torch.randint(0, o.vocabulary, (o.warmup + o.steps, readers, o.batch, o.sequence + 1), generator=torch.Generator().manual_seed(1))
+own_tokens = slice(0, o.sequence)
 autocast = False
 if o.peer == "compute":
     model = module.bfloat16() if bf16 else module
@@ -226,7 +262,13 @@ elif o.peer.startswith("fsdp2"):
         fully_shard(block, **options)
     model = fully_shard(module, **options)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, **adamw)
+elif o.peer == "dtensor":
+    parallel.with_parts(module, o.hidden)
+    model = parallel.dtensor(module.bfloat16() if bf16 else module, init_device_mesh("cpu", (world,)))
+    optimizer = (MasterAdamW(model.parameters(), **adamw) if bf16 else
+                 torch.optim.AdamW([{"params": group} for group in of_one_kind(model.parameters())], fused=True, **adamw))
 else:
+    stage = 0 if o.peer == "autotp" else int(o.peer.removeprefix("ds").removeprefix("ulysses")[0])
     config = {
         "train_micro_batch_size_per_gpu": o.batch,
         "gradient_accumulation_steps": 1,
@@ -234,11 +276,17 @@ else:
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": int(o.peer[2])},
+        "zero_optimization": {"stage": stage},
     }
+    if o.peer == "autotp":
+        config["tensor_parallel"] = parallel.autotp_config(world)
+        parallel.with_parts(module, o.hidden)
+    if o.peer.startswith("ulysses"):
+        config |= {"sequence_parallel_size": world, "data_parallel_size": 1}
+        own_tokens = parallel.ulysses(module, dist.group.WORLD, o.sequence, o.hidden)
     if bf16:
         config["bf16"] = {"enabled": True}
-    if len(o.peer) > 3:  # ZeRO-Offload and ZeRO-Infinity: everything on that tier, with DeepSpeed's own optimizer for hosts
+    if o.peer in ("ds3cpu", "ds3nvme"):  # ZeRO-Offload and ZeRO-Infinity: everything on that tier, with DeepSpeed's own optimizer for hosts
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         tier = {"device": o.peer[3:], "nvme_path": o.nvme} if o.peer == "ds3nvme" else {"device": "cpu"}
@@ -261,16 +309,17 @@ losses = []
 
 
 def step(k, measured=True):
-    part = tokens[k % len(tokens), rank]
+    part = tokens[k % len(tokens), rank % readers]
+    inputs, targets = part[:, :-1][:, own_tokens], part[:, 1:][:, own_tokens]
     if o.peer == "compute":
         barrier()  # so that no rank ever has the machine's memory for itself
     if o.turns and not sys.stdin.readline():
         raise SystemExit("Error: the program that gives turns has ended")
     start = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
-        loss = model(part[:, :-1], part[:, 1:])
+        loss = model(inputs, targets)
     forward = time.perf_counter()
-    if o.peer.startswith("ds") or is_libzero:
+    if is_deepspeed or is_libzero:
         model.backward(loss)
         update = backward = time.perf_counter()
         model.step()
@@ -284,7 +333,7 @@ def step(k, measured=True):
         elif o.peer.startswith("fsdp1"):
             model.clip_grad_norm_(CLIPPING)
         elif not isinstance(optimizer, MasterAdamW):  # which clips its masters' gradients
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)
+            clip(model.parameters())
         optimizer.step()
         if o.peer != "compute":
             optimizer.zero_grad(set_to_none=True)

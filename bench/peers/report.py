@@ -9,7 +9,7 @@ import json
 import pathlib
 import statistics
 
-from results import LEAST_ROUNDS, ORDER, PARTS, over_rounds, python_ratios, ratio_of, ratios, summary
+from results import LEAST_ROUNDS, ORDER, PARTS, over_rounds, parallel_ratios, python_ratios, ratio_of, ratios, summary
 
 LABELS = {
     "compute": "compute + AdamW share, PyTorch", "ddp": "DDP", "ddpbf16": "DDP, bf16 parameters", "zro": "ZeroRedundancyOptimizer",
@@ -22,6 +22,10 @@ LABELS = {
     **{f"libzero{s}": f"**libzero stage {s}, from Python**" for s in (0, 3)}, "plain": "plain PyTorch, 1 rank",
     **{f"twin{s}": f"**libzero stage {s}, C++ model from Python**" for s in (0, 3)},
     **{f"alone{s}": f"libzero stage {s}, from Python, 1 rank" for s in (0, 3)},
+    **{f"tp{s}": f"**libzero stage {s}**" for s in (0, 3)}, **{f"tptcp{s}": f"libzero stage {s} over TCP" for s in (0, 3)},
+    "dtensor": "DTensor", "autotp": "DeepSpeed AutoTP", "segments0": "libzero stage 0, checkpointed layers",
+    "parts0": "libzero stage 0, checkpointed layers, partitioned", **{f"sp{s}": f"**libzero stage {s}, Ulysses**" for s in (0, 3)},
+    **{f"ulysses{s}": f"DeepSpeed stage {s}, Ulysses" for s in (0, 3)},
 }
 COLOURS = {"forward_s": "#4477aa", "backward_s": "#ee9944", "optimizer_s": "#77aa66"}
 SMALL, LARGE = "8x512x8x8192x128x1", "8x512x8x8192x128x8"  # the sizes of README.md's sentence
@@ -58,20 +62,29 @@ def counted(number, word):
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def shape(model):
+def shape(model, reader="rank"):
     return (f"{model['layers']} layers of {model['hidden']}, {model['heads']} heads, vocabulary {model['vocabulary']}, "
-            f"{model['parameters_elements'] / 1e6:.1f} M parameters, {model['micro_batch_size']} x {model['sequence_tokens']} tokens a rank and step")
+            f"{model['parameters_elements'] / 1e6:.1f} M parameters, {model['micro_batch_size']} x {model['sequence_tokens']} tokens a {reader} and step")
+
+
+def shares(one):
+    """Cells of what ranks that share samples send."""
+    if "bytes_by_axis" not in one:
+        return [""] * 3
+    sent = (one["bytes_by_axis"][axis] for axis in ("tensor_parallel", "sequence_parallel"))
+    return [f"{of / 2**20:.1f}" if of else "" for of in sent] + [ms(one["collectives_alone_s"])]
 
 
 def steps_table(results, planned):
-    rows = [["", "rounds", "step, ms", "min", "p99", "forward", "backward", "optimizer", "peak, MiB", "fixed", "sent, MiB", "last loss", "/ floor"]]
+    rows = [["", "rounds", "step, ms", "min", "p99", "forward", "backward", "optimizer", "peak, MiB", "fixed", "sent, MiB", "by tp",
+             "by sp", "tp, sp alone, ms", "last loss", "/ floor"]]
     rounds_of = {name: dict(zip(one.get("rounds", []), one.get("round_medians_s", []))) for name, one in results.items()}
     for name in ORDER:
         one = results.get(name)
         if one is None:
             continue
         if "step_s" not in one:
-            rows.append([LABELS[name], f"0 of {planned}", "failed"] + [""] * 10)
+            rows.append([LABELS[name], f"0 of {planned}", "failed"] + [""] * (len(rows[0]) - 3))
             continue
         step, is_compute, over = one["step_s"], name in ("floor", "compute"), ratio_of(rounds_of[name], rounds_of.get("floor", {}))
         counts = len(one["rounds"])
@@ -81,6 +94,7 @@ def steps_table(results, planned):
             f"{one['peak_pss_bytes'] / 2**20:.0f}" if one["peak_pss_bytes"] and not is_compute else "",
             f"{one['fixed_pss_bytes'] / 2**20:.0f}" if one["fixed_pss_bytes"] and not is_compute else "",
             f"{one['bytes_sent_per_step'] / 2**20:.1f}" if one["bytes_sent_per_step"] is not None else "",
+            *shares(one),
             f"{one['losses'][1]:.4f}" if one["losses"] else "", f"{over['median']:.2f}" if over else ""])
     measured = [i for i in range(len(rows[0])) if i == 0 or any(row[i] for row in rows[1:])]
     return table([[row[i] for i in measured] for row in rows])
@@ -129,11 +143,17 @@ def svg(section):
     return "\n".join(out + ["</svg>"]) + "\n"
 
 
+def load_text(section):
+    load = section.get("load_average")
+    return "" if load is None else (f" Load average of the\nmachine before each: median {load['median']:.1f}, {load['least']:.1f} to "
+                                    f"{load['most']:.1f}.")
+
+
 def section_text(section, ratios_of):
     """Of one size: how it was measured with its ratios; (recipe, table of steps) of each recipe."""
     planned, recipes = section["rounds"], section["recipes"]
     text = (f"{section['date']}, {counted(planned, 'round')}, each with {counted(section['warmup'], 'warm-up step')} "
-            f"and {counted(section['steps'], 'measured step')}. Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.\n\n")
+            f"and {counted(section['steps'], 'measured step')}. Measured by {', then '.join(f'`{line}`' for line in section['command'].splitlines())}.{load_text(section)}\n\n")
     names = [name for name in ratios_of({}) if any(name in of["ratios"] for of in recipes.values())]
     rows = [[name] + [cell(of["ratios"].get(name)) for of in recipes.values()] for name in names]
     text += table([["ratio"] + list(recipes)] + rows) + "\n"
@@ -141,7 +161,20 @@ def section_text(section, ratios_of):
                   for recipe, of in recipes.items()]
 
 
-# Targets: the most that a ratio's median may be.
+def verdicts(section, ratios_of, targets):
+    """A line for each ratio with a target."""
+    text = ""
+    for name in ratios_of({}):
+        target = next((most for start, most in targets.items() if name.startswith(start)), None)
+        found = {recipe: of["ratios"].get(name) for recipe, of in section["recipes"].items()}
+        results = [f"{recipe} {one['median']:.3f}, {'reached' if one['median'] <= target else '**missed**'}"
+                   for recipe, one in found.items() if target and one]
+        if results:
+            text += f"- {name}, at most {target}: {', '.join(results)}.\n"
+    return text
+
+
+# Targets: the most that a ratio's median may be. The first of a dictionary that a ratio's name begins with counts.
 PYTHON_TARGETS = {"from Python / from C++, stage": 1.03, "1 rank, from Python, stage": 1.03}
 
 
@@ -174,13 +207,53 @@ def python_section(sections):
     for section in sections.values():
         body, tables = section_text(section, python_ratios)
         text += f"### {shape(section['model'])}\n\n{body}"
-        for name in python_ratios({}):
-            target = next((most for start, most in PYTHON_TARGETS.items() if name.startswith(start)), None)
-            found = {recipe: of["ratios"].get(name) for recipe, of in section["recipes"].items()}
-            verdicts = [f"{recipe} {one['median']:.3f}, {'reached' if one['median'] <= target else '**missed**'}"
-                        for recipe, one in found.items() if target and one]
-            if verdicts:
-                text += f"- {name}, at most {target}: {', '.join(verdicts)}.\n"
+        text += verdicts(section, python_ratios, PYTHON_TARGETS)
+        tokens = f"{section['model']['micro_batch_size']} x {section['model']['sequence_tokens']} tokens"
+        text += "\n" + "".join(f"#### {recipe}, {tokens}\n\n{one}" for recipe, one in tables)
+    return text
+
+
+PARALLEL_TARGETS = {
+    **{f"stage {s} over TCP / DTensor": 0.8 for s in (0, 3)}, **{f"stage {s} / DTensor": 0.5 for s in (0, 3)},
+    **{f"stage {s} / (compute": 1.15 for s in (0, 3)}, "partitioned / whole": 1.1,
+    **{f"Ulysses, stage {s} / DeepSpeed": 0.6 for s in (0, 3)},
+    **{f"peak memory, stage {s} / DTensor": 1 for s in (0, 3)}, **{f"peak memory, Ulysses, stage {s}": 1 for s in (0, 3)}}
+
+
+def parallel_section(sections):
+    if not sections:
+        return ""
+    first = next(iter(sections.values()))
+    machine, versions = first["machine"], {}
+    for section in sections.values():
+        versions.update(section["versions"])
+    text = f"""## Tensor and sequence parallelism
+{machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']}, libtorch {machine['libtorch']},
+{', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}. {first['world']} ranks, {counted(machine['threads_per_rank'], 'thread')} each. All ranks
+share each sample: ZeRO shards over one rank with tensor parallelism and over {first['world']} with Ulysses. Measurements with two ranks on two cores show
+the cost of an implementation, not how it scales.
+
+- libzero is `zero bench step --tensor-parallel {first['world']}` (or `--sequence-parallel {first['world']}`) with the built-in GPT, whose attention, MLP
+  and vocabulary are cut; logits are all-gathered.
+- "DTensor" is `parallelize_module` of [bench/peers/gpt.py](../bench/peers/gpt.py) with `ColwiseParallel` and `RowwiseParallel`
+  ([bench/peers/parallel.py](../bench/peers/parallel.py)), heads divided, one sum for the gradients of q, k and v, and the vocabulary as in torch's
+  tutorial: the embedding by rows, the output layer by columns with whole logits. q, k and v are three layers, because a part of the
+  rows of a fused one would mix heads. In bf16 the module is bf16, and a wrapper of the optimizer holds fp32 masters (as in "DDP, bf16 parameters").
+- "DeepSpeed AutoTP" is `tensor_parallel.autotp_size` with a `partition_config` for the same layers, at stage 0. The tied embedding is whole on
+  every rank.
+- "DeepSpeed, Ulysses" is `deepspeed.sequence.layer.DistributedAttention` around torch's attention, with `sequence_parallel_size`.
+- "Compute + AdamW share" is here what **one rank** computes: forward and backward of a plain module that has this rank's parts of the cut weights, on
+  its tokens, with its heads over all tokens, on all ranks at once and without communication; and AdamW over its part of the parameters.
+  Norms, residuals and the embedding of positions are whole, the loss is of its part of the vocabulary, nothing is recomputed. It is the floor of
+  a step that divides the work in this way with these kernels; "floor: ... / DTensor" is the ratio of an implementation whose communication
+  takes no time.
+- "tp, sp alone" is the time of a step's collectives of activations when nothing else runs: as many calls of the mean size.
+- "Checkpointed layers" recompute every layer in backward; "partitioned" is `activation_checkpointing.partition_activations`.
+
+"""
+    for section in sections.values():
+        body, tables = section_text(section, parallel_ratios)
+        text += f"### {shape(section['model'], 'data-parallel rank')}\n\n{body}{verdicts(section, parallel_ratios, PARALLEL_TARGETS)}"
         tokens = f"{section['model']['micro_batch_size']} x {section['model']['sequence_tokens']} tokens"
         text += "\n" + "".join(f"#### {recipe}, {tokens}\n\n{one}" for recipe, one in tables)
     return text
@@ -204,7 +277,6 @@ def optimizer_section(found):
         for who, label in ("torch", "torch fused"), ("deepspeed", "DeepSpeedCPUAdam"):
             if "cast_s" in row.get(who, {}):
                 parts.append([f"{label}, {name}"] + [ms(row[who][part]) for part in ("cast_s", "unscale_s", "update_s", "publish_s")])
-    load = found["load_average"]
     return f"""## The update alone: AdamW, {found['elements'] / 1e6:.0f} M parameters in one flat tensor
 
 {table(rows)}
@@ -214,8 +286,7 @@ libzero performs the bf16 update in one pass (`zero bench optimizer`, every elem
 update, and cast the parameters back. Above 1 libzero is faster. A ratio is the median over rounds of the ratio of that round's
 medians, with the range and the number of rounds. Programs alternate, each in new processes; every second round is in reverse order.
 GB/s is the minimum number of bytes per update divided by its time. The triad (sum = a + 3 b, 12 bytes per element) runs between the
-updates. In fp32 all three programs do the same work and are memory-bound ([speed.md](speed.md) has an analysis). Load average of the
-machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}. Measured {found['date']} by `{found['command']}`.
+updates. In fp32 all three programs do the same work and are memory-bound ([speed.md](speed.md) has an analysis).{load_text(found)} Measured {found['date']} by `{found['command']}`.
 
 """
 
@@ -328,7 +399,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
     for section in sections.values():
         body, tables = section_text(section, ratios)
         text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
-    text += python_section(document.get("python", {}))
+    text += python_section(document.get("python", {})) + parallel_section(document.get("parallel", {}))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,
@@ -403,7 +474,7 @@ def main():
     o = parser.parse_args()
     kept = json.loads(o.json.read_text()) if o.keep and o.json.exists() else None
     document = summary(o.folder, kept if kept and kept["schema"] == "zero.compare/2" else None)
-    for part in ("sizes", "python"):
+    for part in ("sizes", "python", "parallel"):
         order = sorted(document[part], key=lambda size: (size != SMALL, size != LARGE))
         document[part] = {size: document[part][size] for size in order}
     texts = {o.json: json.dumps(document, indent=1) + "\n", o.svg: svg(next(iter(document["sizes"].values()))),

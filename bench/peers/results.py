@@ -2,7 +2,7 @@
 
 FOLDER/SIZE/round-N/ has one file per configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
 peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/python/ a folder
-like this one from `script/compare --python`; FOLDER/optimizer/ the updates alone (`zero bench optimizer --json` and
+like this one from `script/compare --python`, FOLDER/parallel/ one from `script/compare --parallel`; FOLDER/optimizer/ the updates alone (`zero bench optimizer --json` and
 adam.py), FOLDER/collectives/result.json `zero bench collectives --json`.
 
 A figure of several rounds is the median of the rounds' figures, and a ratio the median of the rounds' ratios: the
@@ -17,10 +17,13 @@ LEAST_ROUNDS = 3  # a figure of fewer is marked on the page
 ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3", "libzero0", "libzero3", "twin0",
          "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
          "ds0", "ds1", "ds2", "ds3",
-         "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3"]
+         "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3",
+         "tp0", "tp3", "tptcp0", "tptcp3", "dtensor", "autotp", "segments0", "parts0", "sp0", "sp3", "ulysses0", "ulysses3"]
 ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
-PREFIX = {"shm": "zero", "gloo": "tcp", "cpu": "host", "nvme": "file"}
+# libzero's files by their second word: what their entries' names begin with.
+PREFIX = {"shm": "zero", "gloo": "tcp", "cpu": "host", "nvme": "file",
+          "tp": "tp", "tpgloo": "tptcp", "segments": "segments", "parts": "parts", "sp": "sp"}
 
 
 def quantile(values, q):
@@ -55,6 +58,7 @@ class Entry:
     def __init__(self):
         self.samples, self.peaks = {}, {}  # {part: {round: [seconds]}}, {round: bytes}
         self.sent, self.losses, self.fixed, self.errors = None, None, None, {}
+        self.axes, self.alone = None, {}  # bytes by kind of parallelism; {round: seconds of their collectives alone}
 
     def add(self, round_number, samples, run):
         samples = dict(samples)
@@ -67,6 +71,8 @@ class Entry:
             self.peaks[round_number] = run["peak_pss_bytes"]["highest"]
         if "bytes_sent_per_step" in run:
             self.sent = run["bytes_sent_per_step"]
+        if "bytes_by_axis" in run:
+            self.axes, self.alone[round_number] = run["bytes_by_axis"], run["collectives_alone_s"]
         if "last_loss" in run:
             self.losses = [run["first_loss"], run["last_loss"]]
 
@@ -85,6 +91,8 @@ class Entry:
             if part == "step_s":
                 one["steps"] = len(every)
                 one["round_medians_s"] = [medians[r] for r in sorted(medians)]
+        if self.axes:
+            one |= {"bytes_by_axis": self.axes, "collectives_alone_s": statistics.median(self.alone.values())}
         return dict(one, rounds=sorted(self.samples["step_s"]), peak_pss_bytes=max(self.peaks.values()) if self.peaks else None,
                     round_peaks_bytes=[self.peaks[r] for r in sorted(self.peaks)], fixed_pss_bytes=self.fixed,
                     bytes_sent_per_step=self.sent, losses=self.losses)
@@ -163,7 +171,13 @@ def divided(entries, rows):
     found = {}
     for text, a, b, of in rows:
         a, b = entries.get(a), entries.get(b)
-        found[text] = ratio_of_turns(a, b) if of == "turns" else ratio_of(figures(a, of), figures(b, of))
+        if of == "turns":
+            found[text] = ratio_of_turns(a, b)
+        elif of == "parts":  # by the sum of b's step and a's collectives, each measured by itself
+            below = figures(b, "step")
+            found[text] = ratio_of(figures(a, "step"), {r: below[r] + a.alone[r] for r in below if a and r in a.alone})
+        else:
+            found[text] = ratio_of(figures(a, of), figures(b, of))
     return found
 
 
@@ -210,6 +224,27 @@ def python_ratios(entries):
     return divided(entries, rows)
 
 
+def parallel_ratios(entries):
+    """The ratios of one recipe in the section of tensor and sequence parallelism."""
+    stages = (0, 3)
+    rows = [(f"stage {s} / DTensor", f"tp{s}", "dtensor", "step") for s in stages]
+    rows += [(f"stage {s} over TCP / DTensor", f"tptcp{s}", "dtensor", "step") for s in stages]
+    rows += [(f"stage {s} / DeepSpeed AutoTP", f"tp{s}", "autotp", "step") for s in stages]
+    rows += [(f"stage {s} over TCP / DeepSpeed AutoTP", f"tptcp{s}", "autotp", "step") for s in stages]
+    rows += [("floor: (compute + AdamW share) / DTensor", "floor", "dtensor", "step"),
+             ("floor: (compute + AdamW share) / DeepSpeed AutoTP", "floor", "autotp", "step")]
+    rows += [(f"stage {s} / (compute + AdamW share + collectives alone)", f"tp{s}", "floor", "parts") for s in stages]
+    rows += [("partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "step")]
+    rows += [(f"Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "step") for s in stages]
+    rows += [(f"floor: (compute + AdamW share) / DeepSpeed's Ulysses, stage {s}", "floor", f"ulysses{s}", "step") for s in stages]
+    rows += [(f"Ulysses, stage {s} / (compute + AdamW share + collectives alone)", f"sp{s}", "floor", "parts") for s in stages]
+    rows += [(f"peak memory, stage {s} / {label}", f"tp{s}", peer, "pss")
+             for label, peer in (("DTensor", "dtensor"), ("DeepSpeed AutoTP", "autotp")) for s in stages]
+    rows += [("peak memory, partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "pss")]
+    rows += [(f"peak memory, Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "pss") for s in stages]
+    return divided(entries, rows)
+
+
 def optimizers(folder):
     """What was measured of the updates alone, or nothing."""
     files, results, elements = sorted(folder.glob("optimizer/round-*/*.json")), {}, None
@@ -221,9 +256,8 @@ def optimizers(folder):
             one[path.parts[-2]] = run
     if not files:
         return None
-    average = [float(line) for line in (folder / "optimizer" / "load").read_text().split()]
     found = {"command": (folder / "optimizer" / "command").read_text().strip(), "date": str(datetime.date.today()), "elements": elements,
-             "load_average": {"median": statistics.median(average), "least": min(average), "most": max(average)}, "results": []}
+             "load_average": load_of(folder / "optimizer" / "load"), "results": []}
     for (job, threads), entries in sorted(results.items(), key=lambda item: (item[0][0] != "fp32", item[0][1])):
         row = {"job": job, "threads": threads}
         for who, runs in entries.items():
@@ -254,6 +288,12 @@ def collectives(folder):
                 date=str(datetime.date.today()), load_average=float((folder / "collectives" / "load").read_text()))
 
 
+def load_of(file):
+    """The machine's load average before each measurement."""
+    average = [float(line) for line in file.read_text().split()]
+    return {"median": statistics.median(average), "least": min(average), "most": max(average)}
+
+
 def sections(folder, ratios_of):
     """{size: its section}, of the sizes that `zero bench step` has measured."""
     found = {}
@@ -266,24 +306,29 @@ def sections(folder, ratios_of):
             recipe: {"ratios": {text: r for text, r in ratios_of(entries).items() if r},
                      "results": {name: entries[name].document() for name in ORDER if name in entries}}
             for recipe, entries in sorted(recipes.items())})
+        if (folder / size / "load").exists():
+            found[size]["load_average"] = load_of(folder / size / "load")
     return found
 
 
 def summary(folder, kept=None):
     """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured anew."""
     found = {"schema": "zero.compare/2", "sizes": sections(folder, ratios),
-             "python": sections(folder / "python", python_ratios)}
-    if not found["sizes"] and not (kept and found["python"]):
+             "python": sections(folder / "python", python_ratios),
+             "parallel": sections(folder / "parallel", parallel_ratios)}
+    apart = found["python"] or found["parallel"]
+    if not found["sizes"] and not (kept and apart):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
-                         + (". Hint: --keep, with the folder of an earlier page" if found["python"] else ""))
+                         + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
             if not clippings or one["gradient_clipping"] in clippings:  # do not mix figures of different recipes
                 found["sizes"].setdefault(size, one)
-        for size, one in kept.get("python", {}).items():
-            found["python"].setdefault(size, one)
+        for part in ("python", "parallel"):
+            for size, one in kept.get(part, {}).items():
+                found[part].setdefault(size, one)
         for part in ("optimizers", "collectives"):
             found[part] = found[part] or kept[part]
     return found

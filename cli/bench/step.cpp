@@ -13,9 +13,12 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/bench_gpt.h"
 #include "cli/bench/step_rank.h"
+#include "cli/support/gpt_segments.h"
 #include "cli/support/options.h"
 #include "cli/support/rank_processes.h"
+#include "config/batch.h"
 #include "config/settings.h"
+#include "report/text/axis_bytes.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
 #include "report/text/text.h"
@@ -27,6 +30,8 @@ constexpr const char* kName = "bench step";
 
 struct Setup {
   std::int64_t world = 0, threads = 1, steps = 20, warmup = 5, rounds = 3, batch = 1;
+  std::int64_t tensor_parallel = 1, sequence_parallel = 1, segments = 0;
+  report::Degrees mesh;  // of world ranks, with the configuration's degrees
   std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", device = "cpu", trace;
   bool no_compute = false;
   GptChoice choice;
@@ -38,9 +43,12 @@ struct Series {
   StepTask task;
   std::string transport;
   std::vector<double> step, forward, backward, optimizer, adamw, round_medians;
+  std::vector<double> alone;                // by round: a step's collectives of activations, when nothing else runs
   std::vector<std::vector<double>> losses;  // by round
   std::vector<std::uint64_t> peaks;         // by rank, the maximum over rounds
+  std::int64_t elements = 0;                // of rank 0's parameters; compute alone
   double bytes_sent = 0, bytes_across = 0;  // of rank 0; across: to other hosts
+  Json bytes_by_axis, operations;           // of rank 0, if ranks share samples
   Json memory;                              // on a GPU, of the last round
   Json trace;                               // of the first round, if requested
   std::vector<std::string> trace_lines;
@@ -57,16 +65,27 @@ void append(std::vector<double>& all, const Json& more) {
   for (const double value : more) all.push_back(value);
 }
 
+double alone_of(const Json& operations) {
+  double sum = 0;
+  for (const auto& [name, row] : operations.items()) sum += row.value("alone_s", 0.0);
+  return sum;
+}
+
 void Series::add(const Json& result) {
   append(step, result.at("step_s"));
   append(forward, result.at("forward_s"));
   append(backward, result.at("backward_s"));
   round_medians.push_back(quantile(result.at("step_s").get<std::vector<double>>(), 0.5));
-  if (is_compute()) return append(adamw, result.at("adamw_s"));
+  if (is_compute()) {
+    result.at("elements").get_to(elements);
+    return append(adamw, result.at("adamw_s"));
+  }
   append(optimizer, result.at("optimizer_s"));
   losses.push_back(result.at("losses").get<std::vector<double>>());
   transport = result.at("transport").get<std::string>();
   bytes_sent = result.at("bytes_sent_per_step").get<double>();
+  if (result.contains("operations")) bytes_by_axis = result.at("bytes_by_axis"), operations = result.at("operations");
+  if (!operations.is_null()) alone.push_back(alone_of(operations));
   if (result.contains("memory")) memory = result.at("memory");
   if (result.contains("trace")) {
     trace = result.at("trace");
@@ -86,6 +105,9 @@ void declare(Command& c, Setup& s) {
   c.option("--world", s.world, "N", "ranks, each a process (2, on GPUs 1); a launcher's are used", 1, 64);
   c.option("--threads", s.threads, "N", "threads per rank (1)", 1, 1024);
   c.option("--transport", s.transport, "NAME", "shm or gloo (shm); on GPUs nccl");
+  c.option("--tensor-parallel", s.tensor_parallel, "T", "ranks that share one copy of the cut weights (1)", 1, 65536);
+  c.option("--sequence-parallel", s.sequence_parallel, "U", "ranks that share the tokens of each sample (1)", 1, 65536);
+  c.option("--segments", s.segments, "N", "checkpointed groups of layers, run again in backward (none)", 1, 1000);
   c.option("--rounds", s.rounds, "N", "rounds of every configuration, in new processes (3)", 1, 1000);
   c.option("--steps", s.steps, "N", "measured steps per round (20)", 1, 1000000);
   c.option("--warmup", s.warmup, "N", "warm-up steps (5)", 0, 1000000);
@@ -125,6 +147,9 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
                   .warmup = setup.warmup,
                   .batch = setup.batch,
                   .threads = setup.threads,
+                  .tensor_parallel = setup.tensor_parallel,
+                  .sequence_parallel = setup.sequence_parallel,
+                  .segments = setup.segments,
                   .gpt = gpt,
                   .set = setup.set,
                   .trace = {}};
@@ -150,8 +175,14 @@ const Series* compute_of(const std::vector<Series>& all, const std::string& reci
 
 double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
-// Forward, backward and this rank's share of an AdamW step: the minimum for every stage.
+// Forward, backward and this rank's share of an AdamW step: the minimum for every stage. On a mesh, of the part of the
+// computation that is one rank's.
 double floor_of(const Series& compute) { return median(compute.step) + median(compute.adamw); }
+
+// A step, divided by its computation and its collectives of activations, each measured by itself.
+double over_parts(const Series& series, const Series& compute) {
+  return median(series.step) / (floor_of(compute) + median(series.alone));
+}
 
 // Whether all stages and rounds of the recipe had the same losses.
 bool equal_losses(const std::vector<Series>& all, const std::string& recipe) {
@@ -177,7 +208,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
   Json about = machine();
   about["threads_per_rank"] = setup.threads;
   about["libtorch"] = TORCH_VERSION;
-  const double clipping = options_of(all.back().task).settings().gradient_clipping;  // the last task is never kCompute
+  const auto options = options_of(all.back().task);  // the last task is never kCompute
   Json document = {{"schema", "zero.bench.step/1"},
                    {"machine", about},
                    {"model",
@@ -194,10 +225,13 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                    {"steps", setup.steps},
                    {"warmup", setup.warmup},
                    {"micro_batch_size", setup.batch},
-                   {"gradient_clipping", clipping},
+                   {"gradient_clipping", options.settings().gradient_clipping},
                    {"equal_losses", Json::object()},
                    {"compute", Json::array()},
                    {"runs", Json::array()}};
+  if (setup.mesh.share_samples())
+    document["mesh"] = {{"dp", setup.mesh.data}, {"sp", setup.mesh.sequence}, {"tp", setup.mesh.tensor}};
+  if (const auto segments = segments_of(options, gpt); segments > 0) document["segments"] = segments;
   for (const auto& recipe : recipes_of(all)) document["equal_losses"][recipe] = equal_losses(all, recipe);
   for (const auto& series : all) {
     Json one = {{"recipe", series.task.recipe}};
@@ -208,6 +242,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
     if (series.is_compute()) {
       one["adamw_share_s"] = spread_of(series.adamw);
       one["floor_s"] = floor_of(series);
+      if (setup.mesh.share_samples()) one["parameters_elements"] = series.elements;
       one["samples"] = {{"step_s", series.step},
                         {"forward_s", series.forward},
                         {"backward_s", series.backward},
@@ -220,6 +255,13 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                                {"by_rank", series.peaks}};
       one["bytes_sent_per_step"] = series.bytes_sent;
       one["bytes_across_hosts_per_step"] = series.bytes_across;
+      if (!series.alone.empty()) {
+        one["bytes_by_axis"] = series.bytes_by_axis;
+        one["operations"] = series.operations;
+        one["collectives_alone_s"] = median(series.alone);
+        if (const auto* compute = compute_of(all, series.task.recipe))
+          one["step_over_floor_and_collectives"] = over_parts(series, *compute);
+      }
       if (!series.memory.is_null()) one["memory"] = series.memory;
       if (!series.trace.is_null()) one["trace"] = series.trace;
       one["first_loss"] = series.losses[0].front();
@@ -233,6 +275,30 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
     document[series.is_compute() ? "compute" : "runs"].push_back(one);
   }
   return document;
+}
+
+// What ranks that share samples send; empty if none do.
+std::string axes_of(const std::vector<Series>& all, const std::string& recipe, std::size_t columns) {
+  using report::Align;
+  report::Table axes({{recipe},
+                      {"sent by ZeRO", Align::Right},
+                      {"by tp", Align::Right},
+                      {"by sp", Align::Right},
+                      {"tp, sp alone ms", Align::Right},
+                      {"/(floor + alone)", Align::Right}});
+  bool any = false;
+  const auto* compute = compute_of(all, recipe);
+  for (const auto& series : all) {
+    if (series.task.recipe != recipe || series.alone.empty()) continue;
+    any = true;
+    const auto sent = [&](const char* axis) {
+      return report::human_bytes(static_cast<std::uint64_t>(series.bytes_by_axis.at(axis).get<double>()));
+    };
+    axes.row({"stage " + std::to_string(series.task.stage), sent("zero"), sent("tensor_parallel"),
+              sent("sequence_parallel"), fixed(median(series.alone) * 1e3, 1),
+              compute == nullptr ? "" : fixed(over_parts(series, *compute), 3)});
+  }
+  return any ? axes.render(columns) : "";
 }
 
 // Times, then memory and bytes sent: two tables, so that each fits a narrow terminal.
@@ -274,7 +340,7 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
                ms(median(compute->forward)), ms(median(compute->backward))});
     times.row({"+ AdamW share", ms(floor_of(*compute)), "", "", "", "", ms(median(compute->adamw)), "1"});
   }
-  return times.render(columns) + bytes.render(columns);
+  return times.render(columns) + bytes.render(columns) + axes_of(all, recipe, columns);
 }
 
 std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std::vector<Series>& all,
@@ -282,10 +348,15 @@ std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std:
   std::string text = machine_line() + "\nlibzero " ZERO_VERSION ", libtorch " TORCH_VERSION "\n";
   text += "GPT of " + report::human_count(static_cast<double>(gpt.num_parameters())) + " parameters (" +
           std::to_string(gpt.layers) + " layers, hidden " + std::to_string(gpt.hidden) + "), " +
-          std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) + " tokens a rank\n" +
-          std::to_string(setup.world) + " ranks (" + setup.transport + "), threads a rank " +
-          std::to_string(setup.threads) + "; " + std::to_string(setup.rounds) + " rounds of " +
-          std::to_string(setup.steps) + " steps after " + std::to_string(setup.warmup) + "\n";
+          std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) + " tokens a " +
+          (setup.mesh.share_samples() ? "data-parallel rank" : "rank") + "\n" + std::to_string(setup.world) +
+          " ranks (" + setup.transport + "), threads a rank " + std::to_string(setup.threads) + "; " +
+          std::to_string(setup.rounds) + " rounds of " + std::to_string(setup.steps) + " steps after " +
+          std::to_string(setup.warmup) + "\n";
+  if (setup.mesh.share_samples()) text += "mesh " + report::degrees_text(setup.mesh) + "\n";
+  if (const auto segments = segments_of(options_of(all.back().task), gpt); segments > 0)
+    text +=
+        std::to_string(segments) + " checkpointed segments, which run again in backward; compute has no second run\n";
   for (const auto& recipe : recipes_of(all)) {
     text += "\n" + tables_of(all, recipe, columns);
     for (const auto& series : all)
@@ -324,6 +395,8 @@ int bench_step(int argc, char** argv) {
                       ", which joins the launcher's ranks. Hint: leave --transport out, and set ZERO_TRANSPORT.");
   if (!command.given("--world")) setup.world = launched ? own->size() : on_gpu ? 1 : 2;
   if (launched) setup.transport = own->transport();
+  const auto shape = config::mesh_shape(options_of(all.back().task), static_cast<int>(setup.world));
+  setup.mesh = {shape.data, shape.sequence, shape.tensor};
   const bool speaks = own->rank() == 0;
   const bool tells = speaks && log_threshold(global) <= LogLevel::Info;
 

@@ -10,6 +10,9 @@
 #include <cmath>
 
 #include "cli/bench/bench_gpt.h"
+#include "cli/support/gpt_mesh.h"
+#include "cli/support/gpt_segments.h"
+#include "cli/support/mesh_traffic.h"
 #include "cli/support/pss.h"
 #include "cli/support/trace_text.h"
 
@@ -17,7 +20,7 @@ namespace zero::cli {
 namespace {
 
 constexpr std::uint64_t kDataSeed = 1;
-constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3, kTraceSteps = 5;
+constexpr std::int64_t kModelSeed = 1, kMemorySteps = 3, kTraceSteps = 5, kAloneSteps = 5;
 constexpr double kRate = 3e-4, kBeta1 = 0.9, kBeta2 = 0.95, kEpsilon = 1e-8, kDecay = 0.1;
 constexpr double kClipping = 1.0;  // as in all programs of script/compare
 
@@ -53,45 +56,103 @@ Json gpu_memory(const MemoryReport& memory) {
           {"allocation_retries", memory.allocator->retries}};
 }
 
-// The same tokens for every configuration, different for every rank and step.
+// The same tokens for every configuration, different for every data-parallel rank and step. A sample has one token
+// more than the model's sequence.
 class Tokens {
  public:
-  Tokens(const StepTask& task, int rank, int world, c10::Device device) : sequence_(task.gpt.sequence) {
+  Tokens(const StepTask& task, const Mesh& mesh, c10::Device device) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(kDataSeed);
-    all_ = at::randint(0, task.gpt.vocabulary, {task.warmup + task.steps, world, task.batch, sequence_ + 1}, generator,
+    all_ = at::randint(0, task.gpt.vocabulary,
+                       {task.warmup + task.steps, mesh.size("dp"), task.batch, task.gpt.sequence + 1}, generator,
                        at::kLong)
-               .select(1, rank)
+               .select(1, mesh.rank("dp"))
                .to(device);
   }
-  at::Tensor inputs(std::int64_t step) const { return of(step).narrow(1, 0, sequence_); }
-  at::Tensor targets(std::int64_t step) const { return of(step).narrow(1, 1, sequence_); }
+  at::Tensor of(std::int64_t step) const { return all_.select(0, step % all_.size(0)); }
 
  private:
-  at::Tensor of(std::int64_t step) const { return all_.select(0, step % all_.size(0)); }
-  std::int64_t sequence_;
   at::Tensor all_;
 };
 
+at::ScalarType dtype_of(const StepTask& task) {
+  return task.recipe == "bf16" ? at::kBFloat16 : task.recipe == "fp16" ? at::kHalf : at::kFloat;
+}
+
+// Seconds of `calls` calls of one operation, each of `bytes` bytes sent, on memory that is not the transport's.
+double time_alone(Communicator& group, const std::string& operation, std::int64_t calls, double bytes,
+                  at::TensorOptions floats) {
+  const std::int64_t ranks = group.size();
+  const double whole = bytes * static_cast<double>(ranks) / static_cast<double>(ranks - 1);
+  const auto part = std::max<std::int64_t>(
+      1, std::llround((operation == "all_reduce" ? whole / 2 : whole) /
+                      static_cast<double>(floats.dtype().itemsize() * static_cast<std::size_t>(ranks))));
+  const auto all = at::zeros({part * ranks}, floats), other = at::zeros({part * ranks}, floats),
+             mine = at::zeros({part}, floats);
+  std::vector<double> seconds;
+  for (std::int64_t k = 0; k <= kAloneSteps; ++k) {
+    group.barrier();
+    const auto start = Clock::now();
+    for (std::int64_t call = 0; call < calls; ++call)
+      (operation == "all_reduce"       ? group.all_reduce(all)
+       : operation == "all_gather"     ? group.all_gather(all, mine)
+       : operation == "reduce_scatter" ? group.reduce_scatter(mine, all)
+                                       : group.all_to_all(other, all))
+          ->wait();
+    if (k > 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return quantile(seconds, 0.5);
+}
+
+// What a step sends, by dimension and by operation.
+void add_traffic(Json& result, const StepTask& task, const Mesh& mesh, const CommStats& sent) {
+  const auto degrees = degrees_of(mesh);
+  if (!degrees.share_samples()) return;
+  const auto steps = static_cast<double>(task.steps);
+  const auto axes = sent_between({}, sent, degrees);
+  result["bytes_by_axis"] = {{"zero", static_cast<double>(axes.zero) / steps},
+                             {"tensor_parallel", static_cast<double>(axes.tensor) / steps},
+                             {"sequence_parallel", static_cast<double>(axes.sequence) / steps}};
+  Json rows = Json::object();
+  for (const auto& [name, row] : counted_between({}, sent, degrees)) {
+    rows[name] = {{"calls", static_cast<double>(row.calls) / steps},
+                  {"bytes_sent", static_cast<double>(row.bytes_sent) / steps}};
+    const auto dot = name.find('.');
+    const auto operation = name.substr(dot + 1);
+    const bool known = operation == "all_reduce" || operation == "all_gather" || operation == "reduce_scatter" ||
+                       operation == "all_to_all";
+    if (dot == std::string::npos || !known) continue;
+    const auto calls = static_cast<std::int64_t>(row.calls) / task.steps;
+    rows[name]["alone_s"] =
+        time_alone(*mesh.group(name.substr(0, dot)), operation, calls,
+                   static_cast<double>(row.bytes_sent) / static_cast<double>(row.calls), dtype_of(task));
+  }
+  result["operations"] = rows;
+}
+
 Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   const auto device = device_of(task, *comm);
-  const Tokens tokens(task, comm->rank(), comm->size(), device);
+  const auto options = options_of(task);
+  const auto mesh = Mesh::of(options, comm);
+  const Tokens tokens(task, *mesh, device);
   comm->barrier();  // all ranks have loaded shared data
   const auto before = pss_bytes();
   comm->barrier();
   auto model = make_gpt(task.gpt, kModelSeed);
   if (task.on_gpu) model->to(device);
-  Engine engine(model, options_of(task), comm);
+  place_segments(model, segments_of(options, task.gpt));
+  Engine engine(model, options, mesh);
+  GptShare share(model, *mesh, options);
   std::vector<double> step_s, forward_s, backward_s, optimizer_s, losses;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
-    const auto inputs = tokens.inputs(k), targets = tokens.targets(k);
+    const auto samples = tokens.of(k);
     if (k == task.warmup) {
       comm->barrier();
       comm->reset_stats();
     }
     const auto start = now_on(device);
-    auto loss = model->forward(inputs, targets);
+    auto loss = share.loss_of(samples);
     const auto forward = now_on(device);
-    engine.backward(loss);
+    share.backward(engine, loss, task.batch);
     const auto backward = now_on(device);
     engine.step();
     const auto end = now_on(device);
@@ -111,8 +172,8 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   if (task.on_gpu) engine.reset_peak_memory();
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) {
-    auto loss = model->forward(tokens.inputs(k), tokens.targets(k));
-    engine.backward(loss);
+    auto loss = share.loss_of(tokens.of(k));
+    share.backward(engine, loss, task.batch);
     engine.step();
   }
   const auto peak = sampler.stop();
@@ -130,11 +191,12 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
       {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
       {"peak_pss_bytes", peaks}};
   if (task.on_gpu) result["memory"] = gpu_memory(engine.memory());
+  add_traffic(result, task, *mesh, sent);
   if (task.trace.empty()) return result;
   engine.start_trace(task.trace);
   for (std::int64_t k = 0; k < kTraceSteps; ++k) {
-    auto loss = model->forward(tokens.inputs(k), tokens.targets(k));
-    engine.backward(loss);
+    auto loss = share.loss_of(tokens.of(k));
+    share.backward(engine, loss, task.batch);
     engine.step();
   }
   const auto trace = engine.stop_trace();
@@ -143,21 +205,65 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   return result;
 }
 
+// Elements of x in another shape: cut off, or followed by zeros.
+at::Tensor fitted(const at::Tensor& x, at::IntArrayRef shape) {
+  const auto flat = x.reshape({-1});
+  const auto wanted = c10::multiply_integers(shape);
+  return (wanted <= flat.numel() ? flat.narrow(0, 0, wanted) : at::constant_pad_nd(flat, {0, wanted - flat.numel()}))
+      .view(shape);
+}
+
+// Makes the plain model compute what this rank of the mesh does, without communication and so without meaning: its
+// parts of the cut weights, and its heads over all tokens. The shapes are those of an Engine's model. Returns the rows
+// of the vocabulary that are left.
+std::int64_t keep_share(models::Gpt& model, const StepTask& task, const std::shared_ptr<Mesh>& mesh) {
+  if (mesh->size("tp") > 1) {
+    auto cut = make_gpt(task.gpt, kModelSeed);
+    const Engine engine(cut, options_of(task), mesh);
+    const auto parts = cut->named_parameters();
+    for (auto& one : model->named_parameters())
+      one.value().set_data(fitted(one.value().detach(), parts[one.key()].sizes()).clone());
+  }
+  const auto ranks = mesh->size("sp"), rank = mesh->rank("sp");
+  if (ranks > 1) {
+    const auto [begin, end] = mesh->tokens(task.gpt.sequence);
+    model->first_position(begin);
+    model->attend_by([=, tokens = task.gpt.sequence](const auto& local, const at::Tensor& q, const at::Tensor& k,
+                                                     const at::Tensor& v) {
+      const auto heads = (rank + 1) * q.size(1) / ranks - rank * q.size(1) / ranks;
+      // As after an exchange, [batch, tokens, heads, width] in memory.
+      const auto mine = [&](const at::Tensor& x) {
+        return fitted(x.transpose(1, 2), {x.size(0), tokens, heads, x.size(3)}).transpose(1, 2);
+      };
+      const auto mixed = local(mine(q), mine(k), mine(v)).transpose(1, 2);
+      return fitted(mixed, {q.size(0), q.size(2), q.size(1), q.size(3)}).transpose(1, 2);
+    });
+  }
+  return model->named_parameters()["token.weight"].size(0);
+}
+
 Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   const auto device = device_of(task, *comm);
-  const Tokens tokens(task, comm->rank(), comm->size(), device);
+  StepTask trained = task;  // an Engine's, for the shapes of its parts
+  trained.stage = 0, trained.recipe = "fp32";
+  const auto mesh = Mesh::of(options_of(trained), comm);
+  const Tokens tokens(task, *mesh, device);
   auto model = make_gpt(task.gpt, kModelSeed);
+  const auto vocabulary = keep_share(model, trained, mesh);
   if (task.on_gpu) model->to(device);
-  if (task.recipe == "bf16") model->to(at::kBFloat16);
-  if (task.recipe == "fp16") model->to(at::kHalf);
-  const auto share = (task.gpt.num_parameters() + comm->size() - 1) / comm->size();
+  if (task.recipe != "fp32") model->to(dtype_of(task));
+  const auto [first, last] = mesh->tokens(task.gpt.sequence);
+  std::int64_t elements = 0;
+  for (const auto& parameter : model->parameters()) elements += parameter.numel();
+  const auto share = (elements + mesh->size("dp_sp") - 1) / mesh->size("dp_sp");
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto parameters = at::zeros({share}, floats), gradients = at::full({share}, 1e-3, floats),
              exp_avg = at::zeros({share}, floats), exp_avg_sq = at::zeros({share}, floats);
   auto count = at::zeros({}, floats);
   std::vector<double> step_s, forward_s, backward_s, adamw_s;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
-    const auto inputs = tokens.inputs(k), targets = tokens.targets(k);
+    const auto samples = tokens.of(k).remainder(vocabulary);
+    const auto inputs = samples.narrow(1, first, last - first), targets = samples.narrow(1, first + 1, last - first);
     comm->barrier();  // so that no rank ever has the machine's memory bandwidth to itself
     const auto start = now_on(device);
     auto loss = model->forward(inputs, targets);
@@ -181,17 +287,27 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     backward_s.push_back(seconds(forward, backward));
     adamw_s.push_back(seconds(update, end));
   }
-  return {{"step_s", step_s}, {"forward_s", forward_s}, {"backward_s", backward_s}, {"adamw_s", adamw_s}};
+  return {{"step_s", step_s},
+          {"forward_s", forward_s},
+          {"backward_s", backward_s},
+          {"adamw_s", adamw_s},
+          {"elements", elements}};
 }
 
 }  // namespace
 
 Json StepTask::json() const {
-  return {{"recipe", recipe},   {"on_gpu", on_gpu},
-          {"stage", stage},     {"steps", steps},
-          {"warmup", warmup},   {"batch", batch},
-          {"threads", threads}, {"gpt", {gpt.layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary}},
-          {"set", set},         {"trace", trace}};
+  return {{"recipe", recipe},
+          {"on_gpu", on_gpu},
+          {"stage", stage},
+          {"steps", steps},
+          {"warmup", warmup},
+          {"batch", batch},
+          {"threads", threads},
+          {"gpt", {gpt.layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary}},
+          {"set", set},
+          {"trace", trace},
+          {"mesh", {tensor_parallel, sequence_parallel, segments}}};
 }
 
 StepTask StepTask::from(const Json& json) {
@@ -205,6 +321,10 @@ StepTask StepTask::from(const Json& json) {
   json.at("threads").get_to(task.threads);
   json.at("set").get_to(task.set);
   json.at("trace").get_to(task.trace);
+  const auto& mesh = json.at("mesh");
+  mesh.at(0).get_to(task.tensor_parallel);
+  mesh.at(1).get_to(task.sequence_parallel);
+  mesh.at(2).get_to(task.segments);
   const auto& shape = json.at("gpt");
   shape.at(0).get_to(task.gpt.layers);
   shape.at(1).get_to(task.gpt.hidden);
@@ -226,7 +346,10 @@ Options options_of(const StepTask& task) {
   if (task.recipe != "fp32") config[task.recipe]["enabled"] = true;
   // With the default, 16, the first steps search for a scale that does not overflow.
   if (task.recipe == "fp16") config[task.recipe]["initial_scale_power"] = 12;
-  return Options::from_json(config.dump(), "<zero bench step>", settings_of(task.set));
+  if (task.tensor_parallel > 1) config["tensor_parallel"]["autotp_size"] = task.tensor_parallel;
+  if (task.sequence_parallel > 1) config["sequence_parallel_size"] = task.sequence_parallel;
+  if (task.segments > 0) config["activation_checkpointing"]["number_checkpoints"] = task.segments;
+  return with_heads_whole(Options::from_json(config.dump(), "<zero bench step>", settings_of(task.set)), task.gpt);
 }
 
 Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm) {

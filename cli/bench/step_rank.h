@@ -21,6 +21,8 @@ struct StepTask {
   int stage = 0;  // kCompute: the plain module without communication
   static constexpr int kCompute = -1;
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
+  std::int64_t tensor_parallel = 1, sequence_parallel = 1;
+  std::int64_t segments = 0;  // of activation checkpointing; 0: as the configuration says, by default none
   models::GptConfig gpt;
   std::vector<std::string> set;  // "KEY=VALUE" settings of the configuration
   std::string trace;             // file for a trace of additional steps; empty: none
@@ -29,16 +31,23 @@ struct StepTask {
   static StepTask from(const Json& json);
 };
 
-// The configuration of a task: AdamW with lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1. Throws ConfigError.
+// The configuration of a task: AdamW with lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1. The GPT is cut
+// between heads. Throws ConfigError.
 Options options_of(const StepTask& task);
 
 // Collective. Times are rank 0's, in seconds, one a measured step:
 //   {"transport", "step_s", "forward_s", "backward_s", "optimizer_s": [...], "losses": [...],
 //    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "memory": {...} on a GPU, "trace": {...}, "trace_lines":
 //    [...]}
-// and for kCompute {"step_s", "forward_s", "backward_s", "adamw_s"}: forward and backward, and a fused
-// AdamW step over 1/world of the parameters' number in fp32. PSS is that of three more steps, not timed,
-// less what the rank held before it built the model. Complete on rank 0 only.
+// and if ranks share samples {"bytes_by_axis", "operations"}: bytes sent a step by dimension of the mesh, and by
+// operation with calls. Those of activations have "alone_s", what a step's calls take when nothing else runs: as many
+// calls, each of the mean size, one after another.
+// For kCompute {"step_s", "forward_s", "backward_s", "adamw_s", "elements"}: forward and backward, and a fused AdamW
+// step over 1/N of the parameters' number in fp32, N the ranks that ZeRO shards over. If ranks share samples, this is
+// the share of one rank: the plain module with its parts of the cut weights, on its tokens, with attention of its heads
+// over all tokens; what every rank computes (norms, residuals, embeddings of positions) is whole. elements: of the
+// parameters that this rank has. PSS is that of three more steps, not timed, less what the rank held before it built
+// the model. Complete on rank 0 only.
 Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm);
 
 }  // namespace zero::cli

@@ -7,6 +7,7 @@
 
 #include <zero/errors.h>
 
+#include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
 #include "cli/train/train.h"
 #include "config/document.h"
@@ -66,29 +67,6 @@ std::string any_text() {
   throw ConfigError(
       "[zero train] got no text, expected a file to train on. Hint: give --text FILE, or libzero.data.text in the "
       "configuration; any text will do, it is read byte by byte.");
-}
-
-// Cuts the built-in GPT between heads, unless the configuration says how to cut it.
-Options with_heads_whole(const Options& options, const models::GptConfig& model) {
-  const auto& document = options.document();
-  const auto& mesh = options.settings().mesh;
-  if (mesh.tensor == 1 || document.is_set("tensor_parallel.partition_config")) return options;
-  if (model.heads < mesh.tensor * mesh.sequence)
-    throw ConfigError("[zero train] got tensor_parallel.autotp_size " + std::to_string(mesh.tensor) +
-                      " x sequence_parallel_size " + std::to_string(mesh.sequence) + " and " +
-                      std::to_string(model.heads) + " heads, expected at least one head for each rank");
-  const std::string width = std::to_string(model.hidden / model.heads);
-  const char* const rule = "rule: the heads of the built-in GPT";
-  auto result = options.with("tensor_parallel.partition_config",
-                             R"({"layer_specs": [{"patterns": ["blocks\\.\\d+\\.qkv\\.weight"],
-        "partition_type": "column", "shape": [3, -1], "multiple": )" +
-                                 width + R"(}, {"patterns": ["blocks\\.\\d+\\.projection\\.weight"],
-        "partition_type": "row", "multiple": )" +
-                                 width + "}]}",
-                             rule);
-  if (!document.is_set("tensor_parallel.preset_model"))
-    result = result.with("tensor_parallel.preset_model", "gpt", rule);
-  return result;
 }
 
 models::GptConfig model_of(const config::ModelSettings& m) {

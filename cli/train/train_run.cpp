@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "base/system.h"
 #include "cli/support/mesh_traffic.h"
@@ -84,35 +83,9 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
       report_(report),
       comm_(engine.communicator()),
       mesh_(engine.mesh()),
+      share_(model_, mesh_, plan.options),
       reader_(corpus, mesh_.rank("dp"), mesh_.size("dp")),
-      recorder_(plan, engine, device_, report.folder(), elements_of(*model_)) {
-  std::tie(own_begin_, own_end_) = mesh_.tokens(corpus.sequence());
-  divide_sequences(true);
-}
-
-void TrainRun::divide_sequences(bool divide) {
-  if (mesh_.size("sp") == 1) return;
-  model_->first_position(divide ? own_begin_ : 0);
-  if (!divide) return model_->attend_by(nullptr);
-  // [batch, heads, time, width] here, [batch, time, heads, width] there.
-  model_->attend_by([&mesh = mesh_, tokens = corpus_.sequence()](const auto& local, const at::Tensor& q,
-                                                                 const at::Tensor& k, const at::Tensor& v) {
-    const auto swapped = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-      return local(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
-    };
-    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), swapped, tokens)
-        .transpose(1, 2);
-  });
-}
-
-at::Tensor TrainRun::loss_of(const at::Tensor& samples) {
-  const auto length = own_end_ - own_begin_;
-  const auto tokens = samples.narrow(1, own_begin_, length), targets = samples.narrow(1, own_begin_ + 1, length);
-  if (!plan_.options.settings().mesh.plan.vocab_parallel_lm_head || mesh_.size("tp") == 1)
-    return model_->forward(tokens, targets);
-  return tp::cross_entropy(model_->forward(tokens).flatten(0, 1), targets.flatten(), mesh_.group("tp"),
-                           {.vocabulary = plan_.model.vocabulary});
-}
+      recorder_(plan, engine, device_, report.folder(), elements_of(*model_)) {}
 
 at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
   const std::int64_t length = corpus_.sequence() + 1;
@@ -194,16 +167,12 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     const at::Tensor data = batch(reader_.next(micro));
     if (last) note(report::Phase::BeforeForward);
     begin_part();
-    at::Tensor loss = loss_of(data);
+    at::Tensor loss = share_.loss_of(data);
     end_part(row.forward_seconds);
     if (last) note(report::Phase::AfterForward);
     reduce_before = engine_.times().reduce_wait_s;
     begin_part();
-    // The mean over ranks is the mean over tokens if all ranks have equally many.
-    if (corpus_.sequence() % mesh_.size("sp") == 0)
-      engine_.backward(loss);
-    else
-      engine_.backward(loss * static_cast<double>(tokens_in(micro)), {.tokens = tokens_in(micro)});
+    share_.backward(engine_, loss, micro);
     end_part(row.backward_seconds);
     if (settings.wall_clock_breakdown)
       row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
@@ -257,8 +226,8 @@ void TrainRun::evaluate() {
       samples.push_back(corpus_.heldout(i * held / wanted));
     const auto count = static_cast<std::int64_t>(samples.size());
     if (count == 0) samples.push_back(corpus_.heldout(0));
-    mine.loss += loss_of(batch(samples)).item<double>() * static_cast<double>(tokens_in(count));
-    mine.weight += tokens_in(count);
+    mine.loss += share_.loss_of(batch(samples)).item<double>() * static_cast<double>(share_.tokens_in(count));
+    mine.weight += share_.tokens_in(count);
     if (mesh_.rank("sp") == 0 && mesh_.rank("tp") == 0) mine.samples += count;
   }
   model_->train();
@@ -272,7 +241,7 @@ void TrainRun::write_sample() {
   if (plan_.sample == 0) return;
   if (plan_.options.settings().mesh.plan.vocab_parallel_lm_head && mesh_.size("tp") > 1)
     return report_.note(LogLevel::Info, "no sample: with vocab_parallel_lm_head no rank has whole logits");
-  divide_sequences(false);  // every rank generates the whole text
+  share_.divide_sequences(false);  // every rank generates the whole text
   const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
   const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
   const at::Tensor prompt = batch({text}).narrow(1, 0, length);
@@ -309,7 +278,7 @@ int TrainRun::run() {
     report::StepRow row;
     StepResult result;
     const double loss = step(result, row);
-    const Message all = agree(comm_, {loss, tokens_in(1), 0, StopSignals::requested()});
+    const Message all = agree(comm_, {loss, share_.tokens_in(1), 0, StopSignals::requested()});
     summary_.stopped_by = all.stop_signal;
     const double seconds = base::steady_seconds() - begin;
     summary_.seconds += seconds;

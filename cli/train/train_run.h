@@ -5,6 +5,7 @@
 
 #include <zero/zero.h>
 
+#include "cli/support/gpt_mesh.h"
 #include "cli/train/run_recorder.h"
 #include "cli/train/train.h"
 #include "cli/train/train_report.h"
@@ -28,11 +29,6 @@ class TrainRun {
   double now() const;
   // int64 [samples, sequence + 1], on the model's device.
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
-  // Mean loss over this rank's tokens of the samples, and how many tokens that are.
-  at::Tensor loss_of(const at::Tensor& samples);
-  std::int64_t tokens_in(std::int64_t samples) const { return samples * (own_end_ - own_begin_); }
-  // Whether sequence-parallel ranks see different parts of the samples.
-  void divide_sequences(bool divide);
   std::uint64_t peak_bytes() const;
   void save();
   void end_trace();
@@ -47,7 +43,7 @@ class TrainRun {
   TrainReport& report_;
   Communicator& comm_;
   const Mesh& mesh_;
-  std::int64_t own_begin_ = 0, own_end_ = 0;  // this rank's tokens of each sample
+  GptShare share_;
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;

@@ -24,6 +24,8 @@ if is_peer:
     what = f"{words[at + 1]} {words[at + 2]}"
 else:
     what = f"{value('--transport')} {value('--recipes')} stages {value('--stages')}"
+    what += "".join(f" {word[2:]} {value(word)}" for word in ("--tensor-parallel", "--sequence-parallel", "--segments") if word in words)
+    what += "".join(f" {word}" for word in words if word.startswith("activation_checkpointing."))
 shape = "x".join(value("--" + name) for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "batch"))
 log = pathlib.Path(os.environ["STAND_IN_LOG"])
 with log.open("a") as file:
@@ -46,6 +48,8 @@ if is_peer:
 else:
     run = {"recipe": value("--recipes"), "samples": dict(samples, optimizer_s=steps), "peak_pss_bytes": {"highest": 5},
            "bytes_sent_per_step": 1, "first_loss": 2, "last_loss": 1}
+    if "--tensor-parallel" in words or "--sequence-parallel" in words:
+        run |= {"bytes_by_axis": {"zero": 0, "tensor_parallel": 1, "sequence_parallel": 0}, "collectives_alone_s": 0.25}
     floor = {"recipe": value("--recipes"), "samples": dict(samples, adamw_s=steps)}
     print(json.dumps(dict(common, schema="zero.bench.step/1", micro_batch_size=int(value("--batch")),
                           machine={"processor": "CPU", "cores": 2, "memory_bytes": 2**34, "system": "Linux", "libzero": "0", "libtorch": "0", "threads_per_rank": 1},
@@ -145,6 +149,34 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(of["from Python / from C++, stage 3"],
                          {"median": 2.0, "least_round": 2.0, "most_round": 2.0, "rounds": 2})
         self.assertEqual(found, {"python": {}, **before})
+
+    def test_tensor_and_sequence_parallelism_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
+        (self.folder / "docs").mkdir()
+        shutil.copy(SOURCE / "docs" / "performance.json", self.folder / "docs")
+        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        code, said = self.compare("--parallel", "--only-size", "2x4x2x8x4x1", "--size", "2x4x2x8x16x1:rounds=1,steps=3,axis=sp",
+                                  "--rounds", "2", "--recipes", "fp32", "--docs", "docs", "--into", "run")
+        self.assertEqual(code, 0, said)
+        tensor = [f"2x4x2x8x4x1 {one} steps 5" for one in (
+            "shm fp32 stages 0,3 tensor-parallel 2", "dtensor fp32", "autotp fp32", "gloo fp32 stages 0,3 tensor-parallel 2",
+            "shm fp32 stages 0 tensor-parallel 2 segments 2",
+            "shm fp32 stages 0 tensor-parallel 2 segments 2 activation_checkpointing.partition_activations=true")]
+        sequence = [f"2x4x2x8x16x1 {one} steps 3" for one in (
+            "shm fp32 stages 0,3 sequence-parallel 2", "ulysses0 fp32", "ulysses3 fp32")]
+        self.assertEqual(self.calls(), tensor + sequence + tensor[::-1])
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        parallel = found.pop("parallel")
+        before.pop("parallel", None)
+        self.assertEqual(found, before)
+        of = parallel["2x4x2x8x4x1"]["recipes"]["fp32"]["ratios"]
+        self.assertEqual({text: one["median"] for text, one in of.items() if "memory" not in text}, {
+            "stage 0 / DTensor": 0.5, "stage 3 / DTensor": 0.5, "stage 0 over TCP / DTensor": 0.5, "stage 3 over TCP / DTensor": 0.5,
+            "stage 0 / DeepSpeed AutoTP": 0.5, "stage 3 / DeepSpeed AutoTP": 0.5, "stage 0 over TCP / DeepSpeed AutoTP": 0.5,
+            "stage 3 over TCP / DeepSpeed AutoTP": 0.5, "floor: (compute + AdamW share) / DTensor": 1.0,
+            "floor: (compute + AdamW share) / DeepSpeed AutoTP": 1.0,
+            "stage 0 / (compute + AdamW share + collectives alone)": 0.4, "stage 3 / (compute + AdamW share + collectives alone)": 0.4,
+            "partitioned / whole activation checkpoints, stage 0": 1.0})
+        self.assertEqual(parallel["2x4x2x8x16x1"]["recipes"]["fp32"]["ratios"]["Ulysses, stage 3 / DeepSpeed's, stage 3"]["median"], 0.5)
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)

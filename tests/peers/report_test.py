@@ -31,14 +31,16 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         (path / f"{name}.json").write_text(json.dumps(document))
 
-    def libzero(self, size, round_number, steps, recipe="fp32", transport="shm", clipping=1.0, peak=100, stage=3):
+    def libzero(self, size, round_number, steps, recipe="fp32", transport="shm", clipping=1.0, peak=100, stage=3, alone=None):
         batch = int(size.split("x")[-1])
         run = {"recipe": recipe, "stage": stage, "samples": samples(steps), "peak_pss_bytes": {"highest": peak}, "bytes_sent_per_step": 1,
                "first_loss": 2.0, "last_loss": 1.0}
+        if alone is not None:
+            run |= {"bytes_by_axis": {"zero": 0, "tensor_parallel": 3 << 20, "sequence_parallel": 0}, "collectives_alone_s": alone}
         floor = {"recipe": recipe, "samples": {"step_s": steps, "forward_s": steps, "backward_s": steps, "adamw_s": [0.0] * len(steps)}}
         self.write(size, round_number, f"libzero-{transport}-{recipe}", {
             "schema": "zero.bench.step/1", "machine": MACHINE, "world": 2, "steps": len(steps), "warmup": 1, "micro_batch_size": batch,
-            "gradient_clipping": clipping, "runs": [run], "compute": [floor] if transport == "shm" else [],
+            "gradient_clipping": clipping, "runs": [run], "compute": [floor] if transport in ("shm", "tp") else [],
             "model": {"layers": 8, "hidden": 512, "heads": 8, "vocabulary": 8192, "sequence_tokens": 128, "parameters_elements": 29479936}})
 
     def peer(self, size, round_number, name, steps, recipe="fp32", clipping=1.0, peak=100, commit="70d9"):
@@ -203,6 +205,30 @@ class ReportTest(unittest.TestCase):
             with self.assertRaises(SystemExit):
                 results.summary(self.run_of.folder)
 
+    def test_the_section_of_parallelism_has_floors_with_collectives_and_verdicts(self):
+        self.phases()
+        (self.run_of.folder / "parallel").mkdir()
+        of = Run(self.run_of.folder / "parallel")
+        for r in (1, 2, 3):
+            of.libzero(SMALL, r, [0.6 * r] * 4, transport="tp", peak=80, alone=0.2 * r)
+            of.libzero(SMALL, r, [0.7 * r] * 4, transport="tpgloo", alone=0.5 * r)
+            of.libzero(SMALL, r, [1.0 * r] * 4, transport="segments", stage=0, alone=0.2 * r)
+            of.libzero(SMALL, r, [1.2 * r] * 4, transport="parts", stage=0, alone=0.2 * r)
+            of.peer(SMALL, r, "dtensor", [1.0 * r] * 4)
+        found = results.summary(self.run_of.folder)
+        ratios = found["parallel"][SMALL]["recipes"]["fp32"]["ratios"]
+        self.assertEqual({text: round(one["median"], 9) for text, one in ratios.items()}, {
+            "stage 3 / DTensor": 0.6, "stage 3 over TCP / DTensor": 0.7, "floor: (compute + AdamW share) / DTensor": 0.6,
+            "stage 3 / (compute + AdamW share + collectives alone)": 0.75, "partitioned / whole activation checkpoints, stage 0": 1.2,
+            "peak memory, stage 3 / DTensor": 0.8, "peak memory, partitioned / whole activation checkpoints, stage 0": 1.0})
+        page = report.page(found, "chart.svg")
+        for line in ("- stage 3 / DTensor, at most 0.5: fp32 0.600, **missed**.", "- stage 3 over TCP / DTensor, at most 0.8: fp32 0.700, reached.",
+                     "- partitioned / whole activation checkpoints, stage 0, at most 1.1: fp32 1.200, **missed**.",
+                     "- peak memory, stage 3 / DTensor, at most 1: fp32 0.800, reached."):
+            self.assertIn(line, page)
+        self.assertRegex(page, r"\| libzero stage 3 over TCP +\| +3 \|.*\| +3\.0 \| +1000\.0 \|")
+        self.assertNotIn("tp, sp alone", page.split("## Tensor and sequence")[0])
+
     def test_python_programs_of_another_torch_are_refused(self):
         self.phases()
         self.python_rounds().peer(SMALL, 3, "ddp", [1.0] * 4, commit="other")
@@ -243,7 +269,8 @@ class PublishedPageTest(unittest.TestCase):
 
     def test_every_ratio_lies_within_its_rounds(self):
         document = json.loads((SOURCE / "docs" / "performance.json").read_text())
-        for size, section in [*document["sizes"].items(), *document.get("python", {}).items()]:
+        for size, section in [*document["sizes"].items(), *document.get("python", {}).items(),
+                              *document.get("parallel", {}).items()]:
             for recipe, of in section["recipes"].items():
                 for text, r in of["ratios"].items():
                     self.assertTrue(r["least_round"] <= r["median"] <= r["most_round"], (size, recipe, text, r))

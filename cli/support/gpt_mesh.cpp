@@ -1,0 +1,79 @@
+#include "cli/support/gpt_mesh.h"
+
+#include <string>
+#include <tuple>
+
+#include <zero/sp.h>
+#include <zero/tp.h>
+
+#include "config/settings.h"
+
+namespace zero::cli {
+
+Options with_heads_whole(const Options& options, const models::GptConfig& model) {
+  const auto& document = options.document();
+  const auto& mesh = options.settings().mesh;
+  const bool planned = document.is_set("tensor_parallel.partition_config");
+  const int ranks = (planned ? 1 : mesh.tensor) * mesh.sequence;
+  if (model.heads < ranks)
+    throw ConfigError(
+        "[Options] got " +
+        (planned ? std::string() : "tensor_parallel.autotp_size " + std::to_string(mesh.tensor) + " x ") +
+        "sequence_parallel_size " + std::to_string(mesh.sequence) + " and " + std::to_string(model.heads) +
+        " heads, expected at least one head for each rank. Hint: choose degrees whose product is at most " +
+        std::to_string(model.heads) + ".");
+  if (mesh.tensor == 1 || planned) return options;
+  const std::string width = std::to_string(model.hidden / model.heads);
+  const char* const rule = "rule: the heads of the built-in GPT";
+  auto result = options.with("tensor_parallel.partition_config",
+                             R"({"layer_specs": [{"patterns": ["blocks\\.\\d+\\.qkv\\.weight"],
+        "partition_type": "column", "shape": [3, -1], "multiple": )" +
+                                 width + R"(}, {"patterns": ["blocks\\.\\d+\\.projection\\.weight"],
+        "partition_type": "row", "multiple": )" +
+                                 width + "}]}",
+                             rule);
+  if (!document.is_set("tensor_parallel.preset_model"))
+    result = result.with("tensor_parallel.preset_model", "gpt", rule);
+  return result;
+}
+
+GptShare::GptShare(models::Gpt model, const Mesh& mesh, const Options& options)
+    : model_(std::move(model)),
+      mesh_(mesh),
+      divided_logits_(options.settings().mesh.plan.vocab_parallel_lm_head && mesh.size("tp") > 1) {
+  std::tie(begin_, end_) = mesh.tokens(model_->config().sequence);
+  divide_sequences(true);
+}
+
+void GptShare::divide_sequences(bool divide) {
+  if (mesh_.size("sp") == 1) return;
+  model_->first_position(divide ? begin_ : 0);
+  if (!divide) return model_->attend_by(nullptr);
+  // [batch, heads, time, width] here, [batch, time, heads, width] there.
+  model_->attend_by([&mesh = mesh_, tokens = model_->config().sequence](const auto& local, const at::Tensor& q,
+                                                                        const at::Tensor& k, const at::Tensor& v) {
+    const auto swapped = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      return local(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
+    };
+    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), swapped, tokens)
+        .transpose(1, 2);
+  });
+}
+
+at::Tensor GptShare::loss_of(const at::Tensor& samples) {
+  const auto length = end_ - begin_;
+  const auto tokens = samples.narrow(1, begin_, length), targets = samples.narrow(1, begin_ + 1, length);
+  if (!divided_logits_) return model_->forward(tokens, targets);
+  return tp::cross_entropy(model_->forward(tokens).flatten(0, 1), targets.flatten(), mesh_.group("tp"),
+                           {.vocabulary = model_->config().vocabulary});
+}
+
+void GptShare::backward(Engine& engine, const at::Tensor& loss, std::int64_t samples) const {
+  // The mean over ranks is the mean over tokens if all ranks have equally many.
+  if (model_->config().sequence % mesh_.size("sp") == 0)
+    engine.backward(loss);
+  else
+    engine.backward(loss * static_cast<double>(tokens_in(samples)), {.tokens = tokens_in(samples)});
+}
+
+}  // namespace zero::cli
