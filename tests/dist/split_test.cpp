@@ -36,28 +36,34 @@ net::ProcessInfo identity_at(const std::string& run_id, int port, int rank, int 
   return identity;
 }
 
-// Runs `body` on four ranks that are joined by the transport; for "shm+gloo" two hosts of two.
-void on_four(const std::string& transport, const std::function<void(Comm)>& body) {
+// A rank over the transport; for "shm+gloo" it is on one of two hosts.
+Comm connect(const std::string& transport, const std::string& run_id, int port, int rank, int size) {
+  const auto identity = identity_at(run_id, port, rank, size, transport == "shm+gloo" ? size / 2 : size);
+  auto made = transport == "shm"    ? comm::make_shm(identity, 20s)
+              : transport == "gloo" ? comm::make_gloo(identity, 20s)
+                                    : comm::make_shm_gloo(identity, 20s, true);
+  auto comm = comm::make_communicator(std::move(made));
+  require(comm->transport() == transport, comm->transport());
+  return comm;
+}
+
+// Runs `body` on ranks that are joined by the transport.
+void on_ranks(int size, const std::string& transport, const std::function<void(Comm)>& body) {
   if (transport == "thread") {
     ThreadFaults faults;
     faults.timeout = 20s;
-    run_ranks(4, faults, body);
+    run_ranks(size, faults, body);
     return;
   }
   const auto run_id = fresh_run_id();
   const int port = free_port();
-  const auto ends = fork_ranks(4, [&](int rank) {
+  const auto ends = fork_ranks(size, [&](int rank) {
     at::set_num_threads(1);
-    const auto identity = identity_at(run_id, port, rank, 4, transport == "shm+gloo" ? 2 : 4);
-    auto made = transport == "shm"    ? comm::make_shm(identity, 20s)
-                : transport == "gloo" ? comm::make_gloo(identity, 20s)
-                                      : comm::make_shm_gloo(identity, 20s, true);
-    auto comm = comm::make_communicator(std::move(made));
-    require(comm->transport() == transport, comm->transport());
-    body(comm);
+    body(connect(transport, run_id, port, rank, size));
   });
   EXPECT_EQ(errors_of(ends), "");
 }
+void on_four(const std::string& transport, const std::function<void(Comm)>& body) { on_ranks(4, transport, body); }
 
 // The sum over the data of `ranks`, computed by one loop.
 at::Tensor values_of(int rank, std::int64_t numel) {
@@ -127,6 +133,16 @@ TEST_P(Splits, DoEveryCollectiveInBothHalvesAtOnce) {
     check_random_program(half, 1 + static_cast<std::uint64_t>(comm->rank() % 2), 60);
     require(comm->stats().bytes_sent() == before.bytes_sent(), "a group counts for itself");
     check_values(comm);
+  });
+}
+
+// 2 rows of 3 ranks.
+TEST_P(Splits, DoEveryCollectiveInRowsAndColumnsOfAGrid) {
+  on_ranks(6, GetParam(), [](Comm comm) {
+    auto row = comm->split(comm->rank() / 3, 0), column = comm->split(comm->rank() % 3, 0);
+    check_all(row);
+    check_all(column);
+    check_all(row);
   });
 }
 
@@ -363,6 +379,28 @@ TEST(SplitOfProcesses, LeavesNoDescriptorAndNoMappingBehind) {
               std::to_string(open_descriptors() - descriptors) + " more descriptors");
       require(mapped() < mappings + 20, std::to_string(mapped() - mappings) + " more mappings");
     });
+  }
+}
+
+// Rank 3 is killed. Rank 1 waits for it in their group, rank 0 for rank 2 in theirs, rank 2 for all.
+TEST(SplitOfProcesses, AKilledRankEndsTheWaitsOfAllGroups) {
+  for (const std::string transport : {"shm", "gloo", "shm+gloo"}) {
+    const auto run_id = fresh_run_id();
+    const int port = free_port();
+    const auto statuses = run_processes(4, [&](int rank) {
+      auto comm = connect(transport, run_id, port, rank, 4);
+      auto group = comm->split(rank % 2, 0, "tp");
+      group->barrier();
+      comm->barrier();
+      if (rank == 3) {
+        std::this_thread::sleep_for(300ms);
+        kill(getpid(), SIGKILL);
+      }
+      require_named(3, "rank 3", By::Report, [&] { (rank == 2 ? comm : group)->barrier(); });
+      require_named(3, "rank 3", By::Report, [&] { group->barrier(); });
+    });
+    EXPECT_EQ(statuses[3], kKilled) << transport;
+    expect_all_well(statuses, 3);
   }
 }
 
