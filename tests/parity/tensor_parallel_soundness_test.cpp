@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "examples/megatron_gpt.h"
 #include "parity/mesh_problems.h"
 #include "support/folder.h"
 #include "support/require.h"
@@ -33,14 +34,15 @@ struct PairImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return body(*this, x); }
 };
 
-// more: further entries of the plan, with a comma; keys: further keys, with a comma.
-Options options_with(const std::string& more = "", const std::string& keys = "", int stage = 2) {
+// more: further entries of the plan, with a comma; keys: further keys of zero_optimization, with a comma.
+Options options_with(const std::string& more = "", const std::string& keys = "", int stage = 2,
+                     const std::string& of_tensor_parallel = "") {
   return Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.5,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {"stage": )" +
                             std::to_string(stage) + keys + R"(}, "tensor_parallel": {"autotp_size": 2,
     "partition_config": {"use_default_specs": false, "layer_specs": [
       {"patterns": ["up"], "partition_type": "column"}, {"patterns": ["down"], "partition_type": "row"})" +
-                            more + "]}}}");
+                            more + "]}" + of_tensor_parallel + "}}");
 }
 Options options_of_pair() { return options_with(); }
 
@@ -72,40 +74,52 @@ std::string config_error_of(const std::function<void()>& fn) {
 
 // --- random numbers -----------------------------------------------------------------------------
 
-// A model that ends between a column and a row product, as with logits that stay divided.
+// Logits that stay divided, and regions of the tokens: nothing tells that an evaluation has ended.
 TEST(TensorParallelSoundness, AnEvaluationLeavesTheGeneratorAsItWas) {
   expect_passed({"shm", 2}, [](const auto& comm) {
-    const auto module = std::make_shared<PairImpl>();
-    at::Tensor mask;
-    module->body = [&mask](PairImpl& m, const at::Tensor& x) {
-      mask = at::bernoulli(at::full_like(x, 0.5));
-      const auto y = m.up(x * mask);
-      return y * at::bernoulli(at::full_like(y, 0.5));
-    };
-    auto engine = engine_of(module, comm, options_of_pair());
-    const auto x = draw({40, 6}, 1);
-    const auto train = [&] {
-      const auto loss = tp::reduce(module->forward(x).pow(2).sum(), engine.mesh().group("tp"));
-      require_same_over_tp(engine, mask, "the mask before the products");
-      engine.backward(loss);
-      engine.step();
-    };
-    train();
-    for (int i = 0; i < 2; ++i) {
-      {
-        const at::NoGradGuard no_grad;
-        module->forward(x);
-      }
-      require_same_over_tp(engine, generator_state(), "the generator after an evaluation");
-      torch::manual_seed(7);  // of the program, for its data
-      const auto order = at::randperm(50);
-      require_same_over_tp(engine, order, "an order of samples after an evaluation");
+    for (const bool regions : {false, true}) {
+      auto pair = std::make_shared<PairImpl>();
+      const auto gpt = std::make_shared<MegatronGptImpl>(MegatronGptConfig{});
+      torch::nn::Linear head(6, 10);
+      pair->register_module("lm_head", head);
+      at::Tensor mask;
+      const auto forward = [&](const Engine& engine) {
+        if (regions) {
+          gpt->set_group(engine.mesh().group("tp"));
+          return gpt->forward(at::zeros({2, 8}, at::kLong)).pow(2).mean();
+        }
+        const auto x = draw({40, 6}, 1);
+        mask = at::bernoulli(at::full_like(x, 0.5));
+        const auto inside = pair->up(x * mask);
+        const auto logits = head(pair->down(inside * at::bernoulli(at::full_like(inside, 0.5))));
+        return tp::reduce(logits.pow(2).sum(), engine.mesh().group("tp"));
+      };
+      const auto module = regions ? std::static_pointer_cast<torch::nn::Module>(gpt)
+                                  : std::static_pointer_cast<torch::nn::Module>(pair);
+      Engine engine(module,
+                    regions
+                        ? Options::build().adamw().train_micro_batch_size(1).tensor_parallel(2, {})
+                        : options_with(R"(, {"patterns": ["lm_head"]})", "", 2, R"(, "vocab_parallel_lm_head": true)"),
+                    comm);
+      const auto train = [&] {
+        const auto loss = forward(engine);
+        if (mask.defined()) require_same_over_tp(engine, mask, "the mask before the products");
+        engine.backward(loss);
+        engine.step();
+      };
       train();
+      for (int i = 0; i < 2; ++i) {
+        {
+          const at::NoGradGuard no_grad;
+          forward(engine);
+        }
+        require_same_over_tp(engine, generator_state(), "the generator after an evaluation");
+        torch::manual_seed(7);  // of the program, for its data
+        require_same_over_tp(engine, at::randperm(50), "an order of samples after an evaluation");
+        train();
+      }
+      require_same_over_tp(engine, generator_state(), "the generator after training");
     }
-    const auto seeded = generator_state();
-    (void)at::rand({1});
-    require_same_over_tp(engine, generator_state(), "the generator after training");
-    require(!generator_state().equal(seeded), "nothing was drawn");
   });
 }
 

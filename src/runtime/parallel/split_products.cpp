@@ -112,11 +112,6 @@ bool SplitProducts::in_backward_formula() const {
   return regions_.size() == 1 && !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
 }
 
-// An evaluation draws the same numbers on all ranks, because nothing tells when it ends. Nothing is drawn on logits.
-void SplitProducts::open_region(const Parameter& weight) {
-  if (at::GradMode::is_enabled() && !weight.cut.head) regions_.back()->open();
-}
-
 void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std::size_t count) {
   if (in_backward_formula()) return call.run();
   for (const auto* use = uses; use != uses + count; ++use) {
@@ -164,7 +159,10 @@ void SplitProducts::column(torch_hooks::OperatorCall& call, const Product& produ
   if (compare_ && !weight.cut.sequence) compare(x, weight);
   call.argument(product.input) = copied(x, weight);
   if (!weight.cut.gather_output) {
-    open_region(weight);
+    if (weight.cut.head)  // nothing is drawn on logits, and an evaluation has no other end
+      regions_.back()->close();
+    else
+      regions_.back()->open();
     return call.run();
   }
   regions_.back()->close();
@@ -218,7 +216,7 @@ at::Tensor SplitProducts::summed(const at::Tensor& y, const Parameter& weight) {
     throw ConfigError(base::join("[Engine::forward] got an output of shape ", y.sizes(), " for ", weight.name,
                                  ", expected [batch, tokens, features] with a multiple of ", parts(),
                                  " tokens. Hint: sequence regions divide the tokens over the tensor-parallel ranks."));
-  open_region(weight);
+  regions_.back()->open();
   return tp::reduce_scatter(y, group_, 1);
 }
 

@@ -53,7 +53,6 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
  private:
   struct Product;
   bool in_backward_formula() const;
-  void open_region(const Parameter& weight);
   const Parameter& at(int tag) const { return *parameters_[static_cast<std::size_t>(tag)]; }
   int parts() const { return group_->size(); }
   void column(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight);
