@@ -75,6 +75,7 @@ _VALUES = {
     "zero_quantized_gradients": "zero_optimization.zero_quantized_gradients",
     "zero_quantized_nontrainable_weights": "zero_optimization.zero_quantized_nontrainable_weights",
     "zero_overlap_comm": "zero_optimization.overlap_comm",
+    "autotp_size": "tensor_parallel.autotp_size",
     "zero_log_trace_cache_warnings": "zero_optimization.log_trace_cache_warnings",
 }
 """Calls that return a value of the configuration, by the key."""
@@ -432,6 +433,8 @@ class DeepSpeedEngine(torch.nn.Module):
     def get_model_parallel_rank(self) -> int:
         """[local] This rank's coordinate among the tensor-parallel ranks."""
         return self._engine.mesh.rank("tp")
+
+    get_tensor_parallel_rank = get_model_parallel_rank
 
     @property
     def dp_world_size(self) -> int:
