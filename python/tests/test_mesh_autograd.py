@@ -1,4 +1,4 @@
-"""What programs do around layers that tensor parallelism cuts: checkpointed segments, autocast, evaluation, Hugging Face."""
+"""Programs around layers that are cut: checkpointed segments, autocast, evaluation, models of Hugging Face."""
 
 from collections.abc import Callable
 from typing import Any

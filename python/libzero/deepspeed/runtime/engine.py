@@ -555,8 +555,8 @@ class DeepSpeedEngine(torch.nn.Module):
         frozen = [name for name, p in self._engine._original.named_parameters() if name in cut and not p.requires_grad]
         if frozen:
             raise ConfigError(
-                f"[deepspeed] load_module_state_dict: {frozen[0]} is frozen and cut by tensor parallelism, and its whole "
-                "value cannot be set. Hint: load the weights into the model before deepspeed.initialize()."
+                f"[deepspeed] load_module_state_dict: {frozen[0]} is frozen and cut by tensor parallelism, and its "
+                "whole value cannot be set. Hint: load the weights into the model before deepspeed.initialize()."
             )
 
     def _zero3_consolidated_16bit_state_dict(
