@@ -127,14 +127,16 @@ def test_checkpointed_segments_draw_again_what_they_drew(stage: int, programs: P
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_autocast(stage: int) -> None:
-    """Products in bf16, of parameters in fp32."""
+    """Products in bf16, of parameters in fp32; each rank rounds its share of a row product."""
 
     def loss_of(model: Model, step: int) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model[0].up(batch(step))  # type: ignore[index]
             y = model(batch(step))
-        return y.float().square().mean()
+        assert (hidden.dtype, y.dtype) == (torch.bfloat16, torch.float32)  # y is x in fp32 + a product
+        return y.square().mean()
 
-    compare(blocks, settings(stage, **PLAN), loss_of, tolerance=2e-2)
+    compare(blocks, settings(stage, **PLAN), loss_of, tolerance=5e-3)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
