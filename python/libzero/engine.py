@@ -263,7 +263,8 @@ class Engine:
         masters = self.full_state_dict()
         whole: dict[int, torch.Tensor] = {}
         for name, p in self._original.named_parameters():
-            value = masters.pop(name).to(p.dtype) if self.comm.rank == 0 else torch.empty(self._sizes[name], dtype=p.dtype)
+            value = masters.pop(name) if self.comm.rank == 0 else torch.empty(self._sizes[name])
+            value = value.to(p.dtype)
             if everywhere:
                 self.comm.broadcast(value.view(-1), 0).wait()
             if wanted:

@@ -76,8 +76,8 @@ def vocab_parallel_embedding(
 ) -> torch.Tensor:
     """Rows `ids` of an embedding of `vocabulary` rows, of which `weight` has [begin, begin + weight.size(0)).
 
-    ids: int64 or int32, equal on all ranks. Returns [*ids.shape, weight.size(1)], the same on all ranks. The gradient of
-    weight is local. padding_idx: a row of the whole embedding that gets no gradient, or negative. IndexError on all
+    ids: int64 or int32, equal on all ranks. Returns [*ids.shape, weight.size(1)], the same on all ranks. The gradient
+    of weight is local. padding_idx: a row of the whole embedding that gets no gradient, or negative. IndexError on all
     ranks for an id outside of [0, vocabulary). Megatron-LM's VocabParallelEmbedding.
     """
     return _native.tp_vocab_parallel_embedding(weight, ids, group, begin, vocabulary, padding_idx)

@@ -16,6 +16,7 @@ namespace {
 
 struct Held {
   std::shared_ptr<zero::Communicator> comm;  // outlives the engine
+  std::shared_ptr<zero::Mesh> mesh;          // shared with the program, which may keep it longer than the engine
   std::shared_ptr<torch::nn::Module> model;
   std::unique_ptr<zero::Engine> engine;
 };
@@ -27,12 +28,12 @@ class PyEngine {
     auto& held = *owned_.get("Engine");
     held.comm = comm.get();
     held.model = mirror(module);
-    const auto shared = mesh == nullptr ? nullptr : mesh->get();
-    if (shared && shared->world() != held.comm)
+    if (mesh != nullptr) held.mesh = mesh->get();
+    if (held.mesh && held.mesh->world() != held.comm)
       throw zero::ConfigError("[Engine] got a mesh of another Communicator than comm. Hint: leave comm out.");
     blocking(held.comm, [&] {
-      held.engine = shared ? std::make_unique<zero::Engine>(held.model, options, shared)
-                           : std::make_unique<zero::Engine>(held.model, options, held.comm);
+      if (!held.mesh) held.mesh = zero::Mesh::of(options, held.comm);
+      held.engine = std::make_unique<zero::Engine>(held.model, options, held.mesh);
     });
   }
 
@@ -262,10 +263,7 @@ void bind_engine(py::module_& module) {
   local(c, "skipped_steps", &zero::Engine::skipped_steps);
   local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
   local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
-  // A copy, so that the program's mesh does not keep the engine.
-  c.def("mesh", [](const PyEngine& self) {
-    return PyMesh(self.local([](zero::Engine& engine) { return std::make_shared<zero::Mesh>(engine.mesh()); }));
-  });
+  c.def("mesh", [](const PyEngine& self) { return PyMesh(self.held()->mesh); });
   local(c, "micro_batches", &zero::Engine::micro_batches);
   local(c, "loss_scale", &zero::Engine::loss_scale);
   local(c, "units", &zero::Engine::units);

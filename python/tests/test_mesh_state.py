@@ -127,10 +127,11 @@ def test_deepspeed_saves_and_loads_whole_weights(stage: int, tmp_path: Path) -> 
         block = config(stage, zero_optimization=zero, train_batch_size=8, gradient_accumulation_steps=2)
         engine, *_ = libzero.deepspeed.initialize(model=models[comm.rank], config=block)
         assert engine.train_batch_size() == 8
+        assert (engine.autotp_size(), engine.get_tensor_parallel_rank()) == (2, comm.rank % 2)
         for step in range(4):
             engine.backward(engine(batch(engine.get_data_parallel_rank(), step)).square().mean())
             engine.step()
-        assert engine.global_samples == 16
+        assert engine.global_samples == 16  # of 2 data-parallel ranks
         with pytest.raises(libzero.ConfigError, match="module_state_dict: got a model with tensor parallelism"):
             engine.module_state_dict()
         assert engine.save_16bit_model(tmp_path / "weights")

@@ -279,7 +279,8 @@ def test_both_in_processes(programs: Programs) -> None:
             {"patterns": [r".*out\\.weight", r".*mlp\\.3\\.weight"], "partition_type": "row"},
             {"patterns": [r".*mlp\\.1\\.weight", r"token\\.weight", r"head\\.weight"], "partition_type": "column"},
         ]
-        plan = {"partition_config": {"layer_specs": specs, "lm_head_patterns": ["head"]}, "vocab_parallel_lm_head": True}
+        cuts = {"layer_specs": specs, "lm_head_patterns": ["head"]}
+        plan = {"partition_config": cuts, "vocab_parallel_lm_head": True}
         model = Gpt()
         mesh = libzero.Mesh.of({**settings(3, **plan), "sequence_parallel_size": 2})
         engine = libzero.Engine(model, {**settings(3, **plan), "sequence_parallel_size": 2}, mesh=mesh)

@@ -9,7 +9,7 @@ REFUSED, MEANINGLESS = "not built", "not meaningful here"
 
 _PIPELINE = "there is no pipeline parallelism. Hint: a plain torch.nn.Module, sharded by zero_optimization.stage."
 _INFERENCE = "there is no inference engine. Hint: model.eval(), or stage 3 without an optimizer."
-_TENSOR = "there is no tensor parallelism. Hint: zero_optimization.stage 3."
+_TENSOR = "tensor parallelism is the configuration's. Hint: tensor_parallel.autotp_size and partition_config."
 _MOE = "expert layers are not built."
 _COMPILE = "DeepCompile's passes are not built. Hint: engine.compile() compiles the units with torch.compile."
 _TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
@@ -28,7 +28,7 @@ _LOG = "collectives are not logged. Hint: engine.start_trace() of libzero."
 _BUFFERS = "activations are not split or packed. Hint: deepspeed.checkpointing.checkpoint()."
 _ONE_FORMAT = "there is one checkpoint format, which loads at every stage."
 _AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
-_GROUPS = "every rank is data-parallel. Hint: get_data_parallel_group()."
+_GROUPS = "groups are no process groups of torch. Hint: libzero.Mesh.of(config).group('tp')."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
 _LINEAR = "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."
@@ -133,8 +133,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _FLOPS): "flops_profiler flops_profiler_detailed flops_profiler_enabled flops_profiler_module_depth "
         "flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor "
         "flops_profiler_top_modules",
-        (REFUSED, _TENSOR): "autotp_size tensor_parallel_config uses_parallelization_pass_only "
-        "get_tensor_parallel_rank get_sequence_parallel_group",
+        (REFUSED, _TENSOR): "tensor_parallel_config uses_parallelization_pass_only",
+        (REFUSED, _GROUPS): "get_sequence_parallel_group",
         (REFUSED, _COMPILE): "compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend "
         "get_autotp_backend get_compile_time get_deepcompile_backend get_deepspeed_compile_backend "
         "is_deepcompile_active is_deepcompile_enabled register_compile_pass",

@@ -75,6 +75,7 @@ _VALUES = {
     "zero_quantized_gradients": "zero_optimization.zero_quantized_gradients",
     "zero_quantized_nontrainable_weights": "zero_optimization.zero_quantized_nontrainable_weights",
     "zero_overlap_comm": "zero_optimization.overlap_comm",
+    "autotp_size": "tensor_parallel.autotp_size",
     "zero_log_trace_cache_warnings": "zero_optimization.log_trace_cache_warnings",
 }
 """Calls that return a value of the configuration, by the key."""
@@ -433,6 +434,8 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] This rank's coordinate among the tensor-parallel ranks."""
         return self._engine.mesh.rank("tp")
 
+    get_tensor_parallel_rank = get_model_parallel_rank
+
     @property
     def dp_world_size(self) -> int:
         """[local] The number of data-parallel ranks."""
@@ -552,8 +555,8 @@ class DeepSpeedEngine(torch.nn.Module):
         frozen = [name for name, p in self._engine._original.named_parameters() if name in cut and not p.requires_grad]
         if frozen:
             raise ConfigError(
-                f"[deepspeed] load_module_state_dict: {frozen[0]} is frozen and cut by tensor parallelism, and its whole "
-                "value cannot be set. Hint: load the weights into the model before deepspeed.initialize()."
+                f"[deepspeed] load_module_state_dict: {frozen[0]} is frozen and cut by tensor parallelism, and its "
+                "whole value cannot be set. Hint: load the weights into the model before deepspeed.initialize()."
             )
 
     def _zero3_consolidated_16bit_state_dict(
