@@ -63,7 +63,8 @@ class Planner {
   std::vector<ParameterCut> all() {
     const bool any_given =
         std::any_of(parameters_.begin(), parameters_.end(), [](const NamedShape& p) { return p.given.has_value(); });
-    if (plan_.empty() && !any_given) fail_without_plan();
+    if (plan_.empty() && !any_given)
+      fail_without_plan("without tensor_parallel.partition_config or preset_model, which say what to cut");
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       if (parameters_[i].given)
         take(i);
@@ -80,6 +81,9 @@ class Planner {
       else
         add_fault(text);
     }
+    if (faults_.empty() &&
+        std::all_of(result_.begin(), result_.end(), [](const ParameterCut& cut) { return cut.kind == CutKind::Whole; }))
+      fail_without_plan("with a plan that cuts no parameter");
     if (!faults_.empty())
       throw ConfigError("[Engine] the model cannot be cut over " + std::to_string(parts_) +
                         " tensor-parallel ranks:" + faults_);
@@ -177,14 +181,12 @@ class Planner {
     if (const auto why = result.cut.fault(); !why.empty()) add_fault(parameters_[i].name + ": " + why);
   }
 
-  [[noreturn]] void fail_without_plan() const {
+  [[noreturn]] void fail_without_plan(const char* why) const {
     std::string weights;
     for (const auto& parameter : parameters_)
       if (parameter.sizes.size() == 2) weights += "\n  " + parameter.name + " " + text_of(parameter.sizes);
-    throw ConfigError(base::join("[Engine] tensor_parallel.autotp_size: got ", parts_,
-                                 " without tensor_parallel.partition_config or preset_model, which say what to cut. "
-                                 "Hint: preset_model for a known model, or layer_specs for these weights:",
-                                 weights));
+    throw ConfigError(base::join("[Engine] tensor_parallel.autotp_size: got ", parts_, " ", why,
+                                 ". Hint: preset_model for a known model, or layer_specs for these weights:", weights));
   }
 
   const config::TpPlan& plan_;

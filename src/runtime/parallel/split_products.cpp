@@ -257,7 +257,7 @@ std::string SplitProducts::holding(const Parameter& parameter) const {
 
 void SplitProducts::refuse(const std::string& op, const Parameter& parameter) const {
   throw ConfigError("[Engine::forward] " + op + " reads " + parameter.name + ", " + holding(parameter) +
-                    ". Hint: torch::linear or matmul use parts; otherwise \"skip\" it in "
+                    ". Hint: torch::linear or matmul use parts of a weight [out, in]; otherwise \"skip\" it in "
                     "tensor_parallel.partition_config.");
 }
 

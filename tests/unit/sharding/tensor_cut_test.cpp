@@ -209,6 +209,8 @@ TEST(CutPlan, Faults) {
       fault_of("").find("preset_model for a known model, or layer_specs for these weights:\n  token.weight [23, 24]"),
       std::string::npos)
       << fault_of("");
+  const auto nothing = fault_of(R"(, "preset_model": "llama")");
+  EXPECT_NE(nothing.find("got 2 with a plan that cuts no parameter. Hint: preset_model"), std::string::npos) << nothing;
   const auto all = fault_of(specs(R"({"patterns": ["nothing"], "partition_type": "row"},
       {"patterns": [".*norm1.weight"], "partition_type": "column"},
       {"patterns": [".*qkv.weight"], "partition_type": "column", "shape": [[24, 24], -1]},
