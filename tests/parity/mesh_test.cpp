@@ -96,7 +96,7 @@ TEST(Mesh, AModelThatDoesNotKnowOfSequenceParallelism) {
         engine.step();
       }
       set_log_sink({});
-      require(contains(log, "the model exchanged no tokens in its first step") == (!knows && comm->rank() == 0), log);
+      require(contains(log, "the model exchanged no tokens in its first forward") == (!knows && comm->rank() == 0), log);
     }
   });
 }

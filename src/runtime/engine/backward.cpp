@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "engine/backward_scope.h"
 #include "observe/status_page.h"
 #include "torch_hooks/allocation_observer.h"
@@ -46,6 +47,7 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
   for (const auto& group : p_.binding().groups()) group->gradients.begin_pass(keeps_graph_);
   compare_losses(loss);
+  warn_of_unused_sequence();
   if (loss.defined()) run_autograd(loss, options, weight_of(options));
   if (p_.activations && !retains) p_.activations->end_backward();
   page.set_phase(observe::StatusPhase::Reduce);
@@ -77,6 +79,16 @@ void Backward::compare_losses(const at::Tensor& loss) {
                                    " on tp 0 and ", all[j], " on tp ", j,
                                    ". Hint: all its ranks read the same samples, by mesh.rank(\"dp\") of "
                                    "mesh.size(\"dp\"), and draw the same random numbers outside of split layers."));
+}
+
+// Without an exchange each rank's attention would see its own stretch of the tokens only.
+void Backward::warn_of_unused_sequence() {
+  if (std::exchange(looked_for_sequence_, true) || p_.mesh->size("sp") == 1 || p_.comm->rank() != 0) return;
+  if (!p_.mesh->exchanged_sequence())
+    base::log(LogLevel::Warning,
+              base::join("sequence_parallel_size is ", p_.mesh->size("sp"),
+                         ", but the model exchanged no tokens in its first forward. Hint: attention calls "
+                         "zero::attention_over_heads(engine.mesh(), q, k, v, ...) (zero/sp.h)."));
 }
 
 // What a loss is multiplied by so that the reduction over ranks gives the mean over the tokens of all ranks.

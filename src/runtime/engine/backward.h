@@ -31,6 +31,7 @@ class Backward {
  private:
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
   void compare_losses(const at::Tensor& loss);
+  void warn_of_unused_sequence();
   double weight_of(const BackwardOptions& options) const;
   void run_autograd(const at::Tensor& loss, const BackwardOptions& options, double weight);
   void take(int group, int member);
@@ -46,7 +47,7 @@ class Backward {
   const Checks& checks_;
   ForwardListener& listener_;
   std::vector<std::string> unused_;  // parameters without a gradient in this micro-batch
-  bool keeps_graph_ = false, compared_losses_ = false;
+  bool keeps_graph_ = false, compared_losses_ = false, looked_for_sequence_ = false;
 };
 
 }  // namespace zero::engine

@@ -5,10 +5,8 @@
 #include <xxhash.h>
 
 #include <cstring>
-#include <utility>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "engine/reduced_gradient.h"
 #include "observe/status_page.h"
 
@@ -51,23 +49,12 @@ StepResult Stepper::step() {
     if (outcome.give_up) fail_numerically();
     result.loss_scale = p_.scaler->scale();
     result.global_step = p_.program->steps();
-    warn_of_unused_sequence();
     page.set_step(p_.program->steps());
     page.set_phase(observe::StatusPhase::Idle);
     listener_.count_bytes();
     p_.trace.end_step(p_.program->steps());
     return result;
   });
-}
-
-// Without an exchange each rank's attention would see its own stretch of the tokens only.
-void Stepper::warn_of_unused_sequence() {
-  if (std::exchange(looked_for_sequence_, true) || p_.mesh->size("sp") == 1 || p_.comm->rank() != 0) return;
-  if (!p_.mesh->exchanged_sequence())
-    base::log(LogLevel::Warning,
-              base::join("sequence_parallel_size is ", p_.mesh->size("sp"),
-                         ", but the model exchanged no tokens in its first step. Hint: attention calls "
-                         "zero::attention_over_heads(engine.mesh(), q, k, v, ...) (zero/sp.h)."));
 }
 
 // --- the norm ---------------------------------------------------------------------------------

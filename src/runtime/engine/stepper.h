@@ -25,13 +25,11 @@ class Stepper {
   std::uint64_t hash_of_choices() const;
   [[noreturn]] void fail_numerically();
   std::string find_non_finite() const;
-  void warn_of_unused_sequence();
 
   Parts& p_;
   const Checks& checks_;
   Backward& backward_;
   ForwardListener& listener_;
-  bool looked_for_sequence_ = false;
 };
 
 }  // namespace zero::engine
