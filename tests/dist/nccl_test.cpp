@@ -64,6 +64,13 @@ TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
     zero::test::check_values(communicator);
     zero::test::check_exchange(communicator);
     zero::test::check_in_flight(communicator);
+    if (size == 4)  // rows and columns of a grid
+      for (const int color : {rank / 2, rank % 2}) {
+        const auto group = communicator->split(color, rank, "tp");
+        zero::test::check_values(group);
+        zero::test::check_exchange(group);
+        zero::test::check_values(communicator);
+      }
     const auto device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank));
     auto sum = torch::full({1001}, rank + 1.0f, device);
     communicator->all_reduce(sum)->wait();

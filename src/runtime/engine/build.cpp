@@ -2,7 +2,6 @@
 #include "engine/build.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
@@ -140,7 +139,7 @@ void make_axes(Parts& parts) {
       parts.accumulation);
   if (mesh.size("tp") > 1)
     parts.products = std::make_shared<parallel::SplitProducts>(
-        mesh.group("tp"), /*shared_generator=*/parts.comm->transport() == "thread");
+        mesh.group("tp"), parts.device, /*shared_generator=*/parts.comm->transport() == "thread");
 }
 
 // Empty for a parameter that tensor parallelism leaves alone.
@@ -333,17 +332,18 @@ void build(Parts& parts) {
 namespace {
 
 // Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
-void agree_on_random_numbers(comm::Group& tensor_group) {
-  if (tensor_group.transport() == "thread") return;  // the ranks share one generator
-  auto generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor state;
-  {
+void agree_on_random_numbers(const Parts& parts) {
+  if (parts.comm->transport() == "thread") return;  // the ranks share one generator
+  for (auto& generator : parallel::default_generators(parts.device)) {
+    at::Tensor state;
+    {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      state = generator.get_state().clone();
+    }
+    parts.tensor_group->broadcast(state, 0)->wait();
     const std::lock_guard<std::mutex> lock(generator.mutex());
-    state = generator.get_state().clone();
+    generator.set_state(state);
   }
-  tensor_group.broadcast(state, 0)->wait();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
 }
 
 std::uint64_t hash_of(const at::Tensor& values) {
@@ -415,7 +415,7 @@ void adopt_values(Parts& parts) {
   std::string hashes;
   const torch_hooks::AllocationObserver::Pause pause;
   auto& comm = *parts.comm;
-  if (parts.products) agree_on_random_numbers(*parts.tensor_group);
+  if (parts.products) agree_on_random_numbers(parts);
   if (!deferred.empty() && comm.size() > 1) {
     // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
     const auto states =

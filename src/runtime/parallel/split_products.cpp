@@ -79,8 +79,8 @@ at::Tensor gathered(const at::Tensor& y, const sharding::TensorCut& cut, const s
 
 }  // namespace
 
-SplitProducts::SplitProducts(std::shared_ptr<Communicator> group, bool shared_generator)
-    : group_(std::move(group)), shared_generator_(shared_generator) {
+SplitProducts::SplitProducts(std::shared_ptr<Communicator> group, at::Device device, bool shared_generator)
+    : group_(std::move(group)), device_(device), shared_generator_(shared_generator) {
   begin_run();  // the program's own region
 }
 
@@ -98,7 +98,7 @@ void SplitProducts::end_forward() noexcept {
 
 void SplitProducts::begin_run() {
   last_ = {};
-  regions_.push_back(std::make_unique<RandomRegion>(shared_generator_ ? -1 : group_->rank()));
+  regions_.push_back(std::make_unique<RandomRegion>(shared_generator_ ? -1 : group_->rank(), device_));
 }
 
 void SplitProducts::end_run() noexcept {

@@ -25,8 +25,8 @@ namespace zero::parallel {
 // of its ranks. Use it from one thread at a time.
 class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks::SegmentListener {
  public:
-  // shared_generator: the group's ranks are threads of one process.
-  SplitProducts(std::shared_ptr<Communicator> group, bool shared_generator);
+  // device: of the parameters. shared_generator: the group's ranks are threads of one process.
+  SplitProducts(std::shared_ptr<Communicator> group, at::Device device, bool shared_generator);
 
   struct Parameter {
     std::string name;
@@ -65,6 +65,7 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
   [[noreturn]] void refuse(const std::string& op, const Parameter& parameter) const;
 
   const std::shared_ptr<Communicator> group_;
+  const at::Device device_;
   const bool shared_generator_;
   std::vector<std::optional<Parameter>> parameters_;  // by tag
   bool compare_ = false, readable_ = false;

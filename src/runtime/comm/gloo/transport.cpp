@@ -24,6 +24,10 @@ at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t e
   return tensor.narrow(0, begin, end - begin).view(at::kByte);
 }
 
+// Above this, an all-reduce of two ranks sums half of the elements on each; below it, the wait for a second message
+// takes longer than the sum.
+constexpr std::size_t kOneExchangeBytes = std::size_t{1} << 20;
+
 // An operation that needs no message.
 class Complete : public Work {
  public:
@@ -84,6 +88,10 @@ class Gloo : public Transport {
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     if (size() == 1) return std::make_shared<Complete>();
     auto op = begin({"all_reduce", inout.scalar_type(), inout.numel(), -1});
+    if (size() == 2 && inout.nbytes() <= kOneExchangeBytes) {
+      exchange_and_sum(*op, inout);
+      return op;
+    }
     // The last parts are shorter if the number of elements is not divisible.
     const auto part = (inout.numel() + size() - 1) / size();
     const auto [first, last] = range(inout, part, rank());
@@ -189,6 +197,18 @@ class Gloo : public Transport {
     if (out.numel() == 0) return;
     const auto dtype = sum_dtype(out.scalar_type());
     kernels::sum_parts(out.mutable_data_ptr(), dtype, parts.data(), static_cast<int>(parts.size()), dtype, out.numel());
+  }
+
+  // Of two ranks: the same bytes as a reduce-scatter and an all-gather, in one exchange instead of two.
+  void exchange_and_sum(Operation& op, const at::Tensor& inout) const {
+    const int peer = 1 - rank();
+    auto received = at::empty({inout.numel()}, inout.options());
+    op.receive(peer, bytes_of(received, 0, received.numel()));
+    op.send(peer, bytes_of(inout, 0, inout.numel()));
+    op.then([inout, received, first = rank() == 0] {
+      const void *own = inout.const_data_ptr(), *theirs = received.const_data_ptr();
+      sum(inout, first ? std::vector{own, theirs} : std::vector{theirs, own});
+    });
   }
 
   // Sends every rank its part of `in` and receives the peers' data for this rank's part. The returned function sums

@@ -52,12 +52,18 @@ class Mark {
 // One NCCL communicator with its stream. Works may keep it alive after the transport.
 class Channel {
  public:
+  // Of all ranks of the run.
   Channel(const net::ProcessInfo& identity, milliseconds timeout)
-      : rank(identity.rank),
-        size(identity.size),
-        device(own_device(identity)),
+      : Channel(identity, own_device(identity), rendezvous(identity, timeout), timeout) {}
+  // Of a group of the run's ranks, with their devices; a failure in one group is seen in all.
+  Channel(const Channel& parent, const net::ProcessInfo& identity, milliseconds timeout)
+      : Channel(identity, parent.device, parent.watch, timeout) {}
+  Channel(const net::ProcessInfo& of, c10::DeviceIndex on, std::shared_ptr<FailureDetector> detector,
+          milliseconds timeout)
+      : identity(of),
+        device(on),
         stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device)),
-        watch(rendezvous(identity, timeout)) {
+        watch(std::move(detector)) {
     try {
       start(net::Clock::now() + timeout, timeout);
     } catch (...) {
@@ -102,11 +108,21 @@ class Channel {
   [[noreturn]] static void raise(const PeerFailure& failure) { throw CommError(failure.reason, failure.rank); }
 
   ncclComm_t comm() const { return comm_; }
+  bool is_group() const { return !identity.run_ranks.empty(); }
+  // Progress is reported for operations of the run only.
+  Waiting waiting(const Call& call, std::uint64_t sequence, milliseconds timeout) const {
+    return {call,
+            sequence,
+            identity.rank_in_run(identity.rank),
+            is_group() ? identity.run_size : identity.size,
+            timeout,
+            is_group() ? &identity.run_ranks : nullptr};
+  }
 
-  const int rank, size;
+  const net::ProcessInfo identity;
   const c10::DeviceIndex device;
   const c10::cuda::CUDAStream stream;
-  const std::unique_ptr<FailureDetector> watch;
+  const std::shared_ptr<FailureDetector> watch;
 
  private:
   // One GPU per rank: it becomes the caller's current device.
@@ -117,22 +133,23 @@ class Channel {
   }
 
   void start(net::Clock::time_point deadline, milliseconds timeout) {
-    constexpr const char* kKey = "nccl id";
+    const auto key = "nccl id " + identity.run_id;
     ncclUniqueId id{};
-    if (rank == 0) {
+    if (identity.rank == 0) {
       const auto status = ncclGetUniqueId(&id);
       if (status != ncclSuccess)
         throw CommError(base::join("[comm::nccl] got '", ncclGetErrorString(status), "', expected an id"), 0);
-      watch->set(kKey, std::string(id.internal, sizeof id.internal));
+      watch->set(key, std::string(id.internal, sizeof id.internal));
     } else {
-      const auto text = watch->get(kKey, deadline);
+      const auto text = watch->get(key, deadline);
       std::memcpy(id.internal, text.data(), std::min(text.size(), sizeof id.internal));
     }
     // Non-blocking: otherwise a peer that dies during initialization blocks this rank forever.
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     const Call first{"start", at::kByte, 0, -1};
-    settle(ncclCommInitRankConfig(&comm_, size, id, rank, &config), {first, 0, rank, size, timeout}, deadline);
+    settle(ncclCommInitRankConfig(&comm_, identity.size, id, identity.rank, &config), waiting(first, 0, timeout),
+           deadline);
   }
 
   ncclComm_t comm_ = nullptr;
@@ -188,7 +205,7 @@ class NcclWork : public Work {
       throw;
     }
     finished_ = true;
-    channel_->watch->ended(sequence_);
+    if (!channel_->is_group()) channel_->watch->ended(sequence_);
     kept_.clear();
     back_.clear();
   }
@@ -196,7 +213,7 @@ class NcclWork : public Work {
   bool done() override { return finished_ || error_ || channel_->watch->failure() || end_.reached(); }
 
  private:
-  Waiting waiting() const { return {call_, sequence_, channel_->rank, channel_->size, timeout_}; }
+  Waiting waiting() const { return channel_->waiting(call_, sequence_, timeout_); }
 
   const std::shared_ptr<Channel> channel_;
   const Call call_;
@@ -211,8 +228,8 @@ class NcclWork : public Work {
 
 class Nccl : public Transport {
  public:
-  Nccl(const net::ProcessInfo& identity, milliseconds timeout)
-      : Transport(identity), channel_(std::make_shared<Channel>(identity, timeout)) {
+  Nccl(const net::ProcessInfo& identity, milliseconds timeout, std::shared_ptr<Channel> channel)
+      : Transport(identity), channel_(std::move(channel)) {
     timeout_ = timeout;
   }
 
@@ -302,12 +319,12 @@ class Nccl : public Transport {
     return messages;
   }
 
-  void abort(const std::string& reason) noexcept override { channel_->watch->abort(rank(), reason); }
-  std::string why_no_split() const override {
-    return "which cannot be split yet, expected shm, gloo or shm+gloo. Hint: ranks whose parameters are on CPUs, with "
-           "ZERO_TRANSPORT=shm";
+  void abort(const std::string& reason) noexcept override { channel_->watch->abort(rank_in_run(), reason); }
+  // The members meet by a new id: ncclCommSplit would need the ranks of no group, too.
+  std::unique_ptr<Transport> split(const Split& split) override {
+    return std::make_unique<Nccl>(split.identity, timeout_,
+                                  std::make_shared<Channel>(*channel_, split.identity, timeout_));
   }
-  std::unique_ptr<Transport> split(const Split&) override { ZERO_CHECK(false, "a split of nccl"); }
 
  private:
   at::Device device() const { return at::Device(at::kCUDA, channel_->device); }
@@ -316,7 +333,7 @@ class Nccl : public Transport {
   std::shared_ptr<NcclWork> make(Call call) {
     if (auto failure = channel_->watch->failure()) Channel::raise(*failure);
     ++sequence_;
-    channel_->watch->began(sequence_, call.text());
+    if (!channel_->is_group()) channel_->watch->began(sequence_, call.text());
     const c10::cuda::CUDAGuard guard(channel_->device);
     return std::make_shared<NcclWork>(channel_, std::move(call), sequence_, timeout_);
   }
@@ -388,5 +405,6 @@ class Nccl : public Transport {
 
 extern "C" __attribute__((visibility("default"))) zero::comm::Transport* zero_make_nccl(
     const zero::net::ProcessInfo* identity, std::int64_t timeout_ms) {
-  return new zero::comm::Nccl(*identity, std::chrono::milliseconds(timeout_ms));
+  const std::chrono::milliseconds timeout(timeout_ms);
+  return new zero::comm::Nccl(*identity, timeout, std::make_shared<zero::comm::Channel>(*identity, timeout));
 }
