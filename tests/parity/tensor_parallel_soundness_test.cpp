@@ -177,18 +177,20 @@ TEST(TensorParallelSoundness, NormsOfHeadsAreSummedWithTheirBias) {
 
 // --- checkpoints --------------------------------------------------------------------------------
 
-// Parts of different sizes move the borders of shards, within parameters that all ranks have in common.
+// Parts of different sizes (1111 and 2222 rows) move the borders of shards within parameters that all ranks have in
+// common.
 TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
   const TempFolder folder;
   expect_passed({"shm", 4}, [&](const auto& comm) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto module = std::make_shared<PairImpl>();
-      module->register_module("table", torch::nn::Embedding(33, 6));
+      module->register_module("table", torch::nn::Embedding(3333, 6));
       torch::nn::Linear head(6, 3333);
       module->register_module("head", head);
       module->body = [head](PairImpl& m, const at::Tensor& x) mutable { return head(m.down(m.up(x))); };
       auto engine =
-          engine_of(module, comm, options_with(R"(, {"patterns": ["head"], "gather_output": true})", "", stage));
+          engine_of(module, comm,
+                    options_with(R"(, {"patterns": ["head"], "gather_output": true, "multiple": 1111})", "", stage));
       const auto step = [&] {
         engine.backward(
             module->forward(draw({4, 6}, static_cast<std::uint64_t>(engine.mesh().rank("dp")))).pow(2).mean());

@@ -62,7 +62,7 @@ TEST(TensorParallel, Dropout) {
 // Within a split region each rank draws its own numbers.
 struct NoisyImpl : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
-  at::Tensor inside, outside;
+  at::Tensor inside, again, outside;  // again: in a second region, with no draw between them
   NoisyImpl() {
     up = register_module("up", torch::nn::Linear(4, 2000));
     down = register_module("down", torch::nn::Linear(2000, 4));
@@ -71,6 +71,9 @@ struct NoisyImpl : torch::nn::Module {
     auto y = up(x);
     inside = at::bernoulli(at::full_like(y, 0.5));
     y = down(y * inside);
+    const auto z = up(x);
+    again = at::bernoulli(at::full_like(z, 0.5));
+    y = y + down(z * again);
     outside = at::bernoulli(at::full_like(y, 0.5));
     return y + outside;
   }
@@ -99,6 +102,7 @@ TEST(TensorParallel, RandomNumbersInAndOutOfSplitRegions) {
       };
       const auto inside = both(module->inside), outside = both(module->outside);
       require(outside[0].equal(outside[1]), "different numbers outside of split regions");
+      require(!module->again.equal(module->inside), "the same numbers in the next region");
       const double product = (inside[0] * inside[1]).mean().template item<double>();
       require(std::abs(product - 0.25) < 0.01, "numbers inside depend on each other: " + std::to_string(product));
       require(!before.defined() || !before.equal(inside[0]), "the same numbers in the next step");
