@@ -341,6 +341,18 @@ TEST(TensorParallelSoundness, IntegersAreRefused) {
   });
 }
 
+TEST(TensorParallelSoundness, AReplacedWeightAndTokensThatCannotBe) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto module = std::make_shared<PairImpl>();
+    auto engine = engine_of(module, comm, options_of_pair());
+    const auto tokens = config_error_of([&] { engine.mesh().tokens(-1); });
+    require(contains(tokens, "got -1 tokens, expected 0 or more"), tokens);
+    module->up->weight.set_data(at::zeros({4, 6}));
+    const auto replaced = config_error_of([&] { engine.backward(module->forward(draw({4, 6}, 1)).pow(2).mean()); });
+    require(contains(replaced, "up.weight"), replaced);
+  });
+}
+
 // --- the loss -----------------------------------------------------------------------------------
 
 // A masked vocabulary whose last rows are all of one rank's.
