@@ -377,6 +377,8 @@ TEST(Hangs, AllInsideMeansTheLink) {
   const auto hang = find_hang(pages, {11, 11}, 10, 100);
   ASSERT_TRUE(hang);
   EXPECT_EQ(hang->rank, -1);
+  EXPECT_FALSE(find_hang(pages, {0, 11}, 10, 100)) << "rank 0 has just entered, after a long evaluation";
+  EXPECT_DOUBLE_EQ(find_hang(pages, {12, 11}, 10, 100)->idle_seconds, 11);
 }
 
 TEST(Hangs, AStoppedProcessIsNamedWhereverItStood) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <set>
 
 #include "base/check.h"
@@ -201,13 +202,18 @@ std::optional<Hang> find_hang(const std::vector<StatusSnapshot>& pages, const st
     if (late < 0 || idle[r] > idle[static_cast<std::size_t>(late)]) late = static_cast<int>(r);
   }
   if (!somebody_outside) {
-    double longest = 0;
-    for (const double i : idle) longest = std::max(longest, i);
-    if (longest < limit) return std::nullopt;
     for (std::size_t r = 0; r < n; ++r)
-      if (!alive[r] && pages[r].pid != 0 && collective && !entered(pages[r], collective->sequence))
+      if (!alive[r] && pages[r].pid != 0 && collective && !entered(pages[r], collective->sequence)) {
+        const double longest = *std::max_element(idle.begin(), idle.end());
+        if (longest < limit) return std::nullopt;
         return Hang{static_cast<int>(r), longest, "it ended with exit code 0 while the others wait for it"};
-    return Hang{-1, longest, ""};
+      }
+    // Since the last rank entered: the others may have waited for longer while it computed.
+    double shared = std::numeric_limits<double>::infinity();
+    for (std::size_t r = 0; r < n; ++r)
+      if (alive[r]) shared = std::min(shared, idle[r]);
+    if (shared < limit) return std::nullopt;
+    return Hang{-1, shared, ""};
   }
   const auto l = static_cast<std::size_t>(late);
   if (idle[l] < (slow_phase(pages[l]) ? slow_limit : limit)) return std::nullopt;  // slow, but within its limit
