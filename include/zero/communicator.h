@@ -50,9 +50,9 @@ struct ZERO_API CommStats {
 // Communicator stays usable. CommError: a peer failed, exited, timed out or made a different call. Its rank() is a rank
 // of the run, also in a split group. Afterwards this Communicator and all others split from the same one are unusable.
 //
-// Collectives on tensors start and return at once. The returned Work holds the tensors; wait for it in any order. With
-// several groups of one run, ranks wait in the order in which the operations started. Tensors are flat, contiguous, and
-// of one dtype and device. Reductions take fp32, bf16 and fp16; the other collectives take any dtype.
+// Collectives on tensors start and return at once. The returned Work holds the tensors; wait for it in any order, also
+// over groups. Operations of several groups of one run start in the same order on all ranks. Tensors are flat,
+// contiguous, and of one dtype and device. Reductions take fp32, bf16 and fp16; the other collectives take any dtype.
 class ZERO_API Communicator {
  public:
   // Collective, blocking. Reads the environment variables of torchrun (and `zero run`), Open MPI, MPICH or Slurm;

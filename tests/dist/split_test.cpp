@@ -204,6 +204,76 @@ TEST_P(Splits, HaveOperationsOfSeveralGroupsInFlight) {
   });
 }
 
+// Every rank waits in another order, for operations of several phases on memory that peers read in place: rank 0 waits
+// for rank 1 in a row, 1 for 3 in a column, 3 for 2 in a row, 2 for 0 in a column.
+TEST_P(Splits, WaitInAnyOrderOverGroups) {
+  on_four(GetParam(), [](Comm comm) {
+    comm->set_timeout(10s);
+    const int rank = comm->rank();
+    auto row = comm->split(rank / 2, rank), column = comm->split(rank % 2, rank);
+    const bool row_first = rank == 0 || rank == 3;
+    const std::vector<int> in_row{rank / 2 * 2, rank / 2 * 2 + 1}, in_column{rank % 2, rank % 2 + 2};
+    const auto filled = [&](const Comm& group, std::int64_t numel) {
+      auto values = group->allocate(numel, at::kFloat);
+      values.copy_(values_of(rank, numel));
+      return values;
+    };
+    for (int round = 0; round < 6; ++round) {
+      const std::int64_t numel = 40000 + round;
+      struct Running {
+        at::Tensor sum, gathered, scattered, parts;
+        std::vector<std::shared_ptr<Work>> works;
+      };
+      const auto begin = [&](const Comm& group) {
+        Running now;
+        const std::int64_t uneven = numel / 2 - group->rank(), to_other = numel - uneven;
+        const std::int64_t from_other = numel - numel / 2 + (group->rank() == 0 ? 1 : 0);
+        now.sum = filled(group, numel);
+        now.gathered = group->allocate(2 * numel, at::kFloat);
+        now.scattered = group->allocate(numel, at::kFloat);
+        now.parts = at::empty({uneven + from_other});
+        const auto mine = filled(group, numel), twice = filled(group, 2 * numel);
+        std::vector<std::int64_t> out{uneven, from_other}, in{uneven, to_other};
+        if (group->rank() == 1) {
+          std::swap(out[0], out[1]);
+          std::swap(in[0], in[1]);
+        }
+        now.works = {group->all_reduce(now.sum), group->all_gather(now.gathered, mine),
+                     group->reduce_scatter(now.scattered, twice), group->all_to_all(now.parts, mine, out, in)};
+        return now;
+      };
+      const auto check = [&](const Running& now, const std::vector<int>& ranks) {
+        const auto own = ranks[0] == rank ? 0 : 1;
+        require(at::equal(now.sum, sum_of(ranks, numel)), "another sum");
+        for (int r = 0; r < 2; ++r)
+          require(at::equal(now.gathered.narrow(0, r * numel, numel), values_of(ranks[r], numel)), "another part");
+        require(at::equal(now.scattered, sum_of(ranks, 2 * numel).narrow(0, own * numel, numel)), "another half");
+        // Rank 0 keeps numel / 2 and sends the rest; rank 1 sends all but the numel / 2 - 1 at its end.
+        const auto first = values_of(ranks[0], numel), second = values_of(ranks[1], numel);
+        const auto half = numel / 2, kept = own == 0 ? half : half - 1;
+        const auto expected = own == 0 ? at::cat({first.narrow(0, 0, kept), second.narrow(0, 0, numel - half + 1)})
+                                       : at::cat({first.narrow(0, half, numel - half),
+                                                  second.narrow(0, numel - kept, kept)});
+        require(at::equal(now.parts, expected), "another exchange");
+      };
+      auto first = begin(row), second = begin(column);
+      auto all = values_of(rank, numel);
+      // Not always: over hosts a thread works on it, which advances operations of other groups.
+      const auto third = round % 2 == 0 ? comm->all_reduce(all) : nullptr;
+      const auto wait_for = [](const Running& now) {
+        for (auto work = now.works.rbegin(); work != now.works.rend(); ++work) (*work)->wait();
+      };
+      wait_for(row_first ? first : second);
+      if (third && rank % 2 == 1) third->wait();
+      wait_for(row_first ? second : first);
+      if (third && rank % 2 == 0) third->wait();
+      check(first, in_row);
+      check(second, in_column);
+      if (third) require(at::equal(all, sum_of({0, 1, 2, 3}, numel)), "the sum of all");
+    }
+  });
+}
+
 TEST_P(Splits, RefuseUnfinishedOperationsOnAllRanks) {
   on_four(GetParam(), [](Comm comm) {
     auto values = at::ones({100});
@@ -321,6 +391,25 @@ TEST(SplitOfOne, IsLocalAndSharesItsEnd) {
   EXPECT_THROW(comm->barrier(), CommError);
 }
 
+// Memory of one group is read in place by all others, so a value moves between groups without a copy.
+TEST(SplitOfShm, SharesTheMemoryOfTheRun) {
+  on_four("shm", [](Comm comm) {
+    auto group = comm->split(comm->rank() % 2, 0);
+    auto other = group->split(0, -comm->rank());
+    for (const auto& from : {comm, group, other}) {
+      auto values = from->allocate(20000, at::kFloat);
+      values.fill_(static_cast<float>(comm->rank()));
+      for (const auto& reader : {comm, group, other}) {
+        require(comm::group_of(*reader)->holds(values), "memory of another group");
+        auto gathered = at::empty({20000 * reader->size()});
+        reader->all_gather(gathered, values)->wait();
+        const int first = reader == comm ? 0 : reader == group ? comm->rank() % 2 : 2 + comm->rank() % 2;
+        require(gathered[0].item<float>() == static_cast<float>(first), "of another rank");
+      }
+    }
+  });
+}
+
 TEST(SplitOfShm, NamesTheRankInTheGroupAndInTheRun) {
   on_four("shm", [](Comm comm) {
     const int rank = comm->rank();
@@ -364,23 +453,35 @@ TEST(SplitOfHosts, TakesSharedMemoryInsideAHost) {
 }
 
 // A thousand groups, one after another.
-TEST(SplitOfProcesses, LeavesNoDescriptorAndNoMappingBehind) {
+TEST(SplitOfProcesses, LeavesNoDescriptorMappingOrMemoryBehind) {
   const auto mapped = [] {
     std::ifstream maps("/proc/self/maps");
     return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
   };
+  const auto shared_kib = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("RssShmem:")) return std::stol(line.substr(9));
+    return 0L;
+  };
   for (const char* transport : {"shm", "gloo", "shm+gloo"}) {
     on_four(transport, [&](Comm comm) {
-      const auto split = [&] { comm->split(comm->rank() % 2, 0)->barrier(); };
+      // The peers may still read the last message when a rank has ended its group.
+      const auto split = [&, message = std::string(3000, 'x')] {
+        auto group = comm->split(comm->rank() % 2, 0);
+        group->all_gather_bytes(message);
+      };
       for (int i = 0; i < 20; ++i) split();
       comm->barrier();
       const auto descriptors = open_descriptors(), mappings = mapped();
+      const auto shared = shared_kib();
       comm->barrier();
       for (int i = 0; i < 1000; ++i) split();
       comm->barrier();
       require(open_descriptors() == descriptors,
               std::to_string(open_descriptors() - descriptors) + " more descriptors");
       require(mapped() < mappings + 20, std::to_string(mapped() - mappings) + " more mappings");
+      require(shared_kib() < shared + 1024, std::to_string(shared_kib() - shared) + " KiB more of shared memory");
     });
   }
 }

@@ -5,14 +5,29 @@
 namespace zero::comm {
 
 void Family::join(Transport& transport) {
-  std::lock_guard lock(mutex_);
-  transports_.push_back(&transport);
+  {
+    std::scoped_lock lock(advancing_, mutex_);
+    transports_.push_back(&transport);
+  }
+  transport.on_wait([family = weak_from_this()] {
+    const auto here = family.lock();
+    return here && here->advance();
+  });
 }
 
 void Family::leave(Transport& transport) {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(advancing_, mutex_);
   std::erase(transports_, &transport);
   if (!transport.identity().group.empty()) across_of_ended_ += transport.bytes_across_hosts();
+}
+
+// Without mutex_: a transport that finds a failure asks for the family's.
+bool Family::advance() {
+  std::unique_lock lock(advancing_, std::try_to_lock);
+  if (!lock || transports_.size() < 2) return false;
+  bool more = false;
+  for (auto* transport : transports_) more |= transport->advance();
+  return more;
 }
 
 void Family::count(const std::string& op, std::uint64_t bytes) {

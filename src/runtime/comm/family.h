@@ -14,10 +14,11 @@
 
 namespace zero::comm {
 
-class Family {
+class Family : public std::enable_shared_from_this<Family> {
  public:
   // The first to join is the communicator of the run.
   void join(Transport& transport);
+  // Not from within advance().
   void leave(Transport& transport);
 
   // Calls and bytes of the groups that have a name, which the communicator of the run counts as well. Thread-safe.
@@ -30,10 +31,13 @@ class Family {
 
   // Ends all transports if there are several, and thereby the peers' groups. Thread-safe.
   void stop(const PeerFailure& cause) noexcept;
+  // Transport::advance() of all groups. For their waits, see Transport::on_wait().
+  bool advance();
   // The failure that ended the run's transport.
   std::optional<PeerFailure> failure() const;
 
  private:
+  std::mutex advancing_;  // locked before mutex_; guards changes of transports_ as well
   mutable std::mutex mutex_;
   std::vector<Transport*> transports_;
   CommStats named_;

@@ -28,17 +28,16 @@ std::string Transport::own_failure(const std::string& reason) const noexcept {
 
 at::Tensor Transport::allocate(std::int64_t numel, c10::ScalarType dtype) { return at::empty({numel}, dtype); }
 
-// A rank's message when a group is split. `mark` distinguishes it from other messages.
+// A rank's message when a group is split, followed by its split_offer(). `mark` distinguishes it from other messages.
 namespace {
 struct SplitWord {
   std::uint64_t mark = 0x7a65726f73706c74;  // "zerosplt"
-  std::int32_t color = -1, key = 0, unfinished = 0, host = 0;
-  std::uint64_t marks = 0;
+  std::int32_t color = -1, key = 0, unfinished = 0;
 };
 
 std::optional<SplitWord> split_word(const std::string& message) {
   SplitWord word, own;
-  if (message.size() != sizeof word) return std::nullopt;
+  if (message.size() < sizeof word) return std::nullopt;
   std::memcpy(&word, message.data(), sizeof word);
   return word.mark == own.mark ? std::optional(word) : std::nullopt;
 }
@@ -389,26 +388,26 @@ std::shared_ptr<Group> Group::split_into(int color, int key, bool shared_memory,
   mine.color = color;
   mine.key = key;
   mine.unfinished = *unfinished_;
-  mine.marks = transport_->split_marks();
-  const auto messages = all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine});
+  const auto messages =
+      all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine) + transport_->split_offer());
   const auto members = members_of(messages, color);
   const int number = splits_++;
   if (color < 0) return nullptr;
   Split split;
   const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
-  split.members = members;
   split.identity = transport_->identity().of_members(members, static_cast<int>(place),
                                                      base::join("split ", number, " color ", color));
   split.identity.group = name;
   split.shared_memory = shared_memory;
   std::map<int, int> ranks_of_host;
   for (const int r : members) {
-    split.taken |= split_word(messages[static_cast<std::size_t>(r)])->marks;
-    split.hosts.emplace_back(ranks_of_host[hosts[static_cast<std::size_t>(r)]]++, 0);
+    const auto member = static_cast<std::size_t>(r);
+    split.members.push_back({r, ranks_of_host[hosts[member]]++, 0, messages[member].substr(sizeof mine)});
   }
-  for (std::size_t i = 0; i < members.size(); ++i)
-    split.hosts[i].second = ranks_of_host[hosts[static_cast<std::size_t>(members[i])]];
-  std::tie(split.identity.local_rank, split.identity.local_size) = split.hosts[static_cast<std::size_t>(place)];
+  for (auto& member : split.members) member.local_size = ranks_of_host[hosts[static_cast<std::size_t>(member.rank)]];
+  const auto& own = split.members[static_cast<std::size_t>(place)];
+  split.identity.local_rank = own.local_rank;
+  split.identity.local_size = own.local_size;
   split.abort_check = [family = family_] {
     if (const auto cause = family->failure()) throw CommError(cause->reason, cause->rank);
   };

@@ -34,12 +34,14 @@ struct PeerFailure {
 
 // A group to create from some ranks of a transport, as one member sees it.
 struct Split {
+  struct Member {
+    int rank = 0;                        // of the transport
+    int local_rank = 0, local_size = 1;  // among the members of its host
+    std::string offer;                   // its split_offer()
+  };
   net::ProcessInfo identity;  // of this rank in the group
-  std::vector<int> members;   // ranks of the transport, in the order of the group
-  // Position of each member on its host: local rank and local size in the group. Empty: unknown.
-  std::vector<std::pair<int, int>> hosts;
-  std::uint64_t taken = 0;     // the split_marks() of all members combined
-  bool shared_memory = false;  // all members are on one host; overrides the transport's own kind
+  std::vector<Member> members;  // in the order of the group
+  bool shared_memory = false;   // all members are on one host; overrides the transport's own kind
   std::function<void()>
       abort_check;  // to be called by who waits, every 100 ms or so; throws CommError once the run has failed
 };
@@ -94,13 +96,21 @@ class Transport {
 
   // The number of each rank's host.
   virtual std::vector<int> hosts() const { return std::vector<int>(static_cast<std::size_t>(size()), 0); }
-  // Bits that groups of this rank use; a new group needs a bit that no member uses.
-  virtual std::uint64_t split_marks() const { return 0; }
+  // What the other members need of this rank to create a group with it. Local.
+  virtual std::string split_offer() { return {}; }
   // Called by all members. This transport outlives the new one. If groups are unsupported: ConfigError with the reason,
   // before anything is sent.
   virtual std::unique_ptr<Transport> split(const Split& split) = 0;
   // Why split() would throw, the same on all ranks; empty: it would not.
   virtual std::string why_no_split() const { return {}; }
+
+  // Takes this rank's operations in flight as far as they go without waiting. Returns whether there are any left that
+  // this has to be called for again. Any group of the run may be waiting.
+  virtual bool advance() { return false; }
+  // `advance_others` is advance() of this rank's other groups. Waits call it repeatedly if the peers may need it to reach
+  // this group. gloo's waits do not: they advance all earlier operations over gloo, and a peer that waits in shared memory
+  // advances its own.
+  virtual void on_wait(std::function<bool()> advance_others) { (void)advance_others; }
 
   // Whether ranks are processes, numbered host by host, and `count` divides the number of ranks of every host.
   virtual bool has_neighbours(int count) const {

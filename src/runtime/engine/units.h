@@ -26,7 +26,7 @@ struct ModelParameter {
   std::vector<std::int64_t> sizes;                  // of the whole parameter
   std::optional<sharding::ParameterCut> layer_cut;  // what its layer asks for (zero/nn.h)
   std::vector<std::int64_t> part_sizes;             // of `tensor`, once the Engine has adopted it
-  sharding::ParameterCut cut;                       // over the tensor-parallel ranks
+  sharding::ParameterCut cut = {};                  // over the tensor-parallel ranks
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }

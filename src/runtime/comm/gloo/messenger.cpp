@@ -78,6 +78,7 @@ struct Messenger::Lane {
   std::optional<PeerFailure> failure;  // why operations fail from now on
   std::map<const Channel*, std::function<void(const PeerFailure&)>> on_failure;
 
+  std::vector<std::shared_ptr<Operation>> two_phase_operations();
   void connect(milliseconds limit);
   net::NodeTopology meet_hosts(milliseconds limit);
   void stop_all(const PeerFailure& cause) noexcept;
@@ -114,7 +115,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   ~Operation() override {
-    if (waiter_.valid()) waiter_.wait();
+    if (const auto thread = waiter()) thread->wait();
     std::lock_guard lock(lane_->mutex);
     lane_->active.erase(this);
     messages_.clear();
@@ -139,8 +140,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   void wait() override {
-    if (waiter_.valid()) {
-      waiter_.get();
+    if (const auto thread = waiter()) {
+      thread->get();
     } else {
       finish();
     }
@@ -152,11 +153,16 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
       std::unique_lock lock(mutex_, std::try_to_lock);
       if (lock.owns_lock() && (finished_ || error_)) return true;
     }
-    if (!waiter_.valid()) {
-      waiter_ = std::async(std::launch::async, [this] { finish(); }).share();
-    }
-    return waiter_.wait_for(milliseconds(0)) == std::future_status::ready;
+    return start_waiter().wait_for(milliseconds(0)) == std::future_status::ready;
   }
+
+  // A thread that completes the operation; at most one.
+  std::shared_future<void> start_waiter() {
+    std::lock_guard lock(waiter_mutex_);
+    if (!waiter_.valid()) waiter_ = std::async(std::launch::async, [this] { finish(); }).share();
+    return waiter_;
+  }
+  bool in_first_phase() const { return !second_; }
 
   // Completes the first phase, so that peers can complete the operation even if this rank first waits for a later one.
   void advance() {
@@ -178,6 +184,11 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     bool sends;
     c10::intrusive_ptr<c10d::Work> work;
   };
+
+  std::optional<std::shared_future<void>> waiter() const {
+    std::lock_guard lock(waiter_mutex_);
+    return waiter_.valid() ? std::optional(waiter_) : std::nullopt;
+  }
 
   void post(int peer, const at::Tensor& bytes, bool sends, bool payload = true) {
     if (bytes.numel() == 0) return;
@@ -216,16 +227,8 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   void advance_earlier() {
-    std::vector<std::shared_ptr<Operation>> earlier;
-    {
-      std::lock_guard lock(lane_->mutex);
-      std::erase_if(lane_->two_phase, [](const auto& op) { return op.expired(); });
-      for (const auto& weak : lane_->two_phase) {
-        auto op = weak.lock();
-        if (op && op->issued() < issued_) earlier.push_back(std::move(op));
-      }
-    }
-    for (const auto& op : earlier) op->advance();
+    for (const auto& op : lane_->two_phase_operations())
+      if (op->issued() < issued_) op->advance();
   }
 
   void first_phase() {
@@ -282,10 +285,21 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   std::vector<Message> messages_;
   std::pair<int, std::string> posting_error_{-1, ""};
   std::function<void()> step_;
-  bool second_ = false, finished_ = false;
+  std::atomic<bool> second_ = false;
+  bool finished_ = false;
   std::exception_ptr error_;
+  mutable std::mutex waiter_mutex_;
   std::shared_future<void> waiter_;
 };
+
+std::vector<std::shared_ptr<Messenger::Operation>> Messenger::Lane::two_phase_operations() {
+  std::vector<std::shared_ptr<Operation>> operations;
+  std::lock_guard lock(mutex);
+  std::erase_if(two_phase, [](const auto& op) { return op.expired(); });
+  for (const auto& weak : two_phase)
+    if (auto op = weak.lock(); op && op->in_first_phase()) operations.push_back(std::move(op));
+  return operations;
+}
 
 void Messenger::Lane::stop_all(const PeerFailure& cause) noexcept {
   std::lock_guard lock(mutex);
@@ -367,14 +381,23 @@ Messenger::Messenger(std::shared_ptr<Channel> channel) : channel_(std::move(chan
 
 // All members choose the same number: the first one that none of them uses.
 std::unique_ptr<Messenger> Messenger::split(const Split& split) const {
-  const int number = std::countr_one(split.taken | 1);
+  std::uint64_t taken = 1;
+  std::vector<std::pair<int, int>> places;
+  for (const auto& member : split.members) {
+    std::uint64_t groups = 0;
+    ZERO_CHECK(member.offer.size() >= sizeof groups, "an offer of another transport");
+    std::memcpy(&groups, member.offer.data(), sizeof groups);
+    taken |= groups;
+    places.emplace_back(member.local_rank, member.local_size);
+  }
+  const int number = std::countr_one(taken);
   if (number >= kMostGroups)
     throw ConfigError(base::join("[Communicator::split] got one more group, expected at most ", kMostGroups - 1,
                                  " that live at once over TCP (", split.identity.place(), ")"));
   auto channel = std::make_shared<Channel>();
   channel->lane = channel_->lane;
   channel->identity = split.identity;
-  channel->hosts = net::NodeTopology(split.hosts);
+  channel->hosts = net::NodeTopology(places);
   channel->number = number;
   channel->timeout = channel_->timeout.load();
   std::lock_guard lock(channel->lane->mutex);
@@ -527,9 +550,14 @@ FailureDetector& Messenger::watch() { return *channel_->lane->watch; }
 const net::NodeTopology& Messenger::hosts() const { return channel_->hosts; }
 std::uint64_t Messenger::bytes_across_hosts() const { return channel_->bytes_across; }
 
-std::uint64_t Messenger::groups() const {
+// The groups of this rank, one bit each.
+std::string Messenger::split_offer() const {
   std::lock_guard lock(channel_->lane->mutex);
-  return channel_->lane->groups;
+  return {reinterpret_cast<const char*>(&channel_->lane->groups), sizeof channel_->lane->groups};
+}
+
+void Messenger::advance() {
+  for (const auto& op : channel_->lane->two_phase_operations()) op->start_waiter();
 }
 
 }  // namespace zero::comm

@@ -146,7 +146,11 @@ class Gloo : public Transport {
   std::vector<int> hosts() const override {
     return messenger_ ? hosts_of(*messenger_, identity()) : Transport::hosts();
   }
-  std::uint64_t split_marks() const override { return messenger_ ? messenger_->groups() : 0; }
+  bool advance() override {
+    if (messenger_) messenger_->advance();
+    return false;
+  }
+  std::string split_offer() override { return messenger_ ? messenger_->split_offer() : std::string(); }
   std::unique_ptr<Transport> split(const Split& split) override {
     if (split.shared_memory && split.identity.one_host()) return make_shm(split.identity, timeout_, split.abort_check);
     return make_gloo(split.identity, timeout_, messenger_->split(split));

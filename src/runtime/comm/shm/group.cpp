@@ -2,15 +2,9 @@
 // failure of the group, which all ranks report with the same text.
 #include "comm/shm/group.h"
 
-#include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <new>
 
@@ -26,11 +20,8 @@ using namespace std::chrono_literals;
 
 constexpr auto kSpin = 20us;
 constexpr auto kSlice = 50ms;
-
-int futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) {
-  auto* const plain = reinterpret_cast<std::uint32_t*>(&word);
-  return static_cast<int>(::syscall(SYS_futex, plain, operation, value, timeout, nullptr, 0));
-}
+// With operations of other groups in flight: another rank than the one waited for may let them advance.
+constexpr auto kShortSlice = 1ms;
 
 std::string text_of(const char* text, std::size_t most) { return std::string(text, ::strnlen(text, most)); }
 
@@ -69,50 +60,21 @@ Call call_of(const Announcement& announcement) {
   return {op_name(announcement.op), dtype, announcement.numel, announcement.root, announcement.of};
 }
 
-Group::Group(const net::ProcessInfo& identity, Arena& mine, std::vector<Member> members,
-             std::function<void()> abort_check, Mappings* mappings)
-    : identity_(identity), abort_check_(std::move(abort_check)) {
+Group::Group(const net::ProcessInfo& identity, std::shared_ptr<Host> host, std::vector<int> members,
+             const std::vector<PagePlace>& places)
+    : identity_(identity), host_(std::move(host)), members_(std::move(members)) {
   for (int rank = 0; rank < identity.size; ++rank) {
-    Member& member = members[rank];
-    pids_.push_back(member.pid);
-    processes_.push_back(std::move(member.process));
-    if (rank == identity.rank) {
-      mappings_.push_back(nullptr);
-      bases_.push_back(mine.base());
-    } else {
-      const int memory = member.memory.get();
-      mappings_.push_back(mappings != nullptr ? mappings->of(memory) : std::make_shared<Mapping>(memory));
-      bases_.push_back(mappings_.back()->base());
-    }
-    // The mapping is zero-initialized, which is valid for every field.
-    pages_.push_back(std::launder(reinterpret_cast<Page*>(const_cast<std::byte*>(bases_.back()))));
+    const PagePlace& place = places[static_cast<std::size_t>(rank)];
+    auto* const start = const_cast<std::byte*>(base(rank));
+    pages_.push_back(std::launder(reinterpret_cast<Page*>(start + place.page)));
+    left_.push_back({std::launder(reinterpret_cast<Epoch::Number*>(start + place.left)), place.left_begin});
   }
 }
 
-Group::~Group() = default;
-
-void Group::ring() {
-  // Sequentially consistent, as in sleep(): either this sees the sleeper, or the sleeper sees the new value.
-  std::atomic<std::uint32_t>& bell = mine().bell;
-  bell.fetch_add(1);
-  if (mine().sleepers.load() != 0) futex(bell, FUTEX_WAKE, INT32_MAX, nullptr);
-}
-
-// Returns true if the time slice ended without a change.
-bool Group::sleep(int peer, std::uint32_t bell) {
-  Page& other = page(peer);
-  const timespec slice{0, std::chrono::nanoseconds(kSlice).count()};
-  other.sleepers.fetch_add(1);
-  const int result = futex(other.bell, FUTEX_WAIT, bell, &slice);
-  const bool over = result != 0 && errno == ETIMEDOUT;
-  other.sleepers.fetch_sub(1);
-  return over;
-}
-
-bool Group::gone(int peer) const {
-  if (!processes_[peer]) return ::kill(pids_[peer], 0) != 0 && errno == ESRCH;  // a kernel before 5.3
-  pollfd process{processes_[peer].get(), POLLIN, 0};
-  return ::poll(&process, 1, 0) > 0;
+Readers Group::peers() const {
+  auto peers = std::make_shared<std::vector<Epoch>>(left_);
+  peers->erase(peers->begin() + identity_.rank);
+  return peers;
 }
 
 void Group::await(const std::function<bool(int)>& ready, const Announcement& at) {
@@ -121,20 +83,21 @@ void Group::await(const std::function<bool(int)>& ready, const Announcement& at)
   auto next_look = begin + kSlice;
   auto spin_until = begin + kSpin;
   for (int peer = 0; peer < identity_.size;) {
-    const std::uint32_t bell = page(peer).bell.load();
+    const std::uint32_t bell = host_->bell(on_host(peer));
     if (peer == identity_.rank || ready(peer)) {
       ++peer;
       continue;
     }
     check_failure(at);
+    const bool others = advance_others_ && advance_others_();
     if (Clock::now() < spin_until) {
       ::sched_yield();
       continue;
     }
-    const bool slice_over = sleep(peer, bell);
+    const bool slice_over = host_->sleep(on_host(peer), bell, others ? kShortSlice : kSlice);
     const auto now = Clock::now();
     // Frequent changes by other events must not delay these checks.
-    if (slice_over || now >= next_look) {
+    if ((slice_over && !others) || now >= next_look) {
       look_around(ready, at);
       if (now - begin >= timeout) fail_if_late(ready, at, timeout);
       next_look = now + kSlice;
@@ -158,17 +121,15 @@ bool Group::poll(const std::function<bool(int)>& ready, const Announcement& at) 
 }
 
 void Group::look_around(const std::function<bool(int)>& ready, const Announcement& at) {
-  if (abort_check_) {
-    try {
-      abort_check_();
-    } catch (const CommError& error) {
-      fail_and_throw(at, error.what(), {}, error.rank());
-    }
+  try {
+    host_->check_abort();
+  } catch (const CommError& error) {
+    fail_and_throw(at, error.what(), {}, error.rank());
   }
   for (int peer = 0; peer < identity_.size; ++peer) {
     if (peer == identity_.rank) continue;
-    const bool has_left = page(peer).left.load(std::memory_order_acquire) != 0;
-    if (!has_left && !gone(peer)) continue;
+    const bool has_left = left_[static_cast<std::size_t>(peer)].gone();
+    if (!has_left && !host_->gone(on_host(peer))) continue;
     // A peer that is ready has done its part, even if it has ended since.
     if (ready(peer)) continue;
     check_failure(at);
@@ -211,55 +172,25 @@ void Group::fail_for_other_call(const Announcement& at, int peer) {
 }
 
 void Group::check_failure(const Announcement& at) {
-  if (failure_) throw_failure(at);
-  const Failure& shared = page(0).failure;
-  if (shared.state.load(std::memory_order_acquire) != Failure::Ready) return;
-  failure_ = Known{text_of(shared.text, kTextBytes), text_of(shared.hint, kHintBytes), shared.rank};
-  throw_failure(at);
+  if (const Failure* failure = host_->failure())
+    throw_failure(at, {text_of(failure->text, kTextBytes), text_of(failure->hint, kHintBytes), failure->rank});
 }
 
-std::optional<PeerFailure> Group::failure() const {
-  const Failure& shared = page(0).failure;
-  if (shared.state.load(std::memory_order_acquire) != Failure::Ready) return std::nullopt;
-  return PeerFailure{shared.rank, text_of(shared.text, kTextBytes)};
-}
-
-void Group::throw_failure(const Announcement& at) const {
+void Group::throw_failure(const Announcement& at, const Known& failure) const {
   const std::uint64_t operation = at.sequence - 1;  // counted from 0, as in all transports
   const int size = identity_.run_size > 0 ? identity_.run_size : identity_.size;
   throw CommError(
-      at_call(op_name(at.op), failure_->text, identity_.rank_in_run(identity_.rank), size, operation, failure_->hint),
-      failure_->rank);
-}
-
-void Group::fail(std::string_view text, std::string_view hint, int rank) noexcept {
-  Failure& shared = page(0).failure;
-  std::uint32_t expected = Failure::Empty;
-  if (shared.state.compare_exchange_strong(expected, Failure::Writing)) {
-    const auto write = [](char* to, std::string_view from, std::size_t most) { to[from.copy(to, most - 1)] = '\0'; };
-    shared.rank = rank;
-    write(shared.text, text, kTextBytes);
-    write(shared.hint, hint, kHintBytes);
-    shared.state.store(Failure::Ready, std::memory_order_release);
-  }
-  for (Page* each : pages_) {
-    each->bell.fetch_add(1);
-    futex(each->bell, FUTEX_WAKE, INT32_MAX, nullptr);
-  }
+      at_call(op_name(at.op), failure.text, identity_.rank_in_run(identity_.rank), size, operation, failure.hint),
+      failure.rank);
 }
 
 void Group::fail_and_throw(const Announcement& at, std::string_view text, std::string_view hint, int rank) {
-  fail(text, hint, rank);
-  // Another rank may be writing the failure, or may have died while writing.
-  const std::atomic<std::uint32_t>& state = page(0).failure.state;
-  const auto until = Clock::now() + 100ms;
-  while (state.load(std::memory_order_acquire) != Failure::Ready && Clock::now() < until) ::sched_yield();
+  host_->fail(text, hint, rank);
   check_failure(at);
-  failure_ = Known{std::string(text), std::string(hint), rank};
-  throw_failure(at);
+  throw_failure(at, {std::string(text), std::string(hint), rank});
 }
 
-std::string Group::who(int peer) const { return base::join(identity_.name_of(peer), " (pid ", pids_[peer], ")"); }
+std::string Group::who(int peer) const { return base::join(identity_.name_of(peer), " (pid ", host_->pid(on_host(peer)), ")"); }
 
 std::string Group::expected(const Announcement& at) const {
   return base::join("expected ", call_of(at).text(), " from all ", identity_.size, " ranks");

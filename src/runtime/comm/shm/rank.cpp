@@ -31,33 +31,52 @@ void copy(std::byte* to, const std::byte* from, std::size_t bytes, kernels::Stor
 
 std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 }  // namespace
 
-Rank::Rank(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
-           const std::function<void()>& abort_check, Mappings* mappings)
+Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, std::vector<int> members,
+           std::vector<PagePlace> pages)
     : identity_(identity),
       me_(identity.rank),
       size_(identity.size),
       pid_(::getpid()),
-      arena_(std::make_shared<Arena>(default_capacity(identity.size), sizeof(Page), mappings)),
-      group_(std::make_shared<Group>(identity, *arena_, rendezvous(identity, arena_->fd(), timeout, abort_check),
-                                     abort_check, mappings)),
-      pieces_(std::make_shared<SharedPieces>(arena_, group_)),
-      staging_(arena_) {
-  arena_->close_fd();
-}
+      host_(host),
+      arena_(host->arena()),
+      pieces_(host->pieces()),
+      group_(std::make_shared<Group>(identity, host, std::move(members), pages)),
+      page_(arena_->base() + host->take_offer().page),
+      staging_(arena_) {}
+
+Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host)
+    : identity_(identity),
+      me_(identity.rank),
+      size_(identity.size),
+      pid_(::getpid()),
+      host_(host),
+      arena_(host->arena()),
+      pieces_(host->pieces()),
+      group_(std::make_shared<Group>(identity, host, all_ranks(identity.size),
+                                     std::vector<PagePlace>(static_cast<std::size_t>(identity.size),
+                                                            Host::first_page()))),
+      staging_(arena_) {}
 
 Rank::~Rank() {
   if (::getpid() != pid_) return;  // a forked child must not change memory that it shares with the rank
-  // Peers may still read announced data.
+  // Peers may still read announced data and the page.
+  const Readers readers = group_->peers();
   recycle();
-  staging_.leave();
+  staging_.leave(*pieces_, readers);
   for (const auto& operation : pending_) {
     if (operation->direct && operation->in.defined()) arena_->pin(bytes_of(operation->in));
     for (const auto& stretch : operation->scattered.vector) arena_->pin(bytes_of(stretch.data));
   }
-  group_->mine().left.store(1, std::memory_order_release);
-  group_->ring();
+  pieces_->end(group_->left(), readers);
+  if (page_ != nullptr) pieces_->give(page_, readers);
 }
 
 std::shared_ptr<Operation> Rank::prepare(Op op, at::Tensor out, at::Tensor in) {
@@ -80,6 +99,7 @@ bool Rank::readable_in_place(const at::Tensor& tensor, std::size_t bytes) const 
 }
 
 std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of) {
+  const auto turn = turns_.take();
   auto operation = prepare(op, std::move(out), std::move(in));
   Announcement& mine = operation->announced;
   mine.root = root;
@@ -101,6 +121,7 @@ std::shared_ptr<Operation> Rank::begin(Op op, at::Tensor out, at::Tensor in, int
 
 // Stages the places of the parts, and the parts for the peers unless they are read in place.
 std::shared_ptr<Operation> Rank::begin(at::Tensor out, at::Tensor in, Parts parts) {
+  const auto turn = turns_.take();
   auto operation = prepare(Op::AllToAll, std::move(out), std::move(in));
   Announcement& mine = operation->announced;
   mine.numel = parts.call(operation->in).numel;
@@ -135,6 +156,7 @@ std::shared_ptr<Operation> Rank::begin(at::Tensor out, at::Tensor in, Parts part
 
 // Announces the address of each segment to the peers.
 std::shared_ptr<Operation> Rank::begin(PeerReduce sum) {
+  const auto turn = turns_.take();
   auto operation = std::make_shared<Operation>();
   Announcement& mine = operation->announced;
   mine.op = Op::Scattered;
@@ -157,6 +179,7 @@ std::shared_ptr<Operation> Rank::begin(PeerReduce sum) {
 }
 
 std::vector<std::string> Rank::all_gather_bytes(std::string_view message) {
+  const auto turn = turns_.take();
   auto operation = std::make_shared<Operation>();
   operation->announced.op = Op::Exchange;
   make_room(operation->announced);
@@ -170,7 +193,7 @@ std::vector<std::string> Rank::all_gather_bytes(std::string_view message) {
   operation->messages.resize(size_);
   operation->messages[me_] = message;
   publish(operation, staging);
-  complete(*operation);
+  complete_here(*operation);
   return std::move(operation->messages);
 }
 
@@ -179,7 +202,7 @@ void Rank::make_room(Announcement& mine) {
   const std::uint64_t next = mine.sequence = sequence_ + 1;
   group_->check_failure(mine);
   while (!pending_.empty() && pending_.front()->announced.sequence + kRing <= next) {
-    complete(*pending_.front());
+    complete_here(*pending_.front());
   }
   if (next > kRing) {
     const std::uint64_t old = next - kRing;
@@ -219,6 +242,23 @@ void Rank::publish(const std::shared_ptr<Operation>& operation, Staging staging)
 }
 
 void Rank::complete(const Operation& operation) {
+  const auto turn = turns_.take();
+  complete_here(operation);
+}
+
+bool Rank::try_complete(const Operation& operation) {
+  const auto turn = turns_.take();
+  return try_complete_here(operation);
+}
+
+bool Rank::advance() {
+  const auto turn = turns_.try_take();
+  if (!turn || pending_.empty()) return false;
+  const std::shared_ptr<Operation> last = pending_.back();
+  return !try_complete_here(*last);
+}
+
+void Rank::complete_here(const Operation& operation) {
   while (operation.phase != Operation::Phase::Complete) {
     const std::shared_ptr<Operation> first = pending_.front();
     while (!advance(*first, true)) {
@@ -227,12 +267,12 @@ void Rank::complete(const Operation& operation) {
   }
 }
 
-bool Rank::try_complete(const Operation& operation) {
+bool Rank::try_complete_here(const Operation& operation) {
   while (operation.phase != Operation::Phase::Complete) {
     const std::shared_ptr<Operation> first = pending_.front();
     group_->check_failure(first->announced);
     while (first->phase != Operation::Phase::Complete) {
-      const auto before = first->phase;
+      const auto before = first->phase.load();
       if (!advance(*first, false) && first->phase == before) return false;
     }
     pending_.pop_front();

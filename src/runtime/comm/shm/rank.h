@@ -1,6 +1,5 @@
-// One rank of the transport for processes of one host (transport.cpp): its operations in flight, what it announces to
-// its peers, and what it reads of them. begin() makes the input readable and announces it; complete() reads the peers'
-// inputs in place. Not thread-safe, except stop() and failure().
+// One rank of a group over shared memory (transport.cpp): its operations in flight, what it announces to its peers, and
+// what it reads of them. begin() makes the input readable and announces it; complete() reads the peers' inputs in place.
 //
 // [Note: order of completion] Operations complete in order of issue: waiting for one completes all earlier ones.
 // Therefore no rank can delay the second phase of an earlier operation by waiting for a later one, and Page::finished
@@ -9,9 +8,14 @@
 // [Note: staging] An input is copied to a staging piece, which is free again when every peer has finished the
 // operation, so wait() only waits for announcements. A large input in this rank's arena is read in place ("direct");
 // then wait() also waits for the readers, because the owner may overwrite it afterwards.
+//
+// [Note: waits over groups] Peers may wait in one group for a second phase, or for the reading, of an operation that this
+// rank has begun, while this rank waits in another group. So every wait advances the operations of the rank's other
+// groups. A Rank lets in one caller at a time, and advance() returns if there is one.
 #pragma once
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -26,10 +30,12 @@
 #include "comm/collective_call.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/group.h"
+#include "comm/shm/host.h"
 #include "comm/shm/mapped_buffer.h"
 #include "comm/shm/reduce_segments.h"
 #include "comm/shm/shared_pieces.h"
 #include "comm/shm/staging.h"
+#include "comm/shm/turns.h"
 #include "comm/transport.h"
 #include "kernels/elementwise.h"
 
@@ -44,7 +50,7 @@ struct Operation {
   Parts parts;  // of an all_to_all
   bool direct = false;
   bool has_own_part = false;  // of an all_gather
-  Phase phase = Phase::Announced;
+  std::atomic<Phase> phase = Phase::Announced;
   std::vector<std::string> messages;  // of all_gather_bytes
 };
 
@@ -61,8 +67,11 @@ struct PartPlace {
 // Works may keep it alive after the transport.
 class Rank {
  public:
-  Rank(const net::ProcessInfo& identity, std::chrono::milliseconds timeout, const std::function<void()>& abort_check,
-       Mappings* mappings);
+  // The ranks of `host` that are `members`, with their pages; this rank's own one is taken from the host.
+  Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, std::vector<int> members,
+       std::vector<PagePlace> pages);
+  // All ranks of the host.
+  Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host);
   ~Rank();
 
   std::shared_ptr<Operation> begin(Op op, at::Tensor out, at::Tensor in, int root, std::string_view of);
@@ -71,11 +80,13 @@ class Rank {
   std::vector<std::string> all_gather_bytes(std::string_view message);
   void complete(const Operation& operation);
   bool try_complete(const Operation& operation);
-  void stop(const std::string& reason, int rank) noexcept { group_->fail(reason, {}, rank); }
-  std::optional<PeerFailure> failure() const { return group_->failure(); }
-  const std::shared_ptr<Arena>& arena() const { return arena_; }
+  // Takes the operations in flight as far as they go without waiting. Returns whether there are any left.
+  bool advance();
+  void on_wait(std::function<bool()> advance_others) { group_->on_wait(std::move(advance_others)); }
+  const std::shared_ptr<Host>& host() const { return host_; }
+  const std::vector<int>& members() const { return group_->members(); }
   VectorPlace place() {
-    return {arena_, group_, pieces_, &identity_,
+    return {host_->arena(), group_, host_->pieces(), &identity_,
             [this](std::string_view message) { return all_gather_bytes(message); }};
   }
   void set_timeout(std::chrono::milliseconds timeout) { group_->set_timeout(timeout); }
@@ -83,6 +94,8 @@ class Rank {
  private:
   using Ready = std::function<bool(int)>;
 
+  void complete_here(const Operation& operation);
+  bool try_complete_here(const Operation& operation);
   std::shared_ptr<Operation> prepare(Op op, at::Tensor out, at::Tensor in);
   bool readable_in_place(const at::Tensor& tensor, std::size_t bytes) const;
   void make_room(Announcement& mine);
@@ -115,9 +128,12 @@ class Rank {
   const net::ProcessInfo identity_;
   const int me_, size_;
   const pid_t pid_;
-  std::shared_ptr<Arena> arena_;
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<SharedPieces> pieces_;
+  const std::shared_ptr<Host> host_;
+  const std::shared_ptr<Arena> arena_;
+  const std::shared_ptr<SharedPieces> pieces_;
+  const std::shared_ptr<Group> group_;
+  std::byte* page_ = nullptr;  // from the arena; null: part of the host's
+  Turns turns_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;
   StagingPieces staging_;

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <new>
 
+#include "comm/shm/host.h"
+
 namespace zero::comm::shm {
 
-SharedPieces::SharedPieces(std::shared_ptr<Arena> arena, std::shared_ptr<Group> group)
-    : arena_(std::move(arena)), group_(std::move(group)), pid_(::getpid()) {}
+SharedPieces::SharedPieces(Host& host) : host_(host), arena_(host.arena()), pid_(::getpid()) {}
 
 Epoch SharedPieces::begin() {
   collect();
@@ -25,7 +26,7 @@ Epoch SharedPieces::begin() {
 void SharedPieces::advance(const Epoch& mine, std::uint64_t more) noexcept {
   if (::getpid() != pid_) return;
   mine.number->fetch_add(more, std::memory_order_acq_rel);
-  group_->ring();
+  host_.ring();
 }
 
 void SharedPieces::end(const Epoch& mine, Readers readers) noexcept {

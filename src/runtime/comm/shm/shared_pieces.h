@@ -1,5 +1,5 @@
-// State of symmetric buffers that must outlive them: the counters by which ranks tell each other the state of their
-// shard, and freed shards that peers may still read. No tensors.
+// What of a symmetric buffer or a group must outlive it: the counters by which ranks tell each other the state of their
+// shard, or that they have left, and freed memory that peers may still read. No tensors.
 //
 // [Note: numbers that only grow] A counter has its own slot and describes one vector: how often its rank has published,
 // whether the rank has freed the vector, and whether it no longer reads it. Once a rank and all peers no longer read
@@ -16,9 +16,10 @@
 #include <vector>
 
 #include "comm/shm/arena.h"
-#include "comm/shm/group.h"
 
 namespace zero::comm::shm {
+
+class Host;
 
 // One rank's counter for one vector: begin + 2 * publications + freed, plus kGone once the rank no longer reads it.
 struct Epoch {
@@ -39,10 +40,10 @@ struct Epoch {
 
 using Readers = std::shared_ptr<const std::vector<Epoch>>;
 
-// Thread-safe. No effect in a forked child: the memory belongs to the parent.
+// Part of a Host. Thread-safe. No effect in a forked child: the memory belongs to the parent.
 class SharedPieces {
  public:
-  SharedPieces(std::shared_ptr<Arena> arena, std::shared_ptr<Group> group);
+  explicit SharedPieces(Host& host);
 
   // A counter for a new vector.
   Epoch begin();
@@ -66,8 +67,8 @@ class SharedPieces {
   void leave(Left left) noexcept;
   bool take_back(const Left& left) noexcept;  // requires the mutex; false: still read
 
-  std::shared_ptr<Arena> arena_;
-  std::shared_ptr<Group> group_;  // keeps the peers' counters mapped
+  Host& host_;
+  const std::shared_ptr<Arena> arena_;
   const pid_t pid_;
   std::mutex mutex_;
   std::vector<Epoch> free_;  // for the next vectors

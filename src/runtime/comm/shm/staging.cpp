@@ -40,9 +40,9 @@ void StagingPieces::recycle(std::uint64_t finished, std::uint64_t now) {
   }
 }
 
-void StagingPieces::leave() {
+void StagingPieces::leave(SharedPieces& pieces, const Readers& readers) {
   for (const Staging& idle : idle_) arena_->give(idle.piece);
-  for (const Staging& staging : lent_) arena_->pin(staging.piece);
+  for (const Staging& staging : lent_) pieces.give(staging.piece, readers);
   idle_.clear();
   lent_.clear();
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "comm/shm/arena.h"
+#include "comm/shm/shared_pieces.h"
 
 namespace zero::comm::shm {
 
@@ -26,8 +27,8 @@ class StagingPieces {
   bool any_lent() const { return !lent_.empty(); }
   // Takes back pieces that every rank has `finished`, and frees pieces that were not needed up to operation `now`.
   void recycle(std::uint64_t finished, std::uint64_t now);
-  // At the end: frees idle pieces and leaves lent ones to peers that may still read them.
-  void leave();
+  // At the end: frees idle pieces now, and lent ones when the `readers` are gone.
+  void leave(SharedPieces& pieces, const Readers& readers);
 
  private:
   std::shared_ptr<Arena> arena_;

@@ -1,5 +1,7 @@
 // The transport for processes of one host: collectives over memory that every rank can read, without helper threads or
 // messages (rank.h).
+#include <cstring>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
@@ -46,9 +48,8 @@ class ShmWork final : public Work {
 
 class ShmTransport final : public Transport {
  public:
-  ShmTransport(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
-               const std::function<void()>& abort_check, shm::Mappings* mappings)
-      : Transport(identity), rank_(std::make_shared<Rank>(identity, timeout, abort_check, mappings)) {
+  ShmTransport(const net::ProcessInfo& identity, std::chrono::milliseconds timeout, std::shared_ptr<Rank> rank)
+      : Transport(identity), rank_(std::move(rank)) {
     set_timeout(timeout);
   }
 
@@ -67,17 +68,37 @@ class ShmTransport final : public Transport {
     return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(out), std::move(in), std::move(parts)));
   }
   std::vector<std::string> all_gather_bytes(std::string_view mine) override { return rank_->all_gather_bytes(mine); }
-  void abort(const std::string& reason) noexcept override { rank_->stop(own_failure(reason), rank_in_run()); }
-  void stop(const std::string& reason, int rank) noexcept override { rank_->stop(reason, rank); }
-  std::optional<PeerFailure> failure() const override { return rank_->failure(); }
+  void abort(const std::string& reason) noexcept override { stop(own_failure(reason), rank_in_run()); }
+  void stop(const std::string& reason, int rank) noexcept override { rank_->host()->fail(reason, {}, rank); }
+  std::optional<PeerFailure> failure() const override {
+    const auto* failure = rank_->host()->failure();
+    if (failure == nullptr) return std::nullopt;
+    return PeerFailure{failure->rank, std::string(failure->text, ::strnlen(failure->text, shm::kTextBytes))};
+  }
+  bool advance() override { return rank_->advance(); }
+  void on_wait(std::function<bool()> advance_others) override { rank_->on_wait(std::move(advance_others)); }
+
+  std::string split_offer() override {
+    const auto place = rank_->host()->offer();
+    return {reinterpret_cast<const char*>(&place), sizeof place};
+  }
   std::unique_ptr<Transport> split(const Split& split) override {
-    return make_shm(split.identity, timeout_, split.abort_check);
+    std::vector<int> members;
+    std::vector<shm::PagePlace> pages;
+    for (const auto& member : split.members) {
+      members.push_back(rank_->members()[static_cast<std::size_t>(member.rank)]);
+      auto& page = pages.emplace_back();
+      ZERO_CHECK(member.offer.size() == sizeof page, "an offer of another transport");
+      std::memcpy(&page, member.offer.data(), sizeof page);
+    }
+    return std::make_unique<ShmTransport>(
+        split.identity, timeout_, std::make_shared<Rank>(split.identity, rank_->host(), members, std::move(pages)));
   }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
     const auto options = at::TensorOptions().dtype(dtype);
     if (numel == 0) return at::empty({0}, options);
-    const std::shared_ptr<Arena>& arena = rank_->arena();
+    const std::shared_ptr<Arena>& arena = rank_->host()->arena();
     std::size_t bytes = 0;
     const bool overflow = __builtin_mul_overflow(static_cast<std::size_t>(numel), c10::elementSize(dtype), &bytes);
     std::byte* piece = arena->take(overflow ? SIZE_MAX : bytes);
@@ -87,7 +108,7 @@ class ShmTransport final : public Transport {
 
   bool reads_in_place() const override { return true; }
   bool holds(const at::Tensor& tensor) const override {
-    return rank_->arena()->holds(tensor.const_data_ptr(), tensor.nbytes());
+    return rank_->host()->arena()->holds(tensor.const_data_ptr(), tensor.nbytes());
   }
   std::shared_ptr<Work> peer_reduce_scatter(PeerReduce sum) override {
     return std::make_shared<ShmWork>(rank_, rank_->begin(std::move(sum)));
@@ -113,7 +134,8 @@ class ShmTransport final : public Transport {
 
 std::unique_ptr<Transport> make_shm(const net::ProcessInfo& identity, std::chrono::milliseconds timeout,
                                     const std::function<void()>& abort_check, shm::Mappings* mappings) {
-  return std::make_unique<ShmTransport>(identity, timeout, abort_check, mappings);
+  const auto host = std::make_shared<shm::Host>(identity, timeout, abort_check, mappings);
+  return std::make_unique<ShmTransport>(identity, timeout, std::make_shared<Rank>(identity, host));
 }
 
 }  // namespace zero::comm

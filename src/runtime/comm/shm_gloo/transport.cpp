@@ -50,22 +50,23 @@ bool joins_hosts(const net::ProcessInfo& identity, const Messenger& messenger) {
   return messenger.hosts().even() && messenger.hosts().count() > 1 && identity.local_size > 1;
 }
 
-std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
-                                         std::unique_ptr<Messenger> messenger);
-
 class ShmGloo final : public Transport {
  public:
-  ShmGloo(const net::ProcessInfo& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger)
+  // `parent`, if any, is what this group was split from.
+  ShmGloo(const net::ProcessInfo& identity, milliseconds timeout, std::unique_ptr<Messenger> messenger,
+          std::pair<ShmGloo*, const Split*> parent = {})
       : Transport(identity),
         messenger_(std::move(messenger)),
         host_(messenger_->hosts().host_of(rank())),
         hosts_(messenger_->hosts().count()),
         place_(identity.local_rank),
         ranks_(identity.local_size),
-        inside_(make_shm(of_own_host(identity), timeout + kLonger, [this] {
-          if (const auto cause = messenger_->watch().failure()) throw CommError(cause->reason, cause->rank);
-        })) {
-    timeout_ = timeout;
+        inside_(parent.first ? parent.first->split_inside(of_own_host(identity), *parent.second)
+                             : make_shm(of_own_host(identity), timeout + kLonger, [this] {
+                                 if (const auto cause = messenger_->watch().failure())
+                                   throw CommError(cause->reason, cause->rank);
+                               })) {
+    set_timeout(timeout);
     for (int host = 0; host < hosts_; ++host) column_.push_back(host * ranks_ + place_);
     messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
   }
@@ -95,10 +96,12 @@ class ShmGloo final : public Transport {
   std::optional<PeerFailure> failure() const override { return messenger_->watch().failure(); }
   bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
   std::vector<int> hosts() const override { return hosts_of(*messenger_, identity()); }
-  std::uint64_t split_marks() const override { return messenger_->groups(); }
+  std::string split_offer() override { return messenger_->split_offer() + inside_->split_offer(); }
   std::unique_ptr<Transport> split(const Split& split) override {
-    if (split.identity.one_host()) return make_shm(split.identity, timeout_, split.abort_check);
-    return over_messages(split.identity, timeout_, messenger_->split(split));
+    if (split.identity.one_host()) return split_inside(split.identity, split);
+    auto messenger = messenger_->split(split);
+    if (!joins_hosts(split.identity, *messenger)) return make_gloo(split.identity, timeout_, std::move(messenger));
+    return std::make_unique<ShmGloo>(split.identity, timeout_, std::move(messenger), std::pair(this, &split));
   }
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
@@ -188,6 +191,18 @@ class ShmGloo final : public Transport {
   }
 
  private:
+  // The members on this host as a group over shared memory.
+  std::unique_ptr<Transport> split_inside(const net::ProcessInfo& identity, const Split& split) {
+    Split inside{identity, {}, split.shared_memory, split.abort_check};
+    for (auto member : split.members) {
+      if (member.rank / ranks_ != host_) continue;
+      member.rank %= ranks_;
+      member.offer = member.offer.substr(messenger_->split_offer().size());
+      inside.members.push_back(std::move(member));
+    }
+    return inside_->split(inside);
+  }
+
   // Requires ranks numbered host by host.
   static net::ProcessInfo of_own_host(const net::ProcessInfo& identity) {
     std::vector<int> ranks(static_cast<std::size_t>(identity.local_size));
@@ -346,18 +361,12 @@ class ShmGloo final : public Transport {
   CollectiveThread thread_;  // destroyed first
 };
 
-std::unique_ptr<Transport> over_messages(const net::ProcessInfo& identity, milliseconds timeout,
-                                         std::unique_ptr<Messenger> messenger) {
-  if (!joins_hosts(identity, *messenger)) return make_gloo(identity, timeout, std::move(messenger));
-  return std::make_unique<ShmGloo>(identity, timeout, std::move(messenger));
-}
-
 }  // namespace
 
 std::unique_ptr<Transport> make_shm_gloo(const net::ProcessInfo& identity, milliseconds timeout, bool asked) {
   auto messenger = std::make_unique<Messenger>(identity, timeout);
   const net::NodeTopology& hosts = messenger->hosts();
-  if (joins_hosts(identity, *messenger)) return over_messages(identity, timeout, std::move(messenger));
+  if (joins_hosts(identity, *messenger)) return std::make_unique<ShmGloo>(identity, timeout, std::move(messenger));
   if (asked)
     throw ConfigError(
         base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo, expected several ranks, equally many, on "
