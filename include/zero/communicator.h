@@ -113,7 +113,7 @@ class ZERO_API Communicator {
   // A group inherits the timeout and has its own statistics. With a `name`, its errors contain it, and the run's
   // Communicator counts the group's calls as well, as "NAME.all_reduce" and so on. It keeps the connections of this
   // Communicator alive, and its errors name ranks of the run. A failure in one group ends all groups of the run. Throws
-  // ConfigError on all ranks if one of them has unfinished operations, or with transport c10d.
+  // ConfigError on all ranks if one of them has unfinished operations, or over a process group that is not gloo's.
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name = {});
 
   // Local. Reports this rank's failure to all peers: their waits throw CommError with this rank and `reason`.

@@ -24,7 +24,7 @@ namespace zero {
 class ZERO_API Mesh {
  public:
   // [collective] Sizes are taken from the configuration. ConfigError on all ranks if u * t does not divide the number
-  // of ranks, or if the transport cannot be split (c10d) and u * t > 1.
+  // of ranks, or if the transport cannot be split (a process group that is not gloo's) and u * t > 1.
   static std::shared_ptr<Mesh> of(const Options& options, std::shared_ptr<Communicator> world);
 
   // [local] Number of ranks along a dimension, "dp", "sp", "tp" or "dp_sp", and this rank's coordinate. ConfigError for

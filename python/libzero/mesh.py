@@ -33,7 +33,7 @@ class Mesh:
         """[collective] The mesh of a configuration, for Engine(model, config, mesh=mesh).
 
         comm: the ranks; default_communicator() if not given. ConfigError if the configuration's degrees do not divide
-        the number of ranks, and for transports that cannot be split (nccl, c10d).
+        the number of ranks, and for process groups that cannot be split (gloo can).
         """
         return Mesh(_native.Mesh.of(as_options(config), default_communicator() if comm is None else comm))
 

@@ -1,5 +1,7 @@
 """Tensor parallelism on unmodified modules of torch and of Hugging Face."""
 
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -88,6 +90,30 @@ def test_a_module_is_cut(ranks: int) -> None:
         model(), 4, lambda m, step: torch.stack([m(samples(d, step)).square().mean() for d in range(ranks // 2)]).mean()
     )
     assert [sum(each) / len(losses) for each in zip(*losses, strict=True)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_over_a_process_group_of_the_program(programs: Programs) -> None:
+    """The bits of `zero run`."""
+    text = """
+        from test_mesh import SPECS, model, samples, settings
+        MODE = {mode!r}
+        comm = None
+        if MODE == "c10d":
+            torch.distributed.init_process_group("gloo")
+            comm = libzero.Communicator.from_process_group(torch.distributed.group.WORLD)
+        config = settings(2, partition_config={{"use_default_specs": False, "layer_specs": SPECS}})
+        engine = libzero.Engine(model(), config, comm=comm)
+        assert engine.comm.transport == MODE and engine.mesh.size("tp") == 2
+        for step in range(3):
+            engine.backward(engine(samples(engine.mesh.rank("dp"), step)).square().mean())
+            engine.step()
+        digest = engine.state_hash()
+        if engine.comm.rank == 0:
+            print("hash", digest, flush=True)
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--no-python", "--standalone"]
+    found = re.findall("hash (.*)", programs.run(text.format(mode="c10d"), *torchrun))
+    assert found and found == re.findall("hash (.*)", programs.ranks(text.format(mode="shm"), 4))
 
 
 def test_a_llama_of_hugging_face_is_cut_by_preset() -> None:

@@ -1,18 +1,16 @@
 // Communicator::from_process_group over c10d's gloo group, which each test makes as a program would: values of every
 // collective, an Engine's bits, failures and refusals.
-#include <zero/process_group.h>
 #include <zero/zero.h>
 
 #include <csignal>
 #include <thread>
 
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "parity/training.h"
 #include "support/collective_checks.h"
 #include "support/folder.h"
+#include "support/process_groups.h"
 #include "support/tcp_ranks.h"
 
 namespace zero::test::process_group_test {
@@ -27,10 +25,7 @@ std::vector<RankEnd> with_groups(int size, const std::function<void(Backend, int
   const TempFolder folder;
   return fork_ranks(size, [&](int rank) {
     at::set_num_threads(1);
-    auto store = c10::make_intrusive<c10d::FileStore>(folder.file("store"), size);
-    auto options = c10d::ProcessGroupGloo::Options::create(30s);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    body(c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options), rank);
+    body(process_group(folder.file("store"), rank, size, 30s), rank);
   });
 }
 
@@ -91,11 +86,33 @@ TEST(ProcessGroup, GivesItsBackendForCpus) {
       require(sum[4].item<float>() == 3, "another sum");
       comm->abort("done with it");
     }
-    const auto text = refusal([&] { Communicator::from_process_group(group)->split(0, 0); });
-    require(contains(text, "make a process group of those ranks"), "got: " + text);
+    auto pair = Communicator::from_process_group(group)->split(0, -rank);  // meets at the store of the backend
+    require(pair->rank() == 1 - rank && pair->all_gather_bytes(std::to_string(rank))[0] == "1", "another group");
     require(!refusal([] { Communicator::from_process_group(Backend()); }).empty(), "no group");
   });
   EXPECT_EQ(errors_of(ends), "");
+}
+
+// A backend of another library, of one rank.
+class OtherBackend final : public c10d::Backend {
+ public:
+  OtherBackend() : c10d::Backend(0, 1) {}
+  const std::string getBackendName() const override { return "other"; }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& out, at::Tensor& in,
+                                                 const c10d::AllgatherOptions&) override {
+    struct Done final : c10d::Work {
+      Done() { finish(); }
+    };
+    out.copy_(in);
+    return c10::make_intrusive<Done>();
+  }
+};
+
+TEST(ProcessGroup, OfAnotherBackendCannotBeSplit) {
+  auto comm = Communicator::from_process_group(c10::make_intrusive<OtherBackend>());
+  const auto text = refusal([&] { comm->split(0, 0); });
+  EXPECT_TRUE(contains(text, "cannot be split") && contains(text, "make a process group of those ranks")) << text;
+  comm->barrier();
 }
 
 TEST(ProcessGroup, EngineHasTheBitsOfThreads) {

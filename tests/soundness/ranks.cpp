@@ -10,7 +10,9 @@
 #include "comm/group.h"
 #include "comm/transport.h"
 #include "net/process_info.h"
+#include "support/folder.h"
 #include "support/fork_ranks.h"
+#include "support/process_groups.h"
 #include "support/random_delays.h"
 
 namespace zero::test {
@@ -54,8 +56,10 @@ std::string run_at(const Place& place, const Body& body) {
   if (transport == "delayed") return alone([&] { run_ranks(place.world, random_delays(1), body); });
   const auto run_id = fresh_run_id();
   const int port = transport == "gloo" ? free_port() : 0;
+  const TempFolder folder;
   return errors_of(fork_ranks(place.world, [&](int rank) {
     at::set_num_threads(1);
+    if (transport == "c10d") return body(over_process_group(folder.file("store"), rank, place.world, limit));
     net::ProcessInfo identity;
     identity.rank = rank;
     identity.size = place.world;

@@ -15,7 +15,8 @@ namespace zero::test {
 using Body = std::function<void(std::shared_ptr<Communicator>)>;
 
 struct Place {
-  const char* transport;  // "local", "thread", "delayed" (threads that are late at some collectives), "shm", "gloo"
+  // "local", "thread", "delayed" (threads that are late at some collectives), "shm", "gloo", "c10d" (a process group)
+  const char* transport;
   int world;
 };
 // The transports of a test: one rank, threads, processes over shared memory and over TCP.

@@ -8,12 +8,14 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <random>
 #include <sstream>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <zero/process_group.h>
@@ -44,15 +46,52 @@ constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
+// A process group that this rank can make groups from, and the store where its ranks meet; gloo has one of its own.
+const c10d::ProcessGroupGloo* as_gloo(const c10d::Backend& backend) {
+  return dynamic_cast<const c10d::ProcessGroupGloo*>(&backend);
+}
+c10::intrusive_ptr<c10d::Store> store_of(const c10d::ProcessGroupGloo& gloo) {
+  const auto store = const_cast<c10d::ProcessGroupGloo&>(gloo)._getStore();
+  // The type is always this one, but libtorch hides the symbols that dynamic_cast needs.
+  return store ? static_cast<c10d::ProcessGroupGloo::GlooStore&>(*store)._getStore() : nullptr;
+}
+
 // State shared by this rank's transport and its jobs.
 class Link {
  public:
   Link(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store)
-      : backend_(std::move(backend)), store_(std::move(store)) {}
+      : backend_(std::move(backend)), store_(std::move(store)) {
+    identity_.rank = rank();
+    identity_.size = size();
+  }
 
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
-  void use_key(std::string key) { key_ = std::move(key); }
+  // `key`: where the run's failure is recorded in the store.
+  void use(const net::ProcessInfo& identity, std::string key) {
+    identity_ = identity;
+    key_ = std::move(key);
+  }
+  int rank_in_run() const { return identity_.rank_in_run(identity_.rank); }
+
+  bool splits() const { return as_gloo(*backend_) != nullptr && store_of(*as_gloo(*backend_)) != nullptr; }
+  // Blocks until all members have connected. Requires splits().
+  std::shared_ptr<Link> split(const net::ProcessInfo& identity, milliseconds timeout) const {
+    const auto& gloo = *as_gloo(*backend_);
+    auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+    options->threads = 1;
+    options->devices = const_cast<c10d::ProcessGroupGloo&>(gloo).getOptions()->devices;
+    auto place = c10::make_intrusive<c10d::PrefixStore>(base::join(key_, "/", identity.run_id), store_of(gloo));
+    try {
+      auto link = std::make_shared<Link>(
+          c10::make_intrusive<c10d::ProcessGroupGloo>(place, identity.rank, identity.size, options), store_);
+      link->use(identity, key_);
+      return link;
+    } catch (const std::exception& error) {
+      throw CommError(base::join("[Communicator::split] got '", first_line(error), "', expected connections to all ",
+                                 identity.size, " ranks (", identity.place(), ")"));
+    }
+  }
 
   // Each blocks until the data has arrived. `call` and `sequence` are for messages.
   void all_gather(at::Tensor out, at::Tensor in, const Call& call, std::uint64_t sequence, milliseconds timeout) {
@@ -105,7 +144,7 @@ class Link {
  private:
   [[noreturn]] void raise(const PeerFailure& cause, const Call& call, std::uint64_t sequence) const {
     if (cause.reason.starts_with("[")) throw CommError(cause.reason, cause.rank);
-    throw CommError(at_call(call.op, cause.reason, rank(), size(), sequence), cause.rank);
+    throw CommError(at_call(call.op, cause.reason, rank_in_run(), run_size(), sequence), cause.rank);
   }
 
   // Adopts a failure that a peer has recorded.
@@ -124,11 +163,17 @@ class Link {
 
   template <class Start>
   void finish(Start start, const Call& call, std::uint64_t sequence, milliseconds timeout) {
-    check(call, sequence);
     const auto begin = Clock::now();
+    const auto look = [&](Clock::time_point now) {
+      if (now >= next_look_) {
+        next_look_ = now + kLook;
+        read_store();
+      }
+      check(call, sequence);
+    };
+    look(begin);
     try {
       const c10::intrusive_ptr<c10d::Work> work = start();
-      auto next_look = begin + kLook;
       for (int spins = 0; !work->isCompleted(); ++spins) {
         if (spins < 50) {
           std::this_thread::yield();
@@ -136,10 +181,7 @@ class Link {
           std::this_thread::sleep_for(std::chrono::microseconds(spins < 500 ? 20 : 200));
         }
         const auto now = Clock::now();
-        if (now < next_look) continue;
-        next_look = now + kLook;
-        read_store();
-        check(call, sequence);
+        look(now);
         if (now - begin >= timeout) throw std::runtime_error("its end is late");
       }
       work->wait();
@@ -161,13 +203,17 @@ class Link {
     }
     check(call, sequence);
     fail(-1, at_call(call.op, base::join("got '", error, "', expected ", call.text(), " from all ", size(), " ranks"),
-                     rank(), size(), sequence, "the output of the other ranks says who failed"));
+                     rank_in_run(), run_size(), sequence, "the output of the other ranks says who failed"));
     check(call, sequence);
     throw CommError(error);
   }
 
+  int run_size() const { return identity_.run_size > 0 ? identity_.run_size : size(); }
+
   const c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
+  net::ProcessInfo identity_;
+  Clock::time_point next_look_{};  // at the store
   std::string key_;
   mutable std::mutex mutex_;
   std::optional<PeerFailure> failure_;
@@ -206,9 +252,11 @@ std::vector<std::string> all_gather_bytes_over(Link& link, std::string_view mine
 
 class C10d final : public Transport {
  public:
-  C10d(const net::ProcessInfo& identity, std::shared_ptr<Link> link) : Transport(identity), link_(std::move(link)) {}
+  // hosts[r]: the number of rank r's host.
+  C10d(const net::ProcessInfo& identity, std::shared_ptr<Link> link, std::vector<int> hosts)
+      : Transport(identity), link_(std::move(link)), hosts_(std::move(hosts)) {}
   ~C10d() override {
-    if (!thread_.idle_within(kFarewell)) link_->fail(rank(), "the communicator ended in a collective");
+    if (!thread_.idle_within(kFarewell)) link_->fail(rank_in_run(), "the communicator ended in a collective");
   }
 
   std::string name() const override { return "c10d"; }
@@ -268,16 +316,22 @@ class C10d final : public Transport {
     return messages;
   }
 
-  void abort(const std::string& reason) noexcept override { link_->fail(rank(), own_failure(reason)); }
+  void abort(const std::string& reason) noexcept override { link_->fail(rank_in_run(), own_failure(reason)); }
   void stop(const std::string& reason, int rank) noexcept override { link_->fail(rank, reason); }
   std::optional<PeerFailure> failure() const override { return link_->failure(); }
 
   bool has_neighbours(int) const override { return false; }
+  std::vector<int> hosts() const override { return hosts_; }
   std::string why_no_split() const override {
-    return "which cannot be split, expected one that zero connects. Hint: make a process group of those ranks "
-           "(new_group), and a Communicator from it";
+    if (link_->splits()) return "";
+    return "which cannot be split unless the process group is gloo's and has a store. Hint: make a process group of "
+           "those ranks (new_group), and a Communicator from it";
   }
-  std::unique_ptr<Transport> split(const Split&) override { ZERO_CHECK(false, "a split of c10d"); }
+  std::unique_ptr<Transport> split(const Split& split) override {
+    std::vector<int> hosts;
+    for (const auto& member : split.members) hosts.push_back(hosts_[static_cast<std::size_t>(member.rank)]);
+    return std::make_unique<C10d>(split.identity, link_->split(split.identity, timeout_), std::move(hosts));
+  }
 
  private:
   // One collective, executed on the thread.
@@ -341,6 +395,7 @@ class C10d final : public Transport {
   }
 
   const std::shared_ptr<Link> link_;
+  const std::vector<int> hosts_;
   std::uint64_t sequence_ = 0;
   CollectiveThread thread_;  // destroyed first
 };
@@ -371,10 +426,7 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
     throw ConfigError(
         "[Communicator::from_process_group] got a process group of nccl alone, expected one that moves CPU tensors. "
         "Hint: init_process_group(\"cpu:gloo,cuda:nccl\"), or Communicator::from_env with ZERO_TRANSPORT=nccl");
-  if (const auto* gloo = dynamic_cast<c10d::ProcessGroupGloo*>(backend.get()); gloo != nullptr && !store) {
-    // The type is always this one, but libtorch hides the symbols that dynamic_cast needs.
-    if (gloo->_getStore()) store = static_cast<c10d::ProcessGroupGloo::GlooStore&>(*gloo->_getStore())._getStore();
-  }
+  if (const auto* gloo = as_gloo(*backend); gloo != nullptr && !store) store = store_of(*gloo);
   ignore_broken_pipes();
   const milliseconds timeout = std::chrono::minutes(30);
   net::ProcessInfo identity;
@@ -386,18 +438,18 @@ std::shared_ptr<Communicator> over_backend(c10::intrusive_ptr<c10d::Backend> bac
   std::random_device random;
   const auto key = base::join("zero/failure/", random(), "-", random());
   const auto hosts = all_gather_bytes_over(*link, key + "\n" + host_name(), 0, timeout);
-  link->use_key(hosts[0].substr(0, hosts[0].find('\n')));
-  const auto host_of = [&](int r) {
-    const auto& text = hosts[static_cast<std::size_t>(r)];
-    return text.substr(text.find('\n'));
-  };
+  std::vector<int> numbers;
+  std::map<std::string, int> known;
+  for (const auto& text : hosts)
+    numbers.push_back(known.try_emplace(text.substr(text.find('\n')), static_cast<int>(known.size())).first->second);
   identity.local_rank = identity.local_size = 0;
   for (int r = 0; r < identity.size; ++r) {
-    if (host_of(r) != host_of(identity.rank)) continue;
+    if (numbers[static_cast<std::size_t>(r)] != numbers[static_cast<std::size_t>(identity.rank)]) continue;
     ++identity.local_size;
     if (r < identity.rank) ++identity.local_rank;
   }
-  return make_communicator(std::make_unique<C10d>(identity, std::move(link)));
+  link->use(identity, hosts[0].substr(0, hosts[0].find('\n')));
+  return make_communicator(std::make_unique<C10d>(identity, std::move(link), std::move(numbers)));
 }
 
 std::shared_ptr<Communicator> over_process_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
