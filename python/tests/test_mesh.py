@@ -111,9 +111,9 @@ def test_over_a_process_group_of_the_program(programs: Programs) -> None:
         if engine.comm.rank == 0:
             print("hash", digest, flush=True)
     """
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--no-python", "--standalone"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", "--standalone"]
     found = re.findall("hash (.*)", programs.run(text.format(mode="c10d"), *torchrun))
-    assert found and found == re.findall("hash (.*)", programs.ranks(text.format(mode="shm"), 4))
+    assert found and found == re.findall("hash (.*)", programs.ranks(text.format(mode="shm"), 2))
 
 
 def test_a_llama_of_hugging_face_is_cut_by_preset() -> None:
