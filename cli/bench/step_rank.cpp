@@ -78,10 +78,14 @@ at::ScalarType dtype_of(const StepTask& task) {
   return task.recipe == "bf16" ? at::kBFloat16 : task.recipe == "fp16" ? at::kHalf : at::kFloat;
 }
 
-// Seconds of `calls` calls of one operation, each of `bytes` bytes sent, on memory that is not the transport's.
+// Seconds of `calls` calls of one operation, each of `bytes` bytes sent, on memory that is not the transport's. With
+// uneven parts ranks send different numbers of bytes; the calls are of their mean.
 double time_alone(Communicator& group, const std::string& operation, std::int64_t calls, double bytes,
                   at::TensorOptions floats) {
   const std::int64_t ranks = group.size();
+  double sum = 0;
+  for (const auto& of_rank : group.all_gather_bytes(std::to_string(std::llround(bytes)))) sum += std::stod(of_rank);
+  bytes = sum / static_cast<double>(ranks);
   const double whole = bytes * static_cast<double>(ranks) / static_cast<double>(ranks - 1);
   const auto part = std::max<std::int64_t>(
       1, std::llround((operation == "all_reduce" ? whole / 2 : whole) /
