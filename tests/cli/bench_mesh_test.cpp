@@ -73,6 +73,15 @@ TEST(BenchMesh, TensorParallelStepsSendWhatTheFormulaSays) {
   }
 }
 
+// Ranks send different numbers of bytes. Over TCP, calls of different sizes would wait for each other until the timeout.
+TEST(BenchMesh, TimesCollectivesOfUnevenParts) {
+  const auto found = document({"--world", "3", "--tensor-parallel", "3", "--transport", "gloo", "--stages", "0",
+                               "--recipes", "fp32", "--no-compute"});
+  const auto& operations = found["runs"][0]["operations"];
+  ASSERT_TRUE(operations.contains("tp.all_to_all")) << operations.dump();
+  for (const auto& [name, row] : operations.items()) EXPECT_GT(row.value("alone_s", 0.0), 0) << name;
+}
+
 TEST(BenchMesh, ComputeAloneComputesItsPart) {
   const auto elements = [](const Words& words) {
     Words all{"--stages", "0", "--recipes", "fp32"};
