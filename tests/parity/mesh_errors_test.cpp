@@ -365,6 +365,37 @@ TEST(MeshErrors, FaultsOfTheConfigurationAreEqualOnAllRanks) {
   });
 }
 
+// Before a group is made, which ranks with other degrees would not take part in.
+TEST(MeshErrors, RanksWithDifferentDegrees) {
+  for (const Place place : {Place{"shm", 4}, Place{"thread", 4}})
+    expect_passed(place, [](const auto& comm) {
+      const std::string cut = tensor_parallel(kPair);
+      const struct {
+        std::string of_rank_2, of_others, words;
+      } cases[] = {{R"("seed": 1)", cut,
+                    "autotp_size 2 x sequence_parallel_size 1 on ranks 0-1, 3; tensor_parallel.autotp_size 1 x "
+                    "sequence_parallel_size 1 on rank 2"},
+                   {cut, R"("sequence_parallel_size": 2)",
+                    "autotp_size 1 x sequence_parallel_size 2 on ranks 0-1, 3; tensor_parallel.autotp_size 2 x "
+                    "sequence_parallel_size 1 on rank 2"},
+                   // Three is no degree of 4 ranks, which rank 2 would find alone.
+                   {R"("sequence_parallel_size": 3)", cut, "autotp_size 1 x sequence_parallel_size 3 on rank 2"}};
+      for (const auto& c : cases) {
+        const auto& keys = comm->rank() == 2 ? c.of_rank_2 : c.of_others;
+        const auto toy = std::make_shared<ToyImpl>();
+        const auto before = data_calls(comm);
+        require_one_error(
+            comm, config_error_of([&] { Mesh::of(options_with(keys), comm); }),
+            {"[Mesh] the ranks have different degrees of parallelism: tensor_parallel.", c.words, "Hint: "});
+        require_one_error(comm, config_error_of([&] { engine_of(toy, comm, keys); }),
+                          {"[Engine] the ranks have different degrees of parallelism: tensor_parallel.", c.words});
+        require(data_calls(comm) == before, "something was sent");
+      }
+      const auto mesh = Mesh::of(options_with(cut), comm);  // the communicator still works
+      require(mesh->size("dp") == 2, mesh->text());
+    });
+}
+
 TEST(MeshErrors, MultiheadAttentionCannotBeCut) {
   expect_passed({"shm", 2}, [](const auto& comm) {
     const auto toy = std::make_shared<ToyImpl>();
