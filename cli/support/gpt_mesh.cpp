@@ -3,9 +3,11 @@
 #include <string>
 #include <tuple>
 
+#include <zero/errors.h>
 #include <zero/sp.h>
 #include <zero/tp.h>
 
+#include "config/document.h"
 #include "config/settings.h"
 
 namespace zero::cli {
