@@ -64,9 +64,9 @@ def test_another_parameter_in_the_place_of_a_part() -> None:
 
     def body(comm: libzero.Communicator) -> None:
         model = models[comm.rank]
-        libzero.Engine(model, settings(0, partition_config=PLAN))
+        engine = libzero.Engine(model, settings(0, partition_config=PLAN))
         model.up.weight = torch.nn.Parameter(torch.zeros(8, 4))
-        text = error_of(lambda: model(torch.ones(3, 4)))
+        text = error_of(lambda: engine(torch.ones(3, 4)))
         assert "aten::linear got 8 features beside up.bias, of which this rank holds rows" in text, text
 
     libzero.run_ranks(2, body)

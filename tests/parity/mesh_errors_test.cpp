@@ -309,6 +309,22 @@ TEST(MeshErrors, FewerHeadsThanRanks) {
   });
 }
 
+// Before anything is sent: the engine goes on.
+TEST(MeshErrors, FewerTokensThanNone) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto toy = std::make_shared<ToyImpl>();
+    auto engine = engine_of(toy, comm, R"("sequence_parallel_size": 2)");
+    const auto loss = [&] { return toy->down(torch::tanh(toy->up(draw({3, 4}, 1)))).pow(2).sum(); };
+    const auto wrong = loss();
+    const auto before = data_calls(comm);
+    const auto text = config_error_of([&] { engine.backward(wrong, {.tokens = -1}); });
+    require_words(text, {"[Engine::backward] (rank " + std::to_string(comm->rank()) + "/2, step 0) got -1 tokens"});
+    require(data_calls(comm) == before, "something was sent");
+    engine.backward(loss(), {.tokens = 3});
+    require(engine.step().updated, "no step");
+  });
+}
+
 // --- construction ---------------------------------------------------------------------------------
 
 TEST(MeshErrors, FaultsOfTheConfigurationAreEqualOnAllRanks) {
