@@ -127,7 +127,10 @@ void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std
     if (parameter.cut.kind == CutKind::Whole) continue;
     const bool is_bias = parameter.cut.cut.sizes.size() == 1;
     if (is_bias && !use->in_list && ((product && use->argument == product->bias) || adds(call.name()))) {
-      require_part_beside(call, product, parameter);
+      const bool with_part = product && std::any_of(uses, uses + count, [&](const Use& other) {
+                               return other.argument == product->weight;
+                             });
+      if (!with_part) require_part_beside(call, product, parameter);
       continue;
     }
     if (product && use->argument == product->weight && !use->in_list &&
