@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "cli/bench/bench_gpt.h"
+#include "cli/support/gpt_json.h"
 #include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
 #include "cli/support/mesh_traffic.h"
@@ -257,8 +258,7 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   if (task.on_gpu) model->to(device);
   if (task.recipe != "fp32") model->to(dtype_of(task));
   const auto [first, last] = mesh->tokens(task.gpt.sequence);
-  std::int64_t elements = 0;
-  for (const auto& parameter : model->parameters()) elements += parameter.numel();
+  const auto elements = elements_of(*model);
   const auto share = (elements + mesh->size("dp_sp") - 1) / mesh->size("dp_sp");
   const auto floats = at::TensorOptions().dtype(at::kFloat).device(device);
   const auto parameters = at::zeros({share}, floats), gradients = at::full({share}, 1e-3, floats),
@@ -308,7 +308,7 @@ Json StepTask::json() const {
           {"warmup", warmup},
           {"batch", batch},
           {"threads", threads},
-          {"gpt", {gpt.layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary}},
+          {"gpt", gpt},
           {"set", set},
           {"trace", trace},
           {"mesh", {tensor_parallel, sequence_parallel, segments}}};
@@ -329,12 +329,7 @@ StepTask StepTask::from(const Json& json) {
   mesh.at(0).get_to(task.tensor_parallel);
   mesh.at(1).get_to(task.sequence_parallel);
   mesh.at(2).get_to(task.segments);
-  const auto& shape = json.at("gpt");
-  shape.at(0).get_to(task.gpt.layers);
-  shape.at(1).get_to(task.gpt.hidden);
-  shape.at(2).get_to(task.gpt.heads);
-  shape.at(3).get_to(task.gpt.sequence);
-  shape.at(4).get_to(task.gpt.vocabulary);
+  json.at("gpt").get_to(task.gpt);
   return task;
 }
 
@@ -350,10 +345,13 @@ Options options_of(const StepTask& task) {
   if (task.recipe != "fp32") config[task.recipe]["enabled"] = true;
   // With the default, 16, the first steps search for a scale that does not overflow.
   if (task.recipe == "fp16") config[task.recipe]["initial_scale_power"] = 12;
-  if (task.tensor_parallel > 1) config["tensor_parallel"]["autotp_size"] = task.tensor_parallel;
-  if (task.sequence_parallel > 1) config["sequence_parallel_size"] = task.sequence_parallel;
   if (task.segments > 0) config["activation_checkpointing"]["number_checkpoints"] = task.segments;
-  return with_heads_whole(Options::from_json(config.dump(), "<zero bench step>", settings_of(task.set)), task.gpt);
+  auto settings = settings_of(task.set);
+  if (task.tensor_parallel > 1)
+    settings.push_back({"tensor_parallel.autotp_size", std::to_string(task.tensor_parallel), "CLI --tensor-parallel"});
+  if (task.sequence_parallel > 1)
+    settings.push_back({"sequence_parallel_size", std::to_string(task.sequence_parallel), "CLI --sequence-parallel"});
+  return with_heads_whole(Options::from_json(config.dump(), "<zero bench step>", std::move(settings)), task.gpt);
 }
 
 Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm) {

@@ -238,6 +238,18 @@ std::string model_text(const PlanModel& model) {
 
 }  // namespace
 
+// All of "tp" and of "sp" in the forward and in the backward of a micro-batch.
+Activations of_phases(const std::vector<planning::Exchange>& exchanges) {
+  Activations all;
+  for (const auto& exchange : exchanges) {
+    const auto phase = exchange.phase == "forward" ? planning::Phase::Forward : planning::Phase::Backward;
+    auto& sum = all[phase][exchange.operation.substr(0, 2)];
+    sum.calls += static_cast<std::uint64_t>(exchange.calls);
+    sum.bytes += static_cast<std::uint64_t>(exchange.bytes);
+  }
+  return all;
+}
+
 int explain(int argc, char** argv) {
   Request request;
   Command command(
@@ -267,6 +279,7 @@ int explain(int argc, char** argv) {
                       (gpu ? "nccl" : "shm, gloo, shm+gloo or thread"));
   const auto shape = config::mesh_shape(options, world);
   const int ranks = world / shape.tensor;  // that ZeRO shards over
+  const auto asked_transport = transport;
   if (ranks == 1) transport = "local";
   const auto model = model_of(request, options);
   const auto batch = config::resolve_batch(options, world);
@@ -323,25 +336,36 @@ int explain(int argc, char** argv) {
     throw ConfigError(base::join(
         "[--live] got ", what.model, " on ", world, " ranks over ", transport, ", expected a GPT of at most ",
         kMostLiveParameters, " parameters on at most 16 ranks of this host. Hint: --layers 2 --hidden 64 --world 2"));
-  if (!what.mesh.empty())
-    throw ConfigError("[--live] got " + what.mesh +
-                      ", expected data-parallel ranks only. Hint: zero train --tensor-parallel reports what it sent.");
   if (run_live == nullptr) throw InternalError("[--live] got a program without libtorch, expected zero-torch");
-  task.gpt = {model.layers, model.hidden, model.heads, model.sequence, model.vocabulary, model.tied ? 1 : 0};
+  task.gpt = {.layers = model.layers,
+              .hidden = model.hidden,
+              .heads = model.heads,
+              .sequence = model.sequence,
+              .vocabulary = model.vocabulary,
+              .tied_output = model.tied};
   task.folder = scratch->path();
-  task.transport = transport;
+  task.transport = world > 1 && ranks == 1 ? asked_transport : transport;
   task.world = world;
   const auto run = run_live(task, global);
-  input.topology = planning::topology_of(world, run.transport, gpu);
-  const auto of_run = planning::schedule(input, settings, batch.accumulation, run.first_step,
-                                         static_cast<int>(run.overflowed.size()), run.overflowed);
-  const auto difference = first_difference(of_run, run);
+  LiveExpectation expected{.of_tensor_rank = {}, .sequence = shape.sequence, .activations = of_phases(what.exchanges)};
+  for (int j = 0; j < shape.tensor; ++j) {
+    auto of_rank = input;
+    of_rank.parameters = planning::parts_of(model, settings, j);
+    of_rank.pass = planning::pass_of(model, of_rank.parameters, segments);
+    of_rank.topology = planning::topology_of(ranks, ranks == 1 ? "local" : run.transport, gpu);
+    of_rank.topology.tensor_rank = j;
+    expected.of_tensor_rank.push_back(planning::schedule(of_rank, settings, batch.accumulation, run.first_step,
+                                                         static_cast<int>(run.overflowed.size()), run.overflowed));
+  }
+  const auto& of_run = expected.of_tensor_rank.back();
+  const auto difference = first_difference(expected, run);
   if (global.json) {
     auto document = explain_json(schedule, what);
     document["live"] = live_json(of_run, run, difference);
     print_result(document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   } else {
-    print_result(explain_text(schedule, what, columns) + live_text(of_run, run, difference, columns));
+    print_result(explain_text(schedule, what, columns) +
+                 live_text(of_run, expected.activations, run, difference, columns));
   }
   if (difference.empty()) return 0;
   print_error("explain", "[--live] the run differs from the schedule: " + difference);

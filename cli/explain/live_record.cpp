@@ -122,11 +122,14 @@ std::string event_difference(const std::vector<Event>& scheduled, const std::vec
   return "";
 }
 
-std::string sent_difference(const Schedule& schedule, const LiveRecord& record) {
+// activations: null: not compared.
+std::string sent_difference(const Schedule& schedule, const LiveRecord& record, const Activations* activations) {
   std::map<LiveRecord::Moment, std::vector<Event>> by_moment;
   for (const auto& event : schedule.events) by_moment[{event.step, event.micro, event.phase}].push_back(event);
-  for (const auto& [moment, sent] : record.sent) {
-    const auto expected = planning::sent_by_operation(by_moment[moment]);
+  for (const auto& [moment, counted] : record.sent) {
+    auto sent = counted;
+    if (activations == nullptr) sent.erase("tp"), sent.erase("sp");
+    const auto expected = expected_of(by_moment[moment], moment, activations);
     auto all = expected;
     for (const auto& [operation, row] : sent) all[operation];
     for (const auto& [operation, row] : all) {
@@ -243,17 +246,34 @@ std::vector<Event> events_of_trace(const Json& trace, int rank, const TracedStep
   return events;
 }
 
-std::string first_difference(const Schedule& schedule, const LiveRun& run) {
-  if (static_cast<int>(run.ranks.size()) != schedule.world)
-    return base::join("the schedule is for ", schedule.world, " ranks, ", run.ranks.size(), " ran");
+std::map<std::string, Sent> expected_of(const std::vector<Event>& events, const LiveRecord::Moment& moment,
+                                        const Activations* activations) {
+  auto all = planning::sent_by_operation(events);
+  if (activations == nullptr) return all;
+  if (const auto found = activations->find(std::get<2>(moment)); found != activations->end())
+    all.insert(found->second.begin(), found->second.end());
+  return all;
+}
+
+std::string first_difference(const LiveExpectation& expected, const LiveRun& run) {
+  const auto tensor = expected.of_tensor_rank.size();
+  const auto world = static_cast<std::size_t>(expected.of_tensor_rank.front().world) * tensor;
+  if (run.ranks.size() != world) return base::join("the schedule is for ", world, " ranks, ", run.ranks.size(), " ran");
   for (std::size_t rank = 0; rank < run.ranks.size(); ++rank) {
+    const auto j = rank % tensor, sequence = static_cast<std::size_t>(expected.sequence);
+    const bool last = j + 1 == tensor && rank / tensor % sequence + 1 == sequence;
+    const auto& schedule = expected.of_tensor_rank[j];
     const auto& record = run.ranks[rank];
     auto text = event_difference(schedule.events, record.events);
-    if (text.empty()) text = sent_difference(schedule, record);
+    if (text.empty()) text = sent_difference(schedule, record, last ? &expected.activations : nullptr);
     if (text.empty()) text = resting_difference(schedule, record);
     if (!text.empty()) return base::join("rank ", rank, "/", run.ranks.size(), ", ", text);
   }
   return "";
+}
+
+std::string first_difference(const Schedule& schedule, const LiveRun& run) {
+  return first_difference(LiveExpectation{.of_tensor_rank = {schedule}, .sequence = 1, .activations = {}}, run);
 }
 
 std::string name_of(const LiveRecord::Moment& moment, std::int64_t accumulation) {

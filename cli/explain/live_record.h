@@ -13,9 +13,9 @@ namespace zero::cli {
 
 // Record of one rank.
 struct LiveRecord {
-  using Moment = std::tuple<int, int, planning::Phase>;  // step, micro-batch (of Step 0), phase
-  std::vector<planning::Event> events;                   // in order of begin; without purpose, tiers and sent
-  std::map<Moment, std::map<std::string, planning::Sent>> sent;
+  using Moment = std::tuple<int, int, planning::Phase>;          // step, micro-batch (of Step 0), phase
+  std::vector<planning::Event> events;                           // in order of begin; without purpose, tiers and sent
+  std::map<Moment, std::map<std::string, planning::Sent>> sent;  // by operation of ZeRO; all of "tp" and of "sp"
   std::map<std::pair<MemoryReport::Tier, MemoryReport::Purpose>, std::int64_t> resting;  // bytes between steps
 };
 
@@ -45,9 +45,24 @@ inline constexpr std::size_t kLanes = 8;
 const char* name(Lane lane);
 Lane lane_of(const planning::Event& event);
 
+using Activations = std::map<planning::Phase, std::map<std::string, planning::Sent>>;
+// What a run on a mesh should do.
+struct LiveExpectation {
+  std::vector<planning::Schedule> of_tensor_rank;
+  int sequence = 1;
+  // Of a micro-batch, by the phases Forward and Backward, which includes recomputation: all of "tp" and of "sp". Of the
+  // ranks that are last in both dimensions; others have smaller parts if these are uneven.
+  Activations activations;
+};
+
 // Describes the first difference between a rank's steps and the schedule; empty: they agree. Compares order and bytes
 // of every unit's events by phase and lane, bytes and calls of every operation by phase, and bytes between steps.
+std::string first_difference(const LiveExpectation& expected, const LiveRun& run);
 std::string first_difference(const planning::Schedule& schedule, const LiveRun& run);
+
+// What is expected to be sent in one phase, by operation. activations: null: those of other ranks, or of no mesh.
+std::map<std::string, planning::Sent> expected_of(const std::vector<planning::Event>& events,
+                                                  const LiveRecord::Moment& moment, const Activations* activations);
 
 // "build", "forward", ...; with several micro-batches "forward 2".
 std::string name_of(const LiveRecord::Moment& moment, std::int64_t accumulation);

@@ -8,7 +8,10 @@
 #include <fstream>
 #include <mutex>
 
+#include "cli/support/gpt_json.h"
+#include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
+#include "cli/support/mesh_traffic.h"
 #include "config/settings.h"
 #include "models/gpt.h"
 
@@ -18,24 +21,18 @@ namespace {
 using planning::Phase;
 using planning::Sent;
 
-std::map<std::string, Sent> since(const CommStats& before, const CommStats& now) {
+// By operation of ZeRO, and of the exchanges of activations all of a dimension.
+std::map<std::string, Sent> since(const CommStats& before, const CommStats& now, const report::Degrees& degrees,
+                                  bool building) {
   std::map<std::string, Sent> rows;
-  for (const auto& [operation, row] : now.by_op) {
-    const auto it = before.by_op.find(operation);
-    const auto old = it == before.by_op.end() ? CommStats::Row{} : it->second;
-    if (row.calls != old.calls || row.bytes_sent != old.bytes_sent)
-      rows[operation] = {row.calls - old.calls, row.bytes_sent - old.bytes_sent};
+  for (const auto& [operation, row] : counted_between(before, now, degrees)) {
+    const bool activations = operation.starts_with("tp.") || operation.starts_with("sp.");
+    if (activations && building) continue;  // states of generators
+    auto& sum = rows[activations ? operation.substr(0, 2) : operation];
+    sum.calls += row.calls;
+    sum.bytes += row.bytes_sent;
   }
   return rows;
-}
-
-models::GptConfig shape_of(const LiveTask& task) {
-  return {.layers = task.gpt.at(0),
-          .hidden = task.gpt.at(1),
-          .heads = task.gpt.at(2),
-          .sequence = task.gpt.at(3),
-          .vocabulary = task.gpt.at(4),
-          .tied_output = task.gpt.at(5) != 0};
 }
 
 // Ranks that are threads share the process's generator of initial values.
@@ -61,21 +58,24 @@ void note_resting(const MemoryReport& memory, LiveRecord& record) {
 }  // namespace
 
 LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& comm) {
-  const auto options = task.options();
-  const auto shape = shape_of(task);
+  const auto& shape = task.gpt;
+  const auto options = with_heads_whole(task.options(), shape);
   LiveRun run;
   LiveRecord mine;
   run.transport = comm->transport();
+  const auto mesh = Mesh::of(options, comm);
+  const auto degrees = degrees_of(*mesh);
   auto before = comm->stats();
   const auto note = [&](int step, int micro, Phase phase) {
     const auto now = comm->stats();
-    if (step < task.steps) mine.sent[{step, micro, phase}] = since(before, now);
+    if (step < task.steps) mine.sent[{step, micro, phase}] = since(before, now, degrees, phase == Phase::Build);
     before = now;
   };
   auto model = make_model(options, shape);
-  Engine engine(model, options, comm);
+  Engine engine(model, options, mesh);
+  GptShare share(model, *mesh, options);
   note(0, 0, Phase::Build);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(comm->rank()) + 1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(mesh->rank("dp")) + 1);
   const auto file = task.folder + "/trace.json";
   engine.start_trace(file);
   before = comm->stats();
@@ -87,9 +87,9 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
     StepResult result;
     for (int micro = 0; micro < engine.accumulation_steps(); ++micro) {
       const auto tokens = at::randint(0, shape.vocabulary, {1, shape.sequence + 1}, generator, at::kLong);
-      auto loss = model->forward(tokens.narrow(1, 0, shape.sequence), tokens.narrow(1, 1, shape.sequence));
+      auto loss = share.loss_of(tokens);
       note(step, micro, Phase::Forward);
-      engine.backward(loss);
+      share.backward(engine, loss, 1);
       note(step, micro, Phase::Backward);
       loss = at::Tensor();
       if (options.settings().managed_gradient_accumulation || micro + 1 == engine.accumulation_steps())

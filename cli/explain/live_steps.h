@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/explain/live_record.h"
+#include "models/gpt_config.h"
 
 namespace zero {
 class Communicator;
@@ -19,7 +20,7 @@ struct LiveTask {
   std::string config;             // configuration file; empty: `text`
   std::string text = "{}";        // configuration as JSON
   std::vector<Setting> settings;  // overrides of the configuration
-  std::vector<std::int64_t> gpt;  // layers, hidden, heads, sequence, vocabulary, tied (0 or 1)
+  models::GptConfig gpt;
   std::string folder;             // for traces, and for offloaded files unless the configuration names a directory
   std::string transport = "shm";  // "thread": ranks are threads of this process
   int world = 2;

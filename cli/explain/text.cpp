@@ -429,7 +429,8 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
   return text;
 }
 
-std::string live_text(const Schedule& s, const LiveRun& run, const std::string& difference, std::size_t columns) {
+std::string live_text(const Schedule& s, const Activations& activations, const LiveRun& run,
+                      const std::string& difference, std::size_t columns) {
   report::Table table({{"step"},
                        {"phase"},
                        {"operation", Align::Left, Narrow::Wrap, 10},
@@ -439,10 +440,12 @@ std::string live_text(const Schedule& s, const LiveRun& run, const std::string& 
   std::map<LiveRecord::Moment, std::vector<Event>> by_moment;
   for (const auto& event : s.events) by_moment[{event.step, event.micro, event.phase}].push_back(event);
   std::size_t events = 0;
+  const std::size_t of = run.ranks.empty() || activations.empty() ? 0 : run.ranks.size() - 1;
   if (!run.ranks.empty()) {
-    events = run.ranks[0].events.size();
-    for (const auto& [moment, counted] : run.ranks[0].sent) {
-      auto all = planning::sent_by_operation(by_moment[moment]);
+    const auto& shown = run.ranks[of];
+    events = shown.events.size();
+    for (const auto& [moment, counted] : shown.sent) {
+      auto all = expected_of(by_moment[moment], moment, &activations);
       const auto scheduled = all;
       for (const auto& [operation, row] : counted) all[operation];
       const bool building = std::get<2>(moment) == Phase::Build;
@@ -457,7 +460,7 @@ std::string live_text(const Schedule& s, const LiveRun& run, const std::string& 
   }
   std::string text =
       rule(base::join("What happened: ", run.overflowed.size(), " steps on ", run.ranks.size(),
-                      run.ranks.size() == 1 ? " rank" : " ranks", " over ", run.transport, ", bytes of rank 0"),
+                      run.ranks.size() == 1 ? " rank" : " ranks", " over ", run.transport, ", bytes of rank ", of),
            columns);
   text += table.rows() == 0 ? std::string("nothing was sent\n") : table.render(columns);
   text += difference.empty()

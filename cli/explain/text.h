@@ -30,8 +30,8 @@ struct Explained {
 
 std::string explain_text(const planning::Schedule& schedule, const Explained& what, std::size_t columns);
 // The schedule and the run side by side; `difference` is empty if they agree.
-std::string live_text(const planning::Schedule& schedule, const LiveRun& run, const std::string& difference,
-                      std::size_t columns);
+std::string live_text(const planning::Schedule& schedule, const Activations& activations, const LiveRun& run,
+                      const std::string& difference, std::size_t columns);
 
 Json explain_json(const planning::Schedule& schedule, const Explained& what);
 Json live_json(const planning::Schedule& schedule, const LiveRun& run, const std::string& difference);

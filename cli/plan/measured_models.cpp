@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cli/support/gpt_json.h"
 #include "cli/support/gpt_plan.h"
 #include "cli/support/rank_processes.h"
 #include "config/settings.h"
@@ -264,21 +265,13 @@ Options MeasuredTask::options() const {
   return Options::from_json(config.dump(), "<zero plan>");
 }
 
-Json MeasuredTask::json() const {
-  return {
-      {"stage", stage}, {"tensor", tensor}, {"gpt", {gpt.layers, gpt.hidden, gpt.heads, gpt.sequence, gpt.vocabulary}}};
-}
+Json MeasuredTask::json() const { return {{"stage", stage}, {"tensor", tensor}, {"gpt", gpt}}; }
 
 MeasuredTask MeasuredTask::from(const Json& json) {
   MeasuredTask task;
   json.at("stage").get_to(task.stage);
   json.at("tensor").get_to(task.tensor);
-  const auto& shape = json.at("gpt");
-  shape.at(0).get_to(task.gpt.layers);
-  shape.at(1).get_to(task.gpt.hidden);
-  shape.at(2).get_to(task.gpt.heads);
-  shape.at(3).get_to(task.gpt.sequence);
-  shape.at(4).get_to(task.gpt.vocabulary);
+  json.at("gpt").get_to(task.gpt);
   return task;
 }
 

@@ -3,9 +3,11 @@
 #include <string>
 #include <tuple>
 
+#include <zero/errors.h>
 #include <zero/sp.h>
 #include <zero/tp.h>
 
+#include "config/document.h"
 #include "config/settings.h"
 
 namespace zero::cli {
@@ -14,14 +16,16 @@ Options with_heads_whole(const Options& options, const models::GptConfig& model)
   const auto& document = options.document();
   const auto& mesh = options.settings().mesh;
   const bool planned = document.is_set("tensor_parallel.partition_config");
-  const int ranks = (planned ? 1 : mesh.tensor) * mesh.sequence;
+  const std::int64_t ranks = std::int64_t{planned ? 1 : mesh.tensor} * mesh.sequence;
   if (model.heads < ranks)
-    throw ConfigError(
-        "[Options] got " +
-        (planned ? std::string() : "tensor_parallel.autotp_size " + std::to_string(mesh.tensor) + " x ") +
-        "sequence_parallel_size " + std::to_string(mesh.sequence) + " and " + std::to_string(model.heads) +
-        " heads, expected at least one head for each rank. Hint: choose degrees whose product is at most " +
-        std::to_string(model.heads) + ".");
+    throw ConfigError("[Options] got " +
+                      (planned || mesh.tensor == 1
+                           ? std::string()
+                           : "tensor_parallel.autotp_size " + std::to_string(mesh.tensor) + " x ") +
+                      "sequence_parallel_size " + std::to_string(mesh.sequence) + " and " +
+                      std::to_string(model.heads) + (model.heads == 1 ? " head" : " heads") +
+                      ", expected at least one head for each rank. Hint: choose degrees whose product is at most " +
+                      std::to_string(model.heads) + ".");
   if (mesh.tensor == 1 || planned) return options;
   const std::string width = std::to_string(model.hidden / model.heads);
   const char* const rule = "rule: the heads of the built-in GPT";
@@ -35,6 +39,12 @@ Options with_heads_whole(const Options& options, const models::GptConfig& model)
   if (!document.is_set("tensor_parallel.preset_model"))
     result = result.with("tensor_parallel.preset_model", "gpt", rule);
   return result;
+}
+
+std::int64_t elements_of(const torch::nn::Module& model) {
+  std::int64_t sum = 0;
+  for (const at::Tensor& parameter : model.parameters()) sum += parameter.numel();
+  return sum;
 }
 
 GptShare::GptShare(models::Gpt model, const Mesh& mesh, const Options& options)

@@ -15,6 +15,9 @@ namespace zero::cli {
 // than ranks that divide them.
 Options with_heads_whole(const Options& options, const models::GptConfig& model);
 
+// Elements of the parameters; of an Engine's model, of this rank's parts.
+std::int64_t elements_of(const torch::nn::Module& model);
+
 // A rank's part of a forward and backward: its stretch of the tokens of every sample.
 class GptShare {
  public:

@@ -55,13 +55,6 @@ Message agree(Communicator& comm, const Message& mine) {
   return all;
 }
 
-// Of this rank's parts of the parameters.
-std::int64_t elements_of(const torch::nn::Module& model) {
-  std::int64_t sum = 0;
-  for (const at::Tensor& parameter : model.parameters()) sum += parameter.numel();
-  return sum;
-}
-
 // Rank 0 checks for all ranks, because new folders may become visible late on other hosts.
 bool any_checkpoint(Communicator& comm, const std::string& dir) {
   std::error_code error;

@@ -125,8 +125,9 @@ class ZERO_API Engine {
 
   // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks.
   std::map<std::string, at::Tensor> full_state_dict();
-  // [collective] One fp32 state of a trainable parameter, of its shape, on every rank. `state`: "master", or a state of
-  // the optimizer ("exp_avg", "exp_avg_sq"; the error for another name lists them). Gathers the states of its unit.
+  // [collective] One fp32 state of a parameter, of its shape, on every rank. `state`: "master", or a state of the
+  // optimizer ("exp_avg", "exp_avg_sq"; the error for another name lists them). The "master" of a frozen parameter is
+  // its value. Gathers the states of its unit.
   at::Tensor parameter_state(const std::string& parameter, const std::string& state = "master");
   // [local] This rank's shard of it. ConfigError while a delayed update is pending.
   OwnShard own_parameter_state(const std::string& parameter, const std::string& state = "master");

@@ -13,6 +13,9 @@
 #include <zero/options.h>
 
 namespace zero {
+namespace parallel {
+struct MeshMaker;
+}
 
 // Rank (d * u + i) * t + j has the coordinates d < D of "dp", i < u of "sp" and j < t of "tp". u is
 // sequence_parallel_size, t is tensor_parallel.autotp_size, and D the number of ranks / (u * t). This is DeepSpeed's
@@ -23,8 +26,8 @@ namespace zero {
 // order of d * u + i (torch: a flattened dimension).
 class ZERO_API Mesh {
  public:
-  // [collective] Sizes are taken from the configuration. ConfigError on all ranks if u * t does not divide the number
-  // of ranks, or if the transport cannot be split (a process group that is not gloo's) and u * t > 1.
+  // [collective] Sizes are taken from the configuration. ConfigError on all ranks if theirs differ, if u * t does not
+  // divide the number of ranks, or if the transport cannot be split (a process group that is not gloo's) and u * t > 1.
   static std::shared_ptr<Mesh> of(const Options& options, std::shared_ptr<Communicator> world);
 
   // [local] Number of ranks along a dimension, "dp", "sp", "tp" or "dp_sp", and this rank's coordinate. ConfigError for
@@ -46,6 +49,7 @@ class ZERO_API Mesh {
   std::string text() const;
 
  private:
+  friend struct parallel::MeshMaker;
   struct Dim {
     int size = 1, rank = 0;
     std::shared_ptr<Communicator> group;

@@ -281,7 +281,7 @@ class Engine:
         return self._native.full_state_dict()
 
     def parameter_state(self, parameter: str | torch.nn.Parameter, state: str = "master") -> torch.Tensor:
-        """[collective] One fp32 state of a trainable parameter, of its shape, on every rank.
+        """[collective] One fp32 state of a parameter, of its shape, on every rank.
 
         state: "master", or a state of the optimizer ("exp_avg", "exp_avg_sq"). ConfigError lists the names.
         """

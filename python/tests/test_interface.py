@@ -288,8 +288,9 @@ def test_states_are_refused_where_they_cannot_be_right() -> None:
     model = network()
     model[0].requires_grad_(False)
     with libzero.Engine(model, config(3)) as engine:
-        with pytest.raises(libzero.ConfigError, match="0.weight has no states: it is frozen"):
-            engine.parameter_state("0.weight")
+        assert torch.equal(engine.parameter_state("0.weight"), network()[0].weight.detach())  # its values
+        with pytest.raises(libzero.ConfigError, match="0.weight has only its values, \"master\": it is frozen"):
+            engine.parameter_state("0.weight", "exp_avg")
         with engine.gathered_parameters(), pytest.raises(libzero.ConfigError, match="scope"):
             engine.set_parameter_state("2.weight", "exp_avg", torch.ones(32, 32))
 

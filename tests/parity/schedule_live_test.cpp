@@ -51,7 +51,7 @@ std::string text_of(const Case& one) {
 std::string difference(const Case& one, const Comm& comm, const Case* other = nullptr) {
   LiveTask task;
   task.text = text_of(one);
-  task.gpt = {one.layers, one.hidden, 4, 16, 64, 1};
+  task.gpt = {.layers = one.layers, .hidden = one.hidden, .heads = 4, .sequence = 16, .vocabulary = 64};
   task.folder = folder();
   task.world = comm->size();
   const auto run = cli::live_steps(task, comm);

@@ -175,6 +175,48 @@ TEST(TensorParallelSoundness, NormsOfHeadsAreSummedWithTheirBias) {
   });
 }
 
+// --- frozen parameters --------------------------------------------------------------------------
+
+// A frozen parameter that is cut is read and replaced as a whole, on every tier.
+TEST(TensorParallelSoundness, FrozenParametersAreReadAndReplacedWhole) {
+  const TempFolder folder;
+  const auto file =
+      R"(, "offload_param": {"device": "nvme", "max_in_cpu": 0, "nvme_path": ")" + folder.path().string() + "\"}";
+  for (const auto& [stage, zero] :
+       std::vector<std::pair<int, std::string>>{{0, ""}, {1, ""}, {2, ""}, {3, ""}, {3, file}})
+    expect_passed({"shm", 4}, [&, stage = stage, zero = zero](const auto& comm) {
+      const auto module = std::make_shared<PairImpl>(), plain = std::make_shared<PairImpl>();
+      for (auto* weight : {&module->up->weight, &module->down->weight}) weight->requires_grad_(false);
+      auto engine = engine_of(module, comm, options_with("", zero, stage));
+      const auto x = draw({4, 6}, 1);
+      for (const std::string name : {"up.weight", "down.weight"}) {
+        auto reference = plain->named_parameters()[name];
+        require(engine.parameter_state(name).equal(reference.detach()), name + " is another");
+        const auto values = draw(reference.sizes().vec(), 40 + name.size());
+        engine.set_parameter_state(name, "master", comm->rank() == 0 ? values : at::zeros_like(values));
+        reference.set_data(values);
+        require(engine.parameter_state(name).equal(values), name + " was not replaced");
+        const auto own = engine.own_parameter_state(name);
+        auto sum = at::zeros({2});
+        sum[0] = own.values.sum();
+        sum[1] = static_cast<double>(own.values.numel());
+        comm->all_reduce(sum)->wait();
+        require(std::abs((sum[0] - values.sum()).template item<double>()) < 1e-4, "shards are not the whole");
+        require(sum[1].template item<double>() == static_cast<double>(values.numel()), "shards leave elements out");
+      }
+      require((module->forward(x) - plain->forward(x)).abs().max().template item<double>() < 1e-5, "another result");
+      engine.backward(module->forward(x).pow(2).mean());
+      engine.step();
+      require(engine.parameter_state("up.weight").equal(plain->up->weight.detach()), "a frozen weight was trained");
+      // Each rank its shard.
+      const auto own = engine.own_parameter_state("up.weight");
+      engine.set_own_parameter_state("up.weight", "master", own.values * 2);
+      require(engine.parameter_state("up.weight").equal(plain->up->weight.detach() * 2), "shards were not replaced");
+      const auto text = config_error_of([&] { engine.parameter_state("up.weight", "exp_avg"); });
+      require(contains(text, "up.weight has only its values, \"master\": it is frozen"), text);
+    });
+}
+
 // --- checkpoints --------------------------------------------------------------------------------
 
 // Parts of different sizes (1111 and 2222 rows) move the borders of shards within parameters that all ranks have in

@@ -41,6 +41,12 @@ bool known_elsewhere(std::string_view optimizer) {
   return false;
 }
 
+// Sources of a command's flags for degrees of parallelism. They and other sources have to agree: how many ranks work on
+// a sample is no preference.
+bool is_degree_flag(const std::string& source) {
+  return source.ends_with("--tensor-parallel") || source.ends_with("--sequence-parallel");
+}
+
 class Walker {
  public:
   Walker(Document& document, Faults& faults) : document_(document), faults_(faults) {}
@@ -238,7 +244,16 @@ class Walker {
                     "keep one of the two", {found->second.key_place});
       return;
     }
-    if (found != document_.entries.end()) entry.overrides = found->second.source;
+    if (found != document_.entries.end()) {
+      const auto& other = found->second;
+      entry.overrides = other.source;
+      const bool agree = other.automatic || entry.automatic || other.value.json() == entry.value.json();
+      if (!agree && (is_degree_flag(source) || is_degree_flag(other.source)))
+        return faults_.error("conflict", value.place, pointer_of(spelled),
+                             "got " + entry.value.json() + " by " + source + " and " + other.value.json() + " by " +
+                                 other.source + ", expected the same",
+                             "give one of the two", {other.key_place});
+    }
     levels_[path] = level;
     document_.entries.insert_or_assign(path, std::move(entry));
   }

@@ -1,6 +1,7 @@
 // Options, the interface of a document.
 #include <zero/options.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -222,6 +223,43 @@ std::string Options::digest() const {
 
 const config::Settings& Options::settings() const { return document_->settings; }
 
+namespace {
+
+// What cannot be with `world` ranks; without a number of them, missing batch sizes.
+std::vector<ConfigFault> faults_of_ranks(const Options& options, std::optional<int> world) {
+  const auto& document = options.document();
+  config::Faults faults;
+  // "... before fact. Hint: remedy."
+  const auto add = [&](const char* id, const char* key, const std::string& text, std::string_view before) {
+    const auto begin = text.find(before) + before.size();
+    const auto hint = text.find(". Hint: ", begin);
+    faults.error(id, document.place(key), config::pointer_of(key), text.substr(begin, hint - begin),
+                 hint == std::string::npos ? "" : text.substr(hint + 8));
+  };
+  try {
+    if (world) config::mesh_shape(options, *world);
+  } catch (const ConfigError& e) {
+    const bool tensor = options.settings().mesh.tensor > 1;
+    add("conflict", tensor ? "tensor_parallel.autotp_size" : "sequence_parallel_size", e.what(), "[Options] ");
+    return faults.sorted();
+  }
+  const bool missing = !document.is_set("train_batch_size") && !document.is_set("train_micro_batch_size_per_gpu");
+  if (!world && !missing) return {};
+  const auto& mesh = options.settings().mesh;
+  const auto ranks_of_a_sample = std::int64_t{mesh.tensor} * mesh.sequence;
+  try {
+    config::resolve_batch(options,
+                          world.value_or(static_cast<int>(std::min<std::int64_t>(ranks_of_a_sample, 1 << 30))));
+  } catch (const ConfigError& e) {
+    const std::string text = e.what();
+    const bool data = text.starts_with("[Options] /data_parallel_size");
+    add(missing && !data ? "missing" : "conflict", data ? "data_parallel_size" : "train_batch_size", text, ": ");
+  }
+  return faults.sorted();
+}
+
+}  // namespace
+
 std::vector<ConfigFault> check_config(const std::filesystem::path& file, const std::vector<Setting>& settings,
                                       std::optional<int> world) {
   auto source = std::make_shared<config::Source>(
@@ -231,18 +269,8 @@ std::vector<ConfigFault> check_config(const std::filesystem::path& file, const s
   auto all = faults.sorted();
   all.insert(all.end(), document->not_built.begin(), document->not_built.end());
   if (!faults.has_errors()) {
-    const bool missing = !document->is_set("train_batch_size") && !document->is_set("train_micro_batch_size_per_gpu");
-    try {
-      if (world || missing)
-        config::resolve_batch(Options::from_json(source->text, source->name, settings), world.value_or(1));
-    } catch (const ConfigError& e) {
-      config::Faults late;
-      std::string text = e.what();
-      late.error(missing ? "missing" : "conflict", document->place("train_batch_size"), "/train_batch_size",
-                 text.substr(text.find(": ") + 2));
-      const auto more = late.sorted();
-      all.insert(all.end(), more.begin(), more.end());
-    }
+    const auto late = faults_of_ranks(Options::from_json(source->text, source->name, settings), world);
+    all.insert(all.end(), late.begin(), late.end());
   }
   return all;
 }

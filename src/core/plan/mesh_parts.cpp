@@ -65,22 +65,36 @@ struct Sums {
   }
 };
 
+// Beyond a preset's entries.
+bool has_own_plan(const config::Settings& settings) {
+  const auto& specs = settings.mesh.plan.specs;
+  return std::any_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return !spec.preset; });
+}
+
+// An own plan says what it does with heads.
+void require_heads(const PlanModel& model, const config::Settings& settings) {
+  const std::int64_t tensor = has_own_plan(settings) ? 1 : settings.mesh.tensor;
+  if (model.kind == Kind::Count || model.heads >= tensor * settings.mesh.sequence) return;
+  throw ConfigError(base::join(
+      "[plan] got ", tensor > 1 ? base::join("tensor_parallel.autotp_size ", tensor, " x ") : "",
+      "sequence_parallel_size ", settings.mesh.sequence, " and ", model.heads, model.heads == 1 ? " head" : " heads",
+      ", expected at least one head for each rank. Hint: choose degrees whose product is at "
+      "most ",
+      model.heads, "."));
+}
+
 }  // namespace
 
-std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings) {
+std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings, int tensor_rank) {
   auto parameters = parameters_of(model);
   const int parts = settings.mesh.tensor;
+  require_heads(model, settings);
   if (parts == 1) return parameters;
-  if (model.kind != Kind::Count && model.heads < parts * settings.mesh.sequence)
-    throw ConfigError(base::join("[plan] got tensor_parallel.autotp_size ", parts, " x sequence_parallel_size ",
-                                 settings.mesh.sequence, " and ", model.heads,
-                                 " heads, expected at least one head for each rank"));
   std::vector<sharding::NamedShape> shapes;
   for (const auto& parameter : parameters)
     shapes.push_back({.name = parameter.name, .aliases = {}, .sizes = parameter.sizes});
   auto by_names = settings;
-  const auto& specs = settings.mesh.plan.specs;
-  if (std::all_of(specs.begin(), specs.end(), [](const LayerSpec& spec) { return spec.preset; })) {
+  if (!has_own_plan(settings)) {
     const bool stays = settings.mesh.plan.vocab_parallel_lm_head;
     by_names.mesh.plan = default_plan(model);
     by_names.mesh.plan.vocab_parallel_lm_head = stays;
@@ -92,8 +106,9 @@ std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& 
     parameter.parts = parts;
     parameter.whole = parameter.numel;
     parameter.cut = cuts[i];
-    parameter.sizes = cuts[i].cut.part_sizes(parts - 1);
-    parameter.numel = cuts[i].cut.part_numel(parts - 1);
+    const int part = tensor_rank < 0 ? parts - 1 : tensor_rank;
+    parameter.sizes = cuts[i].cut.part_sizes(part);
+    parameter.numel = cuts[i].cut.part_numel(part);
   }
   return parameters;
 }
@@ -123,7 +138,7 @@ Share share_of(const PlanModel& model, const config::Settings& settings, const s
 std::vector<SplitProduct> split_products(const Share& share, std::int64_t samples, std::int64_t element) {
   const auto t = std::int64_t{share.tensor}, tokens = samples * share.tokens;
   const auto reduced = [&](std::int64_t width) { return 2 * (t - 1) * tokens * width * element / t; };
-  const auto gathered = [&](std::int64_t width) { return (t - 1) * tokens * width * element / t; };
+  const auto gathered = [&](std::int64_t own_width) { return (t - 1) * tokens * own_width * element; };
   std::vector<SplitProduct> all;
   for (const auto& parameter : share.split) {
     SplitProduct product{.weight = parameter.name,
@@ -134,10 +149,11 @@ std::vector<SplitProduct> split_products(const Share& share, std::int64_t sample
     const bool same_input = !all.empty() && all.back().unit == product.unit && !all.back().row;
     if (product.row) {
       product.forward = {"g", "all-reduce", "output", reduced(outputs)};
-      if (parameter.cut.scatter_input) product.backward = {"", "all-gather", "gradient of the input", gathered(inputs)};
+      if (parameter.cut.scatter_input)
+        product.backward = {"", "all-gather", "gradient of the input", gathered(parameter.sizes[1])};
     } else {
       if (!same_input) product.backward = {"f", "all-reduce", "gradient of the input", reduced(inputs)};
-      if (parameter.cut.gather_output) product.forward = {"", "all-gather", "output", gathered(outputs)};
+      if (parameter.cut.gather_output) product.forward = {"", "all-gather", "output", gathered(parameter.sizes[0])};
     }
     all.push_back(std::move(product));
   }
@@ -175,7 +191,8 @@ std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
     total("tp.all_reduce", "forward", "g: outputs of row layers", forward);
     total("tp.all_gather", "forward", "gathered outputs of column layers", outputs);
     if (head && share.gathered_logits)
-      add("tp.all_gather", "forward", "logits", 1, (t - 1) * tokens * m.vocabulary * in.element / t);
+      add("tp.all_gather", "forward", "logits", 1,
+          (t - 1) * tokens * rounded(share.vocabulary * static_cast<double>(m.vocabulary)) * in.element);
     if (head && !share.gathered_logits)
       add("tp.all_gather", "forward", "maxima and sums of the loss", 1, (t - 1) * 12 * tokens);
     if (head) add("tp.all_reduce", "backward", "f: gradient of the output layer's input", 1, sum);

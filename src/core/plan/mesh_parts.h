@@ -14,7 +14,8 @@ namespace zero::planning {
 
 // The model's parameters, cut as an Engine would: by the configuration's partition_config if it has one, else between
 // attention heads, inner columns and rows of the vocabulary. Throws ConfigError for weights that cannot be cut.
-std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings);
+// tensor_rank: whose parts; negative: the last one's.
+std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings, int tensor_rank = -1);
 
 // The degree by which the cut divides each dimension of the computation.
 struct Share {

@@ -53,6 +53,14 @@ bool is_head(const config::TpPlan& plan, const NamedShape& parameter) {
   return named(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), named);
 }
 
+// Projections of torch's MultiheadAttention, which views their outputs as all heads. Recurrent layers read their
+// weights in operators of their own, which are refused when they run.
+bool is_of_attention(const NamedShape& parameter) {
+  for (const char* name : {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"})
+    if (ends_with(parameter.name, name)) return true;
+  return false;
+}
+
 class Planner {
  public:
   Planner(const config::Settings& settings, const std::vector<NamedShape>& parameters)
@@ -139,13 +147,18 @@ class Planner {
       add_fault(base::join(parameter.name, " ", text_of(parameter.sizes), " (", spec.place, "): ", why));
     };
     if (parameter.sizes.size() != 2) return fail("expected a weight of two dimensions");
+    if (is_of_attention(parameter))
+      return fail(
+          "MultiheadAttention takes the number of heads from its options, and cannot be cut; write its projections as "
+          "Linear layers, or \"skip\" it");
     const bool by_column = spec.type == PartitionType::Column;
     auto& cut = result.cut;
     cut = {.sizes = parameter.sizes, .dim = by_column ? 0 : 1, .multiple = spec.multiple, .parts = parts_};
     const auto length = parameter.sizes[static_cast<std::size_t>(cut.dim)];
     if (spec.equal_pieces) {
       const auto count = spec.pieces.front();
-      if (length % count != 0) return fail(base::join(length, " rows are not ", count, " equal pieces"));
+      if (count > length || length % count != 0)
+        return fail(base::join(length, " rows are not ", count, " equal pieces"));
       cut.pieces.assign(static_cast<std::size_t>(count), length / count);
     } else {
       cut.pieces = spec.pieces;

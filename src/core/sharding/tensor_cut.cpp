@@ -25,15 +25,20 @@ std::string TensorCut::fault() const {
   if (dim < 0 || dim >= static_cast<int>(sizes.size()))
     return base::join("has ", sizes.size(), " dimensions, expected more than ", dim);
   const auto length = sizes[static_cast<std::size_t>(dim)];
+  if (multiple < 1) return base::join("got a multiple of ", multiple, ", expected 1 or more");
+  for (const auto piece : pieces)
+    if (piece < 0 || piece > length)
+      return base::join("dimension ", dim, " has ", length, " elements, got a piece of ", piece);
   const auto sum = std::accumulate(pieces.begin(), pieces.end(), std::int64_t{0});
   if (!pieces.empty() && sum != length)
     return base::join("dimension ", dim, " has ", length, " elements, expected ", sum, ", the sum of its pieces");
   for (const auto piece : pieces.empty() ? std::vector<std::int64_t>{length} : pieces) {
-    if (multiple < 1 || piece % multiple != 0)
+    if (piece % multiple != 0)
       return base::join("dimension ", dim, " has ", piece, " elements, expected a multiple of ", multiple);
     if (piece / multiple < parts)
       return base::join("dimension ", dim, " has ", piece / multiple, multiple == 1 ? " elements" : " heads or blocks",
-                        ", expected at least ", parts, ", one a rank");
+                        ", expected at least ", parts, ", one a rank. Hint: tensor_parallel.autotp_size ",
+                        std::max<std::int64_t>(piece / multiple, 1), " or less");
   }
   return "";
 }

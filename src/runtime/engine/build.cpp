@@ -18,6 +18,7 @@
 #include "engine/checks.h"
 #include "engine/dtypes.h"
 #include "engine/rank_agreement.h"
+#include "parallel/mesh_degrees.h"
 #include "torch_hooks/allocation_observer.h"
 #include "torch_hooks/deferred_init.h"
 
@@ -123,7 +124,7 @@ Found look_at(Parts& parts) {
 
 // All states are sharded over one axis, "dp_sp"; a run without a mesh calls it "dp".
 void make_axes(Parts& parts) {
-  if (!parts.mesh) parts.mesh = Mesh::of(parts.options, parts.communicator);
+  if (!parts.mesh) parts.mesh = parallel::MeshMaker::make(parts.options, parts.communicator);
   const auto& mesh = *parts.mesh;
   parts.shard_group = comm::group_of(*mesh.group("dp_sp"));
   parts.tensor_group = comm::group_of(*mesh.group("tp"));
@@ -290,11 +291,18 @@ void build(Parts& parts) {
     throw ConfigError(
         "[Engine] made inside c10::InferenceMode, in which nothing can be trained. Hint: make it outside.");
   Found found;
+  // Ranks with other degrees of parallelism find other faults.
+  const Common degrees{parallel::degrees_of(parts.options), [](const std::vector<std::string>& by_rank) {
+                         parallel::require_equal_degrees("[Engine] ", by_rank);
+                       }};
   // If one rank finds a fault, all ranks throw; the communicator stays usable.
-  agree(*parts.comm, "Engine", [&]() -> std::string {
-    found = look_at(parts);
-    return "";
-  });
+  agree(
+      *parts.comm, "Engine",
+      [&]() -> std::string {
+        found = look_at(parts);
+        return "";
+      },
+      &degrees);
   check_agreement(parts, found);
   TorchComm::Ranks ranks;
   parts.relay.reporting([&] {

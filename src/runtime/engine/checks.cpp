@@ -106,18 +106,33 @@ void Checks::parameters(const char* call) const {
   const auto& groups = p_.binding().groups();
   for (const auto& group : groups)
     for (const auto& parameter : group->members)
-      if (!torch_hooks::is_intercepted(parameter.tensor))
-        throw ConfigError(
-            p_.where(call) + "parameter " + parameter.name +
-            " was replaced behind the Engine (module.to(...), set_data, torch::load). Hint: move, cast and load the "
-            "module before the Engine takes it, and let the recipe choose the dtype; in a scope of "
-            "gathered_parameters(true) write with copy_.");
+      if (!torch_hooks::is_intercepted(parameter.tensor)) fail_replaced(call, parameter);
   for (const auto& group : groups)
     if (const auto text =
             group->gradients.find_meddling(/*first=*/p_.accumulated().passes == 0, call == std::string("step"));
         !text.empty())
       throw ConfigError(p_.where(call) + text);
   hooks(p_.where(call));
+}
+
+void Checks::cut_parameters() const {
+  for (const auto& group : p_.binding().groups())
+    for (const auto& parameter : group->members)
+      if (parameter.is_cut() && !torch_hooks::is_intercepted(parameter.tensor)) fail_replaced("forward", parameter);
+}
+
+void Checks::fail_replaced(const char* call, const ModelParameter& parameter) const {
+  const auto text = p_.where(call) + "parameter " + parameter.name + " was replaced behind the Engine";
+  const char* const hint =
+      " (module.to(...), set_data, torch::load). Hint: move, cast and load the module before the Engine takes it, and "
+      "let the recipe choose the dtype; ";
+  const char* const write = "in a scope of gathered_parameters(true) write with copy_";
+  if (!parameter.is_cut()) throw ConfigError(text + hint + write + ".");
+  throw ConfigError(text + base::join(" by a tensor of shape ", parameter.tensor.sizes(), "; this rank, tp ",
+                                      p_.mesh->rank("tp"), ", has a part of shape ",
+                                      at::IntArrayRef(parameter.part_sizes), " of ", at::IntArrayRef(parameter.sizes),
+                                      hint, write,
+                                      " to this rank's part, or give set_parameter_state() the whole values."));
 }
 
 void Checks::hooks(const std::string& where) const {

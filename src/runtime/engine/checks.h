@@ -23,9 +23,12 @@ class Checks {
   void before_step() const;
   // Checks the model's parameters, hooks and gradients.
   void parameters(const char* call) const;
+  // Throws if the program replaced the tensor of a parameter that tensor parallelism divides.
+  void cut_parameters() const;
 
  private:
   void hooks(const std::string& where) const;
+  [[noreturn]] void fail_replaced(const char* call, const ModelParameter& parameter) const;
   void no_new_parameters(const std::string& where) const;
 
   Parts& p_;

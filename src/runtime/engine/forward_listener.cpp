@@ -63,9 +63,10 @@ void ForwardListener::detach() noexcept {
   members_.clear();
 }
 
-void ForwardListener::begin_forward() {
+// Whether a forward begins.
+bool ForwardListener::begin_forward() {
   auto& progress = p_.progress;
-  if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return;
+  if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return false;
   p_.trace.begin_phase(observe::TraceKind::Forward);
   if (p_.products) {
     const bool first = !std::exchange(compared_, true) || p_.settings.zero.sanity_checks;
@@ -75,6 +76,24 @@ void ForwardListener::begin_forward() {
   begin_phase();
   observe::status_page().set_step(p_.program->steps(), static_cast<int>(p_.accumulated().micro_batches));
   observe::status_page().set_phase(observe::StatusPhase::Forward);
+  return true;
+}
+
+// A whole tensor in the place of a part would fail in libtorch, in an operator that is not intercepted. Looks at all
+// parts when a forward begins, and when a parameter is used again: evaluations follow one another without an end.
+void ForwardListener::check_parts(const int* tags, int count, bool begun) {
+  if (begun) first_tags_.assign(tags, tags + count);
+  checked_at_use_.resize(members_.size());
+  const bool again = std::any_of(tags, tags + count, [&](int tag) {
+    return checked_at_use_[static_cast<std::size_t>(tag)] == checks_made_ ||
+           std::find(first_tags_.begin(), first_tags_.end(), tag) != first_tags_.end();
+  });
+  if (again) {
+    ++checks_made_;
+    p_.relay.keeping([&] { checks_.cut_parameters(); });
+  }
+  for (const int* tag = tags; tag != tags + count; ++tag)
+    checked_at_use_[static_cast<std::size_t>(*tag)] = checks_made_;
 }
 
 void ForwardListener::end_forward() const {
@@ -100,9 +119,12 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
   auto& progress = p_.progress;
   if (!progress.failed.empty()) checks_.require_usable("forward");
   if (p_.program->update_pending()) checks_.require_current(op);
-  begin_forward();
+  const bool begun = begin_forward();
   observe::status_page().note_use();
-  if (p_.products) torch_hooks::set_segment_listener(p_.products);  // another Engine may have run since
+  if (p_.products) {
+    torch_hooks::set_segment_listener(p_.products);  // another Engine may have run since
+    if (!progress.in_backward) check_parts(tags, count, begun);
+  }
   if (!progress.in_backward && torch_hooks::saved_tensor_policy() != p_.activations)
     torch_hooks::set_saved_tensor_policy(p_.activations);
   show(members_[static_cast<std::size_t>(tags[0])].group);

@@ -16,10 +16,10 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
                                              const std::string& state) const {
   const auto [g, member] = p_.binding().require(p_.where(call), parameter);
   const auto& group = *p_.program->groups()[static_cast<std::size_t>(g)];
-  if (!group.facts.trainable)
-    throw ConfigError(p_.where(call) + parameter +
-                      " has no states: it is frozen, or no backward() followed its requires_grad_(). Hint: "
-                      "gathered_parameters() reads and writes its values.");
+  if (!group.facts.trainable && state != "master")
+    throw ConfigError(p_.where(call) + "got the state " + state + ", but " + parameter +
+                      " has only its values, \"master\": it is frozen, or no backward() followed its "
+                      "requires_grad_().");
   int index = state == "master" ? kMaster : -1;
   std::string names = "master";
   for (int slot = 0; slot < p_.run.num_slots; ++slot) {
@@ -66,8 +66,13 @@ OwnShard ParameterStates::get_own(const std::string& parameter, const std::strin
     p_.program->optimizer().settle();  // writes to files
     const auto place = find(kCall, parameter, state);
     const auto& facts = place.group.facts;
-    const auto begin = p_.run.shard_begin(facts) - p_.run.owned_begin(facts) + place.own.range_begin;
     const at::NoGradGuard no_grad;
+    if (!facts.trainable) {
+      const auto begin = (facts.sharding.params ? 0 : p_.run.shard_begin(facts)) + place.own.range_begin;
+      const auto values = states_.read_params(place.group, begin, place.own.numel);
+      return {place.own.parameter_begin, values.to(values.device(), at::kFloat, false, /*copy=*/true)};
+    }
+    const auto begin = p_.run.shard_begin(facts) - p_.run.owned_begin(facts) + place.own.range_begin;
     return {place.own.parameter_begin, states_.read(place.group, place.state, begin, place.own.numel).clone()};
   });
 }
@@ -84,8 +89,14 @@ void ParameterStates::replace(const char* call, const Place& place, const at::Te
   if (p_.comm->size() > 1) p_.comm->barrier();  // no rank reads a shard in place any more
   stepper_.begin_replacing(call);
   const auto& facts = place.group.facts;
-  const auto owned = owned_of(p_, facts, place.member);
-  states_.write(place.group, place.state, owned.range_begin, flat.narrow(0, owned.parameter_begin, owned.numel));
+  if (facts.trainable) {
+    const auto owned = owned_of(p_, facts, place.member);
+    states_.write(place.group, place.state, owned.range_begin, flat.narrow(0, owned.parameter_begin, owned.numel));
+  } else {
+    const auto stored =
+        piece_of(facts, place.member, facts.sharding.params ? p_.run.shard_begin(facts) : 0, facts.resting());
+    states_.write_params(place.group, stored.range_begin, flat.narrow(0, stored.parameter_begin, stored.numel));
+  }
   if (place.state == kMaster) p_.program->end_replacing(place.group.index);
 }
 

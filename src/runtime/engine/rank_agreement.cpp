@@ -67,8 +67,19 @@ std::string disagreement(comm::Group& comm, const std::string& what, const std::
          " differ: " + first_difference(texts[0], texts[static_cast<std::size_t>(different[0])]);
 }
 
-std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part) {
-  auto outcomes = comm.all_gather_bytes(outcome_of(part));
+std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part,
+                               const Common* common) {
+  auto outcomes = comm.all_gather_bytes((common ? common->mine + '\n' : "") + outcome_of(part));
+  if (common) {
+    std::vector<std::string> texts;
+    for (auto& outcome : outcomes) {
+      const auto end = outcome.find('\n');
+      ZERO_CHECK(end != std::string::npos, "an outcome of ", outcome.size(), " bytes");
+      texts.push_back(outcome.substr(0, end));
+      outcome.erase(0, end + 1);
+    }
+    common->compare(texts);
+  }
   const auto good = [](const std::string& text) {
     return text.size() >= 2 && text[0] == static_cast<char>(Kind::Good);
   };

@@ -16,7 +16,14 @@ std::string disagreement(comm::Group& comm, const std::string& what, const std::
 // Runs `part` on every rank and gathers the returned texts. Collective. If any rank throws, all throw an error of the
 // class and code of the first such rank, with the messages of all failed ranks. A CommError is rethrown unchanged,
 // because ranks can no longer communicate.
-std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part);
+// common: a text that must be equal on all ranks, compared before any error by `compare`, which gets the texts of all
+// ranks and may throw.
+struct Common {
+  std::string mine;
+  std::function<void(const std::vector<std::string>&)> compare;
+};
+std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part,
+                               const Common* common = nullptr);
 
 // The same, and all texts must be equal: ConfigError that begins with `what` otherwise. Thrown before anything else is
 // sent, so that the Engine stays usable after a ConfigError. `part` returns lines.

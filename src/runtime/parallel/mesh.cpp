@@ -3,11 +3,18 @@
 
 #include "base/check.h"
 #include "config/batch.h"
+#include "parallel/mesh_degrees.h"
 
 namespace zero {
 
 std::shared_ptr<Mesh> Mesh::of(const Options& options, std::shared_ptr<Communicator> world) {
   if (!world) throw ConfigError("[Mesh] got no communicator");
+  if (world->size() > 1)
+    parallel::require_equal_degrees("[Mesh] ", world->all_gather_bytes(parallel::degrees_of(options)));
+  return parallel::MeshMaker::make(options, std::move(world));
+}
+
+std::shared_ptr<Mesh> parallel::MeshMaker::make(const Options& options, std::shared_ptr<Communicator> world) {
   const auto shape = config::mesh_shape(options, world->size());
   const int t = shape.tensor, u = shape.sequence, rank = world->rank();
   const int j = rank % t, i = rank / t % u, d = rank / t / u;
@@ -17,7 +24,7 @@ std::shared_ptr<Mesh> Mesh::of(const Options& options, std::shared_ptr<Communica
     auto group = size == world->size() ? world
                  : size == 1           ? Communicator::local()
                                        : world->split(color, coordinate, name);
-    mesh->dims_.emplace(name, Dim{size, coordinate, std::move(group)});
+    mesh->dims_.emplace(name, Mesh::Dim{size, coordinate, std::move(group)});
   };
   add("tp", t, j, rank / t);
   add("sp", u, i, d * t + j);

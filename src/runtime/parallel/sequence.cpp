@@ -6,7 +6,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,8 +34,17 @@ void require_four_dimensions(const at::Tensor& x) {
   if (x.dim() != 4) fail(base::join("got a tensor of shape ", x.sizes(), ", expected [batch, tokens, heads, width]"));
 }
 
+void require_tokens(std::int64_t tokens) {
+  if (tokens < 0)
+    fail(base::join(
+        "got ", tokens,
+        " tokens, expected 0 or more. Hint: the tokens of the whole sequence, or 0 if all ranks have equally "
+        "many."));
+}
+
 // The tokens of each rank.
 Ranges stretches(const at::Tensor& x, const Mesh& mesh, std::int64_t tokens) {
+  require_tokens(tokens);
   const int ranks = mesh.size("sp");
   auto result = divided(tokens == 0 ? x.size(1) * ranks : tokens, ranks);
   const auto& own = result[static_cast<std::size_t>(mesh.rank("sp"))];
@@ -46,14 +57,25 @@ Ranges stretches(const at::Tensor& x, const Mesh& mesh, std::int64_t tokens) {
 Ranges heads_of(std::int64_t heads, int ranks) {
   if (heads < ranks)
     fail(base::join("got ", heads, " heads for ", ranks, " sequence-parallel ranks, expected at least ", ranks,
-                    ". Hint: sequence_parallel_size ", heads, " or less."));
+                    ". Hint: ", ranks, " heads or more, or sequence_parallel_size ", std::max<std::int64_t>(heads, 1),
+                    " or less."));
   return divided(heads, ranks);
+}
+
+// Of n, those next to `wanted`, which is none.
+std::string nearest_divisors(std::int64_t n, std::int64_t wanted) {
+  auto below = std::min(wanted, n), above = std::max<std::int64_t>(wanted, 1);
+  while (below > 0 && n % below != 0) --below;
+  while (above < n && n % above != 0) ++above;
+  if (below < 1) return std::to_string(above);
+  return above >= n && wanted > n ? std::to_string(below) : base::join(below, " or ", above);
 }
 
 // The heads of keys or values that each rank needs for its query heads.
 Ranges heads_of_groups(const Ranges& queries, std::int64_t query_heads, std::int64_t heads) {
   if (heads < 1 || query_heads % heads != 0)
-    fail(base::join("got ", heads, " heads of keys and values for ", query_heads, " query heads, expected a divisor"));
+    fail(base::join("got ", heads, " heads of keys and values for ", query_heads,
+                    " query heads, expected a divisor. Hint: ", nearest_divisors(query_heads, heads), "."));
   const auto group = query_heads / heads;
   Ranges result;
   for (const auto& range : queries) result.push_back({range.begin / group, (range.end + group - 1) / group});
@@ -151,6 +173,7 @@ at::Tensor heads_to_sequence(const at::Tensor& x, const Mesh& mesh, std::int64_t
   require_four_dimensions(x);
   const int ranks = mesh.size("sp");
   if (ranks == 1) return x;
+  require_tokens(tokens);
   const auto own = static_cast<std::size_t>(mesh.rank("sp"));
   const auto of_heads = heads_of(heads == 0 ? x.size(2) * ranks : heads, ranks);
   const auto of_tokens = divided(tokens == 0 ? x.size(1) : tokens, ranks);

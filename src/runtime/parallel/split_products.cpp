@@ -126,7 +126,13 @@ void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std
     const auto& parameter = at(use->tag);
     if (parameter.cut.kind == CutKind::Whole) continue;
     const bool is_bias = parameter.cut.cut.sizes.size() == 1;
-    if (is_bias && !use->in_list && ((product && use->argument == product->bias) || adds(call.name()))) continue;
+    if (is_bias && !use->in_list && ((product && use->argument == product->bias) || adds(call.name()))) {
+      const bool with_part = product && std::any_of(uses, uses + count, [&](const Use& other) {
+                               return other.argument == product->weight;
+                             });
+      if (!with_part) require_part_beside(call, product, parameter);
+      continue;
+    }
     if (product && use->argument == product->weight && !use->in_list &&
         is_all_of(call.argument(product->weight).toTensor(), parameter.cut.cut.part_sizes(group_->rank()),
                   product->transposed)) {
@@ -156,7 +162,10 @@ void SplitProducts::column(torch_hooks::OperatorCall& call, const Product& produ
     throw ConfigError(base::join("[Engine::forward] got ", x.size(-1), " features for ", weight.name, ", which takes ",
                                  width, ": the layer before it is split. Hint: cut ", weight.name,
                                  " by rows, or set gather_output for the layer before it."));
-  if (compare_ && !weight.cut.sequence) compare(x, weight);
+  if (weight.cut.sequence)
+    require_tokens(x, weight);
+  else if (compare_)
+    compare(x, weight);
   call.argument(product.input) = copied(x, weight);
   if (!weight.cut.gather_output) {
     if (weight.cut.head)  // nothing is drawn on logits, and an evaluation has no other end
@@ -212,12 +221,22 @@ void SplitProducts::embedding(torch_hooks::OperatorCall& call, const Parameter& 
 // The sum over the group: whole on every rank, or each rank's stretch of the tokens, in which it draws its own numbers.
 at::Tensor SplitProducts::summed(const at::Tensor& y, const Parameter& weight) {
   if (!weight.cut.sequence) return tp::reduce(y, group_);
-  if (y.dim() != 3 || y.size(1) % parts() != 0)
-    throw ConfigError(base::join("[Engine::forward] got an output of shape ", y.sizes(), " for ", weight.name,
-                                 ", expected [batch, tokens, features] with a multiple of ", parts(),
-                                 " tokens. Hint: sequence regions divide the tokens over the tensor-parallel ranks."));
+  require_tokens(y, weight);
+  if (const auto tokens = y.size(1), over = tokens % parts(); over != 0)
+    throw ConfigError(base::join("[Engine::forward] got ", tokens, tokens == 1 ? " token" : " tokens", " for ",
+                                 weight.name, ", expected a multiple of ", parts(),
+                                 ": sequence regions divide the tokens over the tensor-parallel ranks. Hint: ",
+                                 tokens < parts() ? "" : base::join(tokens - over, " or "), tokens - over + parts(),
+                                 " tokens."));
   regions_.back()->open();
   return tp::reduce_scatter(y, group_, 1);
+}
+
+void SplitProducts::require_tokens(const at::Tensor& x, const Parameter& weight) const {
+  if (x.dim() != 3)
+    throw ConfigError(base::join("[Engine::forward] got a tensor of shape ", x.sizes(), " for ", weight.name,
+                                 ", expected [batch, tokens, features]. Hint: sequence regions divide the tokens over "
+                                 "the tensor-parallel ranks; view the tensor so, or set sequence to false."));
 }
 
 at::Tensor SplitProducts::copied(const at::Tensor& x, const Parameter& weight) {
@@ -243,6 +262,23 @@ void SplitProducts::compare(const at::Tensor& x, const Parameter& weight) {
                     ": tp 0 and tp " + different +
                     ". Hint: all ranks of a group read the same samples, by mesh.rank(\"dp\") of mesh.size(\"dp\"), "
                     "and draw the same random numbers outside of split layers.");
+}
+
+// A part of a bias is added to a product with a part of its weight.
+void SplitProducts::require_part_beside(torch_hooks::OperatorCall& call, const Product* product,
+                                        const Parameter& bias) const {
+  const auto whole = bias.cut.cut.sizes[0];
+  if (bias.cut.cut.part_sizes(group_->rank())[0] == whole) return;
+  const auto is_whole = [&](std::size_t argument, std::int64_t dim) {
+    const auto& value = call.argument(argument);
+    return value.isTensor() && value.toTensor().dim() > 0 && value.toTensor().size(dim) == whole;
+  };
+  if (product ? !is_whole(product->weight, product->transposed ? -1 : 0) : !is_whole(0, -1) && !is_whole(1, -1)) return;
+  throw ConfigError(base::join("[Engine::forward] ", call.name(), " got ", whole, " features beside ", bias.name, ", ",
+                               holding(bias),
+                               ": the weight of the same module was replaced behind the Engine. Hint: keep the tensor; "
+                               "in a scope of gathered_parameters(true) write with copy_ to this rank's part, or give "
+                               "set_parameter_state() the whole values."));
 }
 
 std::string SplitProducts::holding(const Parameter& parameter) const {

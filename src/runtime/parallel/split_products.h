@@ -60,7 +60,9 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
   void embedding(torch_hooks::OperatorCall& call, const Parameter& weight);
   at::Tensor copied(const at::Tensor& x, const Parameter& weight);
   at::Tensor summed(const at::Tensor& y, const Parameter& weight);
+  void require_tokens(const at::Tensor& x, const Parameter& weight) const;
   void compare(const at::Tensor& x, const Parameter& weight);
+  void require_part_beside(torch_hooks::OperatorCall& call, const Product* product, const Parameter& bias) const;
   std::string holding(const Parameter& parameter) const;
   [[noreturn]] void refuse(const std::string& op, const Parameter& parameter) const;
 

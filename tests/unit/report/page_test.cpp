@@ -35,7 +35,8 @@ RunRecord sample() {
   r.started = "2026-01-02T03:04:05Z";
   r.recipe = "bf16", r.device = "cpu", r.transport = "shm", r.text = kHostile;
   r.command = {"train", kHostile};
-  r.stage = 3, r.world = 2, r.steps = 4, r.parameters = 1234567, r.samples_per_step = 16, r.tokens_per_step = 2048;
+  r.stage = 3, r.world = 2, r.mesh.data = 2, r.steps = 4, r.parameters = 1234567, r.samples_per_step = 16,
+  r.tokens_per_step = 2048;
   r.model = {{"layers", "4"}};
   r.environment = {{"CPU", kHostile}, {"host", "w0"}};
   r.configuration = {{"zero_optimization.stage", "3", "ds.json:3:5", false},

@@ -358,5 +358,42 @@ TEST(StageSchedule, ADifferentRunIsNoticed) {
   EXPECT_NE(cli::first_difference(s, run), "");
 }
 
+// Ranks 2 dp x 1 sp x 2 tp: each tensor-parallel rank has its own schedule. The last one also tells what was sent of
+// activations; others may have smaller parts.
+TEST(StageSchedule, ADifferentRankOfAMeshIsNoticed) {
+  cli::LiveExpectation expected{.of_tensor_rank = {schedule_of(1, {}), schedule_of(3, {})},
+                                .sequence = 1,
+                                .activations = {{Phase::Forward, {{"tp", {4, 1000}}}}}};
+  cli::LiveRun run;
+  run.overflowed = {false, false, false};
+  run.ranks.resize(4);
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    const auto& s = expected.of_tensor_rank[rank % 2];
+    auto& record = run.ranks[rank];
+    std::map<cli::LiveRecord::Moment, std::vector<Event>> by_moment;
+    for (const auto& e : s.events) by_moment[{e.step, e.micro, e.phase}].push_back(e);
+    for (const auto& e : s.events)
+      if (e.phase != Phase::Build) record.events.push_back(e);
+    for (const auto& [moment, events] : by_moment) record.sent[moment] = sent_by_operation(events);
+    for (int step = 0; step < 3; ++step)
+      record.sent[{step, 0, Phase::Forward}]["tp"] = {4, rank % 2 == 0 ? 900u : 1000u};
+    for (const auto& h : s.holdings)
+      if (!h.passing) record.resting[{h.tier, h.purpose}] += h.bytes;
+  }
+  EXPECT_EQ(cli::first_difference(expected, run), "");
+  auto other = run;
+  other.ranks[3].sent[{1, 0, Phase::Forward}]["tp"].bytes += 4;
+  const auto text = cli::first_difference(expected, other);
+  EXPECT_NE(text.find("rank 3/4, step 2, micro-batch 1, forward, tp: the schedule has 4 calls that send 1000"),
+            std::string::npos)
+      << text;
+  other = run;
+  std::swap(other.ranks[0], other.ranks[1]);
+  EXPECT_NE(cli::first_difference(expected, other).find("rank 0/4"), std::string::npos);
+  other = run;
+  other.ranks[1].sent[{0, 0, Phase::Step}]["sp"].calls = 1;
+  EXPECT_NE(cli::first_difference(expected, other).find("sp: the schedule has 0 calls"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace zero::planning::stage_schedule_test

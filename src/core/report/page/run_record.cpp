@@ -96,6 +96,8 @@ void read_record(const Json& j, RunRecord& r) {
     mesh.at("sp").get_to(r.mesh.sequence);
     mesh.at("tp").get_to(r.mesh.tensor);
     mesh.at("parameters_per_rank").get_to(r.own_parameters);
+    if (std::int64_t{r.mesh.data} * r.mesh.sequence * r.mesh.tensor != r.world)
+      throw std::runtime_error("a mesh of " + degrees_text(r.mesh) + " for " + std::to_string(r.world) + " ranks");
   }
   j.at("recipe").get_to(r.recipe);
   j.at("device").get_to(r.device);
