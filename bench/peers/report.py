@@ -23,7 +23,8 @@ LABELS = {
     **{f"twin{s}": f"**libzero stage {s}, C++ model from Python**" for s in (0, 3)},
     **{f"alone{s}": f"libzero stage {s}, from Python, 1 rank" for s in (0, 3)},
     **{f"tp{s}": f"**libzero stage {s}**" for s in (0, 3)}, **{f"tptcp{s}": f"libzero stage {s} over TCP" for s in (0, 3)},
-    "dtensor": "DTensor", "autotp": "DeepSpeed AutoTP", "segments0": "libzero stage 0, checkpointed layers",
+    "dtensor": "DTensor", "autotp": "DeepSpeed AutoTP",
+    "autotpsegments": "DeepSpeed AutoTP, checkpointed layers", "autotpparts": "DeepSpeed AutoTP, checkpointed layers, partitioned", "segments0": "libzero stage 0, checkpointed layers",
     "parts0": "libzero stage 0, checkpointed layers, partitioned", **{f"sp{s}": f"**libzero stage {s}, Ulysses**" for s in (0, 3)},
     **{f"ulysses{s}": f"DeepSpeed stage {s}, Ulysses" for s in (0, 3)},
 }
@@ -249,6 +250,7 @@ the cost of an implementation, not how it scales.
   takes no time.
 - "tp, sp alone" is the time of a step's collectives of activations when nothing else runs: as many calls of the mean size.
 - "Checkpointed layers" recompute every layer in backward; "partitioned" is `activation_checkpointing.partition_activations`.
+  DeepSpeed's are `deepspeed.checkpointing.checkpoint` of every block of "DeepSpeed AutoTP", without and with `partition_activations`.
 
 """
     for section in sections.values():

@@ -18,7 +18,8 @@ ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3",
          "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
          "ds0", "ds1", "ds2", "ds3",
          "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3",
-         "tp0", "tp3", "tptcp0", "tptcp3", "dtensor", "autotp", "segments0", "parts0", "sp0", "sp3", "ulysses0", "ulysses3"]
+         "tp0", "tp3", "tptcp0", "tptcp3", "dtensor", "autotp", "segments0", "parts0",
+         "autotpsegments", "autotpparts", "sp0", "sp3", "ulysses0", "ulysses3"]
 ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
 # libzero's files by their second word: what their entries' names begin with.
@@ -234,13 +235,18 @@ def parallel_ratios(entries):
     rows += [("floor: (compute + AdamW share) / DTensor", "floor", "dtensor", "step"),
              ("floor: (compute + AdamW share) / DeepSpeed AutoTP", "floor", "autotp", "step")]
     rows += [(f"stage {s} / (compute + AdamW share + collectives alone)", f"tp{s}", "floor", "parts") for s in stages]
-    rows += [("partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "step")]
+    rows += [("partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "step"),
+             ("DeepSpeed's partitioned / whole activation checkpoints", "autotpparts", "autotpsegments", "step"),
+             ("whole activation checkpoints, stage 0 / DeepSpeed's", "segments0", "autotpsegments", "step"),
+             ("partitioned activation checkpoints, stage 0 / DeepSpeed's", "parts0", "autotpparts", "step")]
     rows += [(f"Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "step") for s in stages]
     rows += [(f"floor: (compute + AdamW share) / DeepSpeed's Ulysses, stage {s}", "floor", f"ulysses{s}", "step") for s in stages]
     rows += [(f"Ulysses, stage {s} / (compute + AdamW share + collectives alone)", f"sp{s}", "floor", "parts") for s in stages]
     rows += [(f"peak memory, stage {s} / {label}", f"tp{s}", peer, "pss")
              for label, peer in (("DTensor", "dtensor"), ("DeepSpeed AutoTP", "autotp")) for s in stages]
-    rows += [("peak memory, partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "pss")]
+    rows += [("peak memory, partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "pss"),
+             ("peak memory, DeepSpeed's partitioned / whole activation checkpoints", "autotpparts", "autotpsegments", "pss"),
+             ("peak memory, partitioned activation checkpoints, stage 0 / DeepSpeed's", "parts0", "autotpparts", "pss")]
     rows += [(f"peak memory, Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "pss") for s in stages]
     return divided(entries, rows)
 
