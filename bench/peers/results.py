@@ -103,7 +103,7 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
     sizes, about = {}, {}
     for path in sorted(folder.glob("*/round-*/*.json")):
-        if path.parts[-3] == "optimizer":
+        if path.parts[-3] in ("optimizer", "attention"):
             continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
@@ -285,6 +285,29 @@ def optimizers(folder):
     return found
 
 
+def attention(folder):
+    """What was measured of Ulysses' attention alone, or nothing: seconds of forward and backward, by recipe, tokens and file."""
+    medians, about = {}, None
+    for path in sorted(folder.glob("attention/round-*/*.json")):
+        about = json.loads(path.read_text())
+        for run in about["runs"]:
+            both = [a + b for a, b in zip(run["samples"]["forward_s"], run["samples"]["backward_s"])]
+            of_length = medians.setdefault((about["recipe"], run["sequence_tokens"]), {})
+            of_length.setdefault(path.name.split("-")[0], {})[path.parts[-2]] = statistics.median(both)
+    if not medians:
+        return None
+    found = {key: about[key] for key in ("world", "heads", "width", "steps", "warmup")}
+    found |= {"command": (folder / "attention" / "command").read_text().strip(), "date": str(datetime.date.today()),
+              "load_average": load_of(folder / "attention" / "load"), "results": []}
+    for (recipe, tokens), whos in sorted(medians.items()):
+        row = {"recipe": recipe, "sequence_tokens": tokens, **{who: over_rounds(list(rounds.values())) for who, rounds in whos.items()}}
+        for name, a, b in (("shm_over_deepspeed", "shm", "deepspeed"), ("gloo_over_deepspeed", "gloo", "deepspeed"),
+                           ("shm_over_local", "shm", "local"), ("local_over_deepspeed", "local", "deepspeed")):
+            row[name] = ratio_of(whos.get(a, {}), whos.get(b, {}))
+        found["results"].append(row)
+    return found
+
+
 def collectives(folder):
     """What was measured of the collectives alone, as `zero bench collectives` says it, or nothing."""
     file = folder / "collectives" / "result.json"
@@ -327,6 +350,7 @@ def summary(folder, kept=None):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
+    found["attention"] = attention(folder / "parallel")
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
@@ -335,6 +359,6 @@ def summary(folder, kept=None):
         for part in ("python", "parallel"):
             for size, one in kept.get(part, {}).items():
                 found[part].setdefault(size, one)
-        for part in ("optimizers", "collectives"):
-            found[part] = found[part] or kept[part]
+        for part in ("optimizers", "collectives", "attention"):
+            found[part] = found[part] or kept.get(part)
     return found
