@@ -4,8 +4,12 @@ dtensor     torch's DTensor: `parallelize_module` with ColwiseParallel and Rowwi
             in torch's tutorial of tensor parallelism: the embedding is divided by rows, the output layer by columns with whole
             logits. q, k and v are three layers, as in torch's own examples: a part of the rows of a fused qkv would mix heads.
 autotp      DeepSpeed's tensor parallelism, `tensor_parallel.autotp_size` with a `partition_config` for this GPT.
+autotpsegments, autotpparts   the same with every block in `deepspeed.checkpointing.checkpoint`, without and with
+            partition_activations.
 ulysses     DeepSpeed's sequence parallelism, `deepspeed.sequence.layer.DistributedAttention`.
 """
+
+import functools
 
 import torch
 import torch.distributed as dist
@@ -73,6 +77,32 @@ def autotp_config(ranks):
     return {"autotp_size": ranks, "partition_config": {"use_default_specs": False, "layer_specs": [
         {"patterns": [r".*\.(query|key|value|up)\.weight$"], **column},
         {"patterns": [r".*\.(projection|down)\.weight$"], **row}]}}
+
+
+class TensorRanks:
+    """What deepspeed.checkpointing asks Megatron's mpu: all ranks divide the tensors of one sample."""
+
+    def get_model_parallel_rank(self):
+        return dist.get_rank()
+
+    def get_model_parallel_world_size(self):
+        return dist.get_world_size()
+
+    def get_model_parallel_group(self):
+        return dist.group.WORLD
+
+    def get_data_parallel_rank(self):
+        return 0
+
+
+def checkpointed(module, partitioned):
+    """Recomputes every block of `module` in backward; of its input each rank keeps all, or if `partitioned` its part."""
+    import deepspeed
+
+    deepspeed.checkpointing.configure(TensorRanks(), partition_activations=partitioned, num_checkpoints=len(module.blocks))
+    deepspeed.checkpointing.model_parallel_cuda_manual_seed(0)
+    for block in module.blocks:
+        block.forward = functools.partial(deepspeed.checkpointing.checkpoint, block.forward)
 
 
 class UlyssesBlock(nn.Module):

@@ -6,7 +6,7 @@ side by side, and a fused AdamW step over 1/world of the parameters' number.
 
 libzero0 and libzero3 are libzero's Python package at that stage (zero run -n 2 python peer.py libzero3 RECIPE ...), and
 twin0 and twin3 the same with twin.py's model, whose operations are those of the C++ program.
-dtensor, autotp, ulysses0 and ulysses3 divide each sample's computation over the ranks: see parallel.py.
+dtensor, autotp, autotpsegments, autotpparts, ulysses0 and ulysses3 divide each sample's computation over the ranks: see parallel.py.
 `alone` compares a loop in plain PyTorch with both stages at world 1 (python peer.py alone RECIPE ...): three processes
 that take turns at every step, so that all three meet the same phases of the machine.
 """
@@ -22,7 +22,8 @@ import threading
 import time
 
 PEERS = ["compute", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
-         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3", "twin0", "twin3", "dtensor", "autotp", "ulysses0", "ulysses3"]
+         "ds0", "ds1", "ds2", "ds3", "ds3cpu", "ds3nvme", "libzero0", "libzero3", "twin0", "twin3", "dtensor", "autotp",
+         "autotpsegments", "autotpparts", "ulysses0", "ulysses3"]
 ALONE = ["plain", "libzero0", "libzero3"]  # what `alone` compares
 CLIPPING = 1.0  # by the global norm, everywhere: libzero's and DeepSpeed's default, and what GPTs are trained with
 MEMORY_STEPS = 3
@@ -268,7 +269,7 @@ elif o.peer == "dtensor":
     optimizer = (MasterAdamW(model.parameters(), **adamw) if bf16 else
                  torch.optim.AdamW([{"params": group} for group in of_one_kind(model.parameters())], fused=True, **adamw))
 else:
-    stage = 0 if o.peer == "autotp" else int(o.peer.removeprefix("ds").removeprefix("ulysses")[0])
+    stage = 0 if o.peer.startswith("autotp") else int(o.peer.removeprefix("ds").removeprefix("ulysses")[0])
     config = {
         "train_micro_batch_size_per_gpu": o.batch,
         "gradient_accumulation_steps": 1,
@@ -278,7 +279,7 @@ else:
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": stage},
     }
-    if o.peer == "autotp":
+    if o.peer.startswith("autotp"):
         config["tensor_parallel"] = parallel.autotp_config(world)
         parallel.with_parts(module, o.hidden)
     if o.peer.startswith("ulysses"):
@@ -303,6 +304,8 @@ else:
     else:
         adam = torch.optim.AdamW(module.parameters(), fused=True, **adamw)
     model, optimizer, _, _ = deepspeed.initialize(model=module, optimizer=adam, config=config)
+    if o.peer in ("autotpsegments", "autotpparts"):
+        parallel.checkpointed(module, partitioned=o.peer == "autotpparts")
 
 times = {"step_s": [], "forward_s": [], "backward_s": [], "optimizer_s": []}
 losses = []

@@ -23,7 +23,8 @@ LABELS = {
     **{f"twin{s}": f"**libzero stage {s}, C++ model from Python**" for s in (0, 3)},
     **{f"alone{s}": f"libzero stage {s}, from Python, 1 rank" for s in (0, 3)},
     **{f"tp{s}": f"**libzero stage {s}**" for s in (0, 3)}, **{f"tptcp{s}": f"libzero stage {s} over TCP" for s in (0, 3)},
-    "dtensor": "DTensor", "autotp": "DeepSpeed AutoTP", "segments0": "libzero stage 0, checkpointed layers",
+    "dtensor": "DTensor", "autotp": "DeepSpeed AutoTP",
+    "autotpsegments": "DeepSpeed AutoTP, checkpointed layers", "autotpparts": "DeepSpeed AutoTP, checkpointed layers, partitioned", "segments0": "libzero stage 0, checkpointed layers",
     "parts0": "libzero stage 0, checkpointed layers, partitioned", **{f"sp{s}": f"**libzero stage {s}, Ulysses**" for s in (0, 3)},
     **{f"ulysses{s}": f"DeepSpeed stage {s}, Ulysses" for s in (0, 3)},
 }
@@ -249,6 +250,7 @@ the cost of an implementation, not how it scales.
   takes no time.
 - "tp, sp alone" is the time of a step's collectives of activations when nothing else runs: as many calls of the mean size.
 - "Checkpointed layers" recompute every layer in backward; "partitioned" is `activation_checkpointing.partition_activations`.
+  DeepSpeed's are `deepspeed.checkpointing.checkpoint` of every block of "DeepSpeed AutoTP", without and with `partition_activations`.
 
 """
     for section in sections.values():
@@ -257,6 +259,28 @@ the cost of an implementation, not how it scales.
         tokens = f"{section['model']['micro_batch_size']} x {section['model']['sequence_tokens']} tokens"
         text += "\n" + "".join(f"#### {recipe}, {tokens}\n\n{one}" for recipe, one in tables)
     return text
+
+
+def attention_section(found):
+    if not found:
+        return ""
+    rows = [["", "tokens", "libzero", "libzero over TCP", "DeepSpeed", "share alone", "libzero / DeepSpeed",
+             "over TCP / DeepSpeed", "libzero / share alone", "floor: share alone / DeepSpeed"]]
+    for row in found["results"]:
+        times = [ms(row[who]["median"]) if row.get(who) else "" for who in ("shm", "gloo", "deepspeed", "local")]
+        ratios = [cell(row[name]) for name in ("shm_over_deepspeed", "gloo_over_deepspeed", "shm_over_local", "local_over_deepspeed")]
+        rows.append([row["recipe"], str(row["sequence_tokens"])] + times + ratios)
+    load = found["load_average"]
+    return f"""### Ulysses' attention alone
+Milliseconds of forward and backward of one causal attention, {found['heads']} heads of {found['width']}, its tokens divided over {found['world']} ranks:
+`libzero.attention_over_heads` from Python over shared memory and TCP, and DeepSpeed's `DistributedAttention` over gloo, around the same call of
+torch's `scaled_dot_product_attention` ([bench/peers/attention.py](../bench/peers/attention.py)). "Share alone" is that call with a rank's heads
+and all tokens, on all ranks at once, without exchanges. Output and gradients were compared with the whole attention before. {found['date']},
+measured by `{found['command']}`; rounds of {counted(found['warmup'], 'warm-up step')} and {counted(found['steps'], 'measured step')}. Load average of the machine
+before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
+
+{table(rows)}
+"""
 
 
 def optimizer_section(found):
@@ -400,6 +424,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
         body, tables = section_text(section, ratios)
         text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
     text += python_section(document.get("python", {})) + parallel_section(document.get("parallel", {}))
+    text += attention_section(document.get("attention"))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,

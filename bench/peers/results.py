@@ -18,7 +18,8 @@ ORDER = ["floor", "compute", "zero0", "zero1", "zero2", "zero3", "tcp0", "tcp3",
          "twin3", "ddp", "ddpbf16", "zro", "fsdp1", "fsdp1grad", "fsdp2", "fsdp2bf16", "fsdp2noreshard",
          "ds0", "ds1", "ds2", "ds3",
          "host3", "ds3cpu", "file3", "ds3nvme", "plain", "alone0", "alone3",
-         "tp0", "tp3", "tptcp0", "tptcp3", "dtensor", "autotp", "segments0", "parts0", "sp0", "sp3", "ulysses0", "ulysses3"]
+         "tp0", "tp3", "tptcp0", "tptcp3", "dtensor", "autotp", "segments0", "parts0",
+         "autotpsegments", "autotpparts", "sp0", "sp3", "ulysses0", "ulysses3"]
 ALONE = {"plain": "plain", "libzero0": "alone0", "libzero3": "alone3"}  # one rank: peer.py's name, the entry's
 PARTS = ["forward_s", "backward_s", "optimizer_s"]
 # libzero's files by their second word: what their entries' names begin with.
@@ -102,7 +103,7 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
     sizes, about = {}, {}
     for path in sorted(folder.glob("*/round-*/*.json")):
-        if path.parts[-3] == "optimizer":
+        if path.parts[-3] in ("optimizer", "attention"):
             continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
@@ -234,13 +235,18 @@ def parallel_ratios(entries):
     rows += [("floor: (compute + AdamW share) / DTensor", "floor", "dtensor", "step"),
              ("floor: (compute + AdamW share) / DeepSpeed AutoTP", "floor", "autotp", "step")]
     rows += [(f"stage {s} / (compute + AdamW share + collectives alone)", f"tp{s}", "floor", "parts") for s in stages]
-    rows += [("partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "step")]
+    rows += [("partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "step"),
+             ("DeepSpeed's partitioned / whole activation checkpoints", "autotpparts", "autotpsegments", "step"),
+             ("whole activation checkpoints, stage 0 / DeepSpeed's", "segments0", "autotpsegments", "step"),
+             ("partitioned activation checkpoints, stage 0 / DeepSpeed's", "parts0", "autotpparts", "step")]
     rows += [(f"Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "step") for s in stages]
     rows += [(f"floor: (compute + AdamW share) / DeepSpeed's Ulysses, stage {s}", "floor", f"ulysses{s}", "step") for s in stages]
     rows += [(f"Ulysses, stage {s} / (compute + AdamW share + collectives alone)", f"sp{s}", "floor", "parts") for s in stages]
     rows += [(f"peak memory, stage {s} / {label}", f"tp{s}", peer, "pss")
              for label, peer in (("DTensor", "dtensor"), ("DeepSpeed AutoTP", "autotp")) for s in stages]
-    rows += [("peak memory, partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "pss")]
+    rows += [("peak memory, partitioned / whole activation checkpoints, stage 0", "parts0", "segments0", "pss"),
+             ("peak memory, DeepSpeed's partitioned / whole activation checkpoints", "autotpparts", "autotpsegments", "pss"),
+             ("peak memory, partitioned activation checkpoints, stage 0 / DeepSpeed's", "parts0", "autotpparts", "pss")]
     rows += [(f"peak memory, Ulysses, stage {s} / DeepSpeed's, stage {s}", f"sp{s}", f"ulysses{s}", "pss") for s in stages]
     return divided(entries, rows)
 
@@ -275,6 +281,29 @@ def optimizers(folder):
         peers = [medians[who] for who in medians if who != "libzero"]
         fastest = {r: min(of[r] for of in peers if r in of) for r in set().union(*peers)}
         row["faster_peer_over_libzero"] = ratio_of(fastest, medians.get("libzero", {}))
+        found["results"].append(row)
+    return found
+
+
+def attention(folder):
+    """What was measured of Ulysses' attention alone, or nothing: seconds of forward and backward, by recipe, tokens and file."""
+    medians, about = {}, None
+    for path in sorted(folder.glob("attention/round-*/*.json")):
+        about = json.loads(path.read_text())
+        for run in about["runs"]:
+            both = [a + b for a, b in zip(run["samples"]["forward_s"], run["samples"]["backward_s"])]
+            of_length = medians.setdefault((about["recipe"], run["sequence_tokens"]), {})
+            of_length.setdefault(path.name.split("-")[0], {})[path.parts[-2]] = statistics.median(both)
+    if not medians:
+        return None
+    found = {key: about[key] for key in ("world", "heads", "width", "steps", "warmup")}
+    found |= {"command": (folder / "attention" / "command").read_text().strip(), "date": str(datetime.date.today()),
+              "load_average": load_of(folder / "attention" / "load"), "results": []}
+    for (recipe, tokens), whos in sorted(medians.items()):
+        row = {"recipe": recipe, "sequence_tokens": tokens, **{who: over_rounds(list(rounds.values())) for who, rounds in whos.items()}}
+        for name, a, b in (("shm_over_deepspeed", "shm", "deepspeed"), ("gloo_over_deepspeed", "gloo", "deepspeed"),
+                           ("shm_over_local", "shm", "local"), ("local_over_deepspeed", "local", "deepspeed")):
+            row[name] = ratio_of(whos.get(a, {}), whos.get(b, {}))
         found["results"].append(row)
     return found
 
@@ -321,6 +350,7 @@ def summary(folder, kept=None):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
+    found["attention"] = attention(folder / "parallel")
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
@@ -329,6 +359,6 @@ def summary(folder, kept=None):
         for part in ("python", "parallel"):
             for size, one in kept.get(part, {}).items():
                 found[part].setdefault(size, one)
-        for part in ("optimizers", "collectives"):
-            found[part] = found[part] or kept[part]
+        for part in ("optimizers", "collectives", "attention"):
+            found[part] = found[part] or kept.get(part)
     return found

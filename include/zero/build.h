@@ -1,5 +1,6 @@
-// Builds a module without allocating its parameters. The Engine materializes them unit by unit, so a rank holds at most
-// its shards and one unit. Values are bit-identical to an eager build with the same torch::manual_seed.
+// Builds a module without allocating its parameters. The Engine materializes one at a time, so a rank holds at most its
+// shards and one whole parameter, or those whose initializers run in turns and depend on earlier values. Values are
+// bit-identical to an eager build with the same torch::manual_seed.
 #pragma once
 #include <memory>
 #include <utility>

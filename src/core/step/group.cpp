@@ -1,6 +1,8 @@
 // See group.h.
 #include "step/group.h"
 
+#include <algorithm>
+
 namespace zero::step {
 
 Group::Group(const Context& context, const GroupFacts& facts, int index)
@@ -59,31 +61,53 @@ void Group::become_trainable() {
   fill_slots();
 }
 
-void Group::observe_store(OpKind kind, Tier tier, View to) const {
-  if (tier != Tier::File) return;
-  context.observer.issued({.kind = kind,
-                           .reason = OpReason::InitialValues,
-                           .group = index,
-                           .bytes = to.bytes(),
-                           .from = Tier::Host,
-                           .to = Tier::File});
-}
-
-void Group::initialise(View values) {
-  const auto write = [&](OpKind kind, Tier tier, View to, View from) {
-    observe_store(kind, tier, to);
-    copy(to, from);
-  };
-  const auto owned_begin = context.facts.owned_begin(facts);
+std::vector<Group::Target> Group::targets() const {
   const auto& resting = params->resting();
-  write(OpKind::Store, facts.param_tier, resting,
-        values.part(facts.sharding.params ? context.facts.shard_begin(facts) : 0, resting.numel));
+  std::vector<Target> result{
+      {OpKind::Store, facts.param_tier, resting, facts.sharding.params ? context.facts.shard_begin(facts) : 0}};
   for (std::size_t s = 0; s < states.size(); ++s) {
     const auto& segment = facts.segments[s];
     if (!segment.aliases_master)
-      write(OpKind::StoreStates, segment.tier, states[s].master,
-            values.part(owned_begin + segment.begin, segment.numel));
+      result.push_back(
+          {OpKind::StoreStates, segment.tier, states[s].master, context.facts.owned_begin(facts) + segment.begin});
   }
+  return result;
+}
+
+void Group::initialise_part(std::int64_t begin, View values) {
+  for (const auto& target : targets()) {
+    const auto from = std::max(begin, target.begin),
+               end = std::min(begin + values.numel, target.begin + target.to.numel);
+    if (from < end) copy(target.to.part(from - target.begin, end - from), values.part(from - begin, end - from));
+  }
+}
+
+void Group::initialise(View values) {
+  initialise_part(0, values);
+  finish_initialisation();
+}
+
+void Group::complete_initialisation() {
+  for (const auto& target : targets()) {
+    if (target.tier == Tier::File) continue;  // files are zero-initialized
+    for (const auto& gap : facts.layout.gaps()) {
+      const auto from = std::max(gap.begin, target.begin),
+                 end = std::min(gap.begin + gap.numel, target.begin + target.to.numel);
+      if (from < end) context.backend.tensors.fill(target.to.part(from - target.begin, end - from), 0);
+    }
+  }
+  finish_initialisation();
+}
+
+void Group::finish_initialisation() {
+  for (const auto& target : targets())
+    if (target.tier == Tier::File)
+      context.observer.issued({.kind = target.store,
+                               .reason = OpReason::InitialValues,
+                               .group = index,
+                               .bytes = target.to.bytes(),
+                               .from = Tier::Host,
+                               .to = Tier::File});
   fill_slots();
   params->mark_updated();
 }

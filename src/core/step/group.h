@@ -1,5 +1,6 @@
 // One group of parameters with its states: parameters, gradients, masters and optimizer states.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,10 @@ struct Group {
 
   // Initializes parameters, masters and optimizer states from fp32 `values` of all elements.
   void initialise(View values);
+  // The same by and by: `values` of the elements from `begin` on; padding and optimizer states when all have been
+  // given.
+  void initialise_part(std::int64_t begin, View values);
+  void complete_initialisation();
   // For a group that becomes trainable: allocates gradients, masters from the current parameters, and optimizer states.
   void become_trainable();
   // The opposite: frees these buffers.
@@ -36,9 +41,17 @@ struct Group {
 
  private:
   void copy(View to, View from) const { context.backend.tensors.copy(to, from, Lane::Compute); }
+  // The stored copies of the initial values: parameters, and the masters that are not the parameters.
+  struct Target {
+    OpKind store;
+    Tier tier;
+    View to;
+    std::int64_t begin;  // in the flat vector
+  };
+  std::vector<Target> targets() const;
   void make_states();
   void fill_slots();
-  void observe_store(OpKind kind, Tier tier, View to) const;
+  void finish_initialisation();
 };
 using Groups = std::vector<std::unique_ptr<Group>>;
 

@@ -62,6 +62,14 @@ void StepProgram::initialise(int group, View values, bool broadcast) {
   g.initialise(values);
 }
 
+void StepProgram::initialise_part(int group, std::int64_t begin, View values) {
+  groups_[static_cast<std::size_t>(group)]->initialise_part(begin, values);
+}
+
+void StepProgram::complete_initialisation(int group) {
+  groups_[static_cast<std::size_t>(group)]->complete_initialisation();
+}
+
 // --- forward and backward ---------------------------------------------------------------------
 
 void StepProgram::use(std::span<const int> groups, bool training) {

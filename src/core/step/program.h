@@ -51,6 +51,10 @@ class StepProgram {
 
   // Initial values of a group: fp32, all elements, on every rank. broadcast: uses rank 0's.
   void initialise(int group, View values, bool broadcast);
+  // The same by and by: fp32 values of the elements from `begin` on, equal on every rank; then, when all have been
+  // given, the rest.
+  void initialise_part(int group, std::int64_t begin, View values);
+  void complete_initialisation(int group);
 
   // An operator is about to read these groups' parameters. They may be read when this returns, until another use needs
   // the memory. training: part of a pass that ends in a backward, so its order is learned.

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/backward_scope.h"
+#include "engine/rank_agreement.h"
 #include "observe/status_page.h"
 #include "torch_hooks/allocation_observer.h"
 #include "torch_hooks/saved_tensors.h"

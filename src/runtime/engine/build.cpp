@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <mutex>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -17,10 +16,9 @@
 #include "config/document.h"
 #include "engine/checks.h"
 #include "engine/dtypes.h"
+#include "engine/initial_values.h"
 #include "engine/rank_agreement.h"
 #include "parallel/mesh_degrees.h"
-#include "torch_hooks/allocation_observer.h"
-#include "torch_hooks/deferred_init.h"
 
 namespace zero::engine {
 namespace {
@@ -339,113 +337,6 @@ void build(Parts& parts) {
 
 namespace {
 
-// Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
-void agree_on_random_numbers(const Parts& parts) {
-  if (parts.comm->transport() == "thread") return;  // the ranks share one generator
-  for (auto& generator : parallel::default_generators(parts.device)) {
-    at::Tensor state;
-    {
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      state = generator.get_state().clone();
-    }
-    parts.tensor_group->broadcast(state, 0)->wait();
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(state);
-  }
-}
-
-std::uint64_t hash_of(const at::Tensor& values) {
-  return XXH3_64bits(values.const_data_ptr(), static_cast<std::size_t>(values.nbytes()));
-}
-
-// A hash of the whole values of a group's parameters, in fp32, before they are cut.
-std::uint64_t hash_of_whole(const Parts& parts, int group) {
-  const at::NoGradGuard no_grad;
-  std::vector<std::uint64_t> hashes;
-  for (const auto& member : parts.binding().group(group).members)
-    hashes.push_back(hash_of(member.tensor.detach().to(at::kCPU, at::kFloat).contiguous()));
-  return XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t));
-}
-
-// Tensor-parallel ranks hold different parts of rank 0's whole values.
-void broadcast_whole(const Parts& parts, int group) {
-  const at::NoGradGuard no_grad;
-  for (const auto& member : parts.binding().group(group).members) {
-    if (member.tensor.numel() == 0) continue;
-    auto values = member.tensor.detach().contiguous().view({-1}).clone();
-    parts.comm->broadcast(values, 0)->wait();
-    member.tensor.detach().copy_(values.view(member.sizes));
-  }
-}
-
-// Returns a hash of the group's whole values.
-std::uint64_t adopt_group(Parts& parts, int group, bool broadcast) {
-  const at::NoGradGuard no_grad;
-  const torch_hooks::AllocationObserver::Pause pause;
-  if (broadcast && parts.products) {
-    broadcast_whole(parts, group);
-    broadcast = false;
-  }
-  const auto result = parts.products ? hash_of_whole(parts, group) : 0;
-  auto values = parts.binding().values(group);
-  const step::View view{parts.memory->memory.register_foreign(), 0, values.numel(), step::Dtype::F32};
-  parts.memory->buffers.adopt(view.buffer, values);
-  parts.program->initialise(group, view, broadcast);
-  parts.memory->buffers.drop(view.buffer);
-  const auto hash = parts.products ? result : hash_of(values);
-  const auto& params = *parts.program->groups()[static_cast<std::size_t>(group)]->params;
-  parts.binding().attach(group, params.rests_sharded() ? step::View{} : params.resting(),
-                         scalar_type(parts.run.precision.param));
-  return hash;
-}
-
-// Materializes deferred parameters in the order of their initializers. A group is moved as soon as its last member has
-// data, so memory never exceeds the shards and the units in use.
-void adopt_values(Parts& parts) {
-  const auto& groups = parts.binding().groups();
-  std::vector<at::Tensor> deferred;
-  std::vector<std::size_t> group_of;
-  std::vector<std::size_t> missing(groups.size(), 0);
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    for (const auto& member : groups[g]->members) {
-      if (!torch_hooks::is_deferred(member.tensor)) continue;
-      deferred.push_back(member.tensor);
-      group_of.push_back(g);
-      ++missing[g];
-    }
-  }
-  const auto awaited = missing;
-  for (const auto& buffer : parts.model->buffers()) {
-    if (!torch_hooks::is_deferred(buffer)) continue;
-    deferred.push_back(buffer);
-    group_of.push_back(groups.size());
-  }
-  std::string hashes;
-  const torch_hooks::AllocationObserver::Pause pause;
-  auto& comm = *parts.comm;
-  if (parts.products) agree_on_random_numbers(parts);
-  if (!deferred.empty() && comm.size() > 1) {
-    // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
-    const auto states =
-        comm.all_gather_bytes(comm.rank() == 0 ? torch_hooks::deferred_generators(deferred) : std::string());
-    torch_hooks::set_deferred_generators(deferred, states[0]);
-  }
-  torch_hooks::replay_deferred(deferred, [&](std::size_t i) {
-    const auto g = group_of[i];
-    if (g == groups.size() || --missing[g] != 0) return;
-    hashes += base::join(g, " ", adopt_group(parts, static_cast<int>(g), /*broadcast=*/false), "\n");
-  });
-  if (!deferred.empty() && comm.size() > 1) {
-    const auto text = disagreement(comm, "[Engine] the initial values of deferred parameters", hashes);
-    if (!text.empty())
-      throw ConfigError(text +
-                        ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same "
-                        "seed on every rank before zero::build.");
-  }
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    if (awaited[g] == 0) adopt_group(parts, static_cast<int>(g), /*broadcast=*/true);
-}
-
 void adopt_buffers(Parts& parts) {
   const at::NoGradGuard no_grad;
   auto& comm = *parts.comm;
@@ -477,7 +368,7 @@ void adopt_buffers(Parts& parts) {
 }  // namespace
 
 void adopt_model(Parts& parts) {
-  adopt_values(parts);
+  adopt_parameters(parts);
   adopt_buffers(parts);
 }
 

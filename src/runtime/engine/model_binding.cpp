@@ -8,14 +8,16 @@
 #include <utility>
 
 #include "engine/dtypes.h"
-#include "engine/tensor_parts.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/storage_access.h"
 
 namespace zero::engine {
 
 ModelBinding::Group::Group(const step::GroupFacts& facts, std::vector<ModelParameter> members)
-    : facts(facts), members(std::move(members)), gradients(this->members, facts.name, facts.trainable) {
+    : facts(facts),
+      members(std::move(members)),
+      storages(this->members.size()),
+      gradients(this->members, facts.name, facts.trainable) {
   const auto cut =
       std::find_if(this->members.begin(), this->members.end(), [](const ModelParameter& m) { return m.is_cut(); });
   cut_begin = cut == this->members.end()
@@ -40,13 +42,16 @@ void ModelBinding::bind(int index, step::View whole) {
   if (!std::exchange(g.bound, true)) g.whole_trace.begin(trace_, observe::TraceKind::Whole);
 }
 
+void ModelBinding::release(const Group& g, std::size_t member) {
+  torch_hooks::release_storage(g.storages[member],
+                               "parameter " + g.members[member].name + " (group " + g.facts.name +
+                                   ") was read past the dispatcher while it is sharded. Hint: open "
+                                   "engine.gathered_parameters() around code that takes raw pointers.");
+}
+
 void ModelBinding::unbind(int index) {
   auto& g = group(index);
-  for (std::size_t i = 0; i < g.members.size(); ++i)
-    torch_hooks::release_storage(g.storages[i],
-                                 "parameter " + g.members[i].name + " (group " + g.facts.name +
-                                     ") was read past the dispatcher while it is sharded. Hint: open "
-                                     "engine.gathered_parameters() around code that takes raw pointers.");
+  for (std::size_t i = 0; i < g.members.size(); ++i) release(g, i);
   if (!std::exchange(g.bound, false) || g.members.empty()) return;
   g.whole_trace.end(g.facts.name,
                     g.facts.padded() * static_cast<std::int64_t>(g.members.front().tensor.element_size()));
@@ -61,45 +66,43 @@ at::Tensor ModelBinding::values(int index) const {
   const at::NoGradGuard no_grad;
   const auto& g = *groups_[static_cast<std::size_t>(index)];
   auto values = at::zeros({g.facts.padded()}, at::kFloat);
-  const int part = memory_->buffers.setup().tensor_rank;
   for (std::size_t i = 0; i < g.members.size(); ++i)
     values.narrow(0, g.facts.layout.parameter_offset(i), g.facts.layout.parameter_numel(i))
-        .copy_(part_of(g.members[i], g.members[i].tensor.detach(), part).reshape({-1}));
+        .copy_(g.members[i].tensor.detach().reshape({-1}));
   return values;
 }
 
-void ModelBinding::attach(int index, step::View whole, at::ScalarType dtype) {
+void ModelBinding::attach(int index, std::size_t i, step::View whole, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   auto& g = group(index);
-  const auto device = memory_->buffers.setup().device;
+  const auto& member = g.members[i];
+  const auto& tensor = member.tensor;
   const auto flat = whole ? memory_->buffers.tensor(whole) : at::Tensor();
   const auto size = static_cast<std::int64_t>(at::elementSize(dtype));
-  for (std::size_t i = 0; i < g.members.size(); ++i) {
-    const auto& tensor = g.members[i].tensor;
-    const auto offset = g.facts.layout.parameter_offset(i) * size;
-    const auto& sizes = g.members[i].part_sizes;
-    // The parameter keeps its TensorImpl and, if the dtype is unchanged, its storage, because the program may hold
-    // views. Otherwise both are replaced once, here.
-    const auto bytes = static_cast<std::size_t>(g.members[i].numel() * size);
-    if (bytes > 0 && !g.members[i].is_cut() && tensor.scalar_type() == dtype && tensor.is_contiguous() &&
-        tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) {
-      if (whole) torch_hooks::gather_storage(tensor.storage(), flat, offset);
-      continue;
-    }
-    tensor.set_data(whole ? torch_hooks::alias(flat, offset, sizes, dtype)
-                          : torch_hooks::without_data(sizes, dtype, device));
-  }
-  for (const auto& member : g.members) g.storages.push_back(member.tensor.storage());
-  if (!whole) unbind(index);
+  const auto offset = g.facts.layout.parameter_offset(i) * size;
+  // The parameter keeps its TensorImpl and, if the dtype is unchanged, its storage, because the program may hold views.
+  // Otherwise both are replaced once, here.
+  const auto bytes = static_cast<std::size_t>(member.numel() * size);
+  const bool keeps = bytes > 0 && !member.is_cut() && tensor.scalar_type() == dtype && tensor.is_contiguous() &&
+                     tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes;
+  if (!keeps)
+    tensor.set_data(whole ? torch_hooks::alias(flat, offset, member.part_sizes, dtype)
+                          : torch_hooks::without_data(member.part_sizes, dtype, memory_->buffers.setup().device));
+  else if (whole)
+    torch_hooks::gather_storage(tensor.storage(), flat, offset);
+  g.storages[i] = tensor.storage();
+  if (!whole) release(g, i);
 }
 
 void ModelBinding::abandon(int index) noexcept {
   auto& g = group(index);
-  for (std::size_t i = 0; i < g.storages.size(); ++i)
+  for (std::size_t i = 0; i < g.storages.size(); ++i) {
+    if (!g.storages[i]) continue;  // never attached
     torch_hooks::release_storage(g.storages[i], "parameter " + g.members[i].name +
                                                     " was sharded, and its Engine has ended, which had its values. "
                                                     "Hint: save a checkpoint or full_state_dict() "
                                                     "before a stage 3 Engine ends, and load it into a new model");
+  }
 }
 
 std::optional<std::pair<int, std::size_t>> ModelBinding::find(const std::string& name) const {

@@ -32,8 +32,8 @@ class ModelBinding final : public step::ModelOps {
 
   // The values of all members, flat, fp32, with zeros as padding.
   at::Tensor values(int group) const;
-  // Points the members' storages into `whole`, or leaves them without data if it is empty.
-  void attach(int group, step::View whole, at::ScalarType dtype);
+  // Points a member's storage into `whole`, or leaves it without data if that is empty.
+  void attach(int group, std::size_t member, step::View whole, at::ScalarType dtype);
   // The members of a sharded group stay without data and throw an explanation when read.
   void abandon(int group) noexcept;
 
@@ -66,6 +66,8 @@ class ModelBinding final : public step::ModelOps {
   std::pair<int, std::size_t> require(const std::string& where, const std::string& name) const;
 
  private:
+  static void release(const Group& group, std::size_t member);
+
   const std::shared_ptr<EngineMemory> memory_;
   observe::Trace& trace_;
   std::vector<std::unique_ptr<Group>> groups_;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "base/check.h"
 #include "torch_hooks/storage_access.h"
@@ -22,6 +23,16 @@ struct Recorded {
   c10::OperatorHandle op;
   torch::jit::Stack arguments;
 };
+
+// Whether it writes every element of its tensor's storage and depends on none.
+bool replaces_all(const Recorded& entry) {
+  static const std::set<std::string> kOperators{
+      "aten::cauchy_",     "aten::copy_",   "aten::exponential_", "aten::fill_",    "aten::geometric_",
+      "aten::log_normal_", "aten::normal_", "aten::random_",      "aten::uniform_", "aten::zero_"};
+  const auto target = entry.arguments[0].toTensor();
+  return kOperators.count(entry.op.schema().name()) != 0 && target.is_non_overlapping_and_dense() &&
+         target.nbytes() == target.storage().nbytes();
+}
 
 at::Generator generator_from(const at::Tensor& state) {
   auto generator = at::detail::createCPUGenerator();
@@ -57,14 +68,22 @@ class DeferredTape {
   bool holds(c10::StorageImpl* storage) const { return storages_.count(storage) != 0; }
 
   // Runs everything recorded so far. after_write(storage, left): `left` recorded initializers of that storage remain.
+  // Values that a later initializer replaces are drawn, but not kept.
   void replay(const std::function<void(c10::StorageImpl*, std::size_t)>& after_write) {
     at::NoGradGuard no_grad;
-    std::unordered_map<c10::StorageImpl*, std::size_t> left;
-    for (const auto& entry : tape_) ++left[storage_of(entry.arguments[0])];
-    auto generator = generator_from(start_);
     auto tape = std::move(tape_);
     tape_.clear();
-    for (auto& entry : tape) {
+    std::unordered_map<c10::StorageImpl*, std::size_t> left;
+    std::unordered_map<c10::StorageImpl*, bool> replaced;
+    std::vector<char> is_replaced(tape.size());
+    for (std::size_t i = tape.size(); i-- > 0;) {
+      auto* storage = storage_of(tape[i].arguments[0]);
+      ++left[storage];
+      is_replaced[i] = std::exchange(replaced[storage], replaces_all(tape[i])) ? 1 : 0;
+    }
+    auto generator = generator_from(start_);
+    for (std::size_t at = 0; at < tape.size(); ++at) {
+      auto& entry = tape[at];
       const auto target = entry.arguments[0].toTensor();
       auto* storage = storage_of(entry.arguments[0]);
       if (has_no_data(target)) fill(storage);
@@ -73,6 +92,7 @@ class DeferredTape {
         if (parameters[i].name() == "generator" && entry.arguments[i].isNone()) entry.arguments[i] = generator;
       entry.op.callBoxed(entry.arguments);
       entry.arguments.clear();
+      if (is_replaced[at] != 0) release_storage(target.storage(), "[zero::build] initial values are incomplete");
       after_write(storage, --left[storage]);
     }
     start_ = generator.get_state();

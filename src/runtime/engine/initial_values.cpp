@@ -1,0 +1,198 @@
+// See initial_values.h.
+#include "engine/initial_values.h"
+
+#include <ATen/ATen.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/dtypes.h"
+#include "engine/rank_agreement.h"
+#include "engine/tensor_parts.h"
+#include "torch_hooks/allocation_observer.h"
+#include "torch_hooks/deferred_init.h"
+
+namespace zero::engine {
+namespace {
+
+// Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
+void agree_on_random_numbers(const Parts& parts) {
+  if (parts.comm->transport() == "thread") return;  // the ranks share one generator
+  for (auto& generator : parallel::default_generators(parts.device)) {
+    at::Tensor state;
+    {
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      state = generator.get_state().clone();
+    }
+    parts.tensor_group->broadcast(state, 0)->wait();
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+// A hash of the values in fp32.
+std::uint64_t hash_of(const at::Tensor& whole) {
+  constexpr std::int64_t kPart = std::int64_t{1} << 20;  // elements
+  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  const auto flat = whole.reshape({-1});
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += kPart) {
+    const auto part = flat.narrow(0, begin, std::min(kPart, flat.numel() - begin)).to(at::kCPU, at::kFloat);
+    XXH3_64bits_update(state.get(), part.const_data_ptr(), static_cast<std::size_t>(part.nbytes()));
+  }
+  return XXH3_64bits_digest(state.get());
+}
+
+step::View resting_of(const Parts& parts, int group) {
+  const auto& params = *parts.program->groups()[static_cast<std::size_t>(group)]->params;
+  return params.rests_sharded() ? step::View{} : params.resting();
+}
+
+// fp32 values under a number of the step program.
+class Lent {
+ public:
+  Lent(EngineMemory& memory, const at::Tensor& values)
+      : memory_(memory), view_{memory.memory.register_foreign(), 0, values.numel(), step::Dtype::F32} {
+    memory_.buffers.adopt(view_.buffer, values);
+  }
+  ~Lent() { memory_.buffers.drop(view_.buffer); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  const step::View& view() const { return view_; }
+
+ private:
+  EngineMemory& memory_;
+  const step::View view_;
+};
+
+// Keeps this rank's part of a parameter. `whole` may be the parameter's own memory, which is released.
+void adopt(Parts& parts, int group, std::size_t i, const at::Tensor& whole) {
+  const auto& g = parts.binding().group(group);
+  const auto part = part_of(g.members[i], whole, parts.tensor_group->rank()).reshape({-1}).to(at::kCPU, at::kFloat);
+  const Lent lent(*parts.memory, part);
+  parts.program->initialise_part(group, g.facts.layout.parameter_offset(i), lent.view());
+  parts.binding().attach(group, i, resting_of(parts, group), scalar_type(parts.run.precision.param));
+}
+
+// Rank 0's values of a parameter, on every rank. Only rank 0's are the parameter's own memory.
+at::Tensor of_rank_0(const Parts& parts, const ModelParameter& member) {
+  const auto own = member.tensor.detach();
+  if (parts.comm->size() == 1 || own.numel() == 0) return own;
+  const auto values = parts.comm->rank() == 0 ? own.contiguous() : at::empty(own.sizes(), own.options());
+  parts.comm->broadcast(values.view({-1}), 0)->wait();
+  return values;
+}
+
+// A model that has values.
+void adopt_members(Parts& parts, int group) {
+  const auto count = parts.binding().group(group).members.size();
+  for (std::size_t i = 0; i < count; ++i)
+    adopt(parts, group, i, of_rank_0(parts, parts.binding().group(group).members[i]));
+  parts.program->complete_initialisation(group);
+}
+
+// The same without tensor parallelism: one broadcast of the whole group.
+void adopt_group(Parts& parts, int group) {
+  auto& binding = parts.binding();
+  const auto values = binding.values(group);
+  const Lent lent(*parts.memory, values);
+  parts.program->initialise(group, lent.view(), /*broadcast=*/true);
+  for (std::size_t i = 0; i < binding.group(group).members.size(); ++i)
+    binding.attach(group, i, resting_of(parts, group), scalar_type(parts.run.precision.param));
+}
+
+// The parameters of a deferred build, and buffers that have no values yet.
+struct Deferred {
+  struct Place {
+    int group;  // -1: a buffer
+    std::size_t member;
+  };
+  std::vector<at::Tensor> tensors;
+  std::vector<Place> places;
+  std::vector<std::size_t> missing;              // by group: members without values
+  std::vector<std::vector<std::size_t>> others;  // by group: members that have values already
+};
+
+Deferred find_deferred(const Parts& parts) {
+  Deferred found;
+  for (const auto& group : parts.binding().groups()) {
+    const auto g = static_cast<int>(found.missing.size());
+    auto& others = found.others.emplace_back();
+    for (std::size_t i = 0; i < group->members.size(); ++i) {
+      if (!torch_hooks::is_deferred(group->members[i].tensor)) {
+        others.push_back(i);
+        continue;
+      }
+      found.tensors.push_back(group->members[i].tensor);
+      found.places.push_back({g, i});
+    }
+    found.missing.push_back(group->members.size() - others.size());
+  }
+  for (const auto& buffer : parts.model->buffers()) {
+    if (!torch_hooks::is_deferred(buffer)) continue;
+    found.tensors.push_back(buffer);
+    found.places.push_back({-1, 0});
+  }
+  return found;
+}
+
+// Draws the values in the order of their initializers, equal on every rank. A parameter is cut and its memory released
+// as soon as it has its last value.
+void adopt_deferred(Parts& parts, Deferred deferred) {
+  auto& comm = *parts.comm;
+  if (comm.size() > 1) {
+    // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
+    const auto states =
+        comm.all_gather_bytes(comm.rank() == 0 ? torch_hooks::deferred_generators(deferred.tensors) : std::string());
+    torch_hooks::set_deferred_generators(deferred.tensors, states[0]);
+  }
+  std::string hashes;
+  const auto take = [&](int group, std::size_t i) {
+    const auto& member = parts.binding().group(group).members[i];
+    const auto whole = member.tensor.detach();
+    if (comm.size() > 1) hashes += base::join(member.name, " ", hash_of(whole), "\n");
+    adopt(parts, group, i, whole);
+  };
+  torch_hooks::replay_deferred(deferred.tensors, [&](std::size_t t) {
+    const auto [group, member] = deferred.places[t];
+    if (group < 0) return;
+    take(group, member);
+    const auto g = static_cast<std::size_t>(group);
+    if (--deferred.missing[g] != 0) return;
+    for (const auto i : deferred.others[g]) take(group, i);
+    parts.program->complete_initialisation(group);
+  });
+  if (comm.size() == 1) return;
+  const auto text = disagreement(comm, "[Engine] the initial values of deferred parameters", hashes);
+  if (!text.empty())
+    throw ConfigError(text +
+                      ". Hint: the model reads or draws while it is built; call torch::manual_seed with the same "
+                      "seed on every rank before zero::build.");
+}
+
+}  // namespace
+
+void adopt_parameters(Parts& parts) {
+  const at::NoGradGuard no_grad;
+  const torch_hooks::AllocationObserver::Pause pause;
+  if (parts.products) agree_on_random_numbers(parts);
+  auto deferred = find_deferred(parts);
+  std::vector<int> eager;
+  for (std::size_t g = 0; g < deferred.missing.size(); ++g)
+    if (deferred.missing[g] == 0) eager.push_back(static_cast<int>(g));
+  if (!deferred.tensors.empty()) adopt_deferred(parts, std::move(deferred));
+  for (const int group : eager) {
+    if (parts.products || parts.comm->size() == 1)
+      adopt_members(parts, group);
+    else
+      adopt_group(parts, group);
+  }
+}
+
+}  // namespace zero::engine
