@@ -83,10 +83,12 @@ struct StackImpl : torch::nn::Module {
 
 at::ScalarType dtype_of(const torch::nn::Module& module) { return module.parameters().front().scalar_type(); }
 
+// Of random targets, so that gradients do not vanish while a model learns.
 template <class M>
 at::Tensor loss_of_features(torch::nn::Module& module, std::uint64_t seed, double out) {
   const auto x = draw({kBatch, kTokens, 6}, seed);
-  return (dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat) - out).pow(2).mean();
+  const auto y = dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat);
+  return (y - out - draw(y.sizes().vec(), seed + 50000)).pow(2).mean();
 }
 
 at::Tensor text_of(std::uint64_t seed) {
@@ -218,6 +220,11 @@ Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
         result.losses.push_back(loss.item<double>());
         engine.backward(loss);
       }
+      if (c.with_gradients && micro + 1 == c.accumulation) {
+        result.gradients.emplace_back();
+        for (const auto& item : module->named_parameters())
+          result.gradients.back()[item.key()] = engine.gradient(item.key());
+      }
       const auto done = engine.step();
       if (done.overflow) result.skipped.insert(step);
       if (micro + 1 == c.accumulation && !done.overflow) result.norms.push_back(done.grad_norm);
@@ -272,6 +279,10 @@ Result train_by_hand(const Case& c, int data_ranks, int own, const std::set<int>
     }
     const double norm = std::sqrt(squares);
     result.norms.push_back(norm);
+    if (c.with_gradients) {
+      result.gradients.emplace_back();
+      for (std::size_t i = 0; i < masters.size(); ++i) result.gradients.back()[named[i].key()] = gradients[i].clone();
+    }
     if (c.clip > 0 && norm > c.clip)
       for (auto& gradient : gradients) gradient *= c.clip / (norm + 1e-6);
     if (c.late_from >= 0 && step >= c.late_from)

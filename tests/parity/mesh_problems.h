@@ -40,6 +40,7 @@ struct Case {
   std::string recipe_keys{};                     // further keys of bf16 or fp16, with a comma
   double clip = 0.05;
   int steps = 5, late_from = -1;  // late_from: the first step of a delayed update, which `zero` asks for
+  bool with_gradients = false;    // Result::gradients
 
   Options options() const;
 };
@@ -47,7 +48,8 @@ struct Case {
 struct Result {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> masters;
-  std::set<int> skipped;  // steps, because of an overflow
+  std::vector<std::map<std::string, at::Tensor>> gradients;  // of each step, before clipping
+  std::set<int> skipped;                                     // steps, because of an overflow
   std::string hash;
 };
 
