@@ -166,6 +166,76 @@ TEST(Mesh, GradientsInBf16AreAsCloseAsOneWholeModels) {
     });
 }
 
+// --- sequence and tensor parallelism of one attention -------------------------------------------
+
+// Causal grouped-query attention, 16 query heads of width 3 over 8 heads of keys and values. Over sequence-parallel
+// ranks of `mesh`, if there is one.
+struct GroupedAttentionImpl : torch::nn::Module {
+  torch::nn::Linear q{nullptr}, kv{nullptr}, out{nullptr};
+  const Mesh* mesh = nullptr;
+  GroupedAttentionImpl() {
+    q = register_module("q", torch::nn::Linear(6, 48));
+    kv = register_module("kv", torch::nn::Linear(6, 48));
+    out = register_module("out", torch::nn::Linear(48, 6));
+    fill(*this);
+  }
+  // x: [batch, tokens or a stretch of them, features]; tokens: of the whole.
+  at::Tensor forward(const at::Tensor& x, std::int64_t tokens) {
+    const auto heads = [&](const at::Tensor& y) { return y.view({x.size(0), x.size(1), -1, 3}); };
+    const auto both = kv(x).chunk(2, -1);
+    const auto local = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      const auto of = [&](const at::Tensor& y) {
+        return y.transpose(1, 2).repeat_interleave(a.size(2) / y.size(2), 1);
+      };
+      return at::scaled_dot_product_attention(of(a), of(b), of(c), {}, 0, /*is_causal=*/true).transpose(1, 2);
+    };
+    const auto queries = heads(q(x)), keys = heads(both[0]), values = heads(both[1]);
+    const auto mixed =
+        mesh ? attention_over_heads(*mesh, queries, keys, values, local, tokens) : local(queries, keys, values);
+    return out(mixed.reshape({x.size(0), x.size(1), -1}));
+  }
+};
+
+// t 2, u 2: whole groups on each rank. t 2, u 3: 2, 3 and 3 of 8 query heads, so groups are divided over
+// sequence-parallel ranks. t 3: 4, 6 and 6 query heads a rank.
+TEST(Mesh, GroupedQueryAttentionOverTokensAndWeights) {
+  for (const auto& [t, u] : {std::pair{2, 2}, {3, 2}, {2, 3}})
+    expect_passed({"shm", t * u}, [t, u](const auto& comm) {
+      for (const int stage : {1, 3})
+        for (const std::int64_t tokens : {6, 7}) {
+          const auto module = std::make_shared<GroupedAttentionImpl>(),
+                     plain = std::make_shared<GroupedAttentionImpl>();
+          Engine engine(
+              std::static_pointer_cast<torch::nn::Module>(module),
+              Options::build().train_micro_batch_size(2).adamw().stage(stage).sequence_parallel(u).tensor_parallel(
+                  t, {.layer_specs = {{.patterns = {"q"}, .multiple = 6},
+                                      {.patterns = {"kv"}, .pieces = {24, 24}, .multiple = 3},
+                                      {.patterns = {"out"}, .partition_type = "row", .multiple = 6}}}),
+              comm);
+          module->mesh = &engine.mesh();
+          const auto [begin, end] = engine.mesh().tokens(tokens);
+          const auto x = draw({2, tokens, 6}, 1), w = draw({2, tokens, 6}, 2);
+          const auto stretch = [&, from = begin, to = end](const at::Tensor& y) {
+            return y.narrow(1, from, to - from);
+          };
+          auto own = stretch(x).contiguous().requires_grad_(), whole = x.clone().requires_grad_();
+          const auto got = module->forward(own, tokens), wanted = plain->forward(whole, tokens);
+          (wanted * w).sum().backward();
+          engine.backward((got * stretch(w)).sum() * u);  // the mean over sequence-parallel ranks is the sum
+          const auto require_close = [&](const at::Tensor& a, const at::Tensor& b, const std::string& what) {
+            const double apart = (a - b).norm().template item<double>() / b.norm().template item<double>();
+            require(apart < 1e-5, what + " with t " + std::to_string(t) + ", u " + std::to_string(u) + ", stage " +
+                                      std::to_string(stage) + ": apart by " + std::to_string(apart));
+          };
+          require_close(got.detach(), stretch(wanted.detach()), "output");
+          require_close(own.grad(), stretch(whole.grad()) * u, "gradient of the input");
+          for (const auto& item : plain->named_parameters())
+            require_close(engine.gradient(item.key()), item.value().grad(), "gradient of " + item.key());
+          engine.step();
+        }
+    });
+}
+
 // --- initial values -----------------------------------------------------------------------------
 
 TEST(Mesh, InitialValuesAreThoseOfTheWholeModel) {
