@@ -9,6 +9,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "parity/mesh_problems.h"
@@ -214,6 +215,30 @@ TEST(MeshFailures, ADiscardedMicroBatchLeavesNoTrace) {
             }
           }
     });
+}
+
+// Only one rank of a tensor-parallel group fails, and leaves: no other rank waits for it, in any group.
+TEST(MeshFailures, OneRankOfAGroupFails) {
+  for (const auto& [transport, stage] : {std::pair{"shm", 1}, {"shm", 3}, {"gloo", 3}})
+    for (const char* fault : {"forward", "backward"}) {
+      const auto text = run_at({transport, 4}, [fault, at = stage](const auto& comm) {
+        const auto module = std::make_shared<MlpsImpl>();
+        Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options_with(2, 1, at, ""), comm);
+        for (int step = 0; step < 3; ++step) {
+          if (step == 1 && comm->rank() == 1) module->fault = fault;
+          engine.backward(loss_of(*module, static_cast<std::uint64_t>(10 * step + engine.mesh().rank("dp"))));
+          engine.step();
+        }
+      });
+      EXPECT_NE(text.find("rank 1 failed: the fuse blew"), std::string::npos) << text;
+      for (const char* rank : {"0", "2", "3"}) {
+        const auto of = text.find(std::string("rank ") + rank + " failed: [");
+        ASSERT_NE(of, std::string::npos) << text;
+        const auto line = text.substr(of, text.find('\n', of) - of);
+        EXPECT_TRUE(contains(line.substr(8), "rank 1")) << line;
+        EXPECT_FALSE(contains(line, "within")) << line;
+      }
+    }
 }
 
 }  // namespace
