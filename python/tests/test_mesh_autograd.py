@@ -229,3 +229,67 @@ def test_a_weight_whose_outputs_are_its_columns_is_refused(kind: str, pattern: s
 
     for text in libzero.run_ranks(2, body):
         assert "weight, of which this rank holds" in text
+
+
+def text_model(**options: Any) -> Model:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Embedding(11, 12, **options), Block())
+
+
+VOCABULARY_PLAN = {
+    "partition_config": {
+        "use_default_specs": False,
+        "layer_specs": [*SPECS, {"patterns": [r"0\.weight"], "partition_type": "column", "gather_output": True}],
+    }
+}
+
+
+def ids_of(step: int) -> torch.Tensor:
+    return torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(step))
+
+
+@pytest.mark.parametrize("padding", [None, 0, 4])
+def test_a_vocabulary_is_cut(padding: int | None) -> None:
+    """The row of the padding gets no gradient, on the rank that has it."""
+
+    def loss_of(model: Model, step: int) -> torch.Tensor:
+        return model(ids_of(step)).pow(2).mean()  # type: ignore[no-any-return]
+
+    compare(lambda: text_model(padding_idx=padding), settings(2, **VOCABULARY_PLAN), loss_of)
+
+
+def test_ids_outside_of_a_cut_vocabulary() -> None:
+    """torch's error on every rank, after which the engine trains on."""
+    models = [text_model(), text_model()]
+
+    def body(comm: libzero.Communicator) -> None:
+        engine = libzero.Engine(models[comm.rank], settings(2, **VOCABULARY_PLAN))
+        for wrong in (11, -1):
+            ids = ids_of(0)
+            ids[1, 3] = wrong
+            with pytest.raises(IndexError, match="index out of range in self"):
+                engine(ids)
+            engine.discard_micro_batch()
+        engine.backward(engine(ids_of(1)).pow(2).mean())
+        assert engine.step().updated
+
+    libzero.run_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_norm": 1.0}, "leave out max_norm of the embedding"),
+        ({"sparse": True}, "has sparse gradients or scale_grad_by_freq"),
+        ({"scale_grad_by_freq": True}, "has sparse gradients or scale_grad_by_freq"),
+    ],
+)
+def test_options_of_an_embedding_that_parts_do_not_support(options: dict[str, Any], text: str) -> None:
+    models = [text_model(**options), text_model(**options)]
+
+    def body(comm: libzero.Communicator) -> None:
+        engine = libzero.Engine(models[comm.rank], settings(0, **VOCABULARY_PLAN))
+        with pytest.raises(RuntimeError, match=text):
+            engine(ids_of(0))
+
+    libzero.run_ranks(2, body)

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <sstream>
+#include <utility>
 
 #include "models/gpt.h"
 #include "support/require.h"
@@ -82,10 +83,12 @@ struct StackImpl : torch::nn::Module {
 
 at::ScalarType dtype_of(const torch::nn::Module& module) { return module.parameters().front().scalar_type(); }
 
+// Of random targets, so that gradients do not vanish while a model learns.
 template <class M>
 at::Tensor loss_of_features(torch::nn::Module& module, std::uint64_t seed, double out) {
   const auto x = draw({kBatch, kTokens, 6}, seed);
-  return (dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat) - out).pow(2).mean();
+  const auto y = dynamic_cast<M&>(module).forward(x.to(dtype_of(module))).to(at::kFloat);
+  return (y - out - draw(y.sizes().vec(), seed + 50000)).pow(2).mean();
 }
 
 at::Tensor text_of(std::uint64_t seed) {
@@ -165,7 +168,7 @@ Options Case::options() const {
                {"patterns": ["blocks\\.\\d+\\.projection\\.weight"], "partition_type": "row", "multiple": 4}]},
                "preset_model": "gpt")";
   out << "}";
-  if (recipe != "fp32") out << ", \"" << recipe << R"(": {"enabled": true})";
+  if (recipe != "fp32") out << ", \"" << recipe << R"(": {"enabled": true)" << recipe_keys << "}";
   out << extra << "}";
   return Options::from_json(out.str());
 }
@@ -217,8 +220,14 @@ Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
         result.losses.push_back(loss.item<double>());
         engine.backward(loss);
       }
+      if (c.with_gradients && micro + 1 == c.accumulation) {
+        result.gradients.emplace_back();
+        for (const auto& item : module->named_parameters())
+          result.gradients.back()[item.key()] = engine.gradient(item.key());
+      }
       const auto done = engine.step();
-      if (done.updated) result.norms.push_back(done.grad_norm);
+      if (done.overflow) result.skipped.insert(step);
+      if (micro + 1 == c.accumulation && !done.overflow) result.norms.push_back(done.grad_norm);
     }
   }
   result.masters = engine.full_state_dict();
@@ -227,7 +236,7 @@ Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
 }
 
 // The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32.
-Result train_by_hand(const Case& c, int data_ranks, int own) {
+Result train_by_hand(const Case& c, int data_ranks, int own, const std::set<int>& skipped) {
   auto module = make_model(*c.model);
   const auto named = module->named_parameters();
   std::vector<at::Tensor> masters, first, second;
@@ -237,6 +246,19 @@ Result train_by_hand(const Case& c, int data_ranks, int own) {
     second.push_back(at::zeros_like(masters.back()));
   }
   Result result;
+  int updates = 0;
+  const auto apply = [&](const std::vector<at::Tensor>& gradients) {
+    ++updates;
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < masters.size(); ++i) {
+      first[i] = 0.9 * first[i] + 0.1 * gradients[i];
+      second[i] = 0.999 * second[i] + 0.001 * gradients[i] * gradients[i];
+      const auto mean = first[i] / (1 - std::pow(0.9, updates)), square = second[i] / (1 - std::pow(0.999, updates));
+      masters[i] -= 0.01 * (mean / (square.sqrt() + 0.001) + 0.1 * masters[i]);
+      named[i].value().copy_(masters[i]);
+    }
+  };
+  std::vector<at::Tensor> kept_back;  // a step's gradients, applied after the next one's backward
   for (int step = 0; step < c.steps; ++step) {
     std::vector<at::Tensor> gradients;
     for (const auto& master : masters) gradients.push_back(at::zeros_like(master));
@@ -248,6 +270,8 @@ Result train_by_hand(const Case& c, int data_ranks, int own) {
         loss.backward();
         for (std::size_t i = 0; i < masters.size(); ++i) gradients[i] += named[i].value().grad().to(at::kDouble);
       }
+    if (!kept_back.empty()) apply(std::exchange(kept_back, {}));
+    if (skipped.contains(step)) continue;
     double squares = 0;
     for (auto& gradient : gradients) {
       gradient /= c.accumulation * data_ranks;
@@ -255,18 +279,42 @@ Result train_by_hand(const Case& c, int data_ranks, int own) {
     }
     const double norm = std::sqrt(squares);
     result.norms.push_back(norm);
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < masters.size(); ++i) {
-      const auto gradient = gradients[i] * (c.clip > 0 && norm > c.clip ? c.clip / (norm + 1e-6) : 1.0);
-      first[i] = 0.9 * first[i] + 0.1 * gradient;
-      second[i] = 0.999 * second[i] + 0.001 * gradient * gradient;
-      const auto mean = first[i] / (1 - std::pow(0.9, step + 1)), square = second[i] / (1 - std::pow(0.999, step + 1));
-      masters[i] -= 0.01 * (mean / (square.sqrt() + 0.001) + 0.1 * masters[i]);
-      named[i].value().copy_(masters[i]);
+    if (c.with_gradients) {
+      result.gradients.emplace_back();
+      for (std::size_t i = 0; i < masters.size(); ++i) result.gradients.back()[named[i].key()] = gradients[i].clone();
     }
+    if (c.clip > 0 && norm > c.clip)
+      for (auto& gradient : gradients) gradient *= c.clip / (norm + 1e-6);
+    if (c.late_from >= 0 && step >= c.late_from)
+      kept_back = std::move(gradients);
+    else
+      apply(gradients);
   }
+  if (!kept_back.empty()) apply(kept_back);
   for (std::size_t i = 0; i < masters.size(); ++i) result.masters[named[i].key()] = masters[i];
   return result;
+}
+
+void compare(const Result& got, const Result& wanted, const Case& c, const Communicator& comm) {
+  const auto require_close = [](double apart, double limit, const std::string& what) {
+    require(apart < limit, what + ": apart by " + std::to_string(apart));
+  };
+  const double tolerance = c.recipe == "fp32" ? 1e-5 : 2e-2;
+  const std::string where = std::string(c.model->name) + " t " + std::to_string(c.t) + " u " + std::to_string(c.u) +
+                            " stage " + std::to_string(c.stage) + c.zero + " " + c.recipe + " rank " +
+                            std::to_string(comm.rank()) + " ";
+  require_close(apart(got.losses, wanted.losses), tolerance, where + "losses");
+  require_close(apart(got.norms, wanted.norms), 2 * tolerance, where + "norms");
+  if (comm.rank() != 0) return;
+  require(got.masters.size() == wanted.masters.size(), where + "names of parameters");
+  const auto before = make_model(*c.model);
+  for (const auto& item : before->named_parameters()) {
+    const auto &a = got.masters.at(item.key()).to(at::kDouble), &b = wanted.masters.at(item.key());
+    require(a.sizes() == b.sizes(), where + item.key() + " has another shape");
+    const double update = (b - item.value().detach().to(at::kDouble)).norm().item<double>();
+    require_close((a - b).norm().item<double>() / update, c.recipe == "fp32" ? 1e-3 : 0.1,
+                  where + "update of " + item.key());
+  }
 }
 
 double apart(const std::vector<double>& a, const std::vector<double>& b) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,11 @@ std::shared_ptr<torch::nn::Module> make_model(const Model& model);
 struct Case {
   const Model* model;
   int t = 2, u = 1, stage = 0, accumulation = 1;
-  std::string recipe = "fp32", extra{}, zero{};
+  std::string recipe = "fp32", extra{}, zero{};  // zero: further keys of zero_optimization, with a comma
+  std::string recipe_keys{};                     // further keys of bf16 or fp16, with a comma
   double clip = 0.05;
-  int steps = 5;
+  int steps = 5, late_from = -1;  // late_from: the first step of a delayed update, which `zero` asks for
+  bool with_gradients = false;    // Result::gradients
 
   Options options() const;
 };
@@ -45,6 +48,8 @@ struct Case {
 struct Result {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> masters;
+  std::vector<std::map<std::string, at::Tensor>> gradients;  // of each step, before clipping
+  std::set<int> skipped;                                     // steps, because of an overflow
   std::string hash;
 };
 
@@ -54,8 +59,10 @@ inline std::uint64_t seed_of(int step, int micro, int data_rank) {
 // losses: with sequence parallelism (u > 1, the GPT only), those of all tokens.
 Result train(const Case& c, const std::shared_ptr<Communicator>& comm);
 // The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32. losses: those of data rank
-// `own`.
-Result train_by_hand(const Case& c, int data_ranks, int own);
+// `own`. skipped: steps that do not update.
+Result train_by_hand(const Case& c, int data_ranks, int own, const std::set<int>& skipped = {});
+// Losses, norms and, on rank 0, what training changed of each parameter. Throws, naming the case.
+void compare(const Result& got, const Result& wanted, const Case& c, const Communicator& comm);
 
 // The largest relative difference.
 double apart(const std::vector<double>& a, const std::vector<double>& b);

@@ -20,29 +20,6 @@ namespace {
 
 using namespace zero::test::mesh;
 
-void require_close(double got, double limit, const std::string& what) {
-  require(got < limit, what + ": apart by " + std::to_string(got));
-}
-
-void compare(const Result& got, const Result& wanted, const Case& c, const Communicator& comm) {
-  const double tolerance = c.recipe == "fp32" ? 1e-5 : 2e-2;
-  const std::string where = std::string(c.model->name) + " t " + std::to_string(c.t) + " u " + std::to_string(c.u) +
-                            " stage " + std::to_string(c.stage) + " " + c.recipe + " rank " +
-                            std::to_string(comm.rank()) + " ";
-  require_close(apart(got.losses, wanted.losses), tolerance, where + "losses");
-  require_close(apart(got.norms, wanted.norms), 2 * tolerance, where + "norms");
-  if (comm.rank() != 0) return;
-  require(got.masters.size() == wanted.masters.size(), where + "names of parameters");
-  const auto before = make_model(*c.model);
-  for (const auto& item : before->named_parameters()) {
-    const auto &a = got.masters.at(item.key()).to(at::kDouble), &b = wanted.masters.at(item.key());
-    require(a.sizes() == b.sizes(), where + item.key() + " has another shape");
-    const double update = (b - item.value().detach().to(at::kDouble)).norm().item<double>();
-    require_close((a - b).norm().item<double>() / update, c.recipe == "fp32" ? 1e-3 : 0.1,
-                  where + "update of " + item.key());
-  }
-}
-
 // All models at all stages: as the whole model in one process, and the same state at every stage. Sequence parallelism
 // needs attention that knows of it, which is the GPT's.
 void check_models(const std::shared_ptr<Communicator>& comm, int t, int u = 1) {
@@ -96,55 +73,167 @@ TEST(Mesh, AModelThatDoesNotKnowOfSequenceParallelism) {
         engine.step();
       }
       set_log_sink({});
-      require(contains(log, "the model exchanged no tokens in its first forward") == (!knows && comm->rank() == 0), log);
+      require(contains(log, "the model exchanged no tokens in its first forward") == (!knows && comm->rank() == 0),
+              log);
     }
   });
 }
 
-// Errors do not grow with the steps.
+// Errors do not grow with the steps. Losses of 50 steps, and in fp32 the gradients of each.
+void check_fifty_steps(const std::shared_ptr<Communicator>& comm, int t, int u, int stage) {
+  for (const auto& model : mesh::models())
+    for (const char* recipe : {"fp32", "bf16"}) {
+      if (u > 1 && &model != &gpt_model()) continue;
+      Case c{.model = &model, .t = t, .u = u, .stage = stage, .recipe = recipe, .steps = 50};
+      c.with_gradients = c.recipe == "fp32";
+      const auto got = train(c, comm);
+      const auto wanted = train_by_hand(c, comm->size() / t / u, comm->rank() / t / u);
+      const auto where = std::string(model.name) + " t " + std::to_string(t) + " " + c.recipe + ": ";
+      const double losses = apart(got.losses, wanted.losses);
+      require(losses < (c.with_gradients ? 1e-5 : 1e-2), where + "losses: apart by " + std::to_string(losses));
+      for (std::size_t step = 0; step < wanted.gradients.size(); ++step)
+        for (const auto& [name, gradient] : wanted.gradients[step])
+          require(
+              (got.gradients[step].at(name) - gradient).norm().item<double>() < 1e-5 * gradient.norm().item<double>(),
+              where + "gradient of " + name + " in step " + std::to_string(step));
+    }
+}
+
 TEST(Mesh, FiftyStepsEqualOneWholeModel) {
   expect_passed({"shm", 4}, [](const auto& comm) {
-    for (const int u : {1, 2}) {
-      Case c{.model = &gpt_model(), .t = 2, .u = u, .stage = 3, .steps = 50};
-      compare(train(c, comm), train_by_hand(c, 2 / u, comm->rank() / 2 / u), c, *comm);
-    }
+    check_fifty_steps(comm, 2, 1, 3);
+    check_fifty_steps(comm, 2, 2, 3);
+    check_fifty_steps(comm, 4, 1, 1);
   });
+  expect_passed({"shm", 3}, [](const auto& comm) { check_fifty_steps(comm, 3, 1, 2); });
 }
 
-// --- the same state everywhere ------------------------------------------------------------------
+using Gradients = std::map<std::string, at::Tensor>;
 
-// Stages, tiers, transports and delays: one state for one mesh, recipe and accumulation.
-void expect_one_state(int t, int u, const std::string& recipe, int accumulation) {
-  const TempFolder folder;
-  const auto file = folder.path() / "hash";
-  const auto run = [&](const std::shared_ptr<Communicator>& comm, const std::string& where) {
-    std::string known;
-    std::getline(std::ifstream(file), known);
-    const auto check = [&](int stage, const std::string& zero) {
-      Case c{.model = &gpt_model(), .t = t, .u = u, .stage = stage, .accumulation = accumulation, .recipe = recipe};
-      c.zero = zero;
-      const auto hash = train(c, comm).hash;
-      if (known.empty()) known = hash;
-      require(hash == known, where + ": another state at stage " + std::to_string(stage) + zero);
+// The mean over data-parallel ranks, of one process in which the whole model has these parameters.
+Gradients gradients_by_hand(const Model& model, const Gradients& parameters, at::ScalarType dtype, int step,
+                            int ranks) {
+  const auto module = make_model(model);
+  module->to(dtype);
+  Gradients all;
+  for (auto& item : module->named_parameters()) {
+    const at::NoGradGuard no_grad;
+    item.value().copy_(parameters.at(item.key()));
+    all[item.key()] = at::zeros(item.value().sizes());
+  }
+  for (int d = 0; d < ranks; ++d) {
+    module->zero_grad();
+    model.loss(*module, seed_of(step, 0, d)).backward();
+    for (auto& item : module->named_parameters()) all[item.key()] += item.value().grad().to(at::kFloat) / ranks;
+  }
+  return all;
+}
+
+// Gradients in bf16 are apart from those in fp32 by some percent, of one whole model as well. Cut, by no more.
+TEST(Mesh, GradientsInBf16AreAsCloseAsOneWholeModels) {
+  for (const auto& [ranks, t] : {std::pair{4, 2}, {4, 4}, {3, 3}})
+    expect_passed({"shm", ranks}, [t](const auto& comm) {
+      for (const auto& model : mesh::models()) {
+        Case c{.model = &model, .t = t, .stage = 2, .recipe = "bf16"};
+        const auto module = make_model(model);
+        Engine engine(module, c.options(), comm);
+        const int data_ranks = engine.mesh().size("dp");
+        std::map<std::string, double> cut, whole;  // squares of what they are apart by
+        for (int step = 0; step < 20; ++step) {
+          Gradients parameters;
+          for (const auto& item : module->named_parameters())
+            parameters[item.key()] = engine.parameter_state(item.key()).to(at::kBFloat16);
+          engine.backward(model.loss(*module, seed_of(step, 0, engine.mesh().rank("dp"))));
+          const auto exact = gradients_by_hand(model, parameters, at::kFloat, step, data_ranks),
+                     rounded = gradients_by_hand(model, parameters, at::kBFloat16, step, data_ranks);
+          for (const auto& [name, gradient] : exact) {
+            cut[name] += (engine.gradient(name) - gradient).pow(2).sum().template item<double>();
+            whole[name] += (rounded.at(name) - gradient).pow(2).sum().template item<double>();
+          }
+          engine.step();
+        }
+        double of_cut = 0, of_whole = 0;
+        for (const auto& [name, squares] : cut) {
+          const double ratio = std::sqrt(squares / whole.at(name));
+          require(ratio < 2, std::string(model.name) + ": errors of " + name + " are " + std::to_string(ratio) +
+                                 " times those of the whole model");
+          of_cut += squares, of_whole += whole.at(name);
+        }
+        const double ratio = std::sqrt(of_cut / of_whole);
+        require(ratio < 1.25,
+                std::string(model.name) + ": errors are " + std::to_string(ratio) + " times those of the whole model");
+      }
+    });
+}
+
+// --- sequence and tensor parallelism of one attention -------------------------------------------
+
+// Causal grouped-query attention, 16 query heads of width 3 over 8 heads of keys and values. Over sequence-parallel
+// ranks of `mesh`, if there is one.
+struct GroupedAttentionImpl : torch::nn::Module {
+  torch::nn::Linear q{nullptr}, kv{nullptr}, out{nullptr};
+  const Mesh* mesh = nullptr;
+  GroupedAttentionImpl() {
+    q = register_module("q", torch::nn::Linear(6, 48));
+    kv = register_module("kv", torch::nn::Linear(6, 48));
+    out = register_module("out", torch::nn::Linear(48, 6));
+    fill(*this);
+  }
+  // x: [batch, tokens or a stretch of them, features]; tokens: of the whole.
+  at::Tensor forward(const at::Tensor& x, std::int64_t tokens) {
+    const auto heads = [&](const at::Tensor& y) { return y.view({x.size(0), x.size(1), -1, 3}); };
+    const auto both = kv(x).chunk(2, -1);
+    const auto local = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+      const auto of = [&](const at::Tensor& y) {
+        return y.transpose(1, 2).repeat_interleave(a.size(2) / y.size(2), 1);
+      };
+      return at::scaled_dot_product_attention(of(a), of(b), of(c), {}, 0, /*is_causal=*/true).transpose(1, 2);
     };
-    // With accumulation, stages 0 and 1 sum micro-batches before ranks.
-    for (int stage = accumulation > 1 ? 2 : 0; stage <= 3; ++stage) check(stage, "");
-    const auto nvme = R"({"device": "nvme", "nvme_path": ")" + folder.path().string() + "\"}";
-    check(2, R"(, "offload_optimizer": {"device": "cpu"})");
-    check(3, R"(, "offload_optimizer": )" + nvme + R"(, "offload_param": )" + nvme);
-    check(3, R"(, "stage3_prefetch_bucket_size": 0, "overlap_comm": false)");
-    comm->barrier();
-    if (comm->rank() == 0) std::ofstream(file) << known << "\n";
-  };
-  for (const char* transport : {"shm", "gloo", "delayed"})
-    expect_passed({transport, 4}, [&](const auto& comm) { run(comm, transport); });
-}
+    const auto queries = heads(q(x)), keys = heads(both[0]), values = heads(both[1]);
+    const auto mixed =
+        mesh ? attention_over_heads(*mesh, queries, keys, values, local, tokens) : local(queries, keys, values);
+    return out(mixed.reshape({x.size(0), x.size(1), -1}));
+  }
+};
 
-TEST(Mesh, OneStateOverTransportsTiersAndDelays) {
-  expect_one_state(2, 1, "bf16", 1);
-  expect_one_state(2, 1, "fp32", 3);
-  expect_one_state(1, 2, "fp32", 1);
-  expect_one_state(2, 2, "bf16", 3);
+// t 2, u 2: whole groups on each rank. t 2, u 3: 2, 3 and 3 of 8 query heads, so groups are divided over
+// sequence-parallel ranks. t 3: 4, 6 and 6 query heads a rank.
+TEST(Mesh, GroupedQueryAttentionOverTokensAndWeights) {
+  for (const auto& [t, u] : {std::pair{2, 2}, {3, 2}, {2, 3}})
+    expect_passed({"shm", t * u}, [t, u](const auto& comm) {
+      for (const int stage : {1, 3})
+        for (const std::int64_t tokens : {6, 7}) {
+          const auto module = std::make_shared<GroupedAttentionImpl>(),
+                     plain = std::make_shared<GroupedAttentionImpl>();
+          Engine engine(
+              std::static_pointer_cast<torch::nn::Module>(module),
+              Options::build().train_micro_batch_size(2).adamw().stage(stage).sequence_parallel(u).tensor_parallel(
+                  t, {.layer_specs = {{.patterns = {"q"}, .multiple = 6},
+                                      {.patterns = {"kv"}, .pieces = {24, 24}, .multiple = 3},
+                                      {.patterns = {"out"}, .partition_type = "row", .multiple = 6}}}),
+              comm);
+          module->mesh = &engine.mesh();
+          const auto [begin, end] = engine.mesh().tokens(tokens);
+          const auto x = draw({2, tokens, 6}, 1), w = draw({2, tokens, 6}, 2);
+          const auto stretch = [&, from = begin, to = end](const at::Tensor& y) {
+            return y.narrow(1, from, to - from);
+          };
+          auto own = stretch(x).contiguous().requires_grad_(), whole = x.clone().requires_grad_();
+          const auto got = module->forward(own, tokens), wanted = plain->forward(whole, tokens);
+          (wanted * w).sum().backward();
+          engine.backward((got * stretch(w)).sum() * u);  // the mean over sequence-parallel ranks is the sum
+          const auto require_close = [&](const at::Tensor& a, const at::Tensor& b, const std::string& what) {
+            const double apart = (a - b).norm().template item<double>() / b.norm().template item<double>();
+            require(apart < 1e-5, what + " with t " + std::to_string(t) + ", u " + std::to_string(u) + ", stage " +
+                                      std::to_string(stage) + ": apart by " + std::to_string(apart));
+          };
+          require_close(got.detach(), stretch(wanted.detach()), "output");
+          require_close(own.grad(), stretch(whole.grad()) * u, "gradient of the input");
+          for (const auto& item : plain->named_parameters())
+            require_close(engine.gradient(item.key()), item.value().grad(), "gradient of " + item.key());
+          engine.step();
+        }
+    });
 }
 
 // --- initial values -----------------------------------------------------------------------------

@@ -161,6 +161,13 @@ TEST(TensorParallel, TheNormCountsEveryElementOnce) {
 
 // --- traffic ------------------------------------------------------------------------------------
 
+template <class Stats>
+void require_bytes(const Stats& stats, const std::string& op, std::uint64_t wanted) {
+  const auto row = stats.by_op.find(op);
+  const auto got = row == stats.by_op.end() ? 0 : row->second.bytes_sent;
+  require(got == wanted, op + ": sent " + std::to_string(got) + ", expected " + std::to_string(wanted));
+}
+
 TEST(TensorParallel, TrafficOfTensorParallelism) {
   expect_passed({"shm", 4}, [](const auto& comm) {
     for (const auto& [segments, dropout] : {std::pair{0, 0.0}, {2, 0.0}, {1, 0.0}, {2, 0.1}, {1, 0.1}}) {
@@ -192,6 +199,91 @@ TEST(TensorParallel, TrafficOfTensorParallelism) {
       }
     }
   });
+}
+
+// Parts of 3 ranks: 2 heads and 32 inner features each, and 7, 8 and 8 of 23 columns of logits.
+TEST(TensorParallel, TrafficOfUnevenParts) {
+  for (const auto& [world, t] : {std::pair{3, 3}, {6, 3}, {4, 4}})
+    expect_passed({"shm", world}, [t](const auto& comm) {
+      for (const int segments : {0, 2}) {
+        const auto module = std::make_shared<::models::GptImpl>(gpt_config());
+        if (segments > 0)
+          module->run_layers_by(segments,
+                                [](const auto& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
+        Case c{.model = &gpt_model(), .t = t, .stage = 0};
+        Engine engine(std::static_pointer_cast<torch::nn::Module>(module), c.options(), comm);
+        auto& group = *engine.mesh().group("tp");
+        for (int step = 0; step < 2; ++step) {
+          group.reset_stats();
+          engine.backward(c.model->loss(*module, seed_of(step, 0, engine.mesh().rank("dp"))));
+          const auto stats = group.stats();
+          engine.step();
+          // Sums: 2 of each of 2 blocks in forward and in backward, of the embedding, of the head's input. A segment of
+          // a block runs one of its sums again.
+          const std::uint64_t sums = 2 * 4 + 2 + static_cast<std::uint64_t>(segments), bytes = 3 * 5 * 24 * 4,
+                              others = static_cast<std::uint64_t>(t) - 1;
+          require_bytes(stats, "all_reduce", sums * 2 * others * bytes / (others + 1));
+          // Each rank sends its columns to all others.
+          const auto own = static_cast<std::uint64_t>(23 * (group.rank() + 1) / t - 23 * group.rank() / t);
+          require_bytes(stats, "all_to_all", others * 15 * own * 4);
+          require(stats.by_op.size() == 2, "other operations");
+        }
+      }
+    });
+}
+
+// Layers with sequence regions send what the sums would, by reduce-scatters and all-gathers.
+TEST(TensorParallel, TrafficOfSequenceRegions) {
+  for (const auto& [world, t] : {std::pair{2, 2}, {4, 2}, {3, 3}})
+    expect_passed({"shm", world}, [t](const auto& comm) {
+      for (const int layers : {1, 2})
+        for (const bool regions : {true, false})
+          for (const int accumulation : {1, 2}) {
+            const auto module = std::make_shared<MegatronGptImpl>(MegatronGptConfig{.layers = layers,
+                                                                                    .hidden = 24,
+                                                                                    .heads = 6,
+                                                                                    .sequence = 9,
+                                                                                    .vocabulary = 22,
+                                                                                    .sequence_regions = regions});
+            Engine engine(module,
+                          Options::build()
+                              .adamw()
+                              .train_micro_batch_size(3)
+                              .gradient_accumulation_steps(accumulation)
+                              .tensor_parallel(t, {}),
+                          comm);
+            const auto& group = engine.mesh().group("tp");
+            module->set_group(group);
+            group->reset_stats();
+            for (int micro = 0; micro < accumulation; ++micro) {
+              const auto text = at::randint(0, 22, {3, 6}, at::detail::createCPUGenerator(1), at::kLong);
+              engine.backward(module->forward(text).pow(2).mean());
+              engine.step();
+            }
+            const auto stats = group->stats();
+            const auto n = static_cast<std::uint64_t>(t), others = n - 1, blocks = static_cast<std::uint64_t>(layers),
+                       micro_batches = static_cast<std::uint64_t>(accumulation);
+            const auto sent = [&](std::uint64_t elements) { return micro_batches * elements * 4 * others / n; };
+            const std::uint64_t activation = 3 * 6 * 24, logits = 3 * 6 * 22;
+            const std::uint64_t gathered_logits = 22 % t == 0 ? logits : 0;
+            const auto columns = static_cast<std::uint64_t>(22 * (group->rank() + 1) / t - 22 * group->rank() / t);
+            require_bytes(stats, "all_to_all", gathered_logits > 0 ? 0 : micro_batches * others * 3 * 6 * columns * 4);
+            if (!regions) {
+              require_bytes(stats, "all_reduce", sent(2 * (4 * blocks + 2) * activation));
+              require_bytes(stats, "all_gather", sent(gathered_logits));
+              require_bytes(stats, "reduce_scatter", 0);
+              continue;
+            }
+            // Reduce-scatters: in forward the outputs of the embedding and of 2 row layers a block, in backward the
+            // gradients of the inputs of 2 column layers a block and of the head. An all-gather is in the other
+            // direction of each, and one is of the positions' gradient.
+            const std::uint64_t moves = 1 + 2 * blocks + 2 * blocks + 1;
+            require_bytes(stats, "reduce_scatter", sent(moves * activation));
+            require_bytes(stats, "all_gather", sent(moves * activation + 6 * 24 + gathered_logits));
+            // Each rank has the gradients of its tokens for 2 norms and 2 row biases a block and the last norm.
+            require_bytes(stats, "all_reduce", sent(2 * (6 * blocks + 2) * 24));
+          }
+    });
 }
 
 // --- layers with sequence regions ---------------------------------------------------------------

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "observe/status_page.h"
@@ -153,8 +154,10 @@ bool ForwardListener::before_write(int tag, const char* op) {
   return p_.relay.keeping([&]() -> bool {
     throw ConfigError(p_.where("forward") + op + " writes parameter " +
                       group.members[static_cast<std::size_t>(member.index)].name + " (group " + group.facts.name +
-                      ") in place; the write would be lost. Hint: write inside a scope of "
-                      "engine.gathered_parameters(true).");
+                      ") in place; the write would be lost. Hint: " +
+                      (std::string_view(op) == "aten::embedding_renorm_"
+                           ? "leave out max_norm of the embedding."
+                           : "write inside a scope of engine.gathered_parameters(true)."));
   });
 }
 

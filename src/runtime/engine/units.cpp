@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
 #include <zero/nn.h>
 
 #include <algorithm>
@@ -44,6 +45,17 @@ std::optional<sharding::ParameterCut> cut_by(const torch::nn::Module& module, co
   return sharding::ParameterCut{};
 }
 
+void note_embedding(const torch::nn::Module& module, ModelParameter& parameter) {
+  const auto* const embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module);
+  if (embedding == nullptr) return;
+  const auto& options = embedding->options;
+  parameter.padding_idx = options.padding_idx().value_or(-1);
+  parameter.whole_only = options.max_norm()             ? "max_norm"
+                         : options.sparse()             ? "sparse"
+                         : options.scale_grad_by_freq() ? "scale_grad_by_freq"
+                                                        : nullptr;
+}
+
 struct Walk {
   const std::vector<std::string>& named;
   std::vector<std::string> seen_units;
@@ -61,6 +73,7 @@ struct Walk {
             {name, {}, tensor, unit, tensor.sizes().vec(), cut_by(module, item.key()), tensor.sizes().vec()});
       else
         found[it->second].aliases.push_back(name);
+      note_embedding(module, found[it->second]);
     }
     const bool list = module.as<torch::nn::ModuleList>() != nullptr || module.as<torch::nn::Sequential>() != nullptr;
     for (const auto& item : module.named_children()) {
@@ -75,6 +88,25 @@ struct Walk {
     }
   }
 };
+
+// What a cut embedding cannot do. torch compares padding_idx with the rows of a part.
+void check_embeddings(const std::vector<ModelParameter>& parameters) {
+  std::string faults;
+  for (const auto& parameter : parameters) {
+    if (!parameter.is_cut()) continue;
+    const auto& cut = parameter.cut.cut;
+    auto least = cut.sizes[0];
+    for (int part = 0; part < cut.parts; ++part) least = std::min(least, cut.part_sizes(part)[0]);
+    if (parameter.whole_only)
+      faults += base::join("\n  ", parameter.name, ": its embedding has ", parameter.whole_only);
+    else if (parameter.padding_idx > 0 && parameter.padding_idx >= least)
+      faults += base::join("\n  ", parameter.name, ": its embedding has padding_idx ", parameter.padding_idx,
+                           ", expected less than ", least, ", the rows of the smallest part");
+  }
+  if (!faults.empty())
+    throw ConfigError("[Engine] tensor parallelism cannot cut:" + faults +
+                      "\nHint: \"skip\" it in tensor_parallel.partition_config.");
+}
 
 // Whether two contiguous tensors in one storage have no common element.
 bool apart(const at::Tensor& a, const at::Tensor& b) {
@@ -158,6 +190,7 @@ void cut_parameters(std::vector<ModelParameter>& parameters, const config::Setti
     parameters[i].cut = std::move(cuts[i]);
     if (parameters[i].is_cut()) parameters[i].part_sizes = parameters[i].cut.cut.part_sizes(part);
   }
+  check_embeddings(parameters);
 }
 
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {

@@ -27,6 +27,8 @@ struct ModelParameter {
   std::optional<sharding::ParameterCut> layer_cut;  // what its layer asks for (zero/nn.h)
   std::vector<std::int64_t> part_sizes;             // of `tensor`, once the Engine has adopted it
   sharding::ParameterCut cut = {};                  // over the tensor-parallel ranks
+  std::int64_t padding_idx = -1;                    // of its torch::nn::Embedding
+  const char* whole_only = nullptr;                 // an option of its torch::nn::Embedding that needs all rows
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }
