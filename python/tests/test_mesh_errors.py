@@ -100,12 +100,11 @@ def test_ranks_with_different_degrees() -> None:
 def test_heads_and_tokens_that_do_not_divide() -> None:
     def body(comm: libzero.Communicator) -> list[str]:
         mesh = libzero.Mesh.of({"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 3})
-        q = torch.zeros(1, 2, 2, 4)
+        q, k = torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 4, 4)
         calls: list[Callable[[], Any]] = [
             lambda: libzero.attention_over_heads(q, q, q, lambda a, b, c: a, mesh=mesh),
             lambda: libzero.sequence_to_heads(q, mesh=mesh),
-            lambda: libzero.sequence_to_heads(torch.zeros(1, 2, 6, 4), q.expand(1, 2, 2, 4).repeat(1, 1, 2, 1),
-                                              q.repeat(1, 1, 2, 1), mesh=mesh),
+            lambda: libzero.sequence_to_heads(torch.zeros(1, 2, 6, 4), k, k, mesh=mesh),
             lambda: mesh.tokens(-1),
             lambda: libzero.sequence_to_heads(torch.zeros(1, 2, 3, 4), mesh=mesh, tokens=-6),
         ]
