@@ -350,7 +350,9 @@ def summary(folder, kept=None):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
     found["optimizers"], found["collectives"] = optimizers(folder), collectives(folder)
-    found["attention"] = attention(folder / "parallel")
+    alone = attention(folder / "parallel") or (kept or {}).get("attention")
+    if alone:
+        found["attention"] = alone
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():
@@ -359,6 +361,6 @@ def summary(folder, kept=None):
         for part in ("python", "parallel"):
             for size, one in kept.get(part, {}).items():
                 found[part].setdefault(size, one)
-        for part in ("optimizers", "collectives", "attention"):
-            found[part] = found[part] or kept.get(part)
+        for part in ("optimizers", "collectives"):
+            found[part] = found[part] or kept[part]
     return found

@@ -18,6 +18,16 @@ words = sys.argv[1:]
 if words[0] == "-c":  # whether libzero can be imported
     sys.exit("import" not in words[1])
 value = lambda name: words[words.index(name) + 1]
+if "bench/peers/attention.py" in words:
+    who, recipe = words[words.index("bench/peers/attention.py") + 1:][:2]
+    name = os.environ["ZERO_TRANSPORT"] if who == "libzero" else who
+    with open(os.environ["STAND_IN_LOG"], "a") as file:
+        file.write(f"attention {name} {recipe} steps {value('--steps')}\n")
+    half = [{"shm": 0.3, "gloo": 0.5, "deepspeed": 0.5, "local": 0.2}[name]] * int(value("--steps"))
+    pathlib.Path(value("--out")).write_text(json.dumps({
+        "schema": "zero.bench.attention/1", "who": who, "recipe": recipe, "world": 2, "heads": 8, "width": 64, "steps": 5, "warmup": 1,
+        "runs": [{"sequence_tokens": int(n), "samples": {"forward_s": half, "backward_s": half}} for n in value("--sequences").split(",")]}))
+    sys.exit()
 is_peer = "--out" in words
 if is_peer:
     at = next(i for i, word in enumerate(words) if word.endswith("peer.py"))
@@ -155,18 +165,25 @@ class CompareTest(unittest.TestCase):
         shutil.copy(SOURCE / "docs" / "performance.json", self.folder / "docs")
         before = json.loads((self.folder / "docs" / "performance.json").read_text())
         code, said = self.compare("--parallel", "--only-size", "2x4x2x8x4x1", "--size", "2x4x2x8x16x1:rounds=1,steps=3,axis=sp",
-                                  "--rounds", "2", "--recipes", "fp32", "--docs", "docs", "--into", "run")
+                                  "--rounds", "2", "--recipes", "fp32", "--attention", "2", "--docs", "docs", "--into", "run")
         self.assertEqual(code, 0, said)
         tensor = [f"2x4x2x8x4x1 {one} steps 5" for one in (
-            "shm fp32 stages 0,3 tensor-parallel 2", "dtensor fp32", "autotp fp32", "gloo fp32 stages 0,3 tensor-parallel 2",
+            "shm fp32 stages 0,3 tensor-parallel 2", "dtensor fp32", "autotp fp32", "autotpsegments fp32", "autotpparts fp32",
+            "gloo fp32 stages 0,3 tensor-parallel 2",
             "shm fp32 stages 0 tensor-parallel 2 segments 2",
             "shm fp32 stages 0 tensor-parallel 2 segments 2 activation_checkpointing.partition_activations=true")]
         sequence = [f"2x4x2x8x16x1 {one} steps 3" for one in (
             "shm fp32 stages 0,3 sequence-parallel 2", "ulysses0 fp32", "ulysses3 fp32")]
-        self.assertEqual(self.calls(), tensor + sequence + tensor[::-1])
+        attention = [f"attention {name} fp32 steps 5" for name in ("local", "shm", "deepspeed", "gloo")]
+        self.assertEqual(self.calls(), tensor + sequence + tensor[::-1] + attention + attention[::-1])
         found = json.loads((self.folder / "docs" / "performance.json").read_text())
-        parallel = found.pop("parallel")
+        parallel, alone = found.pop("parallel"), found.pop("attention")
+        self.assertEqual([row["sequence_tokens"] for row in alone["results"]], [1024, 2048, 4096, 8192])
+        self.assertEqual({name: round(one["median"], 9) for name, one in alone["results"][0].items() if name.count("over")}, {
+            "shm_over_deepspeed": 0.6, "gloo_over_deepspeed": 1.0, "shm_over_local": 1.5, "local_over_deepspeed": 0.4})
+        self.assertRegex((self.folder / "docs" / "performance.md").read_text(), r"\| fp32 \| +1024 \| +600\.0 \| +1000\.0 \| +1000\.0 \| +400\.0 \| 0\.60")
         before.pop("parallel", None)
+        before.pop("attention", None)
         self.assertEqual(found, before)
         of = parallel["2x4x2x8x4x1"]["recipes"]["fp32"]["ratios"]
         self.assertEqual({text: one["median"] for text, one in of.items() if "memory" not in text}, {
@@ -175,7 +192,8 @@ class CompareTest(unittest.TestCase):
             "stage 3 over TCP / DeepSpeed AutoTP": 0.5, "floor: (compute + AdamW share) / DTensor": 1.0,
             "floor: (compute + AdamW share) / DeepSpeed AutoTP": 1.0,
             "stage 0 / (compute + AdamW share + collectives alone)": 0.4, "stage 3 / (compute + AdamW share + collectives alone)": 0.4,
-            "partitioned / whole activation checkpoints, stage 0": 1.0})
+            "partitioned / whole activation checkpoints, stage 0": 1.0, "DeepSpeed's partitioned / whole activation checkpoints": 1.0,
+            "whole activation checkpoints, stage 0 / DeepSpeed's": 0.5, "partitioned activation checkpoints, stage 0 / DeepSpeed's": 0.5})
         self.assertEqual(parallel["2x4x2x8x16x1"]["recipes"]["fp32"]["ratios"]["Ulysses, stage 3 / DeepSpeed's, stage 3"]["median"], 0.5)
 
     def test_everybody_clips_alike(self):
