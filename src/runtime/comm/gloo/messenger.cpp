@@ -15,6 +15,7 @@
 #include <set>
 #include <sstream>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/check.h"
@@ -68,7 +69,11 @@ struct Messenger::Lane {
   net::ProcessInfo identity;
   net::NodeTopology hosts;
   std::unique_ptr<FailureDetector> watch;
-  c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
+  // [Note: two connections] Messages to higher ranks and those to lower ranks have connections of their own. gloo holds a
+  // connection's lock while it writes, and meanwhile its thread for incoming data polls that lock. With as many ranks as
+  // cores it thereby takes the core from the thread that writes, until the scheduler's next tick: milliseconds.
+  c10::intrusive_ptr<c10d::ProcessGroupGloo> up, down;
+  c10d::ProcessGroupGloo& connection(int from, int to) const { return from < to ? *up : *down; }
   std::mutex mutex;                                // guards the members below and every Operation's messages
   std::set<Operation*> active;                     // all with pending messages
   std::deque<std::weak_ptr<Operation>> two_phase;  // those whose second phase has not started
@@ -201,8 +206,10 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
     if (sends && payload && call_.op != kAllGatherBytes && lane_->elsewhere(peer))
       channel_->bytes_across += bytes.nbytes();
     try {
-      messages_.push_back(
-          {peer, sends, sends ? lane_->group->send(tensors, peer, tag) : lane_->group->recv(tensors, peer, tag)});
+      const int own = lane_->rank();
+      messages_.push_back({peer, sends,
+                           sends ? lane_->connection(own, peer).send(tensors, peer, tag)
+                                 : lane_->connection(peer, own).recv(tensors, peer, tag)});
     } catch (const std::exception& error) {
       posting_error_ = {peer, first_line(error)};
     }
@@ -341,7 +348,10 @@ void Messenger::Lane::connect(milliseconds limit) {
     } else {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(watch->own_address()));
     }
-    group = c10::make_intrusive<c10d::ProcessGroupGloo>(store_of(*watch, left), rank(), size(), options);
+    const auto store = store_of(*watch, left);
+    up = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank(), size(), options);
+    down = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("down", store), rank(),
+                                                       size(), options);
   } catch (const std::exception& error) {
     if (const auto cause = watch->cause(milliseconds(200))) throw CommError(cause->reason, cause->rank);
     const auto text =
@@ -439,7 +449,8 @@ Messenger::~Messenger() {
     channel_->closed = true;
     for (auto* op : lane->active) op->stop_messages();
   }
-  lane->group.reset();
+  lane->up.reset();
+  lane->down.reset();
   lane->watch.reset();
 }
 
