@@ -84,7 +84,8 @@ TEST(TrainActivations, TheSameNumbersHoweverTheyAreKept) {
        "4 segments of 4 layers"},
       {set("activation_checkpointing.cpu_checkpointing=true") + set("activation_checkpointing.profile=true"),
        "inputs wait in host memory"},
-      {set("activation_checkpointing.partition_activations=true"), "no effect: tensor_parallel.autotp_size is not above 1"},
+      {set("activation_checkpointing.partition_activations=true"),
+       "no effect: tensor_parallel.autotp_size is not above 1"},
       {set("libzero.activation_file_path=" + folder), "inputs wait in a file in " + folder},
       {set("libzero.activation_offload.device=cpu") + set("libzero.activation_offload.min_bytes=1024"), ""},
   };

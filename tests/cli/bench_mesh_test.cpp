@@ -73,7 +73,8 @@ TEST(BenchMesh, TensorParallelStepsSendWhatTheFormulaSays) {
   }
 }
 
-// Ranks send different numbers of bytes. Over TCP, calls of different sizes would wait for each other until the timeout.
+// Ranks send different numbers of bytes. Over TCP, calls of different sizes would wait for each other until the
+// timeout.
 TEST(BenchMesh, TimesCollectivesOfUnevenParts) {
   const auto found = document({"--world", "3", "--tensor-parallel", "3", "--transport", "gloo", "--stages", "0",
                                "--recipes", "fp32", "--no-compute"});

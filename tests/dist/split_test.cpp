@@ -255,9 +255,9 @@ TEST_P(Splits, WaitInAnyOrderOverGroups) {
         // Rank 0 keeps numel / 2 and sends the rest; rank 1 sends all but the numel / 2 - 1 at its end.
         const auto first = values_of(ranks[0], numel), second = values_of(ranks[1], numel);
         const auto half = numel / 2, kept = own == 0 ? half : half - 1;
-        const auto expected = own == 0 ? at::cat({first.narrow(0, 0, kept), second.narrow(0, 0, numel - half + 1)})
-                                       : at::cat({first.narrow(0, half, numel - half),
-                                                  second.narrow(0, numel - kept, kept)});
+        const auto expected =
+            own == 0 ? at::cat({first.narrow(0, 0, kept), second.narrow(0, 0, numel - half + 1)})
+                     : at::cat({first.narrow(0, half, numel - half), second.narrow(0, numel - kept, kept)});
         require(at::equal(now.parts, expected), "another exchange");
       };
       auto first = begin(row), second = begin(column);
@@ -381,11 +381,12 @@ TEST_P(Splits, TellOfALateRankByItsNumberInTheRun) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Splits, testing::Values("thread", "shm", "gloo", "shm+gloo", "c10d"), [](const auto& info) {
-  std::string name = info.param;
-  std::erase(name, '+');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Over, Splits, testing::Values("thread", "shm", "gloo", "shm+gloo", "c10d"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, '+');
+                           return name;
+                         });
 
 TEST(SplitOfOne, IsLocalAndSharesItsEnd) {
   auto comm = Communicator::local();

@@ -39,7 +39,7 @@ struct Split {
     int local_rank = 0, local_size = 1;  // among the members of its host
     std::string offer;                   // its split_offer()
   };
-  net::ProcessInfo identity;  // of this rank in the group
+  net::ProcessInfo identity;    // of this rank in the group
   std::vector<Member> members;  // in the order of the group
   bool shared_memory = false;   // all members are on one host; overrides the transport's own kind
   std::function<void()>
@@ -107,9 +107,9 @@ class Transport {
   // Takes this rank's operations in flight as far as they go without waiting. Returns whether there are any left that
   // this has to be called for again. Any group of the run may be waiting.
   virtual bool advance() { return false; }
-  // `advance_others` is advance() of this rank's other groups. Waits call it repeatedly if the peers may need it to reach
-  // this group. gloo's waits do not: they advance all earlier operations over gloo, and a peer that waits in shared memory
-  // advances its own.
+  // `advance_others` is advance() of this rank's other groups. Waits call it repeatedly if the peers may need it to
+  // reach this group. gloo's waits do not: they advance all earlier operations over gloo, and a peer that waits in
+  // shared memory advances its own.
   virtual void on_wait(std::function<bool()> advance_others) { (void)advance_others; }
 
   // Whether ranks are processes, numbered host by host, and `count` divides the number of ranks of every host.

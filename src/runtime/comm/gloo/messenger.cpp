@@ -69,9 +69,9 @@ struct Messenger::Lane {
   net::ProcessInfo identity;
   net::NodeTopology hosts;
   std::unique_ptr<FailureDetector> watch;
-  // [Note: two connections] Messages to higher ranks and those to lower ranks have connections of their own. gloo holds a
-  // connection's lock while it writes, and meanwhile its thread for incoming data polls that lock. With as many ranks as
-  // cores it thereby takes the core from the thread that writes, until the scheduler's next tick: milliseconds.
+  // [Note: two connections] Messages to higher ranks and those to lower ranks have connections of their own. gloo holds
+  // a connection's lock while it writes, and meanwhile its thread for incoming data polls that lock. With as many ranks
+  // as cores it thereby takes the core from the thread that writes, until the scheduler's next tick: milliseconds.
   c10::intrusive_ptr<c10d::ProcessGroupGloo> up, down;
   c10d::ProcessGroupGloo& connection(int from, int to) const { return from < to ? *up : *down; }
   std::mutex mutex;                                // guards the members below and every Operation's messages

@@ -58,8 +58,8 @@ class Messenger {
   // Also calls `callback` at the first failure; it must not throw. null: none.
   void on_failure(std::function<void(const PeerFailure&)> callback);
   FailureDetector& watch();
-  // As in Transport. advance() lets a thread complete each operation of two phases in flight, of all groups, because gloo
-  // can wait for a message but not poll it.
+  // As in Transport. advance() lets a thread complete each operation of two phases in flight, of all groups, because
+  // gloo can wait for a message but not poll it.
   std::string split_offer() const;
   void advance();
 

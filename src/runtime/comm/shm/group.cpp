@@ -190,7 +190,9 @@ void Group::fail_and_throw(const Announcement& at, std::string_view text, std::s
   throw_failure(at, {std::string(text), std::string(hint), rank});
 }
 
-std::string Group::who(int peer) const { return base::join(identity_.name_of(peer), " (pid ", host_->pid(on_host(peer)), ")"); }
+std::string Group::who(int peer) const {
+  return base::join(identity_.name_of(peer), " (pid ", host_->pid(on_host(peer)), ")");
+}
 
 std::string Group::expected(const Announcement& at) const {
   return base::join("expected ", call_of(at).text(), " from all ", identity_.size, " ranks");

@@ -18,8 +18,8 @@ namespace zero::comm::shm {
 
 class Group {
  public:
-  // members[r]: the host's number of rank r, whose page is at places[r]. While waiting, the host's abort_check is called
-  // repeatedly; a CommError of it becomes the failure.
+  // members[r]: the host's number of rank r, whose page is at places[r]. While waiting, the host's abort_check is
+  // called repeatedly; a CommError of it becomes the failure.
   Group(const net::ProcessInfo& identity, std::shared_ptr<Host> host, std::vector<int> members,
         const std::vector<PagePlace>& places);
 

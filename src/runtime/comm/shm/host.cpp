@@ -37,9 +37,7 @@ Host::Host(const net::ProcessInfo& identity, std::chrono::milliseconds timeout, 
     pids_.push_back(member.pid);
     processes_.push_back(std::move(member.process));
     const int memory = member.memory.get();
-    mappings_.push_back(own                   ? nullptr
-                        : mappings != nullptr ? mappings->of(memory)
-                                              : std::make_shared<Mapping>(memory));
+    mappings_.push_back(own ? nullptr : mappings != nullptr ? mappings->of(memory) : std::make_shared<Mapping>(memory));
     bases_.push_back(own ? arena_->base() : mappings_.back()->base());
   }
   arena_->close_fd();

@@ -60,9 +60,9 @@ Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host)
       host_(host),
       arena_(host->arena()),
       pieces_(host->pieces()),
-      group_(std::make_shared<Group>(identity, host, all_ranks(identity.size),
-                                     std::vector<PagePlace>(static_cast<std::size_t>(identity.size),
-                                                            Host::first_page()))),
+      group_(
+          std::make_shared<Group>(identity, host, all_ranks(identity.size),
+                                  std::vector<PagePlace>(static_cast<std::size_t>(identity.size), Host::first_page()))),
       staging_(arena_) {}
 
 Rank::~Rank() {

@@ -1,5 +1,6 @@
 // One rank of a group over shared memory (transport.cpp): its operations in flight, what it announces to its peers, and
-// what it reads of them. begin() makes the input readable and announces it; complete() reads the peers' inputs in place.
+// what it reads of them. begin() makes the input readable and announces it; complete() reads the peers' inputs in
+// place.
 //
 // [Note: order of completion] Operations complete in order of issue: waiting for one completes all earlier ones.
 // Therefore no rank can delay the second phase of an earlier operation by waiting for a later one, and Page::finished
@@ -9,9 +10,9 @@
 // operation, so wait() only waits for announcements. A large input in this rank's arena is read in place ("direct");
 // then wait() also waits for the readers, because the owner may overwrite it afterwards.
 //
-// [Note: waits over groups] Peers may wait in one group for a second phase, or for the reading, of an operation that this
-// rank has begun, while this rank waits in another group. So every wait advances the operations of the rank's other
-// groups. A Rank lets in one caller at a time, and advance() returns if there is one.
+// [Note: waits over groups] Peers may wait in one group for a second phase, or for the reading, of an operation that
+// this rank has begun, while this rank waits in another group. So every wait advances the operations of the rank's
+// other groups. A Rank lets in one caller at a time, and advance() returns if there is one.
 #pragma once
 #include <sys/types.h>
 

@@ -29,9 +29,7 @@ class Turns {
     return Turn(&taken_);
   }
   // Empty if another caller, possibly of this thread, is inside.
-  [[nodiscard]] Turn try_take() {
-    return taken_.test_and_set(std::memory_order_acquire) ? Turn() : Turn(&taken_);
-  }
+  [[nodiscard]] Turn try_take() { return taken_.test_and_set(std::memory_order_acquire) ? Turn() : Turn(&taken_); }
 
  private:
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
