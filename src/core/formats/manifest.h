@@ -46,8 +46,8 @@ struct Tensor {
   std::string dtype;       // the format's name: "F32"
   std::vector<std::int64_t> shape;
   bool requires_grad = false;
-  std::vector<Part> parts;               // by start
-  std::vector<std::vector<Box>> slices;  // held by each tensor-parallel rank; empty: not cut
+  std::vector<Part> parts;                    // by start
+  std::vector<std::vector<Box>> slices = {};  // held by each tensor-parallel rank; empty: not cut
 };
 // Product of the sizes; -1 if it overflows.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);

@@ -16,10 +16,10 @@ struct Range {
 Range cut_range(std::int64_t n, std::int64_t multiple, int part, int parts);
 
 struct TensorCut {
-  std::vector<std::int64_t> sizes;   // of the whole tensor
-  int dim = 0;                       // that is divided
-  std::vector<std::int64_t> pieces;  // lengths along `dim` that are divided separately (q, k, v of a fused weight)
-  std::int64_t multiple = 1;         // of elements along `dim`, at which pieces are divided
+  std::vector<std::int64_t> sizes;        // of the whole tensor
+  int dim = 0;                            // that is divided
+  std::vector<std::int64_t> pieces = {};  // lengths along `dim` that are divided separately (q, k, v of a fused weight)
+  std::int64_t multiple = 1;              // of elements along `dim`, at which pieces are divided
   int parts = 1;
 
   // Empty, or why the tensor cannot be divided like this.
