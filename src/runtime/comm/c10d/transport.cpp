@@ -39,7 +39,7 @@ using Tensors = std::vector<at::Tensor>;
 constexpr milliseconds kLook{100};
 // How long a rank with a broken connection waits for the reported cause.
 constexpr milliseconds kGrace{500};
-// How long the destructor waits for this rank's own collectives.
+// How long the destructor waits for this rank's own collectives, and for the other members of a split group.
 constexpr milliseconds kFarewell{2000};
 // Bytes of a control message that need no second round, and of the slot that holds the length and the message.
 constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
@@ -86,6 +86,7 @@ class Link {
       auto link = std::make_shared<Link>(
           c10::make_intrusive<c10d::ProcessGroupGloo>(place, identity.rank, identity.size, options), store_);
       link->use(identity, key_);
+      link->place_ = std::move(place);
       return link;
     } catch (const std::exception& error) {
       throw CommError(base::join("[Communicator::split] got '", first_line(error), "', expected connections to all ",
@@ -117,6 +118,18 @@ class Link {
     options.rootRank = root;
     options.timeout = timeout;
     finish([&] { return backend_->broadcast(tensors, options); }, call, sequence, timeout);
+  }
+
+  // Of a split group: waits a limited time until all members leave. Closing a connection loses what the peer has not
+  // read, and a peer may still be connecting.
+  void leave() noexcept {
+    if (!place_ || failure()) return;
+    try {
+      const auto until = Clock::now() + kFarewell;
+      for (auto left = place_->add("left", 1); left < size() && Clock::now() < until; left = place_->add("left", 0))
+        std::this_thread::sleep_for(milliseconds(1));
+    } catch (const std::exception&) {  // the rank that hosts the store has ended
+    }
   }
 
   // The first failure counts, here and in the store.
@@ -212,6 +225,7 @@ class Link {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<c10d::Store> place_;  // of a split group
   net::ProcessInfo identity_;
   Clock::time_point next_look_{};  // at the store
   std::string key_;
@@ -257,6 +271,7 @@ class C10d final : public Transport {
       : Transport(identity), link_(std::move(link)), hosts_(std::move(hosts)) {}
   ~C10d() override {
     if (!thread_.idle_within(kFarewell)) link_->fail(rank_in_run(), "the communicator ended in a collective");
+    link_->leave();
   }
 
   std::string name() const override { return "c10d"; }
