@@ -278,6 +278,39 @@ TEST_P(Splits, WaitInAnyOrderOverGroups) {
   });
 }
 
+// Some ranks begin an operation of the column only after they have waited for the row: rank 1 waits for 0 in a row, 0
+// for 2 to begin in a column, 2 for 3 in a row, 3 for 1 to begin in a column.
+TEST_P(Splits, WaitForGroupsThatOthersHaveNotBegun) {
+  on_four(GetParam(), [](Comm comm) {
+    comm->set_timeout(10s);
+    const int rank = comm->rank();
+    auto row = comm->split(rank / 2, rank), column = comm->split(rank % 2, rank);
+    for (int round = 0; round < 6; ++round) {
+      const std::int64_t numel = 40000 + round;
+      auto in_row = values_of(rank, numel), in_column = values_of(rank, numel);
+      auto read_in_place = row->allocate(numel, at::kFloat);
+      read_in_place.copy_(values_of(rank, numel));
+      auto gathered = at::empty({2 * numel});
+      auto first = row->all_gather(gathered, read_in_place), second = row->all_reduce(in_row);
+      std::shared_ptr<Work> third;
+      if (rank == 0 || rank == 3) {
+        third = column->all_reduce(in_column);
+        third->wait();
+        first->wait();
+        second->wait();
+      } else {
+        first->wait();
+        second->wait();
+        third = column->all_reduce(in_column);
+        third->wait();
+      }
+      require(at::equal(in_row, sum_of({rank / 2 * 2, rank / 2 * 2 + 1}, numel)), "row");
+      require(at::equal(in_column, sum_of({rank % 2, rank % 2 + 2}, numel)), "column");
+      require(at::equal(gathered.narrow(0, numel, numel), values_of(rank / 2 * 2 + 1, numel)), "gathered");
+    }
+  });
+}
+
 TEST_P(Splits, RefuseUnfinishedOperationsOnAllRanks) {
   on_four(GetParam(), [](Comm comm) {
     auto values = at::ones({100});

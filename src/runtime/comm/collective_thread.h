@@ -17,21 +17,35 @@ namespace zero::comm {
 class CollectiveThread {
  public:
   std::shared_ptr<Work> add(std::function<void()> job) {
-    return std::make_shared<JobWork>(executor_.add(std::move(job), /*threads=*/1));  // the program's threads compute
+    // The program's threads compute.
+    return std::make_shared<JobWork>(executor_.add(std::move(job), /*threads=*/1), advance_others_);
+  }
+  // See Transport::on_wait().
+  void on_wait(std::function<bool()> advance_others) {
+    advance_others_ = std::make_shared<const std::function<bool()>>(std::move(advance_others));
   }
   // Whether all collectives have ended within the limit.
   bool idle_within(std::chrono::milliseconds limit) { return executor_.idle_within(limit); }
 
  private:
+  using AdvanceOthers = std::shared_ptr<const std::function<bool()>>;
+
   class JobWork final : public Work {
    public:
-    explicit JobWork(std::shared_future<void> result) : result_(std::move(result)) {}
-    void wait() override { result_.get(); }
+    JobWork(std::shared_future<void> result, AdvanceOthers advance_others)
+        : result_(std::move(result)), advance_others_(std::move(advance_others)) {}
+    void wait() override {
+      while (!done() && advance_others_ && (*advance_others_)()) result_.wait_for(std::chrono::milliseconds(1));
+      result_.get();
+    }
     bool done() override { return base::is_ready(result_); }
 
    private:
     std::shared_future<void> result_;
+    AdvanceOthers advance_others_;
   };
+
+  AdvanceOthers advance_others_;
 
   base::Executor executor_;
 };

@@ -107,9 +107,8 @@ class Transport {
   // Takes this rank's operations in flight as far as they go without waiting. Returns whether there are any left that
   // this has to be called for again. Any group of the run may be waiting.
   virtual bool advance() { return false; }
-  // `advance_others` is advance() of this rank's other groups. Waits call it repeatedly if the peers may need it to
-  // reach this group. gloo's waits do not: they advance all earlier operations over gloo, and a peer that waits in
-  // shared memory advances its own.
+  // `advance_others` is advance() of this rank's other groups. Waits in the program's thread call it until it returns
+  // false or their operation is complete, because peers may need those operations to reach this one.
   virtual void on_wait(std::function<bool()> advance_others) { (void)advance_others; }
 
   // Whether ranks are processes, numbered host by host, and `count` divides the number of ranks of every host.

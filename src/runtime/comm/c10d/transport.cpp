@@ -5,6 +5,7 @@
 // [Note: who failed] c10d reports that an operation failed, but rarely which rank caused it. A rank that fails or
 // detects a failure writes it to a key of the group's store, which waiting ranks read every 100 ms.
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -76,7 +77,8 @@ class Link {
 
   bool splits() const { return as_gloo(*backend_) != nullptr && store_of(*as_gloo(*backend_)) != nullptr; }
   // Blocks until all members have connected. Requires splits().
-  std::shared_ptr<Link> split(const net::ProcessInfo& identity, milliseconds timeout) const {
+  std::shared_ptr<Link> split(const net::ProcessInfo& identity, milliseconds timeout) {
+    one_of_several_ = true;
     const auto& gloo = *as_gloo(*backend_);
     auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->threads = 1;
@@ -87,6 +89,7 @@ class Link {
           c10::make_intrusive<c10d::ProcessGroupGloo>(place, identity.rank, identity.size, options), store_);
       link->use(identity, key_);
       link->place_ = std::move(place);
+      link->one_of_several_ = true;
       return link;
     } catch (const std::exception& error) {
       throw CommError(base::join("[Communicator::split] got '", first_line(error), "', expected connections to all ",
@@ -141,8 +144,7 @@ class Link {
         failure_ = PeerFailure{rank, reason};
       }
       const auto text = base::join(rank, " ", reason);
-      if (store_ && !key_.empty() && !store_->check({key_}))
-        store_->set(key_, std::vector<std::uint8_t>(text.begin(), text.end()));
+      if (has_store() && !store_->check({key_})) store_->set(key_, std::vector<std::uint8_t>(text.begin(), text.end()));
     } catch (...) {  // no store or no memory: the peers notice the end of this rank
     }
   }
@@ -162,7 +164,7 @@ class Link {
 
   // Adopts a failure that a peer has recorded.
   void read_store() {
-    if (!store_ || key_.empty()) return;
+    if (!has_store()) return;
     try {
       if (!store_->check({key_})) return;
       const auto bytes = store_->get(key_);
@@ -170,7 +172,7 @@ class Link {
       std::lock_guard lock(mutex_);
       if (!failure_) failure_ = PeerFailure{std::atoi(text.c_str()), text.substr(text.find(' ') + 1)};
     } catch (const std::exception&) {  // the rank that hosts the store has ended
-      store_ = nullptr;
+      store_gone_ = true;
     }
   }
 
@@ -184,7 +186,12 @@ class Link {
       }
       check(call, sequence);
     };
-    look(begin);
+    if (one_of_several_) {
+      look(begin);
+    } else {
+      next_look_ = begin + kLook;
+      check(call, sequence);
+    }
     try {
       const c10::intrusive_ptr<c10d::Work> work = start();
       for (int spins = 0; !work->isCompleted(); ++spins) {
@@ -210,7 +217,7 @@ class Link {
   // Throws c10d's error, or the failure that a peer has recorded meanwhile.
   [[noreturn]] void give_reason(const std::string& error, const Call& call, std::uint64_t sequence) {
     const auto until = Clock::now() + kGrace;
-    while (store_ && !failure() && Clock::now() < until) {
+    while (has_store() && !failure() && Clock::now() < until) {
       read_store();
       if (!failure()) std::this_thread::sleep_for(milliseconds(20));
     }
@@ -221,11 +228,14 @@ class Link {
     throw CommError(error);
   }
 
+  bool has_store() const { return store_ && !key_.empty() && !store_gone_; }
   int run_size() const { return identity_.run_size > 0 ? identity_.run_size : size(); }
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<c10d::Store> place_;  // of a split group
+  const c10::intrusive_ptr<c10d::Store> store_;
+  std::atomic<bool> store_gone_ = false;
+  std::atomic<bool> one_of_several_ = false;  // the run has groups, which fail together
+  c10::intrusive_ptr<c10d::Store> place_;     // of a split group
   net::ProcessInfo identity_;
   Clock::time_point next_look_{};  // at the store
   std::string key_;

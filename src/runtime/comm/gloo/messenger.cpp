@@ -14,6 +14,7 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <system_error>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -74,16 +75,18 @@ struct Messenger::Lane {
   // as cores it thereby takes the core from the thread that writes, until the scheduler's next tick: milliseconds.
   c10::intrusive_ptr<c10d::ProcessGroupGloo> up, down;
   c10d::ProcessGroupGloo& connection(int from, int to) const { return from < to ? *up : *down; }
-  std::mutex mutex;                                // guards the members below and every Operation's messages
-  std::set<Operation*> active;                     // all with pending messages
-  std::deque<std::weak_ptr<Operation>> two_phase;  // those whose second phase has not started
-  std::uint64_t issued = 0;                        // operations of all channels
-  std::uint64_t groups = 1;                        // existing groups, one bit each; the first is the run
+  std::mutex mutex;             // guards the members below and every Operation's messages
+  std::set<Operation*> active;  // all with pending messages
+  std::deque<std::pair<std::uint64_t, std::weak_ptr<Operation>>> two_phase;  // by index among all, `issued`
+  std::uint64_t issued = 0;                                                  // operations of all channels
+  std::atomic<int> waits{0};                                                 // in the program's thread
+  std::uint64_t groups = 1;  // existing groups, one bit each; the first is the run
   bool had_groups = false;
   std::optional<PeerFailure> failure;  // why operations fail from now on
   std::map<const Channel*, std::function<void(const PeerFailure&)>> on_failure;
 
-  std::vector<std::shared_ptr<Operation>> two_phase_operations();
+  // Those of two phases that are still in the first one, up to this index.
+  std::vector<std::shared_ptr<Operation>> in_first_phase(std::uint64_t before);
   void connect(milliseconds limit);
   net::NodeTopology meet_hosts(milliseconds limit);
   void stop_all(const PeerFailure& cause) noexcept;
@@ -102,7 +105,8 @@ struct Messenger::Channel {
   int number = 0;  // number of the group in the lane; 0: the run
   std::atomic<milliseconds> timeout{milliseconds(0)};
   std::atomic<std::uint64_t> bytes_across{0};
-  bool closed = false;  // the Messenger was destroyed; guarded by the lane's mutex
+  bool closed = false;                   // the Messenger was destroyed; guarded by the lane's mutex
+  std::function<bool()> advance_others;  // Transport::on_wait()
 };
 
 class Messenger::Operation final : public MessageWork, public std::enable_shared_from_this<Operation> {
@@ -133,7 +137,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   void then_post(std::function<void()> step) override {
     step_ = std::move(step);
     std::lock_guard lock(lane_->mutex);
-    lane_->two_phase.push_back(weak_from_this());
+    lane_->two_phase.emplace_back(issued_, weak_from_this());
   }
 
   void fail_all_ranks(const std::string& text) override {
@@ -145,11 +149,14 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   void wait() override {
-    if (const auto thread = waiter()) {
-      thread->get();
-    } else {
-      finish();
+    const auto& others = channel_->advance_others;
+    const Counted counted(others ? &lane_->waits : nullptr);
+    if (!waiter() && !(others && others())) return finish();
+    // Peers may need operations of other groups over shared memory to reach this one.
+    const auto thread = start_waiter();
+    while (thread.wait_for(milliseconds(1)) != std::future_status::ready && others && others()) {
     }
+    thread.get();
   }
 
   // gloo can wait for a message but not poll it, so the first query starts a thread that waits.
@@ -181,13 +188,27 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   const Call& call() const { return call_; }
-  std::uint64_t issued() const { return issued_; }  // index among the operations of all groups
 
  private:
   struct Message {
     int peer;  // rank of the run
     bool sends;
     c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  class Counted {
+   public:
+    explicit Counted(std::atomic<int>* count) : count_(count) {
+      if (count_ != nullptr) ++*count_;
+    }
+    ~Counted() {
+      if (count_ != nullptr) --*count_;
+    }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+
+   private:
+    std::atomic<int>* const count_;
   };
 
   std::optional<std::shared_future<void>> waiter() const {
@@ -234,8 +255,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   }
 
   void advance_earlier() {
-    for (const auto& op : lane_->two_phase_operations())
-      if (op->issued() < issued_) op->advance();
+    for (const auto& op : lane_->in_first_phase(issued_)) op->advance();
   }
 
   void first_phase() {
@@ -299,12 +319,15 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
   std::shared_future<void> waiter_;
 };
 
-std::vector<std::shared_ptr<Messenger::Operation>> Messenger::Lane::two_phase_operations() {
-  std::vector<std::shared_ptr<Operation>> operations;
-  std::lock_guard lock(mutex);
-  std::erase_if(two_phase, [](const auto& op) { return op.expired(); });
-  for (const auto& weak : two_phase)
-    if (auto op = weak.lock(); op && op->in_first_phase()) operations.push_back(std::move(op));
+std::vector<std::shared_ptr<Messenger::Operation>> Messenger::Lane::in_first_phase(std::uint64_t before) {
+  std::vector<std::shared_ptr<Operation>> operations;  // the last reference to one may be here, and ends unlocked
+  {
+    std::lock_guard lock(mutex);
+    std::erase_if(two_phase, [](const auto& entry) { return entry.second.expired(); });
+    for (const auto& [issued, weak] : two_phase)
+      if (auto op = issued < before ? weak.lock() : nullptr) operations.push_back(std::move(op));
+  }
+  std::erase_if(operations, [](const auto& op) { return !op->in_first_phase(); });
   return operations;
 }
 
@@ -568,7 +591,15 @@ std::string Messenger::split_offer() const {
 }
 
 void Messenger::advance() {
-  for (const auto& op : channel_->lane->two_phase_operations()) op->start_waiter();
+  if (channel_->lane->waits > 0) return;  // that wait does it
+  for (const auto& op : channel_->lane->in_first_phase(UINT64_MAX)) {
+    try {
+      op->start_waiter();
+    } catch (const std::system_error&) {  // no thread at the moment; the operation's own wait completes it
+    }
+  }
 }
+
+void Messenger::on_wait(std::function<bool()> advance_others) { channel_->advance_others = std::move(advance_others); }
 
 }  // namespace zero::comm

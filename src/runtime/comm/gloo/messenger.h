@@ -62,6 +62,7 @@ class Messenger {
   // gloo can wait for a message but not poll it.
   std::string split_offer() const;
   void advance();
+  void on_wait(std::function<bool()> advance_others);
 
   // The nodes of the ranks; empty unless ranks are numbered host by host.
   const net::NodeTopology& hosts() const;

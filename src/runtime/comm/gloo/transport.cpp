@@ -150,6 +150,9 @@ class Gloo : public Transport {
     if (messenger_) messenger_->advance();
     return false;
   }
+  void on_wait(std::function<bool()> advance_others) override {
+    if (messenger_) messenger_->on_wait(std::move(advance_others));
+  }
   std::string split_offer() override { return messenger_ ? messenger_->split_offer() : std::string(); }
   std::unique_ptr<Transport> split(const Split& split) override {
     if (split.shared_memory && split.identity.one_host()) return make_shm(split.identity, timeout_, split.abort_check);

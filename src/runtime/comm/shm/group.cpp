@@ -69,12 +69,9 @@ Group::Group(const net::ProcessInfo& identity, std::shared_ptr<Host> host, std::
     pages_.push_back(std::launder(reinterpret_cast<Page*>(start + place.page)));
     left_.push_back({std::launder(reinterpret_cast<Epoch::Number*>(start + place.left)), place.left_begin});
   }
-}
-
-Readers Group::peers() const {
-  auto peers = std::make_shared<std::vector<Epoch>>(left_);
-  peers->erase(peers->begin() + identity_.rank);
-  return peers;
+  auto peers = left_;
+  peers.erase(peers.begin() + identity_.rank);
+  peers_ = std::make_shared<const std::vector<Epoch>>(std::move(peers));
 }
 
 void Group::await(const std::function<bool(int)>& ready, const Announcement& at) {

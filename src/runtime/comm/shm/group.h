@@ -29,7 +29,7 @@ class Group {
   const std::vector<int>& members() const { return members_; }
   // The counter that tells the peers when this rank has left, and the peers' counters.
   const Epoch& left() const { return left_[static_cast<std::size_t>(identity_.rank)]; }
-  Readers peers() const;
+  const Readers& peers() const { return peers_; }
   const Announcement& announcement(int rank, std::uint64_t sequence) const { return page(rank).ring[sequence % kRing]; }
 
   // Blocks until `ready(peer)` holds for every peer; it may only read the peer's page. `at` is this rank's operation.
@@ -70,6 +70,7 @@ class Group {
   const std::vector<int> members_;
   std::vector<Page*> pages_;
   std::vector<Epoch> left_;
+  Readers peers_;
   std::function<bool()> advance_others_;
   std::atomic<std::chrono::milliseconds> timeout_{std::chrono::minutes(30)};
   std::chrono::steady_clock::time_point next_look_{};  // of poll()

@@ -68,7 +68,7 @@ Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host)
 Rank::~Rank() {
   if (::getpid() != pid_) return;  // a forked child must not change memory that it shares with the rank
   // Peers may still read announced data and the page.
-  const Readers readers = group_->peers();
+  const Readers& readers = group_->peers();
   recycle();
   staging_.leave(*pieces_, readers);
   for (const auto& operation : pending_) {

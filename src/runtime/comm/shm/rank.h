@@ -11,8 +11,8 @@
 // then wait() also waits for the readers, because the owner may overwrite it afterwards.
 //
 // [Note: waits over groups] Peers may wait in one group for a second phase, or for the reading, of an operation that
-// this rank has begun, while this rank waits in another group. So every wait advances the operations of the rank's
-// other groups. A Rank lets in one caller at a time, and advance() returns if there is one.
+// this rank has begun, while this rank waits in another group, over shared memory or TCP. So such waits advance the
+// operations of the rank's other groups. A Rank lets in one caller at a time, and advance() returns if there is one.
 #pragma once
 #include <sys/types.h>
 

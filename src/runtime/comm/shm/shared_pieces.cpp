@@ -9,7 +9,9 @@
 
 namespace zero::comm::shm {
 
-SharedPieces::SharedPieces(Host& host) : host_(host), arena_(host.arena()), pid_(::getpid()) {}
+SharedPieces::SharedPieces(Host& host) : host_(host), arena_(host.arena()), pid_(::getpid()) {
+  free_.reserve(1);  // the counter of the group of all ranks, which begin() does not create
+}
 
 Epoch SharedPieces::begin() {
   collect();

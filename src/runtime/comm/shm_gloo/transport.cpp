@@ -9,6 +9,7 @@
 // which is the same on all ranks. No rank waits for a peer that has not reached that call, and the program computes
 // meanwhile. Messages that do not depend on other ranks of the host are sent at the call.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 
@@ -62,13 +63,15 @@ class ShmGloo final : public Transport {
         place_(identity.local_rank),
         ranks_(identity.local_size),
         inside_(parent.first ? parent.first->split_inside(of_own_host(identity), *parent.second)
-                             : make_shm(of_own_host(identity), timeout + kLonger, [this] {
+                             : make_shm(of_own_host(identity), timeout + kLonger, [this, connected = connected_] {
+                                 if (*connected) return;  // on_failure() tells of later ones
                                  if (const auto cause = messenger_->watch().failure())
                                    throw CommError(cause->reason, cause->rank);
                                })) {
     set_timeout(timeout);
     for (int host = 0; host < hosts_; ++host) column_.push_back(host * ranks_ + place_);
     messenger_->on_failure([this](const PeerFailure& cause) { inside_->stop(cause.reason, cause.rank); });
+    *connected_ = true;
   }
 
   ~ShmGloo() override {
@@ -96,6 +99,7 @@ class ShmGloo final : public Transport {
   std::optional<PeerFailure> failure() const override { return messenger_->watch().failure(); }
   bool has_neighbours(int count) const override { return messenger_->hosts().divisible_by(count); }
   std::vector<int> hosts() const override { return hosts_of(*messenger_, identity()); }
+  void on_wait(std::function<bool()> advance_others) override { thread_.on_wait(std::move(advance_others)); }
   std::string split_offer() override { return messenger_->split_offer() + inside_->split_offer(); }
   std::unique_ptr<Transport> split(const Split& split) override {
     if (split.identity.one_host()) return split_inside(split.identity, split);
@@ -357,6 +361,8 @@ class ShmGloo final : public Transport {
   std::unique_ptr<Messenger> messenger_;
   const int host_, hosts_, place_, ranks_;  // place_: index among the host's ranks_
   std::vector<int> column_;
+  // Other groups may use the memory of inside_ for longer than this transport lives.
+  const std::shared_ptr<std::atomic<bool>> connected_ = std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<Transport> inside_;
   CollectiveThread thread_;  // destroyed first
 };
