@@ -311,6 +311,34 @@ TEST_P(Splits, WaitForGroupsThatOthersHaveNotBegun) {
   });
 }
 
+// Rank 0 waits in a row for 1, which waits in a diagonal for 2 to begin, which waits in a column for the second phase
+// of rank 0's earlier operation.
+TEST_P(Splits, AdvanceEarlierOperationsWhileTheyWait) {
+  on_four(GetParam(), [](Comm comm) {
+    comm->set_timeout(10s);
+    const int rank = comm->rank();
+    auto row = comm->split(rank / 2, rank), column = comm->split(rank % 2, rank);
+    auto diagonal = comm->split(rank == 1 || rank == 2, rank);
+    constexpr std::int64_t kNumel = 300000;  // over TCP too, a sum of two phases
+    auto in_row = values_of(rank, kNumel), in_column = in_row.clone(), in_diagonal = in_row.clone();
+    if (rank == 0) {
+      auto first = column->all_reduce(in_column), second = row->all_reduce(in_row);
+      second->wait();
+      first->wait();
+    } else if (rank == 1) {
+      diagonal->all_reduce(in_diagonal)->wait();
+      row->all_reduce(in_row)->wait();
+    } else if (rank == 2) {
+      column->all_reduce(in_column)->wait();
+      diagonal->all_reduce(in_diagonal)->wait();
+    }
+    if (rank < 2) require(at::equal(in_row, sum_of({0, 1}, kNumel)), "row");
+    if (rank % 2 == 0) require(at::equal(in_column, sum_of({0, 2}, kNumel)), "column");
+    if (rank == 1 || rank == 2) require(at::equal(in_diagonal, sum_of({1, 2}, kNumel)), "diagonal");
+    comm->barrier();
+  });
+}
+
 TEST_P(Splits, RefuseUnfinishedOperationsOnAllRanks) {
   on_four(GetParam(), [](Comm comm) {
     auto values = at::ones({100});
