@@ -338,6 +338,21 @@ TEST(MeshErrors, FaultsOfTheConfigurationAreEqualOnAllRanks) {
        {"got an unknown field strict_mod", "did you mean strict_mode?"}},
       {tensor_parallel(R"({"patterns": ["up"], "scater_input": true})"),
        {"got an unknown field scater_input", "did you mean scatter_input?"}},
+      {tensor_parallel(kPair, R"("strict_mode": true, )"),
+       {"the model cannot be cut over 2 tensor-parallel ranks:\n"
+        "  token.weight [10, 4] matches no entry, and strict_mode is true\n"
+        "  lstm.weight_ih_l0 [16, 4] matches no entry, and strict_mode is true\n"
+        "  lstm.weight_hh_l0 [16, 4] matches no entry, and strict_mode is true\n"
+        "  gru.weight_ih_l0 [12, 4] matches no entry, and strict_mode is true\n"
+        "  gru.weight_hh_l0 [12, 4] matches no entry, and strict_mode is true"}},
+      {tensor_parallel(std::string(kPair) + R"(, {"patterns": ["token", "lstm"], "partition_type": "skip"})",
+                       R"("strict_mode": true, )"),
+       {"tensor-parallel ranks:\n  gru.weight_ih_l0 [12, 4] matches no entry, and strict_mode is true\n  "
+        "gru.weight_hh_l0 [12, 4] matches no entry, and strict_mode is true"}},
+      {R"("tensor_parallel": {"autotp_size": 2})",
+       {"tensor_parallel.autotp_size: got 2 without tensor_parallel.partition_config or preset_model",
+        "layer_specs for these weights:\n  ", "\n  up.weight [8, 4]", "\n  down.weight [4, 8]",
+        "\n  token.weight [10, 4]", "\n  lstm.weight_ih_l0 [16, 4]", "\n  gru.weight_hh_l0 [12, 4]"}},
       {tensor_parallel(kUp, R"("tp_size": 4, )"), {"tp_size", "got 4, expected 2, as tensor_parallel.autotp_size"}},
       {tensor_parallel(R"({"patterns": ["up.weight"], "shape": [[-3, 11], -1]})"),
        {"got -3, expected a whole number of at least 1"}},
@@ -377,6 +392,29 @@ TEST(MeshErrors, FaultsOfTheConfigurationAreEqualOnAllRanks) {
       const auto text = config_error_of([&] { engine_of(toy, comm, keys); });
       require_one_error(comm, text, words);
       require(data_calls(comm) == before, "sent before: " + text);
+    }
+  });
+}
+
+// A plan with an entry for every weight; embeddings are cut by rows whatever the dimension says.
+TEST(MeshErrors, KeysOfAPlanThatChangeNothing) {
+  const std::string all = std::string(kPair) + R"(, {"patterns": ["token.weight"]},
+                                                  {"patterns": ["lstm|gru"], "partition_type": "skip"})";
+  expect_passed({"shm", 2}, [&](const auto& comm) {
+    std::string known;
+    for (const char* more : {"", R"("embedding_partition_dim": 1, )", R"("embedding_partition_dim": 0, )",
+                             R"("strict_mode": true, )", R"("tp_size": 2, )"}) {
+      const auto toy = std::make_shared<ToyImpl>();
+      auto engine = engine_of(toy, comm, tensor_parallel(all, more));
+      require(toy->token->weight.sizes() == at::IntArrayRef({5, 4}), std::string("another part with ") + more);
+      for (int step = 0; step < 2; ++step) {
+        const auto x = toy->token(at::tensor({0, 3, 5, 9, 9}, at::kLong));
+        engine.backward(toy->down(torch::tanh(toy->up(x))).pow(2).sum());
+        engine.step();
+      }
+      const auto hash = engine.state_hash();
+      if (known.empty()) known = hash;
+      require(hash == known, std::string("another state with ") + more);
     }
   });
 }

@@ -14,7 +14,7 @@
 namespace zero::test::mesh {
 namespace {
 
-constexpr int kBatch = 3, kTokens = 5;
+constexpr std::int64_t kBatch = 3;
 
 // --- modules that know nothing of ranks ---------------------------------------------------------
 
@@ -173,19 +173,18 @@ Options Case::options() const {
   return Options::from_json(out.str());
 }
 
-namespace {
-
-// Attention exchanges tokens for heads, and forward() gets this rank's stretch.
-void divide_sequence(::models::GptImpl& gpt, const Mesh& mesh) {
-  gpt.first_position(mesh.tokens(kTokens).first);
-  gpt.attend_by([&mesh](const auto& local, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+void divide_sequence(::models::GptImpl& gpt, const Mesh& mesh, std::int64_t tokens) {
+  gpt.first_position(mesh.tokens(tokens).first);
+  gpt.attend_by([&mesh, tokens](const auto& local, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
     const auto turned = [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
       return local(a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2)).transpose(1, 2);
     };
-    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), turned, kTokens)
+    return attention_over_heads(mesh, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), turned, tokens)
         .transpose(1, 2);
   });
 }
+
+namespace {
 
 // A backward of this rank's tokens. Returns the mean loss of all tokens.
 double backward_of_stretch(Engine& engine, ::models::GptImpl& gpt, std::uint64_t seed) {
@@ -204,22 +203,21 @@ double backward_of_stretch(Engine& engine, ::models::GptImpl& gpt, std::uint64_t
 
 }  // namespace
 
+double backward(Engine& engine, torch::nn::Module& module, const Case& c, std::uint64_t seed) {
+  if (c.u > 1) return backward_of_stretch(engine, dynamic_cast<::models::GptImpl&>(module), seed);
+  const auto loss = c.model->loss(module, seed);
+  engine.backward(loss);
+  return loss.item<double>();
+}
+
 Result train(const Case& c, const std::shared_ptr<Communicator>& comm) {
   auto module = make_model(*c.model);
   Engine engine(module, c.options(), comm);
-  auto* const gpt = c.u > 1 ? &dynamic_cast<::models::GptImpl&>(*module) : nullptr;
-  if (gpt) divide_sequence(*gpt, engine.mesh());
+  if (c.u > 1) divide_sequence(dynamic_cast<::models::GptImpl&>(*module), engine.mesh(), kTokens);
   Result result;
   for (int step = 0; step < c.steps; ++step) {
     for (int micro = 0; micro < c.accumulation; ++micro) {
-      const auto seed = seed_of(step, micro, engine.mesh().rank("dp"));
-      if (gpt) {
-        result.losses.push_back(backward_of_stretch(engine, *gpt, seed));
-      } else {
-        const auto loss = c.model->loss(*module, seed);
-        result.losses.push_back(loss.item<double>());
-        engine.backward(loss);
-      }
+      result.losses.push_back(backward(engine, *module, c, seed_of(step, micro, engine.mesh().rank("dp"))));
       if (c.with_gradients && micro + 1 == c.accumulation) {
         result.gradients.emplace_back();
         for (const auto& item : module->named_parameters())

@@ -14,6 +14,10 @@
 #include "models/gpt_config.h"
 #include "soundness/ranks.h"
 
+namespace models {
+struct GptImpl;
+}
+
 namespace zero::test::mesh {
 
 at::Tensor draw(std::vector<std::int64_t> sizes, std::uint64_t seed);
@@ -32,6 +36,8 @@ const std::vector<Model>& models();
 const Model& gpt_model();
 models::GptConfig gpt_config();
 std::shared_ptr<torch::nn::Module> make_model(const Model& model);
+
+inline constexpr std::int64_t kTokens = 5;  // of a sample
 
 struct Case {
   const Model* model;
@@ -56,7 +62,12 @@ struct Result {
 inline std::uint64_t seed_of(int step, int micro, int data_rank) {
   return static_cast<std::uint64_t>(1000 + 100 * step + 10 * micro + data_rank);
 }
-// losses: with sequence parallelism (u > 1, the GPT only), those of all tokens.
+// For sequence parallelism: attention exchanges tokens for heads, and forward() gets this rank's stretch of `tokens`.
+void divide_sequence(::models::GptImpl& gpt, const Mesh& mesh, std::int64_t tokens);
+// The backward of one micro-batch. Returns its loss; with sequence parallelism (u > 1, the GPT only, divided at
+// kTokens), that of all tokens.
+double backward(Engine& engine, torch::nn::Module& module, const Case& c, std::uint64_t seed);
+// losses: those of backward().
 Result train(const Case& c, const std::shared_ptr<Communicator>& comm);
 // The reference, of one process: AdamW in fp64 on gradients of a whole module in fp32. losses: those of data rank
 // `own`. skipped: steps that do not update.

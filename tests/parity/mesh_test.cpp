@@ -8,8 +8,11 @@
 #include <cmath>
 #include <fstream>
 #include <regex>
+#include <set>
 #include <sstream>
+#include <tuple>
 
+#include "formats/manifest.h"
 #include "models/gpt.h"
 #include "parity/mesh_problems.h"
 #include "support/folder.h"
@@ -327,6 +330,106 @@ TEST(Mesh, TokensOfAMesh) {
   });
 }
 
+// The sum of what a rank's tokens count is `sum`, at any value of the parameter 1.
+struct ScaleImpl : torch::nn::Module {
+  at::Tensor scale = register_parameter("scale", at::ones({1}));
+  at::Tensor forward(double sum) { return (scale * sum).sum(); }
+};
+
+// Sums of 250 and 90 over 100 and 60 tokens have the mean 2.125. The mean of their means, 2.5 and 1.5, is 2.
+TEST(Mesh, EveryTokenCountsOnceHoweverManyARankHas) {
+  struct Rank {
+    double sum;
+    std::int64_t tokens;
+  };
+  const struct {
+    std::vector<Rank> ranks;
+    double mean;
+  } cases[] = {{{{250, 100}, {90, 60}}, 2.125},
+               {{{250, 100}, {90, 60}, {0, 0}, {0, 0}}, 2.125},
+               {{{250, 100}, {90, 60}, {7, 1}, {-27, 159}}, 1},
+               {{{0, 0}, {0, 0}}, 0}};
+  for (const auto& c : cases)
+    for (const int u : {1, 2})
+      expect_passed({"shm", static_cast<int>(c.ranks.size())}, [&, u](const auto& comm) {
+        for (int stage = 0; stage <= 3; ++stage)
+          for (const bool tokens_in_all : {true, false}) {  // of two micro-batches; the second may have none
+            const auto module = std::make_shared<ScaleImpl>();
+            Engine engine(std::static_pointer_cast<torch::nn::Module>(module),
+                          Options::build()
+                              .train_micro_batch_size(1)
+                              .gradient_accumulation_steps(2)
+                              .sgd({.lr = 0.25})
+                              .gradient_clipping(0)
+                              .stage(stage)
+                              .sequence_parallel(u),
+                          comm);
+            const auto own = c.ranks[static_cast<std::size_t>(comm->rank())];
+            engine.backward(module->forward(own.sum), {.tokens = own.tokens});
+            engine.step();
+            if (tokens_in_all)
+              engine.backward(module->forward(2 * own.sum), {.tokens = own.tokens});
+            else
+              engine.backward(module->forward(0), {.tokens = 0});
+            const double wanted = (tokens_in_all ? 1.5 : 0.5) * c.mean;
+            const double got = engine.gradient("scale").template item<double>();
+            require(std::abs(got - wanted) <= 3e-7 * std::abs(wanted),
+                    "gradient " + std::to_string(got) + ", expected " + std::to_string(wanted) + " with u " +
+                        std::to_string(u) + " at stage " + std::to_string(stage));
+            engine.step();
+            const double updated = engine.parameter_state("scale").template item<double>();
+            require(std::abs(updated - (1 - 0.25 * wanted)) < 1e-6, "updated to " + std::to_string(updated));
+          }
+      });
+}
+
+// 7 tokens of 3 samples, of which some do not count: another number on every rank, none on the first.
+TEST(Mesh, TokensThatDoNotCountOfUnevenStretches) {
+  constexpr std::int64_t tokens = 7;
+  const auto text_of = [](int d) {
+    const auto seed = static_cast<std::uint64_t>(d);
+    const auto text = at::randint(0, 23, {3, tokens + 1}, at::detail::createCPUGenerator(seed), at::kLong);
+    auto targets = text.narrow(1, 1, tokens).clone();
+    targets.masked_fill_(draw({3, tokens}, seed).gt(0.5), -100);
+    if (d == 0) targets.narrow(1, 0, tokens / 2).fill_(-100);
+    return std::pair{text.narrow(1, 0, tokens), targets};
+  };
+  const auto sum_of = [](torch::nn::Module& module, const at::Tensor& text, const at::Tensor& targets) {
+    const auto logits = dynamic_cast<::models::GptImpl&>(module).forward(text.contiguous());
+    return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten(), {}, at::Reduction::Sum);
+  };
+  for (const auto& [world, t, u] : {std::tuple{2, 1, 2}, {3, 1, 3}, {4, 1, 2}, {4, 2, 2}})
+    expect_passed({"shm", world}, [&, t = t, u = u](const auto& comm) {
+      for (const int stage : {0, 2, 3}) {
+        Case c{.model = &gpt_model(), .t = t, .u = u, .stage = stage};
+        const auto module = make_model(*c.model), plain = make_model(*c.model);
+        Engine engine(module, c.options(), comm);
+        divide_sequence(dynamic_cast<::models::GptImpl&>(*module), engine.mesh(), tokens);
+        const auto [text, targets] = text_of(engine.mesh().rank("dp"));
+        const auto [begin, end] = engine.mesh().tokens(tokens);
+        const auto own = targets.narrow(1, begin, end - begin);
+        engine.backward(sum_of(*module, text.narrow(1, begin, end - begin), own),
+                        {.tokens = own.ne(-100).sum().template item<std::int64_t>()});
+        at::Tensor sum = at::zeros({});
+        std::int64_t all = 0;
+        for (int d = 0; d < engine.mesh().size("dp"); ++d) {
+          const auto [x, y] = text_of(d);
+          sum = sum + sum_of(*plain, x, y);
+          all += y.ne(-100).sum().template item<std::int64_t>();
+        }
+        (sum / all).backward();
+        for (const auto& item : plain->named_parameters()) {
+          const auto& wanted = item.value().grad();
+          const double apart = ((engine.gradient(item.key()) - wanted).norm() / wanted.norm()).template item<double>();
+          require(apart <= 1e-5, "gradient of " + item.key() + " is apart by " + std::to_string(apart) + " with t " +
+                                     std::to_string(t) + ", u " + std::to_string(u) + " at stage " +
+                                     std::to_string(stage));
+        }
+        engine.step();
+      }
+    });
+}
+
 // --- checkpoints --------------------------------------------------------------------------------
 
 TEST(Mesh, CheckpointsHoldWholeTensors) {
@@ -377,6 +480,117 @@ TEST(Mesh, CheckpointsHoldWholeTensors) {
       require(false, "expected a ConfigError");
     });
   }
+}
+
+// How a test expects a parameter to be cut; dim -1: not at all.
+struct Cutting {
+  std::int64_t dim = -1, pieces = 1, multiple = 1;
+};
+Cutting cutting_of(const Model& model, const std::string& name) {
+  const bool bias = name.ends_with("bias");
+  const auto has = [&](const char* part) { return contains(name, part); };
+  if (&model == &gpt_model()) {
+    if (has("token")) return {.dim = 0};
+    if (has("qkv")) return {.dim = 0, .pieces = 3, .multiple = 4};
+    if (has(".up.")) return {.dim = 0};
+    if (has("projection.weight")) return {.dim = 1, .multiple = 4};
+    if (has("down.weight")) return {.dim = 1};
+    return {};
+  }
+  if (has(".q.")) return {.dim = 0, .multiple = 6};
+  if (has(".kv.")) return {.dim = 0, .pieces = 2, .multiple = 3};
+  return has(".out.") && !bias ? Cutting{.dim = 1, .multiple = 6} : Cutting{};
+}
+
+// Names, whole shapes, and what each tensor-parallel rank holds: of each piece of n elements the multiples
+// floor(j c / t) to floor((j + 1) c / t) of c.
+void expect_manifest(const std::filesystem::path& file, const Case& c, int world) {
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  const auto dense = std::regex_replace(text.str(), std::regex("\\s"), "");
+  EXPECT_NE(dense.find("\"mesh\":{\"dp\":" + std::to_string(world / c.t / c.u) + ",\"sp\":" + std::to_string(c.u) +
+                       ",\"tp\":" + std::to_string(c.t) + "}"),
+            std::string::npos);
+  const auto manifest = formats::parse_manifest(text.str(), file.string());
+  EXPECT_EQ(manifest.world, world);
+  EXPECT_EQ(manifest.sequence, c.u);
+  EXPECT_EQ(manifest.tensor, c.t);
+  std::set<std::string> found, wanted;
+  for (const auto& item : make_model(*c.model)->named_parameters())
+    for (const char* kind : {"master", "opt.exp_avg", "opt.exp_avg_sq"}) wanted.insert(kind + (" " + item.key()));
+  const auto shapes = make_model(*c.model)->named_parameters();
+  for (const auto& tensor : manifest.tensors) {
+    if (tensor.kind != "master" && !tensor.kind.starts_with("opt.")) continue;
+    found.insert(tensor.kind + " " + tensor.name);
+    const auto* const whole = shapes.find(tensor.name);
+    ASSERT_NE(whole, nullptr) << tensor.name;
+    EXPECT_EQ(tensor.shape, whole->sizes().vec()) << tensor.name;
+    const auto cutting = cutting_of(*c.model, tensor.name);
+    std::vector<std::vector<formats::Box>> slices;
+    for (int j = 0; cutting.dim >= 0 && j < c.t; ++j) {
+      slices.emplace_back();
+      const auto dim = static_cast<std::size_t>(cutting.dim);
+      const auto length = tensor.shape[dim] / cutting.pieces, blocks = length / cutting.multiple;
+      for (std::int64_t piece = 0; piece < cutting.pieces; ++piece) {
+        formats::Box box{std::vector<std::int64_t>(tensor.shape.size(), 0), tensor.shape};
+        const auto begin = j * blocks / c.t * cutting.multiple, end = (j + 1) * blocks / c.t * cutting.multiple;
+        box.start[dim] = piece * length + begin;
+        box.size[dim] = end - begin;
+        slices.back().push_back(std::move(box));
+      }
+    }
+    EXPECT_TRUE(tensor.slices == slices) << tensor.kind << " " << tensor.name << " is cut otherwise";
+  }
+  EXPECT_EQ(found, wanted);
+}
+
+// Every state has its bits after loading, and training goes on as if nothing had been. Over sequence- and
+// tensor-parallel ranks; over 3 ranks with 8 heads, 4 of them of keys and values.
+TEST(Mesh, CheckpointsGoOnBitForBit) {
+  for (const auto& [model, world, t, u] : {std::tuple{&gpt_model(), 4, 2, 2}, {&mesh::models()[2], 3, 3, 1}})
+    for (const auto& [from, to] : {std::pair{2, 2}, {0, 3}, {3, 0}}) {
+      const TempFolder folder;
+      const Case c{.model = model, .t = t, .u = u, .stage = from, .recipe = "bf16"};
+      expect_passed({"shm", world}, [&, to = to](const auto& comm) {
+        Case other = c;
+        std::map<std::string, at::Tensor> saved;
+        std::string hash, later;
+        for (const bool loads : {false, true}) {
+          if (loads) other.stage = to;
+          const auto module = loads ? c.model->make() : make_model(*c.model);
+          Engine engine(module, other.options(), comm);
+          if (c.u > 1) divide_sequence(dynamic_cast<::models::GptImpl&>(*module), engine.mesh(), kTokens);
+          const auto run = [&](int first) {
+            for (int step = first; step < first + 2; ++step) {
+              backward(engine, *module, other, seed_of(step, 0, engine.mesh().rank("dp")));
+              engine.step();
+            }
+            return engine.state_hash();
+          };
+          if (loads) {
+            require(engine.load_checkpoint(folder.path()) == "a", "the tag");
+            require(engine.state_hash() == hash, "another state after loading");
+          } else {
+            hash = run(0);
+            engine.save_checkpoint(folder.path(), "a");
+          }
+          for (const auto& item : module->named_parameters())
+            for (const std::string state : {"master", "exp_avg", "exp_avg_sq"}) {
+              const auto values = engine.parameter_state(item.key(), state);
+              if (loads)
+                require(values.equal(saved.at(state + " " + item.key())), state + " of " + item.key());
+              else
+                saved[state + " " + item.key()] = values;
+            }
+          const auto end = run(2);
+          if (loads)
+            require(end == later, "another state after two more steps");
+          else
+            later = end;
+        }
+      });
+      expect_manifest(folder.path() / "a" / "manifest.json", c, world);
+    }
 }
 
 }  // namespace

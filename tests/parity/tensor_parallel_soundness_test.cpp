@@ -255,6 +255,58 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
   });
 }
 
+// Masks outside of regions, which a tensor-parallel group has in common and data-parallel ranks have not, and masks
+// inside go on as in a run that was not interrupted, also where a forward that nobody uses has left a region open.
+TEST(TensorParallelSoundness, RandomNumbersGoOnAfterALoad) {
+  for (const auto& [from, to] : {std::pair{3, 0}, {2, 2}}) {
+    const TempFolder folder;
+    expect_passed({"shm", 4}, [&, from = from, to = to](const auto& comm) {
+      std::vector<at::Tensor> masks;  // of the steps after the save
+      std::string later;
+      for (const bool loads : {false, true}) {
+        const auto module = std::make_shared<PairImpl>();
+        at::Tensor outside, inside;
+        module->body = [&](PairImpl& m, const at::Tensor& x) {
+          outside = at::bernoulli(at::full_like(x, 0.5));
+          const auto y = torch::tanh(m.up(x * outside));
+          inside = at::bernoulli(at::full_like(y, 0.5));
+          return m.down(y * inside);
+        };
+        auto engine = engine_of(module, comm, options_with("", "", loads ? to : from));
+        torch::manual_seed(loads ? 99 : static_cast<std::uint64_t>(5 + engine.mesh().rank("dp")));
+        const auto run = [&](int first) {
+          for (int step = first; step < first + 2; ++step) {
+            const auto seed = static_cast<std::uint64_t>(10 * step + engine.mesh().rank("dp"));
+            engine.backward(module->forward(draw({20, 6}, seed)).pow(2).mean());
+            engine.step();
+            require_same_over_tp(engine, outside, "a mask outside of regions");
+            const auto both = over_tp(engine, inside);
+            require(!both[0].equal(both[1]), "the same mask inside of regions");
+            for (const auto& mask : {outside, inside}) {
+              if (first == 0) continue;
+              if (!loads) masks.push_back(mask);
+              const auto at = static_cast<std::size_t>(2 * (step - first)) + (mask.is_same(inside) ? 1 : 0);
+              require(mask.equal(masks.at(at)), "another mask in step " + std::to_string(step));
+            }
+          }
+          return engine.state_hash();
+        };
+        if (loads) {
+          module->up(draw({4, 6}, 1));
+          engine.load_checkpoint(folder.path());
+        } else {
+          run(0);
+          engine.save_checkpoint(folder.path(), "a");
+        }
+        const auto hash = run(2);
+        if (!loads) later = hash;
+        require(hash == later, "another state after loading");
+        require_same_over_tp(engine, generator_state(), "the generator");
+      }
+    });
+  }
+}
+
 // --- recomputation ------------------------------------------------------------------------------
 
 // Without gradients inside of a segment, products are summed in the second run as in the first.

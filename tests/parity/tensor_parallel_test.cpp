@@ -63,33 +63,37 @@ TEST(TensorParallel, Dropout) {
 struct NoisyImpl : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
   at::Tensor inside, again, outside;  // again: in a second region, with no draw between them
+  std::function<at::Tensor(const at::Tensor&)> mask = [](const at::Tensor& y) {
+    return at::bernoulli(at::full_like(y, 0.5));
+  };
   NoisyImpl() {
     up = register_module("up", torch::nn::Linear(4, 2000));
     down = register_module("down", torch::nn::Linear(2000, 4));
   }
   at::Tensor forward(const at::Tensor& x) {
     auto y = up(x);
-    inside = at::bernoulli(at::full_like(y, 0.5));
+    inside = mask(y);
     y = down(y * inside);
     const auto z = up(x);
-    again = at::bernoulli(at::full_like(z, 0.5));
+    again = mask(z);
     y = y + down(z * again);
-    outside = at::bernoulli(at::full_like(y, 0.5));
+    outside = mask(y);
     return y + outside;
+  }
+  static Options options(int t) {
+    return Options::build()
+        .train_micro_batch_size(2)
+        .adamw({.lr = 1e-3})
+        .tensor_parallel(
+            t, {.layer_specs = {{.patterns = {"up.weight"}}, {.patterns = {"down.weight"}, .partition_type = "row"}}});
   }
 };
 
 TEST(TensorParallel, RandomNumbersInAndOutOfSplitRegions) {
   expect_passed({"shm", 2}, [](const auto& comm) {
     const auto module = std::make_shared<NoisyImpl>();
-    const auto options =
-        Options::build()
-            .train_micro_batch_size(2)
-            .adamw({.lr = 1e-3})
-            .tensor_parallel(2, {.layer_specs = {{.patterns = {"up.weight"}},
-                                                 {.patterns = {"down.weight"}, .partition_type = "row"}}});
     torch::manual_seed(static_cast<std::uint64_t>(comm->rank()));  // of different seeds, rank 0's counts
-    Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options, comm);
+    Engine engine(std::static_pointer_cast<torch::nn::Module>(module), NoisyImpl::options(2), comm);
     const auto x = draw({50, 4}, 1);
     at::Tensor before;
     for (int step = 0; step < 2; ++step) {
@@ -109,6 +113,48 @@ TEST(TensorParallel, RandomNumbersInAndOutOfSplitRegions) {
       before = inside[0];
     }
   });
+}
+
+// Masks have one distribution whatever the number of ranks: the same mean, and independent over ranks, regions and
+// steps. Bounds: five standard deviations of the mean of as many draws.
+TEST(TensorParallel, DropoutOfAnyNumberOfRanks) {
+  for (const int t : {1, 2, 4})
+    expect_passed({"shm", t}, [t](const auto& comm) {
+      const double p = 0.2;
+      const auto module = std::make_shared<NoisyImpl>();
+      module->mask = [p](const at::Tensor& y) { return at::dropout(at::full_like(y, 1 - p), p, /*train=*/true); };
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(module), NoisyImpl::options(t), comm);
+      torch::manual_seed(7);
+      std::vector<at::Tensor> inside;  // one row a rank, region and step
+      for (int step = 0; step < 2; ++step) {
+        engine.backward(module->forward(draw({60, 4}, 1)).pow(2).mean());
+        engine.step();
+        for (const auto& mine : {module->inside, module->again}) {
+          require(mine.numel() == 60 * 2000 / t, "another part");
+          auto all = at::empty({t, mine.numel()});
+          comm->all_gather(all.view({-1}), mine.detach().contiguous().view({-1}))->wait();
+          for (int j = 0; j < t; ++j) inside.push_back(all[j]);
+        }
+        auto outside = at::empty({t, module->outside.numel()});
+        comm->all_gather(outside.view({-1}), module->outside.detach().contiguous().view({-1}))->wait();
+        for (int j = 1; j < t; ++j) require(outside[j].equal(outside[0]), "different numbers outside of split regions");
+      }
+      const auto require_mean = [](const at::Tensor& mask, double wanted, const std::string& what) {
+        const double bound = 5 * std::sqrt(wanted * (1 - wanted) / static_cast<double>(mask.numel()));
+        const double mean = mask.mean().template item<double>();
+        require(std::abs(mean - wanted) < bound, what + ": " + std::to_string(mean) + ", expected " +
+                                                     std::to_string(wanted) + " within " + std::to_string(bound));
+      };
+      require_mean(at::cat(inside), 1 - p, "mean over " + std::to_string(t) + " ranks");
+      for (std::size_t a = 0; a < inside.size(); ++a) {
+        require(inside[a].eq(0).logical_or(inside[a].eq(1)).all().template item<bool>(), "neither 0 nor 1");
+        require_mean(inside[a], 1 - p, "mean of a mask");
+        for (std::size_t b = 0; b < a; ++b)
+          require_mean(inside[a] * inside[b], (1 - p) * (1 - p),
+                       "product of masks " + std::to_string(a) + " and " + std::to_string(b) + " of " +
+                           std::to_string(t) + " ranks");
+      }
+    });
 }
 
 // --- the norm -----------------------------------------------------------------------------------
@@ -362,6 +408,63 @@ TEST(TensorParallel, LayersWithSequenceRegions) {
             "losses with regions: apart by " + std::to_string(apart(losses[2], losses[0])));
     require(losses[0].back() < losses[0].front(), "the reference does not learn");
   });
+}
+
+// The gradients of what ranks have in common are sums of those of each rank's tokens. Their bits are equal on all
+// ranks, else the parameters would come apart.
+TEST(TensorParallel, GradientsOfSequenceRegionsAreEqualOverTheRanks) {
+  for (const auto& [world, t] : {std::pair{2, 2}, {4, 2}, {3, 3}})
+    expect_passed({"shm", world}, [t = t](const auto& comm) {
+      for (const bool bf16 : {false, true})
+        for (int stage = 0; stage <= 3; ++stage) {
+          const MegatronGptConfig config{.layers = 2, .hidden = 24, .heads = 6, .sequence = 8, .vocabulary = 24};
+          const auto module = std::make_shared<MegatronGptImpl>(config),
+                     plain = std::make_shared<MegatronGptImpl>(config);
+          fill(*module);
+          fill(*plain);
+          auto options = Options::build()
+                             .adamw()
+                             .train_micro_batch_size(3)
+                             .gradient_accumulation_steps(2)
+                             .stage(stage)
+                             .tensor_parallel(t, {});
+          if (bf16) options.bf16();
+          Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options, comm);
+          const auto& group = engine.mesh().group("tp");
+          module->set_group(group);
+          const auto loss_of = [](MegatronGptImpl& m, int micro, int d) {
+            const auto seed = static_cast<std::uint64_t>(10 * micro + d);
+            const auto text = at::randint(0, 24, {3, 6}, at::detail::createCPUGenerator(seed), at::kLong);
+            return m.forward(text).to(at::kFloat).pow(2).mean();
+          };
+          const int data_ranks = engine.mesh().size("dp");
+          for (int micro = 0; micro < 2; ++micro) {
+            engine.backward(loss_of(*module, micro, engine.mesh().rank("dp")));
+            for (int d = 0; d < data_ranks; ++d) (loss_of(*plain, micro, d) / (2 * data_ranks)).backward();
+            if (micro == 0) engine.step();
+          }
+          const auto where = (bf16 ? " in bf16" : " in fp32") + (" at stage " + std::to_string(stage));
+          int compared = 0;
+          for (const auto& item : plain->named_parameters()) {
+            const auto& name = item.key();
+            const bool whole = contains(name, "norm") || contains(name, "projection.bias") ||
+                               contains(name, "down.bias") || name == "position";
+            if (!whole) continue;
+            ++compared;
+            const auto own = engine.own_gradient(name);
+            std::string bytes = std::to_string(own.begin) + ":";
+            bytes.append(static_cast<const char*>(own.values.contiguous().const_data_ptr()), own.values.nbytes());
+            for (const auto& theirs : group->all_gather_bytes(bytes))
+              require(theirs == bytes, "gradients of " + name + " differ over the ranks" + where);
+            const auto& wanted = item.value().grad();
+            const double apart = ((engine.gradient(name) - wanted).norm() / wanted.norm()).template item<double>();
+            require(apart < (bf16 ? 0.05 : 1e-5),
+                    "gradient of " + name + " is apart by " + std::to_string(apart) + where);
+          }
+          require(compared == 2 * 6 + 3, "parameters that were compared");
+          engine.step();
+        }
+    });
 }
 
 TEST(TensorParallel, SequenceRegionsNeedAMultipleOfTokens) {
