@@ -30,7 +30,7 @@ constexpr const char* kName = "bench step";
 
 struct Setup {
   std::int64_t world = 0, threads = 1, steps = 20, warmup = 5, rounds = 3, batch = 1;
-  std::int64_t tensor_parallel = 1, sequence_parallel = 1, segments = 0;
+  std::int64_t tensor_parallel = 0, sequence_parallel = 0, segments = 0;
   report::Degrees mesh;  // of world ranks, with the configuration's degrees
   std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", device = "cpu", trace;
   bool no_compute = false;

@@ -347,9 +347,9 @@ Options options_of(const StepTask& task) {
   if (task.recipe == "fp16") config[task.recipe]["initial_scale_power"] = 12;
   if (task.segments > 0) config["activation_checkpointing"]["number_checkpoints"] = task.segments;
   auto settings = settings_of(task.set);
-  if (task.tensor_parallel > 1)
+  if (task.tensor_parallel > 0)
     settings.push_back({"tensor_parallel.autotp_size", std::to_string(task.tensor_parallel), "CLI --tensor-parallel"});
-  if (task.sequence_parallel > 1)
+  if (task.sequence_parallel > 0)
     settings.push_back({"sequence_parallel_size", std::to_string(task.sequence_parallel), "CLI --sequence-parallel"});
   return with_heads_whole(Options::from_json(config.dump(), "<zero bench step>", std::move(settings)), task.gpt);
 }

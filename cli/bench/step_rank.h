@@ -21,7 +21,7 @@ struct StepTask {
   int stage = 0;  // kCompute: the plain module without communication
   static constexpr int kCompute = -1;
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
-  std::int64_t tensor_parallel = 1, sequence_parallel = 1;
+  std::int64_t tensor_parallel = 0, sequence_parallel = 0;  // 0: as the configuration says, by default 1
   std::int64_t segments = 0;  // of activation checkpointing; 0: as the configuration says, by default none
   models::GptConfig gpt;
   std::vector<std::string> set;  // "KEY=VALUE" settings of the configuration

@@ -236,8 +236,6 @@ std::string model_text(const PlanModel& model) {
                     " layers, hidden ", model.hidden);
 }
 
-}  // namespace
-
 // All of "tp" and of "sp" in the forward and in the backward of a micro-batch.
 Activations of_phases(const std::vector<planning::Exchange>& exchanges) {
   Activations all;
@@ -249,6 +247,8 @@ Activations of_phases(const std::vector<planning::Exchange>& exchanges) {
   }
   return all;
 }
+
+}  // namespace
 
 int explain(int argc, char** argv) {
   Request request;

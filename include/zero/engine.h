@@ -184,9 +184,10 @@ class ZERO_API Engine {
   std::vector<std::string> unit_modules() const;
   [[deprecated("call units()")]] std::vector<std::pair<std::string, std::int64_t>> groups() const { return units(); }
 
-  const Options& options() const;      // [local]
-  Communicator& communicator() const;  // [local] all ranks of the run
-  const Mesh& mesh() const;            // [local] the same ranks by dimension
+  const Options& options() const;             // [local]
+  Communicator& communicator() const;         // [local] all ranks of the run
+  const Mesh& mesh() const;                   // [local] the same ranks by dimension
+  std::shared_ptr<Mesh> shared_mesh() const;  // [local] mesh(), which may outlive the Engine
 
  private:
   GatheredParameters gather_all(bool modify);

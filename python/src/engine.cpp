@@ -28,12 +28,13 @@ class PyEngine {
     auto& held = *owned_.get("Engine");
     held.comm = comm.get();
     held.model = mirror(module);
-    if (mesh != nullptr) held.mesh = mesh->get();
-    if (held.mesh && held.mesh->world() != held.comm)
+    const auto given = mesh != nullptr ? mesh->get() : nullptr;
+    if (given && given->world() != held.comm)
       throw zero::ConfigError("[Engine] got a mesh of another Communicator than comm. Hint: leave comm out.");
     blocking(held.comm, [&] {
-      if (!held.mesh) held.mesh = zero::Mesh::of(options, held.comm);
-      held.engine = std::make_unique<zero::Engine>(held.model, options, held.mesh);
+      held.engine = given ? std::make_unique<zero::Engine>(held.model, options, given)
+                          : std::make_unique<zero::Engine>(held.model, options, held.comm);
+      held.mesh = held.engine->shared_mesh();
     });
   }
 

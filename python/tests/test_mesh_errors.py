@@ -97,6 +97,21 @@ def test_ranks_with_different_degrees() -> None:
         ) in text, text
 
 
+def test_an_engine_without_degrees_sends_nothing_more() -> None:
+    """As in C++: the degrees of all ranks are compared in a message that is sent anyway."""
+    models = [Pair(), Pair()]
+
+    def body(comm: libzero.Communicator) -> None:
+        comm.reset_stats()
+        engine = libzero.Engine(models[comm.rank], {"train_micro_batch_size_per_gpu": 1})
+        assert comm.stats()["control"] == (5, 2 + 16 + 16 + 2), comm.stats()
+        mesh = engine.mesh
+        engine.close()
+        assert mesh.size("dp") == 2  # outlives the Engine
+
+    libzero.run_ranks(2, body)
+
+
 def test_heads_and_tokens_that_do_not_divide() -> None:
     def body(comm: libzero.Communicator) -> list[str]:
         mesh = libzero.Mesh.of({"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 3})

@@ -102,6 +102,10 @@ TEST(MeshFaults, BenchStep) {
                            {"and 4 heads, expected at least one head", "at most 4."}},
                           {step + Words{"--tensor-parallel", "2", "--set", "tensor_parallel.autotp_size=1"},
                            {"got 2 by CLI --tensor-parallel and 1 by --set"}},
+                          {step + Words{"--tensor-parallel", "1", "--set", "tensor_parallel.autotp_size=2"},
+                           {"got 1 by CLI --tensor-parallel and 2 by --set"}},
+                          {step + Words{"--sequence-parallel", "1", "--set", "sequence_parallel_size=2"},
+                           {"got 1 by CLI --sequence-parallel and 2 by --set"}},
                           {step + Words{"--tensor-parallel", "2", "--set", kNothing},
                            {"(nothing) matches no parameter", "exit code 2 (usage or configuration)"}}})
     expect_fault(fault);
@@ -148,6 +152,9 @@ TEST(MeshFaults, Config) {
                             "hint: did you mean scatter_input?"}},
                           {{"config", "check", "no-batch.json"},
                            {"got neither train_batch_size nor train_micro_batch_size_per_gpu", "[missing]"}},
+                          {{"config", "check", "no-batch.json", "--world", "3"},
+                           {"got neither train_batch_size nor train_micro_batch_size_per_gpu", "[missing]",
+                            "3 ranks are no multiple of", "2 errors"}},
                           {{"config", "explain", "tp2.json", "--world", "3"}, {"cannot be resolved for 3 ranks"}},
                           {{"config", "check", "tp2.json", "--world", "4"}, {"0 errors"}, 0}})
     expect_fault(fault);

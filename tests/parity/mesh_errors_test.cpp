@@ -450,6 +450,24 @@ TEST(MeshErrors, RanksWithDifferentDegrees) {
     });
 }
 
+// The degrees of all ranks are compared in a message that is sent anyway, and that has no byte more without the keys.
+TEST(MeshErrors, RunsWithoutDegreesSendNothingMore) {
+  for (const bool all : {true, false})
+    expect_passed({"thread", 2}, [&](const auto& comm) {
+      const auto toy = std::make_shared<ToyImpl>();
+      comm->reset_stats();
+      auto engine = engine_of(toy, comm,
+                              all ? R"("tensor_parallel": {"autotp_size": 1}, "sequence_parallel_size": 1)"
+                                  : R"("zero_optimization": {"stage": 3})");
+      const auto sent = comm->stats().control;
+      // The outcomes of the checks and of the plan of tiers have 2 bytes, the hashes of configuration and model 16; all
+      // ranks wait for each other once.
+      require(sent.calls == 5 && sent.bytes_sent == 2 + 16 + 16 + 2,
+              std::to_string(sent.calls) + " calls, " + std::to_string(sent.bytes_sent) + " bytes");
+      require(engine.shared_mesh().get() == &engine.mesh() && engine.mesh().group("dp") == comm, "another mesh");
+    });
+}
+
 TEST(MeshErrors, MultiheadAttentionCannotBeCut) {
   expect_passed({"shm", 2}, [](const auto& comm) {
     const auto toy = std::make_shared<ToyImpl>();

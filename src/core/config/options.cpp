@@ -118,31 +118,43 @@ MeshShape mesh_shape(const Options& options, int world) {
   return {static_cast<int>(world / inner), mesh.sequence, mesh.tensor};
 }
 
-BatchSizes resolve_batch(const Options& options, int world) {
+namespace {
+
+// Where a key was set, for messages.
+std::string set_by(const Document& document, const char* path) {
+  const Entry* entry = document.find(path);
+  return entry && !entry->automatic ? " (" + base::printable(entry->source, base::Lines::Escape) + ")" : std::string();
+}
+
+void check_data_ranks(const Options& options, int world) {
   const Settings& s = options.settings();
-  const Document& d = options.document();
-  const auto describe = [&](const char* path) {
-    const Entry* entry = d.find(path);
-    return entry && !entry->automatic ? " (" + base::printable(entry->source, base::Lines::Escape) + ")"
-                                      : std::string();
-  };
+  const std::int64_t w = mesh_shape(options, world).data;
+  if (s.data_parallel_size && *s.data_parallel_size != w)
+    throw ConfigError(base::join("[Options] /data_parallel_size", set_by(options.document(), "data_parallel_size"),
+                                 ": got ", *s.data_parallel_size, ", expected ", w, " (", world,
+                                 " ranks / (tensor_parallel.autotp_size ", s.mesh.tensor, " x sequence_parallel_size ",
+                                 s.mesh.sequence, ")). Hint: leave it out."));
+}
+
+void require_batch_size(const Options& options) {
+  if (options.settings().train_batch_size || options.settings().micro_batch_size) return;
+  throw ConfigError(
+      "[Options] batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one of them. "
+      "Hint: add \"train_micro_batch_size_per_gpu\": 1 to " +
+      base::printable(options.document().source->name, base::Lines::Escape) + ".");
+}
+
+// w: data-parallel ranks.
+BatchSizes batch_of(const Options& options, std::int64_t w) {
+  const Settings& s = options.settings();
+  const auto describe = [&](const char* path) { return set_by(options.document(), path); };
   const auto fail = [&](const std::string& message, const std::string& hint) {
     throw ConfigError("[Options] /train_batch_size" + describe("train_batch_size") + ": " + message +
                       ". Hint: " + hint);
   };
-  const std::int64_t w = mesh_shape(options, world).data;
+  require_batch_size(options);
   const char* const ranks = ranks_name(s);
-  if (s.data_parallel_size && *s.data_parallel_size != w)
-    throw ConfigError(base::join("[Options] /data_parallel_size", describe("data_parallel_size"), ": got ",
-                                 *s.data_parallel_size, ", expected ", w, " (", world,
-                                 " ranks / (tensor_parallel.autotp_size ", s.mesh.tensor, " x sequence_parallel_size ",
-                                 s.mesh.sequence, ")). Hint: leave it out."));
   const auto T = s.train_batch_size, M = s.micro_batch_size, A = s.accumulation_steps;
-  if (!T && !M)
-    throw ConfigError(
-        "[Options] batch sizes: got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one of them. "
-        "Hint: add \"train_micro_batch_size_per_gpu\": 1 to " +
-        base::printable(d.source->name, base::Lines::Escape) + ".");
   const auto equation = [&](std::int64_t m, std::int64_t a) {
     return base::join(m, " (micro", describe("train_micro_batch_size_per_gpu"), ") x ", a, " (accumulation",
                       describe("gradient_accumulation_steps"), ") x ", w, " (ranks)");
@@ -164,6 +176,46 @@ BatchSizes resolve_batch(const Options& options, int world) {
   const std::int64_t other = *T / known;
   return M ? BatchSizes{*T, *M, other} : BatchSizes{*T, other, A.value_or(1)};
 }
+
+}  // namespace
+
+BatchSizes resolve_batch(const Options& options, int world) {
+  check_data_ranks(options, world);
+  return batch_of(options, mesh_shape(options, world).data);
+}
+
+namespace {
+
+// What cannot be with `world` ranks; without a number of them, missing batch sizes.
+std::vector<ConfigFault> faults_of_ranks(const Options& options, std::optional<int> world) {
+  const auto& document = options.document();
+  Faults faults;
+  // Reports what `check` throws, "... before fact. Hint: remedy.", and returns whether it passed.
+  const auto passes = [&](const char* id, const char* key, std::string_view before, const auto& check) {
+    try {
+      check();
+      return true;
+    } catch (const ConfigError& e) {
+      const std::string text = e.what();
+      const auto begin = text.find(before) + before.size();
+      const auto hint = text.find(". Hint: ", begin);
+      faults.error(id, document.place(key), pointer_of(key), text.substr(begin, hint - begin),
+                   hint == std::string::npos ? "" : text.substr(hint + 8));
+      return false;
+    }
+  };
+  const bool tensor = options.settings().mesh.tensor > 1;
+  const bool sized = passes("missing", "train_batch_size", ": ", [&] { require_batch_size(options); });
+  if (!world || !passes("conflict", tensor ? "tensor_parallel.autotp_size" : "sequence_parallel_size", "[Options] ",
+                        [&] { (void)mesh_shape(options, *world); }))
+    return faults.sorted();
+  passes("conflict", "data_parallel_size", ": ", [&] { check_data_ranks(options, *world); });
+  if (sized)
+    passes("conflict", "train_batch_size", ": ", [&] { (void)batch_of(options, mesh_shape(options, *world).data); });
+  return faults.sorted();
+}
+
+}  // namespace
 
 void require_built(const Options& options) {
   const auto& not_built = options.document().not_built;
@@ -223,43 +275,6 @@ std::string Options::digest() const {
 
 const config::Settings& Options::settings() const { return document_->settings; }
 
-namespace {
-
-// What cannot be with `world` ranks; without a number of them, missing batch sizes.
-std::vector<ConfigFault> faults_of_ranks(const Options& options, std::optional<int> world) {
-  const auto& document = options.document();
-  config::Faults faults;
-  // "... before fact. Hint: remedy."
-  const auto add = [&](const char* id, const char* key, const std::string& text, std::string_view before) {
-    const auto begin = text.find(before) + before.size();
-    const auto hint = text.find(". Hint: ", begin);
-    faults.error(id, document.place(key), config::pointer_of(key), text.substr(begin, hint - begin),
-                 hint == std::string::npos ? "" : text.substr(hint + 8));
-  };
-  try {
-    if (world) config::mesh_shape(options, *world);
-  } catch (const ConfigError& e) {
-    const bool tensor = options.settings().mesh.tensor > 1;
-    add("conflict", tensor ? "tensor_parallel.autotp_size" : "sequence_parallel_size", e.what(), "[Options] ");
-    return faults.sorted();
-  }
-  const bool missing = !document.is_set("train_batch_size") && !document.is_set("train_micro_batch_size_per_gpu");
-  if (!world && !missing) return {};
-  const auto& mesh = options.settings().mesh;
-  const auto ranks_of_a_sample = std::int64_t{mesh.tensor} * mesh.sequence;
-  try {
-    config::resolve_batch(options,
-                          world.value_or(static_cast<int>(std::min<std::int64_t>(ranks_of_a_sample, 1 << 30))));
-  } catch (const ConfigError& e) {
-    const std::string text = e.what();
-    const bool data = text.starts_with("[Options] /data_parallel_size");
-    add(missing && !data ? "missing" : "conflict", data ? "data_parallel_size" : "train_batch_size", text, ": ");
-  }
-  return faults.sorted();
-}
-
-}  // namespace
-
 std::vector<ConfigFault> check_config(const std::filesystem::path& file, const std::vector<Setting>& settings,
                                       std::optional<int> world) {
   auto source = std::make_shared<config::Source>(
@@ -269,7 +284,7 @@ std::vector<ConfigFault> check_config(const std::filesystem::path& file, const s
   auto all = faults.sorted();
   all.insert(all.end(), document->not_built.begin(), document->not_built.end());
   if (!faults.has_errors()) {
-    const auto late = faults_of_ranks(Options::from_json(source->text, source->name, settings), world);
+    const auto late = config::faults_of_ranks(Options::from_json(source->text, source->name, settings), world);
     all.insert(all.end(), late.begin(), late.end());
   }
   return all;

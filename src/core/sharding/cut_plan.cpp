@@ -53,14 +53,6 @@ bool is_head(const config::TpPlan& plan, const NamedShape& parameter) {
   return named(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), named);
 }
 
-// Projections of torch's MultiheadAttention, which views their outputs as all heads. Recurrent layers read their
-// weights in operators of their own, which are refused when they run.
-bool is_of_attention(const NamedShape& parameter) {
-  for (const char* name : {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"})
-    if (ends_with(parameter.name, name)) return true;
-  return false;
-}
-
 class Planner {
  public:
   Planner(const config::Settings& settings, const std::vector<NamedShape>& parameters)
@@ -101,16 +93,35 @@ class Planner {
  private:
   void add_fault(const std::string& text) { faults_ += "\n  " + text; }
 
-  // The weight of the same module; npos if there is none.
-  std::size_t weight_of(std::size_t bias) const {
-    const auto& name = parameters_[bias].name;
-    const auto weight = name.substr(0, name.size() - 4) + "weight";
+  // By name or alias; npos if there is none.
+  std::size_t index_of(const std::string& name) const {
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      if (parameters_[i].name == weight || std::find(parameters_[i].aliases.begin(), parameters_[i].aliases.end(),
-                                                     weight) != parameters_[i].aliases.end())
+      if (parameters_[i].name == name ||
+          std::find(parameters_[i].aliases.begin(), parameters_[i].aliases.end(), name) != parameters_[i].aliases.end())
         return i;
     return std::string::npos;
   }
+  // The weight of the same module.
+  std::size_t weight_of(std::size_t bias) const {
+    const auto& name = parameters_[bias].name;
+    return index_of(name.substr(0, name.size() - 4) + "weight");
+  }
+  // Projections of torch's MultiheadAttention, which views their outputs as all heads, by the names that it gives all
+  // of its weights. Recurrent layers read their weights in operators of their own, which are refused when they run.
+  bool is_of_attention(const NamedShape& parameter) const {
+    const auto is = [&](const std::string& name) {
+      const auto dot = name.rfind('.');
+      const auto path = dot == std::string::npos ? "" : name.substr(0, dot + 1), last = name.substr(path.size());
+      const bool one_of_three = last == "q_proj_weight" || last == "k_proj_weight" || last == "v_proj_weight";
+      if (!one_of_three && last != "in_proj_weight") return false;
+      return has(path + "out_proj.weight") &&
+             (!one_of_three ||
+              (has(path + "q_proj_weight") && has(path + "k_proj_weight") && has(path + "v_proj_weight")));
+    };
+    return is(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), is);
+  }
+  bool has(const std::string& name) const { return index_of(name) != std::string::npos; }
+
   bool is_bias(std::size_t i) const {
     return ends_with(parameters_[i].name, "bias") && weight_of(i) != std::string::npos;
   }

@@ -115,10 +115,9 @@ void Checks::parameters(const char* call) const {
   hooks(p_.where(call));
 }
 
-void Checks::cut_parameters() const {
-  for (const auto& group : p_.binding().groups())
-    for (const auto& parameter : group->members)
-      if (parameter.is_cut() && !torch_hooks::is_intercepted(parameter.tensor)) fail_replaced("forward", parameter);
+void Checks::cut_parameters(int group) const {
+  for (const auto& parameter : p_.binding().group(group).members)
+    if (parameter.is_cut() && !torch_hooks::is_intercepted(parameter.tensor)) fail_replaced("forward", parameter);
 }
 
 void Checks::fail_replaced(const char* call, const ModelParameter& parameter) const {

@@ -23,8 +23,8 @@ class Checks {
   void before_step() const;
   // Checks the model's parameters, hooks and gradients.
   void parameters(const char* call) const;
-  // Throws if the program replaced the tensor of a parameter that tensor parallelism divides.
-  void cut_parameters() const;
+  // Throws if the program replaced the tensor of a group's parameter that tensor parallelism divides.
+  void cut_parameters(int group) const;
 
  private:
   void hooks(const std::string& where) const;

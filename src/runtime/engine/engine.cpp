@@ -89,6 +89,7 @@ int Engine::parameter_group(const std::string& name) const {
 }
 const Options& Engine::options() const { return state_->parts.options; }
 const Mesh& Engine::mesh() const { return *state_->parts.mesh; }
+std::shared_ptr<Mesh> Engine::shared_mesh() const { return state_->parts.mesh; }
 Communicator& Engine::communicator() const { return *state_->parts.communicator; }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {

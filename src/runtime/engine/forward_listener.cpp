@@ -81,20 +81,37 @@ bool ForwardListener::begin_forward() {
 }
 
 // A whole tensor in the place of a part would fail in libtorch, in an operator that is not intercepted. Looks at all
-// parts when a forward begins, and when a parameter is used again: evaluations follow one another without an end.
+// parts when a forward begins, and when a parameter is used again, since evaluations follow one another without an end,
+// at those of its group and of the next: so the parts of a block that is applied n times are looked at n times, not
+// the whole model.
 void ForwardListener::check_parts(const int* tags, int count, bool begun) {
-  if (begun) first_tags_.assign(tags, tags + count);
+  const auto at = [](auto& all, int i) -> auto& { return all[static_cast<std::size_t>(i)]; };
+  const int groups = static_cast<int>(p_.binding().groups().size());
+  checks_made_.resize(static_cast<std::size_t>(groups));
   checked_at_use_.resize(members_.size());
-  const bool again = std::any_of(tags, tags + count, [&](int tag) {
-    return checked_at_use_[static_cast<std::size_t>(tag)] == checks_made_ ||
-           std::find(first_tags_.begin(), first_tags_.end(), tag) != first_tags_.end();
-  });
-  if (again) {
-    ++checks_made_;
-    p_.relay.keeping([&] { checks_.cut_parameters(); });
+  const auto check = [&](int begin, int end) {
+    p_.relay.keeping([&] {
+      for (int group = begin; group < std::min(end, groups); ++group) checks_.cut_parameters(group);
+    });
+  };
+  if (begun) {
+    first_tags_.assign(tags, tags + count);
+    for (int& checks : checks_made_) ++checks;
+    check(0, groups);
+  } else {
+    for (const int group : groups_of(tags, count, members_)) {
+      const bool again = std::any_of(tags, tags + count, [&](int tag) {
+        return at(members_, tag).group == group &&
+               (at(checked_at_use_, tag) == at(checks_made_, group) ||
+                std::find(first_tags_.begin(), first_tags_.end(), tag) != first_tags_.end());
+      });
+      if (!again) continue;
+      ++at(checks_made_, group);
+      check(group, group + 2);
+    }
   }
   for (const int* tag = tags; tag != tags + count; ++tag)
-    checked_at_use_[static_cast<std::size_t>(*tag)] = checks_made_;
+    at(checked_at_use_, *tag) = at(checks_made_, at(members_, *tag).group);
 }
 
 void ForwardListener::end_forward() const {

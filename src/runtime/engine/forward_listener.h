@@ -41,11 +41,11 @@ class ForwardListener final : public torch_hooks::UseListener {
   };
   Parts& p_;
   const Checks& checks_;
-  // Of uses in forwards with tensor parallelism: those that began the last one, and how many times the model's parts
-  // had been checked at the last use of each tag.
+  // Of uses in forwards with tensor parallelism: those that began the last one, how many times the parts of each group
+  // have been checked, and had been at the last use of each tag.
   std::vector<int> first_tags_;
+  std::vector<int> checks_made_;
   std::vector<int> checked_at_use_;
-  int checks_made_ = 0;
   bool compared_ = false;             // the first forward has compared the inputs of tensor-parallel ranks
   std::vector<Member> members_;       // of all parameters; the index is the interception's tag
   std::atomic<int> shown_group_{-1};  // shown on the status page

@@ -29,6 +29,7 @@ std::string first_difference(const std::string& a, const std::string& b) {
 }
 
 enum class Kind : char { Good = '0', Config = '1', Io = '2', Internal = '3' };
+constexpr char kCommon = '=';  // a common text and the end of its line come before the outcome
 
 std::string message(Kind kind, ExitCode code, const std::string& text) {
   return std::string{static_cast<char>(kind), static_cast<char>(code)} + text;
@@ -69,13 +70,16 @@ std::string disagreement(comm::Group& comm, const std::string& what, const std::
 
 std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part,
                                const Common* common) {
-  auto outcomes = comm.all_gather_bytes((common ? common->mine + '\n' : "") + outcome_of(part));
+  const bool tells = common && !common->mine.empty();
+  auto outcomes = comm.all_gather_bytes((tells ? kCommon + common->mine + '\n' : "") + outcome_of(part));
   if (common) {
     std::vector<std::string> texts;
     for (auto& outcome : outcomes) {
+      auto& text = texts.emplace_back();
+      if (!outcome.starts_with(kCommon)) continue;
       const auto end = outcome.find('\n');
       ZERO_CHECK(end != std::string::npos, "an outcome of ", outcome.size(), " bytes");
-      texts.push_back(outcome.substr(0, end));
+      text = outcome.substr(1, end - 1);
       outcome.erase(0, end + 1);
     }
     common->compare(texts);

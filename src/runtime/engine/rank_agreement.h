@@ -16,8 +16,8 @@ std::string disagreement(comm::Group& comm, const std::string& what, const std::
 // Runs `part` on every rank and gathers the returned texts. Collective. If any rank throws, all throw an error of the
 // class and code of the first such rank, with the messages of all failed ranks. A CommError is rethrown unchanged,
 // because ranks can no longer communicate.
-// common: a text that must be equal on all ranks, compared before any error by `compare`, which gets the texts of all
-// ranks and may throw.
+// common: a line that must be equal on all ranks, compared before any error by `compare`, which gets the lines of all
+// ranks and may throw. An empty one is not sent.
 struct Common {
   std::string mine;
   std::function<void(const std::vector<std::string>&)> compare;

@@ -25,11 +25,15 @@ std::string ranks_with(const std::string& degrees, const std::vector<std::string
   return (count == 1 ? "rank " : "ranks ") + text;
 }
 
+std::string text_of(int tensor, int sequence) {
+  return base::join("tensor_parallel.autotp_size ", tensor, " x sequence_parallel_size ", sequence);
+}
+
 }  // namespace
 
 std::string degrees_of(const Options& options) {
   const auto& mesh = options.settings().mesh;
-  return base::join("tensor_parallel.autotp_size ", mesh.tensor, " x sequence_parallel_size ", mesh.sequence);
+  return mesh.tensor == 1 && mesh.sequence == 1 ? "" : text_of(mesh.tensor, mesh.sequence);
 }
 
 void require_equal_degrees(const std::string& where, const std::vector<std::string>& by_rank) {
@@ -39,7 +43,8 @@ void require_equal_degrees(const std::string& where, const std::vector<std::stri
   if (different.size() < 2) return;
   std::string text;
   for (const auto& degrees : different)
-    text += base::join(text.empty() ? "" : "; ", degrees, " on ", ranks_with(degrees, by_rank));
+    text += base::join(text.empty() ? "" : "; ", degrees.empty() ? text_of(1, 1) : degrees, " on ",
+                       ranks_with(degrees, by_rank));
   throw ConfigError(where + "the ranks have different degrees of parallelism: " + text +
                     ". Hint: every rank has to run the same program with the same configuration.");
 }

@@ -9,7 +9,8 @@
 
 namespace zero::parallel {
 
-// What a rank tells the others: autotp_size and sequence_parallel_size.
+// What a rank tells the others: autotp_size and sequence_parallel_size. Nothing if both are 1, so that a run without
+// them sends no byte more.
 std::string degrees_of(const Options& options);
 // by_rank: of all ranks. ConfigError that names who has what, unless all are equal.
 void require_equal_degrees(const std::string& where, const std::vector<std::string>& by_rank);

@@ -13,6 +13,7 @@
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/json_reader.h"
+#include "support/folder.h"
 #include "unit/config/bad_configs.h"
 
 namespace zero::config_test {
@@ -70,6 +71,34 @@ TEST(BadConfigs, AllFaultsAtOnceInFileOrderWithCaret) {
   EXPECT_LT(first, second);
   EXPECT_LT(second, third);
   EXPECT_NE(text.find("3 errors, 0 notices in ds.json"), std::string::npos) << text;
+}
+
+// Of ranks: every fault that does not follow from another.
+TEST(BadConfigs, AllFaultsOfRanksAtOnce) {
+  const auto file = test::temporary_folder() + "/ds.json";
+  const auto faults_of = [&](const std::string& keys, std::optional<int> world) {
+    std::ofstream(file) << "{" + keys + "}";
+    std::string text;
+    for (const auto& fault : check_config(file, {}, world))
+      if (fault.severity == ConfigFault::Severity::Error) text += fault.pointer + " " + fault.id + "; ";
+    return text;
+  };
+  const std::string mesh = R"("sequence_parallel_size": 2)", data = R"("data_parallel_size": 4)";
+  const std::string batch = R"("train_batch_size": 8, "train_micro_batch_size_per_gpu": 4)";
+  const std::string no_batch = "/train_batch_size missing; ", no_mesh = "/sequence_parallel_size conflict; ",
+                    no_data = "/data_parallel_size conflict; ", no_product = "/train_batch_size conflict; ";
+  const auto sorted = [](const std::string& a, const std::string& b) { return std::pair{a + b, b + a}; };
+  const auto expect_both = [&](const std::string& text, const std::string& a, const std::string& b) {
+    EXPECT_TRUE(text == sorted(a, b).first || text == sorted(a, b).second) << text;
+  };
+  expect_both(faults_of(mesh, 3), no_mesh, no_batch);
+  expect_both(faults_of(mesh + ", " + data, 4), no_data, no_batch);
+  expect_both(faults_of(mesh + ", " + data + ", " + batch, 6), no_data, no_product);
+  EXPECT_EQ(faults_of(mesh + ", " + data + ", " + batch, 3), no_mesh);  // the number of ranks decides the others
+  EXPECT_EQ(faults_of(mesh + ", " + batch, 6), no_product);
+  EXPECT_EQ(faults_of(mesh + ", " + data, {}), no_batch);
+  EXPECT_EQ(faults_of(mesh + ", " + batch, {}), "");
+  EXPECT_EQ(faults_of(mesh + ", " + batch, 4), "");
 }
 
 TEST(BadConfigs, AfterAHundredTheRestIsCounted) {

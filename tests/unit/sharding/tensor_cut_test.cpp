@@ -135,6 +135,36 @@ TEST(CutPlan, Preset) {
   EXPECT_FALSE(plan(R"(, "preset_model": "gpt", "vocab_parallel_lm_head": true)")[0].gather_output);
 }
 
+// MultiheadAttention is recognized by all of its weights' names: a parameter of the program may have one of them.
+TEST(CutPlan, ParametersNamedAsThoseOfAttention) {
+  const auto fault_with = [](std::vector<std::pair<std::string, std::int64_t>> weights) {
+    std::vector<sharding::NamedShape> all{{"up.weight", {}, {8, 4}}};
+    for (const auto& [name, rows] : weights) all.push_back({name, {}, {rows, 4}});
+    return fault_of(R"(, "partition_config": {"use_default_specs": false, "layer_specs": [
+      {"patterns": ["up"]}, {"patterns": [".*out_proj"], "partition_type": "skip"}, {"patterns": [".*_proj_weight"]}]})",
+                    all);
+  };
+  for (const std::string path : {"", "a.b."}) {
+    SCOPED_TRACE(path);
+    const auto one = path + "q_proj_weight", in = path + "in_proj_weight", out = path + "out_proj.weight";
+    EXPECT_EQ(fault_with({{one, 4}}).find("MultiheadAttention"), std::string::npos);
+    for (const auto& weights : std::vector<std::vector<std::pair<std::string, std::int64_t>>>{
+             {{one, 4}},
+             {{in, 12}},
+             {{one, 4}, {out, 4}},
+             {{in, 12}, {"other.out_proj.weight", 4}},
+             {{path + "my_in_proj_weight", 12}, {out, 4}},
+             {{path + "in_proj_weight_of_mine", 12}, {out, 4}},
+             {{one, 4}, {path + "k_proj_weight", 4}, {"other.v_proj_weight", 4}, {out, 4}}})
+      EXPECT_EQ(fault_with(weights).find("MultiheadAttention"), std::string::npos) << fault_with(weights);
+    EXPECT_NE(fault_with({{in, 12}, {out, 4}}).find(in + " [12, 4] ("), std::string::npos);
+    EXPECT_NE(fault_with({{in, 12}, {out, 4}}).find("MultiheadAttention takes"), std::string::npos);
+    const auto text = fault_with({{one, 4}, {path + "k_proj_weight", 4}, {path + "v_proj_weight", 4}, {out, 4}});
+    for (const char* name : {"q_proj_weight", "k_proj_weight", "v_proj_weight"})
+      EXPECT_NE(text.find(path + name + " [4, 4] ("), std::string::npos) << text;
+  }
+}
+
 // The weights of one layer by Hugging Face's names: kind and number of pieces.
 TEST(CutPlan, PresetsOfKnownModels) {
   struct Known {
