@@ -103,7 +103,8 @@ def test_an_engine_without_degrees_sends_nothing_more() -> None:
 
     def body(comm: libzero.Communicator) -> None:
         comm.reset_stats()
-        engine = libzero.Engine(models[comm.rank], {"train_micro_batch_size_per_gpu": 1})
+        config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
+        engine = libzero.Engine(models[comm.rank], config)
         assert comm.stats()["control"] == (5, 2 + 16 + 16 + 2), comm.stats()
         mesh = engine.mesh
         engine.close()
