@@ -47,7 +47,8 @@ void TorchUpdate::run_async(std::function<void()> job) {
 
 void TorchUpdate::join() {
   if (!async_job_.valid()) return;
-  if (!base::is_ready(async_job_)) {
+  {
+    // Also in the trace if nothing is left to wait for: it separates the job's slices from those of the next one.
     const observe::TraceSpan wait(trace_, observe::TraceKind::UpdateWait, "delayed");
     async_job_.wait();
   }
