@@ -30,8 +30,8 @@ ZERO_API std::shared_ptr<Communicator> over_process_group(const c10::intrusive_p
 // The timeout is 30 minutes until set_timeout(). The reason given to abort() reaches peers through the group's store.
 // Without a store they see a closed connection or a timeout. CommError::rank() is -1 if the failed rank is unknown.
 // Ranks that make different calls are not detected. split() makes a gloo group of those ranks, which meet at the store
-// of this group's backend and leave their addresses there. For other backends it throws; create a process group of those
-// ranks instead.
+// of this group's backend and leave their addresses there. For other backends it throws; create a process group of
+// those ranks instead.
 //
 // Sets SIGPIPE to be ignored if the program left it at its default: c10d's gloo would end the process when it writes to
 // a peer that has died.
