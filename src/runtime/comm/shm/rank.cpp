@@ -39,8 +39,8 @@ std::vector<int> all_ranks(int size) {
 
 }  // namespace
 
-Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, std::vector<int> members,
-           std::vector<PagePlace> pages)
+Rank::Rank(const std::shared_ptr<Host>& host, std::shared_ptr<Group> group, const net::ProcessInfo& identity,
+           std::byte* page)
     : identity_(identity),
       me_(identity.rank),
       size_(identity.size),
@@ -48,22 +48,20 @@ Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, 
       host_(host),
       arena_(host->arena()),
       pieces_(host->pieces()),
-      group_(std::make_shared<Group>(identity, host, std::move(members), pages)),
-      page_(arena_->base() + host->take_offer().page),
+      group_(std::move(group)),
+      page_(page),
       staging_(arena_) {}
 
+Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, std::vector<int> members,
+           const std::vector<PagePlace>& pages)
+    : Rank(host, std::make_shared<Group>(identity, host, std::move(members), pages), identity,
+           host->arena()->base() + host->take_offer().page) {}
+
 Rank::Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host)
-    : identity_(identity),
-      me_(identity.rank),
-      size_(identity.size),
-      pid_(::getpid()),
-      host_(host),
-      arena_(host->arena()),
-      pieces_(host->pieces()),
-      group_(
-          std::make_shared<Group>(identity, host, all_ranks(identity.size),
-                                  std::vector<PagePlace>(static_cast<std::size_t>(identity.size), Host::first_page()))),
-      staging_(arena_) {}
+    : Rank(host,
+           std::make_shared<Group>(identity, host, all_ranks(identity.size),
+                                   std::vector<PagePlace>(static_cast<std::size_t>(identity.size), Host::first_page())),
+           identity, nullptr) {}
 
 Rank::~Rank() {
   if (::getpid() != pid_) return;  // a forked child must not change memory that it shares with the rank

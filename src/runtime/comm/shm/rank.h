@@ -70,7 +70,7 @@ class Rank {
  public:
   // The ranks of `host` that are `members`, with their pages; this rank's own one is taken from the host.
   Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host, std::vector<int> members,
-       std::vector<PagePlace> pages);
+       const std::vector<PagePlace>& pages);
   // All ranks of the host.
   Rank(const net::ProcessInfo& identity, const std::shared_ptr<Host>& host);
   ~Rank();
@@ -95,6 +95,8 @@ class Rank {
  private:
   using Ready = std::function<bool(int)>;
 
+  Rank(const std::shared_ptr<Host>& host, std::shared_ptr<Group> group, const net::ProcessInfo& identity,
+       std::byte* page);
   void complete_here(const Operation& operation);
   bool try_complete_here(const Operation& operation);
   std::shared_ptr<Operation> prepare(Op op, at::Tensor out, at::Tensor in);
@@ -133,7 +135,7 @@ class Rank {
   const std::shared_ptr<Arena> arena_;
   const std::shared_ptr<SharedPieces> pieces_;
   const std::shared_ptr<Group> group_;
-  std::byte* page_ = nullptr;  // from the arena; null: part of the host's
+  std::byte* const page_;  // from the arena; null: part of the host's
   Turns turns_;
   std::uint64_t sequence_ = 0;
   std::deque<std::shared_ptr<Operation>> pending_;

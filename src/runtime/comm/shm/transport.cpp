@@ -91,8 +91,8 @@ class ShmTransport final : public Transport {
       ZERO_CHECK(member.offer.size() == sizeof page, "an offer of another transport");
       std::memcpy(&page, member.offer.data(), sizeof page);
     }
-    return std::make_unique<ShmTransport>(
-        split.identity, timeout_, std::make_shared<Rank>(split.identity, rank_->host(), members, std::move(pages)));
+    return std::make_unique<ShmTransport>(split.identity, timeout_,
+                                          std::make_shared<Rank>(split.identity, rank_->host(), members, pages));
   }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
