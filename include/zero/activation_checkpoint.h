@@ -31,6 +31,9 @@ class ZERO_API CheckpointScope {
   std::unique_ptr<State> state_;
 };
 
+// Of the first run; made by `make` outside of a recomputation.
+ZERO_API std::shared_ptr<const void> kept_in_checkpoint(const std::function<std::shared_ptr<const void>()>& make);
+
 template <class T>
 inline constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
 }  // namespace detail
@@ -77,6 +80,18 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
     scope.end();
     return result;
   }
+}
+
+// For a decision in a checkpointed function that both runs have to make alike, such as the choice of experts, where
+// computing it again could round differently, draw random numbers or communicate. Calls fn() and returns its result,
+// which is kept for the recomputation; that returns it, with the random number generators as fn left them, without a
+// call of fn. A plain call of fn outside of activation_checkpoint(). Local. Nothing may be differentiable in the
+// result.
+template <class Fn>
+auto kept_in_checkpoint(Fn&& fn) {
+  using Result = std::decay_t<decltype(fn())>;
+  const auto kept = detail::kept_in_checkpoint([&] { return std::make_shared<const Result>(fn()); });
+  return *static_cast<const Result*>(kept.get());
 }
 
 }  // namespace zero

@@ -39,6 +39,16 @@ class ZERO_API Mesh {
   const std::shared_ptr<Communicator>& group(std::string_view dim) const { return at(dim).group; }
   const std::shared_ptr<Communicator>& world() const { return world_; }
 
+  // The ranks along "dp_sp" that share the experts of a layer, by place, and those that have the same experts. Rank n
+  // of N has place n % ep_size, and ep_size consecutive ranks share the experts of a layer (DeepSpeed: E+D). With
+  // use_data_before_expert_parallelism its place is n / (N / ep_size), and N / ep_size consecutive ranks have the same
+  // experts (D+E).
+  struct Experts {
+    std::shared_ptr<Communicator> expert, data;  // count as "ep" and "edp", as above
+  };
+  // [collective] at the first call for a size, else [local]. ConfigError if ep_size does not divide size("dp_sp").
+  const Experts& experts(int ep_size) const;
+
   // [local] Begin and end of this sequence rank's stretch of `tokens` tokens: floor(i * tokens / u) and
   // floor((i + 1) * tokens / u).
   std::pair<std::int64_t, std::int64_t> tokens(std::int64_t tokens) const;
@@ -59,6 +69,8 @@ class ZERO_API Mesh {
 
   const std::shared_ptr<Communicator> world_;
   std::map<std::string, Dim, std::less<>> dims_;
+  bool data_before_experts_ = false;
+  mutable std::map<int, Experts> experts_;
   mutable std::atomic<bool> exchanged_sequence_ = false;
 };
 

@@ -9,13 +9,6 @@ constexpr std::string_view kProfiler = "use `zero bench`";
 constexpr std::string_view kWriter = "every rank writes its own bytes through one writer";
 
 const Key kOtherKeys[] = {
-    {.path = "use_data_before_expert_parallelism",
-     .type = Type::Bool,
-     .default_json = "false",
-     .help = "order of expert groups over ranks",
-     .effect = Effect::NoEffect,
-     .reason = "the model has no expert layers"},
-
     {.path = "checkpoint.tag_validation",
      .type = Type::Enum,
      .default_json = "\"Warn\"",

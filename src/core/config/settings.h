@@ -134,8 +134,9 @@ struct DataSettings {
 
 // The ranks of a run as a grid, with the data-parallel degree as the rest.
 struct MeshSettings {
-  int tensor = 1, sequence = 1;  // degrees of tensor and sequence parallelism
-  TpPlan plan;                   // of tensor parallelism
+  int tensor = 1, sequence = 1;      // degrees of tensor and sequence parallelism
+  TpPlan plan;                       // of tensor parallelism
+  bool data_before_experts = false;  // consecutive ranks have the same experts (D+E), not different ones
 };
 
 struct Settings {

@@ -216,6 +216,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
     s.mesh.plan.vocab_parallel_lm_head = v.flag("tensor_parallel.vocab_parallel_lm_head");
   }
   s.mesh.sequence = static_cast<int>(v.whole("sequence_parallel_size"));
+  s.mesh.data_before_experts = v.flag("use_data_before_expert_parallelism");
   s.managed_gradient_accumulation = v.flag("managed_gradient_accumulation");
   s.dataloader_drop_last = v.flag("dataloader_drop_last");
   s.optimizer = optimizer_of(v);

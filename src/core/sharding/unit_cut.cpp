@@ -13,7 +13,7 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
   std::int64_t persistent_sum = 0;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const auto numel = members[i].numel;
-    if (rules.persistent_numel > 0 && numel <= rules.persistent_numel &&
+    if (rules.persistent_numel > 0 && members[i].axis == 0 && numel <= rules.persistent_numel &&
         persistent_sum + numel <= rules.persistent_total) {
       persistent.push_back(i);
       persistent_sum += numel;
@@ -31,9 +31,12 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
     for (const auto i : chosen) sum += members[i].numel;
     return sum;
   };
+  const auto axis_of = [&](const std::vector<std::size_t>& chosen) {
+    return chosen.empty() ? 0 : members[chosen.front()].axis;
+  };
   for (std::size_t k = 2; k < by_path.size();) {
     auto& before = by_path[k - 1];
-    if (numel_of(before.second) >= rules.min_numel) {
+    if (numel_of(before.second) >= rules.min_numel || axis_of(before.second) != axis_of(by_path[k].second)) {
       ++k;
       continue;
     }
@@ -44,10 +47,11 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
   std::vector<Unit> units;
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& chosen) {
     for (const bool trainable : {true, false}) {
-      const auto empty = [root, trainable] {
+      const auto empty = [root, trainable, axis = axis_of(chosen)] {
         Unit unit;
         unit.root = root;
         unit.trainable = trainable;
+        unit.axis = axis;
         return unit;
       };
       Unit unit = empty();

@@ -94,7 +94,7 @@ class CommOps {
   virtual void square_pieces(const PeerReduce& reduced) = 0;
   virtual WorkPtr broadcast(int group, View inout, int root) = 0;
   // Blocks until the peers' latest signal_symmetric() of the buffer is visible. Counted as the all-gather it replaces.
-  virtual void wait_symmetric(int buffer) = 0;
+  virtual void wait_symmetric(int group, int buffer) = 0;
   // This rank's shard has been written. All ranks signal equally often.
   virtual void signal_symmetric(int buffer) = 0;
   // Gathers every rank's value, in rank order, over all ranks of the run. Blocking.

@@ -41,7 +41,7 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   WorkPtr reduce_pieces(const PeerReduce&) override { return std::make_shared<Timed>(*this); }
   void square_pieces(const PeerReduce&) override {}
   WorkPtr broadcast(int, View, int) override { return done_; }
-  void wait_symmetric(int) override {}
+  void wait_symmetric(int, int) override {}
   void signal_symmetric(int) override {}
   void barrier() override {}
   std::vector<double> exchange(double) override {

@@ -56,9 +56,13 @@ void GradStorage::restore_copy() {
 }
 
 View GradStorage::rest(Tier tier, Role role, std::int64_t numel) const {
-  return c_.memory.rest(
-      {.place = c_.place_of(tier), .tier = tier, .purpose = Purpose::Gradients, .role = role, .group = group_}, numel,
-      precision().grad);
+  return c_.memory.rest({.place = c_.place_of(tier),
+                         .tier = tier,
+                         .purpose = Purpose::Gradients,
+                         .role = role,
+                         .group = group_,
+                         .axis = facts_.axis},
+                        numel, precision().grad);
 }
 
 void GradStorage::begin_micro_step(bool first, bool boundary) {

@@ -110,7 +110,7 @@ class SymmetricParams final : public ParamStorage {
                                           .from = facts_.param_tier,
                                           .to = facts_.param_tier});
     if (seen) seen->waiting();
-    c_.backend.comm.wait_symmetric(resting_.buffer);
+    c_.backend.comm.wait_symmetric(group_, resting_.buffer);
   }
 
   View copy_;

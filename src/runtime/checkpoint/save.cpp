@@ -216,9 +216,13 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
   for (const auto& group : state.parts.binding().groups()) {
     const bool trainable = group->facts.trainable;
     for (const auto& member : group->members) {
+      // Other ranks have other experts at the same place of the group.
+      const int places = member.expert ? member.expert->ep_size : 1;
       const auto add = [&](const std::string& kind, at::ScalarType type) {
-        result.push_back(
-            {kind, member.name, file_dtype(type, member.name), member.sizes, trainable, {}, slices_of(member)});
+        for (int place = 0; place < places; ++place) {
+          const auto name = member.expert ? member.expert->at(place, member.name) : member.name;
+          result.push_back({kind, name, file_dtype(type, name), member.sizes, trainable, {}, slices_of(member)});
+        }
       };
       if (!trainable) {
         add("param", engine::scalar_type(state.parts.run.precision.param));

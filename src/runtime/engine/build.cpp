@@ -26,7 +26,8 @@ namespace {
 // The model's contents, before any data is moved.
 struct Found {
   std::vector<ModelParameter> parameters;
-  std::vector<Unit> units;
+  std::vector<int> expert_degrees;
+  std::vector<Unit> units;  // of the parameters that this rank has
 };
 
 // The device of the parameters (find_parameters checked that it is one): the CPU, or this rank's GPU.
@@ -87,6 +88,28 @@ void check_mesh(const Parts& parts) {
                                " tp. Hint: Mesh::of(options, comm) with the options of the Engine."));
 }
 
+// Experts that are divided over ranks have an axis for each degree, after "dp_sp".
+void place_experts(const Parts& parts, Found& found) {
+  const auto& mesh = parts.settings.mesh;
+  const int ranks = parts.comm->size() / mesh.tensor;
+  found.expert_degrees = expert_degrees(found.parameters, ranks);
+  if (found.expert_degrees.empty()) return;
+  if (mesh.tensor > 1)
+    throw ConfigError(parts.where("Engine") +
+                      base::join("got experts with ep_size ", found.expert_degrees.back(),
+                                 " and tensor_parallel.autotp_size ", mesh.tensor,
+                                 ", which are not built together. Hint: ep_size 1 or autotp_size 1."));
+  for (auto& parameter : found.parameters) {
+    if (!parameter.expert) continue;
+    const auto& degrees = found.expert_degrees;
+    const auto& expert = *parameter.expert;
+    parameter.axis = 1 + static_cast<int>(std::find(degrees.begin(), degrees.end(), expert.ep_size) - degrees.begin());
+    const auto own =
+        parallel::ExpertGrid::of(parts.comm->rank() / mesh.tensor, ranks, expert.ep_size, mesh.data_before_experts);
+    parameter.here = own.place == expert.place();
+  }
+}
+
 // Reports faults of the model or the configuration before any tensor is sent.
 Found look_at(Parts& parts) {
   const auto& settings = parts.settings;
@@ -111,6 +134,7 @@ Found look_at(Parts& parts) {
   Found found;
   found.parameters = find_parameters(*parts.model, settings);
   cut_parameters(found.parameters, settings, comm.rank() % settings.mesh.tensor);
+  place_experts(parts, found);
   const bool persists = step::ShardingPolicy::of(settings).params;
   found.units = find_units(found.parameters, {.min_numel = settings.unit_min_numel,
                                               .max_numel = settings.zero.reduce_bucket_size,
@@ -120,22 +144,33 @@ Found look_at(Parts& parts) {
   return found;
 }
 
-// All states are sharded over one axis, "dp_sp"; a run without a mesh calls it "dp".
-void make_axes(Parts& parts) {
+// States are sharded over one axis, "dp_sp", which a run without a mesh calls "dp", and those of experts over their
+// own.
+void make_axes(Parts& parts, const Found& found) {
   if (!parts.mesh) parts.mesh = parallel::MeshMaker::make(parts.options, parts.communicator);
   const auto& mesh = *parts.mesh;
   parts.shard_group = comm::group_of(*mesh.group("dp_sp"));
   parts.tensor_group = comm::group_of(*mesh.group("tp"));
-  const auto& group = *parts.shard_group;
-  const step::Axis axis{.name = mesh.size("sp") == 1 ? "dp" : "dp_sp",
-                        .size = group.size(),
-                        .rank = group.rank(),
-                        .peer_reads = parts.device.is_cpu() && group.reads_in_place(),
-                        .quantizes = parts.device.is_cpu() && group.quantizes()};
-  parts.run = step::run_facts(
-      parts.settings,
-      {.axes = {axis}, .world = group.size(), .tensor_rank = mesh.rank("tp"), .gpu = !parts.device.is_cpu()},
-      parts.accumulation);
+  std::vector<step::Axis> axes;
+  const auto add = [&](const char* name, const std::shared_ptr<comm::Group>& group) {
+    axes.push_back({.name = name,
+                    .size = group->size(),
+                    .rank = group->rank(),
+                    .peer_reads = parts.device.is_cpu() && group->reads_in_place(),
+                    .quantizes = parts.device.is_cpu() && group->quantizes()});
+    parts.axis_groups.push_back(group);
+  };
+  add(mesh.size("sp") == 1 ? "dp" : "dp_sp", parts.shard_group);
+  if (!found.expert_degrees.empty())
+    parts.experts =
+        std::make_unique<Experts>(mesh, *parts.model, found.expert_degrees, parts.settings.mesh.data_before_experts);
+  for (const int ep_size : found.expert_degrees) add("edp", parts.experts->data_group(ep_size));
+  parts.run = step::run_facts(parts.settings,
+                              {.axes = std::move(axes),
+                               .world = parts.shard_group->size(),
+                               .tensor_rank = mesh.rank("tp"),
+                               .gpu = !parts.device.is_cpu()},
+                              parts.accumulation);
   if (mesh.size("tp") > 1)
     parts.products = std::make_shared<parallel::SplitProducts>(
         mesh.group("tp"), parts.device, /*shared_generator=*/parts.comm->transport() == "thread");
@@ -163,9 +198,9 @@ void check_agreement(const Parts& parts, const Found& found) {
     layout += "unit " + unit.name + "\n";
     for (const auto i : unit.parameters) {
       const auto& p = found.parameters[i];
-      layout +=
-          base::join("parameter ", p.name, " ", p.tensor.sizes(), " ", c10::toString(p.tensor.scalar_type()),
-                     parts.device.is_cpu() ? "" : " on a GPU", unit.trainable ? "" : " frozen", text_of(p.cut), "\n");
+      layout += base::join("parameter ", p.expert ? p.expert->at(0, p.name) : p.name, " ", p.tensor.sizes(), " ",
+                           c10::toString(p.tensor.scalar_type()), parts.device.is_cpu() ? "" : " on a GPU",
+                           unit.trainable ? "" : " frozen", text_of(p.cut), "\n");
     }
   }
   for (const auto& buffer : parts.model->named_buffers())
@@ -193,6 +228,17 @@ void tell_what_has_no_effect(const Parts& parts) {
   if (zero.quantized_gradients) without_effect("zero_quantized_gradients", nothing_to_save);
 }
 
+// By axis.
+std::vector<TorchComm::Ranks> ranks_of(Parts& parts) {
+  std::vector<TorchComm::Ranks> axes;
+  for (std::size_t axis = 0; axis < parts.axis_groups.size(); ++axis) {
+    const auto& group = parts.axis_groups[axis];
+    const int node = parts.run.topology.axes[axis].secondary_ranks;
+    axes.push_back({group, node > 0 ? group->neighbours(node) : nullptr});
+  }
+  return axes;
+}
+
 std::vector<step::Unit> sized(const Parts& parts, const Found& found) {
   std::vector<step::Unit> units;
   for (const auto& unit : found.units) {
@@ -207,22 +253,16 @@ std::vector<step::Unit> sized(const Parts& parts, const Found& found) {
                      .trainable = unit.trainable,
                      .persistent = unit.persistent,
                      .parameters = unit.parameters,
-                     .layout = sharding::ShardLayout::of_group(std::move(numels), parts.shard_group->size(),
-                                                               width(parts.run.precision.param), parts.device.is_cpu()),
-                     .axis = 0,
+                     .layout = sharding::ShardLayout::of_group(
+                         std::move(numels), parts.run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
+                         width(parts.run.precision.param), parts.device.is_cpu()),
+                     .axis = unit.axis,
                      .replicated = replicated});
   }
   return units;
 }
 
-TorchComm::Ranks ranks_of(Parts& parts) {
-  TorchComm::Ranks ranks{parts.shard_group, nullptr};
-  if (const int node = parts.run.topology.axes[0].secondary_ranks; node > 0)
-    ranks.node = parts.shard_group->neighbours(node);
-  return ranks;
-}
-
-void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
+void make_backend(Parts& parts, Found& found, std::vector<TorchComm::Ranks> axes) {
   std::vector<std::vector<ModelParameter>> members;
   std::vector<std::vector<int>> parameter_groups;
   for (const auto& unit : found.units) {
@@ -234,19 +274,21 @@ void make_backend(Parts& parts, Found& found, TorchComm::Ranks ranks) {
       groups.push_back(parts.optimizer->parameter_group_of(parameter.name, parameter.aliases));
     }
   }
+  for (auto& parameter : found.parameters)
+    if (!parameter.here) parts.remote.push_back(std::move(parameter));
   found.parameters.clear();
   parts.memory = std::make_shared<EngineMemory>(
-      TorchBuffers::Setup{.comm = parts.shard_group,
-                          .node = ranks.node,
+      TorchBuffers::Setup{.axes = parts.axis_groups,
+                          .node = axes.front().node,
                           .tensor_rank = parts.run.topology.tensor_rank,
                           .device = parts.device,
                           .pin_states = parts.run.topology.gpu && parts.settings.zero.offload_optimizer.pin_memory,
                           .params_file = parts.tiers->params_file(),
                           .states_file = parts.tiers->states_file()},
       parts.run.checksums);
-  parts.backend = std::make_unique<TorchBackend>(parts.memory, parts.run, parts.groups,
-                                                 std::vector<TorchComm::Ranks>{ranks}, std::move(members),
-                                                 *parts.optimizer, std::move(parameter_groups), parts.trace.trace());
+  parts.backend =
+      std::make_unique<TorchBackend>(parts.memory, parts.run, parts.groups, std::move(axes), std::move(members),
+                                     *parts.optimizer, std::move(parameter_groups), parts.trace.trace());
 }
 
 // Only inputs that all ranks of a tensor-parallel group have in common can be divided over them.
@@ -302,11 +344,11 @@ void build(Parts& parts) {
       },
       &degrees);
   check_agreement(parts, found);
-  TorchComm::Ranks ranks;
+  std::vector<TorchComm::Ranks> axes;
   parts.relay.reporting([&] {
-    make_axes(parts);
+    make_axes(parts, found);
     tell_what_has_no_effect(parts);
-    ranks = ranks_of(parts);
+    axes = ranks_of(parts);
   });
   if (parts.settings.wall_clock_breakdown) parts.trace.trace().count_always();
   agree(*parts.comm, "Engine", [&]() -> std::string {
@@ -317,7 +359,7 @@ void build(Parts& parts) {
   if (!parts.tiers->offloads()) parts.optimizer->set_range_update(range_update_on(parts.device));
   parts.relay.reporting([&] {
     parts.tiers->check_buffers(parts.groups);
-    make_backend(parts, found, ranks);
+    make_backend(parts, found, std::move(axes));
     parts.tiers->enforce(*parts.memory->ledger);
     const bool tell = parts.settings.zero.log_trace_cache_warnings;
     parts.program = std::make_unique<step::StepProgram>(

@@ -83,9 +83,10 @@ double Engine::loss_scale() const { return state_->parts.scaler->scale(); }
 double Engine::lr(int group) const { return state_->stepper->lr(group); }
 int Engine::parameter_group(const std::string& name) const {
   const auto& parts = state_->parts;
-  const auto [group, member] = parts.binding().require(parts.where("parameter_group"), name);
-  const auto& parameter = parts.binding().group(group).members[member];
-  return parts.optimizer->parameter_group_of(parameter.name, parameter.aliases);
+  const auto found = parts.binding().require(parts.where("parameter_group"), name);
+  auto aliases = parts.binding().group(found.group).members[found.member].aliases;
+  aliases.push_back(name);
+  return parts.optimizer->parameter_group_of(found.name, aliases);
 }
 const Options& Engine::options() const { return state_->parts.options; }
 const Mesh& Engine::mesh() const { return *state_->parts.mesh; }

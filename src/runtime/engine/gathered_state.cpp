@@ -15,7 +15,7 @@ at::Tensor gathered_state(const Parts& parts, const step::Group& group, int stat
   if (facts.padded() == 0) return at::empty({0}, at::kFloat);
   const auto part = (frozen ? resting() : states.shard(group, state)).to(parts.device, at::kFloat);
   auto whole = at::empty({facts.padded()}, part.options());
-  parts.shard_group->all_gather(whole, part.contiguous())->wait();
+  parts.ranks_of(facts).all_gather(whole, part.contiguous())->wait();
   return whole;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "engine/tensor_parts.h"
 #include "torch_hooks/allocation_observer.h"
 #include "torch_hooks/deferred_init.h"
+#include "torch_hooks/interception.h"
 
 namespace zero::engine {
 namespace {
@@ -81,19 +83,47 @@ void adopt(Parts& parts, int group, std::size_t i, const at::Tensor& whole) {
 }
 
 // Rank 0's values of a parameter, on every rank. Only rank 0's are the parameter's own memory.
-at::Tensor of_rank_0(const Parts& parts, const ModelParameter& member) {
-  const auto own = member.tensor.detach();
+at::Tensor of_rank_0(const Parts& parts, const at::Tensor& parameter) {
+  const auto own = parameter.detach();
   if (parts.comm->size() == 1 || own.numel() == 0) return own;
   const auto values = parts.comm->rank() == 0 ? own.contiguous() : at::empty(own.sizes(), own.options());
   parts.comm->broadcast(values.view({-1}), 0)->wait();
   return values;
 }
 
+std::vector<std::size_t> all_members(const Parts& parts, int group) {
+  std::vector<std::size_t> all(parts.binding().group(group).members.size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
 // A model that has values.
 void adopt_members(Parts& parts, int group) {
   const auto count = parts.binding().group(group).members.size();
   for (std::size_t i = 0; i < count; ++i)
-    adopt(parts, group, i, of_rank_0(parts, parts.binding().group(group).members[i]));
+    adopt(parts, group, i, of_rank_0(parts, parts.binding().group(group).members[i].tensor));
+  parts.program->complete_initialisation(group);
+}
+
+// Member i of a group of experts on the rank at `place`.
+const at::Tensor& tensor_at(const Parts& parts, const ModelParameter& member, int place) {
+  if (place == member.expert->place()) return member.tensor;
+  const auto name = member.expert->at(place, member.name);
+  const auto found = std::find_if(parts.remote.begin(), parts.remote.end(),
+                                  [&](const ModelParameter& other) { return other.name == name; });
+  ZERO_CHECK(found != parts.remote.end(), "no parameter ", name);
+  return found->tensor;
+}
+
+// The same for experts. Rank 0 sends the values of all of them.
+void adopt_experts(Parts& parts, int group, const std::vector<std::size_t>& members) {
+  for (const auto i : members) {
+    const auto& member = parts.binding().group(group).members[i];
+    for (int place = 0; place < member.expert->ep_size; ++place) {
+      const auto values = of_rank_0(parts, tensor_at(parts, member, place));
+      if (place == member.expert->place()) adopt(parts, group, i, values);
+    }
+  }
   parts.program->complete_initialisation(group);
 }
 
@@ -110,9 +140,10 @@ void adopt_group(Parts& parts, int group) {
 // The parameters of a deferred build, and buffers that have no values yet.
 struct Deferred {
   struct Place {
-    int group;  // -1: a buffer
+    int group;  // kBuffer, kRemote
     std::size_t member;
   };
+  static constexpr int kBuffer = -1, kRemote = -2;  // kRemote: parts.remote[member]
   std::vector<at::Tensor> tensors;
   std::vector<Place> places;
   std::vector<std::size_t> missing;              // by group: members without values
@@ -137,7 +168,12 @@ Deferred find_deferred(const Parts& parts) {
   for (const auto& buffer : parts.model->buffers()) {
     if (!torch_hooks::is_deferred(buffer)) continue;
     found.tensors.push_back(buffer);
-    found.places.push_back({-1, 0});
+    found.places.push_back({Deferred::kBuffer, 0});
+  }
+  for (std::size_t i = 0; i < parts.remote.size(); ++i) {
+    if (!torch_hooks::is_deferred(parts.remote[i].tensor)) continue;
+    found.tensors.push_back(parts.remote[i].tensor);
+    found.places.push_back({Deferred::kRemote, i});
   }
   return found;
 }
@@ -153,21 +189,32 @@ void adopt_deferred(Parts& parts, Deferred deferred) {
     torch_hooks::set_deferred_generators(deferred.tensors, states[0]);
   }
   std::string hashes;
+  const auto note = [&](const ModelParameter& parameter) {
+    if (comm.size() > 1) hashes += base::join(parameter.name, " ", hash_of(parameter.tensor.detach()), "\n");
+  };
   const auto take = [&](int group, std::size_t i) {
     const auto& member = parts.binding().group(group).members[i];
-    const auto whole = member.tensor.detach();
-    if (comm.size() > 1) hashes += base::join(member.name, " ", hash_of(whole), "\n");
-    adopt(parts, group, i, whole);
+    note(member);
+    adopt(parts, group, i, member.tensor.detach());
   };
   torch_hooks::replay_deferred(deferred.tensors, [&](std::size_t t) {
     const auto [group, member] = deferred.places[t];
+    if (group == Deferred::kRemote) {
+      note(parts.remote[member]);
+      parts.experts->release(parts.remote[member]);
+    }
     if (group < 0) return;
     take(group, member);
     const auto g = static_cast<std::size_t>(group);
-    if (--deferred.missing[g] != 0) return;
+    if (--deferred.missing[g] != 0 || parts.groups[g].axis > 0) return;
     for (const auto i : deferred.others[g]) take(group, i);
     parts.program->complete_initialisation(group);
   });
+  // Ranks have other experts, which are complete at other times.
+  for (std::size_t g = 0; g < deferred.missing.size(); ++g)
+    if (parts.groups[g].axis > 0 &&
+        deferred.others[g].size() < parts.binding().group(static_cast<int>(g)).members.size())
+      adopt_experts(parts, static_cast<int>(g), deferred.others[g]);
   if (comm.size() == 1) return;
   const auto text = disagreement(comm, "[Engine] the initial values of deferred parameters", hashes);
   if (!text.empty())
@@ -188,11 +235,15 @@ void adopt_parameters(Parts& parts) {
     if (deferred.missing[g] == 0) eager.push_back(static_cast<int>(g));
   if (!deferred.tensors.empty()) adopt_deferred(parts, std::move(deferred));
   for (const int group : eager) {
-    if (parts.products || parts.comm->size() == 1)
+    if (parts.groups[static_cast<std::size_t>(group)].axis > 0)
+      adopt_experts(parts, group, all_members(parts, group));
+    else if (parts.products || parts.comm->size() == 1)
       adopt_members(parts, group);
     else
       adopt_group(parts, group);
   }
+  for (const auto& parameter : parts.remote)
+    if (!torch_hooks::is_intercepted(parameter.tensor)) parts.experts->release(parameter);
 }
 
 }  // namespace zero::engine

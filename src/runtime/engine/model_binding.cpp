@@ -105,18 +105,29 @@ void ModelBinding::abandon(int index) noexcept {
   }
 }
 
-std::optional<std::pair<int, std::size_t>> ModelBinding::find(const std::string& name) const {
+std::optional<ModelBinding::Located> ModelBinding::find(const std::string& name) const {
+  const auto is = [&](const ModelParameter& member, int place) {
+    const auto named = [&](const std::string& own) {
+      return (place < 0 ? own : member.expert->at(place, own)) == name;
+    };
+    return named(member.name) || std::any_of(member.aliases.begin(), member.aliases.end(), named);
+  };
   for (std::size_t g = 0; g < groups_.size(); ++g)
     for (std::size_t i = 0; i < groups_[g]->members.size(); ++i) {
       const auto& member = groups_[g]->members[i];
-      const auto& aliases = member.aliases;
-      if (member.name == name || std::find(aliases.begin(), aliases.end(), name) != aliases.end())
-        return std::pair{static_cast<int>(g), i};
+      if (!member.expert) {
+        if (is(member, -1)) return Located{static_cast<int>(g), i, -1, member.name, true};
+        continue;
+      }
+      for (int place = 0; place < member.expert->ep_size; ++place)
+        if (is(member, place))
+          return Located{static_cast<int>(g), i, place, member.expert->at(place, member.name),
+                         place == member.expert->place()};
     }
   return std::nullopt;
 }
 
-std::pair<int, std::size_t> ModelBinding::require(const std::string& where, const std::string& name) const {
+ModelBinding::Located ModelBinding::require(const std::string& where, const std::string& name) const {
   const auto found = find(name);
   if (!found) throw ConfigError(where + "got the name " + name + ", which no parameter of the model has");
   return *found;
@@ -143,7 +154,7 @@ std::optional<ModelBinding::Arrived> ModelBinding::take_gradient(int index, int 
     // Tensors that share the memory would change in the reduction and in later passes.
     if (!torch_hooks::owns_storage(grad)) grad = grad.clone();
   }
-  const bool peer_readable = grad.numel() > 0 && buffers.setup().comm->holds(grad) && torch_hooks::owns_storage(grad);
+  const bool peer_readable = grad.numel() > 0 && buffers.holds(g.facts.axis, grad) && torch_hooks::owns_storage(grad);
   if (g.facts.grads != step::GradStorageKind::Autograd) parameter.mutable_grad() = at::Tensor();
   const step::View view{memory_->memory.register_foreign(), 0, grad.numel(), step_dtype(grad.scalar_type())};
   buffers.adopt(view.buffer, std::move(grad));

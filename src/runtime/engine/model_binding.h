@@ -60,10 +60,19 @@ class ModelBinding final : public step::ModelOps {
   };
   Group& group(int index) { return *groups_[static_cast<std::size_t>(index)]; }
   const std::vector<std::unique_ptr<Group>>& groups() const { return groups_; }
-  // Finds a member, and its group, by its name or by that of a tied parameter.
-  std::optional<std::pair<int, std::size_t>> find(const std::string& name) const;
+  // A parameter of the whole model. An expert's is at the same place of the same group on all ranks of its expert
+  // group, of which the rank `place` has it; the others have another expert there.
+  struct Located {
+    int group;
+    std::size_t member;
+    int place = -1;    // -1: every rank has the parameter
+    std::string name;  // its first one
+    bool here = true;  // whether this rank has it
+  };
+  // By its name or by that of a tied parameter.
+  std::optional<Located> find(const std::string& name) const;
   // The same; ConfigError that starts with `where` if there is none.
-  std::pair<int, std::size_t> require(const std::string& where, const std::string& name) const;
+  Located require(const std::string& where, const std::string& name) const;
 
  private:
   static void release(const Group& group, std::size_t member);

@@ -21,10 +21,10 @@ std::optional<ParameterGradients::Place> ParameterGradients::find(const char* ca
                                                   counted ? base::join(" of ", p_.accumulation) : "", " micro-batches",
                                                   accumulated.open ? " and within another" : "",
                                                   ", expected between the last backward() and step()"));
-  const auto [group, member] = p_.binding().require(p_.where(call), parameter);
-  const auto& bound = p_.binding().group(group);
-  if (!bound.facts.trainable || !bound.gradients.active(member)) return std::nullopt;
-  return Place{group, member, bound.members[member]};
+  const auto located = p_.binding().require(p_.where(call), parameter);
+  const auto& bound = p_.binding().group(located.group);
+  if (!bound.facts.trainable || (located.here && !bound.gradients.active(located.member))) return std::nullopt;
+  return Place{located.group, located.member, bound.members[located.member], located};
 }
 
 OwnShard ParameterGradients::get_own(const std::string& parameter) {
@@ -37,6 +37,7 @@ OwnShard ParameterGradients::get_own(const std::string& parameter) {
                         "libzero.managed_gradient_accumulation false, call gradient() or set_gradient() on every rank "
                         "first.");
     if (!place) return {};
+    if (!place->located.here) return {0, at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(p_.device))};
     const at::NoGradGuard no_grad;
     const auto [begin, values] = reduced_gradient(p_, place->group, place->member);
     return {begin, values.to(at::kFloat) * unscale()};
@@ -48,18 +49,30 @@ void ParameterGradients::close(const char* call, const std::string& parameter) {
   p_.relay.reporting([&] { p_.program->close_accumulation(); });
 }
 
+// Whether a parameter has a gradient; of an expert, on the ranks that have it.
+bool ParameterGradients::is_trained(const std::string& parameter, const OwnShard& own) const {
+  const auto located = p_.binding().require("", parameter);
+  if (located.place < 0) return own.values.defined();
+  const auto& member = p_.binding().group(located.group).members[located.member];
+  const auto all =
+      p_.experts->expert_group(member.expert->ep_size).all_gather_bytes(own.values.defined() ? "trained" : "");
+  return !all[static_cast<std::size_t>(located.place)].empty();
+}
+
 at::Tensor ParameterGradients::get(const std::string& parameter) {
   close("gradient", parameter);
   const auto own = get_own(parameter);
-  if (!own.values.defined()) return {};
   return p_.relay.reporting([&]() -> at::Tensor {
+    if (!is_trained(parameter, own)) return {};
     const at::NoGradGuard no_grad;
-    const auto& member = find("gradient", parameter)->parameter;
+    const auto located = p_.binding().require("", parameter);
+    const auto& bound = p_.binding().group(located.group);
+    const auto& member = bound.members[located.member];
     // Each element belongs to one rank and is zero on the others.
     auto part = at::zeros({member.numel()}, own.values.options().device(p_.device));
     part.narrow(0, own.begin, own.values.numel()).copy_(own.values);
-    if (p_.shard_group->size() > 1 && part.numel() > 0) p_.shard_group->all_reduce(part)->wait();
-    return whole_of(member, part, *p_.tensor_group);
+    if (auto& ranks = p_.ranks_of(bound.facts); ranks.size() > 1 && part.numel() > 0) ranks.all_reduce(part)->wait();
+    return values_of_owner(p_, located, whole_of(member, part, *p_.tensor_group));
   });
 }
 
@@ -70,7 +83,7 @@ ParameterGradients::Place ParameterGradients::agreed(const char* call, const std
     const auto found = find(call, parameter);
     if (!found) throw ConfigError(p_.where(call) + parameter + " has no gradient: it is frozen");
     check(place.emplace(*found));
-    return found->parameter.name + "\n";
+    return found->located.name + "\n";
   });
   p_.relay.reporting([&] { p_.program->close_accumulation(); });
   return *place;
@@ -78,6 +91,7 @@ ParameterGradients::Place ParameterGradients::agreed(const char* call, const std
 
 // Every rank has the same values of the whole parameter.
 void ParameterGradients::replace(const Place& place, const at::Tensor& flat) {
+  if (!place.located.here) return;
   const auto owned = owned_of(p_, facts(place), place.member);
   if (owned.numel == 0) return;
   const auto values = flat.narrow(0, owned.parameter_begin, owned.numel) / unscale();
@@ -113,7 +127,8 @@ void ParameterGradients::set(const std::string& parameter, const at::Tensor& val
 void ParameterGradients::set_own(const std::string& parameter, const at::Tensor& values) {
   constexpr const char* kCall = "set_own_gradient";
   const auto place = agreed(kCall, parameter, [&](const Place& found) {
-    require_shard(p_.where(kCall), found.parameter, shard_of(p_, facts(found), found.member).numel, values);
+    require_shard(p_.where(kCall), found.parameter,
+                  found.located.here ? shard_of(p_, facts(found), found.member).numel : 0, values);
   });
   p_.relay.reporting([&] {
     const at::NoGradGuard no_grad;

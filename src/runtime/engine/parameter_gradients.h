@@ -24,12 +24,14 @@ class ParameterGradients {
     int group;
     std::size_t member;
     const ModelParameter& parameter;
+    ModelBinding::Located located;
   };
   // None: the parameter is frozen. ConfigError where no reduced gradient awaits step().
   std::optional<Place> find(const char* call, const std::string& parameter) const;
   // Of a trained parameter; the same on every rank, or the same error, and its gradient is reduced. `check` throws
   // where a rank's values do not fit.
   Place agreed(const char* call, const std::string& parameter, const std::function<void(const Place&)>& check);
+  bool is_trained(const std::string& parameter, const OwnShard& own) const;
   // Reduces the gradients where their accumulation ends with the call. Collective.
   void close(const char* call, const std::string& parameter);
   const step::GroupFacts& facts(const Place& place) const { return p_.groups[static_cast<std::size_t>(place.group)]; }

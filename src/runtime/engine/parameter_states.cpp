@@ -14,8 +14,9 @@
 namespace zero::engine {
 ParameterStates::Place ParameterStates::find(const char* call, const std::string& parameter,
                                              const std::string& state) const {
-  const auto [g, member] = p_.binding().require(p_.where(call), parameter);
-  const auto& group = *p_.program->groups()[static_cast<std::size_t>(g)];
+  const auto located = p_.binding().require(p_.where(call), parameter);
+  const auto member = located.member;
+  const auto& group = *p_.program->groups()[static_cast<std::size_t>(located.group)];
   if (!group.facts.trainable && state != "master")
     throw ConfigError(p_.where(call) + "got the state " + state + ", but " + parameter +
                       " has only its values, \"master\": it is frozen, or no backward() followed its "
@@ -27,7 +28,8 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
     if (state == p_.optimizer->slot_name(slot)) index = slot + 1;
   }
   if (index < 0) throw ConfigError(p_.where(call) + "got the state " + state + ", expected one of " + names);
-  return {group, p_.binding().group(g).members[member], member, index, shard_of(p_, group.facts, member)};
+  const auto own = located.here ? shard_of(p_, group.facts, member) : piece_of(group.facts, member, 0, 0);
+  return {group, p_.binding().group(located.group).members[member], member, index, own, located};
 }
 
 ParameterStates::Place ParameterStates::agreed(const char* call, const std::string& parameter, const std::string& state,
@@ -36,7 +38,7 @@ ParameterStates::Place ParameterStates::agreed(const char* call, const std::stri
   agree_on(p_.relay, *p_.comm, call, p_.where(call) + "the state asked for", [&] {
     place.emplace(find(call, parameter, state));
     check(*place);
-    return state + " of " + place->parameter.name + "\n";
+    return state + " of " + place->located.name + "\n";
   });
   return *place;
 }
@@ -51,7 +53,7 @@ at::Tensor ParameterStates::get(const std::string& parameter, const std::string&
     const auto& layout = place.group.facts.layout;
     const auto part = gathered_state(p_, place.group, place.state)
                           .narrow(0, layout.parameter_offset(place.member), layout.parameter_numel(place.member));
-    return whole_of(place.parameter, part, *p_.tensor_group)
+    return values_of_owner(p_, place.located, whole_of(place.parameter, part, *p_.tensor_group))
         .to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   });
 }
@@ -89,7 +91,9 @@ void ParameterStates::replace(const char* call, const Place& place, const at::Te
   if (p_.comm->size() > 1) p_.comm->barrier();  // no rank reads a shard in place any more
   stepper_.begin_replacing(call);
   const auto& facts = place.group.facts;
-  if (facts.trainable) {
+  if (!place.located.here) {
+    // Another rank has the expert.
+  } else if (facts.trainable) {
     const auto owned = owned_of(p_, facts, place.member);
     states_.write(place.group, place.state, owned.range_begin, flat.narrow(0, owned.parameter_begin, owned.numel));
   } else {

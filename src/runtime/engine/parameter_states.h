@@ -28,6 +28,7 @@ class ParameterStates {
     std::size_t member;
     int state;
     sharding::ShardLayout::Piece own;  // the part in this rank's shard; numel 0: none
+    ModelBinding::Located located;
   };
   Place find(const char* call, const std::string& parameter, const std::string& state) const;
   // The same place on every rank, or the same error. `check` throws where a rank's values do not fit.

@@ -53,15 +53,24 @@ at::Tensor values_of_rank_0(const Parts& parts, const ModelParameter& parameter,
 
 at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, std::size_t member,
                             const at::Tensor& values) {
-  const auto own = shard_of(parts, facts, member);
+  // An expert's of other ranks has no values here, and takes none.
+  const auto own = values.numel() == 0 ? piece_of(facts, member, 0, 0) : shard_of(parts, facts, member);
   auto mine = at::zeros({facts.shard()}, at::TensorOptions().dtype(at::kFloat).device(parts.device));
   mine.narrow(0, own.range_begin, own.numel).copy_(values.detach().reshape({-1}));
   auto whole = mine;
-  if (parts.shard_group->size() > 1 && facts.padded() > 0) {
+  if (auto& ranks = parts.ranks_of(facts); ranks.size() > 1 && facts.padded() > 0) {
     whole = at::empty({facts.padded()}, mine.options());
-    parts.shard_group->all_gather(whole, mine)->wait();
+    ranks.all_gather(whole, mine)->wait();
   }
   return whole.narrow(0, facts.layout.parameter_offset(member), facts.layout.parameter_numel(member));
+}
+
+at::Tensor values_of_owner(const Parts& parts, const ModelBinding::Located& parameter, const at::Tensor& values) {
+  if (parameter.place < 0 || values.numel() == 0) return values;
+  const auto& member = parts.binding().group(parameter.group).members[parameter.member];
+  auto result = values.contiguous().clone();
+  parts.experts->expert_group(member.expert->ep_size).broadcast(result.view({-1}), parameter.place)->wait();
+  return result;
 }
 
 }  // namespace zero::engine

@@ -26,5 +26,7 @@ void require_shard(const std::string& where, const ModelParameter& parameter, st
 at::Tensor values_of_rank_0(const Parts& parts, const ModelParameter& parameter, const at::Tensor& values);
 at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, std::size_t member,
                             const at::Tensor& values);
+// `values` of a rank that has the parameter, which all ranks have the shape of. Collective.
+at::Tensor values_of_owner(const Parts& parts, const ModelBinding::Located& parameter, const at::Tensor& values);
 
 }  // namespace zero::engine

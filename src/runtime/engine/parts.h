@@ -10,6 +10,7 @@
 
 #include "activations/activation_store.h"
 #include "engine/error_relay.h"
+#include "engine/experts.h"
 #include "engine/gathered_scopes.h"
 #include "engine/step_trace.h"
 #include "engine/tier_plan.h"
@@ -41,6 +42,10 @@ struct Parts {
 
   // "[Engine::step] (rank 0/2, step 5) "
   std::string where(const char* call) const;
+  // The ranks over which a group's states are sharded.
+  comm::Group& ranks_of(const step::GroupFacts& group) const {
+    return *axis_groups[static_cast<std::size_t>(group.axis)];
+  }
   step::Prefetcher& prefetcher() const { return program->prefetcher(); }
   ModelBinding& binding() const { return backend->binding; }
   // Between accumulation boundaries this is empty.
@@ -53,6 +58,7 @@ struct Parts {
   const std::shared_ptr<comm::Group> comm;  // the group of `communicator`: all ranks of the run
   std::shared_ptr<Mesh> mesh;
   std::shared_ptr<comm::Group> shard_group, tensor_group;  // along "dp_sp", over which states are sharded, and "tp"
+  std::vector<std::shared_ptr<comm::Group>> axis_groups;   // by axis of `run`: shard_group, and those of equal experts
   ErrorRelay relay;
   std::int64_t accumulation = 1, micro_batch = 1;
   StepTrace trace;
@@ -66,6 +72,8 @@ struct Parts {
   std::unique_ptr<TorchBackend> backend;
   std::unique_ptr<step::StepProgram> program;
   std::shared_ptr<parallel::SplitProducts> products;          // null: no tensor parallelism
+  std::unique_ptr<Experts> experts;                           // null: no expert parallelism
+  std::vector<ModelParameter> remote;                         // of experts of other ranks, in order of registration
   std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
 };

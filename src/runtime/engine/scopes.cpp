@@ -54,7 +54,7 @@ void Scopes::end(const std::vector<int>& groups, bool modify) {
   });
 }
 
-// Copies rank 0's values of the parameters to all ranks.
+// Copies rank 0's values of the parameters to all ranks; those of experts, of the first rank that has them.
 void Scopes::write_back(int index) {
   const at::NoGradGuard no_grad;
   const auto& group = *p_.program->groups()[static_cast<std::size_t>(index)];
@@ -65,7 +65,7 @@ void Scopes::write_back(int index) {
   // Tensor-parallel ranks have equal values of what is not cut; each has its own part of the rest.
   const auto cut_begin = p_.binding().group(index).cut_begin;
   if (p_.tensor_group->size() > 1 && cut_begin > 0) p_.tensor_group->broadcast(flat.narrow(0, 0, cut_begin), 0)->wait();
-  if (p_.shard_group->size() > 1) p_.shard_group->broadcast(flat, 0)->wait();
+  if (auto& ranks = p_.ranks_of(facts); ranks.size() > 1) ranks.broadcast(flat, 0)->wait();
   StateAccess states(p_.memory->buffers);
   if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, p_.run.shard_begin(facts), facts.shard()));
   group.params->mark_updated();

@@ -48,6 +48,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     try {
       adopt_model(parts);
       listener.attach([this](int group, int member) { backward->on_gradient(group, member); });
+      if (parts.experts) parts.experts->bind();
       observer_ = observe_allocations(parts);
     } catch (...) {
       detach();

@@ -12,6 +12,7 @@
 #include "base/mix.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
+#include "engine/parameter_values.h"
 #include "engine/tensor_parts.h"
 
 namespace zero::engine {
@@ -28,7 +29,13 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
       for (std::size_t i = 0; i < members.size(); ++i) {
         const auto part = flat.narrow(0, layout.parameter_offset(i), layout.parameter_numel(i));
         const auto whole = whole_of(members[i], part, *p_.tensor_group);
-        if (p_.comm->rank() == 0) result[members[i].name] = whole.to(at::kCPU, at::kFloat, false, /*copy=*/true);
+        const auto add = [&](const std::string& name, const at::Tensor& values) {
+          if (p_.comm->rank() == 0) result[name] = values.to(at::kCPU, at::kFloat, false, /*copy=*/true);
+        };
+        const auto& expert = members[i].expert;
+        if (!expert) add(members[i].name, whole);
+        for (int place = 0; expert && place < expert->ep_size; ++place)
+          add(expert->at(place, members[i].name), values_of_owner(p_, {static_cast<int>(g), i, place, {}, {}}, whole));
       }
     }
     return result;

@@ -22,6 +22,13 @@ bool stays_local(Role role) {
 
 }  // namespace
 
+// Groups over shared memory share the memory of the run.
+comm::Group& TorchBuffers::peer_readable() const {
+  for (const auto& axis : setup_.axes)
+    if (axis->size() > 1 && axis->reads_in_place()) return *axis;
+  return group(0);
+}
+
 TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const {
   Entry entry;
   const auto bytes = allocation.bytes;
@@ -29,10 +36,10 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
   const auto host = at::TensorOptions().dtype(at::kByte);
   switch (allocation.place) {
     case Place::Symmetric:
-      entry.symmetric = setup_.comm->share(bytes, at::kByte);
-      ZERO_CHECK(entry.symmetric, "no symmetric memory of ", bytes, " bytes over ", setup_.comm->transport());
+      entry.symmetric = group(allocation.axis).share(bytes, at::kByte);
+      ZERO_CHECK(entry.symmetric, "no symmetric memory of ", bytes, " bytes over ", group(allocation.axis).transport());
       entry.memory = entry.symmetric->shard();
-      entry.own_begin = setup_.comm->rank() * bytes;
+      entry.own_begin = group(allocation.axis).rank() * bytes;
       break;
     case Place::File:
       entry.region.emplace(allocation.role == Role::Params ? setup_.params_file : setup_.states_file, bytes);
@@ -47,13 +54,15 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
       entry.pinned = !is_optimizer_state(allocation.role) || setup_.pin_states;
       entry.memory = at::empty({bytes}, host.pinned_memory(entry.pinned));
       break;
+    case Place::PeerReadable:
+      entry.memory = peer_readable().allocate(bytes, at::kByte);
+      break;
     case Place::Device:
     case Place::Host:
-    case Place::PeerReadable:
       // Memory that the transport moves is allocated where it needs the fewest copies.
       if (cpu && !stays_local(allocation.role))
-        entry.memory =
-            (allocation.role == Role::SecondaryShard ? setup_.node : setup_.comm)->allocate(bytes, at::kByte);
+        entry.memory = (allocation.role == Role::SecondaryShard ? *setup_.node : group(allocation.axis))
+                           .allocate(bytes, at::kByte);
       else
         entry.memory = at::empty({bytes}, allocation.place == Place::Host ? host : host.device(setup_.device));
       break;

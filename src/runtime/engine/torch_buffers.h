@@ -22,8 +22,9 @@ namespace zero::engine {
 class TorchBuffers final : public step::BufferOps {
  public:
   struct Setup {
-    std::shared_ptr<comm::Group> comm, node;  // that share the states; that hold secondary shards, or null
-    int tensor_rank = 0;                      // coordinate in the tensor-parallel group
+    std::vector<std::shared_ptr<comm::Group>> axes;  // that share the states, by axis
+    std::shared_ptr<comm::Group> node;               // that hold secondary shards of axis 0, or null
+    int tensor_rank = 0;                             // coordinate in the tensor-parallel group
     at::Device device = at::kCPU;
     bool pin_states = false;                              // optimizer states in host memory
     std::shared_ptr<ShardFile> params_file, states_file;  // null: not used
@@ -35,6 +36,8 @@ class TorchBuffers final : public step::BufferOps {
   // Creates the files, after all regions were reserved. IoError.
   void make_files();
   const Setup& setup() const { return setup_; }
+  // Whether the data is in memory that the ranks of an axis can read.
+  bool holds(int axis, const at::Tensor& tensor) const { return group(axis).holds(tensor); }
 
   // Registers an existing tensor under a number from Memory::register_foreign() until drop().
   void adopt(int buffer, at::Tensor tensor);
@@ -73,6 +76,8 @@ class TorchBuffers final : public step::BufferOps {
     mutable std::optional<FileRegion> region;
     gpu::Mark read;
   };
+  comm::Group& group(int axis) const { return *setup_.axes[static_cast<std::size_t>(axis)]; }
+  comm::Group& peer_readable() const;
   const Entry& find(int buffer) const;
   Entry make(const step::Allocation& allocation) const;
 

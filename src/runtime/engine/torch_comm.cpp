@@ -142,7 +142,7 @@ void TorchComm::add_squares(const step::PeerReduce& request, std::int64_t begin,
   set();
 }
 
-void TorchComm::wait_symmetric(int buffer) { axes_[0].all->gather(buffers_.symmetric(buffer)); }
+void TorchComm::wait_symmetric(int group, int buffer) { ranks(group).all->gather(buffers_.symmetric(buffer)); }
 
 void TorchComm::signal_symmetric(int buffer) { buffers_.symmetric(buffer).publish(); }
 

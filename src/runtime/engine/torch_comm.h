@@ -25,7 +25,7 @@ class TorchComm final : public step::CommOps {
   step::WorkPtr reduce_pieces(const step::PeerReduce& request) override;
   void square_pieces(const step::PeerReduce& reduced) override;
   step::WorkPtr broadcast(int group, step::View inout, int root) override;
-  void wait_symmetric(int buffer) override;
+  void wait_symmetric(int group, int buffer) override;
   void signal_symmetric(int buffer) override;
   std::vector<double> exchange(double mine) override { return exchange_norms(mine); }
   void barrier() override;

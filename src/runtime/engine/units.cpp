@@ -4,9 +4,11 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
+#include <zero/moe.h>
 #include <zero/nn.h>
 
 #include <algorithm>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -61,8 +63,11 @@ struct Walk {
   std::vector<std::string> seen_units;
   std::unordered_map<c10::TensorImpl*, std::size_t> known;
   std::vector<ModelParameter> found;
+  std::string faults;
 
-  void visit(torch::nn::Module& module, const std::string& path, const std::string& unit) {
+  // expert: the one that the module belongs to, with the path of its modules below it in `rest`.
+  void visit(torch::nn::Module& module, const std::string& path, const std::string& unit,
+             const std::optional<ExpertParameter>& expert) {
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       const auto name = child_path(path, item.key());
       const auto& tensor = item.value();
@@ -74,18 +79,48 @@ struct Walk {
       else
         found[it->second].aliases.push_back(name);
       note_embedding(module, found[it->second]);
+      note_expert(found[it->second], name, fresh, expert, item.key());
     }
+    const auto* const layer = dynamic_cast<const ExpertLayer*>(&module);
+    const bool divided = layer != nullptr && layer->ep_size() > 1;
+    if (divided && expert)
+      faults += base::join("\n  ", path, " is within an expert of ", expert->layer, ": experts cannot be nested");
     const bool list = module.as<torch::nn::ModuleList>() != nullptr || module.as<torch::nn::Sequential>() != nullptr;
     for (const auto& item : module.named_children()) {
       const auto child = child_path(path, item.key());
+      if (divided && !expert && item.key() == "experts") {
+        visit_experts(*layer, *item.value(), child);
+        continue;
+      }
       bool starts_unit = false;
       if (!named.empty())
         starts_unit = std::find(named.begin(), named.end(), child) != named.end();
       else
         starts_unit = unit.empty() && list;
       if (starts_unit) seen_units.push_back(child);
-      visit(*item.value(), child, starts_unit ? child : unit);
+      auto below = expert;
+      if (below) below->rest = child_path(below->rest, item.key());
+      visit(*item.value(), child, starts_unit ? child : unit, below);
     }
+  }
+
+  // Experts that are divided over ranks.
+  void visit_experts(const ExpertLayer& layer, torch::nn::Module& experts, const std::string& path) {
+    const auto layer_path = path.substr(0, path.size() - std::min(path.size(), std::string(".experts").size()));
+    for (const auto& item : experts.named_children())
+      visit(*item.value(), child_path(path, item.key()), path,
+            ExpertParameter{layer_path, std::stoll(item.key()), layer.num_experts(), layer.ep_size(), {}});
+  }
+
+  void note_expert(ModelParameter& parameter, const std::string& name, bool fresh,
+                   const std::optional<ExpertParameter>& expert, const std::string& key) {
+    const auto of = [](const std::optional<ExpertParameter>& e) { return e ? e->index : -1; };
+    if (!fresh && of(parameter.expert) != of(expert))
+      faults += base::join("\n  parameter ", parameter.name, " is also ", name,
+                           ": an expert that is divided over ranks shares no parameter with other modules");
+    if (!fresh || !expert) return;
+    parameter.expert = expert;
+    parameter.expert->rest = child_path(expert->rest, key);
   }
 };
 
@@ -117,9 +152,9 @@ bool apart(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings) {
-  Walk walk{settings.units, {}, {}, {}};
-  walk.visit(model, "", "");
-  std::string faults;
+  Walk walk{settings.units, {}, {}, {}, {}};
+  walk.visit(model, "", "", {});
+  auto faults = walk.faults;
   for (const auto& name : settings.units)
     if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
       faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
@@ -193,15 +228,87 @@ void cut_parameters(std::vector<ModelParameter>& parameters, const config::Setti
   check_embeddings(parameters);
 }
 
+std::string ExpertParameter::at(int other, const std::string& own) const {
+  const auto path = child_path(layer, "experts.");
+  const auto prefix = base::join(path, index, ".");
+  if (!own.starts_with(prefix)) return own;
+  return base::join(path, index + (other - place()) * per_rank(), ".", own.substr(prefix.size()));
+}
+
+namespace {
+
+// Faults of one layer, whose first parameter is `first`. Its experts have consecutive parameters.
+std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::size_t first, int ranks) {
+  const auto& layer = *parameters[first].expert;
+  if (ranks % layer.ep_size != 0 || layer.experts % layer.ep_size != 0)
+    return base::join("\n  MoE of ", layer.layer, ": ep_size ", layer.ep_size, ", expected a divisor of ", ranks,
+                      " ranks and of ", layer.experts, " experts");
+  std::vector<const ModelParameter*> of_first;
+  std::string faults;
+  std::size_t next = 0;
+  std::int64_t expert = 0;
+  const auto close = [&] {
+    if (expert > 0 && next != of_first.size())
+      faults += base::join("\n  expert ", expert, " of ", layer.layer, " has ", next, " parameters and expert 0 ",
+                           of_first.size(), "; with ep_size above 1 all have the same");
+  };
+  for (auto i = first; i < parameters.size() && parameters[i].expert && parameters[i].expert->layer == layer.layer;
+       ++i) {
+    const auto& parameter = parameters[i];
+    if (parameter.expert->index != expert) {
+      close();
+      expert = parameter.expert->index;
+      next = 0;
+    }
+    if (expert == 0) {
+      of_first.push_back(&parameter);
+      ++next;
+      continue;
+    }
+    if (next < of_first.size()) {
+      const auto& other = *of_first[next];
+      if (other.expert->rest != parameter.expert->rest || other.sizes != parameter.sizes)
+        faults += base::join("\n  ", parameter.name, " of shape ", at::IntArrayRef(parameter.sizes),
+                             " is at the place of ", other.name, " of shape ", at::IntArrayRef(other.sizes),
+                             "; with ep_size above 1 experts are alike");
+    }
+    ++next;
+  }
+  close();
+  return faults;
+}
+
+}  // namespace
+
+std::vector<int> expert_degrees(const std::vector<ModelParameter>& parameters, int ranks) {
+  std::set<int> degrees;
+  std::set<std::string> seen;
+  std::string faults;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& expert = parameters[i].expert;
+    if (!expert || !seen.insert(expert->layer).second) continue;
+    degrees.insert(expert->ep_size);
+    faults += faults_of_layer(parameters, i, ranks);
+  }
+  if (!faults.empty()) throw ConfigError("[Engine] experts cannot be divided:" + faults);
+  return {degrees.begin(), degrees.end()};
+}
+
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules) {
   std::vector<sharding::UnitMember> members;
-  // Parts may be uneven, and units must be the same on all ranks.
-  for (const auto& parameter : parameters) {
+  std::vector<std::size_t> index;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i];
+    if (!parameter.here) continue;
+    // Parts may be uneven, and units must be the same on all ranks.
     const auto whole = parameter.tensor.numel();
     members.push_back({parameter.is_cut() ? (whole + parameter.cut.cut.parts - 1) / parameter.cut.cut.parts : whole,
-                       parameter.unit, parameter.tensor.requires_grad()});
+                       parameter.unit, parameter.tensor.requires_grad(), parameter.axis});
+    index.push_back(i);
   }
   auto units = sharding::cut_units(members, rules);
+  for (auto& unit : units)
+    for (auto& i : unit.parameters) i = index[i];
   // Replicated parameters come first, so that those of a unit are one range.
   for (auto& unit : units)
     std::stable_partition(unit.parameters.begin(), unit.parameters.end(),

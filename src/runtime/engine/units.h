@@ -18,6 +18,21 @@ class Module;
 
 namespace zero::engine {
 
+// Of a parameter of an expert of a layer with expert parallelism.
+struct ExpertParameter {
+  std::string layer;         // path of the layer
+  std::int64_t index = 0;    // number of the expert
+  std::int64_t experts = 1;  // of the layer
+  int ep_size = 1;
+  std::string rest;  // the parameter's name within the expert
+
+  std::int64_t per_rank() const { return experts / ep_size; }
+  // The rank of the expert group that has it.
+  int place() const { return static_cast<int>(index / per_rank()); }
+  // The name, own or an alias, of the parameter that the rank at `place` has at the same position.
+  std::string at(int place, const std::string& own) const;
+};
+
 struct ModelParameter {
   std::string name;                  // where it is first registered
   std::vector<std::string> aliases;  // further names of a tied parameter
@@ -29,6 +44,9 @@ struct ModelParameter {
   sharding::ParameterCut cut = {};                  // over the tensor-parallel ranks
   std::int64_t padding_idx = -1;                    // of its torch::nn::Embedding
   const char* whole_only = nullptr;                 // an option of its torch::nn::Embedding that needs all rows
+  std::optional<ExpertParameter> expert = {};       // null: every rank has it, or a part of it
+  int axis = 0;                                     // index into step::RunTopology::axes
+  bool here = true;                                 // false: an expert of another rank
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }
@@ -41,8 +59,14 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
 // with all faults.
 void cut_parameters(std::vector<ModelParameter>& parameters, const config::Settings& settings, int part);
 
+// The expert-parallel degrees of the model's layers above 1, in ascending order. ConfigError with all faults: a degree
+// that does not divide its experts, or `ranks`; experts of other shapes than the layer's first.
+std::vector<int> expert_degrees(const std::vector<ModelParameter>& parameters, int ranks);
+
 using sharding::Unit;  // parameters are indices into find_parameters' result
 using sharding::UnitRules;
+// Of the parameters that are here. Experts of a layer form their own, equally many on
+// all ranks.
 std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, const UnitRules& rules);
 
 }  // namespace zero::engine

@@ -19,6 +19,7 @@ std::shared_ptr<Mesh> parallel::MeshMaker::make(const Options& options, std::sha
   const int t = shape.tensor, u = shape.sequence, rank = world->rank();
   const int j = rank % t, i = rank / t % u, d = rank / t / u;
   std::shared_ptr<Mesh> mesh(new Mesh(world));
+  mesh->data_before_experts_ = options.settings().mesh.data_before_experts;
   // Ranks of one color differ only along the dimension.
   const auto add = [&](const char* name, int size, int coordinate, int color) {
     auto group = size == world->size() ? world
@@ -43,6 +44,23 @@ const Mesh::Dim& Mesh::at(std::string_view dim) const {
   if (found == dims_.end())
     throw ConfigError(base::join("[Mesh] got the dimension \"", dim, "\", expected dp, sp, tp or dp_sp"));
   return found->second;
+}
+
+const Mesh::Experts& Mesh::experts(int ep_size) const {
+  const auto known = experts_.find(ep_size);
+  if (known != experts_.end()) return known->second;
+  const auto& all = at("dp_sp");
+  if (ep_size < 1 || all.size % ep_size != 0)
+    throw ConfigError(base::join("[Mesh::experts] got ep_size ", ep_size, ", expected a divisor of ", all.size,
+                                 " ranks along dp_sp"));
+  const auto grid = parallel::ExpertGrid::of(all.rank, all.size, ep_size, data_before_experts_);
+  const auto group = [&](const char* name, int size, int color, int key) {
+    return size == all.size ? all.group : size == 1 ? Communicator::local() : all.group->split(color, key, name);
+  };
+  return experts_
+      .emplace(ep_size,
+               Experts{group("ep", ep_size, grid.copy, grid.place), group("edp", grid.copies, grid.place, grid.copy)})
+      .first->second;
 }
 
 std::pair<std::int64_t, std::int64_t> Mesh::tokens(std::int64_t tokens) const {

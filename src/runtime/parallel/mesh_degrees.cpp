@@ -31,6 +31,12 @@ std::string text_of(int tensor, int sequence) {
 
 }  // namespace
 
+ExpertGrid ExpertGrid::of(int rank, int ranks, int ep_size, bool data_before_experts) {
+  const int copies = ranks / ep_size;
+  if (data_before_experts) return {rank / copies, rank % copies, copies};
+  return {rank % ep_size, rank / ep_size, copies};
+}
+
 std::string degrees_of(const Options& options) {
   const auto& mesh = options.settings().mesh;
   return mesh.tensor == 1 && mesh.sequence == 1 ? "" : text_of(mesh.tensor, mesh.sequence);

@@ -7,6 +7,9 @@
 //
 // [Note: nesting] The inputs of a segment are saved like other tensors, so those of an inner segment become slots of
 // the outer one and are dropped and recomputed with it.
+//
+// [Note: kept results] A result of kept_in_checkpoint() is kept by all segments that are in their first run, and taken
+// from the outermost one that is recomputed: an inner segment's first run happens again in it.
 #include <zero/activation_checkpoint.h>
 #include <zero/errors.h>
 
@@ -76,6 +79,32 @@ class GeneratorScope {
 // it.
 struct Enough {};
 
+class Segment;
+
+// A run of a segment in this thread, the first one or a recomputation.
+struct Run {
+  explicit Run(Segment* segment, bool again);
+  ~Run();
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  Segment* const segment;
+  const bool again;
+  std::size_t next = 0;  // of the segment's kept results
+  Run* const outer;
+};
+thread_local Run* innermost = nullptr;
+
+Run::Run(Segment* segment, bool again) : segment(segment), again(again), outer(innermost) { innermost = this; }
+Run::~Run() { innermost = outer; }
+
+// A result of kept_in_checkpoint(), and the states of the segment's generators after it if it drew.
+struct KeptResult {
+  std::shared_ptr<const void> value;
+  std::vector<at::Generator> generators;
+  std::vector<at::Tensor> states;
+};
+
 class Segment final : public std::enable_shared_from_this<Segment> {
  public:
   Segment(std::vector<at::Tensor> inputs, detail::CheckpointScope::Again again, bool may_stop)
@@ -119,7 +148,17 @@ class Segment final : public std::enable_shared_from_this<Segment> {
     }
   }
 
+  void keep(KeptResult result) { results_.push_back(std::move(result)); }
+  const std::vector<at::Generator>& generators() const { return generators_; }
+
   // --- backward ---
+  KeptResult& kept(std::size_t index) {
+    if (index == results_.size())
+      throw ConfigError(
+          base::join("[activation_checkpoint] got more calls of kept_in_checkpoint in the second run, expected ",
+                     results_.size(), " as in the first", kHint));
+    return results_[index];
+  }
   at::Tensor take(std::size_t index) {
     std::lock_guard<std::recursive_mutex> lock(mutex_);
     if (open_)
@@ -192,6 +231,7 @@ class Segment final : public std::enable_shared_from_this<Segment> {
   std::vector<at::Tensor> before_,
       after_;  // generator states before and after the first run; empty if it drew no numbers
   std::vector<Slot> slots_;
+  std::vector<KeptResult> results_;
   std::size_t next_ = 0, enough_ = 0;
 };
 
@@ -292,6 +332,7 @@ void Segment::recompute() {
     RefillRecorder refill_recorder(this);
     Recording recording(&refill_recorder);
     std::optional<torch_hooks::SegmentRun> run(std::in_place);
+    const Run replay(this, /*again=*/true);
     try {
       again_(inputs);
     } catch (const Enough&) {
@@ -322,6 +363,7 @@ struct CheckpointScope::State final : Recorder {
   std::shared_ptr<Segment> segment;
   std::optional<Recording> recording;
   std::optional<torch_hooks::SegmentRun> run;
+  std::optional<Run> first;
   std::unique_ptr<Hooks> hooks() override { return std::make_unique<SlotHooks>(segment); }
 };
 
@@ -333,11 +375,13 @@ CheckpointScope::CheckpointScope(std::vector<at::Tensor> inputs, Again again, bo
   state_->segment->begin_keeping();
   state_->recording.emplace(state_.get());
   state_->run.emplace();
+  state_->first.emplace(state_->segment.get(), /*again=*/false);
 }
 
 void CheckpointScope::end() {
   if (!state_) return;
   const auto state = std::move(state_);
+  state->first.reset();
   state->run.reset();
   state->recording.reset();
   state->segment->end_forward();
@@ -346,6 +390,7 @@ void CheckpointScope::end() {
 
 CheckpointScope::~CheckpointScope() {
   if (!state_) return;
+  state_->first.reset();
   state_->run.reset();
   state_->recording.reset();
   try {
@@ -353,6 +398,28 @@ CheckpointScope::~CheckpointScope() {
   } catch (...) {
     // Without the generator's state, the segment is treated as not reproducible.
   }
+}
+
+std::shared_ptr<const void> kept_in_checkpoint(const std::function<std::shared_ptr<const void>()>& make) {
+  const KeptResult* known = nullptr;
+  for (auto* run = innermost; run != nullptr; run = run->outer)
+    if (run->again) known = &run->segment->kept(run->next++);
+  KeptResult result;
+  if (known != nullptr) {
+    result = *known;
+    set_states(result.generators, result.states);
+  } else if (innermost == nullptr) {
+    return make();
+  } else {
+    result.generators = innermost->segment->generators();
+    const auto before = states_of(result.generators);
+    result.value = make();
+    result.states = states_of(result.generators);
+    if (equal(before, result.states)) result.generators.clear(), result.states.clear();
+  }
+  for (auto* run = innermost; run != nullptr; run = run->outer)
+    if (!run->again) run->segment->keep(result);
+  return result.value;
 }
 
 }  // namespace detail

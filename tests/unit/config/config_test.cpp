@@ -322,7 +322,6 @@ TEST(Options, KeysOfMeshes) {
       {tp("\"tp\": {\"tp_grain_size\": 64}"), "\"multiple\" of a layer_specs entry decides"},
       {tp("\"tensor_parallel\": {\"tp_grain_size\": 64}"), "\"multiple\" of a layer_specs entry decides"},
       {tp("\"replace_with_kernel_inject\": false"), "the value requests nothing"},
-      {"{\"use_data_before_expert_parallelism\": true}", "the model has no expert layers"},
       {"{\"activation_checkpointing\": {\"partition_activations\": true}}",
        "tensor_parallel.autotp_size is not above 1"},
       {"{\"tensor_parallel\": {\"preset_model\": \"gpt\"}}", "tensor_parallel.autotp_size is not above 1"},

@@ -23,7 +23,7 @@ class TorchOps : public testing::Test {
  protected:
   TorchOps() {
     file_ = std::make_shared<ShardFile>(test::temporary_folder(), storage::IoSettings(), "rank 0/1", /*checked=*/true);
-    memory_ = std::make_unique<EngineMemory>(TorchBuffers::Setup{.comm = comm::group_of(*Communicator::local()),
+    memory_ = std::make_unique<EngineMemory>(TorchBuffers::Setup{.axes = {comm::group_of(*Communicator::local())},
                                                                  .node = nullptr,
                                                                  .params_file = file_,
                                                                  .states_file = nullptr},

@@ -1,0 +1,258 @@
+#include <zero/activation_checkpoint.h>
+#include <zero/errors.h>
+#include <zero/log.h>
+#include <zero/moe.h>
+#include <zero/tp.h>
+
+#include <ATen/ATen.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "parallel/dispatch.h"
+#include "torch_hooks/deferred_init.h"
+
+namespace zero {
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+
+[[noreturn]] void fail(const std::string& text) { throw ConfigError("[MoE] " + text); }
+
+// What a recomputation has to repeat exactly.
+struct Plan {
+  parallel::Routing routing;
+  Numbers sent, received;  // rows to and from each rank
+  Numbers pieces;          // received rows by source rank, then by expert of this rank
+};
+
+// How many rows every rank sends to each expert.
+void exchange_counts(Plan& plan, Communicator* group, at::Device device) {
+  const auto experts = static_cast<std::int64_t>(plan.routing.kept.size());
+  const int ranks = group == nullptr ? 1 : group->size();
+  const auto local = experts / ranks;
+  plan.pieces = plan.routing.kept;
+  if (ranks > 1) {
+    const auto kept = at::tensor(plan.routing.kept, at::kLong).to(device);
+    auto theirs = at::empty_like(kept);
+    group->all_to_all(theirs, kept)->wait();
+    theirs = theirs.cpu();
+    const auto* const data = theirs.const_data_ptr<std::int64_t>();
+    plan.pieces.assign(data, data + experts);
+  }
+  const auto by_rank = [&](const Numbers& counts) {
+    Numbers sums;
+    for (auto at = counts.begin(); at != counts.end(); at += local)
+      sums.push_back(std::accumulate(at, at + local, std::int64_t{0}));
+    return sums;
+  };
+  plan.sent = by_rank(plan.routing.kept);
+  plan.received = by_rank(plan.pieces);
+}
+
+// Rows of this rank's tokens to the ranks of their experts, or back.
+at::Tensor exchange(const at::Tensor& rows, const std::shared_ptr<Communicator>& group, const Numbers& to,
+                    const Numbers& from) {
+  if (!group || group->size() == 1) return rows;
+  const auto width = rows.size(1);
+  const auto numels = [&](Numbers counts) {
+    for (auto& count : counts) count *= width;
+    return counts;
+  };
+  return tp::all_to_all(rows.reshape({-1}), group, numels(from), numels(to)).view({-1, width});
+}
+
+using Expert = std::function<at::Tensor(const at::Tensor& rows)>;
+
+at::Tensor run_expert(const Expert& expert, const at::Tensor& rows) {
+  auto result = expert(rows);
+  if (result.sizes() != rows.sizes())
+    fail(base::join("an expert returned a tensor of shape ", result.sizes(), " for rows of shape ", rows.sizes(),
+                    ", expected the same shape"));
+  return result;
+}
+
+// One call for the rows of all ranks.
+std::vector<at::Tensor> run_merged(const Expert& expert, const std::vector<at::Tensor>& pieces) {
+  Numbers counts;
+  for (const auto& piece : pieces) counts.push_back(piece.size(0));
+  const auto rows = at::cat(pieces);
+  // One row alone is computed by another kernel, with other rounding.
+  const bool single = rows.size(0) == 1;
+  const auto result = run_expert(expert, single ? at::cat({rows, rows}) : rows);
+  return (single ? result.narrow(0, 0, 1) : result).split_with_sizes(counts);
+}
+
+// Every expert of this rank runs, with 0 rows too: so all ranks that have a copy of it use its parameters in the same
+// order, and get a gradient of it. pieces: by source rank, then by expert; so is the result.
+template <class Run>
+std::vector<at::Tensor> run_experts(const std::vector<at::Tensor>& pieces, std::size_t sources, std::size_t first,
+                                    bool merged, const Run& run) {
+  const auto local = pieces.size() / sources;
+  std::vector<at::Tensor> outputs(pieces.size());
+  for (std::size_t e = 0; e < local; ++e) {
+    const Expert expert = [&](const at::Tensor& rows) { return run(static_cast<std::int64_t>(first + e), rows); };
+    if (!merged || sources == 1) {
+      for (auto at = e; at < pieces.size(); at += local) outputs[at] = run_expert(expert, pieces[at]);
+      continue;
+    }
+    std::vector<at::Tensor> of_expert;
+    for (auto at = e; at < pieces.size(); at += local) of_expert.push_back(pieces[at]);
+    const auto parts = run_merged(expert, of_expert);
+    for (std::size_t q = 0; q < parts.size(); ++q) outputs[q * local + e] = parts[q];
+  }
+  return outputs;
+}
+
+void check_input(const at::Tensor& x, const at::Tensor& used_token, const MoeOptions& options,
+                 const std::shared_ptr<Communicator>& group) {
+  const auto h = options.hidden_size;
+  if (!x.defined() || x.dim() < 1 || x.size(-1) != h || !x.is_floating_point())
+    fail(base::join("got ", x.defined() ? base::join(x.toString(), x.sizes()) : "no tensor",
+                    ", expected floating-point values of shape [.., ", h, "]"));
+  if (used_token.defined() && used_token.numel() * h != x.numel())
+    fail(base::join("got used_token of shape ", used_token.sizes(), " for tokens of shape ", x.sizes()));
+  if (options.ep_size > 1 && (!group || group->size() != options.ep_size))
+    fail(base::join("forward with ep_size ", options.ep_size,
+                    " needs the ranks of an Engine, which this module does not have. Hint: construct the Engine "
+                    "before the first forward, or set ep_size to 1."));
+}
+
+parallel::GateOptions gate_options(const MoeOptions& options, bool training) {
+  return {.experts = options.num_experts,
+          .k = options.k,
+          .capacity_factor = training ? options.capacity_factor : options.eval_capacity_factor,
+          .min_capacity = options.min_capacity,
+          .drop_tokens = options.drop_tokens,
+          .training = training,
+          .noisy_logits = options.noisy_gate_policy == "RSample",
+          .random_selection = options.use_rts,
+          .second_sampling = options.top2_2nd_expert_sampling,
+          .keep_likeliest = options.drop_policy == "probs"};
+}
+
+}  // namespace
+
+MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, const MoeOptions& options, bool training,
+                      const std::shared_ptr<Communicator>& group,
+                      const std::function<at::Tensor(std::int64_t, const at::Tensor&)>& run,
+                      const at::Tensor& used_token) {
+  check_input(x, used_token, options, group);
+  const auto ranks = options.ep_size > 1 ? group : nullptr;
+  const auto rules = gate_options(options, training);
+  const auto tokens = x.reshape({-1, options.hidden_size});
+  auto input = tokens.to(at::kFloat);
+  if (training && options.noisy_gate_policy == "Jitter")
+    input = input * parallel::jitter(input.sizes(), input.options());
+  const auto logits = at::linear(input, gate.to(at::kFloat));
+  const auto gates = logits.softmax(1);
+  const auto plan = kept_in_checkpoint([&] {
+    Plan made;
+    made.routing = parallel::route(logits.detach(), gates.detach(), rules,
+                                   used_token.defined() ? used_token.reshape({-1}) : at::Tensor());
+    exchange_counts(made, ranks.get(), x.device());
+    return made;
+  });
+  const auto weights = parallel::choice_weights(gates, plan.routing, rules);
+
+  const auto received = exchange(parallel::dispatch(tokens, plan.routing), ranks, plan.sent, plan.received);
+  const auto local = plan.pieces.size() / plan.sent.size();
+  const auto outputs =
+      run_experts(received.split_with_sizes(plan.pieces), plan.sent.size(),
+                  ranks ? static_cast<std::size_t>(ranks->rank()) * local : 0, options.merged_batches, run);
+  const auto back = exchange(at::cat(outputs), ranks, plan.received, plan.sent);
+  return {parallel::combine(back, weights, plan.routing).view(x.sizes()),
+          parallel::auxiliary_loss(gates, plan.routing, rules),
+          at::tensor(plan.routing.chosen, at::kLong).to(x.device()), plan.routing.rows()};
+}
+
+MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module("MoE"), options(std::move(o)) {
+  check();
+  if (expert.is_empty()) fail("got no expert");
+  for (const auto& parameter : expert.ptr()->parameters())
+    if (torch_hooks::is_deferred(parameter)) {
+      base::log(LogLevel::Warning,
+                "[MoE] copies of an expert need its values, which zero::build would have deferred: they are allocated "
+                "now. Hint: MoE(options, make) with a function that makes expert c.");
+      break;
+    }
+  add_gate();
+  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, c == 0 ? expert : expert.clone());
+  if (options.use_residual) add_residual(expert.clone());
+}
+
+MoEImpl::MoEImpl(MoeOptions o, const std::function<torch::nn::AnyModule(std::int64_t)>& make)
+    : torch::nn::Module("MoE"), options(std::move(o)) {
+  check();
+  add_gate();
+  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, make(c));
+  if (options.use_residual) add_residual(make(options.num_experts));
+}
+
+void MoEImpl::check() const {
+  const auto& o = options;
+  std::string faults;
+  const auto expect = [&](bool good, const char* name, const auto& got, const std::string& expected) {
+    if (!good) faults += base::join("\n  ", name, ": got ", got, ", expected ", expected);
+  };
+  expect(o.hidden_size >= 1, "hidden_size", o.hidden_size, "1 or more");
+  expect(o.num_experts >= 1, "num_experts", o.num_experts, "1 or more");
+  expect(o.ep_size >= 1 && (o.num_experts < 1 || o.num_experts % o.ep_size == 0), "ep_size", o.ep_size,
+         base::join("a divisor of ", o.num_experts, " experts"));
+  expect(o.k >= 1 && o.k <= std::max<std::int64_t>(o.num_experts, 1), "k", o.k,
+         base::join("1 to ", o.num_experts, ", the number of experts"));
+  expect(o.capacity_factor > 0 && std::isfinite(o.capacity_factor), "capacity_factor", o.capacity_factor,
+         "a number above 0");
+  expect(o.eval_capacity_factor > 0 && std::isfinite(o.eval_capacity_factor), "eval_capacity_factor",
+         o.eval_capacity_factor, "a number above 0");
+  expect(o.min_capacity >= 0, "min_capacity", o.min_capacity, "0 or more");
+  const auto& noise = o.noisy_gate_policy;
+  expect(noise.empty() || noise == "None" || noise == "Jitter" || noise == "RSample", "noisy_gate_policy", noise,
+         "None, Jitter or RSample");
+  expect(noise != "RSample" || o.k == 1, "noisy_gate_policy", noise, base::join("None or Jitter for k ", o.k));
+  expect(o.drop_policy == "probs" || o.drop_policy == "position", "drop_policy", o.drop_policy, "probs or position");
+  if (!faults.empty()) fail("invalid options:" + faults);
+}
+
+void MoEImpl::add_gate() {
+  const auto gate = register_module("gate", std::make_shared<torch::nn::Module>("TopKGate"));
+  const auto linear = gate->register_module(
+      "wg", torch::nn::Linear(torch::nn::LinearOptions(options.hidden_size, options.num_experts).bias(false)));
+  gate_weight_ = linear->weight;
+  experts_module_ = register_module("experts", std::make_shared<torch::nn::Module>("Experts"));
+}
+
+void MoEImpl::add_expert(std::int64_t c, torch::nn::AnyModule expert) {
+  if (expert.is_empty()) fail(base::join("got no expert ", c));
+  experts_module_->register_module(std::to_string(c), expert.ptr());
+  experts_.push_back(std::move(expert));
+}
+
+void MoEImpl::add_residual(torch::nn::AnyModule expert) {
+  if (expert.is_empty()) fail("got no expert for use_residual");
+  register_module("mlp", expert.ptr());
+  mlp_ = std::move(expert);
+  coefficient_ = register_module("coefficient", torch::nn::Linear(options.hidden_size, 2));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> MoEImpl::forward(const at::Tensor& x, const at::Tensor& used_token) {
+  auto result = mix_experts(
+      x, gate_weight_, options, is_training(), group_,
+      [this](std::int64_t c, const at::Tensor& rows) {
+        return experts_[static_cast<std::size_t>(c)].forward<at::Tensor>(rows);
+      },
+      used_token);
+  if (options.use_residual) {
+    const auto shares = coefficient_->forward(x).softmax(-1);
+    result.output = result.output * shares.narrow(-1, 0, 1) + mlp_.forward<at::Tensor>(x) * shares.narrow(-1, 1, 1);
+  }
+  last_counts_ = result.exp_counts;
+  last_kept_ = result.kept;
+  return {result.output, result.l_aux, result.exp_counts};
+}
+
+}  // namespace zero
