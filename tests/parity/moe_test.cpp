@@ -414,6 +414,40 @@ TEST(MoeTraining, CheckpointsHaveGlobalNames) {
   });
 }
 
+// Steps without an expert count on the ranks that have it, also after a load.
+TEST(MoeTraining, AFrozenExpertMissesSteps) {
+  const TempFolder folder;
+  expect_passed({"shm", 4}, [&](const Comm& comm) {
+    std::vector<at::Tensor> after;
+    for (const bool resumed : {false, true}) {
+      const auto net = make_net(options_of(2, 1));
+      Engine engine(net, engine_options(2), comm);
+      const auto freeze = [&](bool frozen) {
+        for (auto& item : net->named_parameters())
+          if (contains(item.key(), "blocks.0.experts.3.")) item.value().requires_grad_(!frozen);
+      };
+      const auto train = [&](int begin, int end) {
+        for (int step = begin; step < end; ++step) {
+          engine.backward(loss_of(*net, step, comm->rank()));
+          engine.step();
+        }
+      };
+      if (resumed) {
+        engine.load_checkpoint(folder.path(), "frozen");
+      } else {
+        train(0, 1);
+        freeze(true);
+        train(1, 3);
+        freeze(false);
+        engine.save_checkpoint(folder.path(), "frozen");
+      }
+      train(3, 5);
+      after.push_back(engine.parameter_state("blocks.0.experts.3.up.weight"));
+    }
+    require(after[0].equal(after[1]), "an expert that was frozen is other after a load");
+  });
+}
+
 // --- faults ---------------------------------------------------------------------------------------
 
 TEST(MoeFaults, OptionsAreCheckedAtOnce) {

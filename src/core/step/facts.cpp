@@ -104,7 +104,9 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   bool in_place = false;
   for (auto& axis : run.topology.axes) {
     in_place |= reduces_in_place(run, axis);
-    const bool secondary = run.sharding.params && axis.size > 1 && !axis.peer_reads && zero.hpz_ranks > 1;
+    // Experts have no secondary shards: neighbouring ranks may have other experts.
+    const bool secondary = run.sharding.params && axis.size > 1 && !axis.peer_reads && zero.hpz_ranks > 1 &&
+                           &axis == &run.topology.axes.front();
     axis.secondary_ranks = secondary ? zero.hpz_ranks : 0;
   }
   run.overlap_reduce = zero.overlap_comm.value_or(run.sharding.params || in_place);

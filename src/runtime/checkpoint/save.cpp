@@ -352,10 +352,25 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     return message_of(formats::write_rank_file(folder, formats::rank_file_name(comm.rank()), shared), num_shared);
   });
 
+  // Steps that experts of other ranks missed.
+  std::map<std::string, std::int64_t> missed_steps;
+  if (state.parts.experts)
+    for (const auto& text : engine::agree(comm, kWhere, [&] {
+           std::string lines;
+           for (const auto& [name, steps] : state.exports->counters().missed_steps)
+             lines += base::join(steps, " ", name, "\n");
+           return lines;
+         })) {
+      std::istringstream in(text);
+      std::int64_t steps = 0;
+      for (std::string name; in >> steps && in.get() && std::getline(in, name);) missed_steps[name] = steps;
+    }
+
   // Steps 4 to 7: rank 0 checks that the checkpoint is complete and publishes it.
   (void)engine::agree(comm, kWhere, [&] {
     if (comm.rank() != 0) return "";
     auto manifest = describe(state);
+    manifest.missed_steps.merge(missed_steps);
     manifest.tensors = tensors_of(state);
     std::map<std::pair<std::string, std::string>, formats::Tensor*> by_name;
     for (auto& tensor : manifest.tensors) by_name[{tensor.kind, tensor.name}] = &tensor;

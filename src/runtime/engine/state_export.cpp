@@ -165,7 +165,11 @@ std::map<std::string, std::string> StateExport::aliases() const {
   std::map<std::string, std::string> result;
   for (const auto& group : p_.binding().groups())
     for (const auto& member : group->members)
-      for (const auto& alias : member.aliases) result[alias] = member.name;
+      for (const auto& alias : member.aliases) {
+        if (!member.expert) result[alias] = member.name;
+        for (int place = 0; member.expert && place < member.expert->ep_size; ++place)
+          result[member.expert->at(place, alias)] = member.expert->at(place, member.name);
+      }
   return result;
 }
 
