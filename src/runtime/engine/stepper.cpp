@@ -59,32 +59,36 @@ StepResult Stepper::step() {
 
 // --- the norm ---------------------------------------------------------------------------------
 
+namespace {
+
 // Which parameters of an axis are trained, in order.
-std::string Stepper::active_on(int axis) const {
+std::string active_on(const Parts& parts, int axis) {
   std::string text;
-  for (const auto& group : p_.binding().groups())
+  for (const auto& group : parts.binding().groups())
     for (std::size_t i = 0; group->facts.axis == axis && i < group->members.size(); ++i)
       text += group->gradients.active(i) ? '1' : '0';
   return text;
 }
 
+// [collective] Ranks that have the same experts train the same ones.
+void compare_experts(const Parts& parts) {
+  for (std::size_t axis = 1; axis < parts.axis_groups.size(); ++axis)
+    for (const auto mine = active_on(parts, static_cast<int>(axis));
+         const auto& theirs : parts.axis_groups[axis]->all_gather_bytes(mine))
+      if (theirs != mine)
+        throw ConfigError(parts.where("step") +
+                          "got other frozen experts than another rank that has the same ones. Hint: call "
+                          "requires_grad_() alike on every rank.");
+}
+
+}  // namespace
+
 // A hash of settings that must be equal on all ranks, besides the configuration: frozen parameters and learning rates.
 std::uint64_t Stepper::hash_of_choices() const {
-  auto text = active_on(0);
+  auto text = active_on(p_, 0);
   const auto& rates = p_.optimizer->set_rates();
   text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
   return XXH3_64bits(text.data(), text.size());
-}
-
-// The same on the ranks that have the same experts.
-void Stepper::compare_experts() const {
-  for (std::size_t axis = 1; axis < p_.axis_groups.size(); ++axis)
-    for (const auto mine = active_on(static_cast<int>(axis));
-         const auto& theirs : p_.axis_groups[axis]->all_gather_bytes(mine))
-      if (theirs != mine)
-        throw ConfigError(p_.where("step") +
-                          "got other frozen experts than another rank that has the same ones. Hint: call "
-                          "requires_grad_() alike on every rank.");
 }
 
 std::vector<double> Stepper::exchange_norms(double squares) {
@@ -97,7 +101,7 @@ std::vector<double> Stepper::exchange_norms(double squares) {
     norms.push_back(squares);
   } else {
     mine.choices = hash_of_choices();
-    compare_experts();
+    compare_experts(p_);
     const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait, "norm");
     std::string different;
     std::uint64_t of_first = 0;

@@ -22,9 +22,7 @@ class Stepper {
 
  private:
   std::vector<double> exchange_norms(double mine);
-  std::string active_on(int axis) const;
   std::uint64_t hash_of_choices() const;
-  void compare_experts() const;
   [[noreturn]] void fail_numerically();
   std::string find_non_finite() const;
 
