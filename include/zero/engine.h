@@ -106,7 +106,8 @@ class ZERO_API Engine {
   void reset_peak_memory();     // [local] sets the peak to the current bytes and frees idle buffers
 
   // [collective] Unshards all parameters for the life of the returned scope. modify = true: rank 0 may write them
-  // (GatheredParameters). Throws ConfigError on every rank if ranks pass different arguments.
+  // (GatheredParameters); experts that are divided over ranks (zero/moe.h), which each rank sees its own of, the first
+  // rank that has them. Throws ConfigError on every rank if ranks pass different arguments.
   GatheredParameters gathered_parameters() { return gather_all(false); }
   template <std::same_as<bool> Modify>  // no implicit conversions: {"root"} is a list of names
   GatheredParameters gathered_parameters(Modify modify) {

@@ -362,6 +362,25 @@ TEST(MoeTraining, StatesAndGradientsByNameOnEveryRank) {
   });
 }
 
+// A scope may name an expert of other ranks; the first rank that has it writes it.
+TEST(MoeTraining, ScopesNameExpertsOfOtherRanks) {
+  expect_passed({"shm", 4}, [](const Comm& comm) {
+    for (const int stage : {1, 3}) {
+      const auto net = make_net(options_of(2, 1));
+      Engine engine(net, engine_options(stage), comm);
+      const std::string name = "blocks.1.experts.3.up.weight";
+      {
+        const auto scope = engine.gathered_parameters({name}, /*modify=*/true);
+        const at::NoGradGuard no_grad;
+        if (comm->rank() == 1) net->named_parameters()[name].fill_(7);
+      }
+      require(engine.parameter_state(name).eq(7).all().item<bool>(), "stage " + std::to_string(stage));
+      const auto text = error_of([&] { (void)engine.gathered_parameters({"blocks.1.experts.9.*"}); }, "no such expert");
+      require(contains(text, "match no parameter and no unit"), text);
+    }
+  });
+}
+
 TEST(MoeTraining, AnExpertOfAnotherRankCannotBeRead) {
   expect_passed({"shm", 4}, [](const Comm& comm) {
     const auto net = make_net(options_of(2, 1));

@@ -28,13 +28,14 @@ class Reader {
     for (const auto& member : object_.members) {
       if (std::find(known_.begin(), known_.end(), member.key) != known_.end()) continue;
       const auto near = nearest_name(member.key, known_);
-      faults_.error("unknown-key", member.key_place, pointer_ + "/" + member.key, "got an unknown field " + member.key,
+      faults_.error("unknown-key", member.key_place, at(member.key), "got an unknown field " + member.key,
                     near.empty() ? "fields: " + joined(known_) : "did you mean " + near + "?");
     }
   }
   Reader(const Reader&) = delete;
   Reader& operator=(const Reader&) = delete;
 
+  std::string at(const std::string& key) const { return pointer_ + "/" + key; }
   const Value* find(const char* key) {
     known_.emplace_back(key);
     const auto* const value = object_.find(key);
@@ -43,12 +44,12 @@ class Reader {
   std::optional<bool> flag(const char* key) {
     const auto* const value = find(key);
     if (value == nullptr) return {};
-    if (!value->is(Value::Kind::Bool)) wrong(*value, pointer_ + "/" + key, "true or false");
+    if (!value->is(Value::Kind::Bool)) wrong(*value, at(key), "true or false");
     return value->boolean;
   }
   std::optional<std::int64_t> whole(const char* key, std::int64_t least) {
     const auto* const value = find(key);
-    return value == nullptr ? std::nullopt : whole_at_least(*value, pointer_ + "/" + key, least);
+    return value == nullptr ? std::nullopt : whole_at_least(*value, at(key), least);
   }
   std::optional<std::int64_t> whole_at_least(const Value& value, const std::string& pointer, std::int64_t least) {
     const auto number = value.is(Value::Kind::Number) ? whole_number(value.text) : std::nullopt;
@@ -61,9 +62,9 @@ class Reader {
     std::vector<std::string> result;
     if (value == nullptr) return result;
     if (value->is(Value::Kind::String)) return {value->text};
-    if (!value->is(Value::Kind::Array)) wrong(*value, pointer_ + "/" + key, "a string or a list of strings");
+    if (!value->is(Value::Kind::Array)) wrong(*value, at(key), "a string or a list of strings");
     for (const auto& item : value->items) {
-      if (!item.is(Value::Kind::String)) wrong(item, pointer_ + "/" + key, "a string");
+      if (!item.is(Value::Kind::String)) wrong(item, at(key), "a string");
       result.push_back(item.text);
     }
     return result;
@@ -72,7 +73,7 @@ class Reader {
     faults_.error("wrong-type", value.place, pointer, "got " + value.json().substr(0, 80) + ", expected " + expected);
   }
   void fail(const Value& value, const char* key, const std::string& message, const std::string& hint = {}) {
-    faults_.error("out-of-range", value.place, pointer_ + "/" + key, message, hint);
+    faults_.error("out-of-range", value.place, at(key), message, hint);
   }
 
  private:
@@ -109,10 +110,10 @@ void read_shape(Reader& reader, LayerSpec& spec) {
   const auto* const shape = reader.find("shape");
   if (shape == nullptr) return;
   if (!shape->is(Value::Kind::Array) || shape->items.size() != 2 || shape->items[1].text != "-1")
-    return reader.wrong(*shape, "shape", "[number of pieces, -1] or [[lengths], -1]");
+    return reader.wrong(*shape, reader.at("shape"), "[number of pieces, -1] or [[lengths], -1]");
   const auto& first = shape->items[0];
   for (const auto& item : first.is(Value::Kind::Array) ? first.items : std::vector<Value>{first})
-    if (const auto length = reader.whole_at_least(item, "shape", 1)) spec.pieces.push_back(*length);
+    if (const auto length = reader.whole_at_least(item, reader.at("shape"), 1)) spec.pieces.push_back(*length);
   spec.equal_pieces = !first.is(Value::Kind::Array);
   if (spec.type != PartitionType::Column)
     reader.fail(*shape, "shape", "got pieces of a weight that is not cut by columns",

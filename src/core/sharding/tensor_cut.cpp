@@ -35,10 +35,14 @@ std::string TensorCut::fault() const {
   for (const auto piece : pieces.empty() ? std::vector<std::int64_t>{length} : pieces) {
     if (piece % multiple != 0)
       return base::join("dimension ", dim, " has ", piece, " elements, expected a multiple of ", multiple);
-    if (piece / multiple < parts)
-      return base::join("dimension ", dim, " has ", piece / multiple, multiple == 1 ? " elements" : " heads or blocks",
+    const auto blocks = piece / multiple;
+    if (blocks < parts)
+      return base::join("dimension ", dim, " has ", blocks,
+                        multiple == 1 ? blocks == 1 ? " element" : " elements"
+                        : blocks == 1 ? " head or block"
+                                      : " heads or blocks",
                         ", expected at least ", parts, ", one a rank. Hint: tensor_parallel.autotp_size ",
-                        std::max<std::int64_t>(piece / multiple, 1), " or less");
+                        blocks > 1 ? base::join(blocks, " or less") : "1");
   }
   return "";
 }

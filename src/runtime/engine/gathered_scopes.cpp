@@ -16,14 +16,21 @@ namespace {
 
 using Groups = std::vector<std::unique_ptr<ModelBinding::Group>>;
 
+// An expert is named on all ranks: those without it gather what they have in its place.
+bool names_member(const std::string& pattern, const ModelParameter& member) {
+  if (optim::pattern_names(pattern, member.name, member.aliases)) return true;
+  for (int place = 0; member.expert && place < member.expert->ep_size; ++place)
+    if (optim::pattern_names(pattern, member.expert->at(place, member.name), {})) return true;
+  return false;
+}
+
 std::set<int> groups_named(const Groups& groups, const std::string& pattern) {
   std::set<int> found;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& members = groups[g]->members;
     if (optim::pattern_names(pattern, groups[g]->facts.name, {}) ||
-        std::any_of(members.begin(), members.end(), [&](const ModelParameter& member) {
-          return optim::pattern_names(pattern, member.name, member.aliases);
-        }))
+        std::any_of(members.begin(), members.end(),
+                    [&](const ModelParameter& member) { return names_member(pattern, member); }))
       found.insert(static_cast<int>(g));
   }
   return found;

@@ -110,9 +110,22 @@ at::Tensor tokens_of(const Places& places, const at::Tensor& values) {
 
 at::ScalarType sum_dtype(const at::Tensor& values) { return at::toOpMathType(values.scalar_type()); }
 
+// `count` rows on a CPU that `loop` fills: its arguments are their data, those of `from` and of the factors, or null.
+template <class Loop>
+at::Tensor moved(const at::Tensor& from, std::int64_t count, const at::Tensor& factors, const Loop& loop) {
+  const auto in = from.contiguous();
+  auto out = at::empty({count, from.size(1)}, from.options());
+  with_dtypes(from, [&](auto value, auto sum) {
+    using Value = decltype(value);
+    using Sum = decltype(sum);
+    const Sum* const weights = factors.defined() ? factors.const_data_ptr<Sum>() : nullptr;
+    loop(out.mutable_data_ptr<Value>(), in.const_data_ptr<Value>(), weights);
+  });
+  return out;
+}
+
 // weights: undefined: 1.
 at::Tensor to_rows(const at::Tensor& x, const at::Tensor& weights, const Places& places) {
-  const auto width = x.size(1);
   const auto factors = weights.defined() ? weights.to(sum_dtype(x)).contiguous() : at::Tensor();
   if (!x.is_cpu()) {
     auto rows = x.index_select(0, tokens_of(places, x));
@@ -120,21 +133,13 @@ at::Tensor to_rows(const at::Tensor& x, const at::Tensor& weights, const Places&
     return (rows.to(sum_dtype(x)) * factors.view({-1, 1}).index_select(0, on(places.choice_of_row, x)))
         .to(x.scalar_type());
   }
-  const auto from = x.contiguous();
-  auto rows = at::empty({places.rows(), width}, x.options());
-  with_dtypes(x, [&](auto value, auto sum) {
-    using Sum = decltype(sum);
-    rows_of(rows.mutable_data_ptr<decltype(value)>(), from.const_data_ptr<decltype(value)>(),
-            factors.defined() ? factors.const_data_ptr<Sum>() : nullptr, places, width);
-  });
-  return rows;
+  return moved(x, places.rows(), factors, [&](auto... arguments) { rows_of(arguments..., places, x.size(1)); });
 }
 
 at::Tensor to_tokens(const at::Tensor& rows, const at::Tensor& weights, const Places& places) {
-  const auto width = rows.size(1);
   const auto factors = weights.defined() ? weights.to(sum_dtype(rows)).contiguous() : at::Tensor();
   if (!rows.is_cpu()) {
-    auto sum = at::zeros({places.tokens(), width}, rows.options().dtype(sum_dtype(rows)));
+    auto sum = at::zeros({places.tokens(), rows.size(1)}, rows.options().dtype(sum_dtype(rows)));
     if (places.rows() == 0) return sum.to(rows.scalar_type());
     const auto place = on(places.place, rows);
     for (std::int64_t c = 0; c < places.choices(); ++c) {
@@ -145,14 +150,8 @@ at::Tensor to_tokens(const at::Tensor& rows, const at::Tensor& weights, const Pl
     }
     return sum.to(rows.scalar_type());
   }
-  const auto from = rows.contiguous();
-  auto y = at::empty({places.tokens(), width}, rows.options());
-  with_dtypes(rows, [&](auto value, auto sum) {
-    using Sum = decltype(sum);
-    sum_of_rows(y.mutable_data_ptr<decltype(value)>(), from.const_data_ptr<decltype(value)>(),
-                factors.defined() ? factors.const_data_ptr<Sum>() : nullptr, places, width);
-  });
-  return y;
+  return moved(rows, places.tokens(), factors,
+               [&](auto... arguments) { sum_of_rows(arguments..., places, rows.size(1)); });
 }
 
 // Of the dtype of sums, [n, k].

@@ -57,8 +57,10 @@ Ranges stretches(const at::Tensor& x, const Mesh& mesh, std::int64_t tokens) {
 Ranges heads_of(std::int64_t heads, int ranks) {
   if (heads < ranks)
     fail(base::join("got ", heads, " heads for ", ranks, " sequence-parallel ranks, expected at least ", ranks,
-                    ". Hint: ", ranks, " heads or more, or sequence_parallel_size ", std::max<std::int64_t>(heads, 1),
-                    " or less."));
+                    ". Hint: ", ranks, " heads or more",
+                    heads > 1    ? base::join(", or sequence_parallel_size ", heads, " or less.")
+                    : heads == 1 ? ", or sequence_parallel_size 1."
+                                 : "."));
   return divided(heads, ranks);
 }
 

@@ -246,9 +246,10 @@ TEST(CutPlan, Faults) {
       {"patterns": [".*qkv.weight"], "partition_type": "column", "shape": [[24, 24], -1]},
       {"patterns": [".*up.weight"], "partition_type": "column", "multiple": 7},
       {"patterns": ["position.weight"], "partition_type": "column", "multiple": 8})"));
-  for (const char* part : {"(nothing) matches no parameter", "blocks.0.norm1.weight [24]", "expected a weight of two",
-                           "has 72 elements, expected 48, the sum of its pieces",
-                           "has 96 elements, expected a multiple of 7", "has 1 heads or blocks, expected at least 2"})
+  for (const char* part :
+       {"(nothing) matches no parameter", "blocks.0.norm1.weight [24]", "expected a weight of two",
+        "has 72 elements, expected 48, the sum of its pieces", "has 96 elements, expected a multiple of 7",
+        "has 1 head or block, expected at least 2, one a rank. Hint: tensor_parallel.autotp_size 1\n"})
     EXPECT_NE(all.find(part), std::string::npos) << part << " in " << all;
   EXPECT_NE(fault_of(R"(, "preset_model": "gpt", "partition_config": {"strict_mode": true})")
                 .find("position.weight [8, 24] matches no entry"),
