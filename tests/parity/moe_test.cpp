@@ -103,6 +103,9 @@ TEST(MoeTraining, WithVariants) {
       check_training(comm, options_of(2, 2), stage, "", R"(, "stage3_param_persistence_threshold": 50)");
       check_training(comm, options_of(4, 2), stage, "", "", /*accumulation=*/2);
       check_training(comm, options_of(2, 1), stage, "", R"(, "offload_optimizer": {"device": "cpu"})");
+      // Groups of experts are cut out of all ranks that ZeRO shards over. Each rank's gate sees its own tokens.
+      for (const int ep : {2, 4})
+        check_training(comm, options_of(ep, 2), stage, R"(, "sequence_parallel_size": 2)");
     }
   });
 }
