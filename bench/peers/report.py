@@ -298,20 +298,25 @@ Milliseconds of a step of two layers x + MoE(LayerNorm(x)), forward, backward, c
 TCP, and `deepspeed.moe.layer.MoE` over gloo ([bench/peers/experts.py](../bench/peers/experts.py)), with the same sizes, capacities and routing
 by the same rule. DeepSpeed refuses stage 3 with experts: its stage 2 stands beside libzero's stage 3. The bytes that all-to-alls send are those of
 the formula in every run (`zero bench experts` fails otherwise); DeepSpeed sends every place of a padded [experts, capacity, hidden]. "Skewed":
-expert 0's logits are higher, "load" is the most chosen expert's tokens over the mean. {found['date']}, measured by `{found['command']}`; rounds of
+expert 0's logits are higher, "load" is the most chosen expert's tokens over the mean. "Floor": forward and backward of a rank's experts alone on as
+many kept rows, in the same batches, and a fused AdamW step over its share of them, on all ranks at once; "floor / DeepSpeed" is the ratio of an
+implementation whose gate, exchange and everything else take no time. libzero runs an expert once for the rows of each rank, so that bits do not
+depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {found['date']}, measured by `{found['command']}`; rounds of
 {counted(found['warmup'], 'warm-up step')} and {counted(found['steps'], 'measured step')}. Load average of the machine before each: median {load['median']:.1f},
 {load['least']:.1f} to {load['most']:.1f}.
 
 """
     for case, options in enumerate(found["cases"]):
-        rows = [["", "libzero", "over TCP", "DeepSpeed", "libzero / DeepSpeed", "over TCP / DeepSpeed", "sent by all-to-alls", "dropped", "load"]]
+        rows = [["", "libzero", "merged batches", "over TCP", "DeepSpeed", "libzero / DeepSpeed", "merged batches / DeepSpeed", "over TCP / DeepSpeed",
+                 "libzero / floor", "floor / DeepSpeed", "sent by all-to-alls", "dropped", "load"]]
         words = dict(zip(options.split()[::2], options.split()[1::2]))
         alone = words.get("--inner") == "0"
         missed = []
         for row in (row for row in found["results"] if row["case"] == case):
             name = f"{row['recipe']}, stage {row['stage']}, ep {row['ep']}"
-            times = [ms(row[who]["median"]) if row.get(who) else "" for who in ("shm", "gloo", "deepspeed")]
-            rows.append([name] + times + [cell(row[f"{who}_over_deepspeed"]) for who in ("shm", "gloo")]
+            times = [ms(row[who]["median"]) if row.get(who) else "" for who in ("shm", "merged", "gloo", "deepspeed")]
+            ratios = ("shm_over_deepspeed", "merged_over_deepspeed", "gloo_over_deepspeed", "shm_over_floor", "floor_shm_over_deepspeed")
+            rows.append([name] + times + [cell(row[one]) for one in ratios]
                         + [f"{row.get('exchanged_bytes_per_step', 0) / 2**20:.2f} MiB", f"{row.get('dropped', 0) * 100:.1f} %", f"{row.get('load', 0):.2f}"])
             for who, target in {"shm": EXPERTS_ALONE_TARGET}.items() if alone else EXPERTS_TARGETS.items():
                 ratio = row[f"{who}_over_deepspeed"]

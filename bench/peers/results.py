@@ -311,19 +311,24 @@ def attention(folder):
 def experts(folder):
     """What was measured of layers of experts, or nothing: seconds a step, by model, recipe, stage and ranks of the experts."""
     medians, sent, about, versions = {}, {}, None, {}
+
+    def add(case, recipe, stage, ep, who, path, samples):
+        if samples:
+            of_case = medians.setdefault((int(case), recipe, stage, ep), {})
+            of_case.setdefault(who, {})[path.parts[-2]] = statistics.median(samples)
+
     for path in sorted(folder.glob("round-*/*.json")):
-        document, (case, who) = json.loads(path.read_text()), path.name.split("-")[:2]
+        document, (case, who, recipe) = json.loads(path.read_text()), path.name.split("-")[:3]
         if who == "deepspeed":
             versions, task = document["versions"], document["task"]
-            runs = [(task["stage"], task["ep"], document["samples"]["step_s"])]
-        else:
-            about = document
-            runs = [(run["stage"], run["ep"], run["samples"]["step_s"]) for run in document["runs"]]
-            for run in document["runs"]:
-                sent[int(case), path.name.split("-")[2], run["stage"], run["ep"]] = run
-        for stage, ep, samples in runs:
-            of_case = medians.setdefault((int(case), path.name.split("-")[2], stage, ep), {})
-            of_case.setdefault(who, {})[path.parts[-2]] = statistics.median(samples)
+            add(case, recipe, task["stage"], task["ep"], who, path, document["samples"]["step_s"])
+            continue
+        about = document
+        for run in document["runs"]:
+            sent[int(case), recipe, run["stage"], run["ep"]] = run
+            add(case, recipe, run["stage"], run["ep"], who, path, run["samples"]["step_s"])
+            if who in ("shm", "merged"):  # of batches as this run has them
+                add(case, recipe, run["stage"], run["ep"], f"floor_{who}", path, run["samples"].get("floor_s"))
     if not about:
         return None
     cases = [line.split(":")[0] for line in (folder / "cases").read_text().splitlines()]
@@ -335,8 +340,9 @@ def experts(folder):
         # DeepSpeed has no stage 3 with experts: its stage 2 stands beside ours.
         peer = whos.get("deepspeed") or (medians.get((case, recipe, 2, ep), {}).get("deepspeed", {}) if stage == 3 else {})
         row = {"case": case, "recipe": recipe, "stage": stage, "ep": ep, "deepspeed": over_rounds(list(peer.values()))}
-        row |= {who: over_rounds(list(whos[who].values())) for who in ("shm", "gloo") if who in whos}
-        row |= {f"{who}_over_deepspeed": ratio_of(whos.get(who, {}), peer) for who in ("shm", "gloo")}
+        row |= {who: over_rounds(list(whos[who].values())) for who in ("shm", "merged", "gloo") if who in whos}
+        row |= {f"{who}_over_deepspeed": ratio_of(whos.get(who, {}), peer) for who in ("shm", "merged", "gloo", "floor_shm", "floor_merged")}
+        row |= {f"{who}_over_floor": ratio_of(whos.get(who, {}), whos.get(f"floor_{who}", {})) for who in ("shm", "merged")}
         row |= {name: run[name] for name in ("exchanged_bytes_per_step", "formula_bytes_per_step", "dropped", "load") if name in run}
         found["results"].append(row)
     return found

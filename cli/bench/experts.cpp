@@ -30,7 +30,7 @@ struct Setup {
 struct Series {
   ExpertsTask task;
   Json last;  // all but the times are the same in every round
-  std::vector<double> step, forward, backward, optimizer, round_medians;
+  std::vector<double> step, forward, backward, optimizer, floor, round_medians;
   std::vector<std::vector<double>> losses;
   std::int64_t peak = 0;
 
@@ -42,6 +42,7 @@ struct Series {
     append(forward, "forward_s");
     append(backward, "backward_s");
     append(optimizer, "optimizer_s");
+    append(floor, "floor_s");
     round_medians.push_back(quantile(result.at("step_s").get<std::vector<double>>(), 0.5));
     losses.push_back(result.at("losses").get<std::vector<double>>());
     for (const std::int64_t one : result.at("peak_pss_bytes")) peak = std::max(peak, one);
@@ -147,9 +148,13 @@ Json document_of(const Setup& setup, const std::vector<Series>& all) {
                 {"backward_s", spread_of(series.backward)},
                 {"optimizer_s", spread_of(series.optimizer)},
                 {"round_medians_s", series.round_medians},
-                {"samples", {{"step_s", series.step}}},
+                {"samples", {{"step_s", series.step}, {"floor_s", series.floor}}},
                 {"peak_pss_bytes", series.peak},
                 {"last_loss", series.losses.front().back()}};
+    if (!series.floor.empty()) {
+      run["floor_s"] = spread_of(series.floor);
+      run["step_over_floor"] = quantile(series.step, 0.5) / quantile(series.floor, 0.5);
+    }
     for (const auto* field :
          {"bytes_sent_per_step", "exchanged_bytes_per_step", "formula_bytes_per_step", "dropped", "load"})
       run[field] = series.last.at(field);
@@ -168,7 +173,8 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
                        {"p99", Align::Right},
                        {"forward", Align::Right},
                        {"backward", Align::Right},
-                       {"step()", Align::Right}});
+                       {"step()", Align::Right},
+                       {"/floor", Align::Right}});
   report::Table bytes({{"all ranks"},
                        {"all-to-all/step", Align::Right},
                        {"formula", Align::Right},
@@ -181,7 +187,8 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
   const auto size = [](double value) { return report::human_bytes(static_cast<std::uint64_t>(value)); };
   for (const auto& s : all) {
     times.row({s.name(), ms(quantile(s.step, 0.5)), ms(quantile(s.step, 0)), ms(quantile(s.step, 0.99)),
-               ms(quantile(s.forward, 0.5)), ms(quantile(s.backward, 0.5)), ms(quantile(s.optimizer, 0.5))});
+               ms(quantile(s.forward, 0.5)), ms(quantile(s.backward, 0.5)), ms(quantile(s.optimizer, 0.5)),
+               s.floor.empty() ? "" : fixed(quantile(s.step, 0.5) / quantile(s.floor, 0.5), 2)});
     bytes.row({s.name(), size(s.number("exchanged_bytes_per_step")), s.as_formula() ? "equal" : "DIFFERENT",
                size(s.number("bytes_sent_per_step")), fixed(s.number("dropped") * 100, 1) + " %",
                fixed(s.number("load"), 2), size(static_cast<double>(s.peak)), fixed(s.losses[0].back(), 4)});

@@ -125,6 +125,45 @@ std::int64_t exchanged(const CommStats& stats) {
   return sum;
 }
 
+// Times of experts_rank.h's floor. rows: that this rank's experts compute in a step of one layer.
+std::vector<double> floor_of(const ExpertsTask& task, Communicator& comm, std::int64_t rows) {
+  if (task.inner == 0) return {};
+  const auto local = task.experts / task.ep, batches = task.merged ? 1 : task.ep;
+  const auto dtype = task.recipe == "bf16" ? at::kBFloat16 : at::kFloat;
+  const auto batch = at::randn({std::max<std::int64_t>(1, rows / (local * batches)), task.hidden}).to(dtype);
+  std::vector<torch::nn::AnyModule> experts;
+  std::int64_t elements = 0;
+  for (std::int64_t e = 0; e < local * task.layers; ++e) {
+    experts.push_back(expert_of(task));
+    experts.back().ptr()->to(dtype);
+    for (const auto& parameter : experts.back().ptr()->parameters()) elements += parameter.numel();
+  }
+  const auto share = elements * task.ep / comm.size();
+  const auto values = at::zeros({share}), gradients = at::full({share}, 1e-3), first = at::zeros({share}),
+             second = at::zeros({share});
+  auto count = at::zeros({});
+  std::vector<double> times;
+  for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
+    comm.barrier();  // so that no rank ever has the machine's memory bandwidth to itself
+    const auto start = Clock::now();
+    for (auto& expert : experts) {
+      for (std::int64_t b = 0; b < batches; ++b) {
+        const auto x = batch.detach().requires_grad_();
+        expert.forward(x).backward(batch);
+      }
+    }
+    {
+      const at::NoGradGuard no_grad;
+      count += 1;
+      at::_fused_adamw_({values}, {gradients}, {first}, {second}, {}, {count}, 3e-4, 0.9, 0.999, 0.01, 1e-8,
+                        /*amsgrad=*/false, /*maximize=*/false);
+    }
+    if (k >= task.warmup) times.push_back(seconds(start, Clock::now()));
+    for (auto& expert : experts) expert.ptr()->zero_grad(/*set_to_none=*/true);
+  }
+  return times;
+}
+
 Options options_of(const ExpertsTask& task) {
   const Json config = {{"train_micro_batch_size_per_gpu", 1},
                        {"gradient_clipping", 1.0},
@@ -211,6 +250,7 @@ Json measure_experts(const ExpertsTask& task, const std::shared_ptr<Communicator
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) step(k, false);
   const auto peak = sampler.stop();
+  const auto all_kept = total(*comm, kept);
   const auto per_step = [&](std::int64_t own) {
     return static_cast<double>(total(*comm, own)) / static_cast<double>(task.steps);
   };
@@ -219,12 +259,13 @@ Json measure_experts(const ExpertsTask& task, const std::shared_ptr<Communicator
           {"forward_s", forward_s},
           {"backward_s", backward_s},
           {"optimizer_s", optimizer_s},
+          {"floor_s", floor_of(task, *comm, all_kept / (comm->size() * task.steps * task.layers))},
           {"losses", losses},
           {"peak_pss_bytes", gathered(*comm, static_cast<std::int64_t>(peak > before ? peak - before : 0))},
           {"bytes_sent_per_step", per_step(static_cast<std::int64_t>(sent.bytes_sent()))},
           {"exchanged_bytes_per_step", per_step(exchanged(sent))},
           {"formula_bytes_per_step", per_step(formula)},
-          {"dropped", 1 - static_cast<double>(total(*comm, kept)) / static_cast<double>(total(*comm, chosen))},
+          {"dropped", 1 - static_cast<double>(all_kept) / static_cast<double>(total(*comm, chosen))},
           {"load", load}};
 }
 

@@ -32,14 +32,15 @@ if "experts" in words or "bench/peers/experts.py" in words:
     own = "experts" in words
     recipe = value("--recipes") if own else words[words.index("bench/peers/experts.py") + 1]
     stages, eps = (value("--stages"), value("--ep")) if own else (value("--stage"), value("--ep"))
-    name = value("--transport") if own else "deepspeed"
+    name = ("merged" if "--merged-batches" in words else value("--transport")) if own else "deepspeed"
     inner = " inner " + value("--inner") if "--inner" in words else ""
     with open(os.environ["STAND_IN_LOG"], "a") as file:
         file.write(f"experts {name} {recipe} stages {stages} ep {eps} hidden {value('--hidden')}{inner} steps {value('--steps')}\n")
     if f"{name} {value('--hidden')}" == os.environ.get("STAND_IN_FAILS"):
         sys.exit("Error: stand-in fails")
-    samples = {"step_s": [{"shm": 0.1, "gloo": 0.2, "deepspeed": 0.4}[name]] * int(value("--steps"))}
+    samples = {"step_s": [{"shm": 0.1, "merged": 0.05, "gloo": 0.2, "deepspeed": 0.4}[name]] * int(value("--steps"))}
     if own:
+        samples["floor_s"] = [] if inner == " inner 0" else [0.025] * 3
         print(json.dumps({"schema": "zero.bench.experts/1", "model": {"steps": 10, "warmup": 3}, "runs": [
             {"recipe": recipe, "stage": int(stage), "ep": int(ep), "samples": samples, "exchanged_bytes_per_step": 2**20,
              "formula_bytes_per_step": 2**20, "dropped": 0.25, "load": 1.5} for stage in stages.split(",") for ep in eps.split(",")],
@@ -228,7 +229,7 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(first[:6], [f"experts {one} hidden 256{inner} steps 10" for one, inner in (
             ("shm fp32 stages 1,2,3 ep 1,2", ""), ("deepspeed fp32 stages 1 ep 1", " inner 1024"), ("deepspeed fp32 stages 1 ep 2", " inner 1024"),
             ("deepspeed fp32 stages 2 ep 1", " inner 1024"), ("deepspeed fp32 stages 2 ep 2", " inner 1024"),
-            ("gloo fp32 stages 1,2,3 ep 1,2", ""))])
+            ("merged fp32 stages 1,2,3 ep 1,2", ""))])
         # The gate and the exchange alone: one rank, identities, nothing over TCP.
         self.assertEqual(first[-2:], [f"experts {name} fp32 stages 2 ep 1 hidden 512 inner 0 steps 10" for name in ("shm", "deepspeed")])
         found = json.loads((self.folder / "docs" / "performance.json").read_text())
@@ -239,7 +240,9 @@ class CompareTest(unittest.TestCase):
                          (0.25, 0.5, 2))
         page = (self.folder / "docs" / "performance.md").read_text()
         self.assertIn("### Hidden 512, 64 experts, k 1, 4096 tokens a rank, gate and exchange alone\n\nTarget: at most 0.3 of DeepSpeed's step. Reached.", page)
-        self.assertRegex(page, r"\| fp32, stage 3, ep 2 \| +100\.0 \| +200\.0 \| +400\.0 \| 0\.25 \(0\.25-0\.25; 2\)")
+        self.assertRegex(page, r"\| fp32, stage 3, ep 2 \| +100\.0 \| +50\.0 \| +200\.0 \| +400\.0 \| 0\.25 \(0\.25-0\.25; 2\)")
+        self.assertEqual((row["merged_over_deepspeed"]["median"], row["shm_over_floor"]["median"], row["floor_shm_over_deepspeed"]["median"]),
+                         (0.125, 4, 0.0625))
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)
