@@ -407,32 +407,49 @@ TEST(MoeTraining, AnExpertOfAnotherRankCannotBeRead) {
   });
 }
 
-// Of any degree, at the same number of ranks.
+// Twelve pairs of degree and stage, at the same number of ranks: equal states after the load, and equal training.
 TEST(MoeTraining, CheckpointsHaveGlobalNames) {
+  struct Layout {
+    int ep, stage;
+    std::string text() const { return "ep " + std::to_string(ep) + ", stage " + std::to_string(stage); }
+  };
   const TempFolder folder;
   expect_passed({"shm", 4}, [&](const Comm& comm) {
-    for (const int ep : {1, 2, 4}) {
-      const auto from = make_net(options_of(ep, 1));
-      Engine engine(from, engine_options(2), comm);
-      for (int step = 0; step < 2; ++step) {
-        engine.backward(loss_of(*from, step, comm->rank()));
+    const auto names = make_net(options_of(1, 1))->named_parameters().keys();
+    const auto train = [&](Engine& engine, const std::shared_ptr<moe::NetImpl>& net, int steps) {
+      std::vector<double> losses;
+      for (int step = 0; step < steps; ++step) {
+        auto loss = loss_of(*net, step_seed(step, 0), comm->rank());
+        engine.backward(loss);
         engine.step();
+        losses.push_back(loss.item<double>());
       }
-      engine.save_checkpoint(folder.path(), "ep" + std::to_string(ep));
-      engine.backward(loss_of(*from, 9, comm->rank()));
-      engine.step();
-      for (const int other : {1, 2, 4}) {
-        const auto to = make_net(options_of(other, 1));
-        Engine loaded(to, engine_options(3), comm);
-        loaded.load_checkpoint(folder.path(), "ep" + std::to_string(ep));
-        loaded.backward(loss_of(*to, 9, comm->rank()));
-        loaded.step();
-        for (const auto& item : make_net(options_of(1, 1))->named_parameters())
-          for (const char* state : {"master", "exp_avg_sq"})
-            require(
-                relative(loaded.parameter_state(item.key(), state), engine.parameter_state(item.key(), state)) <
-                    (ep == other ? 1e-12 : 1e-5),
-                "from ep " + std::to_string(ep) + " to " + std::to_string(other) + ": " + state + " of " + item.key());
+      return losses;
+    };
+    for (const auto& saved : {Layout{1, 0}, Layout{2, 2}, Layout{4, 3}}) {
+      const auto from = make_net(options_of(saved.ep, 1));
+      Engine engine(from, engine_options(saved.stage), comm);
+      train(engine, from, 2);
+      const auto tag = "ep" + std::to_string(saved.ep);
+      engine.save_checkpoint(folder.path(), tag);
+      std::map<std::string, at::Tensor> states;
+      for (const auto& name : names)
+        for (const char* state : {"master", "exp_avg", "exp_avg_sq"})
+          states[name + " " + state] = engine.parameter_state(name, state).clone();
+      const auto expected = train(engine, from, 20);
+      for (const auto& layout : {Layout{1, 3}, Layout{2, 1}, Layout{4, 2}, Layout{2, 3}}) {
+        const auto label = "from " + saved.text() + " to " + layout.text() + ": ";
+        const auto to = make_net(options_of(layout.ep, 1));
+        Engine loaded(to, engine_options(layout.stage), comm);
+        loaded.load_checkpoint(folder.path(), tag);
+        for (const auto& name : names)
+          for (const char* state : {"master", "exp_avg", "exp_avg_sq"})
+            require(loaded.parameter_state(name, state).equal(states.at(name + " " + state)),
+                    label + state + " of " + name);
+        const auto losses = train(loaded, to, 20);
+        for (std::size_t k = 0; k < losses.size(); ++k)
+          require(std::abs(losses[k] - expected[k]) <= 2e-5 * std::abs(expected[k]),
+                  label + "loss " + std::to_string(losses[k]) + ", expected " + std::to_string(expected[k]));
       }
     }
   });
