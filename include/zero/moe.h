@@ -10,6 +10,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -59,6 +60,10 @@ struct ZERO_API ExpertLayer {
   virtual void bind(std::shared_ptr<Communicator> expert_group) = 0;
 };
 
+// Layers in a row as an expert, with the names that they have in `layers`, whose modules it shares.
+// torch::nn::AnyModule itself takes no torch::nn::Sequential.
+ZERO_API torch::nn::AnyModule expert_of(const torch::nn::Sequential& layers);
+
 // An expert is a module with forward(Tensor [rows, hidden_size]) -> Tensor of the same shape, which computes every row
 // for itself and takes 0 rows. Parameters: gate.wg.weight [num_experts, hidden_size]; experts.C.* with C from 0 to
 // num_experts - 1; with use_residual mlp.*, a further expert, and coefficient.{weight [2, hidden_size], bias [2]}.
@@ -72,6 +77,7 @@ class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
   // options. Copying reads the expert's values; under zero::build, where they would have to be allocated, use the
   // second form.
   MoEImpl(MoeOptions options, torch::nn::AnyModule expert);
+  MoEImpl(MoeOptions options, const torch::nn::Sequential& expert) : MoEImpl(std::move(options), expert_of(expert)) {}
   // make(c) makes expert c, with initial values of its own; make(num_experts) the dense one of use_residual.
   MoEImpl(MoeOptions options, const std::function<torch::nn::AnyModule(std::int64_t)>& make);
 

@@ -135,7 +135,27 @@ parallel::GateOptions gate_options(const MoeOptions& options, bool training) {
           .keep_likeliest = options.drop_policy == "probs"};
 }
 
+// A Sequential whose forward is no template, as AnyModule needs it.
+class Layers final : public torch::nn::SequentialImpl {
+ public:
+  Layers(const SequentialImpl& layers, const std::function<torch::nn::AnyModule(const torch::nn::AnyModule&)>& take) {
+    auto layer = layers.begin();
+    for (const auto& name : layers.named_children().keys()) push_back(name, take(*layer++));
+    train(layers.is_training());
+  }
+  at::Tensor forward(const at::Tensor& rows) { return SequentialImpl::forward(rows); }
+  std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    return std::make_shared<Layers>(*this, [&](const torch::nn::AnyModule& layer) { return layer.clone(device); });
+  }
+};
+
 }  // namespace
+
+torch::nn::AnyModule expert_of(const torch::nn::Sequential& layers) {
+  if (layers.is_empty() || layers->is_empty()) fail("got an expert without layers");
+  return torch::nn::AnyModule(
+      std::make_shared<Layers>(*layers, [](const torch::nn::AnyModule& layer) { return layer; }));
+}
 
 MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, const MoeOptions& options, bool training,
                       const std::shared_ptr<Communicator>& group,
