@@ -22,6 +22,9 @@ struct Explained {
   int ranks = 1;                                 // of the run; ZeRO shards over Schedule::world of them
   std::vector<planning::SplitProduct> products;  // of the first unit that has some
   std::vector<planning::Exchange> exchanges;     // of activations between ranks of the mesh, in a micro-batch
+  PlanExperts experts;                           // of `expert_layers` layers
+  std::int64_t expert_layers = 0;
+  bool data_before_experts = false;
   std::int64_t parameters = 0;                   // elements that a rank holds before ZeRO shards them, without padding
   bool gpu = false;
   bool delayed = false;
