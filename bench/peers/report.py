@@ -283,6 +283,48 @@ before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.
 """
 
 
+# The most that a step with experts may take, over DeepSpeed's: of layers, and of the gate and the exchange alone.
+EXPERTS_TARGETS, EXPERTS_ALONE_TARGET = {"shm": 0.5, "gloo": 0.8}, 0.3
+
+
+def experts_section(found):
+    if not found:
+        return ""
+    machine, load = found["machine"], found["load_average"]
+    text = f"""## Layers of experts
+{machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
+{', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(machine['threads_per_rank'], 'thread')} each; "alone" one rank.
+Milliseconds of a step of two layers x + MoE(LayerNorm(x)), forward, backward, clipping and AdamW: `zero bench experts` over shared memory and
+TCP, and `deepspeed.moe.layer.MoE` over gloo ([bench/peers/experts.py](../bench/peers/experts.py)), with the same sizes, capacities and routing
+by the same rule. DeepSpeed refuses stage 3 with experts: its stage 2 stands beside libzero's stage 3. The bytes that all-to-alls send are those of
+the formula in every run (`zero bench experts` fails otherwise); DeepSpeed sends every place of a padded [experts, capacity, hidden]. "Skewed":
+expert 0's logits are higher, "load" is the most chosen expert's tokens over the mean. {found['date']}, measured by `{found['command']}`; rounds of
+{counted(found['warmup'], 'warm-up step')} and {counted(found['steps'], 'measured step')}. Load average of the machine before each: median {load['median']:.1f},
+{load['least']:.1f} to {load['most']:.1f}.
+
+"""
+    for case, options in enumerate(found["cases"]):
+        rows = [["", "libzero", "over TCP", "DeepSpeed", "libzero / DeepSpeed", "over TCP / DeepSpeed", "sent by all-to-alls", "dropped", "load"]]
+        words = dict(zip(options.split()[::2], options.split()[1::2]))
+        alone = words.get("--inner") == "0"
+        missed = []
+        for row in (row for row in found["results"] if row["case"] == case):
+            name = f"{row['recipe']}, stage {row['stage']}, ep {row['ep']}"
+            times = [ms(row[who]["median"]) if row.get(who) else "" for who in ("shm", "gloo", "deepspeed")]
+            rows.append([name] + times + [cell(row[f"{who}_over_deepspeed"]) for who in ("shm", "gloo")]
+                        + [f"{row.get('exchanged_bytes_per_step', 0) / 2**20:.2f} MiB", f"{row.get('dropped', 0) * 100:.1f} %", f"{row.get('load', 0):.2f}"])
+            for who, target in {"shm": EXPERTS_ALONE_TARGET}.items() if alone else EXPERTS_TARGETS.items():
+                ratio = row[f"{who}_over_deepspeed"]
+                if ratio and ratio["median"] > target:
+                    missed.append(f"{name}{'' if who == 'shm' else ' over TCP'} {ratio['median']:.2f} (at most {target})")
+        title = f"hidden {words['--hidden']}, {words['--num-experts']} experts, k {words['--top-k']}, {words['--tokens']} tokens a rank"
+        title += ", gate and exchange alone" if alone else ", skewed" if words["--skew"] != "0" else ""
+        goal = f"{EXPERTS_ALONE_TARGET}" if alone else f"{EXPERTS_TARGETS['shm']} over shared memory and {EXPERTS_TARGETS['gloo']} over TCP"
+        text += f"### {title[0].upper()}{title[1:]}\n\nTarget: at most {goal} of DeepSpeed's step. "
+        text += ("**Missed**: " + "; ".join(missed) + "." if missed else "Reached.") + f"\n\n{table(rows)}\n"
+    return text
+
+
 def optimizer_section(found):
     if found is None:
         return ""
@@ -424,7 +466,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
         body, tables = section_text(section, ratios)
         text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
     text += python_section(document.get("python", {})) + parallel_section(document.get("parallel", {}))
-    text += attention_section(document.get("attention"))
+    text += attention_section(document.get("attention")) + experts_section(document.get("experts"))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,

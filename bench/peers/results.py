@@ -103,7 +103,7 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
     sizes, about = {}, {}
     for path in sorted(folder.glob("*/round-*/*.json")):
-        if path.parts[-3] in ("optimizer", "attention"):
+        if path.parts[-3] in ("optimizer", "attention", "experts"):
             continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
@@ -308,6 +308,40 @@ def attention(folder):
     return found
 
 
+def experts(folder):
+    """What was measured of layers of experts, or nothing: seconds a step, by model, recipe, stage and ranks of the experts."""
+    medians, sent, about, versions = {}, {}, None, {}
+    for path in sorted(folder.glob("round-*/*.json")):
+        document, (case, who) = json.loads(path.read_text()), path.name.split("-")[:2]
+        if who == "deepspeed":
+            versions, task = document["versions"], document["task"]
+            runs = [(task["stage"], task["ep"], document["samples"]["step_s"])]
+        else:
+            about = document
+            runs = [(run["stage"], run["ep"], run["samples"]["step_s"]) for run in document["runs"]]
+            for run in document["runs"]:
+                sent[int(case), path.name.split("-")[2], run["stage"], run["ep"]] = run
+        for stage, ep, samples in runs:
+            of_case = medians.setdefault((int(case), path.name.split("-")[2], stage, ep), {})
+            of_case.setdefault(who, {})[path.parts[-2]] = statistics.median(samples)
+    if not about:
+        return None
+    cases = [line.split(":")[0] for line in (folder / "cases").read_text().splitlines()]
+    found = {"machine": about["machine"], "versions": versions, "steps": about["model"]["steps"], "warmup": about["model"]["warmup"],
+             "command": (folder / "command").read_text().strip(), "date": str(datetime.date.today()),
+             "load_average": load_of(folder / "load"), "cases": cases, "results": []}
+    for (case, recipe, stage, ep), whos in sorted(medians.items()):
+        run = sent.get((case, recipe, stage, ep), {})
+        # DeepSpeed has no stage 3 with experts: its stage 2 stands beside ours.
+        peer = whos.get("deepspeed") or (medians.get((case, recipe, 2, ep), {}).get("deepspeed", {}) if stage == 3 else {})
+        row = {"case": case, "recipe": recipe, "stage": stage, "ep": ep, "deepspeed": over_rounds(list(peer.values()))}
+        row |= {who: over_rounds(list(whos[who].values())) for who in ("shm", "gloo") if who in whos}
+        row |= {f"{who}_over_deepspeed": ratio_of(whos.get(who, {}), peer) for who in ("shm", "gloo")}
+        row |= {name: run[name] for name in ("exchanged_bytes_per_step", "formula_bytes_per_step", "dropped", "load") if name in run}
+        found["results"].append(row)
+    return found
+
+
 def collectives(folder):
     """What was measured of the collectives alone, as `zero bench collectives` says it, or nothing."""
     file = folder / "collectives" / "result.json"
@@ -345,7 +379,8 @@ def summary(folder, kept=None):
     found = {"schema": "zero.compare/2", "sizes": sections(folder, ratios),
              "python": sections(folder / "python", python_ratios),
              "parallel": sections(folder / "parallel", parallel_ratios)}
-    apart = found["python"] or found["parallel"]
+    layers = experts(folder / "experts")
+    apart = found["python"] or found["parallel"] or layers
     if not found["sizes"] and not (kept and apart):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
@@ -353,6 +388,9 @@ def summary(folder, kept=None):
     alone = attention(folder / "parallel") or (kept or {}).get("attention")
     if alone:
         found["attention"] = alone
+    layers = layers or (kept or {}).get("experts")
+    if layers:
+        found["experts"] = layers
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():

@@ -23,6 +23,8 @@ Usage: zero bench NAME [options]
                           ZeRO stages 0 to 3
   step                    time of a step at stages and recipes with ranks as
                           processes, compared with computation alone
+  experts                 time and traffic of a step of layers with experts, by
+                          expert-parallel ranks
   collectives             time of collectives by size over shared memory and
                           TCP, compared with a plain copy
   optimizer               time of one optimizer update over flat memory,
@@ -46,12 +48,14 @@ struct Measurement {
 };
 constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"step", zero::cli::bench_step},
+                                         {"experts", zero::cli::bench_experts},
                                          {"collectives", zero::cli::bench_collectives},
                                          {"optimizer", zero::cli::bench_optimizer},
                                          {"activations", zero::cli::bench_activations},
                                          {"io", zero::cli::bench_io},
                                          {"profile", zero::cli::bench_profile},
                                          {"step-rank", zero::cli::bench_step_rank, false},
+                                         {"experts-rank", zero::cli::bench_experts_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false},
                                          {"profile-rank", zero::cli::bench_profile_rank, false},
                                          {"explain-rank", zero::cli::explain_rank, false},

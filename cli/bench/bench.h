@@ -6,6 +6,7 @@ namespace zero::cli {
 
 int bench_stages(int argc, char** argv);
 int bench_step(int argc, char** argv);
+int bench_experts(int argc, char** argv);
 int bench_collectives(int argc, char** argv);
 int bench_optimizer(int argc, char** argv);
 int bench_activations(int argc, char** argv);
@@ -14,6 +15,7 @@ int bench_profile(int argc, char** argv);
 
 // One rank of a measurement, as a separate process.
 int bench_step_rank(int argc, char** argv);
+int bench_experts_rank(int argc, char** argv);
 int bench_collectives_rank(int argc, char** argv);
 int bench_profile_rank(int argc, char** argv);
 

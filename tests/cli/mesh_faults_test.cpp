@@ -36,6 +36,7 @@ const std::string& folder() {
       {"patterns": ["up"], "scater_input": true}]}}})");
     write("experts.json", start + R"("libzero": {"model": {"layers": 2, "hidden": 32, "heads": 2,
       "experts": {"num_experts": 8}}}})");
+    write("pipeline.json", start + R"("pipeline": {"stages": 2}, "expert_parallel": {"enabled": true}})");
     write("no-batch.json",
           R"({"optimizer": {"type": "AdamW"}, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"}})");
     return made;
@@ -66,7 +67,8 @@ void expect_fault(const Fault& fault) {
   for (const auto& word : fault.words) command += " " + word;
   auto words = Words{ZERO_BINARY_DIR "/bin/zero"} + fault.words;
   const auto run = run_to_end({words, {"COLUMNS=200", "OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, folder(), -1}, 60);
-  const auto& told = fault.words[0] == "config" ? run.out : run.err;
+  const bool as_json = fault.words.back() == "--json";
+  const auto& told = fault.words[0] == "config" && !as_json ? run.out : as_json ? run.out + run.err : run.err;
   EXPECT_NO_THROW(
       require_golden(fault.entry, command + "\nexit code " + std::to_string(run.code) + "\n" + without_order(told)));
 }
@@ -147,6 +149,7 @@ TEST(MeshFaults, Config) {
            {"config check: no batch", {"config", "check", "no-batch.json"}},
            {"config check: no batch and ranks", {"config", "check", "no-batch.json", "--world", "3"}},
            {"config explain: ranks that do not divide", {"config", "explain", "tp2.json", "--world", "3"}},
+           {"config check: pipeline and AutoEP", {"config", "check", "pipeline.json"}},
            {"config check: no fault", {"config", "check", "tp2.json", "--world", "4"}}})
     expect_fault(fault);
 }
@@ -177,6 +180,22 @@ TEST(MeshFaults, Experts) {
            {"experts: train, ep_size that divides no ranks", train({"--moe", "--ep-world-size", "2"})},
            {"experts: train, interval above the layers", train({"--set", "libzero.model.experts.expert_interval=3"})},
            {"experts: config check", {"config", "check", "experts.json", "--world", "3"}}})
+    expect_fault(fault);
+}
+
+// The same faults for programs that read --json.
+TEST(MeshFaults, AsJson) {
+  for (const Fault& fault : std::vector<Fault>{
+           {"plan: ranks that do not divide, --json",
+            {"plan", "--model", "gpt2", "--world", "4", "--tensor-parallel", "3", "--json"}},
+           {"plan: pattern of nothing, --json",
+            {"plan", "--model", "gpt2", "--world", "4", "--tensor-parallel", "2", "--set", kNothing, "--json"}},
+           {"explain: fewer heads than tp ranks, --json",
+            {"explain", "stage", "3", "--world", "8", "--tensor-parallel", "8", "--json"}},
+           {"bench: ranks that do not divide, --json", {"bench", "step", "--tensor-parallel", "3", "--json"}},
+           {"config check: unknown field, --json", {"config", "check", "field.json", "--json"}},
+           {"config check: pipeline and AutoEP, --json", {"config", "check", "pipeline.json", "--json"}},
+           {"report: no folder, --json", {"report", "nowhere", "--json"}}})
     expect_fault(fault);
 }
 

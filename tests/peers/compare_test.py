@@ -28,6 +28,26 @@ if "bench/peers/attention.py" in words:
         "schema": "zero.bench.attention/1", "who": who, "recipe": recipe, "world": 2, "heads": 8, "width": 64, "steps": 5, "warmup": 1,
         "runs": [{"sequence_tokens": int(n), "samples": {"forward_s": half, "backward_s": half}} for n in value("--sequences").split(",")]}))
     sys.exit()
+if "experts" in words or "bench/peers/experts.py" in words:
+    own = "experts" in words
+    recipe = value("--recipes") if own else words[words.index("bench/peers/experts.py") + 1]
+    stages, eps = (value("--stages"), value("--ep")) if own else (value("--stage"), value("--ep"))
+    name = value("--transport") if own else "deepspeed"
+    inner = " inner " + value("--inner") if "--inner" in words else ""
+    with open(os.environ["STAND_IN_LOG"], "a") as file:
+        file.write(f"experts {name} {recipe} stages {stages} ep {eps} hidden {value('--hidden')}{inner} steps {value('--steps')}\n")
+    if f"{name} {value('--hidden')}" == os.environ.get("STAND_IN_FAILS"):
+        sys.exit("Error: stand-in fails")
+    samples = {"step_s": [{"shm": 0.1, "gloo": 0.2, "deepspeed": 0.4}[name]] * int(value("--steps"))}
+    if own:
+        print(json.dumps({"schema": "zero.bench.experts/1", "model": {"steps": 10, "warmup": 3}, "runs": [
+            {"recipe": recipe, "stage": int(stage), "ep": int(ep), "samples": samples, "exchanged_bytes_per_step": 2**20,
+             "formula_bytes_per_step": 2**20, "dropped": 0.25, "load": 1.5} for stage in stages.split(",") for ep in eps.split(",")],
+            "machine": {"processor": "stand-in", "cores": 2, "system": "none", "libzero": "0", "threads_per_rank": 1}}))
+    else:
+        pathlib.Path(value("--out")).write_text(json.dumps({
+            "recipe": recipe, "versions": {"deepspeed": "0"}, "task": {"stage": int(stages), "ep": int(eps)}, "samples": samples}))
+    sys.exit()
 is_peer = "--out" in words
 if is_peer:
     at = next(i for i, word in enumerate(words) if word.endswith("peer.py"))
@@ -195,6 +215,31 @@ class CompareTest(unittest.TestCase):
             "partitioned / whole activation checkpoints, stage 0": 1.0, "DeepSpeed's partitioned / whole activation checkpoints": 1.0,
             "whole activation checkpoints, stage 0 / DeepSpeed's": 0.5, "partitioned activation checkpoints, stage 0 / DeepSpeed's": 0.5})
         self.assertEqual(parallel["2x4x2x8x16x1"]["recipes"]["fp32"]["ratios"]["Ulysses, stage 3 / DeepSpeed's, stage 3"]["median"], 0.5)
+
+    def test_experts(self):
+        self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
+                     "--collectives", "0", "--docs", "docs", "--into", "run")
+        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        code, said = self.compare("--experts", "2", "--recipes", "fp32", "--docs", "docs", "--into", "run")
+        self.assertEqual(code, 0, said)
+        calls = [line for line in self.calls() if line.startswith("experts")]
+        first = calls[:len(calls) // 2]
+        self.assertEqual(calls[len(calls) // 2:], first[::-1])
+        self.assertEqual(first[:6], [f"experts {one} hidden 256{inner} steps 10" for one, inner in (
+            ("shm fp32 stages 1,2,3 ep 1,2", ""), ("deepspeed fp32 stages 1 ep 1", " inner 1024"), ("deepspeed fp32 stages 1 ep 2", " inner 1024"),
+            ("deepspeed fp32 stages 2 ep 1", " inner 1024"), ("deepspeed fp32 stages 2 ep 2", " inner 1024"),
+            ("gloo fp32 stages 1,2,3 ep 1,2", ""))])
+        # The gate and the exchange alone: one rank, identities, nothing over TCP.
+        self.assertEqual(first[-2:], [f"experts {name} fp32 stages 2 ep 1 hidden 512 inner 0 steps 10" for name in ("shm", "deepspeed")])
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        experts = found.pop("experts")
+        self.assertEqual(found, before)
+        row = next(row for row in experts["results"] if (row["case"], row["stage"], row["ep"]) == (0, 3, 2))
+        self.assertEqual((row["shm_over_deepspeed"]["median"], row["gloo_over_deepspeed"]["median"], row["shm_over_deepspeed"]["rounds"]),
+                         (0.25, 0.5, 2))
+        page = (self.folder / "docs" / "performance.md").read_text()
+        self.assertIn("### Hidden 512, 64 experts, k 1, 4096 tokens a rank, gate and exchange alone\n\nTarget: at most 0.3 of DeepSpeed's step. Reached.", page)
+        self.assertRegex(page, r"\| fp32, stage 3, ep 2 \| +100\.0 \| +200\.0 \| +400\.0 \| 0\.25 \(0\.25-0\.25; 2\)")
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)

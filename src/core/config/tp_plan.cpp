@@ -123,6 +123,7 @@ void read_shape(Reader& reader, LayerSpec& spec) {
 LayerSpec read_spec(const Value& object, const std::string& pointer, Faults& faults) {
   LayerSpec spec;
   spec.place = object.place.text();
+  if (const auto& source = object.place.source; !source || source->name.empty()) spec.place = pointer;
   Reader reader(object, pointer, faults);
   read_patterns(reader, object, spec);
   const auto* const type = reader.find("partition_type");

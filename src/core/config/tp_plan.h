@@ -15,7 +15,7 @@ enum class PartitionType : std::uint8_t { Column, Row, Skip };
 
 // One entry of partition_config.layer_specs. The first entry with a matching pattern decides about a parameter.
 struct LayerSpec {
-  std::string place;                  // for messages: "config.json:12:7", or "preset gpt"
+  std::string place;  // for messages: "config.json:12:7", a JSON pointer if there is no file, or "preset gpt"
   std::vector<std::string> patterns;  // ECMAScript, anchored at the start of the parameter's full name
   PartitionType type = PartitionType::Skip;
   // Of a fused weight, cut by columns: lengths along dim 0, each cut separately; {}: not fused. equal_pieces: the one

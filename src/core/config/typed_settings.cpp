@@ -48,6 +48,8 @@ class Values {
   }
   Value value(std::string_view path) {
     const auto text = json(path);
+    // With its place, which messages about the model name.
+    if (const Entry* entry = document_.find(path); entry && !entry->automatic) return entry->value;
     Faults none;
     auto parsed = text.empty() ? std::nullopt : read_json(std::make_shared<Source>(Source{"", text}), none);
     return parsed ? std::move(*parsed) : Value{};

@@ -75,7 +75,8 @@ class Planner {
     for (const auto& rule : rules_) {
       if (rule.used) continue;
       const auto text =
-          base::join("entry ", rule.spec.place, " (", rule.spec.patterns.front(), ") matches no parameter");
+          base::join("entry ", rule.spec.place, " (", rule.spec.patterns.front(), ") matches no parameter",
+                     ". Hint: patterns match from the start of a name, such as ", example());
       if (rule.spec.preset)
         base::log(LogLevel::Info, "tensor_parallel: " + text);
       else
@@ -120,6 +121,12 @@ class Planner {
     };
     return is(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), is);
   }
+  // The name of a weight of two dimensions, or of any parameter.
+  std::string example() const {
+    for (const auto& parameter : parameters_)
+      if (parameter.sizes.size() == 2) return parameter.name;
+    return parameters_.empty() ? "blocks.0.up.weight" : parameters_.front().name;
+  }
   bool has(const std::string& name) const { return index_of(name) != std::string::npos; }
 
   bool is_bias(std::size_t i) const {
@@ -146,7 +153,9 @@ class Planner {
     const auto* const rule = rule_for(parameter);
     if (rule == nullptr) {
       if (plan_.strict && parameter.sizes.size() == 2)
-        add_fault(parameter.name + " " + text_of(parameter.sizes) + " matches no entry, and strict_mode is true");
+        add_fault(
+            parameter.name + " " + text_of(parameter.sizes) +
+            " matches no entry, and strict_mode is true. Hint: an entry of partition_type \"skip\" leaves it whole");
       return;
     }
     const auto& spec = rule->spec;
@@ -157,7 +166,8 @@ class Planner {
     const auto fail = [&](const std::string& why) {
       add_fault(base::join(parameter.name, " ", text_of(parameter.sizes), " (", spec.place, "): ", why));
     };
-    if (parameter.sizes.size() != 2) return fail("expected a weight of two dimensions");
+    if (parameter.sizes.size() != 2)
+      return fail("expected a weight of two dimensions. Hint: end the pattern in weight, or \"skip\" the parameter");
     if (is_of_attention(parameter))
       return fail(
           "MultiheadAttention takes the number of heads from its options, and cannot be cut; write its projections as "
@@ -169,7 +179,8 @@ class Planner {
     if (spec.equal_pieces) {
       const auto count = spec.pieces.front();
       if (count > length || length % count != 0)
-        return fail(base::join(length, " rows are not ", count, " equal pieces"));
+        return fail(base::join(length, " rows are not ", count,
+                               " equal pieces. Hint: \"shape\": [number of pieces, -1] or [[lengths], -1]"));
       cut.pieces.assign(static_cast<std::size_t>(count), length / count);
     } else {
       cut.pieces = spec.pieces;

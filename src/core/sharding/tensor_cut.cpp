@@ -9,6 +9,8 @@
 namespace zero::sharding {
 namespace {
 
+constexpr const char* kPieces = ". Hint: \"shape\" lists the rows of all parts of a fused weight";
+
 std::int64_t product(const std::vector<std::int64_t>& sizes, std::size_t begin, std::size_t end) {
   return std::accumulate(sizes.begin() + static_cast<std::ptrdiff_t>(begin),
                          sizes.begin() + static_cast<std::ptrdiff_t>(end), std::int64_t{1}, std::multiplies<>());
@@ -28,13 +30,16 @@ std::string TensorCut::fault() const {
   if (multiple < 1) return base::join("got a multiple of ", multiple, ", expected 1 or more");
   for (const auto piece : pieces)
     if (piece < 0 || piece > length)
-      return base::join("dimension ", dim, " has ", length, " elements, got a piece of ", piece);
+      return base::join("dimension ", dim, " has ", length, " elements, got a piece of ", piece, kPieces);
   const auto sum = std::accumulate(pieces.begin(), pieces.end(), std::int64_t{0});
   if (!pieces.empty() && sum != length)
-    return base::join("dimension ", dim, " has ", length, " elements, expected ", sum, ", the sum of its pieces");
+    return base::join("dimension ", dim, " has ", length, " elements, expected ", sum, ", the sum of its pieces",
+                      kPieces);
   for (const auto piece : pieces.empty() ? std::vector<std::int64_t>{length} : pieces) {
     if (piece % multiple != 0)
-      return base::join("dimension ", dim, " has ", piece, " elements, expected a multiple of ", multiple);
+      return base::join(pieces.empty() ? "dimension " : "a piece of dimension ", dim, " has ", piece,
+                        " elements, expected a multiple of ", multiple,
+                        ". Hint: \"multiple\" is the width of a head or block");
     const auto blocks = piece / multiple;
     if (blocks < parts)
       return base::join("dimension ", dim, " has ", blocks,

@@ -92,11 +92,10 @@ void check_mesh(const Parts& parts) {
 void place_experts(const Parts& parts, Found& found) {
   const auto& mesh = parts.settings.mesh;
   const int ranks = parts.comm->size() / mesh.tensor;
-  found.expert_degrees = expert_degrees(found.parameters, ranks);
+  found.expert_degrees = expert_degrees(*parts.model, found.parameters, ranks);
   if (found.expert_degrees.empty()) return;
   if (mesh.tensor > 1)
-    throw ConfigError(parts.where("Engine") +
-                      base::join("got experts with ep_size ", found.expert_degrees.back(),
+    throw ConfigError(base::join("[Engine] got experts with ep_size ", found.expert_degrees.back(),
                                  " and tensor_parallel.autotp_size ", mesh.tensor,
                                  ", which are not built together. Hint: ep_size 1 or autotp_size 1."));
   for (auto& parameter : found.parameters) {

@@ -238,11 +238,8 @@ std::string ExpertParameter::at(int other, const std::string& own) const {
 namespace {
 
 // Faults of one layer, whose first parameter is `first`. Its experts have consecutive parameters.
-std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::size_t first, int ranks) {
+std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::size_t first) {
   const auto& layer = *parameters[first].expert;
-  if (ranks % layer.ep_size != 0 || layer.experts % layer.ep_size != 0)
-    return base::join("\n  MoE of ", layer.layer, ": ep_size ", layer.ep_size, ", expected a divisor of ", ranks,
-                      " ranks and of ", layer.experts, " experts");
   std::vector<const ModelParameter*> of_first;
   std::string faults;
   std::size_t next = 0;
@@ -280,15 +277,25 @@ std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::
 
 }  // namespace
 
-std::vector<int> expert_degrees(const std::vector<ModelParameter>& parameters, int ranks) {
+std::vector<int> expert_degrees(const torch::nn::Module& model, const std::vector<ModelParameter>& parameters,
+                                int ranks) {
   std::set<int> degrees;
   std::set<std::string> seen;
   std::string faults;
+  // Experts may have no parameters.
+  for (const auto& item : model.named_modules()) {
+    const auto* const layer = dynamic_cast<const ExpertLayer*>(item.value().get());
+    if (layer == nullptr || layer->ep_size() <= 1) continue;
+    const auto degree = layer->ep_size();
+    degrees.insert(degree);
+    if (ranks % degree == 0 && layer->num_experts() % degree == 0) continue;
+    seen.insert(item.key());
+    faults += base::join("\n  MoE of ", item.key().empty() ? "the model" : item.key(), ": ep_size ", degree,
+                         ", expected a divisor of ", ranks, " ranks and of ", layer->num_experts(), " experts");
+  }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& expert = parameters[i].expert;
-    if (!expert || !seen.insert(expert->layer).second) continue;
-    degrees.insert(expert->ep_size);
-    faults += faults_of_layer(parameters, i, ranks);
+    if (expert && seen.insert(expert->layer).second) faults += faults_of_layer(parameters, i);
   }
   if (!faults.empty()) throw ConfigError("[Engine] experts cannot be divided:" + faults);
   return {degrees.begin(), degrees.end()};

@@ -61,7 +61,8 @@ void cut_parameters(std::vector<ModelParameter>& parameters, const config::Setti
 
 // The expert-parallel degrees of the model's layers above 1, in ascending order. ConfigError with all faults: a degree
 // that does not divide its experts, or `ranks`; experts of other shapes than the layer's first.
-std::vector<int> expert_degrees(const std::vector<ModelParameter>& parameters, int ranks);
+std::vector<int> expert_degrees(const torch::nn::Module& model, const std::vector<ModelParameter>& parameters,
+                                int ranks);
 
 using sharding::Unit;  // parameters are indices into find_parameters' result
 using sharding::UnitRules;

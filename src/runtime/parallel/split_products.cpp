@@ -292,9 +292,11 @@ std::string SplitProducts::holding(const Parameter& parameter) const {
 }
 
 void SplitProducts::refuse(const std::string& op, const Parameter& parameter) const {
+  const bool embedding = op.find("embedding") != std::string::npos;
   throw ConfigError("[Engine::forward] " + op + " reads " + parameter.name + ", " + holding(parameter) +
-                    ". Hint: torch::linear or matmul use parts of a weight [out, in]; otherwise \"skip\" it in "
-                    "tensor_parallel.partition_config.");
+                    (embedding ? ". Hint: embeddings are cut over the vocabulary, by partition_type \"column\"; "
+                               : ". Hint: torch::linear or matmul use parts of a weight [out, in]; ") +
+                    "otherwise \"skip\" it in tensor_parallel.partition_config.");
 }
 
 }  // namespace zero::parallel
