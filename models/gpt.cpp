@@ -100,7 +100,8 @@ GptMlpImpl::GptMlpImpl(const GptConfig& config) {
 
 at::Tensor GptMlpImpl::forward(const at::Tensor& x) { return mlp_of(up_, down_, x); }
 
-GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer) : heads_(config.heads), dropout_(config.dropout) {
+GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
+    : heads_(config.heads), dropout_(config.dropout) {
   const std::int64_t hidden = config.hidden;
   norm1_ = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
   qkv_ = register_module("qkv", torch::nn::Linear(hidden, 3 * hidden));
@@ -135,7 +136,8 @@ std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x) {
   if (mlp_.is_empty())
     mlp = mlp_of(up_, down_, norm2_(y));
   else
-    std::tie(mlp, aux, std::ignore) = mlp_.forward<std::tuple<at::Tensor, at::Tensor, at::Tensor>>(norm2_(y), at::Tensor());
+    std::tie(mlp, aux, std::ignore) =
+        mlp_.forward<std::tuple<at::Tensor, at::Tensor, at::Tensor>>(norm2_(y), at::Tensor());
   return {y + torch::dropout(mlp, dropout_, is_training()), aux};
 }
 

@@ -143,10 +143,10 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
   if (holding.state == "parameters") {
     const std::string in_use = holding.sharded || holding.tier != Tier::Device ? "whole, unit by unit" : "whole";
     return {with(in_use, by(Phase::Forward, What::Parameters)), with(in_use, by(Phase::Backward, What::Parameters)),
-            with(what.delayed                  ? "those of the step before come into use"
-                 : holding.sharded             ? "own part is new"
+            with(what.delayed                        ? "those of the step before come into use"
+                 : holding.sharded                   ? "own part is new"
                  : s.stage >= 1 && holding.ranks > 1 ? "own part is new, then whole"
-                                               : "new",
+                                                     : "new",
                  by(Phase::Step, What::Parameters))};
   }
   if (holding.state == "gradients") {
@@ -184,8 +184,9 @@ std::string holdings_text(const Schedule& s, const Explained& what, std::size_t 
     const auto part = holding.state == "second shards" ? std::string("part")
                       : holding.sharded                ? base::join("1/", holding.ranks)
                                                        : std::string("whole");
-    table.row({base::join(holding.state, holding.experts ? " of experts, " : ", ", dtype_of(what, holding.width, holding.state)), part,
-               MemoryReport::name(holding.tier), bytes_text(holding.bytes) + (holding.passing ? "*" : ""),
+    table.row({base::join(holding.state, holding.experts ? " of experts, " : ", ",
+                          dtype_of(what, holding.width, holding.state)),
+               part, MemoryReport::name(holding.tier), bytes_text(holding.bytes) + (holding.passing ? "*" : ""),
                cells.forward, cells.backward, cells.step});
   }
   return table.render(columns);
@@ -323,12 +324,13 @@ std::string volume_text(const Schedule& s, const Explained& what, std::size_t co
   if (what.experts.ep_size > 1) share += ")";
   const bool mapped =
       std::any_of(s.events.begin(), s.events.end(), [](const auto& e) { return e.how == How::InPlace; });
-  std::string text = base::join(
-      "Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " ", share,
-      mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes, " bytes of parameters",
-      what.products.empty() && what.experts.ep_size == 1 ? "" : " of a rank's part", ". The papers' formula for this stage gives ",
-      static_cast<std::int64_t>(v.paper + 0.5), " bytes; with the padding of units (", s.padded_numel - what.parameters,
-      " elements) ", static_cast<std::int64_t>(v.padded + 0.5), ".");
+  std::string text =
+      base::join("Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " ", share,
+                 mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes,
+                 " bytes of parameters", what.products.empty() && what.experts.ep_size == 1 ? "" : " of a rank's part",
+                 ". The papers' formula for this stage gives ", static_cast<std::int64_t>(v.paper + 0.5),
+                 " bytes; with the padding of units (", s.padded_numel - what.parameters, " elements) ",
+                 static_cast<std::int64_t>(v.padded + 0.5), ".");
   return wrapped(text, columns);
 }
 

@@ -25,7 +25,7 @@ struct Explained {
   PlanExperts experts;                           // of `expert_layers` layers
   std::int64_t expert_layers = 0;
   bool data_before_experts = false;
-  std::int64_t parameters = 0;                   // elements that a rank holds before ZeRO shards them, without padding
+  std::int64_t parameters = 0;  // elements that a rank holds before ZeRO shards them, without padding
   bool gpu = false;
   bool delayed = false;
   int shown = 2;  // the step that is shown; the order of use is known by then

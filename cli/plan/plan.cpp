@@ -114,8 +114,9 @@ std::string by_traffic(const std::vector<Plan>& plans, std::size_t columns) {
     char volume[16];
     std::snprintf(volume, sizeof volume, "%.2fx", plan.traffic.volume);
     row.push_back(short_bytes(plan.traffic.sent()));
-    if (mesh) row.push_back(short_bytes(plan.traffic.tensor_parallel + plan.traffic.sequence_parallel +
-                                          plan.traffic.expert_parallel));
+    if (mesh)
+      row.push_back(
+          short_bytes(plan.traffic.tensor_parallel + plan.traffic.sequence_parallel + plan.traffic.expert_parallel));
     row.push_back(plan.traffic.volume > 0 ? volume : "-");
     row.push_back(short_bytes(plan.traffic.to_host + plan.traffic.from_host));
     row.push_back(short_bytes(plan.traffic.read + plan.traffic.written));

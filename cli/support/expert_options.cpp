@@ -12,7 +12,8 @@ namespace zero::cli {
 void declare_experts(Command& c, ExpertArguments& a) {
   c.flag("--moe", a.moe, "experts in place of the MLP of every second block");
   c.option("--num-experts", a.num_experts, "E", "with --moe: experts of a block", 1, 65536);
-  c.option("--ep-world-size", a.ep_world_size, "EP", "with --moe: ranks that share the experts of a block (1)", 1, 65536);
+  c.option("--ep-world-size", a.ep_world_size, "EP", "with --moe: ranks that share the experts of a block (1)", 1,
+           65536);
   c.option("--top-k", a.top_k, "K", "with --moe: experts of a token (1)", 1, 65536);
   c.option("--aux-loss", a.aux_loss, "X", "with --moe: factor of the auxiliary losses (0.01)", 0, 1e6);
 }
@@ -35,8 +36,9 @@ std::vector<Setting> expert_settings(const Command& c, const ExpertArguments& a)
 
 void require_experts(const ExpertArguments& a, const Options& options) {
   if (a.moe && options.settings().model.experts.num_experts == 0)
-    throw ConfigError("[--moe] got no --num-experts, expected how many experts a block has. Hint: --num-experts 8, or "
-                      "libzero.model.experts.num_experts in the configuration.");
+    throw ConfigError(
+        "[--moe] got no --num-experts, expected how many experts a block has. Hint: --num-experts 8, or "
+        "libzero.model.experts.num_experts in the configuration.");
 }
 
 }  // namespace zero::cli

@@ -30,7 +30,8 @@ void add_experts(models::GptConfig& model, const config::ExpertSettings& experts
   if (experts.num_experts == 0) return;
   if (experts.expert_interval > model.layers)
     throw ConfigError(base::join("[libzero.model.experts.expert_interval] got ", experts.expert_interval,
-                                 ", expected at most ", model.layers, ", the layers of the model. Hint: 1 gives every "
+                                 ", expected at most ", model.layers,
+                                 ", the layers of the model. Hint: 1 gives every "
                                  "layer experts."));
   model.mlp = [experts](const models::GptConfig& config, std::int64_t layer) {
     if ((layer + 1) % experts.expert_interval != 0) return torch::nn::AnyModule();
@@ -53,8 +54,7 @@ void ExpertCounter::note() {
   auto* sum = sums_.data();
   for (const auto& layer : layers_) {
     const auto counts = layer.experts->last_counts().cpu();
-    for (std::int64_t e = 0; e < layer.experts->num_experts(); ++e)
-      *sum++ += counts.const_data_ptr<std::int64_t>()[e];
+    for (std::int64_t e = 0; e < layer.experts->num_experts(); ++e) *sum++ += counts.const_data_ptr<std::int64_t>()[e];
     *sum++ += layer.experts->last_kept();
   }
 }

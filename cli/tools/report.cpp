@@ -56,8 +56,7 @@ nlohmann::ordered_json json_of(const report::RunRecord& run) {
   nlohmann::ordered_json json{{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}};
   for (const auto& load : report::joined(run.loads, kMostLoads)) json["experts"].push_back(json_of(load));
   if (run.stage < 0) return json;
-  json["mesh"] = {
-      {"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}, {"ep", run.mesh.expert}};
+  json["mesh"] = {{"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}, {"ep", run.mesh.expert}};
   json["samples_per_step"] = run.samples_per_step;
   json["tokens_per_step"] = run.tokens_per_step;
   if (run.recorded_step == 0) return json;

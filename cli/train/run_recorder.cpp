@@ -105,8 +105,7 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
     report::PhaseMemory memory = phase_memory(report::Phase::BeforeForward, foreseen.memory);
     r.planned = std::move(memory.tiers);
     const PlanTraffic& sent = foreseen.traffic;
-    r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel,
-                      sent.expert_parallel};
+    r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel, sent.expert_parallel};
   } catch (const Error&) {
     r.planned.clear();
   }
@@ -129,7 +128,11 @@ void write_atomically(const fs::path& path, const std::string& text) {
 
 RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
                          std::int64_t parameters)
-    : plan_(plan), engine_(engine), comm_(engine.communicator()), mesh_(degrees_of(engine.mesh(), plan.options.settings().model.experts.degree())), folder_(folder) {
+    : plan_(plan),
+      engine_(engine),
+      comm_(engine.communicator()),
+      mesh_(degrees_of(engine.mesh(), plan.options.settings().model.experts.degree())),
+      folder_(folder) {
   if (comm_.rank() != 0) return;
   const config::Settings& s = plan.options.settings();
   report::RunRecord& r = record_;

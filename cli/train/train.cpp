@@ -130,12 +130,12 @@ void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& c
                                   std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
                                   " heads, sequence " + std::to_string(plan.model.sequence));
   if (const auto& experts = s.model.experts; experts.num_experts > 0)
-    report.note(LogLevel::Info,
-                "experts: " + std::to_string(experts.num_experts) + " in each of " +
-                    std::to_string(plan.model.layers / experts.expert_interval) + " layers, " +
-                    std::to_string(experts.num_experts / experts.ep_size) + " of them on a rank, " +
-                    std::to_string(experts.k) + " for a token, which computes with " +
-                    report::human_count(static_cast<double>(model.num_active_parameters())) + " parameters");
+    report.note(LogLevel::Info, "experts: " + std::to_string(experts.num_experts) + " in each of " +
+                                    std::to_string(plan.model.layers / experts.expert_interval) + " layers, " +
+                                    std::to_string(experts.num_experts / experts.ep_size) + " of them on a rank, " +
+                                    std::to_string(experts.k) + " for a token, which computes with " +
+                                    report::human_count(static_cast<double>(model.num_active_parameters())) +
+                                    " parameters");
   report.note(LogLevel::Info,
               "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
                   std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +

@@ -208,8 +208,7 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
               {"peak_bytes", s.peak_bytes},
               {"curve", std::move(curve)}};
   if (s.sent) {
-    result["mesh"] = {
-        {"dp", s.mesh.data}, {"sp", s.mesh.sequence}, {"tp", s.mesh.tensor}, {"ep", s.mesh.expert}};
+    result["mesh"] = {{"dp", s.mesh.data}, {"sp", s.mesh.sequence}, {"tp", s.mesh.tensor}, {"ep", s.mesh.expert}};
     result["sent_per_step"] = {{"zero", s.sent->zero},
                                {"tensor_parallel", s.sent->tensor},
                                {"sequence_parallel", s.sent->sequence},

@@ -311,7 +311,8 @@ int TrainRun::run() {
     row.tokens_per_s = tokens_per_step / seconds;
     const CommStats after = comm_.stats();
     row.bytes_sent = after.bytes_sent() - before.bytes_sent();
-    if (summary_.mesh.exchange_activations()) summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
+    if (summary_.mesh.exchange_activations())
+      summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
     if (experts_.any()) {
       const auto load = experts_.load_of(counts, result.global_step);
       row.aux_loss = all.aux;

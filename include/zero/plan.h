@@ -60,8 +60,8 @@ struct PlanTraffic {                        // of one rank in one optimizer step
   std::uint64_t gathered = 0, reduced = 0;  // sent by ZeRO's all-gathers; sent by its reductions
   // Sent between ranks that share a model, and between ranks that share a sequence: activations and their gradients.
   std::uint64_t tensor_parallel = 0, sequence_parallel = 0;
-  std::uint64_t expert_parallel = 0;         // rows of tokens to experts and back, if all are chosen equally often
-  std::uint64_t across_hosts = 0;  // of all
+  std::uint64_t expert_parallel = 0;  // rows of tokens to experts and back, if all are chosen equally often
+  std::uint64_t across_hosts = 0;     // of all
   double volume = 0;  // ZeRO's bytes / ((N-1)/N * bytes of the parameters): 2 or 3 (in the ZeRO paper 2x, 3x)
   std::uint64_t to_host = 0, from_host = 0;  // over a GPU's host link
   std::uint64_t read = 0, written = 0;       // of files

@@ -61,8 +61,9 @@ TEST(TrainExperts, OneRankTwoRanksAndVariants) {
 
 // Every choice of every token of all ranks, in one line for each step.
 TEST(TrainExperts, LoadsAreRecorded) {
-  const auto run = train_command(2, moe(2, {"--top-k", "2", "--set", "libzero.model.experts.expert_interval=1", "--set",
-                                            "libzero.model.experts.capacity_factor=0.5"}),
+  const auto run = train_command(2,
+                                 moe(2, {"--top-k", "2", "--set", "libzero.model.experts.expert_interval=1", "--set",
+                                         "libzero.model.experts.capacity_factor=0.5"}),
                                  5);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto loads = loads_of(run);
@@ -83,7 +84,8 @@ TEST(TrainExperts, LoadsAreRecorded) {
       EXPECT_LE(layer["kept"], 2 * 4 * 33) << "ceil(132 / 4 * 0.5 * 2) = 33 of each expert and rank";
     }
     EXPECT_NEAR(run.log[i]["load_max"].get<double>(), most / 132, 1e-6);
-    EXPECT_NEAR(run.log[i]["dropped"].get<double>(), 1 - static_cast<double>(kept) / static_cast<double>(choices), 1e-6);
+    EXPECT_NEAR(run.log[i]["dropped"].get<double>(), 1 - static_cast<double>(kept) / static_cast<double>(choices),
+                1e-6);
     EXPECT_GE(run.log[i]["aux_loss"].get<double>(), 1.9) << "1 for each of two layers where experts are chosen evenly";
   }
   EXPECT_EQ(run.result["experts"]["steps"], (std::vector<int>{5, 5}));
@@ -111,16 +113,18 @@ TEST(TrainExperts, BytesAreThePlans) {
   for (const int stage : {0, 1, 2, 3})
     for (const int ep : {2, 4}) {
       SCOPED_TRACE("stage " + std::to_string(stage) + ", ep " + std::to_string(ep));
-      const auto run = train_command(
-          4, moe(ep, {"--stage", std::to_string(stage), "--set", "libzero.model.experts.capacity_factor=0.2", "--set",
-                      "libzero.model.experts.min_capacity=0"}),
-          3);
+      const auto run =
+          train_command(4,
+                        moe(ep, {"--stage", std::to_string(stage), "--set", "libzero.model.experts.capacity_factor=0.2",
+                                 "--set", "libzero.model.experts.min_capacity=0"}),
+                        3);
       ASSERT_EQ(run.code, 0) << run.err;
       const auto& recorded = run.record["recorded"];
       std::uint64_t zero = 0, expert = 0;
       for (const auto& row : recorded["traffic"]) {
         const auto operation = row["operation"].get<std::string>();
-        if (operation != "control") (operation.starts_with("ep.") ? expert : zero) += row["bytes_sent"].get<std::uint64_t>();
+        if (operation != "control")
+          (operation.starts_with("ep.") ? expert : zero) += row["bytes_sent"].get<std::uint64_t>();
       }
       EXPECT_EQ(recorded["planned"]["sent_bytes"]["zero"], zero);
       EXPECT_EQ(recorded["planned"]["sent_bytes"]["expert_parallel"], expert);

@@ -41,9 +41,7 @@ at::Tensor tokens() {
   return torch::randint(30, {3, 11}, torch::kLong);
 }
 
-at::Tensor loss_of(models::Gpt& model) {
-  return model->forward(tokens().narrow(1, 0, 10), tokens().narrow(1, 1, 10));
-}
+at::Tensor loss_of(models::Gpt& model) { return model->forward(tokens().narrow(1, 0, 10), tokens().narrow(1, 1, 10)); }
 
 std::map<std::string, at::Tensor> gradients_of(models::Gpt& model) {
   std::map<std::string, at::Tensor> all;
@@ -57,14 +55,14 @@ TEST(GptExperts, EverySecondBlockHasThem) {
   std::vector<std::string> names;
   for (const auto& item : model->named_parameters())
     if (item.key().starts_with("blocks.1.") || item.key().find("wg") != std::string::npos) names.push_back(item.key());
-  EXPECT_EQ(names, (std::vector<std::string>{
-                       "blocks.1.norm1.weight", "blocks.1.norm1.bias", "blocks.1.qkv.weight", "blocks.1.qkv.bias",
-                       "blocks.1.projection.weight", "blocks.1.projection.bias", "blocks.1.norm2.weight",
-                       "blocks.1.norm2.bias", "blocks.1.mlp.gate.wg.weight", "blocks.1.mlp.experts.0.up.weight",
-                       "blocks.1.mlp.experts.0.up.bias", "blocks.1.mlp.experts.0.down.weight",
-                       "blocks.1.mlp.experts.0.down.bias", "blocks.1.mlp.experts.1.up.weight",
-                       "blocks.1.mlp.experts.1.up.bias", "blocks.1.mlp.experts.1.down.weight",
-                       "blocks.1.mlp.experts.1.down.bias", "blocks.3.mlp.gate.wg.weight"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"blocks.1.norm1.weight", "blocks.1.norm1.bias", "blocks.1.qkv.weight",
+                                             "blocks.1.qkv.bias", "blocks.1.projection.weight",
+                                             "blocks.1.projection.bias", "blocks.1.norm2.weight", "blocks.1.norm2.bias",
+                                             "blocks.1.mlp.gate.wg.weight", "blocks.1.mlp.experts.0.up.weight",
+                                             "blocks.1.mlp.experts.0.up.bias", "blocks.1.mlp.experts.0.down.weight",
+                                             "blocks.1.mlp.experts.0.down.bias", "blocks.1.mlp.experts.1.up.weight",
+                                             "blocks.1.mlp.experts.1.up.bias", "blocks.1.mlp.experts.1.down.weight",
+                                             "blocks.1.mlp.experts.1.down.bias", "blocks.3.mlp.gate.wg.weight"}));
   auto each = settings(2);
   each.expert_interval = 1;
   EXPECT_TRUE(make(each)->named_parameters().contains("blocks.0.mlp.gate.wg.weight"));
@@ -112,9 +110,8 @@ TEST(GptExperts, CheckpointedSegments) {
     experts.k = static_cast<int>(k);
     experts.use_rts = experts.top2_2nd_expert_sampling = true;
     auto whole = make(experts), again = make(experts);
-    again->run_layers_by(2, [](const models::GptImpl::Part& part, const at::Tensor& x) {
-      return activation_checkpoint(part, x);
-    });
+    again->run_layers_by(
+        2, [](const models::GptImpl::Part& part, const at::Tensor& x) { return activation_checkpoint(part, x); });
     double losses[2], auxes[2];
     int i = 0;
     for (auto* model : {&whole, &again}) {

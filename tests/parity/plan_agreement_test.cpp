@@ -306,8 +306,8 @@ std::vector<Case> process_cases() {
         if (stage == 3 && residual) moe.segments = 2;
         if (stage == 1 && residual) moe.optimizer = "cpu";
         moe.keys = R"(, "libzero": {"model": {"experts": {"num_experts": 4, "k": 2, "capacity_factor": 0.25,
-          "min_capacity": 0, "ep_size": )" + std::to_string(ep) +
-                   (residual ? R"(, "use_residual": true}}})" : "}}}");
+          "min_capacity": 0, "ep_size": )" +
+                   std::to_string(ep) + (residual ? R"(, "use_residual": true}}})" : "}}}");
       }
   return all;
 }

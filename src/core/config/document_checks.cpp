@@ -255,8 +255,7 @@ class Checker {
                "every rank has equally many experts: choose another --ep-world-size or --num-experts",
                {key("num_experts")});
     if (value(key("noisy_gate_policy")) == "\"RSample\"" && k != 1)
-      conflict(key("noisy_gate_policy"),
-               "got \"RSample\", expected None or Jitter for k = " + value(key("k")),
+      conflict(key("noisy_gate_policy"), "got \"RSample\", expected None or Jitter for k = " + value(key("k")),
                "RSample draws one expert: set k to 1 (--top-k)", {key("k")});
     if (number("tensor_parallel.autotp_size") > 1)
       conflict(key("num_experts"),

@@ -44,8 +44,8 @@ bool known_elsewhere(std::string_view optimizer) {
 // Sources of a command's flags for degrees of parallelism and for experts. They and other sources have to agree: how
 // many ranks work on a sample, and what the model is, is no preference.
 bool is_degree_flag(const std::string& source) {
-  for (const char* flag : {"--tensor-parallel", "--sequence-parallel", "--num-experts", "--ep-world-size", "--top-k",
-                           "--aux-loss"})
+  for (const char* flag :
+       {"--tensor-parallel", "--sequence-parallel", "--num-experts", "--ep-world-size", "--top-k", "--aux-loss"})
     if (source.ends_with(flag)) return true;
   return false;
 }

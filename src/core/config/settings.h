@@ -111,7 +111,7 @@ struct MemoryBudget {
   std::string path;  // folder of the file
 };
 
-// Experts (zero/moe.h, whose names these are) in place of the MLP of every expert_interval-th block of the built-in GPT.
+// Experts (zero/moe.h has these names) in place of the MLP of every expert_interval-th block of the built-in GPT.
 struct ExpertSettings {
   std::int64_t num_experts = 0;  // of a block; 0: none
   std::int64_t expert_interval = 2;

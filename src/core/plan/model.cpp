@@ -277,8 +277,7 @@ std::int64_t expert_layers(const PlanModel& model) {
 std::int64_t kept_rows(const PlanExperts& experts, std::int64_t tokens) {
   const auto rows = tokens * experts.k;
   if (!experts.drop_tokens) return rows;
-  const auto room =
-      sharding::capacity(tokens, experts.count, experts.capacity_factor, experts.k, experts.min_capacity);
+  const auto room = sharding::capacity(tokens, experts.count, experts.capacity_factor, experts.k, experts.min_capacity);
   return room >= rows ? rows : std::min(rows, experts.count * room);
 }
 
@@ -379,7 +378,8 @@ void PlanModel::validate() const {
   check(kind == Kind::Gpt, "experts", experts.count, "0 for a model that is no GPT");
   check(experts.interval >= 1 && experts.interval <= layers, "expert_interval", experts.interval,
         base::join("1 to ", layers, ", the layers"));
-  check(experts.k >= 1 && experts.k <= experts.count, "k", experts.k, base::join("1 to ", experts.count, ", the experts"));
+  check(experts.k >= 1 && experts.k <= experts.count, "k", experts.k,
+        base::join("1 to ", experts.count, ", the experts"));
   check(experts.ep_size >= 1 && experts.count % experts.ep_size == 0, "ep_size", experts.ep_size,
         base::join("a divisor of ", experts.count, " experts"));
 }

@@ -235,8 +235,8 @@ class LayeredPass {
   }
   std::int64_t expert_rows() const { return kept_rows(m_.experts, tokens_); }
   std::int64_t inner_of_row() const { return m_.mlp_width() * element_; }
-  // What a layer's experts save in place of the MLP's two tensors: rows to and from them, two inner tensors of each row,
-  // the gate's input, logits and probabilities in fp32; with a residual expert, its tensors and both results.
+  // What a layer's experts save in place of the MLP's two tensors: rows to and from them, two inner tensors of each
+  // row, the gate's input, logits and probabilities in fp32; with a residual expert, its tensors and both results.
   std::int64_t of_experts() const {
     const auto rows = expert_rows() * (2 * m_.hidden * element_ + 2 * inner_of_row());
     const auto gate = tokens_ * 4 * (2 * m_.experts.count + (element_ < 4 ? m_.hidden : 0));

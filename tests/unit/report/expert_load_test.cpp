@@ -43,10 +43,13 @@ TEST(ExpertLoad, ReadsWhatItWrote) {
   EXPECT_TRUE(read_loads(path).empty()) << "no file";
   {
     std::ofstream out(path);
-    out << load_json(load_of(1, 10, {1, 2, 3, 4}, 9)) << "\n" << load_json(load_of(11, 20, {4, 3, 2, 1}, 8)) << "\n"
-        << load_json(load_of(21, 30, {9, 9, 9, 9}, 8)) << "\n"
+    out << load_json(load_of(1, 10, {1, 2, 3, 4}, 9)) << "\n"
+        << load_json(load_of(11, 20, {4, 3, 2, 1}, 8)) << "\n"
+        << load_json(load_of(21, 30, {9, 9, 9, 9}, 8))
+        << "\n"
         // resumed from step 20
-        << load_json(load_of(21, 22, {2, 2, 2, 2}, 8)) << "\n" << R"({"first": 23, "la)";
+        << load_json(load_of(21, 22, {2, 2, 2, 2}, 8)) << "\n"
+        << R"({"first": 23, "la)";
   }
   const auto loads = read_loads(path);
   ASSERT_EQ(loads.size(), 3u);
@@ -66,10 +69,11 @@ TEST(ExpertLoad, ReadsWhatItWrote) {
 }
 
 TEST(ExpertLoad, DamagedLines) {
-  for (const char* line : {"{}", "[1]", R"({"first": 1, "last": 0, "layers": [{"block": 1, "counts": [1], "kept": 1}]})",
-                           R"({"first": 1, "last": 1, "layers": [{"block": 1, "counts": [1], "kept": 2}]})",
-                           R"({"first": 1, "last": 1, "layers": [{"block": 1, "counts": [-1, 2], "kept": 1}]})",
-                           R"({"first": 1, "last": 1, "layers": []})"}) {
+  for (const char* line :
+       {"{}", "[1]", R"({"first": 1, "last": 0, "layers": [{"block": 1, "counts": [1], "kept": 1}]})",
+        R"({"first": 1, "last": 1, "layers": [{"block": 1, "counts": [1], "kept": 2}]})",
+        R"({"first": 1, "last": 1, "layers": [{"block": 1, "counts": [-1, 2], "kept": 1}]})",
+        R"({"first": 1, "last": 1, "layers": []})"}) {
     const test::TempFolder folder;
     const auto path = folder.path() / "experts.jsonl";
     std::ofstream(path) << line << "\n";

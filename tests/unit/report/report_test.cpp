@@ -386,8 +386,8 @@ TEST(AxisBytes, WhoseOperationItWas) {
     EXPECT_EQ(operation_on_mesh(row.counted, row.degrees), row.operation)
         << degrees_text(row.degrees) << " " << row.counted;
   AxisBytes sent;
-  for (const char* name :
-       {"all_gather", "reduce_scatter", "tp.all_reduce", "sp.all_to_all", "ep.all_to_all", "mine.all_gather", "control"})
+  for (const char* name : {"all_gather", "reduce_scatter", "tp.all_reduce", "sp.all_to_all", "ep.all_to_all",
+                           "mine.all_gather", "control"})
     sent.add(name, 1024);
   EXPECT_EQ(sent, (AxisBytes{2048, 1024, 1024, 1024}));
   EXPECT_EQ(axes_text(sent, {2, 1, 2}), "ZeRO 2.00KiB, tensor parallelism 1.00KiB");

@@ -67,8 +67,7 @@ Json experts_json(const RunRecord& run) {
       last.push_back(load.last);
       over_mean.push_back(std::move(row));
     }
-    list.push_back(
-        {{"block", loads.front().layers[i].block}, {"first", first}, {"last", last}, {"load", over_mean}});
+    list.push_back({{"block", loads.front().layers[i].block}, {"first", first}, {"last", last}, {"load", over_mean}});
   }
   return list;
 }
@@ -249,7 +248,8 @@ std::vector<std::string> operations_of(const std::vector<RunRecord>& runs) {
 }
 
 const std::array<Axis, 4> kAxes{{
-    {"ZeRO", "gat", &AxisBytes::zero, [](const Degrees& d) { return d.exchange_activations() && d.data * d.sequence > 1; }},
+    {"ZeRO", "gat", &AxisBytes::zero,
+     [](const Degrees& d) { return d.exchange_activations() && d.data * d.sequence > 1; }},
     {"tensor parallelism", "r7", &AxisBytes::tensor, [](const Degrees& d) { return d.tensor > 1; }},
     {"sequence parallelism", "p1", &AxisBytes::sequence, [](const Degrees& d) { return d.sequence > 1; }},
     {"expert parallelism", "p5", &AxisBytes::expert, [](const Degrees& d) { return d.expert > 1; }},

@@ -18,9 +18,9 @@ struct LayerLoad {
 
   std::int64_t sum() const;
   double over_mean(std::int64_t count) const;  // 1 if no token chose any
-  double max_over_mean() const;  // 1: even; the number of experts: one takes all
+  double max_over_mean() const;                // 1: even; the number of experts: one takes all
   double min_over_mean() const;
-  double dropped() const;        // share of the choices
+  double dropped() const;  // share of the choices
 };
 
 // The sums over the steps first to last.

@@ -273,12 +273,12 @@ std::string axes_section(const Runs& runs) {
   for (const Axis& axis : kAxes) entries.emplace_back(axis.color, axis.name);
   HtmlTable table("axes", "Bytes that rank 0 sends in one step",
                   {"run", kAxes[0].name, kAxes[1].name, kAxes[2].name, kAxes[3].name, "all"});
-  HtmlTable meshes(
-      "meshes", "Rank (d * sp + i) * tp + j has the coordinates d, i and j",
-      {"run", "dp", "sp", "tp", "ep", "samples a step", "tokens a step", "parameters of the model", "parameters of rank 0"});
-  HtmlTable ranks("ranks", "Every rank: coordinates, device bytes and bytes sent in one step",
-                  {"run, rank", "dp", "sp", "tp", "at rest", "peak", kAxes[0].name, kAxes[1].name, kAxes[2].name,
-                   kAxes[3].name});
+  HtmlTable meshes("meshes", "Rank (d * sp + i) * tp + j has the coordinates d, i and j",
+                   {"run", "dp", "sp", "tp", "ep", "samples a step", "tokens a step", "parameters of the model",
+                    "parameters of rank 0"});
+  HtmlTable ranks(
+      "ranks", "Every rank: coordinates, device bytes and bytes sent in one step",
+      {"run, rank", "dp", "sp", "tp", "at rest", "peak", kAxes[0].name, kAxes[1].name, kAxes[2].name, kAxes[3].name});
   bool details_of_ranks = false;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const RunRecord& run = runs[i];
@@ -290,7 +290,8 @@ std::string axes_section(const Runs& runs) {
                color_of_run(i));
     if (!run.traffic.empty()) {
       const AxisBytes sent = sent_by_axis(run);
-      table.row(run.label, {bytes(sent.zero), bytes(sent.tensor), bytes(sent.sequence), bytes(sent.expert), bytes(sent.sum())},
+      table.row(run.label,
+                {bytes(sent.zero), bytes(sent.tensor), bytes(sent.sequence), bytes(sent.expert), bytes(sent.sum())},
                 color_of_run(i));
     }
     for (std::size_t k = 0; k < std::min(run.ranks.size(), kMostRanks); ++k) {
@@ -462,8 +463,8 @@ std::string html_page(const Runs& records) {
                       "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
                       curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
   out += "</div>\n";
-  out += experts_section(runs) + axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
-         configuration_section(runs) + environment_section(runs);
+  out += experts_section(runs) + axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) +
+         planned_section(runs) + configuration_section(runs) + environment_section(runs);
   out +=
       "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "
       "the pictures.</footer>\n";

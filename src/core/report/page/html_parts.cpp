@@ -54,8 +54,8 @@ std::string HtmlTable::done() const {
   std::string out = "<div class=\"scroll\"><table data-table=\"" + html_text(name_) + "\"><caption>" +
                     html_text(caption_) + "</caption>\n<thead><tr>";
   for (std::size_t i = 0; i < header_.size(); ++i)
-    out += std::string("<th scope=\"col\"") + (i > 0 && numeric_ ? " class=\"n\"" : "") + ">" +
-           html_text(header_[i]) + "</th>";
+    out += std::string("<th scope=\"col\"") + (i > 0 && numeric_ ? " class=\"n\"" : "") + ">" + html_text(header_[i]) +
+           "</th>";
   return out + "</tr></thead>\n<tbody>\n" + rows_ + "</tbody></table></div>\n";
 }
 
