@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 namespace models {
@@ -44,6 +45,18 @@ void initialise(torch::nn::Embedding& embedding) {
   embedding->weight.normal_(0, kInitialDeviation);
 }
 
+// Of projections into the residual stream.
+double residual_deviation(const GptConfig& config) {
+  return kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+}
+
+at::Tensor mlp_of(torch::nn::Linear& up, torch::nn::Linear& down, const at::Tensor& x) {
+  return down(torch::gelu(up(x), "tanh"));
+}
+
+// A sum of which either part may be undefined.
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a + b; }
+
 }  // namespace
 
 GptConfig GptConfig::preset(const std::string& name) {
@@ -78,22 +91,37 @@ void GptConfig::validate() const {
   check(dropout >= 0 && dropout < 1, "dropout", std::to_string(dropout), "from 0 up to but without 1");
 }
 
-GptBlockImpl::GptBlockImpl(const GptConfig& config) : heads_(config.heads), dropout_(config.dropout) {
+GptMlpImpl::GptMlpImpl(const GptConfig& config) {
+  up_ = register_module("up", torch::nn::Linear(config.hidden, 4 * config.hidden));
+  down_ = register_module("down", torch::nn::Linear(4 * config.hidden, config.hidden));
+  initialise(up_, kInitialDeviation);
+  initialise(down_, residual_deviation(config));
+}
+
+at::Tensor GptMlpImpl::forward(const at::Tensor& x) { return mlp_of(up_, down_, x); }
+
+GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
+    : heads_(config.heads), dropout_(config.dropout) {
   const std::int64_t hidden = config.hidden;
   norm1_ = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
   qkv_ = register_module("qkv", torch::nn::Linear(hidden, 3 * hidden));
   projection_ = register_module("projection", torch::nn::Linear(hidden, hidden));
   norm2_ = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
-  up_ = register_module("up", torch::nn::Linear(hidden, 4 * hidden));
-  down_ = register_module("down", torch::nn::Linear(4 * hidden, hidden));
-  const double residual = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+  if (config.mlp) mlp_ = config.mlp(config, layer);
+  if (mlp_.is_empty()) {
+    up_ = register_module("up", torch::nn::Linear(hidden, 4 * hidden));
+    down_ = register_module("down", torch::nn::Linear(4 * hidden, hidden));
+  } else {
+    register_module("mlp", mlp_.ptr());
+  }
   initialise(qkv_, kInitialDeviation);
-  initialise(projection_, residual);
+  initialise(projection_, residual_deviation(config));
+  if (!mlp_.is_empty()) return;
   initialise(up_, kInitialDeviation);
-  initialise(down_, residual);
+  initialise(down_, residual_deviation(config));
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x) {
   const std::int64_t batch = x.size(0), time = x.size(1), width = x.size(2) / heads_;
   // With tensor parallelism, qkv gives some of the heads only.
   const auto parts = qkv_(norm1_(x)).view({batch, time, 3, -1, width}).permute({2, 0, 3, 1, 4}).unbind(0);
@@ -104,8 +132,13 @@ at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
   at::Tensor mixed = attend_ ? attend_(local, parts[0], parts[1], parts[2]) : local(parts[0], parts[1], parts[2]);
   mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, -1}));
   const at::Tensor y = x + torch::dropout(mixed, dropout_, is_training());
-  const at::Tensor mlp = down_(torch::gelu(up_(norm2_(y)), "tanh"));
-  return y + torch::dropout(mlp, dropout_, is_training());
+  at::Tensor mlp, aux;
+  if (mlp_.is_empty())
+    mlp = mlp_of(up_, down_, norm2_(y));
+  else
+    std::tie(mlp, aux, std::ignore) =
+        mlp_.forward<std::tuple<at::Tensor, at::Tensor, at::Tensor>>(norm2_(y), at::Tensor());
+  return {y + torch::dropout(mlp, dropout_, is_training()), aux};
 }
 
 GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
@@ -115,7 +148,7 @@ GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
   initialise(token_);
   initialise(position_);
   blocks_ = register_module("blocks", torch::nn::ModuleList());
-  for (std::int64_t layer = 0; layer < config_.layers; ++layer) blocks_->push_back(GptBlock(config_));
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) blocks_->push_back(GptBlock(config_, layer));
   norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config_.hidden})));
   if (!config_.tied_output) {
     const auto options = torch::nn::LinearOptions(config_.hidden, config_.vocabulary).bias(false);
@@ -135,10 +168,14 @@ void GptImpl::attend_by(const GptBlockImpl::Attend& attend) {
   for (const auto& block : *blocks_) block->as<GptBlockImpl>()->attend_by(attend);
 }
 
-at::Tensor GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
-  for (std::int64_t layer = begin; layer < end; ++layer)
-    x = blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>()->forward(x);
-  return x;
+std::pair<at::Tensor, at::Tensor> GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
+  at::Tensor sum;
+  for (std::int64_t layer = begin; layer < end; ++layer) {
+    at::Tensor aux;
+    std::tie(x, aux) = blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>()->forward(x);
+    sum = sum_of(sum, aux);
+  }
+  return {x, sum};
 }
 
 at::Tensor GptImpl::features(const at::Tensor& tokens) {
@@ -147,10 +184,16 @@ at::Tensor GptImpl::features(const at::Tensor& tokens) {
               ", expected [batch, time] with positions up to ", config_.sequence);
   at::Tensor x = token_(tokens) + position_->weight.narrow(0, first_position_, tokens.size(1));
   x = torch::dropout(x, config_.dropout, is_training());
-  if (!runner_) return norm_(layers(0, config_.layers, x));
+  aux_loss_ = {};
+  if (!runner_) {
+    std::tie(x, aux_loss_) = layers(0, config_.layers, x);
+    return norm_(x);
+  }
   for (std::int64_t part = 0; part < parts_; ++part) {
     const std::int64_t begin = part * config_.layers / parts_, end = (part + 1) * config_.layers / parts_;
-    x = runner_([this, begin, end](const at::Tensor& y) { return layers(begin, end, y); }, x);
+    at::Tensor aux;
+    std::tie(x, aux) = runner_([this, begin, end](const at::Tensor& y) { return layers(begin, end, y); }, x);
+    aux_loss_ = sum_of(aux_loss_, aux);
   }
   return norm_(x);
 }

@@ -15,10 +15,21 @@
 
 namespace models {
 
+// The MLP of a layer on its own, as an expert of a mixture. x: [.., hidden], also without rows.
+struct GptMlpImpl : torch::nn::Module {
+  explicit GptMlpImpl(const GptConfig& config);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  torch::nn::Linear up_{nullptr}, down_{nullptr};
+};
+TORCH_MODULE(GptMlp);
+
 // One layer: x + attention(norm(x)), then x + mlp(norm(x)). x: [batch, time, hidden].
 struct GptBlockImpl : torch::nn::Module {
-  explicit GptBlockImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  explicit GptBlockImpl(const GptConfig& config, std::int64_t layer = 0);
+  // Returns x and the auxiliary loss of GptConfig::mlp, undefined without it.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
 
   // Causal attention. q, k, v and the result: [batch, heads, time, head width].
   using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
@@ -33,6 +44,7 @@ struct GptBlockImpl : torch::nn::Module {
   Attend attend_;  // null: attention over the block's input
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
   torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
+  torch::nn::AnyModule mlp_;  // in place of up_ and down_; empty: none
 };
 TORCH_MODULE(GptBlock);
 
@@ -53,15 +65,19 @@ struct GptImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens);
   // targets: int64 [batch, time]. Returns the mean negative log likelihood in nats, a scalar in fp32.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
+  // The sum of the layers' auxiliary losses in the last forward, to be added to the loss; a scalar in fp32. Undefined
+  // without GptConfig::mlp, and when called again.
+  at::Tensor take_aux_loss() { return std::exchange(aux_loss_, {}); }
   // tokens: int64 [batch, time >= 1]. Returns them followed by `count` generated tokens, [batch, time +
   // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
   at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
 
   // Splits the layers into `count` segments of nearly equal length, at most one per layer. From now on forward() passes
   // each segment to `runner`, which returns part(x) and may call `part` again in backward; this is the hook for
-  // activation checkpointing. x and the result: [batch, time, hidden]. count >= 1.
-  using Part = std::function<at::Tensor(const at::Tensor& x)>;
-  using Runner = std::function<at::Tensor(const Part& part, const at::Tensor& x)>;
+  // activation checkpointing. x and the first result: [batch, time, hidden]; the second one: the sum of the segment's
+  // auxiliary losses, or undefined. count >= 1.
+  using Part = std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& x)>;
+  using Runner = std::function<std::pair<at::Tensor, at::Tensor>(const Part& part, const at::Tensor& x)>;
   void run_layers_by(std::int64_t count, Runner runner);
 
   // For models that see a part of each sequence only. attend_by: attention is computed by `attend`, which can exchange
@@ -74,10 +90,11 @@ struct GptImpl : torch::nn::Module {
  private:
   at::Tensor features(const at::Tensor& tokens);
   at::Tensor logits(const at::Tensor& features);
-  at::Tensor layers(std::int64_t begin, std::int64_t end, at::Tensor x);
+  std::pair<at::Tensor, at::Tensor> layers(std::int64_t begin, std::int64_t end, at::Tensor x);
   GptConfig config_;
   std::int64_t parts_ = 1, first_position_ = 0;
-  Runner runner_;  // null: the layers run as they are
+  Runner runner_;        // null: the layers run as they are
+  at::Tensor aux_loss_;  // of the last forward
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};

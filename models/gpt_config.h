@@ -2,8 +2,13 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+namespace torch::nn {
+class AnyModule;
+}
 
 namespace models {
 
@@ -13,13 +18,17 @@ struct GptConfig {
   std::int64_t vocabulary = 256;  // 256: bytes
   double dropout = 0;             // after embeddings, attention and each residual branch
   bool tied_output = true;        // the output layer's weight is the token embedding
+  // Makes the second half of a layer, which reads the normalised residual stream, in place of the MLP; an empty module:
+  // the layer keeps its MLP. Its forward(x, at::Tensor()), x of shape [.., hidden], returns a std::tuple of three
+  // tensors: the result, of x's shape; an auxiliary loss, a scalar in fp32; and one that the model ignores. Null: MLPs.
+  std::function<torch::nn::AnyModule(const GptConfig&, std::int64_t layer)> mlp = nullptr;
 
   // "gpt-1m" and "gpt-10m" have a vocabulary of bytes; "gpt2" (also "gpt2-small"), "gpt2-medium", "gpt2-large" and
   // "gpt2-xl" have the published shapes. Throws std::invalid_argument for another name.
   static GptConfig preset(const std::string& name);
   static std::vector<std::string> preset_names();
 
-  // Elements of all parameters, by formula; a tied output layer counts once.
+  // Elements of all parameters, by formula, without `mlp`; a tied output layer counts once.
   std::int64_t num_parameters() const;
   // Throws std::invalid_argument that names the field.
   void validate() const;

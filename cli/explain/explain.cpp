@@ -14,6 +14,7 @@
 #include "cli/explain/live_ranks.h"
 #include "cli/explain/text.h"
 #include "cli/support/console.h"
+#include "cli/support/expert_options.h"
 #include "cli/support/gpt_plan.h"
 #include "cli/support/options.h"
 #include "config/batch.h"
@@ -22,6 +23,7 @@
 #include "plan/model.h"
 #include "plan/model_pass.h"
 #include "plan/topology.h"
+#include "report/text/axis_bytes.h"
 #include "report/text/terminal.h"
 #include "report/text/text.h"
 
@@ -41,6 +43,7 @@ struct Request {
   std::string recipe, transport, device = "cpu", model;
   std::int64_t world = 2, accumulation = 0, layers = 0, hidden = 0, heads = 0, sequence = 0, vocabulary = 0;
   std::int64_t tensor_parallel = 0, sequence_parallel = 0;
+  ExpertArguments experts;
   bool live = false;
 };
 
@@ -58,6 +61,7 @@ void declare(Command& c, Request& r) {
   c.choice("--device", r.device, {"cpu", "cuda"}, "device of a rank (cpu)");
   c.option("--tensor-parallel", r.tensor_parallel, "T", "ranks that share one copy of the cut weights (1)", 1, 65536);
   c.option("--sequence-parallel", r.sequence_parallel, "U", "ranks that share the tokens of a sample (1)", 1, 65536);
+  declare_experts(c, r.experts);
   c.section("Model");
   c.option("--model", r.model, "NAME", "gpt2, bert-base, llama-3-8b, ... (the configuration's, else a small GPT)");
   c.option("--layers", r.layers, "N", "blocks (2)", 1, 1000);
@@ -130,7 +134,8 @@ class Scratch {
 };
 
 // Completes the configuration: keys that the file does not set are derived from the positional arguments.
-void complete(LiveTask& task, const Request& request, const Asked& asked, const std::string& folder) {
+void complete(LiveTask& task, const Request& request, const std::vector<Setting>& experts, const Asked& asked,
+              const std::string& folder) {
   const auto add = [&](const char* key, const std::string& value, const char* source) {
     task.settings.push_back({key, value, source, false});
   };
@@ -154,6 +159,7 @@ void complete(LiveTask& task, const Request& request, const Asked& asked, const 
     add("tensor_parallel.autotp_size", std::to_string(request.tensor_parallel), "--tensor-parallel");
   if (request.sequence_parallel > 0)
     add("sequence_parallel_size", std::to_string(request.sequence_parallel), "--sequence-parallel");
+  task.settings.insert(task.settings.end(), experts.begin(), experts.end());
   const auto with_sets = [&](LiveTask some) {
     for (const auto& [key, value] : request.set) some.settings.push_back({key, value, "--set", false});
     return some;
@@ -212,6 +218,7 @@ PlanModel model_of(const Request& r, const Options& options) {
   if (r.heads > 0) model.heads = r.heads;
   if (r.sequence > 0) model.sequence = r.sequence;
   if (r.vocabulary > 0) model.vocabulary = r.vocabulary;
+  model.experts = planning::experts_of(options.settings().model.experts);
   model.validate();
   if (model.num_parameters() != published) model.name.clear();
   return with_gpt_pass(std::move(model));
@@ -236,7 +243,7 @@ std::string model_text(const PlanModel& model) {
                     " layers, hidden ", model.hidden);
 }
 
-// All of "tp" and of "sp" in the forward and in the backward of a micro-batch.
+// All of "tp", of "sp" and of "ep" in the forward and in the backward of a micro-batch.
 Activations of_phases(const std::vector<planning::Exchange>& exchanges) {
   Activations all;
   for (const auto& exchange : exchanges) {
@@ -265,8 +272,9 @@ int explain(int argc, char** argv) {
   if (request.live) scratch = std::make_unique<Scratch>();
 
   LiveTask task;
-  complete(task, request, asked, scratch ? scratch->path() : "/tmp");
+  complete(task, request, expert_settings(command, request.experts), asked, scratch ? scratch->path() : "/tmp");
   const auto options = task.options();
+  require_experts(request.experts, options);
   if (request.strict && !options.notices().empty())
     throw ConfigError("[--strict] got a notice: " + options.notices().front());
   config::require_built(options);
@@ -278,6 +286,7 @@ int explain(int argc, char** argv) {
     throw ConfigError("[--transport] got " + transport + " with --device " + request.device + ", expected " +
                       (gpu ? "nccl" : "shm, gloo, shm+gloo or thread"));
   const auto shape = config::mesh_shape(options, world);
+  config::require_expert_ranks(options, world);
   const int ranks = world / shape.tensor;  // that ZeRO shards over
   const auto asked_transport = transport;
   if (ranks == 1) transport = "local";
@@ -288,7 +297,8 @@ int explain(int argc, char** argv) {
   input.parameters = planning::parts_of(model, settings);
   const auto segments = planning::segments_of(options, model.layers);
   input.pass = planning::pass_of(model, input.parameters, segments);
-  input.topology = planning::topology_of(ranks, transport, gpu, /*deferred_init=*/!gpu);
+  const int ep_size = model.experts.ep_size;
+  input.topology = planning::topology_of(ranks, transport, gpu, /*deferred_init=*/!gpu, ep_size);
   input.topology.tensor_rank = shape.tensor - 1;
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
                                           [&](const char* key) { return options.document().is_set(key); });
@@ -306,8 +316,11 @@ int explain(int argc, char** argv) {
   what.transport = transport;
   for (const auto& parameter : input.parameters) what.parameters += parameter.numel;
   what.ranks = world;
-  if (shape.tensor * shape.sequence > 1) {
-    what.mesh = base::join(shape.data, " dp x ", shape.sequence, " sp x ", shape.tensor, " tp");
+  what.experts = model.experts;
+  what.expert_layers = planning::expert_layers(model);
+  what.data_before_experts = settings.mesh.data_before_experts;
+  if (shape.tensor * shape.sequence * ep_size > 1) {
+    what.mesh = report::degrees_text({shape.data, shape.sequence, shape.tensor, ep_size});
     const auto share = planning::share_of(model, settings, input.parameters);
     what.exchanges = planning::exchanges_of({.model = model,
                                              .settings = settings,
@@ -352,7 +365,8 @@ int explain(int argc, char** argv) {
     auto of_rank = input;
     of_rank.parameters = planning::parts_of(model, settings, j);
     of_rank.pass = planning::pass_of(model, of_rank.parameters, segments);
-    of_rank.topology = planning::topology_of(ranks, ranks == 1 ? "local" : run.transport, gpu);
+    of_rank.topology =
+        planning::topology_of(ranks, ranks == 1 ? "local" : run.transport, gpu, /*deferred_init=*/true, ep_size);
     of_rank.topology.tensor_rank = j;
     expected.of_tensor_rank.push_back(planning::schedule(of_rank, settings, batch.accumulation, run.first_step,
                                                          static_cast<int>(run.overflowed.size()), run.overflowed));

@@ -128,7 +128,7 @@ std::string sent_difference(const Schedule& schedule, const LiveRecord& record, 
   for (const auto& event : schedule.events) by_moment[{event.step, event.micro, event.phase}].push_back(event);
   for (const auto& [moment, counted] : record.sent) {
     auto sent = counted;
-    if (activations == nullptr) sent.erase("tp"), sent.erase("sp");
+    if (activations == nullptr) sent.erase("tp"), sent.erase("sp"), sent.erase("ep");
     const auto expected = expected_of(by_moment[moment], moment, activations);
     auto all = expected;
     for (const auto& [operation, row] : sent) all[operation];
@@ -136,6 +136,8 @@ std::string sent_difference(const Schedule& schedule, const LiveRecord& record, 
       const auto want = expected.count(operation) != 0 ? expected.at(operation) : Sent{};
       const auto have = sent.count(operation) != 0 ? sent.at(operation) : Sent{};
       if (want == have) continue;
+      // How many rows go to experts of other ranks depends on the tokens.
+      if (operation == "ep" && want.calls == have.calls) continue;
       return base::join(moment_text(moment), ", ", operation, ": the schedule has ", want.calls, " calls that send ",
                         want.bytes, " bytes, the communicator counted ", have.calls, " and ", have.bytes);
     }

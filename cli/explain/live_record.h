@@ -15,7 +15,7 @@ namespace zero::cli {
 struct LiveRecord {
   using Moment = std::tuple<int, int, planning::Phase>;          // step, micro-batch (of Step 0), phase
   std::vector<planning::Event> events;                           // in order of begin; without purpose, tiers and sent
-  std::map<Moment, std::map<std::string, planning::Sent>> sent;  // by operation of ZeRO; all of "tp" and of "sp"
+  std::map<Moment, std::map<std::string, planning::Sent>> sent;  // by operation of ZeRO; all of tp, sp, ep
   std::map<std::pair<MemoryReport::Tier, MemoryReport::Purpose>, std::int64_t> resting;  // bytes between steps
 };
 

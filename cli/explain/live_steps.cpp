@@ -8,6 +8,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_json.h"
 #include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
@@ -26,7 +27,8 @@ std::map<std::string, Sent> since(const CommStats& before, const CommStats& now,
                                   bool building) {
   std::map<std::string, Sent> rows;
   for (const auto& [operation, row] : counted_between(before, now, degrees)) {
-    const bool activations = operation.starts_with("tp.") || operation.starts_with("sp.");
+    const bool activations =
+        operation.starts_with("tp.") || operation.starts_with("sp.") || operation.starts_with("ep.");
     if (activations && building) continue;  // states of generators
     auto& sum = rows[activations ? operation.substr(0, 2) : operation];
     sum.calls += row.calls;
@@ -58,13 +60,14 @@ void note_resting(const MemoryReport& memory, LiveRecord& record) {
 }  // namespace
 
 LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& comm) {
-  const auto& shape = task.gpt;
+  auto shape = task.gpt;
   const auto options = with_heads_whole(task.options(), shape);
+  add_experts(shape, options.settings().model.experts);
   LiveRun run;
   LiveRecord mine;
   run.transport = comm->transport();
   const auto mesh = Mesh::of(options, comm);
-  const auto degrees = degrees_of(*mesh);
+  const auto degrees = degrees_of(*mesh, options.settings().model.experts.degree());
   auto before = comm->stats();
   const auto note = [&](int step, int micro, Phase phase) {
     const auto now = comm->stats();

@@ -23,6 +23,24 @@ Json exchange_json(const planning::SplitProduct::Exchange& e) {
 
 }  // namespace
 
+std::string experts_text(const PlanExperts& experts, std::int64_t layers, int ranks, bool data_before_experts) {
+  const auto each = base::join("Each of ", layers, layers == 1 ? " layer has " : " layers has ", experts.count,
+                               " experts, of which a token takes ", experts.k, ". ");
+  const int ep = experts.ep_size, copies = ranks / ep;
+  if (ep == 1) return each + "Every rank has all of them, in the unit of their layer.";
+  const auto apart = [&](int count, int distance) {
+    return count == 1      ? std::string("one rank")
+           : distance == 1 ? base::join(count, " consecutive ranks")
+                           : base::join(count, " ranks at a distance of ", distance);
+  };
+  return base::join(each, "A rank has ", experts.count / ep,
+                    ", as a unit of their own, blocks.N.mlp.experts. ep: ", apart(ep, data_before_experts ? copies : 1),
+                    " have different ones and exchange rows of tokens by all-to-all. edp: ",
+                    apart(copies, data_before_experts ? 1 : ep),
+                    copies == 1 ? " has them alone: their states are not sharded, their gradients not summed."
+                                : " have the same ones, and share their states and sum their gradients.");
+}
+
 std::string products_text(const std::vector<planning::SplitProduct>& products, std::size_t columns) {
   report::Table table(
       {{"weight"}, {"cut"}, {"a rank has", report::Align::Right}, {"forward: output"}, {"backward: input's gradient"}});

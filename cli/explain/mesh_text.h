@@ -9,6 +9,8 @@
 
 namespace zero::cli {
 
+// Which ranks have which experts, and over which ranks their states are sharded. ranks: that share the other states.
+std::string experts_text(const PlanExperts& experts, std::int64_t layers, int ranks, bool data_before_experts);
 std::string products_text(const std::vector<planning::SplitProduct>& products, std::size_t columns);
 std::string exchanges_text(const std::vector<planning::Exchange>& exchanges, std::size_t columns);
 

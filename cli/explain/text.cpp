@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <map>
 #include <set>
 
 #include "base/check.h"
@@ -142,15 +143,15 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
   if (holding.state == "parameters") {
     const std::string in_use = holding.sharded || holding.tier != Tier::Device ? "whole, unit by unit" : "whole";
     return {with(in_use, by(Phase::Forward, What::Parameters)), with(in_use, by(Phase::Backward, What::Parameters)),
-            with(what.delayed                  ? "those of the step before come into use"
-                 : holding.sharded             ? "own part is new"
-                 : s.stage >= 1 && s.world > 1 ? "own part is new, then whole"
-                                               : "new",
+            with(what.delayed                        ? "those of the step before come into use"
+                 : holding.sharded                   ? "own part is new"
+                 : s.stage >= 1 && holding.ranks > 1 ? "own part is new, then whole"
+                                                     : "new",
                  by(Phase::Step, What::Parameters))};
   }
   if (holding.state == "gradients") {
     const auto sum = by(Phase::Backward, What::Gradients), late = by(Phase::Step, What::Gradients);
-    return {"-", with(s.stage >= 2 && s.world > 1 ? "of a unit whole, then own part" : "made, whole", sum),
+    return {"-", with(s.stage >= 2 && holding.ranks > 1 ? "of a unit whole, then own part" : "made, whole", sum),
             what.delayed ? "handed over" : with("read by the update", late)};
   }
   if (holding.state == "gradients handed over") return {"read by the update beside", "read by the update beside", "-"};
@@ -181,10 +182,11 @@ std::string holdings_text(const Schedule& s, const Explained& what, std::size_t 
   for (const auto& holding : s.holdings) {
     const auto cells = cells_of(s, what, holding);
     const auto part = holding.state == "second shards" ? std::string("part")
-                      : holding.sharded                ? base::join("1/", s.world)
+                      : holding.sharded                ? base::join("1/", holding.ranks)
                                                        : std::string("whole");
-    table.row({base::join(holding.state, ", ", dtype_of(what, holding.width, holding.state)), part,
-               MemoryReport::name(holding.tier), bytes_text(holding.bytes) + (holding.passing ? "*" : ""),
+    table.row({base::join(holding.state, holding.experts ? " of experts, " : ", ",
+                          dtype_of(what, holding.width, holding.state)),
+               part, MemoryReport::name(holding.tier), bytes_text(holding.bytes) + (holding.passing ? "*" : ""),
                cells.forward, cells.backward, cells.step});
   }
   return table.render(columns);
@@ -290,6 +292,21 @@ std::string fixed_times(double value) {
   return text;
 }
 
+// The elements that are sharded over as many ranks: all of a model, or all but experts and experts.
+struct Elements {
+  std::int64_t numel = 0, padded = 0, persistent = 0;
+};
+std::map<int, Elements> parts_by_ranks(const Schedule& s) {
+  std::map<int, Elements> parts;
+  for (const auto& unit : s.units) {
+    auto& part = parts[unit.layout.world()];
+    part.numel += unit.numel();
+    part.padded += unit.padded_numel();
+    if (unit.persistent) part.persistent += unit.padded_numel();
+  }
+  return parts;
+}
+
 std::string volume_text(const Schedule& s, const Explained& what, std::size_t columns) {
   if (s.world == 1)
     return wrapped(what.ranks == 1 ? "With one rank nothing is sent."
@@ -297,15 +314,23 @@ std::string volume_text(const Schedule& s, const Explained& what, std::size_t co
                    columns);
   const auto v = volume_of(s, what);
   const auto bytes = static_cast<std::int64_t>(s.parameter_width) * what.parameters;
-  const auto share = base::join("(", s.world - 1, "/", s.world, ")");
+  std::string share;  // of P
+  for (const auto& [ranks, part] : parts_by_ranks(s)) {
+    const auto fraction = base::join("(", ranks - 1, "/", ranks, ")");
+    const auto numel = part.numel * s.parameter_width;
+    share = what.experts.ep_size == 1 ? "P x " + fraction
+                                      : base::join(share, share.empty() ? "(" : " + ", numel, " x ", fraction);
+  }
+  if (what.experts.ep_size > 1) share += ")";
   const bool mapped =
       std::any_of(s.events.begin(), s.events.end(), [](const auto& e) { return e.how == How::InPlace; });
-  std::string text = base::join(
-      "Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " P x ", share,
-      mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes, " bytes of parameters",
-      what.products.empty() ? "" : " of a rank's part", ". The papers' formula for this stage gives ",
-      static_cast<std::int64_t>(v.paper + 0.5), " bytes; with the padding of units (", s.padded_numel - what.parameters,
-      " elements) ", static_cast<std::int64_t>(v.padded + 0.5), ".");
+  std::string text =
+      base::join("Volume of a rank and step: ", v.sent, " bytes = ", fixed_times(v.times), " ", share,
+                 mapped ? ", counting mapped reads as the all-gathers they replace" : "", "; P = ", bytes,
+                 " bytes of parameters", what.products.empty() && what.experts.ep_size == 1 ? "" : " of a rank's part",
+                 ". The papers' formula for this stage gives ", static_cast<std::int64_t>(v.paper + 0.5),
+                 " bytes; with the padding of units (", s.padded_numel - what.parameters, " elements) ",
+                 static_cast<std::int64_t>(v.padded + 0.5), ".");
   return wrapped(text, columns);
 }
 
@@ -377,20 +402,23 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
     const auto t = totals_of(s, what.shown, phase);
     line.sent += t.sent + t.mapped;
   }
-  const double ranks = s.world, k = static_cast<double>(s.accumulation);
-  const auto volume = [&](std::int64_t numel, std::int64_t persistent) {
-    return planning::sent_bytes(scheme_of(s.stage),
-                                {.parameter_bytes = static_cast<double>(numel * s.parameter_width),
-                                 .gradient_bytes = static_cast<double>(numel * s.wire_width),
-                                 .ranks = ranks,
-                                 .micro_steps = k,
-                                 .persistent_bytes = static_cast<double>(persistent * s.parameter_width)});
-  };
-  line.paper = volume(what.parameters, 0);
-  line.padded = volume(s.padded_numel, s.persistent_numel);
-  if (s.world > 1)
-    line.times = static_cast<double>(line.sent) /
-                 (static_cast<double>(what.parameters * s.parameter_width) * (ranks - 1) / ranks);
+  const double k = static_cast<double>(s.accumulation);
+  double once = 0;
+  for (const auto& [world, part] : parts_by_ranks(s)) {
+    const double ranks = world;
+    const auto volume = [&](std::int64_t numel, std::int64_t persistent) {
+      return planning::sent_bytes(scheme_of(s.stage),
+                                  {.parameter_bytes = static_cast<double>(numel * s.parameter_width),
+                                   .gradient_bytes = static_cast<double>(numel * s.wire_width),
+                                   .ranks = ranks,
+                                   .micro_steps = k,
+                                   .persistent_bytes = static_cast<double>(persistent * s.parameter_width)});
+    };
+    line.paper += volume(part.numel, 0);
+    line.padded += volume(part.padded, part.persistent);
+    once += static_cast<double>(part.numel * s.parameter_width) * (ranks - 1) / ranks;
+  }
+  if (once > 0) line.times = static_cast<double>(line.sent) / once;
   return line;
 }
 
@@ -399,6 +427,7 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
       base::join(what.title, ", ", what.recipe, ", ", what.optimizer, "; ", what.ranks,
                  what.ranks == 1 ? " rank" : " ranks", what.gpu ? " with a GPU each" : " on CPUs",
                  what.mesh.empty() ? "" : base::join(" = ", what.mesh, ", states sharded over ", s.world),
+                 what.experts.ep_size > 1 ? base::join(", of experts over ", s.world / what.experts.ep_size) : "",
                  what.ranks == 1 ? "" : ", transport " + what.transport,
                  s.accumulation > 1 ? base::join("; gradients of ", s.accumulation, " micro-batches a step") : ""),
       columns);
@@ -412,7 +441,12 @@ std::string explain_text(const Schedule& s, const Explained& what, std::size_t c
         wrapped(base::join("1/", s.world, ": rank r of 0 to ", s.world - 1, what.mesh.empty() ? "" : " along dp and sp",
                            " keeps the r-th of ", s.world, " equal parts of every unit."),
                 columns);
-  if (!what.products.empty()) text += wrapped("whole: all of this rank's part of the model", columns);
+  if (!what.products.empty() || what.experts.ep_size > 1)
+    text += wrapped("whole: all of this rank's part of the model", columns);
+  if (what.experts.count > 0) {
+    text += rule("Experts", columns);
+    text += wrapped(experts_text(what.experts, what.expert_layers, s.world, what.data_before_experts), columns);
+  }
   text += rule("Transfers of one optimizer step: bytes of all units, bytes sent by each rank", columns);
   text += moves_text(s, what, columns);
   if (!what.products.empty()) {
@@ -479,6 +513,7 @@ Json explain_json(const Schedule& s, const Explained& what) {
                      {"elements", u.numel()},
                      {"padded_elements", u.padded_numel()},
                      {"shard_elements", u.shard_numel()},
+                     {"ranks", u.layout.world()},
                      {"trainable", u.trainable},
                      {"persistent", u.persistent}});
   for (const auto& h : s.holdings) {
@@ -486,6 +521,7 @@ Json explain_json(const Schedule& s, const Explained& what) {
     holdings.push_back({{"state", h.state},
                         {"dtype", dtype_of(what, h.width, h.state)},
                         {"sharded", h.sharded},
+                        {"ranks", h.ranks},
                         {"tier", MemoryReport::name(h.tier)},
                         {"bytes_a_rank", h.bytes},
                         {"between_steps", !h.passing},

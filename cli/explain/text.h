@@ -22,7 +22,10 @@ struct Explained {
   int ranks = 1;                                 // of the run; ZeRO shards over Schedule::world of them
   std::vector<planning::SplitProduct> products;  // of the first unit that has some
   std::vector<planning::Exchange> exchanges;     // of activations between ranks of the mesh, in a micro-batch
-  std::int64_t parameters = 0;                   // elements that a rank holds before ZeRO shards them, without padding
+  PlanExperts experts;                           // of `expert_layers` layers
+  std::int64_t expert_layers = 0;
+  bool data_before_experts = false;
+  std::int64_t parameters = 0;  // elements that a rank holds before ZeRO shards them, without padding
   bool gpu = false;
   bool delayed = false;
   int shown = 2;  // the step that is shown; the order of use is known by then

@@ -105,7 +105,7 @@ std::string by_tier(const std::vector<Plan>& plans, std::size_t columns) {
 }
 
 std::string by_traffic(const std::vector<Plan>& plans, std::size_t columns) {
-  const bool mesh = plans.front().tensor * plans.front().sequence > 1;
+  const bool mesh = plans.front().tensor * plans.front().sequence * plans.front().expert > 1;
   std::vector<std::string> names{"stage", "offload", "ckpt", "sent", "volume", "PCIe", "disk", "step", "bound by"};
   if (mesh) names.insert(names.begin() + 4, "activ");
   auto table = table_of(names, 3);
@@ -114,7 +114,9 @@ std::string by_traffic(const std::vector<Plan>& plans, std::size_t columns) {
     char volume[16];
     std::snprintf(volume, sizeof volume, "%.2fx", plan.traffic.volume);
     row.push_back(short_bytes(plan.traffic.sent()));
-    if (mesh) row.push_back(short_bytes(plan.traffic.tensor_parallel + plan.traffic.sequence_parallel));
+    if (mesh)
+      row.push_back(
+          short_bytes(plan.traffic.tensor_parallel + plan.traffic.sequence_parallel + plan.traffic.expert_parallel));
     row.push_back(plan.traffic.volume > 0 ? volume : "-");
     row.push_back(short_bytes(plan.traffic.to_host + plan.traffic.from_host));
     row.push_back(short_bytes(plan.traffic.read + plan.traffic.written));
@@ -194,6 +196,25 @@ std::string mesh_text(const PlanQuestion& question, const Plan& plan) {
          "; ZeRO 2*P/t = " + bytes(block.zero) + ", stage 3 3*P/t = " + bytes(block.zero_stage3) + "\n";
 }
 
+// What experts make of the model, and their bytes.
+std::string experts_text(const PlanQuestion& question, const Plan& plan) {
+  const auto& model = question.model;
+  const auto& experts = model.experts;
+  if (experts.count == 0) return "";
+  const auto count = [](std::int64_t parameters) { return report::human_parameters(static_cast<double>(parameters)); };
+  std::string out = "experts  " + std::to_string(experts.count) + " in each of " +
+                    std::to_string(planning::expert_layers(model)) + " layers, " + std::to_string(experts.k) +
+                    " for a token, which computes with " + count(model.num_active_parameters()) + " of " +
+                    count(model.num_parameters()) + " parameters\n";
+  if (plan.expert == 1) return out;
+  const int ranks = plan.data * plan.sequence;
+  return out + "         " + std::to_string(experts.count / plan.expert) + " on each of " +
+         std::to_string(plan.expert) + " ranks, their states sharded over " + std::to_string(ranks / plan.expert) +
+         " of " + std::to_string(ranks) + "; " + count(plan.parameters) + " parameters a rank\n" +
+         "         a rank sends in a micro-batch, if all are chosen equally often: " +
+         human_bytes(plan.traffic.expert_parallel / static_cast<std::uint64_t>(plan.accumulation)) + "\n";
+}
+
 // The given configuration, unchanged.
 std::string configured_text(const Plan& plan) {
   std::string text =
@@ -223,7 +244,7 @@ std::string text_of(const PlanQuestion& question, const std::vector<Plan>& plans
   out += std::string("recipe   ") + recipe_of(question.options) + ", " + optimizer_of(question.options) +
          ", micro-batch " + std::to_string(plans.front().micro_batch) + " x " +
          std::to_string(plans.front().accumulation) + " x " + std::to_string(plans.front().data) + "\n";
-  out += mesh_text(question, plans.front());
+  out += mesh_text(question, plans.front()) + experts_text(question, plans.front());
   out += "machine  " + machine_text(question.machine) + "\n";
   if (configured) out += configured_text(*configured);
   out += "\nPeak bytes of one rank's device, by purpose\n" + by_purpose(plans, columns);
@@ -245,7 +266,7 @@ Json json_of(const Plan& plan) {
   Json json = {{"stage", plan.stage},
                {"offload", plan.offload},
                {"activation_checkpointing", plan.checkpointing},
-               {"mesh", {{"dp", plan.data}, {"sp", plan.sequence}, {"tp", plan.tensor}}},
+               {"mesh", {{"dp", plan.data}, {"sp", plan.sequence}, {"tp", plan.tensor}, {"ep", plan.expert}}},
                {"parameters_per_rank", plan.parameters},
                {"micro_batch_size", plan.micro_batch},
                {"accumulation_steps", plan.accumulation},
@@ -271,6 +292,7 @@ Json json_of(const Plan& plan) {
                      {"reduced_bytes", plan.traffic.reduced},
                      {"tensor_parallel_bytes", plan.traffic.tensor_parallel},
                      {"sequence_parallel_bytes", plan.traffic.sequence_parallel},
+                     {"expert_parallel_bytes", plan.traffic.expert_parallel},
                      {"across_hosts_bytes", plan.traffic.across_hosts},
                      {"volume", plan.traffic.volume},
                      {"to_host_bytes", plan.traffic.to_host},
@@ -291,11 +313,17 @@ Json document_of(const PlanQuestion& question, const std::vector<Plan>& plans, i
   Json json = {{"schema", "zero.plan/1"}};
   json["model"] = {{"name", model.name.empty() ? Json(nullptr) : Json(model.name)},
                    {"parameters", model.num_parameters()},
+                   {"active_parameters", model.num_active_parameters()},
                    {"layers", model.layers},
                    {"hidden", model.hidden},
                    {"heads", model.heads},
                    {"sequence", model.sequence},
                    {"vocabulary", model.vocabulary}};
+  if (model.experts.count > 0)
+    json["model"]["experts"] = {{"num_experts", model.experts.count},
+                                {"layers", planning::expert_layers(model)},
+                                {"k", model.experts.k},
+                                {"ep_size", model.experts.ep_size}};
   json["recipe"] = recipe_of(question.options);
   json["optimizer"] = optimizer_of(question.options);
   json["machine"] = {{"world", machine.world()},

@@ -13,6 +13,7 @@
 #include "config/byte_count.h"
 #include "config/document.h"
 #include "config/settings.h"
+#include "plan/model.h"
 
 namespace zero::cli {
 namespace {
@@ -119,6 +120,7 @@ PlanModel model_of(const Command& c, const PlanArguments& a, const Options& opti
   replace("--vocab", model.vocabulary, a.vocabulary);
   replace("--seq", model.sequence, a.sequence);
   if (a.untied) model.tied = false;
+  model.experts = planning::experts_of(options.settings().model.experts);
   model.validate();
   if (model.num_parameters() != published) model.name.clear();
   return with_gpt_pass(std::move(model));
@@ -174,6 +176,7 @@ std::vector<Setting> settings_of(const Command& c, const PlanArguments& a) {
     all.push_back({"tensor_parallel.autotp_size", std::to_string(a.tensor_parallel), "CLI --tensor-parallel"});
   if (c.given("--sequence-parallel"))
     all.push_back({"sequence_parallel_size", std::to_string(a.sequence_parallel), "CLI --sequence-parallel"});
+  for (auto& setting : expert_settings(c, a.experts)) all.push_back(std::move(setting));
   for (const auto& [key, value] : a.set) all.push_back({key, value, "CLI --set"});
   return all;
 }
@@ -224,6 +227,7 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.section("Parallelism");
   c.option("--tensor-parallel", a.tensor_parallel, "T", "ranks that share one copy of the cut weights (1)", 1, 65536);
   c.option("--sequence-parallel", a.sequence_parallel, "U", "ranks that share the tokens of a sample (1)", 1, 65536);
+  declare_experts(c, a.experts);
   c.option("--pipeline", a.pipeline, "P", "stages of a pipeline: refused, with the idle time it would have", 1, 65536);
   c.section("What to compare");
   c.option("--stage", a.stage, "S|all", "0, 1, 2, 3, or several: 2,3 (all)");
@@ -270,6 +274,7 @@ PlanQuestion question_of(const Command& c, const PlanArguments& a) {
   question.options = file.empty() ? Options::from_json(kDefaults, "<zero plan>", settings) : read(file, settings);
   if (a.strict && !question.options.notices().empty())
     throw ConfigError("[--strict] got a notice, expected none: " + question.options.notices().front());
+  require_experts(a.experts, question.options);
   question.model = model_of(c, a, question.options, !file.empty());
   question.machine = machine_of(c, a);
   question.choices.stages = stages_of(a);

@@ -8,6 +8,7 @@
 #include <zero/plan.h>
 
 #include "cli/plan/measured_models.h"
+#include "cli/support/expert_options.h"
 #include "cli/support/options.h"
 
 namespace zero::cli {
@@ -21,6 +22,7 @@ struct PlanArguments {
   std::int64_t world = 0, hosts = 0, devices = 0, micro_batch_size = 0, accumulation = 0;
   std::int64_t tensor_parallel = 0, sequence_parallel = 0, pipeline = 0;
   std::int64_t data_parallel = 0;
+  ExpertArguments experts;
   std::string budget;
   std::string memory, host_memory, nvme, reserve, device = "cuda", profile;
   std::string link, network, pcie, disk, flops;

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include <zero/errors.h>
+#include <zero/moe.h>
 #include <zero/sp.h>
 #include <zero/tp.h>
 
@@ -44,13 +45,21 @@ Options with_heads_whole(const Options& options, const models::GptConfig& model)
 std::int64_t elements_of(const torch::nn::Module& model) {
   std::int64_t sum = 0;
   for (const at::Tensor& parameter : model.parameters()) sum += parameter.numel();
+  // Experts of other ranks are registered too.
+  for (const auto& module : model.modules()) {
+    const auto* const layer = dynamic_cast<const ExpertLayer*>(module.get());
+    if (layer == nullptr || layer->ep_size() == 1) continue;
+    for (const at::Tensor& parameter : module->named_children()["experts"]->parameters())
+      sum -= parameter.numel() * (layer->ep_size() - 1) / layer->ep_size();
+  }
   return sum;
 }
 
 GptShare::GptShare(models::Gpt model, const Mesh& mesh, const Options& options)
     : model_(std::move(model)),
       mesh_(mesh),
-      divided_logits_(options.settings().mesh.plan.vocab_parallel_lm_head && mesh.size("tp") > 1) {
+      divided_logits_(options.settings().mesh.plan.vocab_parallel_lm_head && mesh.size("tp") > 1),
+      aux_factor_(options.settings().model.experts.aux_loss) {
   std::tie(begin_, end_) = mesh.tokens(model_->config().sequence);
   divide_sequences(true);
 }
@@ -78,7 +87,12 @@ at::Tensor GptShare::loss_of(const at::Tensor& samples) {
                            {.vocabulary = model_->config().vocabulary});
 }
 
-void GptShare::backward(Engine& engine, const at::Tensor& loss, std::int64_t samples) const {
+void GptShare::backward(Engine& engine, const at::Tensor& cross_entropy, std::int64_t samples) {
+  auto loss = cross_entropy;
+  if (const auto aux = model_->take_aux_loss(); aux.defined()) {
+    loss = loss + aux_factor_ * aux;
+    aux_loss_ = aux.detach();
+  }
   // The mean over ranks is the mean over tokens if all ranks have equally many.
   if (model_->config().sequence % mesh_.size("sp") == 0)
     engine.backward(loss);

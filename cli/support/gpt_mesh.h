@@ -29,14 +29,19 @@ class GptShare {
   // Mean loss over this rank's tokens. samples: int64 [n, sequence + 1].
   at::Tensor loss_of(const at::Tensor& samples);
   std::int64_t tokens_in(std::int64_t samples) const { return samples * (end_ - begin_); }
-  // Gradients of the mean over the tokens of all ranks. `loss`: of `samples` samples.
-  void backward(Engine& engine, const at::Tensor& loss, std::int64_t samples) const;
+  // Gradients of the mean over the tokens of all ranks. `loss`: of `samples` samples; with experts, their auxiliary
+  // losses in the same forward are added to it.
+  void backward(Engine& engine, const at::Tensor& loss, std::int64_t samples);
+  // The sum of these auxiliary losses, without their factor; undefined without experts.
+  const at::Tensor& last_aux_loss() const { return aux_loss_; }
 
  private:
   models::Gpt model_;
   const Mesh& mesh_;
   std::int64_t begin_ = 0, end_ = 0;
   bool divided_logits_;  // over the vocabulary
+  const double aux_factor_;
+  at::Tensor aux_loss_;
 };
 
 }  // namespace zero::cli

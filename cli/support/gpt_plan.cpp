@@ -49,7 +49,8 @@ void gpt_pass(const PlanModel& model, const PlanBatch& batch, PlanPass& pass) {
 }  // namespace
 
 PlanModel with_gpt_pass(PlanModel model) {
-  if (model.kind == PlanModel::Kind::Gpt && model.mlp_width() == 4 * model.hidden) model.pass = gpt_pass;
+  if (model.kind == PlanModel::Kind::Gpt && model.mlp_width() == 4 * model.hidden && model.experts.count == 0)
+    model.pass = gpt_pass;
   return model;
 }
 

@@ -4,7 +4,8 @@
 
 namespace zero::cli {
 
-// Returns `model` with the description of models/gpt_pass.h if it is that GPT, else unchanged.
+// Returns `model` with the description of models/gpt_pass.h if it is that GPT without
+// experts, else unchanged.
 PlanModel with_gpt_pass(PlanModel model);
 
 }  // namespace zero::cli

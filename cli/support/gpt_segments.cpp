@@ -48,7 +48,7 @@ Options with_room_for_activations(const Options& options, const models::GptConfi
   if (!settings.memory.device || settings.memory.activations) return options;
   const std::int64_t element = settings.precision == config::Precision::Fp32 ? 4 : 2;
   const auto bytes =
-      settings.mesh.tensor * settings.mesh.sequence > 1
+      settings.mesh.tensor * settings.mesh.sequence > 1 || settings.model.experts.num_experts > 0
           ? activations_on_mesh(options, world)
           : models::activations_of(model, config::resolve_batch(options, world).micro, element, segments).peak();
   return options.with("memory.activations", std::to_string(bytes), "rule: what the model keeps for backward");

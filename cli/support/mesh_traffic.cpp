@@ -2,7 +2,9 @@
 
 namespace zero::cli {
 
-report::Degrees degrees_of(const Mesh& mesh) { return {mesh.size("dp"), mesh.size("sp"), mesh.size("tp")}; }
+report::Degrees degrees_of(const Mesh& mesh, int expert) {
+  return {mesh.size("dp"), mesh.size("sp"), mesh.size("tp"), expert};
+}
 
 std::map<std::string, CommStats::Row> counted_between(const CommStats& before, const CommStats& after,
                                                       const report::Degrees& degrees) {

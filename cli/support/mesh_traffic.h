@@ -10,7 +10,8 @@
 
 namespace zero::cli {
 
-report::Degrees degrees_of(const Mesh& mesh);
+// expert: ranks that share the experts of a layer.
+report::Degrees degrees_of(const Mesh& mesh, int expert = 1);
 
 // By the names of report::operation_on_mesh().
 std::map<std::string, CommStats::Row> counted_between(const CommStats& before, const CommStats& after,

@@ -18,6 +18,7 @@ namespace zero::cli {
 namespace {
 
 constexpr std::size_t kMostRuns = 16;
+constexpr std::size_t kMostLoads = 60;  // moments of a run in the JSON document
 
 // Atomic: leaves the complete new page or the previous one.
 void write_page(const std::string& path, const std::string& text) {
@@ -36,13 +37,26 @@ nlohmann::ordered_json json_of(const report::AxisBytes& bytes) {
   return {{"all", bytes.sum()},
           {"zero", bytes.zero},
           {"tensor_parallel", bytes.tensor},
-          {"sequence_parallel", bytes.sequence}};
+          {"sequence_parallel", bytes.sequence},
+          {"expert_parallel", bytes.expert}};
+}
+
+nlohmann::ordered_json json_of(const report::ExpertLoad& load) {
+  nlohmann::ordered_json json{{"first_step", load.first}, {"last_step", load.last}};
+  for (const auto& layer : load.layers)
+    json["layers"].push_back({{"block", layer.block},
+                              {"load_max", layer.max_over_mean()},
+                              {"dropped", layer.dropped()},
+                              {"counts", layer.counts},
+                              {"kept", layer.kept}});
+  return json;
 }
 
 nlohmann::ordered_json json_of(const report::RunRecord& run) {
   nlohmann::ordered_json json{{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}};
+  for (const auto& load : report::joined(run.loads, kMostLoads)) json["experts"].push_back(json_of(load));
   if (run.stage < 0) return json;
-  json["mesh"] = {{"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}};
+  json["mesh"] = {{"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}, {"ep", run.mesh.expert}};
   json["samples_per_step"] = run.samples_per_step;
   json["tokens_per_step"] = run.tokens_per_step;
   if (run.recorded_step == 0) return json;
@@ -53,7 +67,7 @@ nlohmann::ordered_json json_of(const report::RunRecord& run) {
 
 // What a run's ranks share and send; empty for data-parallel ranks only.
 std::string mesh_line(const report::RunRecord& run) {
-  if (!run.mesh.share_samples()) return "";
+  if (!run.mesh.exchange_activations()) return "";
   std::string text = run.label + ": " + report::ranks_text(run);
   if (run.recorded_step == 0) return text + "\n";
   text += "; rank 0 sent in a step: " + report::axes_text(report::sent_by_axis(run), run.mesh);
@@ -98,7 +112,10 @@ int zero_report(int argc, char** argv) {
   } else {
     std::string text = out + ": " + std::to_string(runs.size()) + (runs.size() == 1 ? " run, " : " runs, ") +
                        report::human_bytes(page.size()) + "\n";
-    for (const auto& run : runs) text += mesh_line(run);
+    for (const auto& run : runs) {
+      text += mesh_line(run);
+      if (!run.loads.empty()) text += run.label + ": " + report::load_text(run.loads.back());
+    }
     print_result(text);
   }
   return 0;

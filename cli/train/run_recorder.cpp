@@ -105,7 +105,7 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
     report::PhaseMemory memory = phase_memory(report::Phase::BeforeForward, foreseen.memory);
     r.planned = std::move(memory.tiers);
     const PlanTraffic& sent = foreseen.traffic;
-    r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel};
+    r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel, sent.expert_parallel};
   } catch (const Error&) {
     r.planned.clear();
   }
@@ -128,7 +128,11 @@ void write_atomically(const fs::path& path, const std::string& text) {
 
 RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
                          std::int64_t parameters)
-    : plan_(plan), engine_(engine), comm_(engine.communicator()), mesh_(degrees_of(engine.mesh())), folder_(folder) {
+    : plan_(plan),
+      engine_(engine),
+      comm_(engine.communicator()),
+      mesh_(degrees_of(engine.mesh(), plan.options.settings().model.experts.degree())),
+      folder_(folder) {
   if (comm_.rank() != 0) return;
   const config::Settings& s = plan.options.settings();
   report::RunRecord& r = record_;
@@ -143,12 +147,16 @@ RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device devi
   r.device = device.is_cpu() ? "cpu" : "cuda";
   r.transport = comm_.transport();
   r.steps = plan.steps;
-  r.parameters = plan.model.num_parameters();
+  r.parameters = PlanModel::of_options(plan.options).num_parameters();
   r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * engine.mesh().size("dp");
   r.tokens_per_step = r.samples_per_step * plan.model.sequence;
   r.model = {{"parameters", std::to_string(r.parameters)},      {"layers", std::to_string(plan.model.layers)},
              {"hidden", std::to_string(plan.model.hidden)},     {"heads", std::to_string(plan.model.heads)},
              {"sequence", std::to_string(plan.model.sequence)}, {"vocabulary", std::to_string(plan.model.vocabulary)}};
+  if (const auto& experts = s.model.experts; experts.num_experts > 0) {
+    r.model.emplace_back("experts of a layer", std::to_string(experts.num_experts));
+    r.model.emplace_back("experts of a token", std::to_string(experts.k));
+  }
   r.environment = environment_of(comm_, device);
   r.configuration = configuration_of(plan.options, comm_.size());
   add_plan(r, plan.options, comm_, !device.is_cpu());
@@ -195,7 +203,7 @@ void RunRecorder::end_step() {
     const auto calls = after.control.calls - before_.control.calls;
     if (calls > 0) record_.traffic.push_back({"control", calls, after.control.bytes_sent - before_.control.bytes_sent});
   }
-  if (mesh_.share_samples()) collect_ranks();
+  if (mesh_.exchange_activations()) collect_ranks();
   if (tracing_) {
     tracing_ = false;
     const TraceSummary summary = engine_.stop_trace();

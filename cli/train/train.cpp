@@ -14,6 +14,7 @@
 #include "cli/train/train.h"
 #include "cli/train/train_report.h"
 #include "cli/train/train_run.h"
+#include "config/batch.h"
 #include "config/settings.h"
 #include "data/corpus.h"
 #include "models/gpt.h"
@@ -123,10 +124,18 @@ void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& c
   const config::Settings& s = plan.options.settings();
   report.note(LogLevel::Info, "stage " + std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " +
                                   std::to_string(s.seed) + (device.is_cpu() ? ", on CPUs" : ", on GPUs"));
-  report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(plan.model.num_parameters())) +
+  const PlanModel model = PlanModel::of_options(plan.options);
+  report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(model.num_parameters())) +
                                   " parameters: " + std::to_string(plan.model.layers) + " layers, hidden " +
                                   std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
                                   " heads, sequence " + std::to_string(plan.model.sequence));
+  if (const auto& experts = s.model.experts; experts.num_experts > 0)
+    report.note(LogLevel::Info, "experts: " + std::to_string(experts.num_experts) + " in each of " +
+                                    std::to_string(plan.model.layers / experts.expert_interval) + " layers, " +
+                                    std::to_string(experts.num_experts / experts.ep_size) + " of them on a rank, " +
+                                    std::to_string(experts.k) + " for a token, which computes with " +
+                                    report::human_count(static_cast<double>(model.num_active_parameters())) +
+                                    " parameters");
   report.note(LogLevel::Info,
               "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
                   std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
@@ -194,6 +203,8 @@ int zero_train(int argc, char** argv) {
     print_error("train", no_ranks.text);
     return static_cast<int>(no_ranks.code);
   }
+  if (failure.code == ExitCode::kOk)
+    failure = failure_of([&] { config::require_expert_ranks(plan.options, comm->size()); });
   if (const int code = agree_on_start(*comm, failure); code != 0) return code;
 
   if (comm->rank() != 0) {  // rank 0 prints the library's notices for all ranks

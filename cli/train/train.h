@@ -9,6 +9,7 @@
 #include <zero/options.h>
 #include <zero/trace.h>
 
+#include "cli/support/expert_options.h"
 #include "cli/support/options.h"
 #include "models/gpt.h"
 
@@ -20,6 +21,7 @@ struct TrainArguments {
   std::vector<std::pair<std::string, std::string>> set;
   bool strict = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
+  ExpertArguments experts;
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, sample = 200,
                local_rank = 0;
   double lr = 0, weight_decay = 0;

@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
+#include <utility>
 
 #include <zero/errors.h>
 
+#include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
 #include "cli/train/train.h"
@@ -38,6 +40,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
   add("--tensor-parallel", "tensor_parallel.autotp_size", std::to_string(a.tensor_parallel));
   add("--sequence-parallel", "sequence_parallel_size", std::to_string(a.sequence_parallel));
+  for (auto& setting : expert_settings(c, a.experts)) all.push_back(std::move(setting));
   add("--optimizer", "optimizer.type", a.optimizer);
   add("--lr", "optimizer.params.lr", shown(a.lr));
   add("--weight-decay", "optimizer.params.weight_decay", shown(a.weight_decay));
@@ -132,6 +135,7 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--micro-batch-size", a.micro_batch_size, "M", "samples per rank and forward", 1, kMost);
   c.option("--tensor-parallel", a.tensor_parallel, "T", "ranks that share one copy of the cut weights", 1, 65536);
   c.option("--sequence-parallel", a.sequence_parallel, "U", "ranks that share the tokens of each sample", 1, 65536);
+  declare_experts(c, a.experts);
   c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion");
   c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
   c.option("--weight-decay", a.weight_decay, "R", "weight decay", 0, 1e6);
@@ -162,6 +166,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   TrainPlan plan;
   plan.config = config_file(a);
   plan.options = Options::from_file(plan.config, settings_of(c, a));
+  require_experts(a.experts, plan.options);
   if (a.strict && !plan.options.notices().empty())
     throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +
                       " notices, expected none; the first: " + plan.options.notices().front());
@@ -170,6 +175,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
         "[managed_gradient_accumulation] got false, expected true: `zero train` does not decide "
         "boundaries itself");
   plan.model = model_of(plan.options.settings().model);
+  add_experts(plan.model, plan.options.settings().model.experts);
   plan.options = with_heads_whole(plan.options, plan.model);
   const config::Settings& s = plan.options.settings();
   plan.segments = segments_of(plan.options, plan.model);

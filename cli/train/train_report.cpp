@@ -12,6 +12,7 @@
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/printable.h"
 #include "cli/support/trace_text.h"
@@ -131,9 +132,13 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   fs::create_directories(folder_, error);
   if (error) throw IoError("[--out] cannot write to " + folder_ + ": " + error.message());
   write_file("config.json", config_json(plan).dump(2) + "\n");
-  // A resumed run appends to the previous log.
-  log_.open(folder_ + "/log.jsonl", plan.resume.empty() ? std::ios::trunc : std::ios::app);
-  if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
+  // A resumed run appends to the previous logs.
+  const auto open = [&](std::ofstream& log, const char* name) {
+    log.open(folder_ + "/" + name, plan.resume.empty() ? std::ios::trunc : std::ios::app);
+    if (!log) throw IoError("[--out] cannot write " + folder_ + "/" + name + ": " + std::strerror(errno));
+  };
+  open(log_, "log.jsonl");
+  if (plan.options.settings().model.experts.num_experts > 0) open(load_log_, "experts.jsonl");
 }
 
 void TrainReport::write_file(const std::string& name, const std::string& text) {
@@ -173,6 +178,22 @@ void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
                         report::human_bytes(row.memory_bytes.value_or(0)));
 }
 
+void TrainReport::load(const report::ExpertLoad& of_step) {
+  if (!active_) return;
+  if (load_.layers.empty())
+    load_ = of_step;
+  else
+    load_.add(of_step);
+  if (of_step.last % report::steps_of_load_line(total_) == 0) write_load();
+}
+
+void TrainReport::write_load() {
+  if (load_.layers.empty()) return;
+  load_log_ << report::load_json(load_) << "\n" << std::flush;
+  if (!load_log_) throw IoError("[--out] cannot write " + folder_ + "/experts.jsonl: " + std::strerror(errno));
+  last_load_ = std::exchange(load_, {});
+}
+
 std::string TrainReport::result_json(const TrainSummary& s) const {
   json curve = json::array();
   for (const auto& [step, loss] : thinned(curve_, kCurvePoints)) curve.push_back({step, number(loss)});
@@ -187,10 +208,16 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
               {"peak_bytes", s.peak_bytes},
               {"curve", std::move(curve)}};
   if (s.sent) {
-    result["mesh"] = {{"dp", s.mesh.data}, {"sp", s.mesh.sequence}, {"tp", s.mesh.tensor}};
-    result["sent_per_step"] = {
-        {"zero", s.sent->zero}, {"tensor_parallel", s.sent->tensor}, {"sequence_parallel", s.sent->sequence}};
+    result["mesh"] = {{"dp", s.mesh.data}, {"sp", s.mesh.sequence}, {"tp", s.mesh.tensor}, {"ep", s.mesh.expert}};
+    result["sent_per_step"] = {{"zero", s.sent->zero},
+                               {"tensor_parallel", s.sent->tensor},
+                               {"sequence_parallel", s.sent->sequence},
+                               {"expert_parallel", s.sent->expert}};
   }
+  if (!last_load_.layers.empty())
+    result["experts"] = {{"steps", {last_load_.first, last_load_.last}},
+                         {"load_max", last_load_.max_over_mean()},
+                         {"dropped", last_load_.dropped()}};
   if (s.memory.has(report::Phase::AfterStep)) result["memory"] = json::parse(s.memory.json());
   if (!s.checkpoint.empty()) result["checkpoint"] = s.checkpoint;
   if (s.trace) result["trace"] = trace_json(*s.trace);
@@ -201,6 +228,7 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
 void TrainReport::finish(const TrainSummary& s) {
   if (!active_) return;
   progress_->finish();
+  write_load();
   write_file("result.json", result_json(s));
   if (!s.sample.empty()) write_file("sample.txt", s.sample_prompt + s.sample + "\n");
   if (json_) {
@@ -227,6 +255,7 @@ void TrainReport::finish(const TrainSummary& s) {
   }
   if (s.memory.has(report::Phase::AfterStep))
     text += "\nmemory of rank 0 in one step\n" + s.memory.table(static_cast<std::size_t>(out_.columns));
+  if (!last_load_.layers.empty()) text += "\n" + report::load_text(last_load_);
   if (s.sent) text += "\nrank 0 sent in a step: " + report::axes_text(*s.sent, s.mesh) + "\n";
   if (!s.sample.empty())
     text += "\nsample, after the " + std::to_string(s.sample_prompt.size()) + " bytes \"" + printable(s.sample_prompt) +

@@ -13,6 +13,7 @@
 
 #include "cli/support/console.h"
 #include "cli/train/train.h"
+#include "report/page/expert_load.h"
 #include "report/text/axis_bytes.h"
 #include "report/text/memory_phases.h"
 #include "report/text/progress.h"
@@ -27,7 +28,7 @@ struct TrainSummary {
   double seconds = 0;       // in steps of this start, without evaluation and saving
   double tokens_per_s = 0;  // over these seconds
   report::Degrees mesh;
-  std::optional<report::AxisBytes> sent;  // by rank 0 in the last step, if ranks share samples
+  std::optional<report::AxisBytes> sent;  // by rank 0 in the last step, if ranks exchange activations
   std::optional<double> heldout;          // nats per byte
   std::int64_t heldout_samples = 0;
   std::string sample_prompt, sample;
@@ -50,6 +51,8 @@ class TrainReport {
   bool prints(std::int64_t step) const { return print_every_ > 0 && (step % print_every_ == 0 || step == total_); }
   // `samples`: of all ranks so far.
   void step(const report::StepRow& row, std::int64_t samples);
+  // How many tokens chose each expert in the last step.
+  void load(const report::ExpertLoad& of_step);
   // Prints tables, loss curve and sample on stdout (nothing with --json); writes sample.txt and result.json.
   void finish(const TrainSummary& summary);
   // For signal handlers: whether a progress line may have to be erased.
@@ -59,6 +62,7 @@ class TrainReport {
  private:
   void open_folder(const TrainPlan& plan);
   void write_file(const std::string& name, const std::string& text);
+  void write_load();
   std::string result_json(const TrainSummary& summary) const;
 
   bool active_, json_, draws_ = false, lines_ = true;
@@ -66,7 +70,9 @@ class TrainReport {
   report::Terminal out_;
   std::int64_t print_every_ = 0, total_ = 0;
   std::string folder_;
-  std::ofstream log_;
+  std::ofstream log_, load_log_;
+  report::ExpertLoad load_;       // of the next line of load_log_
+  report::ExpertLoad last_load_;  // of the last one
   std::unique_ptr<report::ProgressLine> progress_;
   double shown_tokens_per_s_ = 0;
   Monitor monitor_;

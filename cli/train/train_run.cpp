@@ -34,24 +34,40 @@ report::MemoryPoint memory_point(report::Phase phase, const MemoryReport& memory
 
 // The message of each rank after a step.
 struct Message {
-  double loss;
+  double loss, aux;
   std::int64_t weight;   // number of tokens
   std::int64_t samples;  // counted by one rank of those that share them
   int stop_signal;
 };
 
-// The weighted mean of the losses, summed in rank order so that all ranks get the same bits.
-Message agree(Communicator& comm, const Message& mine) {
-  Message all{0, 0, 0, 0};
-  for (const std::string& text : comm.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+// The weighted mean of the losses, summed in rank order so that all ranks get the same bits. counts: equally many on
+// every rank; become the sums over the ranks.
+Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>& counts) {
+  std::string text(sizeof mine + counts.size() * sizeof(std::int64_t), '\0');
+  std::memcpy(text.data(), &mine, sizeof mine);
+  if (!counts.empty()) std::memcpy(text.data() + sizeof mine, counts.data(), counts.size() * sizeof(std::int64_t));
+  std::fill(counts.begin(), counts.end(), 0);
+  Message all{0, 0, 0, 0, 0};
+  for (const std::string& theirs : comm.all_gather_bytes(text)) {
     Message part{};
-    std::memcpy(&part, text.data(), std::min(text.size(), sizeof part));
-    if (part.weight > 0) all.loss += part.loss * static_cast<double>(part.weight);
+    std::memcpy(&part, theirs.data(), std::min(theirs.size(), sizeof part));
+    for (std::size_t i = 0; i < counts.size() && theirs.size() == text.size(); ++i) {
+      std::int64_t count = 0;
+      std::memcpy(&count, theirs.data() + sizeof part + i * sizeof count, sizeof count);
+      counts[i] += count;
+    }
+    if (part.weight > 0) {
+      all.loss += part.loss * static_cast<double>(part.weight);
+      all.aux += part.aux * static_cast<double>(part.weight);
+    }
     all.weight += part.weight;
     all.samples += part.samples;
     all.stop_signal = std::max(all.stop_signal, part.stop_signal);
   }
-  if (all.weight > 0) all.loss /= static_cast<double>(all.weight);
+  if (all.weight > 0) {
+    all.loss /= static_cast<double>(all.weight);
+    all.aux /= static_cast<double>(all.weight);
+  }
   return all;
 }
 
@@ -77,6 +93,7 @@ TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gp
       comm_(engine.communicator()),
       mesh_(engine.mesh()),
       share_(model_, mesh_, plan.options),
+      experts_(model_),
       reader_(corpus, mesh_.rank("dp"), mesh_.size("dp")),
       recorder_(plan, engine, device_, report.folder(), elements_of(*model_)) {}
 
@@ -122,7 +139,7 @@ void TrainRun::resume() {
                                    std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
 }
 
-double TrainRun::step(StepResult& result, report::StepRow& row) {
+TrainRun::Losses TrainRun::step(StepResult& result, report::StepRow& row) {
   const config::Settings& settings = plan_.options.settings();
   const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
   const bool recorded = engine_.global_step() == recorder_.step(), measured = engine_.global_step() == measured_step_;
@@ -149,11 +166,11 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
   const auto end_part = [&](std::optional<double>& part) {
     if (settings.wall_clock_breakdown) part = part.value_or(0) + now() - at;
   };
-  double sum = 0;
+  Losses sum;
   for (std::int64_t i = 0; i < accumulation; ++i) {
     const bool last = i + 1 == accumulation;
     // Depends only on the data position, so that a resumed run draws the same numbers.
-    if (plan_.model.dropout > 0)
+    if (plan_.model.dropout > 0 || experts_.any())
       torch::manual_seed(plan_.options.settings().seed * 1000003 +
                          static_cast<std::uint64_t>(reader_.position()) * 1009 +
                          static_cast<std::uint64_t>(mesh_.rank("dp_sp")));
@@ -161,6 +178,7 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     if (last) note(report::Phase::BeforeForward);
     begin_part();
     at::Tensor loss = share_.loss_of(data);
+    experts_.note();
     end_part(row.forward_seconds);
     if (last) note(report::Phase::AfterForward);
     reduce_before = engine_.times().reduce_wait_s;
@@ -169,7 +187,8 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     end_part(row.backward_seconds);
     if (settings.wall_clock_breakdown)
       row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
-    sum += loss.item<double>();
+    sum.loss += loss.item<double>();
+    if (experts_.any()) sum.aux += share_.last_aux_loss().item<double>();
     loss.reset();
     if (last) note(report::Phase::AfterBackward);
     begin_part();
@@ -177,7 +196,7 @@ double TrainRun::step(StepResult& result, report::StepRow& row) {
     end_part(row.update_seconds);
     if (last) note(report::Phase::AfterStep);
   }
-  return sum / static_cast<double>(accumulation);
+  return {sum.loss / static_cast<double>(accumulation), sum.aux / static_cast<double>(accumulation)};
 }
 
 void TrainRun::save() {
@@ -210,7 +229,7 @@ void TrainRun::evaluate() {
   const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;
   const torch::NoGradGuard no_grad;
   model_->eval();
-  Message mine{0, 0, 0, 0};
+  Message mine{0, 0, 0, 0, 0};
   // All ranks make the same number of forwards, because at stage 3 these are collectives; a rank without samples left
   // repeats one that does not count.
   for (std::int64_t first = own * micro; first - own * micro < wanted; first += micro * ranks) {
@@ -225,7 +244,8 @@ void TrainRun::evaluate() {
   }
   model_->train();
   if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
-  const Message all = agree(comm_, mine);
+  std::vector<std::int64_t> no_counts;
+  const Message all = agree(comm_, mine, no_counts);
   summary_.heldout = all.loss;
   summary_.heldout_samples = all.samples;
 }
@@ -260,7 +280,7 @@ int TrainRun::run() {
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
   const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
-  summary_.mesh = degrees_of(mesh_);
+  summary_.mesh = degrees_of(mesh_, plan_.options.settings().model.experts.degree());
   std::vector<double> losses;
   model_->train();
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
@@ -270,8 +290,9 @@ int TrainRun::run() {
     if (recorded) recorder_.begin_step();
     report::StepRow row;
     StepResult result;
-    const double loss = step(result, row);
-    const Message all = agree(comm_, {loss, share_.tokens_in(1), 0, StopSignals::requested()});
+    const Losses own = step(result, row);
+    auto counts = experts_.take();
+    const Message all = agree(comm_, {own.loss, own.aux, share_.tokens_in(1), 0, StopSignals::requested()}, counts);
     summary_.stopped_by = all.stop_signal;
     const double seconds = base::steady_seconds() - begin;
     summary_.seconds += seconds;
@@ -290,7 +311,15 @@ int TrainRun::run() {
     row.tokens_per_s = tokens_per_step / seconds;
     const CommStats after = comm_.stats();
     row.bytes_sent = after.bytes_sent() - before.bytes_sent();
-    if (summary_.mesh.share_samples()) summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
+    if (summary_.mesh.exchange_activations())
+      summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
+    if (experts_.any()) {
+      const auto load = experts_.load_of(counts, result.global_step);
+      row.aux_loss = all.aux;
+      row.load_max = load.max_over_mean();
+      row.dropped = load.dropped();
+      report_.load(load);
+    }
     if (result.global_step < plan_.steps)
       row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
     report_.step(row, result.global_step * samples_per_step);

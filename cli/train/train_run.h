@@ -5,6 +5,7 @@
 
 #include <zero/zero.h>
 
+#include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_mesh.h"
 #include "cli/train/run_recorder.h"
 #include "cli/train/train.h"
@@ -23,8 +24,12 @@ class TrainRun {
 
  private:
   void resume();
-  // One optimizer step. Returns this rank's mean loss over its micro-batches.
-  double step(StepResult& result, report::StepRow& row);
+  // This rank's means over its micro-batches.
+  struct Losses {
+    double loss = 0, aux = 0;  // aux: sum of the experts' auxiliary losses
+  };
+  // One optimizer step.
+  Losses step(StepResult& result, report::StepRow& row);
   // Seconds, after the device has finished its work.
   double now() const;
   // int64 [samples, sequence + 1], on the model's device.
@@ -44,6 +49,7 @@ class TrainRun {
   Communicator& comm_;
   const Mesh& mesh_;
   GptShare share_;
+  ExpertCounter experts_;
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;

@@ -60,11 +60,12 @@ struct PlanTraffic {                        // of one rank in one optimizer step
   std::uint64_t gathered = 0, reduced = 0;  // sent by ZeRO's all-gathers; sent by its reductions
   // Sent between ranks that share a model, and between ranks that share a sequence: activations and their gradients.
   std::uint64_t tensor_parallel = 0, sequence_parallel = 0;
-  std::uint64_t across_hosts = 0;  // of all
+  std::uint64_t expert_parallel = 0;  // rows of tokens to experts and back, if all are chosen equally often
+  std::uint64_t across_hosts = 0;     // of all
   double volume = 0;  // ZeRO's bytes / ((N-1)/N * bytes of the parameters): 2 or 3 (in the ZeRO paper 2x, 3x)
   std::uint64_t to_host = 0, from_host = 0;  // over a GPU's host link
   std::uint64_t read = 0, written = 0;       // of files
-  std::uint64_t sent() const { return gathered + reduced + tensor_parallel + sequence_parallel; }
+  std::uint64_t sent() const { return gathered + reduced + tensor_parallel + sequence_parallel + expert_parallel; }
 };
 
 struct PlanWork {                             // of one rank in one optimizer step
@@ -86,6 +87,7 @@ struct Plan {
   // Degrees of parallelism; tensor * sequence * data = ranks. parameters: elements of the model that a rank holds
   // before ZeRO shards them over data * sequence ranks (docs/parallelism.md).
   int tensor = 1, sequence = 1, data = 1;
+  int expert = 1;  // ranks, of the data- and sequence-parallel ones, that share the experts of a layer
   std::int64_t parameters = 0;
   std::string offload = "none";  // none, cpu, nvme
   bool checkpointing = false;    // activation checkpointing with one segment per layer

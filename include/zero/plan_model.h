@@ -48,6 +48,16 @@ class PlanPass {
   virtual void end_backward() = 0;
 };
 
+// Experts (zero/moe.h) in place of the MLP of every interval-th layer of a GPT.
+struct PlanExperts {
+  std::int64_t count = 0;  // of a layer; 0: none
+  std::int64_t interval = 2, k = 1;
+  int ep_size = 1;  // ranks that share the experts of a layer
+  double capacity_factor = 1;
+  std::int64_t min_capacity = 4;
+  bool drop_tokens = true, residual = false;
+};
+
 // The shape of a model. Parameter counts are exact for named models and for shapes, with biases and norms.
 struct ZERO_API PlanModel {
   // Gpt: GPT-2's block with learned positions. Count: a number of parameters only; units and activations are those of a
@@ -61,6 +71,7 @@ struct ZERO_API PlanModel {
   std::int64_t inner = 0;       // width of the MLP; 0: 4 * hidden
   std::int64_t head_width = 0;  // T5: 0: hidden / heads
   std::int64_t count = 0;       // Kind::Count: number of parameters
+  PlanExperts experts;          // Gpt
   // Describes the model's forward and backward, as models/gpt_pass.h does for the GPT of `zero train`. Without it,
   // units run one after the other and activations are estimated (docs/planner.md).
   std::function<void(const PlanModel&, const PlanBatch&, PlanPass&)> pass = nullptr;
@@ -75,6 +86,8 @@ struct ZERO_API PlanModel {
   static PlanModel of_options(const Options& options);
 
   std::int64_t num_parameters() const;
+  // Those that one token is computed with: `experts.k` experts of a layer.
+  std::int64_t num_active_parameters() const;
   std::int64_t mlp_width() const { return inner > 0 ? inner : 4 * hidden; }
   // Throws ConfigError that names the invalid field.
   void validate() const;

@@ -301,6 +301,52 @@ TEST(Explain, LiveAgreesOnAMesh) {
   }
 }
 
+// Units of experts on their own axis, in the engine's order, and as many all-to-alls.
+TEST(Explain, LiveAgreesWithExperts) {
+  const Words moe{"--moe", "--num-experts", "4", "--layers", "4", "--ep-world-size"};
+  const std::vector<Words> cases{
+      Words{"stage", "0", "--world", "2"} + moe + Words{"2"},
+      Words{"stage", "1", "--world", "4"} + moe + Words{"2", "--accumulation", "2"},
+      Words{"stage", "2", "--world", "4"} + moe + Words{"4", "--transport", "gloo"},
+      Words{"stage", "3", "--world", "4"} + moe + Words{"2", "--set", "libzero.model.experts.use_residual=true"},
+      Words{"stage", "3", "--world", "4"} + moe + Words{"2", "--set", "activation_checkpointing.number_checkpoints=2"},
+      Words{"stage", "3", "--world", "2"} + moe + Words{"1"},
+      Words{"offload", "--world", "2"} + moe + Words{"2", "--transport", "thread"}};
+  for (const auto& words : cases) {
+    std::string text;
+    for (const auto& word : words) text += word + " ";
+    const auto d = document(words + Words{"--live"}, 120);
+    ASSERT_TRUE(d.contains("live")) << text;
+    EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
+  }
+}
+
+TEST(Explain, ExpertsHaveTheirOwnRanks) {
+  const auto d = document({"stage", "2", "--world", "4", "--moe", "--num-experts", "8", "--ep-world-size", "2"});
+  EXPECT_EQ(d["mesh"], "4 dp x 1 sp x 1 tp, experts over 2");
+  int found = 0;
+  for (const auto& unit : d["units"]) {
+    const bool experts = unit["name"] == "blocks.1.mlp.experts";
+    EXPECT_EQ(unit["ranks"], experts ? 2 : 4) << unit;
+    if (experts) EXPECT_EQ(unit["elements"], 4 * (8 * 64 * 64 + 5 * 64)), ++found;
+  }
+  EXPECT_EQ(found, 1);
+  for (const auto& e : d["events"])
+    if (e["how"] == "reduce-scatter" && e["unit"] == "blocks.1.mlp.experts") {
+      EXPECT_EQ(e["sent_bytes"].get<double>() * 2, e["bytes"]);
+    }
+  std::int64_t calls = 0;
+  for (const auto& row : d["activations_of_a_micro_batch"]) {
+    EXPECT_EQ(row["operation"], "ep.all_to_all");
+    calls += row["calls"].get<std::int64_t>();
+  }
+  EXPECT_EQ(calls, 5) << "numbers, there and back; there and back again in backward";
+  const auto text = explain({"stage", "2", "--world", "4", "--moe", "--num-experts", "8", "--ep-world-size", "2"});
+  EXPECT_NE(text.out.find("parameters of experts"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("ep: 2 consecutive ranks"), std::string::npos) << text.out;
+  for (const auto& line : lines(text.out)) EXPECT_LE(line.size(), 80u) << line;
+}
+
 TEST(Explain, LiveInWords) {
   const auto outcome = explain({"stage", "3", "--live"}, {}, 60);
   EXPECT_EQ(outcome.code, 0) << outcome.err;

@@ -34,6 +34,8 @@ const std::string& folder() {
           start + R"("data_parallel_size": 4, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"}})");
     write("field.json", start + R"("tensor_parallel": {"autotp_size": 2, "partition_config": {"layer_specs": [
       {"patterns": ["up"], "scater_input": true}]}}})");
+    write("experts.json", start + R"("libzero": {"model": {"layers": 2, "hidden": 32, "heads": 2,
+      "experts": {"num_experts": 8}}}})");
     write("pipeline.json", start + R"("pipeline": {"stages": 2}, "expert_parallel": {"enabled": true}})");
     write("no-batch.json",
           R"({"optimizer": {"type": "AdamW"}, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"}})");
@@ -149,6 +151,35 @@ TEST(MeshFaults, Config) {
            {"config explain: ranks that do not divide", {"config", "explain", "tp2.json", "--world", "3"}},
            {"config check: pipeline and AutoEP", {"config", "check", "pipeline.json"}},
            {"config check: no fault", {"config", "check", "tp2.json", "--world", "4"}}})
+    expect_fault(fault);
+}
+
+TEST(MeshFaults, Experts) {
+  const Words gpt2{"plan", "--model", "gpt2"}, moe{"--moe", "--num-experts", "8"};
+  const auto train = [](const Words& more) {
+    return Words{"train", "experts.json", "--text", "text.txt", "--steps", "1"} + more;
+  };
+  for (const Fault& fault : std::vector<Fault>{
+           {"experts: ep_size that divides no ranks", gpt2 + moe + Words{"--world", "6", "--ep-world-size", "4"}},
+           {"experts: ep_size that divides no experts", gpt2 + moe + Words{"--world", "6", "--ep-world-size", "3"}},
+           {"experts: k above their number", gpt2 + moe + Words{"--top-k", "9"}},
+           {"experts: unknown policy", gpt2 + moe + Words{"--set", "libzero.model.experts.noisy_gate_policy=Jiter"}},
+           {"experts: RSample and k 2",
+            gpt2 + moe + Words{"--top-k", "2", "--set", "libzero.model.experts.noisy_gate_policy=RSample"}},
+           {"experts: capacity factor 0", gpt2 + moe + Words{"--set", "libzero.model.experts.capacity_factor=0"}},
+           {"experts: tensor parallelism", gpt2 + moe + Words{"--world", "4", "--tensor-parallel", "2"}},
+           {"experts: no GPT", Words{"plan", "--model", "llama-3-8b"} + moe},
+           {"experts: a number of parameters", Words{"plan", "--params", "7.5e9"} + moe},
+           {"experts: no number", gpt2 + Words{"--moe"}},
+           {"experts: no --moe", gpt2 + Words{"--top-k", "2"}},
+           {"experts: interval above the layers",
+            gpt2 + moe + Words{"--set", "libzero.model.experts.expert_interval=13"}},
+           {"experts: explain, ep_size that divides no ranks",
+            Words{"explain", "--world", "3"} + moe + Words{"--ep-world-size", "2"}},
+           {"experts: train, flags that disagree", train({"--moe", "--num-experts", "4"})},
+           {"experts: train, ep_size that divides no ranks", train({"--moe", "--ep-world-size", "2"})},
+           {"experts: train, interval above the layers", train({"--set", "libzero.model.experts.expert_interval=3"})},
+           {"experts: config check", {"config", "check", "experts.json", "--world", "3"}}})
     expect_fault(fault);
 }
 

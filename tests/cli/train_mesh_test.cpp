@@ -2,81 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "support/folder.h"
-#include "support/process.h"
+#include "support/train_command.h"
 
 namespace zero::test::train_mesh_test {
 namespace {
 
 using Words = std::vector<std::string>;
 
-struct Run {
-  int code = -1;
-  std::string err;
-  std::vector<double> losses;
-  double heldout = 0;
-  std::vector<nlohmann::json> log;
-  nlohmann::json record, result;
-};
-
-// A GPT of 5 heads on sequences of 33 tokens, so that heads and tokens divide unevenly.
-Run train(int ranks, const Words& options, int steps = 12) {
-  const std::string folder = temporary_folder();
-  {
-    std::ofstream text(folder + "/text.txt");
-    for (unsigned i = 0, state = 7; i < 12000; ++i) {
-      state = state * 1664525u + 1013904223u;
-      text << (state >> 16) % 100 << (i % 9 ? " " : "\n");
-    }
-  }
-  Words words{ZERO_BINARY_DIR "/bin/zero",
-              "run",
-              "-n",
-              std::to_string(ranks),
-              "zero",
-              "train",
-              ZERO_SOURCE_DIR "/configs/stage3-bf16.json",
-              "--text",
-              folder + "/text.txt",
-              "--dtype",
-              "fp32",
-              "--steps",
-              std::to_string(steps),
-              "--micro-batch-size",
-              "4",
-              "--out",
-              folder + "/out",
-              "--sample",
-              "20"};
-  for (const char* setting : {"libzero.model.layers=2", "libzero.model.hidden=40", "libzero.model.heads=5",
-                              "libzero.model.seq_length=33", "libzero.data.eval_batches=2"})
-    words.insert(words.end(), {"--set", setting});
-  words.insert(words.end(), options.begin(), options.end());
-  Process process(Process::Settings{words, {"OMP_NUM_THREADS=1"}, folder, -1});
-  Run run;
-  run.code = process.wait(120);
-  run.err = process.err;
-  std::ifstream metrics(folder + "/out/log.jsonl");
-  for (std::string line; std::getline(metrics, line);) {
-    const auto row = nlohmann::json::parse(line);
-    if (row.contains("loss")) run.losses.push_back(row["loss"]);
-    run.log.push_back(row);
-  }
-  std::ifstream result(folder + "/out/result.json");
-  run.result = nlohmann::json::parse(result, nullptr, false);
-  if (run.result.is_object()) run.heldout = run.result.value("heldout_nats_per_byte", 0.0);
-  std::ifstream record(folder + "/out/run.json");
-  run.record = nlohmann::json::parse(record, nullptr, false);
-  return run;
-}
-
-const Run& of_one_rank() {
-  static const Run run = train(1, {});
+const TrainedRun& of_one_rank() {
+  static const TrainedRun run = train_command(1, {});
   return run;
 }
 
@@ -84,7 +22,7 @@ void expect_as_one_rank(int ranks, const Words& options) {
   const auto& wanted = of_one_rank();
   ASSERT_EQ(wanted.code, 0) << wanted.err;
   ASSERT_EQ(wanted.losses.size(), 12u);
-  const auto got = train(ranks, options);
+  const auto got = train_command(ranks, options);
   ASSERT_EQ(got.code, 0) << got.err;
   ASSERT_EQ(got.losses.size(), wanted.losses.size());
   for (std::size_t i = 0; i < wanted.losses.size(); ++i)
@@ -137,7 +75,7 @@ TEST(TrainMesh, BytesAreThePlans) {
                   degrees[2],          "--set",    "libzero.model.heads=4", "--set",    "libzero.model.seq_length=32"};
     for (const char* setting : {c.setting, c.plan})
       if (*setting) options.insert(options.end(), {"--set", setting});
-    const auto run = train(c.ranks, options, 3);
+    const auto run = train_command(c.ranks, options, 3);
     ASSERT_EQ(run.code, 0) << run.err;
     const int data = c.ranks / c.tensor / c.sequence, steps = std::string(c.setting).starts_with("gradient") ? 2 : 1;
     EXPECT_EQ(run.record["mesh"]["dp"], data);
@@ -191,7 +129,7 @@ TEST(TrainMesh, BudgetsLeaveRoomForTheirOwnActivations) {
                   "--set",   "libzero.model.heads=4",
                   "--set",   "libzero.model.seq_length=32"};
     options.insert(options.end(), degrees.begin(), degrees.end());
-    const auto run = train(4, options, 3);
+    const auto run = train_command(4, options, 3);
     EXPECT_EQ(run.code, 0) << run.err;
     for (const auto& row : run.record["configuration"])
       if (row["key"] == "memory.activations") return row["value"].get<double>();
@@ -205,7 +143,7 @@ TEST(TrainMesh, BudgetsLeaveRoomForTheirOwnActivations) {
 
 // Parts of different sizes: every rank has its own row, and the plan is of the largest part.
 TEST(TrainMesh, UnevenParts) {
-  const auto run = train(2, {"--tensor-parallel", "2", "--stage", "1"}, 3);
+  const auto run = train_command(2, {"--tensor-parallel", "2", "--stage", "1"}, 3);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto& ranks = run.record["recorded"]["ranks"];
   ASSERT_EQ(ranks.size(), 2u);
@@ -220,10 +158,10 @@ TEST(TrainMesh, LogitsDividedOverTheVocabulary) {
 }
 
 TEST(TrainMesh, WrongDegrees) {
-  const auto ranks = train(3, {"--tensor-parallel", "2"});
+  const auto ranks = train_command(3, {"--tensor-parallel", "2"});
   EXPECT_EQ(ranks.code, 2);
   EXPECT_NE(ranks.err.find("3 ranks are no multiple of tensor_parallel.autotp_size 2"), std::string::npos) << ranks.err;
-  const auto heads = train(2, {"--tensor-parallel", "2", "--sequence-parallel", "3"});
+  const auto heads = train_command(2, {"--tensor-parallel", "2", "--sequence-parallel", "3"});
   EXPECT_EQ(heads.code, 2);
   EXPECT_NE(heads.err.find("5 heads, expected at least one head for each rank"), std::string::npos) << heads.err;
 }

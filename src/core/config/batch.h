@@ -12,6 +12,9 @@ struct MeshShape {
 };
 // Throws ConfigError if tensor * sequence does not divide `world`.
 MeshShape mesh_shape(const Options& options, int world);
+// Throws ConfigError if world / tensor ranks are no multiple of the configuration's
+// libzero.model.experts.ep_size.
+void require_expert_ranks(const Options& options, int world);
 // What the batch equation counts: "ranks", or "data-parallel ranks" if samples have several.
 const char* ranks_name(const Settings& settings);
 

@@ -1,5 +1,6 @@
 // Checks that need all entries: conflicts, refused values, missing keys, notices.
 #include <algorithm>
+#include <cmath>
 
 #include "config/document.h"
 
@@ -35,6 +36,7 @@ class Checker {
     for (const auto& [path, entry] : document_.entries) effect(path, entry);
     precision();
     tensor_parallel();
+    experts();
     zero();
     batches();
   }
@@ -240,6 +242,29 @@ class Checker {
                  {"tensor_parallel.autotp_size"});
   }
 
+  void experts() {
+    const auto key = [](const char* name) { return std::string("libzero.model.experts.") + name; };
+    const auto count = number(key("num_experts")), k = number(key("k"));
+    if (count == 0) return;
+    if (k > count)
+      conflict(key("k"), "got " + value(key("k")) + ", expected 1 to " + value(key("num_experts")) + ", the experts",
+               "choose fewer experts of a token (--top-k), or more experts (--num-experts)", {key("num_experts")});
+    if (std::fmod(count, number(key("ep_size"))) != 0)
+      conflict(key("ep_size"),
+               "got " + value(key("ep_size")) + ", expected a divisor of " + value(key("num_experts")) + " experts",
+               "every rank has equally many experts: choose another --ep-world-size or --num-experts",
+               {key("num_experts")});
+    if (value(key("noisy_gate_policy")) == "\"RSample\"" && k != 1)
+      conflict(key("noisy_gate_policy"), "got \"RSample\", expected None or Jitter for k = " + value(key("k")),
+               "RSample draws one expert: set k to 1 (--top-k)", {key("k")});
+    if (number("tensor_parallel.autotp_size") > 1)
+      conflict(key("num_experts"),
+               "got " + value(key("num_experts")) + " with tensor_parallel.autotp_size " +
+                   value("tensor_parallel.autotp_size") + ", expected 0 with tensor parallelism",
+               "experts are divided over data-parallel ranks: use ep_size (--ep-world-size)",
+               {"tensor_parallel.autotp_size"});
+  }
+
   void precision() {
     const bool fp16 = on("fp16.enabled"), bf16 = on("bf16.enabled");
     if (fp16 && bf16)
@@ -352,6 +377,7 @@ std::string unmet_need(const Document& document, std::string_view need) {
   if (need == "S3" && stage != "3") return "it applies to stage 3; stage is " + stage;
   if (need == "tensor_parallel" && finite_number(value("tensor_parallel.autotp_size")).value_or(0) <= 1)
     return "tensor_parallel.autotp_size is not above 1";
+  if (need == "experts" && value("libzero.model.experts.num_experts") == "0") return "num_experts is 0";
   if (need == "opt" && device("optimizer") == "\"none\"") return "offload_optimizer.device is none";
   if (need == "par" && device("param") == "\"none\"") return "offload_param.device is none";
   if (need == "param nvme" && device("param") != "\"nvme\"") return "offload_param.device is not nvme";

@@ -41,10 +41,13 @@ bool known_elsewhere(std::string_view optimizer) {
   return false;
 }
 
-// Sources of a command's flags for degrees of parallelism. They and other sources have to agree: how many ranks work on
-// a sample is no preference.
+// Sources of a command's flags for degrees of parallelism and for experts. They and other sources have to agree: how
+// many ranks work on a sample, and what the model is, is no preference.
 bool is_degree_flag(const std::string& source) {
-  return source.ends_with("--tensor-parallel") || source.ends_with("--sequence-parallel");
+  for (const char* flag :
+       {"--tensor-parallel", "--sequence-parallel", "--num-experts", "--ep-world-size", "--top-k", "--aux-loss"})
+    if (source.ends_with(flag)) return true;
+  return false;
 }
 
 class Walker {

@@ -118,6 +118,15 @@ MeshShape mesh_shape(const Options& options, int world) {
   return {static_cast<int>(world / inner), mesh.sequence, mesh.tensor};
 }
 
+void require_expert_ranks(const Options& options, int world) {
+  const auto& experts = options.settings().model.experts;
+  const int ranks = world / options.settings().mesh.tensor;
+  if (experts.num_experts == 0 || ranks % experts.ep_size == 0) return;
+  throw ConfigError(base::join("[libzero.model.experts.ep_size] got ", experts.ep_size, ", expected a divisor of ",
+                               ranks, ranks == 1 ? " rank" : " ranks", " and of ", experts.num_experts,
+                               " experts. Hint: choose another --ep-world-size, or another number of ranks."));
+}
+
 namespace {
 
 // Where a key was set, for messages.
@@ -209,6 +218,7 @@ std::vector<ConfigFault> faults_of_ranks(const Options& options, std::optional<i
   if (!world || !passes("conflict", tensor ? "tensor_parallel.autotp_size" : "sequence_parallel_size", "[Options] ",
                         [&] { (void)mesh_shape(options, *world); }))
     return faults.sorted();
+  passes("conflict", "libzero.model.experts.ep_size", "] ", [&] { require_expert_ranks(options, *world); });
   passes("conflict", "data_parallel_size", ": ", [&] { check_data_ranks(options, *world); });
   if (sized)
     passes("conflict", "train_batch_size", ": ", [&] { (void)batch_of(options, mesh_shape(options, *world).data); });

@@ -138,6 +138,25 @@ ScalerSettings scaler_of(Values& v) {
   return s;
 }
 
+ExpertSettings experts_of(Values& v) {
+  ExpertSettings e;
+  const std::string p = "libzero.model.experts.";
+  e.num_experts = v.whole(p + "num_experts");
+  e.expert_interval = v.whole(p + "expert_interval");
+  e.ep_size = static_cast<int>(v.whole(p + "ep_size"));
+  e.k = static_cast<int>(v.whole(p + "k"));
+  e.capacity_factor = v.number(p + "capacity_factor");
+  e.eval_capacity_factor = v.number(p + "eval_capacity_factor");
+  e.min_capacity = v.whole(p + "min_capacity");
+  e.drop_tokens = v.flag(p + "drop_tokens");
+  e.use_rts = v.flag(p + "use_rts");
+  e.top2_2nd_expert_sampling = v.flag(p + "top2_2nd_expert_sampling");
+  e.use_residual = v.flag(p + "use_residual");
+  e.noisy_gate_policy = v.word(p + "noisy_gate_policy");
+  e.aux_loss = v.number(p + "aux_loss");
+  return e;
+}
+
 OffloadDevice device_of(const std::string& word) {
   return word == "cpu" ? OffloadDevice::Cpu : word == "nvme" ? OffloadDevice::Nvme : OffloadDevice::None;
 }
@@ -283,6 +302,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.model.vocabulary = v.whole("libzero.model.vocabulary");
   s.model.dropout = v.number("libzero.model.dropout");
   s.model.tied = v.flag("libzero.model.tied");
+  s.model.experts = experts_of(v);
   s.data.text = v.word("libzero.data.text");
   s.data.holdout = v.number("libzero.data.holdout");
   s.data.eval_batches = v.whole("libzero.data.eval_batches");

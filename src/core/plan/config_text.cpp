@@ -75,6 +75,8 @@ std::string plan_config(const PlanModel& model, const Options& options, const Pl
     root.set("activation_checkpointing.number_checkpoints", std::to_string(given > 0 ? given : model.layers));
   }
   root.erase("libzero.model");
+  for (const auto& [path, entry] : options.document().entries)
+    if (model.experts.count > 0 && path.starts_with("libzero.model.experts.")) root.set(path, entry.value.json());
   if (model.kind == PlanModel::Kind::Gpt || model.kind == PlanModel::Kind::Count) {
     root.set("libzero.model.layers", std::to_string(model.layers));
     root.set("libzero.model.hidden", std::to_string(model.hidden));

@@ -16,6 +16,10 @@ double state_bytes(const StateWidths& w, int stage, double parameters, double ra
          w.optimizer * parameters / on(stage >= 1, ranks);
 }
 
+double expert_state_bytes(const StateWidths& w, int stage, double dense, double experts, double ranks, double ep) {
+  return state_bytes(w, stage, dense, ranks) + state_bytes(w, stage, experts / ep, ranks / ep);
+}
+
 double most_parameters(const StateWidths& widths, int stage, double bytes, double ranks) {
   return bytes / state_bytes(widths, stage, 1, ranks);
 }

@@ -17,6 +17,9 @@ inline constexpr StateWidths kMixedAdam{2, 2, 12}, kMixedAdamFp32Gradients{2, 4,
 // Bytes of model states on one device (ZeRO, section 5). Stage 1 shards optimizer states, stage 2 also gradients,
 // stage 3 also parameters.
 double state_bytes(const StateWidths& widths, int stage, double parameters, double ranks);
+// The same of a model with experts, of which a rank has 1/ep: `dense` parameters over all ranks, `experts` (of all
+// experts together) / ep over ranks / ep.
+double expert_state_bytes(const StateWidths& widths, int stage, double dense, double experts, double ranks, double ep);
 // The number of parameters that fit into `bytes` of one device.
 double most_parameters(const StateWidths& widths, int stage, double bytes, double ranks);
 

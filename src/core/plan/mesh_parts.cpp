@@ -83,12 +83,29 @@ void require_heads(const PlanModel& model, const config::Settings& settings) {
       model.heads, "."));
 }
 
+// Those of one rank of each expert group, all of which have equally many: the first. They form units of their own.
+std::vector<Parameter> with_own_experts(const PlanModel& model, std::vector<Parameter> parameters) {
+  const auto own = model.experts.count / model.experts.ep_size;
+  std::erase_if(parameters, [&](const Parameter& parameter) { return parameter.expert >= own; });
+  for (auto& parameter : parameters) {
+    if (parameter.expert < 0) continue;
+    parameter.ep_size = model.experts.ep_size;
+    parameter.layer = parameter.unit;
+    parameter.unit += ".mlp.experts";
+  }
+  return parameters;
+}
+
 }  // namespace
 
 std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings, int tensor_rank) {
   auto parameters = parameters_of(model);
   const int parts = settings.mesh.tensor;
   require_heads(model, settings);
+  if (model.experts.count > 0 && parts > 1)
+    throw ConfigError("[plan] got experts and tensor_parallel.autotp_size " + std::to_string(parts) +
+                      ", expected one of them");
+  if (model.experts.ep_size > 1) return with_own_experts(model, std::move(parameters));
   if (parts == 1) return parameters;
   std::vector<sharding::NamedShape> shapes;
   for (const auto& parameter : parameters)
@@ -207,6 +224,17 @@ std::vector<Exchange> exchanges_of(const ActivationExchange& in) {
       const auto part = (wide + 8 * t - 1) / (8 * t) * 8;
       add("tp.all_gather", "recomputation", "inputs of segments", segments, (t - 1) * part);
     }
+  }
+  if (const auto ep = std::int64_t{m.experts.ep_size}; ep > 1) {
+    const auto rows = kept_rows(m.experts, tokens) * (ep - 1) / ep * m.hidden * in.element, layers = expert_layers(m);
+    const auto pass = [&](const char* phase, std::int64_t calls, const char* there, const char* back) {
+      add("ep.all_to_all", phase, there, calls, rows);
+      add("ep.all_to_all", phase, back, calls, rows);
+    };
+    add("ep.all_to_all", "forward", "numbers of rows", layers, 8 * m.experts.count * (ep - 1) / ep);
+    pass("forward", layers, "rows of tokens to experts", "results back to tokens");
+    pass("recomputation", segments == 0 ? 0 : layers, "rows of tokens to experts", "results back to tokens");
+    pass("backward", layers, "gradients of results to experts", "gradients of rows back to tokens");
   }
   if (u > 1) {
     // Of the last rank: heads and tokens of its own stay.

@@ -1,5 +1,5 @@
-// What tensor and sequence parallelism change in a plan: the part of the model that one rank holds and computes, and
-// the bytes of activations that it sends. Of uneven parts, the largest is planned: that of the last rank.
+// What tensor, sequence and expert parallelism change in a plan: the part of the model that one rank holds and
+// computes, and the bytes of activations that it sends. Of uneven parts, the largest is planned: that of the last rank.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,9 +12,9 @@
 
 namespace zero::planning {
 
-// The model's parameters, cut as an Engine would: by the configuration's partition_config if it has one, else between
-// attention heads, inner columns and rows of the vocabulary. Throws ConfigError for weights that cannot be cut.
-// tensor_rank: whose parts; negative: the last one's.
+// The model's parameters that one rank has, cut as an Engine would: by the configuration's partition_config if it has
+// one, else between attention heads, inner columns and rows of the vocabulary. Throws ConfigError for weights that
+// cannot be cut. tensor_rank: whose parts; negative: the last one's.
 std::vector<Parameter> parts_of(const PlanModel& model, const config::Settings& settings, int tensor_rank = -1);
 
 // The degree by which the cut divides each dimension of the computation.
@@ -59,7 +59,8 @@ struct ActivationExchange {
   const Share& share;
   std::int64_t samples = 1, segments = 0, element = 4;
 };
-// Without dropout, a segment's second run ends when the last saved tensor is there, which spares its last sum.
+// Of experts, the bytes if all are chosen equally often. Without dropout, a segment's second run ends when the last
+// saved tensor is there, which spares its last sum.
 std::vector<Exchange> exchanges_of(const ActivationExchange& input);
 
 }  // namespace zero::planning

@@ -9,6 +9,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "sharding/expert_capacity.h"
 
 namespace zero {
 namespace {
@@ -102,6 +103,24 @@ struct Collector {
   }
 };
 
+// In the order of registration of zero::MoE.
+void expert_parameters(const PlanModel& m, std::int64_t block, std::vector<planning::Parameter>& all) {
+  const auto h = m.hidden, wide = m.mlp_width();
+  Collector layer{all, "blocks." + std::to_string(block)};
+  layer.add("mlp.gate.wg.weight", {m.experts.count, h});
+  for (std::int64_t c = 0; c < m.experts.count; ++c) {
+    const auto begin = all.size();
+    const auto name = "mlp.experts." + std::to_string(c);
+    layer.linear(name + ".up", h, wide);
+    layer.linear(name + ".down", wide, h);
+    for (auto i = begin; i < all.size(); ++i) all[i].expert = c;
+  }
+  if (!m.experts.residual) return;
+  layer.linear("mlp.mlp.up", h, wide);
+  layer.linear("mlp.mlp.down", wide, h);
+  layer.linear("mlp.coefficient", h, 2);
+}
+
 void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, wide = m.mlp_width();
   Collector root{all, ""};
@@ -113,6 +132,10 @@ void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
     layer.linear("qkv", h, 3 * h);
     layer.linear("projection", h, h);
     layer.norm("norm2", h);
+    if (planning::has_experts(m, i)) {
+      expert_parameters(m, i, all);
+      continue;
+    }
     layer.linear("up", h, wide);
     layer.linear("down", wide, h);
   }
@@ -243,6 +266,32 @@ std::vector<Parameter> parameters_of(const PlanModel& model) {
   return all;
 }
 
+bool has_experts(const PlanModel& model, std::int64_t layer) {
+  return model.experts.count > 0 && (layer + 1) % model.experts.interval == 0;
+}
+
+std::int64_t expert_layers(const PlanModel& model) {
+  return model.experts.count > 0 ? model.layers / model.experts.interval : 0;
+}
+
+std::int64_t kept_rows(const PlanExperts& experts, std::int64_t tokens) {
+  const auto rows = tokens * experts.k;
+  if (!experts.drop_tokens) return rows;
+  const auto room = sharding::capacity(tokens, experts.count, experts.capacity_factor, experts.k, experts.min_capacity);
+  return room >= rows ? rows : std::min(rows, experts.count * room);
+}
+
+PlanExperts experts_of(const config::ExpertSettings& settings) {
+  return {.count = settings.num_experts,
+          .interval = settings.expert_interval,
+          .k = settings.k,
+          .ep_size = settings.degree(),
+          .capacity_factor = settings.capacity_factor,
+          .min_capacity = settings.min_capacity,
+          .drop_tokens = settings.drop_tokens,
+          .residual = settings.use_residual};
+}
+
 PlanModel shape_for(double parameters) {
   PlanModel m;
   m.layers = std::max<std::int64_t>(1, std::llround(std::cbrt(parameters / (12 * 128.0 * 128.0))));
@@ -296,6 +345,7 @@ PlanModel PlanModel::of_options(const Options& options) {
   replace(model.sequence, given.seq_length);
   replace(model.vocabulary, given.vocabulary);
   model.tied = given.tied;
+  model.experts = planning::experts_of(given.experts);
   model.validate();
   if (model.num_parameters() != published) model.name.clear();
   return model;
@@ -304,6 +354,13 @@ PlanModel PlanModel::of_options(const Options& options) {
 std::int64_t PlanModel::num_parameters() const {
   std::int64_t sum = 0;
   for (const auto& parameter : planning::parameters_of(*this)) sum += parameter.numel;
+  return sum;
+}
+
+std::int64_t PlanModel::num_active_parameters() const {
+  std::int64_t sum = 0;
+  for (const auto& parameter : planning::parameters_of(*this))
+    if (parameter.expert < experts.k) sum += parameter.numel;
   return sum;
 }
 
@@ -317,6 +374,14 @@ void PlanModel::validate() const {
   check(head_width > 0 || hidden % heads == 0, "heads", heads, base::join("a divisor of hidden = ", hidden));
   check(sequence >= 1, "sequence", sequence, "at least 1");
   check(vocabulary >= 2, "vocabulary", vocabulary, "at least 2");
+  if (experts.count == 0) return;
+  check(kind == Kind::Gpt, "experts", experts.count, "0 for a model that is no GPT");
+  check(experts.interval >= 1 && experts.interval <= layers, "expert_interval", experts.interval,
+        base::join("1 to ", layers, ", the layers"));
+  check(experts.k >= 1 && experts.k <= experts.count, "k", experts.k,
+        base::join("1 to ", experts.count, ", the experts"));
+  check(experts.ep_size >= 1 && experts.count % experts.ep_size == 0, "ep_size", experts.ep_size,
+        base::join("a divisor of ", experts.count, " experts"));
 }
 
 }  // namespace zero

@@ -11,6 +11,13 @@
 namespace zero::planning {
 
 std::vector<Parameter> parameters_of(const PlanModel& model);
+// Whether a layer of the model, counted from 0, has experts; how many have some.
+bool has_experts(const PlanModel& model, std::int64_t layer);
+std::int64_t expert_layers(const PlanModel& model);
+// Rows that the experts of a layer compute for `tokens` tokens of a rank if all are chosen equally often: choices that
+// are not dropped.
+std::int64_t kept_rows(const PlanExperts& experts, std::int64_t tokens);
+PlanExperts experts_of(const config::ExpertSettings& settings);
 // "AdamW", "SGD", ...: the name of the optimizer that a plan uses for `type`.
 const char* name(config::OptimizerType type);
 // The shape that represents a number of parameters: a GPT whose width is about 128 times its depth.

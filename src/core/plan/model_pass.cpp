@@ -10,6 +10,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "plan/model.h"
 
 namespace zero::planning {
 namespace {
@@ -138,8 +139,13 @@ class DescribedPass final : public PlanPass {
   std::vector<Numbered> tensors_;
 };
 
-// For models without a description: units run one after the other, and each saves what the operators of a layer save
-// with fused attention and without dropout. Sizes are multiples of tokens * hidden elements.
+// The path of a parameter's layer; empty: it is in none.
+const std::string& layer_of(const Parameter& parameter) {
+  return parameter.layer.empty() ? parameter.unit : parameter.layer;
+}
+
+// For models without a description: layers run one after the other, and each saves what its operators save with fused
+// attention and without dropout. Sizes are multiples of tokens * hidden elements.
 class LayeredPass {
  public:
   LayeredPass(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,
@@ -153,9 +159,9 @@ class LayeredPass {
         wide_(tokens_ * model.hidden * batch.element),
         checkpoints_(memory, batch.inputs, batch.input_parts) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (parameters[i].unit.empty())
+      if (layer_of(parameters[i]).empty())
         root_.push_back(i);
-      else if (layers_.empty() || parameters[layers_.back().front()].unit != parameters[i].unit)
+      else if (layers_.empty() || layer_of(parameters[layers_.back().front()]) != layer_of(parameters[i]))
         layers_.push_back({i});
       else
         layers_.back().push_back(i);
@@ -197,10 +203,11 @@ class LayeredPass {
           if (k < i) inputs.push_back(memory_.make(wide_));
         }
       } else {
-        use(layers_[static_cast<std::size_t>(i)]);
+        use_in_backward(i);
       }
       {
-        auto inside = memory_.make(inner_wide()), of_result = memory_.make(wide_);
+        auto inside = memory_.make(has_experts(m_, i) ? expert_rows() * inner_of_row() : inner_wide()),
+             of_result = memory_.make(wide_);
         gradients(layers_[static_cast<std::size_t>(i)]);
       }
       kept.pop_back();
@@ -220,6 +227,21 @@ class LayeredPass {
   static std::int64_t part(double fraction, std::int64_t all) {
     return static_cast<std::int64_t>(fraction * static_cast<double>(all) + 0.5);
   }
+  // With experts, these are used after what is before them and, in backward, before.
+  void use_in_backward(std::int64_t layer) {
+    auto members = layers_[static_cast<std::size_t>(layer)];
+    if (has_experts(m_, layer)) std::reverse(members.begin(), members.end());
+    use(members);
+  }
+  std::int64_t expert_rows() const { return kept_rows(m_.experts, tokens_); }
+  std::int64_t inner_of_row() const { return m_.mlp_width() * element_; }
+  // What a layer's experts save in place of the MLP's two tensors: rows to and from them, two inner tensors of each
+  // row, the gate's input, logits and probabilities in fp32; with a residual expert, its tensors and both results.
+  std::int64_t of_experts() const {
+    const auto rows = expert_rows() * (2 * m_.hidden * element_ + 2 * inner_of_row());
+    const auto gate = tokens_ * 4 * (2 * m_.experts.count + (element_ < 4 ? m_.hidden : 0));
+    return rows + gate + (m_.experts.residual ? 2 * inner_wide() + 2 * wide_ : 0);
+  }
   std::int64_t inner_wide() const { return tokens_ * part(share_.inner, m_.mlp_width()) * element_; }
   // Saves norm, query, key, value, attention, middle, norm, and the MLP's two tensors, or four of a gated MLP.
   Tensor layer(std::int64_t i) {
@@ -232,7 +254,7 @@ class LayeredPass {
     const double rotated = llama ? 1 + kv : 0;
     const double widths = 3 + share_.heads * (attention * (2 + 2 * kv) + rotated);
     return memory_.make(static_cast<std::int64_t>(widths * static_cast<double>(wide_)) +
-                        (llama ? 4 : 2) * inner_wide());
+                        (has_experts(m_, i) ? of_experts() : (llama ? 4 : 2) * inner_wide()));
   }
   void use(const std::vector<std::size_t>& members) {
     for (const auto i : members) memory_.use({i});

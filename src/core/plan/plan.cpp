@@ -71,7 +71,7 @@ Cut cut(const Candidate& c, const PlanMachine& machine) {
   return {std::move(parameters), std::move(units), share};
 }
 
-step::RunTopology topology_of(const PlanMachine& machine, const config::Settings& settings) {
+step::RunTopology topology_of(const PlanMachine& machine, const config::Settings& settings, int ep_size) {
   std::string transport = "local";
   const int ranks = ranks_of(machine, settings);
   if (ranks > 1)
@@ -80,7 +80,7 @@ step::RunTopology topology_of(const PlanMachine& machine, const config::Settings
                 : machine.hosts > 1            ? "shm+gloo"
                 : machine.shared_memory        ? "shm"
                                                : "thread";
-  auto topology = planning::topology_of(ranks, transport, machine.gpu);
+  auto topology = planning::topology_of(ranks, transport, machine.gpu, /*deferred_init=*/true, ep_size);
   topology.tensor_rank = settings.mesh.tensor - 1;
   return topology;
 }
@@ -119,7 +119,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   // All micro-batches but the last behave alike, so two are enough.
   const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
-  auto facts = step::run_facts(c.settings, topology_of(machine, c.settings), micro_steps);
+  auto facts = step::run_facts(c.settings, topology_of(machine, c.settings, c.model.experts.ep_size), micro_steps);
   facts.whole_segments = true;
   const step::PlacementTask task{facts, c.settings, cut.units, c.freedom};
   const auto placed = step::place(task);
@@ -288,6 +288,9 @@ std::uint64_t across_hosts(const Candidate& c, const PlanMachine& machine, const
   std::uint64_t activations = 0;
   if (machine.ranks_per_host % tensor != 0) activations += traffic.tensor_parallel;
   if (machine.ranks_per_host % model_ranks != 0) activations += traffic.sequence_parallel;
+  // Experts of a layer are on neighbours, or on ranks as far apart as possible.
+  if (c.settings.mesh.data_before_experts || machine.ranks_per_host % c.model.experts.ep_size != 0)
+    activations += traffic.expert_parallel;
   const auto of_states = traffic.gathered + traffic.reduced;
   const int per_host = std::max(machine.ranks_per_host / tensor, 1);
   if (machine.gpu) return activations + of_states / static_cast<std::uint64_t>(per_host);
@@ -308,6 +311,7 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
   plan.stage = zero.stage;
   plan.tensor = c.tensor(), plan.sequence = c.settings.mesh.sequence;
   plan.data = ranks_of(machine, c.settings) / plan.sequence;
+  plan.expert = c.model.experts.ep_size;
   const auto offload = zero.stage == 0 ? OffloadDevice::None
                        : zero.offload_optimizer.device != OffloadDevice::None || zero.stage < 3
                            ? zero.offload_optimizer.device
@@ -329,12 +333,13 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
   traffic.from_host = bytes(ran.traffic.from_host);
   traffic.read = bytes(ran.traffic.read);
   traffic.written = bytes(ran.traffic.written);
-  const auto ranks = static_cast<double>(ranks_of(machine, c.settings));
-  std::int64_t padded = 0;
-  for (const auto& unit : units.units) padded += unit.padded_numel(), plan.parameters += unit.numel();
-  if (ranks > 1)
-    traffic.volume =
-        static_cast<double>(traffic.sent()) / (static_cast<double>(padded) * element_of(c) * (ranks - 1) / ranks);
+  double once = 0;  // bytes that a rank sends to all-gather every unit
+  for (const auto& unit : units.units) {
+    const double ranks = unit.layout.world();
+    once += static_cast<double>(unit.padded_numel()) * element_of(c) * (ranks - 1) / ranks;
+    plan.parameters += unit.numel();
+  }
+  if (once > 0) traffic.volume = static_cast<double>(traffic.sent()) / once;
   plan.work.collectives = ran.traffic.collectives;
   for (const auto& exchange : exchanges_of({.model = c.model,
                               .settings = c.settings,
@@ -342,7 +347,9 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
                               .samples = c.micro,
                               .segments = c.segments,
                               .element = element_of(c)})) {
-    auto& sent = exchange.operation.starts_with("tp.") ? traffic.tensor_parallel : traffic.sequence_parallel;
+    auto& sent = exchange.operation.starts_with("tp.")   ? traffic.tensor_parallel
+                 : exchange.operation.starts_with("ep.") ? traffic.expert_parallel
+                                                         : traffic.sequence_parallel;
     sent += bytes(c.accumulation * exchange.bytes);
     plan.work.collectives += c.accumulation * exchange.calls;
   }
@@ -396,6 +403,11 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
   if (model.sequence < shape.sequence)
     throw ConfigError(base::join("[plan] got sequence_parallel_size ", shape.sequence, " and ", model.sequence,
                                  " tokens, expected at least one token for each rank"));
+  const int ranks = machine.world() / shape.tensor;
+  if (ranks % model.experts.ep_size != 0)
+    throw ConfigError(base::join("[plan] got ep_size ", model.experts.ep_size, ", expected a divisor of ", ranks,
+                                 ranks == 1 ? " rank" : " ranks", " and of ", model.experts.count,
+                                 " experts. Hint: choose another --ep-world-size or --world."));
   const auto batch = config::resolve_batch(options, machine.world());
   const auto& settings = options.settings();
   return {.model = model,

@@ -99,12 +99,14 @@ const char* state_of(Role role) {
 // The persistent buffers by role, and autograd's gradients, which are transient.
 std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
                                  const step::Memory& memory) {
-  std::map<std::tuple<Role, bool, bool, Tier>, Holding> all;
+  std::map<std::tuple<Role, int, bool, bool, Tier>, Holding> all;
   const auto add = [&](const step::GroupFacts& group, const step::Memory::Resting& r, bool sharded, bool passing) {
-    auto& holding = all[{r.role, sharded, passing, r.tier}];
+    auto& holding = all[{r.role, group.axis, sharded, passing, r.tier}];
     holding.state = state_of(r.role);
     holding.purpose = r.purpose;
     holding.width = step::width(r.dtype);
+    holding.ranks = run.axis_of(group).size;
+    holding.experts = group.axis > 0;
     holding.sharded = sharded;
     holding.passing = passing;
     holding.tier = r.tier;

@@ -49,7 +49,9 @@ struct Holding {
   std::string state;  // "parameters", "gradients", "master parameters", "optimizer states", ...
   MemoryReport::Purpose purpose = MemoryReport::Purpose::Parameters;  // as counted by Engine::memory()
   int width = 4;                                                      // bytes per element
-  bool sharded = false;                                               // each rank has 1/world of it, else all of it
+  int ranks = 1;                                                      // that share the units: Schedule::world, or
+  bool experts = false;                                               // of experts, over fewer ranks
+  bool sharded = false;                                               // each has 1/ranks of it, else all of it
   bool passing = false;  // transient: allocated in backward and freed after the step
   Tier tier = Tier::Device;
   std::vector<std::string> units;  // units that have this state here
@@ -60,7 +62,7 @@ struct Schedule {
   std::vector<Event> events;
   std::vector<Unit> units;
   std::vector<Holding> holdings;
-  int stage = 0, world = 1;
+  int stage = 0, world = 1;  // world: the ranks that share the states of all but experts
   std::int64_t accumulation = 1;
   int parameter_width = 4, gradient_width = 4, wire_width = 4, num_slots = 2;
   std::int64_t padded_numel = 0;            // of all units

@@ -35,9 +35,14 @@ void count_passes(const StepInput& input, PlanWork& work) {
   if (m.kind == PlanModel::Kind::Count) {
     in_layers = share.inner * static_cast<double>(m.count);
   } else {
+    // Each expert computes its part of the rows.
+    const double of_expert = m.experts.count == 0 ? 0
+                                                  : static_cast<double>(kept_rows(m.experts, input.micro * length)) /
+                                                        (tokens * static_cast<double>(m.experts.count));
     for (const auto& parameter : parameters_of(m))
       if (!parameter.unit.empty())
-        in_layers += static_cast<double>(parameter.numel) * (parameter.sizes.size() < 2 ? 1 : share.inner);
+        in_layers += static_cast<double>(parameter.numel) * (parameter.sizes.size() < 2 ? 1 : share.inner) *
+                     (parameter.expert < 0 ? 1 : of_expert);
     head = share.vocabulary * static_cast<double>(m.vocabulary) * hidden;
   }
   // Attention scores and their product with the values; a causal mask halves both.

@@ -37,7 +37,9 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
     // Parts may be uneven, and units must be the same on all ranks.
     members.push_back(
         {parameter.parts == 1 ? parameter.numel : (parameter.whole + parameter.parts - 1) / parameter.parts,
-         settings.units.empty() ? parameter.unit : named_unit_of(parameter.name, settings.units), parameter.trainable});
+         settings.units.empty() || parameter.ep_size > 1 ? parameter.unit
+                                                         : named_unit_of(parameter.name, settings.units),
+         parameter.trainable, parameter.ep_size > 1 ? 1 : 0});
   for (const auto& path : settings.units)
     if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
       throw ConfigError(
@@ -47,6 +49,7 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
     const auto first_part = std::stable_partition(cut.parameters.begin(), cut.parameters.end(),
                                                   [&](std::size_t i) { return parameters[i].parts == 1; });
     const auto replicated = static_cast<std::size_t>(first_part - cut.parameters.begin());
+    const int ranks = world / parameters[cut.parameters.front()].ep_size;
     std::vector<std::int64_t> numels;
     for (const auto i : cut.parameters) numels.push_back(parameters[i].numel);
     units.push_back({.name = std::move(cut.name),
@@ -54,8 +57,8 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .trainable = cut.trainable,
                      .persistent = cut.persistent,
                      .parameters = std::move(cut.parameters),
-                     .layout = sharding::ShardLayout(std::move(numels), world, sharding::flat_alignment(width, !gpu)),
-                     .axis = 0,
+                     .layout = sharding::ShardLayout(std::move(numels), ranks, sharding::flat_alignment(width, !gpu)),
+                     .axis = cut.axis,
                      .replicated = replicated});
   }
   return units;

@@ -22,6 +22,9 @@ struct Parameter {
   int parts = 1;                      // tensor-parallel ranks that it is divided over ...
   std::int64_t whole = 0;             // ... and the elements of all parts, if there is more than one
   sharding::ParameterCut cut{};       // how
+  std::int64_t expert = -1;           // number of the expert that it belongs to; -1: none
+  int ep_size = 1;                    // above 1: its expert is on every ep_size-th rank, over which it is sharded
+  std::string layer{};                // path of its layer, if that is not its unit
 };
 
 using step::Unit;  // parameters are indices into the vector passed to cut_into_units()

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sharding/expert_capacity.h"
+
 namespace zero::parallel {
 
 struct GateOptions {
@@ -22,8 +24,7 @@ struct GateOptions {
   bool keep_likeliest = true;    // k > 2: "probs"; false: "position"
 };
 
-// max(ceil(tokens / experts * factor * k), minimum), exact for the shortest decimal that is `factor`.
-std::int64_t capacity(std::int64_t tokens, std::int64_t experts, double factor, std::int64_t k, std::int64_t minimum);
+using sharding::capacity;
 
 // The choices for n tokens. Rows are the kept choices, ordered by expert, then by slot.
 struct Routing {

@@ -347,16 +347,17 @@ TEST(StepLine, TheDocumentedForm) {
 
 TEST(StepLine, BytesOfAMesh) {
   StepRow r;
-  r.loss = 1, r.bytes_sent = 60, r.sent_by_axis = AxisBytes{10, 20, 30};
+  r.loss = 1, r.bytes_sent = 60, r.sent_by_axis = AxisBytes{10, 20, 30, 40};
   EXPECT_EQ(step_json(r),
             "{\"step\": 0, \"loss\": 1, \"bytes_sent\": 60, \"zero_bytes_sent\": 10, "
-            "\"tensor_parallel_bytes_sent\": 20, \"sequence_parallel_bytes_sent\": 30}");
+            "\"tensor_parallel_bytes_sent\": 20, \"sequence_parallel_bytes_sent\": 30, "
+            "\"expert_parallel_bytes_sent\": 40}");
 }
 
 // A group that is the whole world counts under its plain name.
 TEST(AxisBytes, WhoseOperationItWas) {
   const struct {
-    Degrees degrees;  // data, sequence, tensor
+    Degrees degrees;  // data, sequence, tensor, expert
     const char *counted, *operation;
   } rows[] = {
       {{4, 1, 1}, "all_gather", "all_gather"},
@@ -374,17 +375,24 @@ TEST(AxisBytes, WhoseOperationItWas) {
       {{2, 2, 2}, "dp_sp.all_gather", "all_gather"},
       {{2, 2, 2}, "sp.all_gather", "sp.all_gather"},  // a program's own
       {{2, 2, 2}, "mine.all_gather", "mine.all_gather"},
+      {{4, 1, 1, 4}, "all_to_all", "ep.all_to_all"},  // over all ranks
+      {{4, 1, 1, 2}, "all_to_all", "all_to_all"},     // a program's own
+      {{4, 1, 1, 2}, "ep.all_to_all", "ep.all_to_all"},
+      {{4, 1, 1, 2}, "edp.reduce_scatter", "reduce_scatter"},
+      {{2, 2, 1, 4}, "all_to_all", "ep.all_to_all"},
+      {{1, 2, 1, 2}, "all_to_all", "sp.all_to_all"},  // of both
   };
   for (const auto& row : rows)
     EXPECT_EQ(operation_on_mesh(row.counted, row.degrees), row.operation)
         << degrees_text(row.degrees) << " " << row.counted;
   AxisBytes sent;
-  for (const char* name :
-       {"all_gather", "reduce_scatter", "tp.all_reduce", "sp.all_to_all", "mine.all_gather", "control"})
+  for (const char* name : {"all_gather", "reduce_scatter", "tp.all_reduce", "sp.all_to_all", "ep.all_to_all",
+                           "mine.all_gather", "control"})
     sent.add(name, 1024);
-  EXPECT_EQ(sent, (AxisBytes{2048, 1024, 1024}));
+  EXPECT_EQ(sent, (AxisBytes{2048, 1024, 1024, 1024}));
   EXPECT_EQ(axes_text(sent, {2, 1, 2}), "ZeRO 2.00KiB, tensor parallelism 1.00KiB");
   EXPECT_EQ(axes_text(sent, {1, 2, 1}), "ZeRO 2.00KiB, sequence parallelism 1.00KiB");
+  EXPECT_EQ(axes_text(sent, {4, 1, 1, 2}), "ZeRO 2.00KiB, expert parallelism 1.00KiB");
 }
 
 TEST(Table, NamesOfWrappingColumnsMayHaveLines) {

@@ -52,6 +52,26 @@ Json marks_json(const RunRecord& run) {
   return list;
 }
 
+// By layer: the moments, and the load of each expert over the mean.
+Json experts_json(const RunRecord& run) {
+  constexpr std::size_t kMostMoments = 60;
+  const auto loads = joined(run.loads, kMostMoments);
+  Json list = Json::array();
+  for (std::size_t i = 0; i < loads.front().layers.size(); ++i) {
+    Json first = Json::array(), last = Json::array(), over_mean = Json::array();
+    for (const ExpertLoad& load : loads) {
+      Json row = Json::array();
+      for (const auto count : load.layers[i].counts)
+        row.push_back(std::round(1000 * load.layers[i].over_mean(count)) / 1000);
+      first.push_back(load.first);
+      last.push_back(load.last);
+      over_mean.push_back(std::move(row));
+    }
+    list.push_back({{"block", loads.front().layers[i].block}, {"first", first}, {"last", last}, {"load", over_mean}});
+  }
+  return list;
+}
+
 }  // namespace
 
 Curve curve_of(const RunRecord& run, std::optional<double> StepPoint::*value) {
@@ -227,15 +247,18 @@ std::vector<std::string> operations_of(const std::vector<RunRecord>& runs) {
   return names;
 }
 
-const std::array<Axis, 3> kAxes{{
-    {"ZeRO", "gat", &AxisBytes::zero, [](const Degrees& d) { return d.share_samples() && d.data * d.sequence > 1; }},
+const std::array<Axis, 4> kAxes{{
+    {"ZeRO", "gat", &AxisBytes::zero,
+     [](const Degrees& d) { return d.exchange_activations() && d.data * d.sequence > 1; }},
     {"tensor parallelism", "r7", &AxisBytes::tensor, [](const Degrees& d) { return d.tensor > 1; }},
     {"sequence parallelism", "p1", &AxisBytes::sequence, [](const Degrees& d) { return d.sequence > 1; }},
+    {"expert parallelism", "p5", &AxisBytes::expert, [](const Degrees& d) { return d.expert > 1; }},
 }};
 
 std::string color_of_operation(const std::string& operation) {
   if (operation.starts_with("tp.")) return operation == "tp.all_reduce" ? "r7" : "p3";
   if (operation.starts_with("sp.")) return "p1";
+  if (operation.starts_with("ep.")) return "p5";
   for (const auto& [name, color] : {std::pair{"all_gather", "gat"},
                                     {"reduce_scatter", "red"},
                                     {"all_reduce", "upd"},
@@ -274,7 +297,7 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
   const auto& purposes = shared_purposes(runs);
   const auto operations = operations_of(runs);
   const bool mesh =
-      std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.share_samples(); });
+      std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.exchange_activations(); });
   Json list = Json::array();
   for (const RunRecord& run : runs) {
     const Curve loss = curve_of(run, &StepPoint::loss);
@@ -284,6 +307,11 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
     one["lr"] = values_json(curve_of(run, &StepPoint::lr));
     one["grad_norm"] = values_json(curve_of(run, &StepPoint::grad_norm));
     one["loss_scale"] = values_json(curve_of(run, &StepPoint::loss_scale));
+    if (!run.loads.empty()) {
+      one["load_max"] = values_json(curve_of(run, &StepPoint::load_max));
+      one["dropped"] = values_json(curve_of(run, &StepPoint::dropped));
+      one["experts"] = experts_json(run);
+    }
     if (!run.samples.empty()) {
       Json times = Json::array(), bytes = Json::array();
       for (const MemorySample& sample : run.samples) {

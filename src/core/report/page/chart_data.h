@@ -72,7 +72,7 @@ struct Axis {
   std::uint64_t AxisBytes::*bytes;
   bool (*on)(const Degrees& degrees);  // whether to name it: a run that shares samples, with several ranks along it
 };
-extern const std::array<Axis, 3> kAxes;
+extern const std::array<Axis, 4> kAxes;
 
 // Uses one list of purposes for all runs and their samples; runs of another version of the program may have others.
 void share_purposes(std::vector<RunRecord>& runs);

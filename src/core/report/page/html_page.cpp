@@ -1,4 +1,4 @@
-// Sections and tables. A table cell shows a rounded value; its attribute data-value has the exact one.
+// The sections of the page.
 #include "report/page/html_page.h"
 
 #include <algorithm>
@@ -6,117 +6,18 @@
 #include <set>
 
 #include "report/page/chart_data.h"
+#include "report/page/html_parts.h"
 #include "report/text/text.h"
 
 namespace zero::report {
 namespace {
 
-using Runs = std::vector<RunRecord>;
-
-// 1,234,567
-std::string grouped(double value) {
-  std::string text = printed("%.0f", value);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (text[0] == '-' ? 1 : 0); at -= 3)
-    text.insert(static_cast<std::size_t>(at), ",");
-  return text;
-}
-
-// "31.2 MiB"
-std::string size_text(std::uint64_t bytes) {
-  std::string text = human_bytes(bytes);
-  text.insert(text.find_first_not_of("0123456789."), " ");
-  return text;
-}
-
-struct Cell {
-  std::string text;
-  std::string value;  // exact; empty: the cell has only text
-  bool numeric = true;
-};
-
-Cell count(double value) { return {grouped(value), printed("%.17g", value)}; }
-Cell bytes(std::uint64_t value) { return {value == 0 ? "0" : size_text(value), std::to_string(value)}; }
-Cell words(std::string text) { return {std::move(text), "", false}; }
-Cell fixed(const char* format, const std::optional<double>& value) {
-  if (!value) return {"\u2013", ""};
-  return {printed(format, *value), printed("%.17g", *value)};
-}
-Cell grouped_or_none(const std::optional<double>& value) { return value ? count(*value) : Cell{"\u2013", ""}; }
-
 bool on_mesh(const Runs& runs) {
-  return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.share_samples(); });
+  return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return run.mesh.exchange_activations(); });
 }
 
 // Ranks that the table of all ranks shows of a run.
 constexpr std::size_t kMostRanks = 64;
-
-class HtmlTable {
- public:
-  HtmlTable(std::string name, std::string caption, std::vector<std::string> header)
-      : name_(std::move(name)), caption_(std::move(caption)), header_(std::move(header)) {}
-  // `color`: of the mark before the first cell, a variable of the style sheet; empty: none.
-  void row(const std::string& name, const std::vector<Cell>& cells, const std::string& color = "") {
-    numeric_ = !cells.empty() && cells[0].numeric;
-    rows_ += "<tr><th scope=\"row\">" + (color.empty() ? "" : "<i style=\"background:var(--" + color + ")\"></i>") +
-             html_text(name) + "</th>";
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      const Cell& cell = cells[i];
-      rows_ += cell.numeric ? "<td class=\"n\"" : "<td class=\"wide\"";
-      if (!cell.value.empty())
-        rows_ += " data-row=\"" + html_text(name) + "\" data-column=\"" +
-                 html_text(i + 1 < header_.size() ? header_[i + 1] : "") + "\" data-value=\"" + html_text(cell.value) +
-                 "\"";
-      rows_ += ">" + html_text(cell.text) + "</td>";
-    }
-    rows_ += "</tr>\n";
-  }
-  std::string done() const {
-    std::string out = "<div class=\"scroll\"><table data-table=\"" + html_text(name_) + "\"><caption>" +
-                      html_text(caption_) + "</caption>\n<thead><tr>";
-    for (std::size_t i = 0; i < header_.size(); ++i)
-      out += std::string("<th scope=\"col\"") + (i > 0 && numeric_ ? " class=\"n\"" : "") + ">" +
-             html_text(header_[i]) + "</th>";
-    return out + "</tr></thead>\n<tbody>\n" + rows_ + "</tbody></table></div>\n";
-  }
-
- private:
-  std::string name_, caption_;
-  std::vector<std::string> header_;
-  std::string rows_;
-  bool numeric_ = true;  // so are all rows of a table
-};
-
-std::string color_of_run(std::size_t i) { return "r" + std::to_string(i % 8); }
-
-std::string section(const std::string& title, const std::string& says, const std::string& body) {
-  return "<section><h2>" + html_text(title) + "</h2>\n<p>" + html_text(says) + "</p>\n" + body + "</section>\n";
-}
-
-std::string chart(const std::string& id, const std::string& title) {
-  return "<div class=\"chart\" id=\"" + id + "\" data-title=\"" + html_text(title) + "\"></div>\n";
-}
-
-std::string curve_card(const std::string& id, const std::string& title, const std::string& says,
-                       const std::string& table) {
-  return section(title, says, chart(id, title) + "<p class=\"note\" id=\"" + id + "-note\"></p>\n" + table);
-}
-
-std::string details(const std::string& summary, const std::string& body) {
-  return "<details><summary>" + html_text(summary) + "</summary>\n" + body + "</details>\n";
-}
-
-std::string legend(const std::vector<std::pair<std::string, std::string>>& entries) {
-  std::string out = "<ul class=\"legend\">";
-  for (const auto& [color, name] : entries)
-    out += "<li><i style=\"background:var(--" + color + ")\"></i>" + html_text(name) + "</li>";
-  return out + "</ul>\n";
-}
-
-std::string legend_of_runs(const Runs& runs) {
-  std::vector<std::pair<std::string, std::string>> entries;
-  for (std::size_t i = 0; i < runs.size(); ++i) entries.emplace_back(color_of_run(i), runs[i].label);
-  return legend(entries);
-}
 
 // "4 runs: stage 0, stage 1, stage 2 and stage 3", unless the list is too long.
 std::string title_of(const Runs& runs) {
@@ -162,28 +63,6 @@ std::string summary_table(const Runs& runs) {
         color_of_run(i));
   }
   return table.done();
-}
-
-// A table of a curve's values at about eleven steps of each run.
-std::string curve_table(const Runs& runs, const std::string& id, const std::string& title,
-                        std::optional<double> StepPoint::*value, const char* format) {
-  std::vector<std::string> header{"step"};
-  for (const RunRecord& run : runs) header.push_back(run.label);
-  HtmlTable table(id, title, header);
-  std::set<std::int64_t> steps;
-  for (const RunRecord& run : runs)
-    for (std::size_t k = 0; k <= 10 && !run.log.empty(); ++k) steps.insert(run.log[k * (run.log.size() - 1) / 10].step);
-  for (const std::int64_t step : steps) {
-    std::vector<Cell> cells;
-    for (const RunRecord& run : runs) {
-      const auto found = std::lower_bound(run.log.begin(), run.log.end(), step,
-                                          [](const StepPoint& point, std::int64_t s) { return point.step < s; });
-      cells.push_back(found == run.log.end() || found->step != step ? Cell{"\u2013", ""}
-                                                                    : fixed(format, (*found).*value));
-    }
-    table.row(std::to_string(step), cells);
-  }
-  return details("The same as a table", table.done());
 }
 
 // Whether the loss scale changed; only then it is drawn.
@@ -345,29 +224,74 @@ std::string wire_section(const Runs& runs) {
       legend(entries) + chart("wire", "Bytes sent in one step") + table.done());
 }
 
+bool any_experts(const Runs& runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const RunRecord& run) { return !run.loads.empty(); });
+}
+
+// Curves of the highest load and of dropped tokens, and a picture and a table of each layer.
+std::string experts_section(const Runs& runs) {
+  if (!any_experts(runs)) return "";
+  std::string out = "<div class=\"two\">";
+  out += section("Load of the busiest expert",
+                 "Tokens that chose it, over the mean of its layer; the highest of all layers. 1 is even.",
+                 legend_of_runs(runs) + chart("load", "Load of the busiest expert over steps") +
+                     "<p class=\"note\" id=\"load-note\"></p>\n" +
+                     curve_table(runs, "load", "Load of the busiest expert", &StepPoint::load_max, "%.3f"));
+  out += section("Dropped choices", "The share of choices of experts that had no room left, of all layers.",
+                 legend_of_runs(runs) + chart("dropped", "Dropped choices over steps") +
+                     "<p class=\"note\" id=\"dropped-note\"></p>\n" +
+                     curve_table(runs, "dropped", "Share of dropped choices", &StepPoint::dropped, "%.4f"));
+  out += "</div>\n";
+  HtmlTable table("experts", "Each layer's experts, over the last part of the run",
+                  {"run, block", "from step", "to step", "choices", "busiest / mean", "least / mean", "dropped"});
+  std::string pictures;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].loads.empty()) continue;
+    const ExpertLoad& last = runs[i].loads.back();
+    for (const LayerLoad& layer : last.layers) {
+      const auto block = std::to_string(layer.block);
+      const auto name = runs[i].label + ", block " + block;
+      pictures += "<div><h3>" + html_text(name) + "</h3>\n" +
+                  chart("experts-" + std::to_string(i) + "-" + block, name + ": tokens of each expert over the mean") +
+                  "</div>\n";
+      table.row(name,
+                {count(static_cast<double>(last.first)), count(static_cast<double>(last.last)),
+                 count(static_cast<double>(layer.sum())), fixed("%.3f", layer.max_over_mean()),
+                 fixed("%.3f", layer.min_over_mean()), fixed("%.4f", layer.dropped())},
+                color_of_run(i));
+    }
+  }
+  return out + section("Experts",
+                       "A row is an expert. The darker, the more tokens chose it: white none, half dark as many as the "
+                       "mean of the layer, fully dark twice as many or more.",
+                       "<div class=\"pair\">" + pictures + "</div>\n" + table.done());
+}
+
 std::string axes_section(const Runs& runs) {
   if (!on_mesh(runs)) return "";
   std::vector<std::pair<std::string, std::string>> entries;
   for (const Axis& axis : kAxes) entries.emplace_back(axis.color, axis.name);
   HtmlTable table("axes", "Bytes that rank 0 sends in one step",
-                  {"run", kAxes[0].name, kAxes[1].name, kAxes[2].name, "all"});
-  HtmlTable meshes(
-      "meshes", "Rank (d * sp + i) * tp + j has the coordinates d, i and j",
-      {"run", "dp", "sp", "tp", "samples a step", "tokens a step", "parameters of the model", "parameters of rank 0"});
-  HtmlTable ranks("ranks", "Every rank: coordinates, device bytes and bytes sent in one step",
-                  {"run, rank", "dp", "sp", "tp", "at rest", "peak", kAxes[0].name, kAxes[1].name, kAxes[2].name});
+                  {"run", kAxes[0].name, kAxes[1].name, kAxes[2].name, kAxes[3].name, "all"});
+  HtmlTable meshes("meshes", "Rank (d * sp + i) * tp + j has the coordinates d, i and j",
+                   {"run", "dp", "sp", "tp", "ep", "samples a step", "tokens a step", "parameters of the model",
+                    "parameters of rank 0"});
+  HtmlTable ranks(
+      "ranks", "Every rank: coordinates, device bytes and bytes sent in one step",
+      {"run, rank", "dp", "sp", "tp", "at rest", "peak", kAxes[0].name, kAxes[1].name, kAxes[2].name, kAxes[3].name});
   bool details_of_ranks = false;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const RunRecord& run = runs[i];
     const auto number = [](std::int64_t value) { return count(static_cast<double>(value)); };
     meshes.row(run.label,
-               {number(run.mesh.data), number(run.mesh.sequence), number(run.mesh.tensor), number(run.samples_per_step),
-                number(run.tokens_per_step), number(run.parameters),
+               {number(run.mesh.data), number(run.mesh.sequence), number(run.mesh.tensor), number(run.mesh.expert),
+                number(run.samples_per_step), number(run.tokens_per_step), number(run.parameters),
                 run.own_parameters > 0 ? number(run.own_parameters) : Cell{"\u2013", ""}},
                color_of_run(i));
     if (!run.traffic.empty()) {
       const AxisBytes sent = sent_by_axis(run);
-      table.row(run.label, {bytes(sent.zero), bytes(sent.tensor), bytes(sent.sequence), bytes(sent.sum())},
+      table.row(run.label,
+                {bytes(sent.zero), bytes(sent.tensor), bytes(sent.sequence), bytes(sent.expert), bytes(sent.sum())},
                 color_of_run(i));
     }
     for (std::size_t k = 0; k < std::min(run.ranks.size(), kMostRanks); ++k) {
@@ -375,7 +299,7 @@ std::string axes_section(const Runs& runs) {
       details_of_ranks = true;
       ranks.row(run.label + ", " + std::to_string(rank.rank),
                 {number(rank.data), number(rank.sequence), number(rank.tensor), bytes(rank.at_rest), bytes(rank.peak),
-                 bytes(rank.sent.zero), bytes(rank.sent.tensor), bytes(rank.sent.sequence)},
+                 bytes(rank.sent.zero), bytes(rank.sent.tensor), bytes(rank.sent.sequence), bytes(rank.sent.expert)},
                 color_of_run(i));
     }
   }
@@ -383,7 +307,7 @@ std::string axes_section(const Runs& runs) {
       "The mesh",
       "Tensor-parallel ranks hold different parts of each layer, sequence-parallel ranks different tokens of "
       "each sample; both see the same samples, so samples and tokens count data-parallel ranks. ZeRO shards "
-      "over data- and sequence-parallel ranks.",
+      "over data- and sequence-parallel ranks, of which ep share the experts of a layer.",
       meshes.done() + legend(entries) + chart("axes", "Bytes sent in one step, by kind of parallelism") + table.done() +
           (details_of_ranks ? details("Every rank", ranks.done()) : ""));
 }
@@ -539,8 +463,8 @@ std::string html_page(const Runs& records) {
                       "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
                       curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
   out += "</div>\n";
-  out += axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) + planned_section(runs) +
-         configuration_section(runs) + environment_section(runs);
+  out += experts_section(runs) + axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) +
+         planned_section(runs) + configuration_section(runs) + environment_section(runs);
   out +=
       "<footer>Written by zero report. One step of each run was recorded in detail; docs/report.md tells how to read "
       "the pictures.</footer>\n";

@@ -220,6 +220,42 @@ curves("throughput", "tokens_per_s", "tokens per second", true);
 curves("lr", "lr", "learning rate", true);
 curves("norm", "grad_norm", "gradient norm", true);
 curves("scale", "loss_scale", "loss scale", true);
+curves("load", "load_max", "busiest / mean", false);
+curves("dropped", "dropped", "share of choices", true);
+
+// --- experts of a layer: a row each, darker the more tokens chose it, from nothing to twice the mean ---
+const shades = 8;
+data.runs.forEach((run, index) => (run.experts || []).forEach(layer => {
+  const experts = layer.load[0].length, rowHeight = Math.max(3, Math.min(20, Math.floor(240 / experts)));
+  chart(`experts-${index}-${layer.block}`, experts * rowHeight + 66, (svg, width, note) => {
+    const x0 = 62, x1 = width - 14, y1 = 20, y0 = y1 + experts * rowHeight;
+    const first = layer.first[0], end = layer.last[layer.last.length - 1] + 1;
+    const place = step => x0 + (step - first) / (end - first) * (x1 - x0);
+    const cells = Array(shades + 1).fill("");
+    layer.load.forEach((loads, i) => loads.forEach((load, e) => {
+      const from = place(layer.first[i]), to = place(layer.last[i] + 1);
+      cells[Math.min(shades, Math.round(load * shades / 2))] +=
+        `M${from.toFixed(1)} ${y1 + e * rowHeight}H${to.toFixed(1)}v${rowHeight}H${from.toFixed(1)}z`;
+    }));
+    cells.forEach((d, shade) => {
+      const cell = svgElement("path", {d, "data-shade": shade, "fill-opacity": shade / shades}, svg);
+      cell.style.fill = "var(--r0)";
+    });
+    svgElement("rect", {class: "axis", x: x0, y: y1, width: x1 - x0, height: y0 - y1, fill: "none"}, svg);
+    const {values} = ticks(0, experts - 1, Math.min(experts, 8));
+    for (const e of values.filter(Number.isInteger))
+      svgElement("text", {x: x0 - 7, y: y1 + (e + 0.5) * rowHeight + 4, "text-anchor": "end"}, svg, String(e));
+    svgElement("text", {x: 0, y: 11}, svg, "expert");
+    xAxis(svg, x0, x1, y0, place, first, end - 1, "step");
+    watch(svg, x0, y1, x1 - x0, y0 - y1, (x, y) => {
+      const step = Math.floor(first + (x - x0) / (x1 - x0) * (end - first)), e = Math.floor((y - y1) / rowHeight);
+      const i = layer.last.findIndex(last => step <= last);
+      if (i < 0 || e < 0 || e >= experts) return note.hide();
+      note.show(x, `expert ${e}, steps ${layer.first[i]} to ${layer.last[i]}`,
+                [["", `${figure(layer.load[i][e])} x the mean`]]);
+    }, note.hide);
+  });
+}));
 
 // --- bytes by purpose over the recorded step, on one scale for all runs ---
 const highest = Math.max(1, ...data.runs.filter(run => run.area)

@@ -12,6 +12,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "report/page/json_lines.h"
 
 namespace zero::report {
 namespace {
@@ -74,12 +75,15 @@ std::vector<std::pair<std::string, std::string>> pairs_of(const Json& object) {
 }
 
 Json axes_json(const AxisBytes& bytes) {
-  return {{"zero", bytes.zero}, {"tensor_parallel", bytes.tensor}, {"sequence_parallel", bytes.sequence}};
+  return {{"zero", bytes.zero},
+          {"tensor_parallel", bytes.tensor},
+          {"sequence_parallel", bytes.sequence},
+          {"expert_parallel", bytes.expert}};
 }
 
 AxisBytes axes_of(const Json& object) {
   return {object.at("zero").get<std::uint64_t>(), object.at("tensor_parallel").get<std::uint64_t>(),
-          object.at("sequence_parallel").get<std::uint64_t>()};
+          object.at("sequence_parallel").get<std::uint64_t>(), object.value("expert_parallel", std::uint64_t{0})};
 }
 
 void read_record(const Json& j, RunRecord& r) {
@@ -95,6 +99,7 @@ void read_record(const Json& j, RunRecord& r) {
     mesh.at("dp").get_to(r.mesh.data);
     mesh.at("sp").get_to(r.mesh.sequence);
     mesh.at("tp").get_to(r.mesh.tensor);
+    r.mesh.expert = mesh.value("ep", 1);
     mesh.at("parameters_per_rank").get_to(r.own_parameters);
     if (std::int64_t{r.mesh.data} * r.mesh.sequence * r.mesh.tensor != r.world)
       throw std::runtime_error("a mesh of " + degrees_text(r.mesh) + " for " + std::to_string(r.world) + " ranks");
@@ -154,12 +159,6 @@ std::string slurp(const fs::path& path, bool required) {
   return text;
 }
 
-// The error text of nlohmann::json without its prefix.
-std::string plain(const std::string& what) {
-  const auto end = what.find("] ");
-  return what.rfind("[json.exception", 0) == 0 && end != std::string::npos ? what.substr(end + 2) : what;
-}
-
 std::optional<double> number(const Json& row, const char* name) {
   const auto found = row.find(name);
   if (found == row.end() || found->is_null()) return {};
@@ -178,26 +177,20 @@ StepPoint point_of(const std::string& line) {
   point.tokens_per_s = number(row, "tokens_per_s");
   point.memory_bytes = number(row, "memory_bytes");
   point.bytes_sent = number(row, "bytes_sent");
+  point.aux_loss = number(row, "aux_loss");
+  point.dropped = number(row, "dropped");
+  point.load_max = number(row, "load_max");
   return point;
 }
 
 std::vector<StepPoint> read_log(const fs::path& path) {
   const std::string text = slurp(path, true);
   std::vector<StepPoint> log;
-  std::size_t begin = 0;
-  for (int line = 1; begin < text.size(); ++line) {
-    const std::size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;
-    try {
-      const StepPoint point = point_of(text.substr(begin, end - begin));
-      while (!log.empty() && log.back().step >= point.step) log.pop_back();
-      log.push_back(point);
-    } catch (const std::exception& error) {
-      throw ConfigError(base::join("[report] got ", path.string(), ":", line, ": ", plain(error.what()),
-                                   ", expected one step as a JSON object a line. Hint: remove the line, or the run."));
-    }
-    begin = end + 1;
-  }
+  for_each_line(path, text, "one step", [&](const std::string& line) {
+    const StepPoint point = point_of(line);
+    while (!log.empty() && log.back().step >= point.step) log.pop_back();
+    log.push_back(point);
+  });
   return log;
 }
 
@@ -219,6 +212,7 @@ std::string run_json(const RunRecord& r) {
           {{"dp", r.mesh.data},
            {"sp", r.mesh.sequence},
            {"tp", r.mesh.tensor},
+           {"ep", r.mesh.expert},
            {"parameters_per_rank", r.own_parameters}}},
          {"recipe", r.recipe},
          {"device", r.device},
@@ -285,7 +279,7 @@ RunRecord read_run(const fs::path& folder) {
       take(Json::parse(text));
     } catch (const std::exception& fault) {
       throw ConfigError(
-          "[report] got " + path.string() + ": " + plain(fault.what()) +
+          "[report] got " + path.string() + ": " + plain_fault(fault.what()) +
           ", expected what this version of `zero train` writes. Hint: without the file the rest is shown.");
     }
   };
@@ -293,12 +287,13 @@ RunRecord read_run(const fs::path& folder) {
   read("result.json", [&](const Json& j) {
     if (j.contains("heldout_nats_per_byte")) record.heldout = number(j, "heldout_nats_per_byte");
   });
+  record.loads = read_loads(folder / "experts.jsonl");
   return record;
 }
 
 std::string ranks_text(const RunRecord& run) {
   const auto count = std::to_string(run.world) + (run.world == 1 ? " rank" : " ranks");
-  return run.mesh.share_samples() ? count + " = " + degrees_text(run.mesh) : count;
+  return run.mesh.exchange_activations() ? count + " = " + degrees_text(run.mesh) : count;
 }
 
 AxisBytes sent_by_axis(const RunRecord& run) {
@@ -321,6 +316,7 @@ void label_runs(std::vector<RunRecord>& runs) {
     std::string text = "stage " + std::to_string(r.stage);
     if (r.mesh.tensor > 1) text += " tp " + std::to_string(r.mesh.tensor);
     if (r.mesh.sequence > 1) text += " sp " + std::to_string(r.mesh.sequence);
+    if (r.mesh.expert > 1) text += " ep " + std::to_string(r.mesh.expert);
     return text;
   };
   if (label(kind_of)) return;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "report/page/expert_load.h"
 #include "report/text/axis_bytes.h"
 
 namespace zero::report {
@@ -18,6 +19,9 @@ struct StepPoint {
   std::int64_t step = 0;
   std::optional<double> loss, grad_norm, lr, loss_scale, step_ms, tokens_per_s;
   std::optional<double> memory_bytes, bytes_sent;
+  // With experts: the sum of the auxiliary losses; the share of choices that were dropped; the tokens of the busiest
+  // expert over the mean, of the layer where that is highest.
+  std::optional<double> aux_loss, dropped, load_max;
 };
 
 using Bytes = std::vector<std::pair<std::string, std::uint64_t>>;  // by purpose ("gradients") or class
@@ -87,14 +91,15 @@ struct RunRecord {
   std::vector<RankRow> ranks;       // if ranks share samples; else empty
 
   std::vector<StepPoint> log;
+  std::vector<ExpertLoad> loads;  // of experts.jsonl; empty: no experts
   std::optional<double> heldout;  // nats per byte, of result.json
 };
 
-// The text of run.json: all fields except `log` and those marked as not in the file.
+// The text of run.json: all fields except `log`, `loads` and those marked as not in the file.
 std::string run_json(const RunRecord& record);
 
-// Reads run.json, log.jsonl and result.json of a folder; the first and the last may be missing. An unfinished last line
-// of log.jsonl, as a killed run leaves it, is dropped; steps that a resumed run repeated replace the older ones.
+// Reads run.json, log.jsonl, experts.jsonl and result.json of a folder; only log.jsonl must exist. An unfinished last
+// line of log.jsonl, as a killed run leaves it, is dropped; steps that a resumed run repeated replace the older ones.
 // Throws IoError if the folder or log.jsonl does not exist, ConfigError with file and line for invalid contents.
 RunRecord read_run(const std::filesystem::path& folder);
 

@@ -7,7 +7,8 @@
 namespace zero::report {
 
 std::string degrees_text(const Degrees& degrees) {
-  return base::join(degrees.data, " dp x ", degrees.sequence, " sp x ", degrees.tensor, " tp");
+  return base::join(degrees.data, " dp x ", degrees.sequence, " sp x ", degrees.tensor, " tp",
+                    degrees.expert > 1 ? base::join(", experts over ", degrees.expert) : "");
 }
 
 std::string operation_on_mesh(std::string_view counted, const Degrees& degrees) {
@@ -18,9 +19,10 @@ std::string operation_on_mesh(std::string_view counted, const Degrees& degrees) 
   if (group.empty()) {
     if (degrees.tensor > 1 && degrees.data * degrees.sequence == 1) return "tp." + operation;
     if (degrees.sequence > 1 && degrees.data * degrees.tensor == 1 && exchange) return "sp." + operation;
+    if (degrees.expert > 1 && degrees.expert == degrees.data * degrees.sequence && exchange) return "ep." + operation;
     return operation;
   }
-  if (group == "dp" || group == "dp_sp") return operation;
+  if (group == "dp" || group == "dp_sp" || group == "edp") return operation;
   // Without data-parallel ranks, ZeRO shards over this group.
   if (group == "sp" && degrees.data == 1 && !exchange) return operation;
   return std::string(counted);
@@ -31,6 +33,8 @@ void AxisBytes::add(std::string_view operation, std::uint64_t bytes) {
     tensor += bytes;
   else if (operation.starts_with("sp."))
     sequence += bytes;
+  else if (operation.starts_with("ep."))
+    expert += bytes;
   else if (operation.find('.') == std::string_view::npos && operation != "control")
     zero += bytes;
 }
@@ -43,6 +47,7 @@ std::string axes_text(const AxisBytes& bytes, const Degrees& degrees) {
   add("ZeRO", degrees.data * degrees.sequence, bytes.zero);
   add("tensor parallelism", degrees.tensor, bytes.tensor);
   add("sequence parallelism", degrees.sequence, bytes.sequence);
+  add("expert parallelism", degrees.expert, bytes.expert);
   return text;
 }
 

@@ -27,6 +27,9 @@ std::string step_line(const StepRow& r) {
                    100.0 * static_cast<double>(*r.memory_bytes) / static_cast<double>(*r.memory_limit_bytes));
   }
   if (r.tokens_per_s) s += printed(" %.0f tok/s", *r.tokens_per_s);
+  if (r.aux_loss) s += printed(" aux %.4f", *r.aux_loss);
+  if (r.load_max) s += printed(" load %.2f", *r.load_max);
+  if (r.dropped) s += printed(" dropped %.1f%%", 100 * *r.dropped);
   if (r.comm_part) s += printed(" comm %.0f%%", 100 * *r.comm_part);
   if (r.io_part) s += printed(" io %.0f%%", 100 * *r.io_part);
   if (r.forward_seconds) s += printed(" forward %.1fms", 1e3 * *r.forward_seconds);
@@ -60,7 +63,11 @@ std::string step_json(const StepRow& r) {
   if (r.sent_by_axis)
     s += ", \"zero_bytes_sent\": " + std::to_string(r.sent_by_axis->zero) +
          ", \"tensor_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->tensor) +
-         ", \"sequence_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->sequence);
+         ", \"sequence_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->sequence) +
+         ", \"expert_parallel_bytes_sent\": " + std::to_string(r.sent_by_axis->expert);
+  add("aux_loss", r.aux_loss);
+  add("dropped", r.dropped);
+  add("load_max", r.load_max);
   add("forward_ms", r.forward_seconds, 1000);
   add("backward_ms", r.backward_seconds, 1000);
   add("reduce_ms", r.reduce_seconds, 1000);

@@ -26,7 +26,10 @@ struct StepRow {
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
   std::optional<double> eta_seconds;
   std::optional<std::uint64_t> bytes_sent;  // in this step, by this rank
-  std::optional<AxisBytes> sent_by_axis;    // the same by kind of parallelism, if ranks share samples
+  std::optional<AxisBytes> sent_by_axis;    // the same by kind of parallelism, if ranks exchange activations
+  // Of experts: the sum of the auxiliary losses, the dropped share of choices, the busiest expert's tokens over the
+  // mean, of the layer where that is highest.
+  std::optional<double> aux_loss, dropped, load_max;
   // Parts of the step; reduce: the part of backward spent waiting for reductions.
   std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
   std::vector<MemoryPoint> memory;
