@@ -184,7 +184,7 @@ at::Tensor GptImpl::features(const at::Tensor& tokens) {
               ", expected [batch, time] with positions up to ", config_.sequence);
   at::Tensor x = token_(tokens) + position_->weight.narrow(0, first_position_, tokens.size(1));
   x = torch::dropout(x, config_.dropout, is_training());
-  aux_loss_ = {};
+  aux_loss_ = at::Tensor();
   if (!runner_) {
     std::tie(x, aux_loss_) = layers(0, config_.layers, x);
     return norm_(x);

@@ -67,7 +67,7 @@ struct GptImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets);
   // The sum of the layers' auxiliary losses in the last forward, to be added to the loss; a scalar in fp32. Undefined
   // without GptConfig::mlp, and when called again.
-  at::Tensor take_aux_loss() { return std::exchange(aux_loss_, {}); }
+  at::Tensor take_aux_loss() { return std::exchange(aux_loss_, at::Tensor()); }
   // tokens: int64 [batch, time >= 1]. Returns them followed by `count` generated tokens, [batch, time +
   // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
   at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
