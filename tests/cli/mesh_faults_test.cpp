@@ -36,6 +36,7 @@ const std::string& folder() {
       {"patterns": ["up"], "scater_input": true}]}}})");
     write("experts.json", start + R"("libzero": {"model": {"layers": 2, "hidden": 32, "heads": 2,
       "experts": {"num_experts": 8}}}})");
+    write("ep2.json", start + R"("libzero": {"model": {"experts": {"num_experts": 8, "ep_size": 2}}}})");
     write("pipeline.json", start + R"("pipeline": {"stages": 2}, "expert_parallel": {"enabled": true}})");
     write("no-batch.json",
           R"({"optimizer": {"type": "AdamW"}, "tensor_parallel": {"autotp_size": 2, "preset_model": "gpt"}})");
@@ -179,7 +180,7 @@ TEST(MeshFaults, Experts) {
            {"experts: train, flags that disagree", train({"--moe", "--num-experts", "4"})},
            {"experts: train, ep_size that divides no ranks", train({"--moe", "--ep-world-size", "2"})},
            {"experts: train, interval above the layers", train({"--set", "libzero.model.experts.expert_interval=3"})},
-           {"experts: config check", {"config", "check", "experts.json", "--world", "3"}}})
+           {"experts: config check", {"config", "check", "ep2.json", "--world", "3"}}})
     expect_fault(fault);
 }
 

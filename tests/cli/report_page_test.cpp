@@ -248,7 +248,7 @@ TEST_F(ReportPage, OfAMesh) {
   ASSERT_EQ(written.code, 0) << written.err;
   const json told = json::parse(written.out)["runs"][1], sent = told["sent_bytes"];
   EXPECT_EQ(told["label"], "stage 1 tp 2 sp 2");
-  EXPECT_EQ(told["mesh"], (json{{"dp", 1}, {"sp", 2}, {"tp", 2}}));
+  EXPECT_EQ(told["mesh"], (json{{"dp", 1}, {"sp", 2}, {"tp", 2}, {"ep", 1}}));
   EXPECT_EQ(told["planned_sent_bytes"], sent);
   const Shown shown = show(file);
   EXPECT_TRUE(shown.console.empty()) << shown.console.front();

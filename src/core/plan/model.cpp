@@ -375,9 +375,10 @@ void PlanModel::validate() const {
   check(sequence >= 1, "sequence", sequence, "at least 1");
   check(vocabulary >= 2, "vocabulary", vocabulary, "at least 2");
   if (experts.count == 0) return;
-  check(kind == Kind::Gpt, "experts", experts.count, "0 for a model that is no GPT");
+  check(kind == Kind::Gpt, "experts", experts.count,
+        "0 for a model that is no GPT. Hint: --model gpt2, or --layers with --hidden");
   check(experts.interval >= 1 && experts.interval <= layers, "expert_interval", experts.interval,
-        base::join("1 to ", layers, ", the layers"));
+        base::join("1 to ", layers, ", the layers. Hint: 1 gives every layer experts"));
   check(experts.k >= 1 && experts.k <= experts.count, "k", experts.k,
         base::join("1 to ", experts.count, ", the experts"));
   check(experts.ep_size >= 1 && experts.count % experts.ep_size == 0, "ep_size", experts.ep_size,

@@ -139,11 +139,6 @@ class DescribedPass final : public PlanPass {
   std::vector<Numbered> tensors_;
 };
 
-// The path of a parameter's layer; empty: it is in none.
-const std::string& layer_of(const Parameter& parameter) {
-  return parameter.layer.empty() ? parameter.unit : parameter.layer;
-}
-
 // For models without a description: layers run one after the other, and each saves what its operators save with fused
 // attention and without dropout. Sizes are multiples of tokens * hidden elements.
 class LayeredPass {

@@ -2,6 +2,7 @@
 #include "plan/pass.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -10,20 +11,36 @@
 namespace zero::planning {
 namespace {
 
-Pass pass_by_units(const std::vector<Parameter>& parameters) {
+// Units one after the other; in backward, a segment's layers run again before it.
+Pass pass_by_units(const std::vector<Parameter>& parameters, std::int64_t segments) {
   Pass pass;
   std::vector<std::size_t> root;
-  std::string unit;
+  std::vector<std::size_t> first_of_layer;  // in pass.forward
+  std::string unit, layer;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters[i].unit.empty()) {
+    const auto& parameter = parameters[i];
+    if (parameter.unit.empty()) {
       root.push_back(i);
       continue;
     }
-    if (pass.forward.empty() || parameters[i].unit != unit) pass.forward.emplace_back();
-    unit = parameters[i].unit;
+    const auto& its_layer = layer_of(parameter);
+    if (pass.forward.empty() || its_layer != layer) first_of_layer.push_back(pass.forward.size());
+    if (pass.forward.empty() || parameter.unit != unit) pass.forward.emplace_back();
+    unit = parameter.unit, layer = its_layer;
     pass.forward.back().push_back(i);
   }
-  pass.backward.assign(pass.forward.rbegin(), pass.forward.rend());
+  const auto layers = static_cast<std::int64_t>(first_of_layer.size());
+  const auto parts = std::max<std::int64_t>(std::min(segments, layers), 1);
+  const auto begin_of = [&](std::int64_t part) {
+    const auto first = static_cast<std::size_t>(part * layers / parts);
+    return pass.forward.begin() +
+           static_cast<std::ptrdiff_t>(part == parts ? pass.forward.size() : first_of_layer[first]);
+  };
+  for (auto part = layers == 0 ? 0 : parts; part-- > 0;) {
+    const auto begin = begin_of(part), end = begin_of(part + 1);
+    if (segments > 0) pass.backward.insert(pass.backward.end(), begin, end);
+    pass.backward.insert(pass.backward.end(), std::make_reverse_iterator(end), std::make_reverse_iterator(begin));
+  }
   for (auto* order : {&pass.forward, &pass.backward}) {
     order->insert(order->begin(), root);
     order->push_back(root);
@@ -55,7 +72,7 @@ class UseRecorder final : public PassSink {
 }  // namespace
 
 Pass pass_of(const PlanModel& model, const std::vector<Parameter>& parameters, std::int64_t segments) {
-  if (!model.pass) return pass_by_units(parameters);
+  if (!model.pass) return pass_by_units(parameters, segments);
   UseRecorder recorder;
   run_micro_batch(model, parameters, {.segments = segments}, recorder);
   return std::move(recorder.pass);

@@ -27,6 +27,11 @@ struct Parameter {
   std::string layer{};                // path of its layer, if that is not its unit
 };
 
+// The path of a parameter's layer; empty: it is in none.
+inline const std::string& layer_of(const Parameter& parameter) {
+  return parameter.layer.empty() ? parameter.unit : parameter.layer;
+}
+
 using step::Unit;  // parameters are indices into the vector passed to cut_into_units()
 
 // In the engine's order: the root first, then in the order of registration. world: the ranks that ZeRO shards over.

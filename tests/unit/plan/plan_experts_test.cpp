@@ -30,11 +30,11 @@ PlanModel model_of(const Options& options) {
   return cli::with_gpt_pass(model);
 }
 
-Plan plan_of(const Options& options, int world) {
+Plan plan_of(const Options& options, int world, bool shared_memory = true) {
   PlanMachine machine;
   machine.gpu = false;
   machine.ranks_per_host = world;
-  machine.shared_memory = true;
+  machine.shared_memory = shared_memory;
   return plan(model_of(options), options, machine);
 }
 
@@ -57,7 +57,7 @@ TEST(PlanExperts, StatesAreTheFormulas) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto options = options_of(R"("num_experts": 8, "ep_size": )" + std::to_string(ep),
                                       R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + "}");
-      const auto planned = plan_of(options, 4);
+      const auto planned = plan_of(options, 4, /*shared_memory=*/false);
       const double expert = 8 * 64 * 64 + 5 * 64, experts = 2 * 8 * expert;
       const double dense = static_cast<double>(model_of(options).num_parameters()) - experts;
       double bytes = 0;
