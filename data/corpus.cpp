@@ -1,57 +1,19 @@
 // See corpus.h. Errors have the path, the value and the requirement, so that commands can print them unchanged.
 #include "data/corpus.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+
+#include "data/mix.h"
 
 namespace data {
 namespace {
 
 constexpr int kRounds = 4;
 
-// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every input bit affects every output bit.
-std::uint64_t mix(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-[[noreturn]] void fail(const std::string& path, const std::string& got, const std::string& expected) {
-  throw std::runtime_error("[text " + path + "] got " + got + ", expected " + expected);
-}
-
 }  // namespace
-
-MappedFile::MappedFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail(path, std::strerror(errno), "a readable text file");
-  struct stat about {};
-  int error = ::fstat(fd, &about) == 0 ? 0 : errno;
-  void* memory = MAP_FAILED;
-  const bool regular = error == 0 && S_ISREG(about.st_mode);
-  if (regular && about.st_size > 0) {
-    memory = ::mmap(nullptr, static_cast<std::size_t>(about.st_size), PROT_READ, MAP_SHARED, fd, 0);
-    error = memory == MAP_FAILED ? errno : 0;
-  }
-  ::close(fd);
-  if (error != 0) fail(path, std::strerror(error), "a readable text file");
-  if (!regular) fail(path, S_ISDIR(about.st_mode) ? "a directory" : "something that is not a file", "a text file");
-  if (about.st_size == 0) fail(path, "an empty file", "text");
-  data_ = static_cast<const std::uint8_t*>(memory);
-  size_ = about.st_size;
-}
-
-MappedFile::~MappedFile() { ::munmap(const_cast<std::uint8_t*>(data_), static_cast<std::size_t>(size_)); }
 
 Permutation::Permutation(std::int64_t size, std::uint64_t key)
     : size_(static_cast<std::uint64_t>(size)), key_(mix(key)) {
@@ -91,9 +53,9 @@ Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, s
   heldout_samples_ = std::max<std::int64_t>(0, file_.size() - heldout_begin_ - 1) / sequence;
   const auto check = [&](const char* part, std::int64_t size, std::int64_t samples) {
     if (samples < 1)
-      fail(path, std::to_string(size) + " bytes for " + part,
-           "at least the " + std::to_string(sequence + 1) +
-               " of one sample. Hint: use more text, a shorter sequence or another holdout");
+      fail_file("text", path, std::to_string(size) + " bytes for " + part,
+                "at least the " + std::to_string(sequence + 1) +
+                    " of one sample. Hint: use more text, a shorter sequence or another holdout");
   };
   check("training", heldout_begin_, training_samples_);
   if (holdout > 0) check("the held-out part", file_.size() - heldout_begin_, heldout_samples_);

@@ -6,24 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "data/mapped_file.h"
+
 namespace data {
-
-// Maps a file read-only. Throws std::runtime_error with path and reason if it is missing, not a
-// regular file or empty.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  const std::uint8_t* data() const { return data_; }
-  std::int64_t size() const { return size_; }
-
- private:
-  const std::uint8_t* data_ = nullptr;
-  std::int64_t size_ = 0;
-};
 
 // A bijection of [0, size) chosen by a key, computed and not stored: a Feistel network over the
 // next even number of bits, walked along its cycle until the value is inside (Black and Rogaway,

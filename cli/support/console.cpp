@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "base/printable.h"
 
@@ -26,6 +27,11 @@ int write_all(int fd, std::string_view bytes) {
   return 0;
 }
 
+std::string& program() {
+  static std::string name = "zero";
+  return name;
+}
+
 const char* word(LogLevel level) {
   switch (level) {
     case LogLevel::Debug:
@@ -40,6 +46,14 @@ const char* word(LogLevel level) {
 }
 
 }  // namespace
+
+void name_program(std::string name) { program() = std::move(name); }
+
+std::string words_of(std::string_view command) {
+  std::string words = program();
+  if (!command.empty()) words.append(" ").append(command);
+  return words;
+}
 
 LogLevel log_threshold(const Global& global) {
   std::string level = global.log_level;
@@ -73,8 +87,7 @@ bool print_result(std::string_view text) {
 }
 
 void print_note(std::string_view command, LogLevel level, std::string_view text) {
-  std::string line = "zero";
-  if (!command.empty()) line.append(" ").append(command);
+  std::string line = words_of(command);
   line.append(": ").append(word(level)).append(base::printable(text)).append("\n");  // may contain external names
   write_all(2, line);
 }

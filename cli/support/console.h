@@ -1,5 +1,6 @@
 // Output and exit codes of all subcommands (docs/cli.md sections 2, 3, 9): results go to stdout, everything else to
-// stderr as "zero <command>: ..."; errors are converted to exit codes here.
+// stderr as "zero <command>: ..."; errors are converted to exit codes here. Programs beside `zero` that use the same
+// options have a name of their own.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,6 +12,11 @@
 #include "report/text/terminal.h"
 
 namespace zero::cli {
+
+// For another program than `zero`: the word that messages and help begin with. Call it first, in one thread.
+void name_program(std::string name);
+// What the user wrote to start a command: "zero run"; for "" the program alone.
+std::string words_of(std::string_view command);
 
 // The options that all subcommands have.
 struct Global {
@@ -28,7 +34,8 @@ LogLevel log_threshold(const Global& global);
 // nothing. Throws IoError (exit code 5) if the disk is full or the device fails.
 bool print_result(std::string_view text);
 
-// Prints one line on stderr, "zero run: warning: text", with one write(2). Info lines have no level.
+// Prints one line on stderr, "zero run: warning: text" with words_of(command), in one write(2). Info lines have no
+// level.
 void print_note(std::string_view command, LogLevel level, std::string_view text);
 // Prints "zero run: error: text" at any log level.
 void print_error(std::string_view command, std::string_view text);

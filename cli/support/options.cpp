@@ -30,6 +30,14 @@ std::string quoted_word(std::string_view word) {
   return "\"" + std::string(word.substr(0, 80)) + (word.size() > 80 ? "..." : "") + "\"";
 }
 
+std::int64_t whole_number(const std::string& key, const std::string& text, std::int64_t least, std::int64_t most) {
+  std::int64_t number = 0;
+  if (text.empty() || !CLI::detail::lexical_cast(text, number) || number < least || number > most)
+    throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected a whole number from " +
+                      std::to_string(least) + " to " + std::to_string(most));
+  return number;
+}
+
 }  // namespace
 
 struct Command::State {
@@ -37,7 +45,7 @@ struct Command::State {
     std::string key;  // the canonical long name, with dashes
     std::vector<std::string> names;
     std::string value_name, help, refusal, no_effect;
-    bool repeated = false, hidden = false;
+    bool repeated = false, hidden = false, list = false;
     CLI::Option* cli = nullptr;
     bool seen = false;
   };
@@ -100,14 +108,8 @@ void Command::option(const std::string& names, std::int64_t& value, const std::s
                      const std::string& help, std::int64_t least, std::int64_t most) {
   add(names, value_name, help, false, false);
   const std::string key = state_->last().key;
-  state_->last().cli =
-      state_->app.add_option_function<std::string>(key, [&value, key, least, most](const std::string& text) {
-        std::int64_t number = 0;
-        if (text.empty() || !CLI::detail::lexical_cast(text, number) || number < least || number > most)
-          throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected a whole number from " +
-                            std::to_string(least) + " to " + std::to_string(most));
-        value = number;
-      });
+  state_->last().cli = state_->app.add_option_function<std::string>(
+      key, [&value, key, least, most](const std::string& text) { value = whole_number(key, text, least, most); });
 }
 
 void Command::option(const std::string& names, double& value, const std::string& value_name, const std::string& help,
@@ -139,6 +141,22 @@ void Command::choice(const std::string& names, std::string& value, const std::ve
         }
         value = text;
       });
+}
+
+void Command::numbers(const std::string& names, std::vector<std::int64_t>& values, const std::string& value_name,
+                      const std::string& help, std::int64_t least, std::int64_t most) {
+  add(names, value_name, help, false, false);
+  state_->last().list = true;
+  const std::string key = state_->last().key;
+  state_->last().cli = state_->app
+                           .add_option_function<std::vector<std::string>>(
+                               key,
+                               [&values, key, least, most](const std::vector<std::string>& all) {
+                                 values.clear();
+                                 for (const auto& text : all) values.push_back(whole_number(key, text, least, most));
+                               })
+                           ->expected(1)
+                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void Command::repeated(const std::string& names, std::vector<std::string>& values, const std::string& value_name,
@@ -200,8 +218,20 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
           if (near.empty() && part.size() >= 4 && word.size() >= 5 &&
               !nearest_name(dashes(word).substr(2), {part}).empty())
             near = name;
-    throw ConfigError("[" + word.substr(0, 80) + "] got an unknown option, expected one of `zero " + name_ +
+    throw ConfigError("[" + word.substr(0, 80) + "] got an unknown option, expected one of `" + words_of(name_) +
                       " --help`" + (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
+  };
+  const auto put = [&](const State::Option& option, const std::string* value) {
+    options.push_back(value ? option.key + "=" + *value : option.key);
+    if (value && value->empty()) {  // CLI11 treats "--name=" as a flag
+      options.back() = option.key;
+      options.push_back("");
+    }
+  };
+  const auto is_name = [](const std::string& word) {
+    const bool negative =
+        word.size() > 1 && word[0] == '-' && (std::isdigit(static_cast<unsigned char>(word[1])) || word[1] == '.');
+    return word.size() >= 2 && word[0] == '-' && !negative;
   };
   const auto take = [&](State::Option& option, const std::string& written, const std::string* value) {
     if (!option.refusal.empty())
@@ -212,11 +242,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
     if (!option.no_effect.empty()) {
       notices_.push_back(written + " has no effect: " + option.no_effect);
     } else {
-      options.push_back(value ? option.key + "=" + *value : option.key);
-      if (value && value->empty()) {  // CLI11 treats "--name=" as a flag
-        options.back() = option.key;
-        options.push_back("");
-      }
+      put(option, value);
     }
   };
   std::size_t i = 0;
@@ -235,9 +261,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
       ++i;
       break;
     }
-    const bool negative =
-        word.size() > 1 && word[0] == '-' && (std::isdigit(static_cast<unsigned char>(word[1])) || word[1] == '.');
-    if (word.size() < 2 || word[0] != '-' || negative) {
+    if (!is_name(word)) {
       if (trailing_) break;
       positionals.push_back(word);
     } else if (word[1] == '-') {
@@ -255,6 +279,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
       } else {
         const std::string value = value_of(*option, written);
         take(*option, written, &value);
+        while (option->list && i + 1 < words.size() && !is_name(words[i + 1])) put(*option, &words[++i]);
       }
     } else {
       for (std::size_t at = 1; at < word.size(); ++at) {
@@ -290,11 +315,13 @@ bool Command::parse(int argc, char** argv) {
   flag("-q,--quiet", global_.quiet, "errors only");
   flag("-v,--verbose", global_.verbose, "more, for finding faults");
   choice("--log-level", global_.log_level, {"debug", "info", "warning", "error"}, "lowest level shown on stderr");
-  // Commands may declare their own --log-dir with more names.
-  if (!state_->find("--log-dir")) option("--log-dir", global_.log_dir, "DIR", "folder for log files");
-  flag("--json", global_.json, "one JSON document on stdout");
-  choice("--color", color_, {"auto", "always", "never"}, "colour");
-  choice("--progress", progress_, {"auto", "always", "never"}, "progress line on stderr");
+  if (reports_) {
+    // Commands may declare their own --log-dir with more names.
+    if (!state_->find("--log-dir")) option("--log-dir", global_.log_dir, "DIR", "folder for log files");
+    flag("--json", global_.json, "one JSON document on stdout");
+    choice("--color", color_, {"auto", "always", "never"}, "colour");
+    choice("--progress", progress_, {"auto", "always", "never"}, "progress line on stderr");
+  }
 
   const std::vector<std::string> words(argv + 1, argv + argc);
   std::vector<std::string> normal = normalise(words);
@@ -310,18 +337,21 @@ bool Command::parse(int argc, char** argv) {
     std::string missing;
     for (const CLI::Option* o : state_->app.get_options())
       if (o->get_required() && o->count() == 0) missing = o->get_name();
-    throw ConfigError("[zero " + name_ + "] got no " + missing + ", expected one. Hint: zero " + name_ + " --help");
+    throw ConfigError("[" + words_of(name_) + "] got no " + missing + ", expected one. Hint: " + words_of(name_) +
+                      " --help");
   } catch (const CLI::ExtrasError&) {
+    // Positionals follow a "--", which remains too where the command has none.
     const auto extras = state_->app.remaining();
-    throw ConfigError("[zero " + name_ + "] got " + quoted_word(extras.empty() ? "" : extras.front()) +
-                      ", expected no further word. Hint: zero " + name_ + " --help");
+    const auto extra = std::find_if(extras.begin(), extras.end(), [](const auto& word) { return word != "--"; });
+    throw ConfigError("[" + words_of(name_) + "] got " + quoted_word(extra == extras.end() ? "--" : *extra) +
+                      ", expected no further word. Hint: " + words_of(name_) + " --help");
   } catch (const CLI::ParseError& error) {
-    throw ConfigError("[zero " + name_ + "] got " + error.what() + ", expected the form of `zero " + name_ +
+    throw ConfigError("[" + words_of(name_) + "] got " + error.what() + ", expected the form of `" + words_of(name_) +
                       " --help`");
   }
   if (trailing_ && trailing_->empty())
-    throw ConfigError("[zero " + name_ + "] got no " + state_->positionals.front().first +
-                      ", expected one. Hint: zero " + name_ + " --help");
+    throw ConfigError("[" + words_of(name_) + "] got no " + state_->positionals.front().first +
+                      ", expected one. Hint: " + words_of(name_) + " --help");
   const auto to_choice = [](const std::string& text) {
     return text == "always" ? report::Choice::Always : text == "never" ? report::Choice::Never : report::Choice::Auto;
   };
@@ -347,8 +377,8 @@ bool Command::given(const std::string& name) const {
 std::string Command::help() const {
   constexpr std::size_t kWidth = 80, kIndent = 26;
   std::string out;
-  for (const std::string& line : report::wrap("zero " + name_ + ": " + summary_, kWidth)) out += line + "\n";
-  out += "\nUsage: zero " + name_ + " " + usage_ + "\n";
+  for (const std::string& line : report::wrap(words_of(name_) + ": " + summary_, kWidth)) out += line + "\n";
+  out += "\nUsage: " + words_of(name_) + " " + usage_ + "\n";
   const auto entry = [&](const std::string& left, const std::string& help) {
     std::string line = "  " + left;
     const std::vector<std::string> lines = report::wrap(help, kWidth - kIndent);

@@ -16,8 +16,8 @@ namespace zero::cli {
 
 class Command {
  public:
-  // name: the words after "zero" ("run", "bench stages"). usage: the text after the name in the usage line. example:
-  // complete lines at the end of the help text.
+  // name: the words after "zero" ("run", "bench stages"); "" for another program (name_program()). usage: the text
+  // after the name in the usage line. example: complete lines at the end of the help text.
   Command(std::string name, std::string summary, std::string usage, std::string example);
   ~Command();
   Command(const Command&) = delete;
@@ -33,12 +33,17 @@ class Command {
               double least, double most);
   void choice(const std::string& names, std::string& value, const std::vector<std::string>& allowed,
               const std::string& help);
+  // One value or several, each a word: "--num-experts 2 4". Replaces the variable's values.
+  void numbers(const std::string& names, std::vector<std::int64_t>& values, const std::string& value_name,
+               const std::string& help, std::int64_t least, std::int64_t most);
   // May be repeated.
   void repeated(const std::string& names, std::vector<std::string>& values, const std::string& value_name,
                 const std::string& help);
   // Accepted with a notice, or refused with exit code 2. Not listed in the help.
   void no_effect(const std::string& names, bool takes_value, const std::string& reason);
   void refused(const std::string& names, bool takes_value, const std::string& reason);
+  // Leaves out --json, --color, --progress and --log-dir, for a program that prints text and keeps no files.
+  void prints_text() { reports_ = false; }
   // A heading for the following options.
   void section(const std::string& title);
 
@@ -68,7 +73,7 @@ class Command {
   std::string name_, summary_, usage_, example_;
   Global global_;
   std::string color_ = "auto", progress_ = "auto";
-  bool help_ = false, version_ = false;
+  bool help_ = false, version_ = false, reports_ = true;
   std::vector<std::string> notices_;
   std::vector<std::string> set_texts_;
   std::vector<std::pair<std::string, std::string>>* set_ = nullptr;

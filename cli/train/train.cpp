@@ -2,15 +2,13 @@
 // the loop that all ranks share is printed once.
 #include <zero/zero.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <new>
-#include <thread>
 
 #include "cli/commands.h"
 #include "cli/support/gpt_segments.h"
+#include "cli/support/rank_failures.h"
 #include "cli/train/train.h"
 #include "cli/train/train_report.h"
 #include "cli/train/train_run.h"
@@ -18,67 +16,10 @@
 #include "config/settings.h"
 #include "data/corpus.h"
 #include "models/gpt.h"
-#include "observe/status_page.h"
 #include "report/text/text.h"
 
 namespace zero::cli {
 namespace {
-
-// A failure in this file: the exit code and the text to print.
-struct Failure {
-  ExitCode code = ExitCode::kOk;
-  std::string text;
-};
-
-// Converts exceptions of body() to an exit code and a text without a stack trace.
-template <class Body>
-Failure failure_of(Body&& body) {
-  try {
-    body();
-    return {};
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  } catch (const c10::OutOfMemoryError& error) {
-    return {ExitCode::kOutOfMemory, error.what_without_backtrace()};
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    // libtorch's CPU allocator has no error type of its own.
-    return {text.find("DefaultCPUAllocator") == std::string::npos ? ExitCode::kFailed : ExitCode::kOutOfMemory, text};
-  } catch (const std::bad_alloc&) {
-    return {ExitCode::kOutOfMemory, "[memory] cannot allocate: out of memory"};
-  } catch (const std::exception& error) {
-    return {ExitCode::kFailed, error.what()};
-  }
-}
-
-// Uses the launcher's variables, before there is a Communicator.
-bool is_first_rank() {
-  for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"})
-    if (const char* value = std::getenv(name)) return std::string(value) == "0";
-  return true;
-}
-
-// For the launcher's root-cause block.
-void publish(const Failure& failure) { observe::status_page().set_error(failure.text, failure.code); }
-
-// Drops failures that other ranks print as well. Returns this rank's exit code, or 0 if no rank failed.
-int agree_on_start(Communicator& comm, const Failure& mine) {
-  if (mine.code != ExitCode::kOk) publish(mine);
-  const std::vector<std::string> all = comm.all_gather_bytes(mine.text);
-  bool any = false, alike = true;
-  for (const std::string& text : all) {
-    any = any || !text.empty();
-    alike = alike && text == all.front();
-  }
-  if (!any) return 0;
-  if (!mine.text.empty() && (!alike || comm.rank() == 0)) {
-    const std::string where =
-        alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
-    print_error("train", mine.text + where);
-  }
-  comm.barrier();  // a launcher ends all ranks when one exits; the message must be printed before
-  return static_cast<int>(mine.code == ExitCode::kOk ? ExitCode::kConfig : mine.code);
-}
 
 // libzero.transport and libzero.timeout_s, unless the environment sets them.
 void prepare_environment(const config::Settings& settings, bool on_gpu) {
@@ -170,15 +111,7 @@ int zero_train(int argc, char** argv) {
   declare_train(command, arguments);
   bool parsed = false;
   Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
-  if (failure.code != ExitCode::kOk) {  // every rank has the same text
-    publish(failure);
-    // A launcher ends all ranks when one fails: the others give the first rank time to print the error.
-    if (is_first_rank())
-      print_error("train", failure.text);
-    else
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-    return static_cast<int>(failure.code);
-  }
+  if (failure.code != ExitCode::kOk) return fail_alike("train", failure);
   if (!parsed) return 0;
 
   TrainPlan plan;
@@ -205,7 +138,7 @@ int zero_train(int argc, char** argv) {
   }
   if (failure.code == ExitCode::kOk)
     failure = failure_of([&] { config::require_expert_ranks(plan.options, comm->size()); });
-  if (const int code = agree_on_start(*comm, failure); code != 0) return code;
+  if (const int code = agree_on_start("train", *comm, failure); code != 0) return code;
 
   if (comm->rank() != 0) {  // rank 0 prints the library's notices for all ranks
     global.log_level = "error";

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import struct
+import subprocess
 import sys
 import xml.dom.minidom
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
-from conftest import REPOSITORY, Programs, under_the_runner
+from conftest import REPOSITORY, Programs, find_zero, under_the_runner
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 
@@ -160,6 +161,21 @@ def test_cifar10_is_read_from_its_files(kind: str, tmp_path: Path) -> None:
     pictures, found, test_pictures, _ = module_of("cifar10").read_cifar10(str(tmp_path))
     assert pictures.shape == (35, 3, 32, 32) and found.tolist() == labels
     assert (test_pictures.view(7, 3072).numpy() == data).all()
+
+
+def test_the_program_in_cpp_reads_the_same_files(tmp_path: Path) -> None:
+    program = Path(find_zero() or "").parents[1] / "examples" / "cifar10"
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
+    outputs = []
+    for kind in ("binary", "2", "python 2", "5"):
+        (tmp_path / kind).mkdir()
+        write_cifar10(tmp_path / kind, kind)
+        words = ["--epochs", "1", "--batch-size", "7", "--log-interval", "1"]
+        end = subprocess.run([program, "--data", tmp_path / kind, *words], capture_output=True, text=True, timeout=120)
+        outputs.append(end.stdout.splitlines()[1:] if end.returncode == 0 else end.stderr)
+    assert len(outputs[0]) > 6 and outputs[0] == outputs[1] == outputs[2]
+    assert "data_batch_1] got protocol 5 at byte 1, expected a pickle of protocol 2" in outputs[3]
 
 
 class Attack:

@@ -72,7 +72,7 @@ const std::vector<Row>& table() {
         "runtime/gpu", "runtime/torch_hooks", "runtime/comm", "runtime/parallel", "runtime/activations"}},
       {"runtime/checkpoint", {"core/observe", "core/optim", "core/formats", "runtime/engine"}},
       {"cli", {}},
-      {"cli/support", {"core/config", "core/launch", "core/report", "models"}},
+      {"cli/support", {"core/config", "core/observe", "core/launch", "core/report", "models"}},
       {"cli/run", {"cli", "cli/support", "core/launch", "core/report"}},
       {"cli/plan", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
       {"cli/explain", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
