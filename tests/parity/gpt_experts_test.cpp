@@ -142,7 +142,8 @@ TEST(GptExperts, AuxiliaryLossReachesTheGate) {
 
 // What `zero train` differentiates: the cross entropy and a part of the auxiliary losses.
 TEST(GptExperts, ShareAddsIt) {
-  const auto options = Options::from_json(R"({"train_micro_batch_size_per_gpu": 3, "libzero": {"model": {"experts":
+  const auto options = Options::from_json(
+      R"({"train_micro_batch_size_per_gpu": 3, "optimizer": {"type": "AdamW"}, "libzero": {"model": {"experts":
     {"num_experts": 4, "aux_loss": 0.5, "use_rts": false, "min_capacity": 0}}}})");
   auto reference = make(options.settings().model.experts), model = make(options.settings().model.experts);
   const auto wanted = loss_of(reference), aux = reference->take_aux_loss();
