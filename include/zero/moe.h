@@ -73,9 +73,9 @@ ZERO_API torch::nn::AnyModule expert_of(const torch::nn::Sequential& layers);
 // ep_size 1, this is a plain module.
 class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
  public:
-  // num_experts copies of `expert`, with equal initial values as in DeepSpeed. ConfigError that lists all invalid
-  // options. Copying reads the expert's values; under zero::build, where they would have to be allocated, use the
-  // second form.
+  // num_experts copies of `expert`, with equal initial values as in DeepSpeed. `expert` itself is no part of the layer,
+  // and may be the original of several. ConfigError that lists all invalid options. Copying reads the expert's values;
+  // under zero::build, where they would have to be allocated, use the second form.
   MoEImpl(MoeOptions options, torch::nn::AnyModule expert);
   MoEImpl(MoeOptions options, const torch::nn::Sequential& expert) : MoEImpl(std::move(options), expert_of(expert)) {}
   // make(c) makes expert c, with initial values of its own; make(num_experts) the dense one of use_residual.

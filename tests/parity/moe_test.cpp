@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -533,6 +534,25 @@ TEST(MoeTraining, AFrozenExpertMissesSteps) {
     }
     require(after[0].equal(after[1]), "an expert that was frozen is other after a load");
   });
+}
+
+// Layers that are made of one module share nothing with each other or with it.
+TEST(MoeCopies, AreOfTheLayerAlone) {
+  MoeOptions options;
+  options.hidden_size = 4;
+  options.num_experts = 2;
+  options.use_residual = true;
+  const torch::nn::Linear original(4, 4);
+  const MoE first(options, torch::nn::AnyModule(original)), second(options, torch::nn::AnyModule(original));
+  std::set<const void*> weights{original->weight.data_ptr()};
+  for (const auto& layer : {first, second})
+    for (const auto& parameter : layer->named_parameters())
+      if (parameter.key().ends_with("0.weight") || parameter.key().ends_with("1.weight") ||
+          parameter.key() == "mlp.weight") {
+        EXPECT_TRUE(weights.insert(parameter.value().data_ptr()).second) << parameter.key();
+        EXPECT_TRUE(parameter.value().equal(original->weight)) << parameter.key();
+      }
+  EXPECT_EQ(weights.size(), 7u);
 }
 
 // --- faults ---------------------------------------------------------------------------------------
