@@ -2,6 +2,8 @@
 
 With --data DIR: CIFAR-10's files in DIR, in the Python or the binary version. Without it, ten classes of shapes and
 textures, 32 x 32 pixels in colour, which need no download and are the same in each run.
+
+--moe puts layers with a mixture of experts before the last layer, one for each number of --num-experts.
 """
 
 import argparse
@@ -30,22 +32,40 @@ def fail(text: str) -> NoReturn:
 
 # ---- the model ----
 class Net(nn.Module):
-    """Two convolutions with pooling, three fully connected layers: 62,006 parameters."""
+    """Two convolutions with pooling, three fully connected layers: 62,006 parameters; with --moe also experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.pool = nn.MaxPool2d(2)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)
         self.fc2 = nn.Linear(120, 84)
+        self.moe_layers = nn.ModuleList(
+            libzero.MoE(
+                hidden_size=84,
+                expert=nn.Linear(84, 84),
+                num_experts=experts,
+                ep_size=args.ep_world_size,
+                k=args.top_k,
+                min_capacity=args.min_capacity,
+                use_residual=args.mlp_type == "residual",
+                noisy_gate_policy=args.noisy_gate_policy,
+            )
+            for experts in args.num_experts
+        )
         self.fc3 = nn.Linear(84, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scores, and the auxiliary loss of the experts."""
         x = self.pool(self.conv1(x).relu())  # 6 x 14 x 14
         x = self.pool(self.conv2(x).relu())  # 16 x 5 x 5
         x = self.fc1(x.flatten(1)).relu()
-        return self.fc3(self.fc2(x).relu())
+        x, aux = self.fc2(x).relu(), torch.zeros(())
+        for layer in self.moe_layers:
+            x, l_aux, _ = layer(x)
+            aux = aux + l_aux
+        return self.fc3(x), aux
 
 
 # ---- CIFAR-10's files ----
@@ -169,13 +189,40 @@ def arguments() -> argparse.Namespace:
     add("--dtype", choices=list(DTYPES), default="fp32", help="of parameters and gradients (%(default)s)")
     add("--stage", type=int, choices=range(4), default=0, help="ZeRO stage (%(default)s)")
     add("--log-interval", type=positive, default=100, metavar="N", help="print every N steps (%(default)s)")
-    add("--moe", action="store_true", help="expert layers: not built yet, an error")
+    add = parser.add_argument_group("experts").add_argument
+    add("--moe", action="store_true", help="layers with experts, for which are the options below")
+    add("--num-experts", type=positive, nargs="+", metavar="N", help="experts of each layer (1)")
+    add("--ep-world-size", type=positive, metavar="N", help="ranks that share the experts (1)")
+    add("--mlp-type", choices=["standard", "residual"], help="residual: a dense expert beside them (standard)")
+    add("--top-k", type=int, choices=[1, 2], help="experts of a picture (1)")
+    add("--min-capacity", type=int, metavar="N", help="pictures that an expert takes at least (0)")
+    add("--noisy-gate-policy", choices=["None", "RSample", "Jitter"], help="noise while training (None)")
+    add("--moe-param-group", action="store_true", help="groups of the optimizer for experts: not needed, no effect")
     args = parser.parse_args()
-    if args.moe:
-        parser.error("--moe: expert layers are not built yet. Hint: leave it out; --stage and --dtype work without it")
+    check_experts(parser, args)
     if not 0 < args.lr < 1:
         parser.error(f"--lr: got {args.lr:g}, expected a number between 0 and 1")
     return args
+
+
+def check_experts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Fills in the values of options that are not given; the message of one that does not fit names it."""
+    defaults = {"ep_world_size": 1, "mlp_type": "standard", "top_k": 1, "min_capacity": 0, "noisy_gate_policy": "None"}
+    words = ["num_experts", "moe_param_group", *defaults]
+    if not args.moe and (given := [word for word in words if getattr(args, word)]):
+        parser.error(f"--{given[0].replace('_', '-')}: got it without --moe, expected both")
+    for word, value in defaults.items():
+        setattr(args, word, value if getattr(args, word) is None else getattr(args, word))
+    args.num_experts = (args.num_experts or [1]) if args.moe else []
+    for experts in args.num_experts:
+        if experts % args.ep_world_size:
+            parser.error(f"--ep-world-size: got {args.ep_world_size}, expected a divisor of --num-experts {experts}")
+        if experts < args.top_k:
+            parser.error(f"--top-k: got {args.top_k}, expected at most --num-experts {experts}")
+    if args.noisy_gate_policy == "RSample" and args.top_k != 1:
+        parser.error("--noisy-gate-policy: got RSample, expected None or Jitter with --top-k 2")
+    if args.min_capacity < 0:
+        parser.error(f"--min-capacity: got {args.min_capacity}, expected 0 or more")
 
 
 def positive(text: str) -> int:
@@ -212,7 +259,7 @@ def main() -> None:
         test_pictures, test_labels = draw(max(10, args.pictures // 5), seed=2)
 
     torch.manual_seed(1)
-    model = Net()
+    model = Net(args)
     engine = libzero.Engine(model, config(args))
     rank, world, batch = engine.comm.rank, engine.comm.size, engine.micro_batch_size
     if len(labels) < batch * world:
@@ -220,6 +267,11 @@ def main() -> None:
     if rank == 0:
         what = f"CIFAR-10 from {args.data}" if args.data is not None else "drawn pictures (not CIFAR-10)"
         print(f"{what}: {len(labels)} for training, {len(test_labels)} for the test; {world} ranks, stage {args.stage}")
+        if args.moe:
+            ranks = f"over {args.ep_world_size} ranks" if args.ep_world_size > 1 else "on every rank"
+            print(f"layers of {args.num_experts} experts, {ranks}; {args.top_k} of them for each picture")
+        if args.moe_param_group:
+            print("--moe-param-group has no effect: the engine's norm counts each expert once without groups")
 
     def prepared(some: torch.Tensor) -> torch.Tensor:
         """Bytes to numbers from -1 to 1 in the model's dtype."""
@@ -232,9 +284,9 @@ def main() -> None:
         total = 0.0
         for i in range(len(labels) // (batch * world)):
             mine = order[(i * world + rank) * batch :][:batch]
-            scores = engine(prepared(pictures[mine]))
+            scores, aux = engine(prepared(pictures[mine]))
             loss = nn.functional.cross_entropy(scores.float(), labels[mine])
-            engine.backward(loss)
+            engine.backward(loss + 0.01 * aux)
             result = engine.step()
             total += loss.item()
             if (i + 1) % args.log_interval == 0:
@@ -249,7 +301,7 @@ def main() -> None:
     with torch.no_grad():
         for start in range(0, len(test_labels), 250 * world):  # as many forwards on each rank
             share = slice(start + rank, start + 250 * world, world)
-            right = engine(prepared(test_pictures[share])).argmax(1) == test_labels[share]
+            right = engine(prepared(test_pictures[share]))[0].argmax(1) == test_labels[share]
             counts[0] += torch.bincount(test_labels[share], minlength=10)
             counts[1] += torch.bincount(test_labels[share][right], minlength=10)
     counts = counts.flatten()

@@ -19,7 +19,7 @@
 
 namespace zero {
 
-struct MoeOptions {
+struct ZERO_API MoeOptions {
   std::int64_t hidden_size = 0;  // width of tokens, [.., hidden_size]
   std::int64_t num_experts = 1;
   int ep_size = 1;  // expert-parallel ranks: each has num_experts / ep_size of the experts
@@ -34,12 +34,15 @@ struct MoeOptions {
   bool top2_2nd_expert_sampling = true;  // k = 2: the second expert is drawn
   std::string drop_policy = "probs";     // k > 2: an expert keeps its likeliest tokens; "position": the first ones
   bool merged_batches = false;           // one call of an expert for the tokens of all ranks, see MoEImpl::forward()
+
+  // ConfigError that lists all invalid options.
+  void check() const;
 };
 
-// The rule of a layer, for modules that are no MoE. gate: [num_experts, hidden_size]. group: of ep_size ranks; null:
-// one. run(c, rows): the output of expert c, one of this rank's, for rows [rows, hidden_size]; called for each of them
-// in order, ep_size times, or once with merged_batches. x, used_token and the first three results: as
-// MoEImpl::forward().
+// The rule of a layer, for modules that are no MoE. gate: [num_experts, hidden_size]. options: valid ones (check()).
+// group: of ep_size ranks; null: one. run(c, rows): the output of expert c, one of this rank's, for rows [rows,
+// hidden_size]; called for each of them in order, ep_size times, or once with merged_batches. x, used_token and the
+// first three results: as MoEImpl::forward().
 struct MoeOutput {
   at::Tensor output, l_aux, exp_counts;
   std::int64_t kept = 0;  // rows: choices that were not dropped
@@ -48,6 +51,9 @@ ZERO_API MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, cons
                                const std::shared_ptr<Communicator>& group,
                                const std::function<at::Tensor(std::int64_t c, const at::Tensor& rows)>& run,
                                const at::Tensor& used_token = {});
+// Of use_residual: the outputs of the experts and of the dense one, [.., hidden_size], weighed by the softmax of
+// coefficients [.., 2].
+ZERO_API at::Tensor mix_residual(const at::Tensor& experts, const at::Tensor& dense, const at::Tensor& coefficients);
 
 // What an Engine needs to know of a layer whose experts are divided over ranks. The parameters of expert c are those of
 // the child module "experts.C", under the same name on every rank.
@@ -109,7 +115,6 @@ class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
   const MoeOptions options;
 
  private:
-  void check() const;
   void add_gate();
   void add_expert(std::int64_t c, torch::nn::AnyModule expert);
   void add_residual(torch::nn::AnyModule expert);

@@ -29,7 +29,8 @@ from libzero.compiled import compile
 from libzero.engine import Engine, StepResult, TraceSummary, build
 from libzero.errors import CommError, ConfigError, InternalError, IoError
 from libzero.memory import Memory, MemoryRow
-from libzero.mesh import Mesh
+from libzero.mesh import ExpertGroups, Mesh
+from libzero.moe import MoE
 from libzero.optimizer import Optimizer
 from libzero.planner import Machine, Plan, plan, plan_all
 from libzero.sequence import attention_over_heads, heads_to_sequence, sequence_to_heads
@@ -39,12 +40,14 @@ __all__ = [
     "Communicator",
     "ConfigError",
     "Engine",
+    "ExpertGroups",
     "InternalError",
     "IoError",
     "Machine",
     "Memory",
     "MemoryRow",
     "Mesh",
+    "MoE",
     "Optimizer",
     "Options",
     "Plan",

@@ -20,6 +20,7 @@ from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
 from libzero.mesh import Mesh
+from libzero.moe import MoE
 from libzero.optimizer import Optimizer
 
 __all__ = ["Engine", "StepResult", "TraceSummary", "build"]
@@ -108,6 +109,16 @@ def _sizes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: p.shape for name, p in named if not torch.nn.parameter.is_lazy(p)}
 
 
+def _divided_experts(model: torch.nn.Module) -> set[str]:
+    """[local] The parameters of experts that this rank or another one has."""
+    names: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, MoE) and module.ep_size > 1:
+            prefix = f"{path}.experts" if path else "experts"
+            names.update(name for name, _ in module.experts.named_parameters(prefix))
+    return names
+
+
 class Engine:
     """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
@@ -141,6 +152,7 @@ class Engine:
         self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm
         self._sizes = _sizes_of(self._original)  # before they are cut
         self._native = _native.Engine(self._original, options, self.comm, None if mesh is None else mesh._native)
+        self._divided = _divided_experts(self._original)
         self.module = model
         self._alone = self.comm.size == 1
         held = dict(self._original.named_parameters())
@@ -235,7 +247,8 @@ class Engine:
 
         With tensor parallelism a parameter that is cut stays this rank's part, in its part's shape; modify then takes
         the values of the first rank with the same part. For whole tensors: state_dict(), parameter_state(),
-        set_parameter_state().
+        set_parameter_state(). Of a layer whose experts are divided, this rank's are unsharded; modify takes the values
+        of the first rank that has an expert.
         """
         names = None if what is None else self._selected(what)
         scope = self._native.gathered_parameters(names, modify)
@@ -247,8 +260,9 @@ class Engine:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] A copy of the model's state dict on every rank: parameters in the compute dtype, and buffers.
 
-        Parameters are whole with tensor parallelism as well. Needs memory for two unsharded models while it runs; with
-        tensor parallelism, fp32 masters in rank 0's host memory. For these see full_state_dict().
+        Parameters are whole with tensor parallelism as well, and the experts of all ranks are there. Needs memory for
+        two unsharded models while it runs; with tensor or expert parallelism, fp32 masters in rank 0's host memory. For
+        these see full_state_dict().
         """
         state = self._whole_state()
         assert state is not None
@@ -257,7 +271,7 @@ class Engine:
     def _whole_state(self, device: str | None = None, *, everywhere: bool = True) -> dict[str, torch.Tensor] | None:
         """[collective] state_dict() on `device`; not everywhere: on rank 0 only, None on other ranks."""
         wanted = everywhere or self.comm.rank == 0
-        if not self._cut_parameters():
+        if not self._cut_parameters() and not self._divided:
             with self.gathered_parameters():
                 return copied_state(self._original, device) if wanted else None
         masters = self.full_state_dict()

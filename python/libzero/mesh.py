@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from typing import NamedTuple
 
 from libzero import _native
 from libzero.communicator import Communicator, close_at_exit, default_communicator
 from libzero.config import Config, as_options
 
-__all__ = ["Mesh"]
+__all__ = ["ExpertGroups", "Mesh"]
 
 _open: weakref.WeakSet[Mesh] = weakref.WeakSet()
+
+
+class ExpertGroups(NamedTuple):
+    """Ranks along "dp_sp", for one ep_size."""
+
+    expert: Communicator
+    """Those that share the experts of a layer, by place."""
+    data: Communicator
+    """Those that have the same experts as this rank."""
 
 
 class Mesh:
@@ -51,6 +61,15 @@ class Mesh:
         A Communicator of one rank if the dimension's size is 1.
         """
         return close_at_exit(self._native.group(dim))
+
+    def experts(self, ep_size: int) -> ExpertGroups:
+        """[collective] at the first call for a size, else [local]. The groups for experts that ep_size ranks share.
+
+        ep_size consecutive ranks share the experts of a layer; with use_data_before_expert_parallelism, consecutive
+        ranks have the same ones. ConfigError if ep_size does not divide size("dp_sp").
+        """
+        expert, data = self._native.experts(ep_size)
+        return ExpertGroups(close_at_exit(expert), close_at_exit(data))
 
     @property
     def world(self) -> Communicator:

@@ -25,6 +25,7 @@ void bind_options(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_communicator(py::module_& module);
 void bind_parallel(py::module_& module);
+void bind_moe(py::module_& module);
 void bind_engine(py::module_& module);
 
 // A C++ object owned by Python. It is destroyed without the GIL, because its destructor may wait for threads that need

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "binding.h"
+#include "moe.h"
 
 namespace libzero {
 namespace {
@@ -21,6 +22,23 @@ struct Node : torch::nn::Module {
   }
 };
 
+// Of a libzero.MoE.
+struct ExpertNode : Node, zero::ExpertLayer {
+  explicit ExpertNode(std::shared_ptr<PyMoe> layer) : layer(std::move(layer)) {}
+  std::int64_t num_experts() const override { return layer->options.num_experts; }
+  int ep_size() const override { return layer->options.ep_size; }
+  void bind(std::shared_ptr<zero::Communicator> expert_group) override { layer->group = std::move(expert_group); }
+
+  const std::shared_ptr<PyMoe> layer;
+};
+
+// Null for another module. Not by getattr(): a module that wraps another often passes its attributes on.
+std::shared_ptr<PyMoe> expert_layer_of(const py::object& module) {
+  const auto attributes = module.attr("__dict__").cast<py::dict>();
+  if (!attributes.contains("_layer") || !py::isinstance<PyMoe>(attributes["_layer"])) return nullptr;
+  return attributes["_layer"].cast<std::shared_ptr<PyMoe>>();
+}
+
 struct Mirror {
   const py::module_ nn = py::module_::import("torch.nn");
   const py::object is_lazy = py::module_::import("torch.nn.parameter").attr("is_lazy");
@@ -32,6 +50,8 @@ struct Mirror {
     std::shared_ptr<torch::nn::Module> out;
     if (py::isinstance(module, nn.attr("ModuleList")) || py::isinstance(module, nn.attr("Sequential"))) {
       out = std::make_shared<torch::nn::ModuleListImpl>();
+    } else if (auto layer = expert_layer_of(module)) {
+      out = std::make_shared<ExpertNode>(std::move(layer));
     } else {
       out = std::make_shared<Node>();
     }

@@ -76,5 +76,6 @@ PYBIND11_MODULE(_native, module) {
   libzero::bind_plan(module);
   libzero::bind_communicator(module);
   libzero::bind_parallel(module);
+  libzero::bind_moe(module);
   libzero::bind_engine(module);
 }

@@ -11,9 +11,9 @@ namespace {
 
 using zero::tp::Lengths;
 
-// A group as a Communicator that keeps the run's, which must outlive its groups.
-std::shared_ptr<zero::Communicator> group_of(const std::shared_ptr<zero::Mesh>& mesh, const std::string& dim) {
-  return {mesh, mesh->group(dim).get()};
+// A group as a Communicator that keeps the mesh and the run's, which must outlive its groups.
+PyCommunicator group_of(const std::shared_ptr<zero::Mesh>& mesh, const std::shared_ptr<zero::Communicator>& group) {
+  return PyCommunicator(std::shared_ptr<zero::Communicator>(mesh, group.get()));
 }
 
 template <class F>
@@ -39,7 +39,14 @@ void bind_mesh(py::module_& module) {
       py::arg("options"), py::arg("comm"));
   c.def("size", [](const PyMesh& self, const std::string& dim) { return self.get()->size(dim); });
   c.def("rank", [](const PyMesh& self, const std::string& dim) { return self.get()->rank(dim); });
-  c.def("group", [](const PyMesh& self, const std::string& dim) { return PyCommunicator(group_of(self.get(), dim)); });
+  c.def("group", [](const PyMesh& self, const std::string& dim) {
+    const auto mesh = self.get();
+    return group_of(mesh, mesh->group(dim));
+  });
+  c.def("experts", [](const PyMesh& self, int ep_size) {
+    const auto groups = over(self, [&](const zero::Mesh& mesh) { return mesh.experts(ep_size); });
+    return std::make_pair(group_of(self.get(), groups.expert), group_of(self.get(), groups.data));
+  });
   c.def("world", [](const PyMesh& self) { return PyCommunicator(self.get()->world()); });
   c.def("tokens", [](const PyMesh& self, std::int64_t tokens) { return self.get()->tokens(tokens); });
   c.def("text", [](const PyMesh& self) { return self.get()->text(); });

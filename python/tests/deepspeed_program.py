@@ -12,6 +12,8 @@ import tempfile
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.utils import has_moe_layers, is_moe_param, split_params_into_different_moe_groups_for_optimizer
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
 HIDDEN = 16
@@ -268,9 +270,56 @@ def sizes():
     return seen
 
 
+class Experts(torch.nn.Module):
+    def __init__(self, **words):
+        super().__init__()
+        self.first = torch.nn.Linear(HIDDEN, HIDDEN)
+        expert = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.moe = MoE(HIDDEN, expert, num_experts=4, min_capacity=0, **words)
+        self.last = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.counts = None
+
+    def forward(self, x, y):
+        x, aux, self.counts = self.moe(torch.tanh(self.first(x)))
+        return torch.nn.functional.cross_entropy(self.last(x), y) + 0.1 * aux
+
+
+def experts():
+    """Layers of experts draw from the generator: with one seed, choices and losses are those of DeepSpeed."""
+    seen = {}
+    for name, words in {
+        "top 1": {},
+        "top 1, noise on logits": {"noisy_gate_policy": "RSample", "capacity_factor": 1.5},
+        "top 1, noise on inputs": {"noisy_gate_policy": "Jitter", "use_residual": True},
+        "top 2": {"k": 2},
+        "top 3, all tokens": {"k": 3, "drop_tokens": False},
+    }.items():
+        for ranks in (1, 2):
+            torch.manual_seed(5)
+            network = Experts(ep_size=ranks, **words)
+            groups = split_params_into_different_moe_groups_for_optimizer(
+                {"params": list(network.parameters()), "name": "all"}
+            )
+            assert [is_moe_param(group["params"][0]) for group in groups] == [False, True]
+            assert has_moe_layers(network) == (True, 4)
+            settings = config(2, gradient_clipping=0.0, optimizer={"type": "SGD", "params": {"lr": 0.05}})
+            settings["zero_allow_untested_optimizer"] = True
+            engine, _, _, _ = deepspeed.initialize(model=network, model_parameters=groups, config=settings)
+            torch.manual_seed(9 + deepspeed.comm.get_rank())
+            each = {"loss": [], "counts": []}
+            for x, y in batches(engine, 5, size=24):
+                loss = engine(x, y)
+                engine.backward(loss)
+                engine.step()
+                each["loss"].append(loss.item())
+                each["counts"].append(network.counts.tolist())
+            seen[f"{name}, {ranks} ranks"] = each
+    return seen
+
+
 CASES = [
     stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters,
-    sizes,
+    sizes, experts,
 ]  # fmt: skip
 
 

@@ -117,6 +117,26 @@ def test_the_network_learns_the_drawn_pictures(programs: Programs) -> None:
     assert len(of) == 10 and sum(of) == 2000  # both ranks' shares
 
 
+def test_the_network_with_experts_has_one_loss_curve(programs: Programs) -> None:
+    short = ["--epochs", "1", "--pictures", "640", "--log-interval", "5", "--moe"]
+    kinds = [
+        ["--num-experts", "2", "--ep-world-size", "2", "--mlp-type", "residual", "--moe-param-group"],
+        ["--num-experts", "2", "4", "--ep-world-size", "2", "--top-k", "2", "--noisy-gate-policy", "Jitter"],
+    ]
+    for words in kinds:
+        curves = []
+        for stage in range(4):
+            out = run(programs, "cifar10.py", *short, *words, "--stage", str(stage))
+            curves.append(re.findall(r"loss [\d.]+|[\d.]+ % of \d+|accuracy [\d.]+", out))
+            assert len(curves[-1]) == 4 + 10 + 1 and "experts, over 2 ranks" in out, out
+            assert ("--moe-param-group has no effect" in out) == ("--moe-param-group" in words)
+        assert all(curve == curves[0] for curve in curves), curves
+    other = ["--num-experts", "4", "--dtype", "bf16", "--min-capacity", "4", "--noisy-gate-policy", "RSample"]
+    assert "experts, on every rank" in run(programs, "cifar10.py", *short, *other, "--stage", "2")
+    with pytest.raises(AssertionError, match="ep_size 3, expected a divisor of 2 ranks"):
+        run(programs, "cifar10.py", "--moe", "--num-experts", "3", "--ep-world-size", "3")
+
+
 PythonPickler: Any = pickle._Pickler  # type: ignore[attr-defined]  # the one that can be changed
 
 
@@ -199,7 +219,14 @@ def test_another_pickle_is_refused_and_not_executed(
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("cifar10", ["--moe"], "expert layers are not built yet"),
+        ("cifar10", ["--top-k", "2"], "--top-k: got it without --moe, expected both"),
+        ("cifar10", ["--moe", "--num-experts", "4", "6", "--ep-world-size", "4"], "expected a divisor of --num-experts 6"),
+        ("cifar10", ["--moe", "--top-k", "2"], "--top-k: got 2, expected at most --num-experts 1"),
+        (
+            "cifar10",
+            ["--moe", "--num-experts", "2", "--top-k", "2", "--noisy-gate-policy", "RSample"],
+            "--noisy-gate-policy: got RSample, expected None or Jitter with --top-k 2",
+        ),
         ("cifar10", ["--data", "nowhere"], "https://www.cs.toronto.edu/~kriz/cifar.html"),
         ("cifar10", ["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
         ("memory_per_stage", ["--hidden", "30"], "expected a multiple of --heads 4"),

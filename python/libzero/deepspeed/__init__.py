@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from libzero.deepspeed import _names, accelerator, checkpoint, comm, monitor, ops, runtime, utils
+from libzero.deepspeed import _names, accelerator, checkpoint, comm, moe, monitor, ops, runtime, utils
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
@@ -56,6 +56,7 @@ __all__ = [
     "log_dist",
     "logger",
     "lr_schedules",
+    "moe",
     "monitor",
     "ops",
     "runtime",

@@ -10,7 +10,7 @@ REFUSED, MEANINGLESS = "not built", "not meaningful here"
 _PIPELINE = "there is no pipeline parallelism. Hint: a plain torch.nn.Module, sharded by zero_optimization.stage."
 _INFERENCE = "there is no inference engine. Hint: model.eval(), or stage 3 without an optimizer."
 _TENSOR = "tensor parallelism is the configuration's. Hint: tensor_parallel.autotp_size and partition_config."
-_MOE = "expert layers are built in C++ only."
+_MOE = "it is a part of DeepSpeed's layer. Hint: deepspeed.moe.layer.MoE, whose gate and experts are libzero's."
 _COMPILE = "DeepCompile's passes are not built. Hint: engine.compile() compiles the units with torch.compile."
 _TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
 _STATES = "states are moved by the configuration only. Hint: zero_optimization.offload_optimizer."
@@ -47,7 +47,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "replace_transformer_layer",
         (REFUSED, _MUON): "KV MLA_KV MLA_Q MUON_OPTIMIZER NOT_HEAD_BLOCKED QUERY "
         "resolve_per_head_muon_after_sharding set_optimizer_flags",
-        (REFUSED, _MOE): "moe",
         (REFUSED, _COMPILE): "compile",
         (REFUSED, _TUNE): "autotuning",
         (REFUSED, _FLOPS): "profiling",
@@ -98,6 +97,11 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _TENSOR): "CudaRNGStatesTracker get_cuda_rng_tracker model_parallel_cuda_manual_seed "
         "model_parallel_reconfigure_tp_seed mp_group mp_rank mp_size mpu",
     },
+    "deepspeed.moe.layer": {
+        (REFUSED, _MOE): "Experts MOELayer TopKGate",
+        (MEANINGLESS, _IMPORTED): "groups log_dist",
+    },
+    "deepspeed.moe.utils": {(MEANINGLESS, _IMPORTED): "defaultdict"},
     "deepspeed.comm": {
         (REFUSED, _LOG): "CommsLogger comms_logger configure get_caller_func get_comm_operation_count "
         "get_debug_log_name get_default_args get_logged_comm_ops get_msg_size_from_args get_tensor_kwarg "
@@ -142,8 +146,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "data_efficiency_enabled data_sampling_config data_sampling_enabled random_ltd_config random_ltd_enabled "
         "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
         (REFUSED, _STATES): "offload_states reload_states",
-        (REFUSED, _MOE): "load_moe_state_dict",
-        (REFUSED, _ONE_FORMAT): "load_universal_checkpoint",
+        (REFUSED, _ONE_FORMAT): "load_moe_state_dict load_universal_checkpoint",
         (REFUSED, _AUTOCAST): "torch_autocast_dtype torch_autocast_enabled "
         "torch_autocast_lower_precision_safe_modules",
         (REFUSED, _ZENFLOW): "zenflow_config",
@@ -160,6 +163,15 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "zero_parameter_alignment zero_partial_offload zero_reduce_scatter zero_round_robin_gradients "
         "zero_save_muon_momentum_buffer_in_memory zero_use_cpu_optimizer",
     },
+}
+_TABLE["deepspeed.moe"] = {
+    (REFUSED, _MOE): "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout "
+    "mappings sharded_moe"
+}
+_TABLE["deepspeed.utils.groups"] = {
+    (REFUSED, "groups are no process groups of torch. Hint: libzero's engine.mesh.experts(ep_size)."): "initialize "
+    "_create_expert_and_data_parallel _create_expert_data_and_model_parallel _get_expert_data_parallel_group "
+    "_get_expert_data_parallel_group_dict _get_expert_parallel_group _get_expert_parallel_group_dict"
 }
 _TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "pipe hybrid_engine"}
 

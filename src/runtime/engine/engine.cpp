@@ -83,6 +83,8 @@ double Engine::loss_scale() const { return state_->parts.scaler->scale(); }
 double Engine::lr(int group) const { return state_->stepper->lr(group); }
 int Engine::parameter_group(const std::string& name) const {
   const auto& parts = state_->parts;
+  for (const auto& parameter : parts.remote)
+    if (parameter.name == name) return parts.optimizer->parameter_group_of(name, parameter.aliases);
   const auto found = parts.binding().require(parts.where("parameter_group"), name);
   auto aliases = parts.binding().group(found.group).members[found.member].aliases;
   aliases.push_back(name);

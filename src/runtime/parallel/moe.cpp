@@ -122,6 +122,14 @@ void check_input(const at::Tensor& x, const at::Tensor& used_token, const MoeOpt
                     "before the first forward, or set ep_size to 1."));
 }
 
+// In fp32, also under autocast.
+at::Tensor logits_of(const at::Tensor& tokens, const at::Tensor& gate, bool jitter) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  auto input = tokens.to(at::kFloat);
+  if (jitter) input = input * parallel::jitter(input.sizes(), input.options());
+  return at::linear(input, gate.to(at::kFloat));
+}
+
 parallel::GateOptions gate_options(const MoeOptions& options, bool training) {
   return {.experts = options.num_experts,
           .k = options.k,
@@ -165,10 +173,7 @@ MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, const MoeOpti
   const auto ranks = options.ep_size > 1 ? group : nullptr;
   const auto rules = gate_options(options, training);
   const auto tokens = x.reshape({-1, options.hidden_size});
-  auto input = tokens.to(at::kFloat);
-  if (training && options.noisy_gate_policy == "Jitter")
-    input = input * parallel::jitter(input.sizes(), input.options());
-  const auto logits = at::linear(input, gate.to(at::kFloat));
+  const auto logits = logits_of(tokens, gate, training && options.noisy_gate_policy == "Jitter");
   const auto gates = logits.softmax(1);
   const auto plan = kept_in_checkpoint([&] {
     Plan made;
@@ -190,8 +195,36 @@ MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, const MoeOpti
           at::tensor(plan.routing.chosen, at::kLong).to(x.device()), plan.routing.rows()};
 }
 
+at::Tensor mix_residual(const at::Tensor& experts, const at::Tensor& dense, const at::Tensor& coefficients) {
+  const auto shares = coefficients.softmax(-1);
+  return experts * shares.narrow(-1, 0, 1) + dense * shares.narrow(-1, 1, 1);
+}
+
+void MoeOptions::check() const {
+  std::string faults;
+  const auto expect = [&](bool good, const char* name, const auto& got, const std::string& expected) {
+    if (!good) faults += base::join("\n  ", name, ": got ", got, ", expected ", expected);
+  };
+  expect(hidden_size >= 1, "hidden_size", hidden_size, "1 or more");
+  expect(num_experts >= 1, "num_experts", num_experts, "1 or more");
+  expect(ep_size >= 1 && (num_experts < 1 || num_experts % ep_size == 0), "ep_size", ep_size,
+         base::join("a divisor of ", num_experts, " experts"));
+  expect(k >= 1 && k <= std::max<std::int64_t>(num_experts, 1), "k", k,
+         base::join("1 to ", num_experts, ", the number of experts"));
+  expect(capacity_factor > 0 && std::isfinite(capacity_factor), "capacity_factor", capacity_factor, "a number above 0");
+  expect(eval_capacity_factor > 0 && std::isfinite(eval_capacity_factor), "eval_capacity_factor", eval_capacity_factor,
+         "a number above 0");
+  expect(min_capacity >= 0, "min_capacity", min_capacity, "0 or more");
+  const auto& noise = noisy_gate_policy;
+  expect(noise.empty() || noise == "None" || noise == "Jitter" || noise == "RSample", "noisy_gate_policy", noise,
+         "None, Jitter or RSample");
+  expect(noise != "RSample" || k == 1, "noisy_gate_policy", noise, base::join("None or Jitter for k ", k));
+  expect(drop_policy == "probs" || drop_policy == "position", "drop_policy", drop_policy, "probs or position");
+  if (!faults.empty()) fail("invalid options:" + faults);
+}
+
 MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module("MoE"), options(std::move(o)) {
-  check();
+  options.check();
   if (expert.is_empty()) fail("got no expert");
   for (const auto& parameter : expert.ptr()->parameters())
     if (torch_hooks::is_deferred(parameter)) {
@@ -208,35 +241,10 @@ MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module(
 
 MoEImpl::MoEImpl(MoeOptions o, const std::function<torch::nn::AnyModule(std::int64_t)>& make)
     : torch::nn::Module("MoE"), options(std::move(o)) {
-  check();
+  options.check();
   add_gate();
   for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, make(c));
   if (options.use_residual) add_residual(make(options.num_experts));
-}
-
-void MoEImpl::check() const {
-  const auto& o = options;
-  std::string faults;
-  const auto expect = [&](bool good, const char* name, const auto& got, const std::string& expected) {
-    if (!good) faults += base::join("\n  ", name, ": got ", got, ", expected ", expected);
-  };
-  expect(o.hidden_size >= 1, "hidden_size", o.hidden_size, "1 or more");
-  expect(o.num_experts >= 1, "num_experts", o.num_experts, "1 or more");
-  expect(o.ep_size >= 1 && (o.num_experts < 1 || o.num_experts % o.ep_size == 0), "ep_size", o.ep_size,
-         base::join("a divisor of ", o.num_experts, " experts"));
-  expect(o.k >= 1 && o.k <= std::max<std::int64_t>(o.num_experts, 1), "k", o.k,
-         base::join("1 to ", o.num_experts, ", the number of experts"));
-  expect(o.capacity_factor > 0 && std::isfinite(o.capacity_factor), "capacity_factor", o.capacity_factor,
-         "a number above 0");
-  expect(o.eval_capacity_factor > 0 && std::isfinite(o.eval_capacity_factor), "eval_capacity_factor",
-         o.eval_capacity_factor, "a number above 0");
-  expect(o.min_capacity >= 0, "min_capacity", o.min_capacity, "0 or more");
-  const auto& noise = o.noisy_gate_policy;
-  expect(noise.empty() || noise == "None" || noise == "Jitter" || noise == "RSample", "noisy_gate_policy", noise,
-         "None, Jitter or RSample");
-  expect(noise != "RSample" || o.k == 1, "noisy_gate_policy", noise, base::join("None or Jitter for k ", o.k));
-  expect(o.drop_policy == "probs" || o.drop_policy == "position", "drop_policy", o.drop_policy, "probs or position");
-  if (!faults.empty()) fail("invalid options:" + faults);
 }
 
 void MoEImpl::add_gate() {
@@ -268,8 +276,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> MoEImpl::forward(const at::Tensor
       },
       used_token);
   if (options.use_residual) {
-    const auto shares = coefficient_->forward(x).softmax(-1);
-    result.output = result.output * shares.narrow(-1, 0, 1) + mlp_.forward<at::Tensor>(x) * shares.narrow(-1, 1, 1);
+    const auto coefficients = coefficient_->forward(x);
+    result.output = mix_residual(result.output, mlp_.forward<at::Tensor>(x), coefficients);
   }
   last_counts_ = result.exp_counts;
   last_kept_ = result.kept;

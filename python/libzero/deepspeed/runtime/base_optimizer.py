@@ -17,7 +17,7 @@ __all__ = ["DeepSpeedOptimizer", "ZeROOptimizer"]
 
 ModelParameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
-_OWN = ("params", "lr", "initial_lr", "weight_decay", "name")
+_OWN = ("params", "lr", "initial_lr", "weight_decay", "name", "moe")
 """What may differ from group to group."""
 _UNUSED = ("foreach", "capturable", "fused", "set_grad_none")
 """How a rule is computed, not what."""

@@ -39,6 +39,7 @@ from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
 from libzero.engine import Engine
 from libzero.errors import ConfigError
+from libzero.moe import MoE
 
 __all__ = ["DeepSpeedEngine", "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable"]
 
@@ -136,7 +137,9 @@ class DeepSpeedEngine(torch.nn.Module):
                 if p.is_floating_point():
                     p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
         self._engine = Engine(self.module, as_options(native), comm=comm)
-        groups.use_mesh(self._engine.mesh)
+        layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
+        self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
+        groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers})
         self._effective = self._engine.options.effective()
         self._counts = native.get("managed_gradient_accumulation") is False
         if self.optimizer is not None:
@@ -498,11 +501,13 @@ class DeepSpeedEngine(torch.nn.Module):
     ) -> dict[str, torch.Tensor]:
         """The module's state dict: whole parameters below stage 3; at stage 3 they are sharded ([local]).
 
-        ConfigError with tensor parallelism, where the module has parts of its parameters.
+        ConfigError with tensor parallelism, where the module has parts of its parameters, and for a layer whose experts
+        are divided over ranks.
         """
-        if self._engine._cut_parameters():
+        if self._engine._cut_parameters() or self._engine._divided:
+            kind = "tensor parallelism" if self._engine._cut_parameters() else "experts divided over ranks"
             raise ConfigError(
-                "[deepspeed] module_state_dict: got a model with tensor parallelism, of which this rank has parts. "
+                f"[deepspeed] module_state_dict: got a model with {kind}, of which this rank has parts. "
                 "Hint: save_16bit_model(), or convert_zero_checkpoint_to_fp32_state_dict() after save_checkpoint()."
             )
         state: dict[str, torch.Tensor] = self._engine._original.state_dict(prefix=prefix, keep_vars=keep_vars)
@@ -524,19 +529,31 @@ class DeepSpeedEngine(torch.nn.Module):
     ) -> None:
         """[collective] Loads rank 0's checkpoint["module"] into the module and the masters."""
         state = checkpoint["module"]
-        cut = self._engine._cut_parameters()
-        if cut:
+        cut, divided = self._engine._cut_parameters(), self._engine._divided
+        if cut or divided:
             self._expect_loadable(cut, custom_load_fn)
         original = self._engine._original
         taken = self._with_parts(state, cut) if cut else state
         with self._engine.gathered_parameters(modify=True), torch.no_grad():
             if custom_load_fn is not None:
                 custom_load_fn(src=state, dst=original)
+            elif divided:
+                self._load_but(divided, taken, strict)
             else:
                 original.load_state_dict(taken, strict=strict)
-        for name in cut:
+        for name in [*cut, *sorted(divided)]:
             if name in state:
                 self._engine.set_parameter_state(name, "master", state[name])
+
+    def _load_but(self, names: set[str], state: Mapping[str, Any], strict: bool) -> None:
+        """[local] Loads what is not of `names`. RuntimeError as of torch where strict keys do not match."""
+        rest = {name: value for name, value in state.items() if name not in names}
+        result = self._engine._original.load_state_dict(rest, strict=False)
+        missing = [name for name in result.missing_keys if name not in state]
+        if strict and (missing or result.unexpected_keys):
+            raise RuntimeError(
+                f"[deepspeed] load_module_state_dict: missing keys {missing}, unexpected keys {result.unexpected_keys}"
+            )
 
     def _with_parts(self, state: Mapping[str, Any], cut: Mapping[str, torch.Size]) -> dict[str, Any]:
         """[local] The state dict with the module's own parts of the parameters that are cut."""
@@ -549,8 +566,8 @@ class DeepSpeedEngine(torch.nn.Module):
         """ConfigError for what cannot be loaded into parts."""
         if custom_load_fn is not None:
             raise ConfigError(
-                "[deepspeed] load_module_state_dict: got custom_load_fn with tensor parallelism, where the module has "
-                "parts of its parameters, expected none. Hint: leave it out."
+                "[deepspeed] load_module_state_dict: got custom_load_fn with tensor parallelism or experts divided "
+                "over ranks, where the module has parts of its parameters, expected none. Hint: leave it out."
             )
         frozen = [name for name, p in self._engine._original.named_parameters() if name in cut and not p.requires_grad]
         if frozen:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch.distributed import ProcessGroup
 
 from libzero.deepspeed import comm
@@ -21,12 +23,20 @@ __all__ = [
 
 
 _places: dict[str, tuple[int, int]] = {}
+_expert_places: dict[str, dict[str, tuple[int, int]]] = {"expert": {}, "data": {}}
+"""By the name of a group, "ep_size_N"."""
 
 
-def use_mesh(mesh: Mesh) -> None:
-    """[local] The mesh of the engine that was made last, which the functions below describe."""
+def use_mesh(mesh: Mesh, expert_degrees: Iterable[int]) -> None:
+    """[local] The mesh of the engine that was made last, which the functions below describe.
+
+    expert_degrees: each ep_size of its model's layers of experts.
+    """
     # Not the mesh itself, which would keep the communicator of an engine that has ended.
     _places.update({dim: (mesh.rank(dim), mesh.size(dim)) for dim in ("dp", "sp", "tp")})
+    for ep_size in sorted(expert_degrees):
+        for kind, group in mesh.experts(ep_size)._asdict().items():
+            _expert_places[kind][f"ep_size_{ep_size}"] = (group.rank, group.size)
 
 
 def get_data_parallel_group() -> ProcessGroup | None:
@@ -65,6 +75,32 @@ def _get_sequence_parallel_rank() -> int:
 
 def _get_sequence_parallel_world_size() -> int:
     return _places["sp"][1] if _places else 1
+
+
+def _expert_place(kind: str, group_name: str) -> tuple[int, int]:
+    places = _expert_places[kind]
+    if group_name not in places:
+        raise ConfigError(
+            f"[deepspeed.utils.groups] got the group {group_name}, expected one of {sorted(places)}. "
+            "Hint: deepspeed.initialize() makes the group ep_size_N of a model with layers of that ep_size."
+        )
+    return places[group_name]
+
+
+def _get_expert_parallel_rank(group_name: str) -> int:
+    return _expert_place("expert", group_name)[0]
+
+
+def _get_expert_parallel_world_size(group_name: str) -> int:
+    return _expert_place("expert", group_name)[1]
+
+
+def _get_expert_data_parallel_rank(group_name: str) -> int:
+    return _expert_place("data", group_name)[0]
+
+
+def _get_expert_data_parallel_world_size(group_name: str) -> int:
+    return _expert_place("data", group_name)[1]
 
 
 get_tensor_model_parallel_rank = get_model_parallel_rank
