@@ -68,9 +68,9 @@ struct ZERO_API ExpertLayer {
 // ep_size 1, this is a plain module.
 class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
  public:
-  // num_experts copies of `expert`, with equal initial values as in DeepSpeed. ConfigError that lists all invalid
-  // options. Copying reads the expert's values; under zero::build, where they would have to be allocated, use the
-  // second form.
+  // num_experts copies of `expert`, with equal initial values as in DeepSpeed. `expert` itself is no part of the layer,
+  // and may be the original of several. ConfigError that lists all invalid options. Copying reads the expert's values;
+  // under zero::build, where they would have to be allocated, use the second form.
   MoEImpl(MoeOptions options, torch::nn::AnyModule expert);
   // make(c) makes expert c, with initial values of its own; make(num_experts) the dense one of use_residual.
   MoEImpl(MoeOptions options, const std::function<torch::nn::AnyModule(std::int64_t)>& make);

@@ -104,6 +104,9 @@ TEST(Cifar10, EachFlagOfExpertsHasItsEffect) {
     if (more[0] == "--num-experts") options = kFew + Words{"--moe"} + more;
     EXPECT_NE(losses_of(options), plain) << more[0] << " " << more[1];
   }
+  // Layers share nothing: 61,156 before them, a gate of 168 and two experts of 7,140 in each, 850 behind.
+  const auto layers = run(0, kFew + Words{"--moe", "--num-experts", "2", "2"});
+  EXPECT_NE(layers.out.find("fp32, 90902 parameters on each"), std::string::npos) << layers.out;
   for (const Words& same :
        std::vector<Words>{{"--mlp-type", "standard"}, {"--top-k=1"}, {"--noisy-gate-policy", "None"}})
     EXPECT_EQ(losses_of(kExperts + same), plain) << same[0];
@@ -144,6 +147,14 @@ TEST(Cifar10, AConfigurationReplacesTheProgramsOwn) {
   const auto flags = run(0, kFew + Words{"--deepspeed_config", folder + "/bf16.json", "--dtype", "fp32", "--stage=2"});
   EXPECT_EQ(flags.losses, same.losses);
   EXPECT_NE(flags.out.find("stage 2, fp32, 62006 parameters"), std::string::npos) << flags.out;
+  // The program's own configuration gives no notice, in any dtype.
+  EXPECT_EQ(run(0, kFew + Words{"--strict", "--dtype", "fp16"}).code, 0);
+  write_file(folder + "/notice.json",
+             R"({"train_batch_size": 16, "optimizer": {"type": "AdamW"}, "fp16": {"hysteresis": 2}})");
+  const auto strict = run(0, kFew + Words{"--strict", "--deepspeed_config", folder + "/notice.json"});
+  EXPECT_EQ(strict.code, 2);
+  EXPECT_EQ(strict.err, "cifar10: error: [--strict] got notices, expected none; the first: " + folder +
+                            "/notice.json:1:67: /fp16/hysteresis: no effect: fp16 is not enabled\n");
 }
 
 // Each rank tests its part of the pictures, whatever their number. Without an update, networks are equal for all ranks.

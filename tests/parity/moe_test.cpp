@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -104,8 +105,7 @@ TEST(MoeTraining, WithVariants) {
       check_training(comm, options_of(4, 2), stage, "", "", /*accumulation=*/2);
       check_training(comm, options_of(2, 1), stage, "", R"(, "offload_optimizer": {"device": "cpu"})");
       // Groups of experts are cut out of all ranks that ZeRO shards over. Each rank's gate sees its own tokens.
-      for (const int ep : {2, 4})
-        check_training(comm, options_of(ep, 2), stage, R"(, "sequence_parallel_size": 2)");
+      for (const int ep : {2, 4}) check_training(comm, options_of(ep, 2), stage, R"(, "sequence_parallel_size": 2)");
     }
   });
 }
@@ -470,6 +470,25 @@ TEST(MoeTraining, AFrozenExpertMissesSteps) {
     }
     require(after[0].equal(after[1]), "an expert that was frozen is other after a load");
   });
+}
+
+// Layers that are made of one module share nothing with each other or with it.
+TEST(MoeCopies, AreOfTheLayerAlone) {
+  MoeOptions options;
+  options.hidden_size = 4;
+  options.num_experts = 2;
+  options.use_residual = true;
+  const torch::nn::Linear original(4, 4);
+  const MoE first(options, torch::nn::AnyModule(original)), second(options, torch::nn::AnyModule(original));
+  std::set<const void*> weights{original->weight.data_ptr()};
+  for (const auto& layer : {first, second})
+    for (const auto& parameter : layer->named_parameters())
+      if (parameter.key().ends_with("0.weight") || parameter.key().ends_with("1.weight") ||
+          parameter.key() == "mlp.weight") {
+        EXPECT_TRUE(weights.insert(parameter.value().data_ptr()).second) << parameter.key();
+        EXPECT_TRUE(parameter.value().equal(original->weight)) << parameter.key();
+      }
+  EXPECT_EQ(weights.size(), 7u);
 }
 
 // --- faults ---------------------------------------------------------------------------------------

@@ -181,7 +181,8 @@ MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module(
       break;
     }
   add_gate();
-  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, c == 0 ? expert : expert.clone());
+  // The original stays the caller's: several layers may be made of one.
+  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, expert.clone());
   if (options.use_residual) add_residual(expert.clone());
 }
 
