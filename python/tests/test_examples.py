@@ -220,7 +220,11 @@ def test_another_pickle_is_refused_and_not_executed(
     ("name", "words", "message"),
     [
         ("cifar10", ["--top-k", "2"], "--top-k: got it without --moe, expected both"),
-        ("cifar10", ["--moe", "--num-experts", "4", "6", "--ep-world-size", "4"], "expected a divisor of --num-experts 6"),
+        (
+            "cifar10",
+            ["--moe", "--num-experts", "4", "6", "--ep-world-size", "4"],
+            "expected a divisor of --num-experts 6",
+        ),
         ("cifar10", ["--moe", "--top-k", "2"], "--top-k: got 2, expected at most --num-experts 1"),
         (
             "cifar10",
