@@ -139,7 +139,7 @@ class MoE(torch.nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_layer"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._layer = _native.MoeLayer(**self._words)
 
 

@@ -113,7 +113,7 @@ TEST(BenchStages, FaultsBeforeAnythingRuns) {
   refused({"stages", "--set", "no_such_key=1"}, "no_such_key");
   refused({"stages", "--iteration", "3"}, "did you mean --iterations");
   refused({"stage"}, "did you mean stages");
-  refused({}, "expected one of stages, step, collectives");
+  refused({}, "expected one of stages, step, experts, collectives");
 }
 
 Ended bench_step(std::vector<std::string> words) {
