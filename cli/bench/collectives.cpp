@@ -13,6 +13,7 @@
 #include <optional>
 
 #include "cli/bench/bench.h"
+#include "cli/bench/bench_ranks.h"
 #include "cli/bench/gloo_library.h"
 #include "cli/support/options.h"
 #include "cli/support/rank_processes.h"
@@ -284,7 +285,7 @@ int bench_collectives(int argc, char** argv) {
   for (const auto& row : rows) task["rows"].push_back(Json::array({row.operation, row.bytes}));
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
     for (std::size_t i = 0; i < transports.size(); ++i) {
-      const auto& transport = transports[round % 2 == 0 ? i : transports.size() - 1 - i];
+      const auto& transport = transports[in_turn(round, i, transports.size())];
       if (speaks && log_threshold(global) <= LogLevel::Info)
         print_note(kName, LogLevel::Info,
                    "round " + std::to_string(round + 1) + " of " + std::to_string(setup.rounds) + ": " + transport);

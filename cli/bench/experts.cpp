@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "cli/bench/bench.h"
+#include "cli/bench/bench_ranks.h"
 #include "cli/bench/experts_rank.h"
 #include "cli/support/options.h"
-#include "cli/support/rank_processes.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
 #include "report/text/text.h"
@@ -61,7 +61,7 @@ void declare(Command& c, Setup& s) {
   c.option("--stages", s.stages, "LIST", "stages, comma-separated (1,2,3)");
   c.option("--recipes", s.recipes, "LIST", "fp32, bf16, comma-separated (fp32,bf16)");
   c.option("--ep-world-size,--ep", s.ep, "LIST", "expert-parallel ranks, comma-separated (1,2)");
-  c.option("--world", s.world, "N", "ranks, each a process (2)", 1, 64);
+  c.option("--world", s.world, "N", "ranks, each a process (2); a launcher's are used", 1, 64);
   c.option("--threads", t.threads, "N", "threads per rank (1)", 1, 1024);
   c.option("--transport", s.transport, "NAME", "shm or gloo (shm)");
   c.option("--rounds", s.rounds, "N", "rounds of every configuration, in new processes (3)", 1, 1000);
@@ -215,27 +215,29 @@ int bench_experts(int argc, char** argv) {
   if (!command.given("--inner")) setup.task.inner = 4 * setup.task.hidden;
   setup.task.drop = !setup.no_drop;
   setup.transport = list_of("--transport", setup.transport, {"shm", "gloo"})[0];
+  install_log_sink(kName, global);
+  const auto own = join_ranks(command, setup.world, 2, &setup.transport);
   if (!command.given("--ep-world-size")) setup.ep = setup.world % 2 == 0 ? "1,2" : "1";
   auto all = configurations(setup);
-  install_log_sink(kName, global);
-  const bool tells = log_threshold(global) <= LogLevel::Info;
+  const bool speaks = own->rank() == 0;
   const RankProcesses ranks{
       .command = kName, .world = setup.world, .threads = setup.task.threads, .transport = setup.transport};
   for (std::int64_t round = 0; round < setup.rounds; ++round)
     for (std::size_t i = 0; i < all.size(); ++i) {
-      // Every second round is in reverse order, so that no configuration always follows the same one.
-      auto& series = all[round % 2 == 0 ? i : all.size() - 1 - i];
-      const auto outcome = run_rank_processes(ranks, series.task.json(), global);
+      auto& series = all[in_turn(round, i, all.size())];
+      const auto outcome =
+          measure_on(own, ranks, series.task.json(), global, [&] { return measure_experts(series.task, own); });
       if (outcome.exit_code != 0) return outcome.exit_code;
       series.add(outcome.result);
-      if (tells)
+      if (speaks && log_threshold(global) <= LogLevel::Info)
         print_note(kName, LogLevel::Info,
                    "round " + std::to_string(round + 1) + " of " + std::to_string(setup.rounds) + ": " + series.name() +
                        ": " + fixed(series.round_medians.back() * 1e3, 1) + " ms");
     }
-  print_result(global.json
-                   ? document_of(setup, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                   : text_of(setup, all, static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
+  if (speaks)
+    print_result(global.json ? document_of(setup, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                             : text_of(setup, all,
+                                       static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
   std::string faults = different_losses(all);
   if (!faults.empty()) faults = "got losses that differ between stages or rounds in " + faults;
   for (const auto& series : all)

@@ -95,6 +95,7 @@ struct Routed {
 
   Routed(const Layers& model, const ExpertsTask& task, int place) {
     const auto element = task.recipe == "bf16" ? 2 : 4;
+    // By the rule of zero/moe.h, and not by the code that it checks.
     const auto capacity =
         static_cast<std::int64_t>(std::max(4.0, std::ceil(static_cast<double>(task.tokens * task.top_k) /
                                                               static_cast<double>(task.experts) * task.capacity_factor -

@@ -11,6 +11,7 @@
 
 #include "cli/bench/bench.h"
 #include "cli/bench/bench_gpt.h"
+#include "cli/bench/bench_ranks.h"
 #include "cli/support/measurement.h"
 #include "cli/support/options.h"
 #include "launch/machine/host.h"
@@ -198,12 +199,8 @@ int bench_stages(int argc, char** argv) {
   for (const auto& recipe : recipes)  // report faults before anything runs
     for (const auto& stage : stages) (void)options_for(setup, std::stoi(stage), recipe);
 
-  const auto own = Communicator::from_env();
+  const auto own = join_ranks(command, setup.world, 2);
   const bool launched = own->size() > 1;
-  if (launched && command.given("--world") && setup.world != own->size())
-    throw ConfigError("[--world] got " + std::to_string(setup.world) + ", expected " + std::to_string(own->size()) +
-                      ", the ranks the launcher started. Hint: leave --world out.");
-  if (!command.given("--world")) setup.world = launched ? own->size() : 2;
   const auto here = launched ? own->local_size() : setup.world;
   const char* omp = std::getenv("OMP_NUM_THREADS");
   if (setup.threads == 0 && (omp == nullptr || *omp == '\0'))

@@ -12,10 +12,10 @@
 
 #include "cli/bench/bench.h"
 #include "cli/bench/bench_gpt.h"
+#include "cli/bench/bench_ranks.h"
 #include "cli/bench/step_rank.h"
 #include "cli/support/gpt_segments.h"
 #include "cli/support/options.h"
-#include "cli/support/rank_processes.h"
 #include "config/batch.h"
 #include "config/settings.h"
 #include "report/text/axis_bytes.h"
@@ -384,17 +384,8 @@ int bench_step(int argc, char** argv) {
                             on_gpu ? std::vector<std::string>{"nccl"} : std::vector<std::string>{"shm", "gloo"})[0];
   auto all = configurations(setup, gpt);
 
-  const auto own = Communicator::from_env();
-  const bool launched = own->size() > 1;
   install_log_sink(kName, global);
-  if (launched && command.given("--world") && setup.world != own->size())
-    throw ConfigError("[--world] got " + std::to_string(setup.world) + ", expected " + std::to_string(own->size()) +
-                      ", the ranks the launcher started. Hint: leave --world out.");
-  if (launched && command.given("--transport") && setup.transport != own->transport())
-    throw ConfigError("[--transport] got " + setup.transport + ", expected " + own->transport() +
-                      ", which joins the launcher's ranks. Hint: leave --transport out, and set ZERO_TRANSPORT.");
-  if (!command.given("--world")) setup.world = launched ? own->size() : on_gpu ? 1 : 2;
-  if (launched) setup.transport = own->transport();
+  const auto own = join_ranks(command, setup.world, on_gpu ? 1 : 2, &setup.transport);
   const auto shape = config::mesh_shape(options_of(all.back().task), static_cast<int>(setup.world));
   setup.mesh = {shape.data, shape.sequence, shape.tensor};
   const bool speaks = own->rank() == 0;
@@ -404,16 +395,12 @@ int bench_step(int argc, char** argv) {
       .command = kName, .world = setup.world, .threads = setup.threads, .transport = setup.transport};
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
     for (std::size_t i = 0; i < all.size(); ++i) {
-      // Every second round is in reverse order, so that no configuration always follows the same one.
-      Series& series = all[round % 2 == 0 ? i : all.size() - 1 - i];
+      Series& series = all[in_turn(round, i, all.size())];
       if (round > 0) series.task.trace.clear();
-      if (launched) {
-        series.add(measure_step(series.task, own));
-      } else {
-        const auto outcome = run_rank_processes(ranks, series.task.json(), global);
-        if (outcome.exit_code != 0) return outcome.exit_code;
-        series.add(outcome.result);
-      }
+      const auto outcome =
+          measure_on(own, ranks, series.task.json(), global, [&] { return measure_step(series.task, own); });
+      if (outcome.exit_code != 0) return outcome.exit_code;
+      series.add(outcome.result);
       if (tells)
         print_note(kName, LogLevel::Info,
                    "round " + std::to_string(round + 1) + " of " + std::to_string(setup.rounds) + ": " + series.name() +

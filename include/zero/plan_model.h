@@ -71,7 +71,7 @@ struct ZERO_API PlanModel {
   std::int64_t inner = 0;       // width of the MLP; 0: 4 * hidden
   std::int64_t head_width = 0;  // T5: 0: hidden / heads
   std::int64_t count = 0;       // Kind::Count: number of parameters
-  PlanExperts experts;          // Gpt
+  PlanExperts experts = {};     // Gpt
   // Describes the model's forward and backward, as models/gpt_pass.h does for the GPT of `zero train`. Without it,
   // units run one after the other and activations are estimated (docs/planner.md).
   std::function<void(const PlanModel&, const PlanBatch&, PlanPass&)> pass = nullptr;

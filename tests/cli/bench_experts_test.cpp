@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/process.h"
+#include "support/require.h"
 
 namespace zero::test::bench_experts_test {
 namespace {
@@ -81,6 +82,47 @@ TEST(BenchExperts, Tables) {
                            "all-to-all/step", "equal", "max/mean load", "losses equal in all stages and rounds"})
     EXPECT_NE(run.out.find(text), std::string::npos) << text << "\n" << run.out;
   EXPECT_EQ(run.out.find("DIFFERENT"), std::string::npos) << run.out;
+}
+
+// The launcher's ranks measure; they start none of their own, and the first one prints.
+TEST(BenchExperts, UnderALauncher) {
+  const Words words{ZERO_BINARY_DIR "/bin/zero",
+                    "run",
+                    "-n",
+                    "2",
+                    "--quiet",
+                    "--no-prefix",
+                    ZERO_BINARY_DIR "/bin/zero",
+                    "bench",
+                    "experts",
+                    "--quiet",
+                    "--hidden",
+                    "16",
+                    "--tokens",
+                    "24",
+                    "--steps",
+                    "3",
+                    "--warmup",
+                    "1",
+                    "--rounds",
+                    "1",
+                    "--stages",
+                    "1",
+                    "--ep",
+                    "2",
+                    "--recipes",
+                    "fp32",
+                    "--json"};
+  const auto run = run_to_end({words, {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, {}, -1}, 120);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto found = json::parse(run.out, nullptr, false);
+  ASSERT_TRUE(found.is_object()) << run.out;
+  EXPECT_EQ(found["world"], 2);
+  EXPECT_EQ(found["runs"][0]["exchanged_bytes_per_step"], found["runs"][0]["formula_bytes_per_step"]);
+  const auto refused = run_to_end({words + Words{"--world", "4"}, {"RANK", "WORLD_SIZE"}, {}, -1}, 120);
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("[--world] got 4, expected 2, the ranks the launcher started"), std::string::npos)
+      << refused.err;
 }
 
 TEST(BenchExperts, WrongOptions) {

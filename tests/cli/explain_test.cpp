@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/process.h"
@@ -241,6 +242,16 @@ TEST(Explain, AMeshInWords) {
   EXPECT_NE(odd.err.find("3 ranks are no multiple of tensor_parallel.autotp_size 2"), std::string::npos) << odd.err;
 }
 
+// The words, and the document of a run that must agree with the schedule.
+std::pair<std::string, json> live(const Words& words) {
+  std::string text;
+  for (const auto& word : words) text += word + " ";
+  auto d = document(words + Words{"--live"}, 120);
+  EXPECT_TRUE(d.contains("live")) << text;
+  EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
+  return {text, d};
+}
+
 TEST(Explain, LiveAgrees) {
   const std::vector<Words> cases{
       {"stage", "0"},
@@ -258,11 +269,7 @@ TEST(Explain, LiveAgrees) {
       {"infinity"},
       {"infinity", "--transport", "thread", "--accumulation", "2"}};
   for (const auto& words : cases) {
-    std::string text;
-    for (const auto& word : words) text += word + " ";
-    const auto d = document(words + Words{"--live"}, 120);
-    ASSERT_TRUE(d.contains("live")) << text;
-    EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
+    const auto [text, d] = live(words);
     EXPECT_EQ(d["live"]["steps"], 3) << text;
     const bool one = d["world"] == 1;
     EXPECT_EQ(d["live"]["ranks"].size(), d["world"].get<std::size_t>()) << text;
@@ -285,11 +292,7 @@ TEST(Explain, LiveAgreesOnAMesh) {
        "--set", "activation_checkpointing.number_checkpoints=2"},
       {"infinity", "--world", "4", "--tensor-parallel", "2", "--set", "tensor_parallel.vocab_parallel_lm_head=true"}};
   for (const auto& words : cases) {
-    std::string text;
-    for (const auto& word : words) text += word + " ";
-    const auto d = document(words + Words{"--live"}, 120);
-    ASSERT_TRUE(d.contains("live")) << text;
-    EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
+    const auto [text, d] = live(words);
     ASSERT_EQ(d["live"]["ranks"].size(), d["world"].get<std::size_t>()) << text;
     for (const auto& rank : d["live"]["ranks"])
       for (const char* axis : {"tp", "sp"}) {
@@ -312,13 +315,7 @@ TEST(Explain, LiveAgreesWithExperts) {
       Words{"stage", "3", "--world", "4"} + moe + Words{"2", "--set", "activation_checkpointing.number_checkpoints=2"},
       Words{"stage", "3", "--world", "2"} + moe + Words{"1"},
       Words{"offload", "--world", "2"} + moe + Words{"2", "--transport", "thread"}};
-  for (const auto& words : cases) {
-    std::string text;
-    for (const auto& word : words) text += word + " ";
-    const auto d = document(words + Words{"--live"}, 120);
-    ASSERT_TRUE(d.contains("live")) << text;
-    EXPECT_TRUE(d["live"]["agrees"].get<bool>()) << text << d["live"]["difference"];
-  }
+  for (const auto& words : cases) live(words);
 }
 
 TEST(Explain, ExpertsHaveTheirOwnRanks) {

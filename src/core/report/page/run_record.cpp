@@ -96,10 +96,15 @@ void read_record(const Json& j, RunRecord& r) {
   r.mesh.data = r.world;
   if (j.contains("mesh")) {
     const Json& mesh = j.at("mesh");
-    mesh.at("dp").get_to(r.mesh.data);
-    mesh.at("sp").get_to(r.mesh.sequence);
-    mesh.at("tp").get_to(r.mesh.tensor);
-    r.mesh.expert = mesh.value("ep", 1);
+    const auto degree = [](const char* name, const Json& value) {
+      try {
+        return value.get<int>();
+      } catch (const Json::exception& fault) {
+        throw std::runtime_error(base::join("mesh.", name, ": ", plain_fault(fault.what())));
+      }
+    };
+    r.mesh = {degree("dp", mesh.at("dp")), degree("sp", mesh.at("sp")), degree("tp", mesh.at("tp")),
+              degree("ep", mesh.value("ep", Json(1)))};
     mesh.at("parameters_per_rank").get_to(r.own_parameters);
     if (std::int64_t{r.mesh.data} * r.mesh.sequence * r.mesh.tensor != r.world)
       throw std::runtime_error("a mesh of " + degrees_text(r.mesh) + " for " + std::to_string(r.world) + " ranks");
