@@ -35,11 +35,19 @@ rank, world = dist.get_rank(), dist.get_world_size()
 dtype = torch.bfloat16 if o.recipe == "bf16" else torch.float32
 
 
+class Nothing(nn.Identity):
+    """DeepSpeed refuses experts without parameters; this one takes no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+
+
 class Layers(nn.Module):
     def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(o.hidden) for _ in range(o.layers))
-        expert = nn.Sequential(nn.Linear(o.hidden, o.inner), nn.GELU("tanh"), nn.Linear(o.inner, o.hidden)) if o.inner else nn.Identity()
+        expert = nn.Sequential(nn.Linear(o.hidden, o.inner), nn.GELU("tanh"), nn.Linear(o.inner, o.hidden)) if o.inner else Nothing()
         self.moes = nn.ModuleList(
             MoE(o.hidden, expert, num_experts=o.experts, ep_size=o.ep, k=o.top_k, capacity_factor=o.capacity_factor)
             for _ in range(o.layers))
@@ -59,7 +67,6 @@ class Layers(nn.Module):
 torch.manual_seed(0)
 module = Layers()
 groups = split_params_into_different_moe_groups_for_optimizer({"params": list(module.parameters()), "name": "all"})
-groups = [group for group in groups if group["params"]]  # identities have none
 config = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_accumulation_steps": 1,

@@ -311,7 +311,7 @@ depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {fo
                  "libzero / floor", "floor / DeepSpeed", "sent by all-to-alls", "dropped", "load"]]
         words = dict(zip(options.split()[::2], options.split()[1::2]))
         alone = words.get("--inner") == "0"
-        missed = []
+        compared, missed = False, []
         for row in (row for row in found["results"] if row["case"] == case):
             name = f"{row['recipe']}, stage {row['stage']}, ep {row['ep']}"
             times = [ms(row[who]["median"]) if row.get(who) else "" for who in ("shm", "merged", "gloo", "deepspeed")]
@@ -320,13 +320,15 @@ depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {fo
                         + [f"{row.get('exchanged_bytes_per_step', 0) / 2**20:.2f} MiB", f"{row.get('dropped', 0) * 100:.1f} %", f"{row.get('load', 0):.2f}"])
             for who, target in {"shm": EXPERTS_ALONE_TARGET}.items() if alone else EXPERTS_TARGETS.items():
                 ratio = row[f"{who}_over_deepspeed"]
+                compared = compared or bool(ratio)
                 if ratio and ratio["median"] > target:
                     missed.append(f"{name}{'' if who == 'shm' else ' over TCP'} {ratio['median']:.2f} (at most {target})")
         title = f"hidden {words['--hidden']}, {words['--num-experts']} experts, k {words['--top-k']}, {words['--tokens']} tokens a rank"
         title += ", gate and exchange alone" if alone else ", skewed" if words["--skew"] != "0" else ""
         goal = f"{EXPERTS_ALONE_TARGET}" if alone else f"{EXPERTS_TARGETS['shm']} over shared memory and {EXPERTS_TARGETS['gloo']} over TCP"
         text += f"### {title[0].upper()}{title[1:]}\n\nTarget: at most {goal} of DeepSpeed's step. "
-        text += ("**Missed**: " + "; ".join(missed) + "." if missed else "Reached.") + f"\n\n{table(rows)}\n"
+        text += ("**Missed**: " + "; ".join(missed) + "." if missed else "Reached." if compared else "DeepSpeed's step was not measured.")
+        text += f"\n\n{table(rows)}\n"
     return text
 
 
