@@ -49,8 +49,10 @@ std::int64_t elements_of(const torch::nn::Module& model) {
   for (const auto& module : model.modules()) {
     const auto* const layer = dynamic_cast<const ExpertLayer*>(module.get());
     if (layer == nullptr || layer->ep_size() == 1) continue;
+    std::int64_t of_experts = 0;
     for (const at::Tensor& parameter : module->named_children()["experts"]->parameters())
-      sum -= parameter.numel() * (layer->ep_size() - 1) / layer->ep_size();
+      of_experts += parameter.numel();
+    sum -= of_experts / layer->ep_size() * (layer->ep_size() - 1);
   }
   return sum;
 }

@@ -124,7 +124,8 @@ class ZERO_API Engine {
     return gather_module(module, modify);
   }
 
-  // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks.
+  // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks. Every
+  // rank gets the buffers of experts that it does not run.
   std::map<std::string, at::Tensor> full_state_dict();
   // [collective] One fp32 state of a parameter, of its shape, on every rank. `state`: "master", or a state of the
   // optimizer ("exp_avg", "exp_avg_sq"; the error for another name lists them). The "master" of a frozen parameter is

@@ -87,8 +87,8 @@ class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
   // make(c) makes expert c, with initial values of its own; make(num_experts) the dense one of use_residual.
   MoEImpl(MoeOptions options, const std::function<torch::nn::AnyModule(std::int64_t)>& make);
 
-  // x: [.., hidden_size], fp32, bf16 or fp16. used_token: of x's shape without the last dimension, 0 for tokens that
-  // take no part (padding). Returns
+  // x: [.., hidden_size], fp32, bf16 or fp16. used_token: of x's shape without the last dimension, or [tokens]; 0 for
+  // tokens that take no part (padding). Can be differentiated twice with ep_size 1. Returns
   // - the output, of x's shape and dtype: for each token the sum of its experts' outputs, weighed by the gate. 0 for a
   //   token that every expert dropped.
   // - the auxiliary loss, a scalar in fp32, which is smallest when experts are used equally. Add a multiple of it

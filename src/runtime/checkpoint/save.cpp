@@ -253,9 +253,13 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   std::vector<engine::StatePiece> pieces;
 
   // Step 0: all ranks request the same save, at a valid time.
-  const auto intents = engine::agree(comm, kWhere, [&] {
+  (void)engine::agree(comm, kWhere, [&] {
     state.checks.require_boundary(kWhere);
     state.checks.require_no_scope(kWhere, /*reading_too=*/false);
+    return "";
+  });
+  if (state.parts.experts) state.parts.experts->share_buffers();
+  const auto intents = engine::agree(comm, kWhere, [&] {
     if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
     if (!formats::valid_tag(wanted_tag))
       throw ConfigError(

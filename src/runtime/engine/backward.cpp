@@ -193,11 +193,23 @@ void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool
 
 // --- what is trained --------------------------------------------------------------------------
 
-// Groups that were frozen at construction and now have a parameter that requires grad, one line each.
+// Groups that were frozen at construction and now have a parameter that requires grad, one line each; also those of the
+// experts of other ranks, so that all ranks notice.
 std::string Backward::unfrozen_units() const {
   std::string names;
-  for (const auto& group : p_.binding().groups())
-    if (!group->facts.trainable && group->gradients.activity_changed()) names += group->facts.name + "\n";
+  for (const auto& group : p_.binding().groups()) {
+    if (group->facts.trainable) continue;
+    if (group->gradients.activity_changed()) names += group->facts.name + "\n";
+    const auto is_here = [&](const ModelParameter& member, const ModelParameter& remote) {
+      return member.expert && member.name == remote.expert->at(member.expert->place(), remote.name);
+    };
+    if (std::any_of(p_.remote.begin(), p_.remote.end(), [&](const ModelParameter& remote) {
+          return remote.tensor.requires_grad() &&
+                 std::any_of(group->members.begin(), group->members.end(),
+                             [&](const ModelParameter& member) { return is_here(member, remote); });
+        }))
+      names += group->facts.name + " of other ranks\n";
+  }
   return names;
 }
 
@@ -235,8 +247,9 @@ void Backward::admit_unfrozen() {
 void Backward::choose_active() {
   const auto& groups = p_.binding().groups();
   const auto changed = [](const auto& group) { return group->gradients.activity_changed(); };
-  if (std::none_of(groups.begin(), groups.end(), changed)) return;
-  if (!unfrozen_units().empty()) compare_unfrozen("backward");
+  const bool unfrozen = !unfrozen_units().empty();
+  if (std::none_of(groups.begin(), groups.end(), changed) && !unfrozen) return;
+  if (unfrozen) compare_unfrozen("backward");
   admit_unfrozen();
   p_.program->join_update();  // the pending update uses the previous selection
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {

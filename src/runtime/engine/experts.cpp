@@ -62,6 +62,23 @@ void Experts::bind() {
 
 void Experts::release(const ModelParameter& parameter) { remote_.add(parameter, ranks_with(*parameter.expert)); }
 
+void Experts::share_buffers() {
+  const at::NoGradGuard no_grad;
+  for (const auto& module : layers_) {
+    const auto& layer = dynamic_cast<const ExpertLayer&>(*module);
+    auto& group = *groups_.at(layer.ep_size()).expert;
+    const auto per_rank = layer.num_experts() / layer.ep_size();
+    for (const auto& expert : module->named_children()["experts"]->named_children())
+      for (const auto& buffer : expert.value()->buffers()) {
+        if (!buffer.defined() || buffer.numel() == 0) continue;
+        const auto place = static_cast<int>(std::stoll(expert.key()) / per_rank);
+        const auto values = buffer.detach().contiguous();
+        group.broadcast(values.view({-1}).view(at::kByte), place)->wait();
+        if (place != group.rank()) buffer.detach().copy_(values);
+      }
+  }
+}
+
 std::vector<int> Experts::ranks_with(const ExpertParameter& parameter) const {
   std::vector<int> ranks;
   for (int n = 0; n < mesh_.size("dp_sp"); ++n)

@@ -54,6 +54,8 @@ class Experts {
   void bind();
   // For a parameter of an expert of other ranks.
   void release(const ModelParameter& parameter);
+  // [collective] Gives every rank the buffers of the experts that it does not run, as the ranks of its group have them.
+  void share_buffers();
 
  private:
   struct Groups {

@@ -45,26 +45,30 @@ std::string nearest(const Groups& groups, const std::string& name) {
   return nearest_name(name, known);
 }
 
-std::set<int> groups_of_module(const Groups& groups, const torch::nn::Module& module) {
+std::set<int> groups_of_module(const Groups& groups, const std::vector<ModelParameter>& remote,
+                               const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> wanted;
   for (const auto& parameter : module.parameters()) wanted.insert(parameter.unsafeGetTensorImpl());
   std::set<int> found;
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const auto& member : groups[g]->members)
       if (wanted.count(member.tensor.unsafeGetTensorImpl()) != 0) found.insert(static_cast<int>(g));
+  for (const auto& parameter : remote)
+    if (wanted.count(parameter.tensor.unsafeGetTensorImpl()) != 0) found.merge(groups_named(groups, parameter.name));
   return found;
 }
 
 }  // namespace
 
-std::vector<int> chosen_groups(const ModelBinding& binding, const ParameterChoice& choice, const std::string& where) {
+std::vector<int> chosen_groups(const ModelBinding& binding, const std::vector<ModelParameter>& remote,
+                               const ParameterChoice& choice, const std::string& where) {
   const auto& groups = binding.groups();
   std::set<int> chosen;
   std::string faults;
   if (choice.all)
     for (std::size_t g = 0; g < groups.size(); ++g) chosen.insert(static_cast<int>(g));
   if (choice.module != nullptr) {
-    chosen = groups_of_module(groups, *choice.module);
+    chosen = groups_of_module(groups, remote, *choice.module);
     if (chosen.empty())
       throw ConfigError(where + "got a module (" + choice.module->name() +
                         ") that has no parameter of this Engine. Hint: pass a module of the model that it holds.");

@@ -19,7 +19,8 @@ struct ParameterChoice {
 
 // The groups with a selected parameter, in order. Throws ConfigError, prefixed with `where`, that lists all names
 // without a match and the most similar names.
-std::vector<int> chosen_groups(const ModelBinding& binding, const ParameterChoice& choice, const std::string& where);
+std::vector<int> chosen_groups(const ModelBinding& binding, const std::vector<ModelParameter>& remote,
+                               const ParameterChoice& choice, const std::string& where);
 
 class OpenScopes {
  public:

@@ -13,7 +13,7 @@ std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modif
   std::vector<int> groups;
   const auto where = p_.where("gathered_parameters");
   agree_on(p_.relay, *p_.comm, "Engine::gathered_parameters", where + "the units asked for", [&] {
-    groups = chosen_groups(p_.binding(), choice, where);
+    groups = chosen_groups(p_.binding(), p_.remote, choice, where);
     std::string lines = modify ? "to write\n" : "to read\n";
     for (const int g : groups) lines += p_.groups[static_cast<std::size_t>(g)].name + "\n";
     return lines;

@@ -21,6 +21,7 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
   return p_.relay.reporting([&] {
     stepper_.flush();
     const at::NoGradGuard no_grad;
+    if (p_.experts) p_.experts->share_buffers();
     std::map<std::string, at::Tensor> result;
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
       const auto flat = gathered_state(p_, group(g), kMaster);

@@ -92,29 +92,36 @@ struct Walk {
         visit_experts(*layer, *item.value(), child);
         continue;
       }
-      bool starts_unit = false;
-      if (!named.empty())
-        starts_unit = std::find(named.begin(), named.end(), child) != named.end();
-      else
-        starts_unit = unit.empty() && list;
-      if (starts_unit) seen_units.push_back(child);
+      const bool starts_unit = starts(child, unit.empty() && list) && !expert;
       auto below = expert;
       if (below) below->rest = child_path(below->rest, item.key());
       visit(*item.value(), child, starts_unit ? child : unit, below);
     }
   }
 
-  // Experts that are divided over ranks.
+  // by_rule: without libzero.units.
+  bool starts(const std::string& path, bool by_rule) {
+    const bool is_named = std::find(named.begin(), named.end(), path) != named.end();
+    if (is_named) seen_units.push_back(path);
+    return named.empty() ? by_rule : is_named;
+  }
+
+  // Experts that are divided over ranks: one unit, as ranks have different ones. Names of modules in it start none.
   void visit_experts(const ExpertLayer& layer, torch::nn::Module& experts, const std::string& path) {
+    (void)starts(path, true);
     const auto layer_path = path.substr(0, path.size() - std::min(path.size(), std::string(".experts").size()));
-    for (const auto& item : experts.named_children())
+    for (const auto& item : experts.named_children()) {
+      (void)starts(child_path(path, item.key()), false);
       visit(*item.value(), child_path(path, item.key()), path,
             ExpertParameter{layer_path, std::stoll(item.key()), layer.num_experts(), layer.ep_size(), {}});
+    }
   }
 
   void note_expert(ModelParameter& parameter, const std::string& name, bool fresh,
                    const std::optional<ExpertParameter>& expert, const std::string& key) {
-    const auto of = [](const std::optional<ExpertParameter>& e) { return e ? e->index : -1; };
+    const auto of = [](const std::optional<ExpertParameter>& e) {
+      return e ? std::make_pair(e->layer, e->index) : std::make_pair(std::string(), std::int64_t{-1});
+    };
     if (!fresh && of(parameter.expert) != of(expert))
       faults += base::join("\n  parameter ", parameter.name, " is also ", name,
                            ": an expert that is divided over ranks shares no parameter with other modules");
@@ -237,6 +244,8 @@ std::string ExpertParameter::at(int other, const std::string& own) const {
 
 namespace {
 
+const char* frozen(const ModelParameter& parameter) { return parameter.tensor.requires_grad() ? "trained" : "frozen"; }
+
 // Faults of one layer, whose first parameter is `first`. Its experts have consecutive parameters.
 std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::size_t first) {
   const auto& layer = *parameters[first].expert;
@@ -268,6 +277,9 @@ std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::
         faults += base::join("\n  ", parameter.name, " of shape ", at::IntArrayRef(parameter.sizes),
                              " is at the place of ", other.name, " of shape ", at::IntArrayRef(other.sizes),
                              "; with ep_size above 1 experts are alike");
+      else if (other.tensor.requires_grad() != parameter.tensor.requires_grad())
+        faults += base::join("\n  ", parameter.name, " is ", frozen(parameter), " and ", other.name, " is ",
+                             frozen(other), "; with ep_size above 1 experts are alike");
     }
     ++next;
   }

@@ -10,22 +10,20 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
 namespace zero::parallel {
 namespace {
 
-// What backward needs of a routing, as an IValue.
-struct Places final : torch::CustomClassHolder {
-  Places(at::Tensor place, at::Tensor choice_of_row)
-      : place(std::move(place)), choice_of_row(std::move(choice_of_row)) {}
+// Of a routing (gate.h).
+struct Places {
   const at::Tensor place, choice_of_row;
   std::int64_t tokens() const { return place.size(0); }
   std::int64_t choices() const { return place.size(1); }
   std::int64_t rows() const { return choice_of_row.size(0); }
 };
-using PlacesPtr = c10::intrusive_ptr<Places>;
 
 // Elements of one task of at::parallel_for.
 std::int64_t grain(std::int64_t width) { return std::max<std::int64_t>(1, 32768 / std::max<std::int64_t>(width, 1)); }
@@ -175,53 +173,77 @@ at::Tensor products(const at::Tensor& y, const at::Tensor& rows, const Places& p
   return d;
 }
 
-PlacesPtr places_in(torch::autograd::AutogradContext* context) {
-  const auto holder = context->saved_data["places"].toCapsule();
-  return c10::static_intrusive_pointer_cast<Places>(holder);
+// The three are each other's derivatives, so every derivative has a graph. The routing is saved as tensors are: a
+// recomputation that routes otherwise replaces it together with the rows.
+using Context = torch::autograd::AutogradContext;
+using Variables = torch::autograd::variable_list;
+using Weights = std::optional<at::Tensor>;  // none: 1
+Weights weights_in(const Variables& saved) { return saved[1].defined() ? Weights(saved[1]) : std::nullopt; }
+
+struct ToRows final : torch::autograd::Function<ToRows> {
+  static at::Tensor forward(Context* context, const at::Tensor& x, const Weights& weights, const at::Tensor& place,
+                            const at::Tensor& choice_of_row) {
+    context->save_for_backward({weights ? x : at::Tensor(), weights.value_or(at::Tensor()), place, choice_of_row});
+    return to_rows(x, weights.value_or(at::Tensor()), {place, choice_of_row});
+  }
+  static Variables backward(Context* context, Variables gradients);
+};
+
+struct ToTokens final : torch::autograd::Function<ToTokens> {
+  static at::Tensor forward(Context* context, const at::Tensor& rows, const Weights& weights, const at::Tensor& place,
+                            const at::Tensor& choice_of_row) {
+    context->save_for_backward({weights ? rows : at::Tensor(), weights.value_or(at::Tensor()), place, choice_of_row});
+    return to_tokens(rows, weights.value_or(at::Tensor()), {place, choice_of_row});
+  }
+  static Variables backward(Context* context, Variables gradients);
+};
+
+struct Products final : torch::autograd::Function<Products> {
+  static at::Tensor forward(Context* context, const at::Tensor& y, const at::Tensor& rows, const at::Tensor& place,
+                            const at::Tensor& choice_of_row) {
+    context->save_for_backward({y, rows, place, choice_of_row});
+    return products(y, rows, {place, choice_of_row});
+  }
+  static Variables backward(Context* context, Variables gradients);
+};
+
+Variables ToRows::backward(Context* context, Variables gradients) {
+  const auto saved = context->get_saved_variables();
+  const auto &x = saved[0], &weights = saved[1], &rows = gradients[0];
+  at::Tensor of_x, of_weights;
+  if (context->needs_input_grad(0)) of_x = ToTokens::apply(rows, weights_in(saved), saved[2], saved[3]);
+  if (weights.defined() && context->needs_input_grad(1))
+    of_weights = Products::apply(x, rows, saved[2], saved[3]).to(weights.scalar_type());
+  return {of_x, of_weights, at::Tensor(), at::Tensor()};
 }
 
-struct Dispatch final : torch::autograd::Function<Dispatch> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, PlacesPtr places) {
-    auto rows = to_rows(x, {}, *places);
-    context->saved_data["places"] = at::IValue::make_capsule(std::move(places));
-    return rows;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    return {to_tokens(gradients[0], {}, *places_in(context)), at::Tensor()};
-  }
-};
+Variables ToTokens::backward(Context* context, Variables gradients) {
+  const auto saved = context->get_saved_variables();
+  const auto &rows = saved[0], &weights = saved[1], &y = gradients[0];
+  at::Tensor of_rows, of_weights;
+  if (context->needs_input_grad(0)) of_rows = ToRows::apply(y, weights_in(saved), saved[2], saved[3]);
+  if (weights.defined() && context->needs_input_grad(1))
+    of_weights = Products::apply(y, rows, saved[2], saved[3]).to(weights.scalar_type());
+  return {of_rows, of_weights, at::Tensor(), at::Tensor()};
+}
 
-struct Combine final : torch::autograd::Function<Combine> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& rows,
-                            const at::Tensor& weights, PlacesPtr places) {
-    auto y = to_tokens(rows, weights, *places);
-    context->save_for_backward({rows, weights});
-    context->saved_data["places"] = at::IValue::make_capsule(std::move(places));
-    return y;
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const auto places = places_in(context);
-    const auto& y = gradients[0];
-    at::Tensor of_rows, of_weights;
-    if (context->needs_input_grad(0)) of_rows = to_rows(y, saved[1], *places);
-    if (context->needs_input_grad(1)) of_weights = products(y, saved[0], *places).to(saved[1].scalar_type());
-    return {of_rows, of_weights, at::Tensor()};
-  }
-};
-
-PlacesPtr places_of(const Routing& routing) {
-  return c10::make_intrusive<Places>(routing.place, routing.choice_of_row);
+Variables Products::backward(Context* context, Variables gradients) {
+  const auto saved = context->get_saved_variables();
+  const auto &y = saved[0], &rows = saved[1], &products = gradients[0];
+  at::Tensor of_y, of_rows;
+  if (context->needs_input_grad(0)) of_y = ToTokens::apply(rows, Weights(products), saved[2], saved[3]);
+  if (context->needs_input_grad(1)) of_rows = ToRows::apply(y, Weights(products), saved[2], saved[3]);
+  return {of_y, of_rows, at::Tensor(), at::Tensor()};
 }
 
 }  // namespace
 
-at::Tensor dispatch(const at::Tensor& x, const Routing& routing) { return Dispatch::apply(x, places_of(routing)); }
+at::Tensor dispatch(const at::Tensor& x, const Routing& routing) {
+  return ToRows::apply(x, Weights(), routing.place, routing.choice_of_row);
+}
 
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const Routing& routing) {
-  return Combine::apply(rows, weights, places_of(routing));
+  return ToTokens::apply(rows, Weights(weights), routing.place, routing.choice_of_row);
 }
 
 }  // namespace zero::parallel

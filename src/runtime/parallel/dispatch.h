@@ -1,6 +1,6 @@
 // Rows of tokens for experts, and back (MegaBlocks' permutation, arXiv:2211.15841, without its sort: the places are
-// known from counting). One function's backward is the other's forward, and no element is written twice, so results
-// do not depend on the number of threads.
+// known from counting). No element is written twice, so results do not depend on the number of threads. Both can be
+// differentiated any number of times.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -55,7 +55,11 @@ const Mesh::Experts& Mesh::experts(int ep_size) const {
                                  " ranks along dp_sp"));
   const auto grid = parallel::ExpertGrid::of(all.rank, all.size, ep_size, data_before_experts_);
   const auto group = [&](const char* name, int size, int color, int key) {
-    return size == all.size ? all.group : size == 1 ? Communicator::local() : all.group->split(color, key, name);
+    // With sequence-parallel ranks alone, `all` are those of sp, whose all-to-alls are counted apart.
+    const bool counted_apart = name == std::string_view("ep") && size > 1 && this->size("sp") == size;
+    return size == all.size && !counted_apart ? all.group
+           : size == 1                        ? Communicator::local()
+                                              : all.group->split(color, key, name);
   };
   return experts_
       .emplace(ep_size,

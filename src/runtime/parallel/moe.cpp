@@ -28,21 +28,26 @@ struct Plan {
   parallel::Routing routing;
   Numbers sent, received;  // rows to and from each rank
   Numbers pieces;          // received rows by source rank, then by expert of this rank
+  bool gradient = false;   // some rank's tokens need one
 };
 
-// How many rows every rank sends to each expert.
-void exchange_counts(Plan& plan, Communicator* group, at::Device device) {
+// How many rows every rank sends to each expert, and whether its tokens need a gradient: the lowest bit. If one rank's
+// do, the backward of all ranks has the exchange of rows.
+void exchange_counts(Plan& plan, Communicator* group, bool gradient, at::Device device) {
   const auto experts = static_cast<std::int64_t>(plan.routing.kept.size());
   const int ranks = group == nullptr ? 1 : group->size();
   const auto local = experts / ranks;
   plan.pieces = plan.routing.kept;
   if (ranks > 1) {
-    const auto kept = at::tensor(plan.routing.kept, at::kLong).to(device);
-    auto theirs = at::empty_like(kept);
-    group->all_to_all(theirs, kept)->wait();
+    const auto ours = (at::tensor(plan.routing.kept, at::kLong) * 2 + (gradient ? 1 : 0)).to(device);
+    auto theirs = at::empty_like(ours);
+    group->all_to_all(theirs, ours)->wait();
     theirs = theirs.cpu();
     const auto* const data = theirs.const_data_ptr<std::int64_t>();
-    plan.pieces.assign(data, data + experts);
+    for (std::int64_t at = 0; at < experts; ++at) {
+      plan.pieces[static_cast<std::size_t>(at)] = data[at] / 2;
+      plan.gradient = plan.gradient || data[at] % 2 == 1;
+    }
   }
   const auto by_rank = [&](const Numbers& counts) {
     Numbers sums;
@@ -73,7 +78,7 @@ at::Tensor run_expert(const Expert& expert, const at::Tensor& rows) {
   if (result.sizes() != rows.sizes())
     fail(base::join("an expert returned a tensor of shape ", result.sizes(), " for rows of shape ", rows.sizes(),
                     ", expected the same shape"));
-  return result;
+  return result.to(rows.scalar_type());  // autocast may have chosen another
 }
 
 // One call for the rows of all ranks.
@@ -114,8 +119,13 @@ void check_input(const at::Tensor& x, const at::Tensor& used_token, const MoeOpt
   if (!x.defined() || x.dim() < 1 || x.size(-1) != h || !x.is_floating_point())
     fail(base::join("got ", x.defined() ? base::join(x.toString(), x.sizes()) : "no tensor",
                     ", expected floating-point values of shape [.., ", h, "]"));
-  if (used_token.defined() && used_token.numel() * h != x.numel())
-    fail(base::join("got used_token of shape ", used_token.sizes(), " for tokens of shape ", x.sizes()));
+  if (used_token.defined()) {
+    const auto tokens = x.sizes().slice(0, static_cast<std::size_t>(x.dim() - 1));
+    const auto count = c10::multiply_integers(tokens);
+    if (used_token.sizes() != tokens && used_token.sizes() != at::IntArrayRef{count})
+      fail(base::join("got used_token of shape ", used_token.sizes(), " for x of shape ", x.sizes(), ", expected ",
+                      tokens, " or [", count, "]"));
+  }
   if (options.ep_size > 1 && (!group || group->size() != options.ep_size))
     fail(base::join("forward with ep_size ", options.ep_size,
                     " needs the ranks of an Engine, which this module does not have. Hint: construct the Engine "
@@ -143,13 +153,26 @@ parallel::GateOptions gate_options(const MoeOptions& options, bool training) {
           .keep_likeliest = options.drop_policy == "probs"};
 }
 
+// A copy that is trained and frozen as the original; Cloneable's parameters all require grad.
+torch::nn::AnyModule copy_of(const torch::nn::AnyModule& module) {
+  auto copy = module.clone();
+  const auto from = module.ptr()->named_parameters(), to = copy.ptr()->named_parameters();
+  for (const auto& item : from)
+    if (auto* const parameter = to.find(item.key())) parameter->requires_grad_(item.value().requires_grad());
+  return copy;
+}
+
 // A Sequential whose forward is no template, as AnyModule needs it.
 class Layers final : public torch::nn::SequentialImpl {
  public:
   Layers(const SequentialImpl& layers, const std::function<torch::nn::AnyModule(const torch::nn::AnyModule&)>& take) {
     auto layer = layers.begin();
     for (const auto& name : layers.named_children().keys()) push_back(name, take(*layer++));
+    // train() sets the modes of all modules below; theirs stay.
+    std::vector<std::pair<std::shared_ptr<Module>, bool>> modes;
+    for (const auto& module : modules(/*include_self=*/false)) modes.emplace_back(module, module->is_training());
     train(layers.is_training());
+    for (const auto& [module, training] : modes) module->train(training);
   }
   at::Tensor forward(const at::Tensor& rows) { return SequentialImpl::forward(rows); }
   std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
@@ -179,17 +202,21 @@ MoeOutput mix_experts(const at::Tensor& x, const at::Tensor& gate, const MoeOpti
     Plan made;
     made.routing = parallel::route(logits.detach(), gates.detach(), rules,
                                    used_token.defined() ? used_token.reshape({-1}) : at::Tensor());
-    exchange_counts(made, ranks.get(), x.device());
+    exchange_counts(made, ranks.get(), x.requires_grad(), x.device());
     return made;
   });
   const auto weights = parallel::choice_weights(gates, plan.routing, rules);
 
-  const auto received = exchange(parallel::dispatch(tokens, plan.routing), ranks, plan.sent, plan.received);
+  auto rows = parallel::dispatch(tokens, plan.routing);
+  if (plan.gradient && at::GradMode::is_enabled() && !rows.requires_grad()) rows = rows.detach().requires_grad_();
+  const auto received = exchange(rows, ranks, plan.sent, plan.received);
   const auto local = plan.pieces.size() / plan.sent.size();
   const auto outputs =
       run_experts(received.split_with_sizes(plan.pieces), plan.sent.size(),
                   ranks ? static_cast<std::size_t>(ranks->rank()) * local : 0, options.merged_batches, run);
-  const auto back = exchange(at::cat(outputs), ranks, plan.received, plan.sent);
+  auto own = at::cat(outputs);
+  if (ranks && at::GradMode::is_enabled() && !own.requires_grad()) own.requires_grad_();  // as on the other ranks
+  const auto back = exchange(own, ranks, plan.received, plan.sent);
   return {parallel::combine(back, weights, plan.routing).view(x.sizes()),
           parallel::auxiliary_loss(gates, plan.routing, rules),
           at::tensor(plan.routing.chosen, at::kLong).to(x.device()), plan.routing.rows()};
@@ -235,8 +262,8 @@ MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module(
     }
   add_gate();
   // The original stays the caller's: several layers may be made of one.
-  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, expert.clone());
-  if (options.use_residual) add_residual(expert.clone());
+  for (std::int64_t c = 0; c < options.num_experts; ++c) add_expert(c, copy_of(expert));
+  if (options.use_residual) add_residual(copy_of(expert));
 }
 
 MoEImpl::MoEImpl(MoeOptions o, const std::function<torch::nn::AnyModule(std::int64_t)>& make)

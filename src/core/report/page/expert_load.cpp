@@ -93,7 +93,9 @@ std::vector<ExpertLoad> read_loads(const std::filesystem::path& path) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   for_each_line(path, text, "the load of some steps", [&](const std::string& line) {
     auto load = load_of(Json::parse(line));
-    while (!loads.empty() && loads.back().last >= load.first) loads.pop_back();
+    // A resumed run repeats steps. Those of a line before the first repeated one are known in its sum only.
+    while (!loads.empty() && loads.back().first >= load.first) loads.pop_back();
+    if (!loads.empty()) loads.back().last = std::min(loads.back().last, load.first - 1);
     if (!loads.empty() && !std::equal(load.layers.begin(), load.layers.end(), loads.back().layers.begin(),
                                       loads.back().layers.end(), [](const LayerLoad& a, const LayerLoad& b) {
                                         return a.block == b.block && a.counts.size() == b.counts.size();
