@@ -373,9 +373,7 @@ TEST(CheckpointRefuses, AnotherWorldModelOrOptimizer) {
         ExitCode::kConfig);
   };
   const char* adamw = R"({"type": "AdamW", "params": {"lr": 0.01}})";
-  auto text = load(3, "gpt", adamw);
-  EXPECT_TRUE(contains(text, "saved by 2 ranks, this run has 3") && contains(text, "same number of ranks")) << text;
-  text = load(2, "gpt", R"({"type": "SGD", "params": {"lr": 0.01}})");
+  auto text = load(2, "gpt", R"({"type": "SGD", "params": {"lr": 0.01}})");
   EXPECT_TRUE(contains(text, "AdamW") && contains(text, "SGD")) << text;
   text = load(2, "aligned_gpt", adamw);
   EXPECT_TRUE(contains(text, "[29, 16]") && contains(text, "[32, 16]") && contains(text, "blocks.2") &&

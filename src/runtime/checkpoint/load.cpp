@@ -12,8 +12,10 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/rank_agreement.h"
+#include "formats/hash.h"
 #include "formats/rank_file.h"
 #include "formats/root_folder.h"
+#include "formats/slices.h"
 #include "observe/status_page.h"
 #include "optim/loss_scaler.h"
 
@@ -48,25 +50,30 @@ Names by_name(const std::vector<formats::Tensor>& tensors) {
   return result;
 }
 
-// The tensors of the checkpoint for this rank: shared ones and its own.
+// The rank that saved the private state that this rank takes.
+std::size_t source_rank(const formats::Manifest& manifest, int rank) {
+  return static_cast<std::size_t>(rank) % manifest.ranks.size();
+}
+
+// The tensors of the checkpoint for this rank: shared ones and private ones.
 Names stored_for(const formats::Manifest& manifest, int rank) {
   auto stored = by_name(manifest.tensors);
-  stored.merge(by_name(manifest.ranks[static_cast<std::size_t>(rank)]));
+  stored.merge(by_name(manifest.ranks[source_rank(manifest, rank)]));
   return stored;
 }
 
-void require_same_run(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  if (manifest.world != state.parts.comm->size())
-    throw ConfigError(base::join("[load_checkpoint] ", label, " was saved by ", manifest.world, " ranks, this run has ",
-                                 state.parts.comm->size(),
-                                 ". Hint: this version loads at the same number of ranks only; run with ",
-                                 manifest.world, "."));
+bool same_layout(engine::State& state, const formats::Manifest& manifest) {
   const auto& mesh = *state.parts.mesh;
-  if (manifest.sequence != mesh.size("sp") || manifest.tensor != mesh.size("tp"))
-    throw ConfigError(base::join("[load_checkpoint] ", label, " was saved with sequence_parallel_size ",
-                                 manifest.sequence, " and tensor_parallel.autotp_size ", manifest.tensor,
-                                 ", this run has ", mesh.size("sp"), " and ", mesh.size("tp"),
-                                 ". Hint: this version loads with the same degrees only."));
+  return manifest.world == state.parts.comm->size() && manifest.sequence == mesh.size("sp") &&
+         manifest.tensor == mesh.size("tp");
+}
+
+std::string layout_text(std::int64_t world, std::int64_t sequence, std::int64_t tensor) {
+  return base::join(world, world == 1 ? " rank" : " ranks", sequence > 1 ? base::join(" (sp ", sequence, ")") : "",
+                    tensor > 1 ? base::join(" (tp ", tensor, ")") : "");
+}
+
+void require_same_run(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
   if (manifest.optimizer != optimizer)
     throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
@@ -107,8 +114,6 @@ void require_same_model(engine::State& state, const formats::Manifest& manifest,
     if (found->shape != tensor.shape)
       differences.push_back(name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
                             text_of(tensor.shape) + " in the model");
-    if (found->slices != tensor.slices)
-      differences.push_back(name + ": is cut otherwise in the checkpoint than in the model");
     if (!fits(found->dtype, tensor.dtype))
       differences.push_back(name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
     taken.insert({found->kind, found->name});
@@ -136,6 +141,19 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
     base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text);
   };
   for (const auto& text : choice.notices) notice(text);
+  if (!same_layout(state, manifest)) {
+    const auto& mesh = *state.parts.mesh;
+    std::string private_buffers;
+    for (const auto& tensor : manifest.ranks[0])
+      if (tensor.kind == kBuffer) private_buffers += (private_buffers.empty() ? "" : ", ") + tensor.name;
+    base::log(LogLevel::Info, base::join("checkpoint ", choice.tag, ": loading the checkpoint of ",
+                                         layout_text(manifest.world, manifest.sequence, manifest.tensor), " on ",
+                                         layout_text(state.parts.comm->size(), mesh.size("sp"), mesh.size("tp")),
+                                         "; every rank's random numbers start anew, from a seed of the checkpoint's"));
+    if (!private_buffers.empty())
+      notice(base::join("buffers that differed between ranks: rank r takes those of rank r mod ", manifest.world, ": ",
+                        private_buffers));
+  }
   const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
@@ -178,6 +196,9 @@ class Loader {
                               "counts more steps without " + name + " than applied steps");
     state_.parts.optimizer->check_rates(counters_.set_rates);
     pieces_ = state_.exports->pieces_to_load();
+    slices_.clear();
+    for (auto& tensor : tensors_of(state_))
+      if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
     visit([](const engine::StatePiece&, const formats::Tensor&, std::int64_t, std::int64_t, const char*) {});
     read_generator();
     reader_.finish();
@@ -214,14 +235,26 @@ class Loader {
       const auto* const source = source_of(stored, piece.kind, piece.name);
       if (source == nullptr && was_frozen(stored, piece.name)) continue;
       ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
-      const auto& tensor = *source;
-      const auto width = formats::bits_of(tensor.dtype) / 8;
-      const auto begin = piece.begin, end = piece.begin + piece.numel;
-      for (const auto& part : tensor.parts) {
-        const auto first = std::max(begin, part.start), last = std::min(end, part.start + part.numel);
-        if (first >= last) continue;
-        const char* bytes = reader_.read(tensor, part);
-        take(piece, tensor, first - begin, last - first, bytes + (first - part.start) * width);
+      visit_piece(piece, *source, take);
+    }
+  }
+
+  template <class Take>
+  void visit_piece(const engine::StatePiece& piece, const formats::Tensor& tensor, const Take& take) {
+    const auto width = formats::bits_of(tensor.dtype) / 8;
+    const auto cut = slices_.find({piece.kind, piece.name});
+    const auto runs = formats::runs_between(tensor.shape, cut == slices_.end() ? Slices() : cut->second, tensor.slices,
+                                            piece.begin, piece.begin + piece.numel);
+    auto run = runs.begin();  // the first that a later part may have
+    for (const auto& part : tensor.parts) {
+      const auto end = part.start + part.numel;
+      while (run != runs.end() && run->stored + run->numel <= part.start) ++run;
+      const char* bytes = nullptr;
+      for (auto next = run; next != runs.end() && next->stored < end; ++next) {
+        const auto first = std::max(next->stored, part.start), last = std::min(next->stored + next->numel, end);
+        if (bytes == nullptr) bytes = reader_.read(tensor, part);
+        take(piece, tensor, next->wanted + (first - next->stored) - piece.begin, last - first,
+             bytes + (first - part.start) * width);
       }
     }
   }
@@ -239,21 +272,29 @@ class Loader {
   }
 
   void read_generator() {
-    const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(state_.parts.comm->rank())]);
+    const bool same = same_layout(state_, manifest_);
+    const auto rank = same ? state_.parts.comm->rank() : 0;
+    const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(rank)]);
     const auto found = stored.find({kPrivate, kGenerator});
     const auto path = folder_.path_of(formats::kManifestName);
-    if (found == stored.end())
-      formats::fail_damaged(path, base::join("has no random number generator of rank ", state_.parts.comm->rank()));
+    if (found == stored.end()) formats::fail_damaged(path, base::join("has no random number generator of rank ", rank));
     const auto& tensor = *found->second;
     if (tensor.dtype != "U8" || tensor.parts.size() != 1 || tensor.shape.size() != 1)
       formats::fail_damaged(path, "has a random number generator of another form");
     generator_state_ = at::empty({tensor.shape[0]}, at::kByte);
     std::memcpy(generator_state_.mutable_data_ptr(), reader_.read(tensor, tensor.parts[0]), generator_state_.nbytes());
+    auto generator = at::make_generator<at::CPUGeneratorImpl>();
     try {
-      at::make_generator<at::CPUGeneratorImpl>().set_state(generator_state_);
+      generator.set_state(generator_state_);
     } catch (const std::exception& e) {
       formats::fail_damaged(path, std::string("has a random number generator that libtorch refuses: ") + e.what());
     }
+    if (same) return;
+    // Other ranks: no stream is that of a rank that saved, and none is used twice.
+    const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",
+                                 state_.parts.comm->rank(), " ", tensor.parts[0].hash);
+    generator.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
+    generator_state_ = generator.get_state();
   }
 
   engine::State& state_;
@@ -261,6 +302,8 @@ class Loader {
   formats::Manifest manifest_;
   formats::PartReader reader_;
   std::vector<engine::StatePiece> pieces_;
+  using Slices = std::vector<std::vector<formats::Box>>;
+  std::map<std::pair<std::string, std::string>, Slices> slices_;  // of this run's cut tensors, by kind and name
   engine::StateCounters counters_{};
   at::Tensor generator_state_;
 };

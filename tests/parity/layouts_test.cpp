@@ -1,0 +1,287 @@
+// A checkpoint loads at any number of ranks and at any stage, with equal bits; files that an earlier version wrote
+// load.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "formats/hash.h"
+#include "formats/slices.h"
+#include "parity/training.h"
+#include "support/folder.h"
+#include "support/process.h"
+
+namespace zero::test::layouts_test {
+namespace {
+namespace fs = std::filesystem;
+
+void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  ThreadFaults faults;
+  faults.timeout = std::chrono::seconds(60);
+  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
+    at::set_num_threads(1);
+    body(comm);
+  });
+}
+
+using States = std::map<std::string, at::Tensor>;
+
+struct Trained {
+  std::shared_ptr<torch::nn::Module> module;
+  Engine engine;
+  const Training& setup;
+  const Problem& task;
+  Trained(const Training& setup, const Problem& task, const std::shared_ptr<Communicator>& comm)
+      : module(make_module(task)), engine(module, Options::from_json(json_of(setup)), comm), setup(setup), task(task) {}
+
+  std::vector<double> train(int begin, int end) {
+    std::vector<double> losses;
+    for (int step = begin; step < end; ++step) {
+      const auto loss = loss_of(task, *module, engine.communicator().rank(), step, dtype_of(setup));
+      losses.push_back(loss.item<double>());
+      engine.backward(loss);
+      engine.step();
+    }
+    return losses;
+  }
+  // [collective] Whole states of all trained parameters, the values of frozen ones, and shared buffers.
+  States states() {
+    States all;
+    for (const auto& item : module->named_parameters()) {
+      all["master of " + item.key()] = engine.parameter_state(item.key(), "master").clone();
+      if (!item.value().requires_grad()) continue;
+      for (const char* slot : {"exp_avg", "exp_avg_sq"})
+        all[std::string(slot) + " of " + item.key()] = engine.parameter_state(item.key(), slot).clone();
+    }
+    return all;
+  }
+};
+
+Training setup_of(int world, int stage, const std::string& recipe) {
+  Training setup;
+  setup.world = world;
+  setup.stage = stage;
+  setup.recipe = recipe;
+  setup.clip = 0.5;
+  return setup;
+}
+
+// Trains some steps at `world` ranks and saves; returns the states.
+States saved(const Problem& task, const Training& setup, const fs::path& folder) {
+  States states;
+  on_ranks(setup.world, [&](const auto& comm) {
+    Trained run(setup, task, comm);
+    run.train(0, 3);
+    run.engine.save_checkpoint(folder, "t");
+    auto found = run.states();
+    if (comm->rank() == 0) states = std::move(found);
+  });
+  return states;
+}
+
+// --- any number of ranks --------------------------------------------------------------------------
+
+TEST(Layouts, EveryPairHasEqualStates) {
+  struct Pair {
+    const char* problem;
+    int from, to;
+  };
+  int count = 0;
+  for (const auto& [problem_name, from, to] : std::vector<Pair>{{"gpt", 1, 2},
+                                                                {"gpt", 2, 1},
+                                                                {"gpt", 2, 3},
+                                                                {"gpt", 3, 2},
+                                                                {"frozen", 4, 2},
+                                                                {"frozen", 1, 3},
+                                                                {"tiny", 3, 8},
+                                                                {"tiny", 8, 3},
+                                                                {"batch_norm", 2, 3}}) {
+    const TempFolder folder;
+    const auto recipe = count % 3 == 1 ? "bf16" : "fp32";
+    const auto& task = problem(problem_name);
+    const auto wanted = saved(task, setup_of(from, count % 4, recipe), folder.path());
+    const auto setup = setup_of(to, 3 - count % 4, recipe);
+    const auto label = std::string(problem_name) + " " + std::to_string(from) + " to " + std::to_string(to);
+    on_ranks(to, [&](const auto& comm) {
+      Trained run(setup, task, comm);
+      if (count % 2 == 0) run.train(50, 52);  // into an engine that has trained
+      run.engine.load_checkpoint(folder.path());
+      EXPECT_EQ(run.engine.global_step(), 3) << label;
+      std::string first;
+      EXPECT_TRUE(equal_bits(run.states(), wanted, &first)) << label << ": " << first;
+      // 16-bit parameters are the rounded masters.
+      for (const auto& item : run.module->named_parameters()) {
+        const auto scope = run.engine.gathered_parameters({item.key()});
+        const auto& master = wanted.at("master of " + item.key());
+        EXPECT_TRUE(item.value().equal(master.to(item.value().scalar_type()))) << label << ": " << item.key();
+      }
+    });
+    ++count;
+  }
+}
+
+// Without a step between them, loads and saves at other numbers of ranks change nothing.
+TEST(Layouts, AChainOfLoadsAndSaves) {
+  for (const int stage : {1, 3}) {
+    const auto& task = problem("gpt");
+    const TempFolder first;
+    saved(task, setup_of(2, stage, "bf16"), first.path());
+    const TempFolder at_4, at_1, at_2;
+    const auto pass_on = [&](int world, const fs::path& from, const fs::path& to) {
+      const auto setup = setup_of(world, 3 - stage, "bf16");
+      on_ranks(world, [&](const auto& comm) {
+        Trained run(setup, task, comm);
+        run.engine.load_checkpoint(from);
+        run.engine.save_checkpoint(to, "t");
+      });
+    };
+    pass_on(4, first.path(), at_4.path());
+    pass_on(1, at_4.path(), at_1.path());
+    pass_on(2, at_1.path(), at_2.path());
+    // A run at any number of ranks goes on with equal bits from each of them: also that which never changed.
+    for (const int world : {2, 3}) {
+      std::vector<std::pair<std::vector<double>, std::string>> found;
+      for (const auto* folder : {&first, &at_4, &at_1, &at_2}) {
+        const auto setup = setup_of(world, stage, "bf16");
+        on_ranks(world, [&](const auto& comm) {
+          Trained run(setup, task, comm);
+          run.engine.load_checkpoint(folder->path());
+          const auto losses = run.train(3, 8);
+          const auto hash = run.engine.state_hash();
+          if (comm->rank() == 0) found.emplace_back(losses, hash);
+        });
+        EXPECT_EQ(found.back(), found.front()) << world << " ranks, stage " << stage;
+      }
+    }
+    on_ranks(2, [&](const auto& comm) {
+      const auto setup = setup_of(2, stage, "bf16");
+      Trained never(setup, task, comm), loaded(setup, task, comm);
+      never.train(0, 3);
+      loaded.engine.load_checkpoint(at_2.path());
+      EXPECT_EQ(never.train(3, 8), loaded.train(3, 8));
+      EXPECT_EQ(never.engine.state_hash(), loaded.engine.state_hash());
+    });
+  }
+}
+
+// Running statistics differ between ranks: rank r takes those of rank r mod the number of ranks that saved.
+TEST(Layouts, BuffersThatDifferBetweenRanks) {
+  const TempFolder folder;
+  const auto& task = problem("batch_norm");
+  std::vector<States> of_ranks(2);
+  const auto buffers_of = [](const Trained& run) {
+    States buffers;
+    for (const auto& item : run.module->named_buffers()) buffers[item.key()] = item.value().clone();
+    return buffers;
+  };
+  on_ranks(2, [&](const auto& comm) {
+    const auto setup = setup_of(2, 2, "fp32");
+    Trained run(setup, task, comm);
+    run.train(0, 3);
+    run.engine.save_checkpoint(folder.path(), "t");
+    of_ranks[static_cast<std::size_t>(comm->rank())] = buffers_of(run);
+  });
+  EXPECT_FALSE(equal_bits(of_ranks[0], of_ranks[1]));
+  for (const int world : {1, 5})
+    on_ranks(world, [&](const auto& comm) {
+      const auto setup = setup_of(world, 2, "fp32");
+      Trained run(setup, task, comm);
+      run.engine.load_checkpoint(folder.path());
+      EXPECT_TRUE(equal_bits(buffers_of(run), of_ranks[static_cast<std::size_t>(comm->rank()) % 2])) << comm->rank();
+    });
+}
+
+// --- orders of elements ---------------------------------------------------------------------------
+
+// Every element of a tensor has one place in each order, whatever the cuts are.
+TEST(Layouts, RunsBetweenCuts) {
+  using formats::Box;
+  using Slices = std::vector<std::vector<Box>>;
+  const std::vector<std::int64_t> shape{6, 4, 3};
+  const auto cut = [&](std::size_t dim, const std::vector<std::vector<std::pair<int, int>>>& ranges) {
+    Slices slices;
+    for (const auto& slice : ranges) {
+      slices.emplace_back();
+      for (const auto& [begin, end] : slice) {
+        Box box{{0, 0, 0}, shape};
+        box.start[dim] = begin;
+        box.size[dim] = end - begin;
+        slices.back().push_back(box);
+      }
+    }
+    return slices;
+  };
+  const std::vector<Slices> cuts{{},
+                                 cut(0, {{{0, 3}}, {{3, 6}}}),
+                                 cut(0, {{{0, 1}, {3, 4}}, {{1, 3}, {4, 6}}}),
+                                 cut(1, {{{0, 1}}, {{1, 4}}}),
+                                 cut(2, {{{0, 2}}, {{2, 3}}}),
+                                 cut(2, {{{0, 1}}, {{1, 2}}, {{2, 3}}})};
+  // By a plain loop: the row-major number of the element at each place.
+  const auto order = [&](const Slices& slices) {
+    std::vector<std::int64_t> numbers;
+    const auto add = [&](const Box& box) {
+      for (auto i = box.start[0]; i < box.start[0] + box.size[0]; ++i)
+        for (auto j = box.start[1]; j < box.start[1] + box.size[1]; ++j)
+          for (auto k = box.start[2]; k < box.start[2] + box.size[2]; ++k) numbers.push_back((i * 4 + j) * 3 + k);
+    };
+    if (slices.empty()) add({{0, 0, 0}, shape});
+    for (const auto& slice : slices)
+      for (const auto& box : slice) add(box);
+    return numbers;
+  };
+  for (const auto& wanted : cuts)
+    for (const auto& stored : cuts)
+      for (const auto& [begin, end] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 72}, {5, 31}, {70, 72}}) {
+        const auto a = order(wanted), b = order(stored);
+        std::vector<int> seen(72);
+        std::int64_t last = 0;
+        for (const auto& run : formats::runs_between(shape, wanted, stored, begin, end)) {
+          EXPECT_GE(run.stored, last);
+          last = run.stored + run.numel;
+          for (std::int64_t i = 0; i < run.numel; ++i) {
+            const auto place = static_cast<std::size_t>(run.wanted + i);
+            EXPECT_EQ(a.at(place), b.at(static_cast<std::size_t>(run.stored + i)));
+            ++seen[place];
+          }
+        }
+        for (std::int64_t i = 0; i < 72; ++i)
+          EXPECT_EQ(seen[static_cast<std::size_t>(i)], i >= begin && i < end ? 1 : 0);
+      }
+}
+
+// --- old files ------------------------------------------------------------------------------------
+
+// Files of format 1 in the tree, with a hash of every state. They are never written again.
+TEST(Layouts, GoldenFilesOfFormat1) {
+  for (const auto& [name, recipe] :
+       std::vector<std::pair<std::string, std::string>>{{"frozen", "bf16"}, {"batch_norm", "fp32"}, {"tiny", "fp16"}}) {
+    const auto folder = fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1" / name;
+    const auto hashes = [](const States& states) {
+      std::string text;
+      for (const auto& [key, values] : states)
+        text += formats::hash_of(values.contiguous().const_data_ptr(), values.nbytes()) + " " + key + "\n";
+      return text;
+    };
+    if (std::getenv("ZERO_WRITE_GOLDEN") != nullptr && !fs::exists(folder)) {
+      fs::create_directories(folder);
+      const auto text = hashes(saved(problem(name), setup_of(2, 2, recipe), folder));
+      std::ofstream(folder / "hashes.txt") << text;
+    }
+    for (const int world : {1, 2, 3}) {
+      const TempFolder copy;  // loads take no lock, but a test changes nothing in the tree
+      fs::copy(folder, copy.path(), fs::copy_options::recursive);
+      on_ranks(world, [&](const auto& comm) {
+        const auto setup = setup_of(world, 3, recipe);
+        Trained run(setup, problem(name), comm);
+        EXPECT_EQ(run.engine.load_checkpoint(copy.path()), "t");
+        EXPECT_EQ(hashes(run.states()), slurp((folder / "hashes.txt").string())) << name << ", " << world << " ranks";
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::test::layouts_test
