@@ -48,6 +48,8 @@ class Net(nn.Module):
                 num_experts=experts,
                 ep_size=args.ep_world_size,
                 k=args.top_k,
+                # In the test no picture is dropped: the answer for one must not depend on which are tested with it.
+                eval_capacity_factor=experts,
                 min_capacity=args.min_capacity,
                 use_residual=args.mlp_type == "residual",
                 noisy_gate_policy=args.noisy_gate_policy,

@@ -175,6 +175,8 @@ def heads_to_sequence(x: torch.Tensor, mesh: Mesh, tokens: int, heads: int) -> t
 
 class MoeLayer:
     def __init__(self, **words: Any) -> None: ...
+    @property
+    def place(self) -> int | None: ...
     def mix_experts(
         self,
         x: torch.Tensor,

@@ -10,7 +10,8 @@ import torch
 from torch._compile import _disable_dynamo
 
 from libzero import _native
-from libzero.errors import ConfigError
+from libzero._log import logger
+from libzero.errors import CommError, ConfigError, InternalError, IoError
 
 __all__ = ["MoE"]
 
@@ -23,8 +24,8 @@ class MoE(torch.nn.Module):
     hidden_size: width of tokens, [..., hidden_size].
     expert: a module, of which every expert is a deep copy, with equal initial values as in DeepSpeed; or a function of
         the expert's number that makes it, with initial values of its own. Its forward takes rows [rows, hidden_size],
-        0 rows too, computes each row for itself, and returns their shape; of a tuple the first value is taken. Under
-        libzero.build() give a function.
+        0 rows too, computes each row for itself, and returns their shape, all experts in the same dtype; of a tuple the
+        first value is taken. Under libzero.build() give a function: a module is allocated at once, with a warning.
     num_experts, ep_size: ep_size ranks share the experts; each has num_experts / ep_size of them.
     k: experts of a token.
     capacity_factor, eval_capacity_factor, min_capacity: an expert takes at most
@@ -86,12 +87,20 @@ class MoE(torch.nn.Module):
         self._layer = _native.MoeLayer(**self._words)
         if not callable(expert):
             raise ConfigError(f"[MoE] expert: got {type(expert).__name__}, expected a torch.nn.Module or a function.")
+        if isinstance(expert, torch.nn.Module) and any(_is_deferred(p) for p in expert.parameters()):
+            logger.warning(
+                "[MoE] copies of an expert need its values, which libzero.build would have deferred: they are "
+                "allocated now. Hint: give a function that makes expert c."
+            )
         self.hidden_size, self.num_experts, self.ep_size, self.k = hidden_size, num_experts, ep_size, k
         self.use_residual = use_residual
         self.last_counts: torch.Tensor | None = None
-        """[local] Of the last forward: tokens that chose each expert, as returned."""
+        """[local] Of the last forward: tokens that chose each expert, as returned.
+
+        A second call in the same step overwrites it, and so does recomputation.
+        """
         self.last_kept = 0
-        """[local] Of the last forward: choices that were not dropped."""
+        """[local] Of the last forward, in the same way: choices that were not dropped."""
         wg = torch.nn.Linear(hidden_size, num_experts, bias=False)
         self.gate = torch.nn.ModuleDict({"wg": wg})
         # Not a ModuleList, whose entries an Engine would take for units.
@@ -104,23 +113,40 @@ class MoE(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, used_token: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: [..., hidden_size], fp32, bf16 or fp16. used_token: of x's shape without the last dimension, or flat.
+        """x: [..., hidden_size], fp32, bf16 or fp16; without an Engine fp64 too, of which the gate computes in fp32.
 
-        used_token is 0 for tokens that take no part (padding). Returns
+        used_token: of x's shape without the last dimension, or flat; 0 for tokens that take no part (padding). Returns
 
-        - the output, of x's shape and dtype; 0 for a token that every expert dropped
+        - the output, of x's shape and of the dtype of the experts' outputs: x's, or under torch.autocast that which it
+          gives them, as for other modules; 0 for a token that every expert dropped
         - the auxiliary loss, a scalar in fp32, smallest when experts are used equally: add 0.01 of it to the loss
         - how many tokens chose each expert, before any were dropped: int64 [num_experts]
 
         The gate computes in fp32. Draws, in training only, come from torch's default generator: of the same numbers as
         in DeepSpeed. With ep_size above 1 [collective] over the ranks that share the experts, in forward and backward;
-        they may have different numbers of tokens, and none. ConfigError before an Engine has taken the module.
+        they may have different numbers of tokens, and none. ConfigError before an Engine has taken the module, for
+        experts that return other shapes, or different dtypes on a rank, and for one that cannot compute 0 rows;
+        CommError where dtypes differ between ranks. After an exception of one rank's expert the other ranks wait until
+        it is known that this rank has failed.
 
         torch.compile compiles what is around a layer, not the layer. torch.utils.checkpoint runs its gate again, with
         the same draws (preserve_rng_state).
         """
+        first: list[tuple[int, torch.dtype]] = []
+
+        def run(c: int, rows: torch.Tensor) -> torch.Tensor:
+            output = self._run(c, rows)
+            if not first:
+                first.append((c, output.dtype))
+            if output.dtype != first[0][1]:
+                raise ConfigError(
+                    f"[MoE] expert {c} returned {output.dtype} and expert {first[0][0]} {first[0][1]}, expected the "
+                    "same dtype of all experts."
+                )
+            return output
+
         output, l_aux, counts, self.last_kept = self._layer.mix_experts(
-            x, cast(torch.Tensor, self.gate["wg"].weight), self.training, self._run, used_token
+            x, cast(torch.Tensor, self.gate["wg"].weight), self.training, run, used_token
         )
         if self.use_residual:
             coefficients = self.coefficient(x)
@@ -129,7 +155,18 @@ class MoE(torch.nn.Module):
         return output, l_aux, counts
 
     def _run(self, c: int, rows: torch.Tensor) -> torch.Tensor:
-        return _tensor_of(self.experts[str(c)](rows), f"expert {c}")
+        try:
+            result = self.experts[str(c)](rows)
+        except (CommError, IoError, InternalError):
+            raise
+        except Exception as fault:
+            if len(rows) > 0:
+                raise
+            # Chance decides which ranks see it: the expert's own words would not tell what is wrong.
+            raise ConfigError(
+                f"[MoE] expert {c} was called with 0 rows, which experts must accept: {type(fault).__name__}: {fault}"
+            ) from fault
+        return _tensor_of(result, f"expert {c}")
 
     def extra_repr(self) -> str:
         """The words that are not the module's children."""
@@ -148,6 +185,13 @@ def _made(expert: Expert, c: int) -> torch.nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise ConfigError(f"[MoE] expert({c}): got {type(made).__name__}, expected a torch.nn.Module.")
     return made
+
+
+def _is_deferred(parameter: torch.nn.Parameter) -> bool:
+    """It is one of libzero.build() that has no memory yet."""
+    # Fake tensors have a type of their own, and refuse to be asked.
+    real = type(parameter) is torch.nn.Parameter and not parameter.is_meta
+    return real and parameter.numel() > 0 and parameter.data_ptr() == 0
 
 
 def _tensor_of(result: Any, what: str) -> torch.Tensor:

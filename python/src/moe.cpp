@@ -70,6 +70,11 @@ py::tuple mix_experts(const PyMoe& layer, const at::Tensor& x, const at::Tensor&
 void bind_moe(py::module_& module) {
   py::class_<PyMoe, std::shared_ptr<PyMoe>>(module, "MoeLayer")
       .def(py::init(&layer_of))
+      .def_property_readonly("place",
+                             [](const PyMoe& layer) -> std::optional<int> {
+                               if (!layer.group) return std::nullopt;
+                               return layer.group->rank();
+                             })
       .def("mix_experts", &mix_experts, py::arg("x"), py::arg("gate"), py::arg("training"), py::arg("run"),
            py::arg("used_token"));
   module.def("mix_residual", &zero::mix_residual, py::arg("experts"), py::arg("dense"), py::arg("coefficients"),

@@ -4,6 +4,7 @@ record_deepspeed.py runs it with DeepSpeed itself, test_deepspeed.py under libze
 """
 
 import argparse
+import inspect
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ import tempfile
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.moe import utils as moe_utils
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import has_moe_layers, is_moe_param, split_params_into_different_moe_groups_for_optimizer
+from deepspeed.utils import groups as groups_of_ranks
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
 HIDDEN = 16
@@ -284,11 +287,91 @@ class Experts(torch.nn.Module):
         return torch.nn.functional.cross_entropy(self.last(x), y) + 0.1 * aux
 
 
+def inside(layer, engine):
+    """What programs read of a layer and of its engine."""
+    part = layer.deepspeed_moe
+    weight = part.gate.wg.weight
+    return {
+        "weight": [list(weight.shape), weight.norm().item()],
+        "experts": [[list(p.shape) for p in expert.parameters()] for expert in part.experts.deepspeed_experts],
+        "words": [part.gate.k, part.gate.min_capacity, part.gate.noisy_gate_policy, part.gate.drop_tokens],
+        "layer": [part.ep_size, part.ep_group_name, part.num_local_experts, layer.enable_expert_tensor_parallelism],
+        "engine": [len(engine.moe_layers), len(engine.gate_modules), engine.num_experts],
+        "model parallel": groups_of_ranks._get_expert_model_parallel_world_size(),
+        "largest": [groups_of_ranks._get_max_expert_size(), groups_of_ranks._get_max_expert_size_name()]
+        if part.ep_size > 1
+        else None,
+    }
+
+
+def expert_groups():
+    """What the functions for groups of an optimizer do with what they are given."""
+    layers = torch.nn.Sequential(*(MoE(HIDDEN, torch.nn.Linear(HIDDEN, HIDDEN), n, ep_size=ep) for n, ep in
+                                   ((2, 1), (4, 1))), torch.nn.Linear(HIDDEN, 2))  # fmt: skip
+    named = dict(layers.named_parameters())
+    weights = [p for name, p in named.items() if name.endswith("weight")]
+    biases = [p for name, p in named.items() if name.endswith("bias")]
+
+    def seen(groups):
+        return [[group.get("name"), moe_utils.is_moe_param_group(group), group.get("lr"), len(group["params"]),
+                 sum(p.numel() for p in group["params"])] for group in groups]  # fmt: skip
+
+    def given():
+        return [{"params": list(weights), "name": "weights", "lr": 0.1}, {"params": list(biases), "name": "biases"}]
+
+    found = {}
+    for most in (None, 300, 178956971):
+        some = given()
+        returned = split_params_into_different_moe_groups_for_optimizer(some, most)
+        found[str(most)] = {"returned": seen(returned), "given": seen(some), "same": returned is some}
+    several = tuple(given())
+    returned = split_params_into_different_moe_groups_for_optimizer(several)
+    found["tuple"] = {"returned": seen(returned), "given": seen(several)}
+    one = given()[0]
+    returned = split_params_into_different_moe_groups_for_optimizer(one)
+    found["dict"] = {"returned": seen(returned), "given": seen([one])}
+    found["configured"] = {
+        "parameters": seen(moe_utils.configure_moe_param_groups(list(named.values()))),
+        "groups": seen(moe_utils.configure_moe_param_groups(given())),
+        "apart": seen(moe_utils.configure_moe_param_groups([{**given()[0], "moe": True}])),
+    }
+    torch.manual_seed(3)
+    layers[2](layers[0](torch.randn(6, HIDDEN))[0]).sum().backward()
+    shared, experts = moe_utils.split_params_grads_into_shared_and_expert_params(list(named.values()))
+    found["gradients"] = [[list(g.shape) for g in shared], [list(g.shape) for g in experts]]
+    for wrong in ("text", {1: 2}, [1]):
+        for function in (moe_utils.configure_moe_param_groups, split_params_into_different_moe_groups_for_optimizer):
+            try:
+                function(wrong)
+            except Exception:
+                found.setdefault("refused", []).append([str(wrong), function.__name__])
+    return found
+
+
+def signatures():
+    functions = [MoE.__init__, MoE.forward, MoE.set_deepspeed_parallelism, has_moe_layers, is_moe_param]
+    functions += [getattr(moe_utils, name) for name in (
+        "is_moe_param_group", "split_params_into_shared_and_expert_params", "configure_moe_param_groups",
+        "split_params_grads_into_shared_and_expert_params", "split_params_into_different_moe_groups_for_optimizer",
+    )]  # fmt: skip
+    functions += [getattr(groups_of_ranks, name) for name in (
+        "_get_expert_model_parallel_world_size", "_get_max_expert_size", "_get_max_expert_size_name",
+        "_get_expert_parallel_rank", "_get_expert_parallel_world_size", "_get_expert_data_parallel_rank",
+        "_get_expert_data_parallel_world_size",
+    )]  # fmt: skip
+    return {
+        function.__qualname__: [[p.name, "" if p.default is p.empty else repr(p.default)]
+                                for p in inspect.signature(function).parameters.values()]
+        for function in functions
+    }  # fmt: skip
+
+
 def experts():
     """Layers of experts draw from the generator: with one seed, choices and losses are those of DeepSpeed."""
     seen = {}
     for name, words in {
         "top 1": {},
+        "top 1, clipped": {},
         "top 1, noise on logits": {"noisy_gate_policy": "RSample", "capacity_factor": 1.5},
         "top 1, noise on inputs": {"noisy_gate_policy": "Jitter", "use_residual": True},
         "top 2": {"k": 2},
@@ -302,24 +385,28 @@ def experts():
             )
             assert [is_moe_param(group["params"][0]) for group in groups] == [False, True]
             assert has_moe_layers(network) == (True, 4)
-            settings = config(2, gradient_clipping=0.0, optimizer={"type": "SGD", "params": {"lr": 0.05}})
+            clipping = 0.1 if "clipped" in name else 0.0
+            settings = config(2, gradient_clipping=clipping, optimizer={"type": "SGD", "params": {"lr": 0.05}})
             settings["zero_allow_untested_optimizer"] = True
             engine, _, _, _ = deepspeed.initialize(model=network, model_parameters=groups, config=settings)
             torch.manual_seed(9 + deepspeed.comm.get_rank())
-            each = {"loss": [], "counts": []}
+            each = {"loss": [], "counts": [], "norm": [], "aux": [], "inside": inside(network.moe, engine)}
             for x, y in batches(engine, 5, size=24):
                 loss = engine(x, y)
+                each["aux"].append(network.moe.deepspeed_moe.l_aux.item())
+                assert network.moe.deepspeed_moe.exp_counts.tolist() == network.counts.tolist()
                 engine.backward(loss)
                 engine.step()
                 each["loss"].append(loss.item())
                 each["counts"].append(network.counts.tolist())
+                each["norm"].append(float(engine.get_global_grad_norm()))
             seen[f"{name}, {ranks} ranks"] = each
     return seen
 
 
 CASES = [
     stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters,
-    sizes, experts,
+    sizes, experts, expert_groups, signatures,
 ]  # fmt: skip
 
 

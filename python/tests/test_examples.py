@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from conftest import REPOSITORY, Programs, find_zero, under_the_runner
 
 EXAMPLES = REPOSITORY / "examples" / "python"
@@ -135,6 +136,17 @@ def test_the_network_with_experts_has_one_loss_curve(programs: Programs) -> None
     assert "experts, on every rank" in run(programs, "cifar10.py", *short, *other, "--stage", "2")
     with pytest.raises(AssertionError, match="ep_size 3, expected a divisor of 2 ranks"):
         run(programs, "cifar10.py", "--moe", "--num-experts", "3", "--ep-world-size", "3")
+
+
+def test_the_answer_for_a_picture_does_not_depend_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cifar10 = module_of("cifar10")
+    monkeypatch.setattr(sys, "argv", ["cifar10.py", "--moe", "--num-experts", "4", "--noisy-gate-policy", "Jitter"])
+    torch.manual_seed(1)
+    net = cifar10.Net(cifar10.arguments()).eval()
+    pictures = cifar10.draw(40, seed=2)[0].float() / 127.5 - 1
+    with torch.no_grad():
+        together, one_by_one = net(pictures)[0], torch.cat([net(picture[None])[0] for picture in pictures])
+    torch.testing.assert_close(together, one_by_one)
 
 
 PythonPickler: Any = pickle._Pickler  # type: ignore[attr-defined]  # the one that can be changed

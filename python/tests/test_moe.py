@@ -477,11 +477,21 @@ def train(ep_size, groups_of_experts, count=3, load=None):
 
 engine, losses = train(2, True)
 assert has_moe_layers(engine.module) == (True, 2) and engine.has_moe_layers and engine.num_experts == [2, 4]
-assert train(2, False)[1] == losses and train(1, True)[1] == losses
-assert groups._get_expert_parallel_world_size("ep_size_2") == 2
+layer, first = engine.module.layers[1], 2 * engine.global_rank
+local = layer.deepspeed_moe.experts.deepspeed_experts
+assert len(local) == 2 and all(local[i] is layer.experts[str(first + i)] for i in range(2))
+assert train(2, False)[1] == losses
+assert groups._get_expert_parallel_world_size("ep_size_2") == 2 == groups._get_max_expert_size()
 assert groups._get_expert_parallel_rank("ep_size_2") == engine.global_rank
 assert groups._get_expert_data_parallel_world_size("ep_size_2") == 1
+assert train(1, True)[1] == losses
 assert groups._get_expert_data_parallel_rank("ep_size_1") == engine.global_rank
+assert groups._get_expert_parallel_world_size("ep_size_1") == 1 == groups._get_max_expert_size()
+try:  # of an engine before the last one
+    groups._get_expert_parallel_world_size("ep_size_2")
+    raise AssertionError("the group ep_size_2 of an earlier engine")
+except ValueError as fault:
+    assert "expected one of ['ep_size_1']" in str(fault), fault
 try:
     engine.module_state_dict()
     raise AssertionError("module_state_dict() of divided experts")
@@ -493,10 +503,12 @@ for wrong in ("from deepspeed.moe.sharded_moe import TopKGate", "from deepspeed.
         raise AssertionError(wrong)
     except ImportError as fault:
         assert "deepspeed.moe.layer.MoE" in str(fault), fault
-try:
-    groups._get_expert_parallel_group("ep_size_2")
-except AttributeError as fault:
-    assert "mesh.experts(ep_size)" in str(fault)
+for name in ("group", "group_ranks", "src_rank", "ranks"):
+    try:
+        getattr(groups, f"_get_expert_parallel_{name}")
+        raise AssertionError(name)
+    except AttributeError as fault:
+        assert "is not built" in str(fault) and "mesh.experts(ep_size)" in str(fault)
 engine.save_checkpoint("saved", tag="a")
 engine.save_16bit_model("saved")
 state = torch.load("saved/pytorch_model.bin")
@@ -514,6 +526,11 @@ try:
     raise AssertionError("an unexpected key")
 except RuntimeError as fault:
     assert "more" in str(fault)
+try:
+    loaded.load_module_state_dict({"module": state}, custom_load_fn=lambda src, dst: dst.load_state_dict(src))
+    raise AssertionError("a custom_load_fn")
+except ValueError as fault:
+    assert "custom_load_fn" in str(fault) and "experts divided over ranks" in str(fault)
 print("all is well", flush=True)
 """
 
@@ -527,6 +544,17 @@ def test_what_of_deepspeeds_layer_is_not_built() -> None:
     with pytest.raises(ValueError, match="expected a dict, or a list of them"):
         split("all")  # type: ignore[arg-type]
     layer = MoE(WIDTH, Expert(), 2, use_tutel=True)
+    inside = layer.deepspeed_moe
+    assert inside.l_aux is None and inside.exp_counts is None
+    with pytest.raises(AttributeError, match=r"MoE.deepspeed_moe.gate.timers is not built, expected one of .*'wg'"):
+        inside.gate.timers  # noqa: B018
+    with pytest.raises(AttributeError, match=r"gate.capacity_factor can be read only. Hint: the words of MoE"):
+        inside.gate.capacity_factor = 2.0
+    _, l_aux, counts = layer(hidden_states=torch.randn(TOKENS, WIDTH))
+    assert inside.l_aux is l_aux and l_aux.requires_grad and inside.exp_counts is counts
+    assert copy.deepcopy(layer).deepspeed_moe.l_aux is None
+    with pytest.raises(libzero.ConfigError, match=r"ep_size 2 before deepspeed.initialize\(\)"):
+        MoE(WIDTH, Expert(), 2, 2).deepspeed_moe.experts.deepspeed_experts  # noqa: B018
     parts: Callable[[float | None], list[dict[str, Any]]] = lambda most: split(
         {"params": list(layer.parameters()), "lr": 1.0}, most
     )

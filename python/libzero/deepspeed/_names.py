@@ -171,7 +171,9 @@ _TABLE["deepspeed.moe"] = {
 _TABLE["deepspeed.utils.groups"] = {
     (REFUSED, "groups are no process groups of torch. Hint: libzero's engine.mesh.experts(ep_size)."): "initialize "
     "_create_expert_and_data_parallel _create_expert_data_and_model_parallel _get_expert_data_parallel_group "
-    "_get_expert_data_parallel_group_dict _get_expert_parallel_group _get_expert_parallel_group_dict"
+    "_get_expert_data_parallel_group_dict _get_expert_parallel_group _get_expert_parallel_group_dict "
+    "_get_expert_broadcast_src_rank _get_expert_data_parallel_group_ranks _get_expert_parallel_group_ranks "
+    "_get_expert_parallel_ranks _get_expert_parallel_src_rank _get_max_expert_parallel_group"
 }
 _TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "pipe hybrid_engine"}
 

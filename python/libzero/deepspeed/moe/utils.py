@@ -61,15 +61,18 @@ def split_params_into_different_moe_groups_for_optimizer(
 ) -> list[dict[str, Any]]:
     """[local] The groups without experts, then for each of them and each ep_size one of its experts ("moe": True).
 
-    Groups of more than max_group_size elements are divided; None: none is. Updates do not depend on these groups: the
-    norm counts each expert once without them. ValueError for what is no group.
+    A list is changed: the new groups are appended to it, and it is returned; in every case the given groups lose their
+    experts. Groups of more than max_group_size elements are divided; None: none is. A new group has the other values of
+    the group it comes from, lr and weight_decay among them. While these stay equal, updates are those without the new
+    groups: the norm counts each expert once in both cases. ValueError for what is no group.
     """
     if isinstance(param_groups, dict):
-        param_groups = [param_groups]
-    if not isinstance(param_groups, list | tuple):
+        groups = [param_groups]
+    elif isinstance(param_groups, list | tuple):
+        groups = param_groups if isinstance(param_groups, list) else list(param_groups)
+    else:
         raise ValueError(f"param_groups: got {type(param_groups).__name__}, expected a dict, or a list of them")
-    groups = list(param_groups)
-    for group in param_groups:
+    for group in list(groups):
         shared, experts = split_params_into_shared_and_expert_params(group["params"])
         group["params"] = shared
         by_name: dict[str, list[torch.nn.Parameter]] = {}

@@ -22,6 +22,7 @@ from libzero.config import as_options
 from libzero.deepspeed._held import mark
 from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.accelerator import get_accelerator
+from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
 from libzero.deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
@@ -139,6 +140,9 @@ class DeepSpeedEngine(torch.nn.Module):
         self._engine = Engine(self.module, as_options(native), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
+        inside = [layer.deepspeed_moe for layer in layers if isinstance(layer, DeepSpeedMoE)]
+        self.moe_layers, self.gate_modules = inside, [part.gate for part in inside]
+        """See deepspeed.moe.layer.MoE.deepspeed_moe."""
         groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers})
         self._effective = self._engine.options.effective()
         self._counts = native.get("managed_gradient_accumulation") is False

@@ -34,6 +34,8 @@ def use_mesh(mesh: Mesh, expert_degrees: Iterable[int]) -> None:
     """
     # Not the mesh itself, which would keep the communicator of an engine that has ended.
     _places.update({dim: (mesh.rank(dim), mesh.size(dim)) for dim in ("dp", "sp", "tp")})
+    for places in _expert_places.values():
+        places.clear()
     for ep_size in sorted(expert_degrees):
         for kind, group in mesh.experts(ep_size)._asdict().items():
             _expert_places[kind][f"ep_size_{ep_size}"] = (group.rank, group.size)
@@ -101,6 +103,24 @@ def _get_expert_data_parallel_rank(group_name: str) -> int:
 
 def _get_expert_data_parallel_world_size(group_name: str) -> int:
     return _expert_place("data", group_name)[1]
+
+
+def _get_expert_model_parallel_world_size() -> int:
+    return 1  # experts are not cut over tensor-parallel ranks
+
+
+def _get_max_expert_size() -> int:
+    """[local] The largest ep_size of the model's layers. ConfigError without layers of experts."""
+    sizes = [size for _, size in _expert_places["expert"].values()]
+    if not sizes:
+        raise ConfigError(
+            "[deepspeed.utils.groups] got no layers of experts, expected some. Hint: deepspeed.initialize() with them."
+        )
+    return max(sizes)
+
+
+def _get_max_expert_size_name() -> str:
+    return f"ep_size_{_get_max_expert_size()}"
 
 
 get_tensor_model_parallel_rank = get_model_parallel_rank
