@@ -24,8 +24,8 @@ class MoE(torch.nn.Module):
     hidden_size: width of tokens, [..., hidden_size].
     expert: a module, of which every expert is a deep copy, with equal initial values as in DeepSpeed; or a function of
         the expert's number that makes it, with initial values of its own. Its forward takes rows [rows, hidden_size],
-        0 rows too, computes each row for itself, and returns their shape, all experts in the same dtype; of a tuple the
-        first value is taken. Under libzero.build() give a function: a module is allocated at once, with a warning.
+        0 rows too, computes each row for itself, and returns their shape; of a tuple the first value is taken. Under
+        libzero.build() give a function: a module is allocated at once, with a warning.
     num_experts, ep_size: ep_size ranks share the experts; each has num_experts / ep_size of them.
     k: experts of a token.
     capacity_factor, eval_capacity_factor, min_capacity: an expert takes at most
@@ -117,36 +117,22 @@ class MoE(torch.nn.Module):
 
         used_token: of x's shape without the last dimension, or flat; 0 for tokens that take no part (padding). Returns
 
-        - the output, of x's shape and of the dtype of the experts' outputs: x's, or under torch.autocast that which it
-          gives them, as for other modules; 0 for a token that every expert dropped
+        - the output, of x's shape and dtype, also where torch.autocast gives the experts another; 0 for a token that
+          every expert dropped
         - the auxiliary loss, a scalar in fp32, smallest when experts are used equally: add 0.01 of it to the loss
         - how many tokens chose each expert, before any were dropped: int64 [num_experts]
 
         The gate computes in fp32. Draws, in training only, come from torch's default generator: of the same numbers as
         in DeepSpeed. With ep_size above 1 [collective] over the ranks that share the experts, in forward and backward;
         they may have different numbers of tokens, and none. ConfigError before an Engine has taken the module, for
-        experts that return other shapes, or different dtypes on a rank, and for one that cannot compute 0 rows;
-        CommError where dtypes differ between ranks. After an exception of one rank's expert the other ranks wait until
-        it is known that this rank has failed.
+        experts that return other shapes, and for one that cannot compute 0 rows. After an exception of one rank's
+        expert the other ranks wait until it is known that this rank has failed.
 
         torch.compile compiles what is around a layer, not the layer. torch.utils.checkpoint runs its gate again, with
         the same draws (preserve_rng_state).
         """
-        first: list[tuple[int, torch.dtype]] = []
-
-        def run(c: int, rows: torch.Tensor) -> torch.Tensor:
-            output = self._run(c, rows)
-            if not first:
-                first.append((c, output.dtype))
-            if output.dtype != first[0][1]:
-                raise ConfigError(
-                    f"[MoE] expert {c} returned {output.dtype} and expert {first[0][0]} {first[0][1]}, expected the "
-                    "same dtype of all experts."
-                )
-            return output
-
         output, l_aux, counts, self.last_kept = self._layer.mix_experts(
-            x, cast(torch.Tensor, self.gate["wg"].weight), self.training, run, used_token
+            x, cast(torch.Tensor, self.gate["wg"].weight), self.training, self._run, used_token
         )
         if self.use_residual:
             coefficients = self.coefficient(x)
