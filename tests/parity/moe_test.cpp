@@ -406,7 +406,7 @@ TEST(MoeTraining, AnExpertOfAnotherRankCannotBeRead) {
   });
 }
 
-// Twelve pairs of degree and stage, at the same number of ranks: equal states after the load, and equal training.
+// Twelve pairs of degree and stage: equal states after the load, and equal training.
 TEST(MoeTraining, CheckpointsHaveGlobalNames) {
   struct Layout {
     int ep, stage;
