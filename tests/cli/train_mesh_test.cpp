@@ -32,6 +32,36 @@ void expect_as_one_rank(int ranks, const Words& options) {
   EXPECT_NE(wanted.heldout, 0);
 }
 
+// Over 4, 2 and 1 ranks, and with another cut, a run takes the samples of one that stays at 4: none twice, none
+// skipped.
+TEST(TrainMesh, ResumesOnOtherRanks) {
+  const Words save{"--checkpoint-dir", "saved", "--save-every", "4"};
+  const auto whole = train_command(4, save);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  ASSERT_EQ(whole.losses.size(), 12u);
+  struct Part {
+    int ranks, end;
+    Words options;
+  };
+  const Words from_8{"--resume", "global_step8", "--set", "gradient_accumulation_steps=2", "--tensor-parallel", "2"};
+  for (const auto& [ranks, end, options] :
+       std::vector<Part>{{2, 8, {"--resume", "global_step4", "--set", "gradient_accumulation_steps=2"}},
+                         {1, 12, {"--resume", "global_step8", "--set", "gradient_accumulation_steps=4"}},
+                         {4, 12, from_8}}) {
+    auto words = save;
+    words.insert(words.end(), options.begin(), options.end());
+    const auto part = train_command(ranks, words, end, whole.folder);
+    ASSERT_EQ(part.code, 0) << part.err;
+    EXPECT_NE(part.err.find("loading the checkpoint of "), std::string::npos) << part.err;
+    EXPECT_NE(part.err.find("sample " + std::to_string((end == 8 ? 4 : 8) * 16)), std::string::npos) << part.err;
+    ASSERT_GE(part.losses.size(), 4u);
+    for (std::size_t k = 0; k < 4; ++k) {
+      const auto wanted = whole.losses[static_cast<std::size_t>(end) - 4 + k];
+      EXPECT_NEAR(part.losses[part.losses.size() - 4 + k], wanted, 2e-5 * wanted) << ranks << " ranks, step " << k;
+    }
+  }
+}
+
 TEST(TrainMesh, TensorParallel) { expect_as_one_rank(2, {"--tensor-parallel", "2"}); }
 
 TEST(TrainMesh, SequenceParallel) { expect_as_one_rank(2, {"--sequence-parallel", "2"}); }
