@@ -123,6 +123,7 @@ std::string bits_of(const Comm& comm, const MoeOptions& options, const std::stri
     bits.append(static_cast<const char*>(flat.const_data_ptr()), flat.nbytes());
   };
   for (const auto& y : net->outputs) add(y);
+  add(net->loss);
   for (const auto& counts : net->counts) add(counts);
   for (const auto& item : make_net(options)->named_parameters())
     if (experts_too || item.key().find(".experts.") == std::string::npos) add(engine.gradient(item.key()));
@@ -477,8 +478,10 @@ TEST(MoeTraining, AFrozenExpertMissesSteps) {
       } else {
         train(0, 1);
         freeze(true);
+        const auto before = engine.parameter_state("blocks.0.experts.3.up.weight").clone();
         train(1, 3);
         freeze(false);
+        require(engine.parameter_state("blocks.0.experts.3.up.weight").equal(before), "a frozen expert was trained");
         engine.save_checkpoint(folder.path(), "frozen");
       }
       train(3, 5);

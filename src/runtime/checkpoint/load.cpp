@@ -283,9 +283,9 @@ class Loader {
       formats::fail_damaged(path, "has a random number generator of another form");
     generator_state_ = at::empty({tensor.shape[0]}, at::kByte);
     std::memcpy(generator_state_.mutable_data_ptr(), reader_.read(tensor, tensor.parts[0]), generator_state_.nbytes());
-    auto generator = at::make_generator<at::CPUGeneratorImpl>();
+    auto probe = at::make_generator<at::CPUGeneratorImpl>();
     try {
-      generator.set_state(generator_state_);
+      probe.set_state(generator_state_);
     } catch (const std::exception& e) {
       formats::fail_damaged(path, std::string("has a random number generator that libtorch refuses: ") + e.what());
     }
@@ -293,8 +293,8 @@ class Loader {
     // Other ranks: no stream is that of a rank that saved, and none is used twice.
     const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",
                                  state_.parts.comm->rank(), " ", tensor.parts[0].hash);
-    generator.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
-    generator_state_ = generator.get_state();
+    probe.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
+    generator_state_ = probe.get_state();
   }
 
   engine::State& state_;
