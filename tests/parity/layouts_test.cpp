@@ -193,6 +193,72 @@ TEST(Layouts, BuffersThatDifferBetweenRanks) {
     });
 }
 
+// --- damage ---------------------------------------------------------------------------------------
+
+// A byte of the newest checkpoint is another: without a tag the one before is loaded, with its tag the load fails.
+TEST(Layouts, DamageInTheNewest) {
+  const TempFolder folder;
+  const auto& task = problem("tiny");
+  const auto setup = setup_of(4, 3, "fp32");
+  States older;
+  on_ranks(4, [&](const auto& comm) {
+    Trained run(setup, task, comm);
+    run.train(0, 2);
+    run.engine.save_checkpoint(folder.path(), "older");
+    auto states = run.states();
+    if (comm->rank() == 0) older = std::move(states);
+    run.train(2, 4);
+    run.engine.save_checkpoint(folder.path(), "newest");
+  });
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder.path() / "newest")) files.push_back(entry.path());
+  ASSERT_EQ(files.size(), 6u);
+  for (const auto& file : files) {
+    const auto good = slurp(file.string());
+    for (const double place : {0.0, 0.3, 0.6, 0.999}) {
+      auto bad = good;
+      bad[static_cast<std::size_t>(place * static_cast<double>(bad.size()))] ^= 4;
+      std::ofstream(file, std::ios::binary) << bad;
+      const auto label = file.filename().string() + " at " + std::to_string(place);
+      on_ranks(4, [&](const auto& comm) {
+        Trained run(setup, task, comm);
+        run.train(50, 51);
+        try {
+          run.engine.load_checkpoint(folder.path(), "newest");
+          ADD_FAILURE() << label << " was not noticed";
+        } catch (const IoError& e) {
+          EXPECT_EQ(e.code(), ExitCode::kCheckpoint) << e.what();
+          EXPECT_NE(std::string(e.what()).find("newest/"), std::string::npos) << e.what();
+        }
+        EXPECT_EQ(run.engine.load_checkpoint(folder.path()), "older") << label;
+        EXPECT_EQ(run.engine.global_step(), 2) << label;
+        EXPECT_TRUE(equal_bits(run.states(), older)) << label;
+      });
+    }
+    std::ofstream(file, std::ios::binary) << good;
+  }
+  // Both are damaged: the error has the fault of each.
+  for (const char* tag : {"older", "newest"}) {
+    const auto file = folder.path() / tag / "rank-00002.safetensors";
+    auto bad = slurp(file.string());
+    bad[bad.size() - 3] ^= 1;
+    std::ofstream(file, std::ios::binary) << bad;
+  }
+  on_ranks(4, [&](const auto& comm) {
+    Trained run(setup, task, comm);
+    const auto before = run.engine.state_hash();
+    try {
+      run.engine.load_checkpoint(folder.path());
+      ADD_FAILURE() << "a damaged checkpoint was loaded";
+    } catch (const IoError& e) {
+      for (const char* tag : {"skipped older", "skipped newest"})
+        EXPECT_NE(std::string(e.what()).find(tag), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(run.engine.state_hash(), before);
+    run.train(0, 1);
+  });
+}
+
 // --- orders of elements ---------------------------------------------------------------------------
 
 // Every element of a tensor has one place in each order, whatever the cuts are.

@@ -200,7 +200,7 @@ std::string require_whole(const Folder& checkpoint) {
   return hash;
 }
 
-Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
+Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, const Faults& known_faults) {
   const auto root = Folder::open(fs, root_path);
   if (!tag.empty()) {
     if (!valid_tag(tag))
@@ -237,6 +237,10 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag) {
     return a.rank != b.rank ? a.rank < b.rank : a.seq != b.seq ? a.seq > b.seq : a.tag > b.tag;
   });
   for (const auto& candidate : candidates) {
+    if (const auto known = known_faults.find(candidate.tag); known != known_faults.end()) {
+      choice.notices.push_back("skipped " + candidate.tag + ": " + known->second);
+      continue;
+    }
     try {
       choice.manifest_hash = require_whole(root.folder(candidate.tag));
       choice.tag = candidate.tag;

@@ -1,6 +1,7 @@
 // ROOT, the directory of a run's checkpoints: finds complete checkpoints and the newest one, and commits a new one with
 // a single rename. Does not read the contents of a checkpoint's data files.
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,9 +46,11 @@ struct Choice {
   std::string tag, manifest_hash;
   std::vector<std::string> notices;  // one line per newer candidate that was skipped, with the reason
 };
-// The given tag, or the newest complete checkpoint if it is empty. Throws IoError (kCheckpoint) with every candidate's
-// fault if there is none.
-Choice choose(FsOps& fs, const std::string& root, const std::string& tag);
+// Faults that a reader found in the data of checkpoints, by tag.
+using Faults = std::map<std::string, std::string>;
+// The given tag, or, if it is empty, the newest complete checkpoint without a known fault. Throws IoError (kCheckpoint)
+// with every candidate's fault if there is none.
+Choice choose(FsOps& fs, const std::string& root, const std::string& tag, const Faults& known = {});
 
 // Checks that SUMS is valid, the manifest matches it, and every file exists, is regular and has its size. Returns the
 // manifest's hash.

@@ -323,23 +323,35 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
   formats::Choice choice;
-  const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
-    state.checks.require_boundary(kWhere);
-    state.checks.require_no_scope(kWhere, /*reading_too=*/true);
-    if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
-    if (comm.rank() != 0) return "";
-    choice = formats::choose(fs, root, tag);
-    return choice.manifest_hash + choice.tag;
-  });
-  const auto hash = answers[0].substr(0, 32), chosen = answers[0].substr(32);
-  state.backward->compare_unfrozen(kWhere);
+  formats::Faults faults;
+  std::string chosen;
   std::optional<Loader> loader;
-  (void)engine::agree(comm, kWhere, [&] {
-    state.backward->admit_unfrozen();
-    loader.emplace(state, fs, root, chosen, hash);
-    loader->verify();
-    return "";
-  });
+  // Nothing changes before a checkpoint is verified, so without a tag an older one takes the place of a damaged one.
+  for (bool verified = false; !verified;) {
+    const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
+      state.checks.require_boundary(kWhere);
+      state.checks.require_no_scope(kWhere, /*reading_too=*/true);
+      if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
+      if (comm.rank() != 0) return "";
+      choice = formats::choose(fs, root, tag, faults);
+      return choice.manifest_hash + choice.tag;
+    });
+    chosen = answers[0].substr(32);
+    if (faults.empty()) state.backward->compare_unfrozen(kWhere);
+    try {
+      (void)engine::agree(comm, kWhere, [&] {
+        state.backward->admit_unfrozen();
+        loader.reset();
+        loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
+        loader->verify();
+        return "";
+      });
+      verified = true;
+    } catch (const IoError& e) {  // the same on all ranks
+      if (!tag.empty() || e.code() != ExitCode::kCheckpoint) throw;
+      faults[chosen] = e.what();
+    }
+  }
   if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
   // From here on the state changes: after a failure no rank is usable.
   state.parts.relay.reporting([&] {
