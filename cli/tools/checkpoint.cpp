@@ -165,12 +165,42 @@ int verify(int argc, char** argv) {
   return 0;
 }
 
-constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints
+int prune(int argc, char** argv) {
+  std::string dir;
+  PruneOptions options;
+  Command command("checkpoint prune", "Removes old checkpoints of a directory; the newest complete one always stays.",
+                  "DIR --keep N [options]", "zero checkpoint prune runs/ckpt --keep 3 --keep-every 1000");
+  command.positional(dir, "DIR", "directory of checkpoints", false);
+  command.option("--keep", options.keep, "N", "newest complete checkpoints that stay", 1, INT64_MAX);
+  command.option("--keep-every", options.keep_every, "K", "those of every K steps stay as well", 1, INT64_MAX);
+  command.flag("--dry-run", options.dry_run, "only say what would be removed");
+  if (!command.parse(argc, argv)) return 0;
+  if (dir.empty() || !command.given("--keep"))
+    throw ConfigError(std::string("[zero checkpoint prune] got no ") + (dir.empty() ? "directory" : "--keep") +
+                      ", expected a directory and --keep N. Hint: zero checkpoint prune runs/ckpt --keep 3");
+  const auto removed = prune_checkpoints(dir, options);
+  std::int64_t bytes = 0;
+  for (const auto& entry : removed) bytes += entry.bytes;
+  if (command.global().json) {
+    print_result("{\"schema\": \"zero.checkpoint.prune/1\", \"directory\": " + json_quote(dir) +
+                 ", \"dry_run\": " + (options.dry_run ? "true" : "false") + ", \"bytes\": " + std::to_string(bytes) +
+                 ", \"removed\": " + list_json(removed) + "}\n");
+    return 0;
+  }
+  const auto terminal = report::describe_terminal(STDOUT_FILENO, command.global().color);
+  print_result(base::printable((removed.empty() ? "" : list_text(removed, terminal)) + dir + ": " +
+                               (options.dry_run ? "would remove " : "removed ") + std::to_string(removed.size()) +
+                               (removed.size() == 1 ? " checkpoint, " : " checkpoints, ") + bytes_text(bytes) + "\n"));
+  return 0;
+}
 
-Usage: zero checkpoint inspect|verify DIR [options]
+constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, and remove old ones
+
+Usage: zero checkpoint inspect|verify|prune DIR [options]
 
   inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
   verify DIR      reads every byte and compares all hashes; exit 0 or 3
+  prune DIR       removes all but the newest --keep N, and those of --keep-every K steps
 
 Example
   zero checkpoint inspect runs/ckpt --list
@@ -184,16 +214,17 @@ int zero_checkpoint(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "inspect") return cli::inspect(argc - 1, argv + 1);
   if (verb == "verify") return cli::verify(argc - 1, argv + 1);
+  if (verb == "prune") return cli::prune(argc - 1, argv + 1);
   if (verb == "-h" || verb == "--help" || verb == "help") {
     cli::print_result(cli::kHelp);
     return 0;
   }
-  for (const char* later : {"export", "import", "diff", "reshard", "prune"})
+  for (const char* later : {"export", "import", "diff", "reshard"})
     if (verb == later)
       throw ConfigError("[zero checkpoint] got " + verb +
-                        ", which is not available in this version, expected inspect or verify");
-  const auto near = nearest_name(verb, {"inspect", "verify"});
+                        ", which is not available in this version, expected inspect, verify or prune");
+  const auto near = nearest_name(verb, {"inspect", "verify", "prune"});
   throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") +
-                    ", expected inspect or verify" +
+                    ", expected inspect, verify or prune" +
                     (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
 }

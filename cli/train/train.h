@@ -22,8 +22,8 @@ struct TrainArguments {
   bool strict = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
-  std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, sample = 200,
-               local_rank = 0;
+  std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,
+               sample = 200, local_rank = 0;
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, out, trace, trace_steps;
 };
@@ -36,6 +36,8 @@ struct TrainPlan {
   bool on_gpu = false;          // the rank's GPU; else the CPU
   std::int64_t steps = 0;       // optimizer steps of the whole run, including those before a resume
   std::int64_t save_every = 0;  // interval in steps; 0: only at the end
+  std::int64_t keep = 0;        // newest checkpoints; 0: all
+  std::int64_t keep_every = 0;  // and those of every K steps; 0: none
   std::int64_t sample = 0;      // bytes of text to generate with the trained model
   std::string config, text, checkpoint_dir, resume, out;
   std::vector<std::string> command;  // the words after "zero"

@@ -145,6 +145,8 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--sample", a.sample, "N", "bytes of text to generate at the end (200)", 0, 1000000);
   c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save checkpoints here, at the end and when stopped");
   c.option("--save-every", a.save_every, "K", "also save every K steps", 1, kMost);
+  c.option("--keep", a.keep, "N", "after a save remove all but the newest N checkpoints", 1, kMost);
+  c.option("--keep-every", a.keep_every, "K", "with --keep: those of every K steps stay", 1, kMost);
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
   c.option("--trace", a.trace, "FILE", "write a trace for ui.perfetto.dev (ZERO_TRACE)");
   c.option("--trace-steps", a.trace_steps, "A:B", "steps in the trace, counted from the start of this run (3:22)");
@@ -159,9 +161,12 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
                         " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
   }
-  for (const char* flag : {"--save-every", "--resume"})
+  for (const char* flag : {"--save-every", "--keep", "--keep-every", "--resume"})
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
+
+  if (c.given("--keep-every") && !c.given("--keep"))
+    throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
   TrainPlan plan;
   plan.config = config_file(a);
@@ -186,6 +191,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.eval_batches = s.data.eval_batches;
   plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;
   plan.save_every = a.save_every;
+  plan.keep = a.keep;
+  plan.keep_every = a.keep_every;
   plan.sample = a.sample;
   plan.checkpoint_dir = a.checkpoint_dir;
   plan.resume = a.resume;

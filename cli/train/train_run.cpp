@@ -10,6 +10,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include <zero/checkpoint_tools.h>
+
 #include "base/system.h"
 #include "cli/support/mesh_traffic.h"
 #include "cli/train/train_signals.h"
@@ -134,6 +136,7 @@ void TrainRun::resume() {
   } catch (const std::runtime_error& error) {
     throw ConfigError(std::string("[--resume] ") + error.what());
   }
+  resumed_tag_ = tag;
   saved_step_ = engine_.global_step();
   report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
                                    std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
@@ -210,6 +213,19 @@ void TrainRun::save() {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - begin);
   report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
+  if (plan_.keep > 0 && engine_.communicator().rank() == 0) remove_old();
+}
+
+// A checkpoint that cannot be removed must not end the run.
+void TrainRun::remove_old() {
+  PruneOptions options{.keep = plan_.keep, .keep_every = plan_.keep_every, .also = {}};
+  if (!resumed_tag_.empty()) options.also.push_back(resumed_tag_);
+  try {
+    for (const auto& entry : prune_checkpoints(plan_.checkpoint_dir, options))
+      report_.note(LogLevel::Info, "removed " + plan_.checkpoint_dir + "/" + entry.tag);
+  } catch (const Error& e) {
+    report_.note(LogLevel::Warning, std::string("old checkpoints stay: ") + e.what());
+  }
 }
 
 void TrainRun::end_trace() {

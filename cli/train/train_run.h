@@ -36,6 +36,7 @@ class TrainRun {
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
   void save();
+  void remove_old();
   void end_trace();
   void evaluate();
   void write_sample();
@@ -53,6 +54,7 @@ class TrainRun {
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
+  std::string resumed_tag_;  // empty: the run began anew
   RunRecorder recorder_;
   std::int64_t measured_step_ = 0;  // the step whose memory is shown
 };

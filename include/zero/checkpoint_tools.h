@@ -1,5 +1,5 @@
-// Reads checkpoints without an engine, as `zero checkpoint` does. All functions are local and modify no file. The
-// formats are described in docs/checkpoints.md.
+// Checkpoints without an engine, as `zero checkpoint` handles them. All functions are local; only prune_checkpoints()
+// changes files. The formats are described in docs/checkpoints.md.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -42,6 +42,17 @@ struct CheckpointEntry {
 };
 // Newest first, damaged checkpoints last. Throws IoError (kCheckpoint) if the directory does not exist.
 ZERO_API std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir);
+
+struct PruneOptions {
+  std::int64_t keep = 1;          // newest complete checkpoints
+  std::int64_t keep_every = 0;    // also those whose global_steps is a multiple of it; 0: none
+  std::vector<std::string> also;  // further tags
+  bool dry_run = false;           // removes nothing
+};
+// Removes the other complete checkpoints of a directory and returns them, newest first. Damaged ones stay, and so does
+// the one that a load without a tag takes. Throws ConfigError if a save is running there, IoError if one cannot be
+// removed; it is gone as a checkpoint then, and the next save removes the rest.
+ZERO_API std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& dir, const PruneOptions& options);
 
 // Describes DIR/TAG, or the newest complete checkpoint if tag is empty. verify: also checks the hash of every file.
 // Throws IoError (kCheckpoint) if the checkpoint is missing or incomplete.

@@ -71,6 +71,26 @@ TEST(CheckpointCommand, VerifyReadsEveryByte) {
   EXPECT_TRUE(contains(answer.err, "rank-00000.safetensors") && contains(answer.err, "hash")) << answer.err;
 }
 
+TEST(CheckpointCommand, PruneRemovesOldOnes) {
+  TempFolder folder;
+  for (int i = 1; i <= 4; ++i) save_sample(formats::system_files(), folder.text(), "t" + std::to_string(i), i);
+  const auto there = [&](int i) { return std::filesystem::exists(folder.path() / ("t" + std::to_string(i))); };
+  auto answer = ask({"prune", folder.text(), "--keep", "1", "--keep-every", "2", "--dry-run", "--json"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  const auto json = nlohmann::json::parse(answer.out);
+  ASSERT_EQ(json["removed"].size(), 2u);
+  EXPECT_EQ(json["removed"][0]["tag"], "t3");
+  EXPECT_EQ(json["removed"][1]["tag"], "t1");
+  EXPECT_TRUE(json["dry_run"].get<bool>() && there(1) && there(3));
+  answer = ask({"prune", folder.text(), "--keep", "1", "--keep-every", "2"});
+  EXPECT_TRUE(contains(answer.out, "t3") && contains(answer.out, "removed 2 checkpoints")) << answer.out;
+  EXPECT_TRUE(!there(1) && there(2) && !there(3) && there(4));
+  answer = ask({"prune", folder.text()});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(contains(answer.err, "got no --keep")) << answer.err;
+  EXPECT_EQ(ask({"prune", folder.text(), "--keep", "0"}).code, 2);
+}
+
 TEST(CheckpointCommand, RefusesWithTheRightCode) {
   TempFolder folder;
   EXPECT_EQ(ask({"inspect", folder.text()}).code, 3);
@@ -78,7 +98,7 @@ TEST(CheckpointCommand, RefusesWithTheRightCode) {
   EXPECT_EQ(ask({"inspect"}).code, 2);
   EXPECT_EQ(ask({}).code, 2);
   EXPECT_EQ(ask({"--help"}).code, 0);
-  for (const char* verb : {"export", "import", "diff", "reshard", "prune"}) {
+  for (const char* verb : {"export", "import", "diff", "reshard"}) {
     const auto answer = ask({verb, folder.text()});
     EXPECT_EQ(answer.code, 2);
     EXPECT_TRUE(contains(answer.err, verb) && contains(answer.err, "not available in this version")) << answer.err;

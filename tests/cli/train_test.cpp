@@ -218,6 +218,32 @@ TEST(Train, AResumedRunGoesOnBitByBit) {
   }
 }
 
+// After each save the old checkpoints go; what the run was resumed from stays.
+TEST(Train, KeepsTheNewestCheckpoints) {
+  const Place place;
+  const std::string dir = place.folder + "/ck";
+  const Words common =
+      Words{kConfigs + "stage3-bf16.json", "--text",       place.text, "--json",           "--sample", "0", "--out",
+            place.folder + "/out",         "--save-every", "1",        "--checkpoint-dir", dir} +
+      kSmall;
+  const Words words = common + Words{"--keep", "2"};
+  const auto names = [&] {
+    std::vector<std::string> tags;
+    for (const auto& entry : std::filesystem::directory_iterator(dir))
+      if (entry.is_directory()) tags.push_back(entry.path().filename());
+    std::sort(tags.begin(), tags.end());
+    return tags;
+  };
+  const Outcome first = run(2, words + Words{"--steps", "5"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(names(), (Words{"global_step4", "global_step5"}));
+  const Outcome rest = run(1, words + Words{"--steps", "8", "--resume", "global_step4", "--keep-every", "3"});
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(names(), (Words{"global_step4", "global_step6", "global_step7", "global_step8"}));
+  const Outcome alone = run(1, common + Words{"--steps", "8", "--keep-every", "3"});
+  EXPECT_EQ(alone.code, 2) << alone.err;
+}
+
 TEST(Train, AutoStartsAfreshAndAMissingTagIsACheckpointError) {
   const Place place;
   const Words common = Words{kConfigs + "stage3-bf16.json",

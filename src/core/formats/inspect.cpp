@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "formats/hash.h"
+#include "formats/prune.h"
 #include "formats/root_folder.h"
 #include "formats/safetensors.h"
 
@@ -50,11 +51,14 @@ void verify_file(const Folder& folder, const Manifest::FileEntry& entry) {
 }  // namespace
 
 std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir) {
-  auto& fs = system_files();
-  const auto root = Folder::open(fs, dir.string());
+  return formats::list_checkpoints(system_files(), dir.string());
+}
+
+std::vector<CheckpointEntry> formats::list_checkpoints(FsOps& fs, const std::string& dir) {
+  const auto root = Folder::open(fs, dir);
   std::string newest;
   try {
-    newest = choose(fs, dir.string(), "").tag;
+    newest = choose(fs, dir, "").tag;
   } catch (const IoError&) {
     // There is no complete checkpoint; the entries below describe the faults.
   }

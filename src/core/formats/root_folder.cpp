@@ -25,7 +25,9 @@ bool is_leftover(const std::string& name) {
          (rest.size() == 32 || rest.substr(32) == "-latest" || rest.substr(32) == "-probe");
 }
 
-File take_lock(const Folder& root) {
+}  // namespace
+
+File lock_root(const Folder& root, const char* where) {
   const auto path = root.path_of(kLockName);
   const int fd = root.fs().open_lock_at(root.fd(), kLockName);
   if (fd < 0) fail_io(path, "opening the lock", -fd);
@@ -35,8 +37,7 @@ File take_lock(const Folder& root) {
   if (locked == -EWOULDBLOCK) {
     std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file.info().bytes, 300)), '\0');
     file.read(owner.data(), owner.size(), 0);
-    throw ConfigError("[save_checkpoint] " + path + " is held by another writer (" +
-                      (owner.empty() ? "unknown" : owner) +
+    throw ConfigError(std::string(where) + path + " is held by another writer (" + (owner.empty() ? "unknown" : owner) +
                       "). Hint: two runs must not save into one directory; give each its own.");
   }
   if (locked < 0) fail_io(path, "locking", -locked);
@@ -45,6 +46,8 @@ File take_lock(const Folder& root) {
   file.write(owner.data(), owner.size(), 0);
   return file;
 }
+
+namespace {
 
 // nullopt for a damaged checkpoint; throws for a disk error.
 std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
@@ -85,7 +88,7 @@ std::vector<std::string> tags_in(const Folder& root) {
 // --- writing ----------------------------------------------------------------------------------
 
 Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : root_(Folder::make(fs, root)), tag_(tag) {
-  lock_.emplace(take_lock(root_));
+  lock_.emplace(lock_root(root_, "[save_checkpoint] "));
   remove_leftovers();
   id_ = random_id();
   if (const auto info = root_.info_of(tag_)) {

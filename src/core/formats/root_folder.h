@@ -42,6 +42,9 @@ class Commit {
   std::optional<File> lock_;
 };
 
+// Holds ROOT's lock until the File ends. Throws ConfigError that begins with `where` if another process holds it.
+File lock_root(const Folder& root, const char* where);
+
 struct Choice {
   std::string tag, manifest_hash;
   std::vector<std::string> notices;  // one line per newer candidate that was skipped, with the reason
