@@ -165,6 +165,24 @@ int verify(int argc, char** argv) {
   return 0;
 }
 
+int digest(int argc, char** argv) {
+  Place place;
+  Command command("checkpoint digest",
+                  "Prints 32 hex digits that depend on the values alone: equal for checkpoints of any number of ranks, "
+                  "parallel degrees and stage.",
+                  "DIR [options]", "zero checkpoint digest runs/ckpt --tag step-1000");
+  place.declare(command);
+  if (!command.parse(argc, argv)) return 0;
+  place.resolve("digest");
+  const auto info = inspect_checkpoint(place.dir, place.tag);
+  const auto digits = checkpoint_digest(place.dir, info.tag);
+  print_result(command.global().json
+                   ? "{\"schema\": \"zero.checkpoint.digest/1\", \"directory\": " + json_quote(place.dir) +
+                         ", \"tag\": " + json_quote(info.tag) + ", \"digest\": \"" + digits + "\"}\n"
+                   : digits + "  " + base::printable(place.dir + "/" + info.tag) + "\n");
+  return 0;
+}
+
 int prune(int argc, char** argv) {
   std::string dir;
   PruneOptions options;
@@ -196,10 +214,11 @@ int prune(int argc, char** argv) {
 
 constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, and remove old ones
 
-Usage: zero checkpoint inspect|verify|prune DIR [options]
+Usage: zero checkpoint inspect|verify|digest|prune DIR [options]
 
   inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
   verify DIR      reads every byte and compares all hashes; exit 0 or 3
+  digest DIR      32 hex digits of the values, the same for any number of ranks that saved them
   prune DIR       removes all but the newest --keep N, and those of --keep-every K steps
 
 Example
@@ -214,6 +233,7 @@ int zero_checkpoint(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "inspect") return cli::inspect(argc - 1, argv + 1);
   if (verb == "verify") return cli::verify(argc - 1, argv + 1);
+  if (verb == "digest") return cli::digest(argc - 1, argv + 1);
   if (verb == "prune") return cli::prune(argc - 1, argv + 1);
   if (verb == "-h" || verb == "--help" || verb == "help") {
     cli::print_result(cli::kHelp);
@@ -222,9 +242,9 @@ int zero_checkpoint(int argc, char** argv) {
   for (const char* later : {"export", "import", "diff", "reshard"})
     if (verb == later)
       throw ConfigError("[zero checkpoint] got " + verb +
-                        ", which is not available in this version, expected inspect, verify or prune");
-  const auto near = nearest_name(verb, {"inspect", "verify", "prune"});
+                        ", which is not available in this version, expected inspect, verify, digest or prune");
+  const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune"});
   throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") +
-                    ", expected inspect, verify or prune" +
+                    ", expected inspect, verify, digest or prune" +
                     (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
 }

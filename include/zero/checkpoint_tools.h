@@ -59,4 +59,8 @@ ZERO_API std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::p
 ZERO_API CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag = "",
                                            bool verify = false);
 
+// 32 hex digits that depend on the values and names of states, frozen parameters and shared buffers alone: equal for
+// checkpoints of any number of ranks, parallel degrees and stage. Reads every part. Throws as inspect_checkpoint().
+ZERO_API std::string checkpoint_digest(const std::filesystem::path& dir, const std::string& tag = "");
+
 }  // namespace zero

@@ -2,6 +2,7 @@
 // States are equal bit for bit, and training goes on as at the first layout.
 #include <gtest/gtest.h>
 #include <torch/serialize.h>
+#include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
 
 #include <cmath>
@@ -110,6 +111,10 @@ TEST(LayoutPairs, StatesAndLosses) {
         std::vector<at::Tensor> saved;
         torch::load(saved, folder.text() + "/expected.pt");
         require(states_of(engine, make_model(*c.model)->named_parameters().keys()).equal(saved[0]), label + "states");
+        engine.save_checkpoint(folder.text() + "/again", "t");
+        if (comm->rank() == 0)
+          require(checkpoint_digest(folder.text() + "/again") == checkpoint_digest(folder.text(), "t"),
+                  label + "the digest");
         if (layout.u != from.u) return;  // divided sequences have another length (mesh_problems.h)
         const auto losses = train_on(engine, *module, c, 3, 23);
         for (std::size_t k = 0; k < losses.size(); ++k)

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <sstream>
+
+#include <zero/checkpoint_tools.h>
 
 #include "formats/hash.h"
 #include "formats/slices.h"
@@ -140,6 +144,8 @@ TEST(Layouts, AChainOfLoadsAndSaves) {
     pass_on(4, first.path(), at_4.path());
     pass_on(1, at_4.path(), at_1.path());
     pass_on(2, at_1.path(), at_2.path());
+    const auto digest = checkpoint_digest(first.path());
+    for (const auto* folder : {&at_4, &at_1, &at_2}) EXPECT_EQ(checkpoint_digest(folder->path()), digest);
     // A run at any number of ranks goes on with equal bits from each of them: also that which never changed.
     for (const int world : {2, 3}) {
       std::vector<std::pair<std::vector<double>, std::string>> found;
@@ -164,6 +170,38 @@ TEST(Layouts, AChainOfLoadsAndSaves) {
       EXPECT_EQ(never.engine.state_hash(), loaded.engine.state_hash());
     });
   }
+}
+
+std::uint64_t mixed(std::uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9U;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebU;
+  return x ^ x >> 31;
+}
+
+// The digest, by a plain loop over whole states.
+TEST(Layouts, TheDigestOfAModel) {
+  const TempFolder folder;
+  const auto states = saved(problem("tiny"), setup_of(3, 2, "fp32"), folder.path());
+  unsigned __int128 sum = 0;
+  for (const auto& [key, values] : states) {
+    const auto of = key.find(" of ");
+    const auto kind = key.substr(0, of);
+    const auto hash = formats::hash_of((kind == "master" ? "" : "opt.") + kind + "/" + key.substr(of + 4));
+    const auto a = std::stoull(hash.substr(0, 16), nullptr, 16), b = std::stoull(hash.substr(16), nullptr, 16);
+    const auto flat = values.contiguous();
+    for (std::int64_t i = 0; i < flat.numel(); ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, flat.const_data_ptr<float>() + i, 4);
+      const auto place = static_cast<std::uint64_t>(i);
+      sum += (static_cast<unsigned __int128>(mixed(mixed(b + place) ^ bits)) << 64) + mixed(mixed(a + place) ^ bits);
+    }
+  }
+  std::ostringstream wanted;
+  wanted << std::hex << std::setfill('0') << std::setw(16) << static_cast<std::uint64_t>(sum >> 64) << std::setw(16)
+         << static_cast<std::uint64_t>(sum);
+  EXPECT_EQ(checkpoint_digest(folder.path()), wanted.str());
 }
 
 // Running statistics differ between ranks: rank r takes those of rank r mod the number of ranks that saved.
