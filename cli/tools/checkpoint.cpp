@@ -150,18 +150,41 @@ int inspect(int argc, char** argv) {
 
 int verify(int argc, char** argv) {
   Place place;
-  Command command("checkpoint verify", "Reads every byte of a checkpoint and compares all hashes; exit 0 or 3.",
+  Command command("checkpoint verify",
+                  "Reads every byte of all checkpoints of DIR, or of one, and compares all hashes; exit 0 or 3.",
                   "DIR [options]", "zero checkpoint verify runs/ckpt");
   place.declare(command);
   if (!command.parse(argc, argv)) return 0;
   place.resolve("verify");
-  const auto info = inspect_checkpoint(place.dir, place.tag, true);
+  std::vector<std::string> tags;
+  if (!place.tag.empty()) tags.push_back(place.tag);
+  if (place.tag.empty())
+    for (const auto& entry : list_checkpoints(place.dir)) tags.push_back(entry.tag);
+  if (tags.empty()) tags.emplace_back();  // the error of a directory without checkpoints
+  std::string whole, faults, json;
+  std::size_t damaged = 0;
+  for (const auto& tag : tags) {
+    try {
+      const auto info = inspect_checkpoint(place.dir, tag, true);
+      whole += base::printable(place.dir + "/" + info.tag) + ": whole, " +
+               human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " + std::to_string(info.files.size()) +
+               " files have the right hashes\n";
+      json += (json.empty() ? "{\"tag\": " : ", {\"tag\": ") + json_quote(info.tag) +
+              ", \"bytes\": " + std::to_string(info.bytes) + "}";
+    } catch (const IoError& e) {
+      if (tags.size() == 1 || e.code() != ExitCode::kCheckpoint) throw;
+      ++damaged;
+      faults += std::string("\n  ") + e.what();
+    }
+  }
   print_result(command.global().json
-                   ? "{\"schema\": \"zero.checkpoint.verify/1\", \"directory\": " + json_quote(place.dir) +
-                         ", \"tag\": " + json_quote(info.tag) + ", \"bytes\": " + std::to_string(info.bytes) + "}\n"
-                   : base::printable(place.dir + "/" + info.tag) + ": whole, " +
-                         human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " +
-                         std::to_string(info.files.size()) + " files have the right hashes\n");
+                   ? "{\"schema\": \"zero.checkpoint.verify/2\", \"directory\": " + json_quote(place.dir) +
+                         ", \"whole\": [" + json + "], \"damaged\": " + std::to_string(damaged) + "}\n"
+                   : whole);
+  if (damaged > 0)
+    throw IoError("[zero checkpoint verify] " + std::to_string(damaged) + " of " + std::to_string(tags.size()) +
+                      " checkpoints of " + place.dir + " are damaged:" + faults,
+                  ExitCode::kCheckpoint);
   return 0;
 }
 
@@ -217,7 +240,7 @@ constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, and rem
 Usage: zero checkpoint inspect|verify|digest|prune DIR [options]
 
   inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
-  verify DIR      reads every byte and compares all hashes; exit 0 or 3
+  verify DIR      reads every byte of all checkpoints, or of --tag, and compares all hashes; exit 0 or 3
   digest DIR      32 hex digits of the values, the same for any number of ranks that saved them
   prune DIR       removes all but the newest --keep N, and those of --keep-every K steps
 

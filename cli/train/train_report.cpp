@@ -131,6 +131,12 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) throw IoError("[--out] cannot write to " + folder_ + ": " + error.message());
+  // Found out now, not at the first save.
+  if (const auto& dir = plan.checkpoint_dir; !dir.empty() && (plan.resume.empty() || plan.resume == "auto")) {
+    fs::create_directories(dir, error);
+    if (!error && ::access(dir.c_str(), W_OK) != 0) error = std::error_code(errno, std::generic_category());
+    if (error) throw IoError("[--checkpoint-dir] cannot write to " + dir + ": " + error.message());
+  }
   write_file("config.json", config_json(plan).dump(2) + "\n");
   // A resumed run appends to the previous logs.
   const auto open = [&](std::ofstream& log, const char* name) {

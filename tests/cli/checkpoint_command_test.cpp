@@ -71,6 +71,27 @@ TEST(CheckpointCommand, VerifyReadsEveryByte) {
   EXPECT_TRUE(contains(answer.err, "rank-00000.safetensors") && contains(answer.err, "hash")) << answer.err;
 }
 
+// Without a tag all checkpoints count: a damaged newest one is not passed over for an older one.
+TEST(CheckpointCommand, VerifyReadsAllCheckpoints) {
+  TempFolder folder;
+  for (int i = 1; i <= 3; ++i) save_sample(formats::system_files(), folder.text(), "t" + std::to_string(i), i);
+  EXPECT_EQ(lines(ask({"verify", folder.text()}).out).size(), 3u);
+  std::filesystem::remove(folder.path() / "t3" / "rank-00000.safetensors");
+  const auto file = folder.path() / "t1" / "rank-00000.safetensors";
+  auto bytes = read_all(file);
+  bytes[bytes.size() - 5] ^= 1;
+  write_all(file, bytes);
+  auto answer = ask({"verify", folder.text()});
+  EXPECT_EQ(answer.code, 3);
+  EXPECT_TRUE(contains(answer.out, "t2: whole")) << answer.out;
+  EXPECT_TRUE(contains(answer.err, "2 of 3 checkpoints") && contains(answer.err, "t1/rank-00000") &&
+              contains(answer.err, "t3/rank-00000"))
+      << answer.err;
+  answer = ask({"verify", folder.text(), "--json"});
+  EXPECT_EQ(nlohmann::json::parse(answer.out)["damaged"], 2);
+  EXPECT_EQ(ask({"verify", folder.text(), "--tag", "t2"}).code, 0);
+}
+
 TEST(CheckpointCommand, PruneRemovesOldOnes) {
   TempFolder folder;
   for (int i = 1; i <= 4; ++i) save_sample(formats::system_files(), folder.text(), "t" + std::to_string(i), i);

@@ -240,6 +240,12 @@ TEST(Train, KeepsTheNewestCheckpoints) {
   const Outcome rest = run(1, words + Words{"--steps", "8", "--resume", "global_step4", "--keep-every", "3"});
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_EQ(names(), (Words{"global_step4", "global_step6", "global_step7", "global_step8"}));
+  const Outcome unwritable = run(1, Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--steps", "1", "--out",
+                                          place.folder + "/out", "--checkpoint-dir", place.text} +
+                                        kSmall);
+  EXPECT_EQ(unwritable.code, 5) << unwritable.err;
+  EXPECT_TRUE(unwritable.steps.empty()) << "found before training";
+  EXPECT_NE(unwritable.err.find("[--checkpoint-dir] cannot write to"), std::string::npos) << unwritable.err;
   const Outcome alone = run(1, common + Words{"--steps", "8", "--keep-every", "3"});
   EXPECT_EQ(alone.code, 2) << alone.err;
 }

@@ -357,6 +357,12 @@ TEST(Judgement, Desync) {
   EXPECT_EQ(find_desync(pages), "#5: rank 0 called reduce_scatter of 8 fp32, rank 1 called reduce_scatter of 16 fp32");
   pages[1].collectives[1].numel = 8;
   EXPECT_EQ(find_desync(pages), "");
+  // Experts: ranks send different numbers of rows.
+  pages[0].collectives[1] = collective(5, CollectiveState::Inside, 8, "all_to_all");
+  pages[1].collectives[1] = collective(5, CollectiveState::Inside, 16, "all_to_all");
+  EXPECT_EQ(find_desync(pages), "");
+  pages[1].collectives[1] = collective(5, CollectiveState::Inside, 8, "all_gather");
+  EXPECT_NE(find_desync(pages), "");
 }
 
 TEST(Hangs, TheLateRankIsTheOneNotInside) {
