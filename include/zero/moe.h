@@ -88,13 +88,14 @@ class ZERO_API MoEImpl : public torch::nn::Module, public ExpertLayer {
   MoEImpl(MoeOptions options, const std::function<torch::nn::AnyModule(std::int64_t)>& make);
 
   // x: [.., hidden_size], fp32, bf16 or fp16. used_token: of x's shape without the last dimension, or [tokens]; 0 for
-  // tokens that take no part (padding). Can be differentiated twice with ep_size 1. Returns
+  // tokens that take no part (padding). Returns
   // - the output, of x's shape and dtype: for each token the sum of its experts' outputs, weighed by the gate. 0 for a
   //   token that every expert dropped.
   // - the auxiliary loss, a scalar in fp32, which is smallest when experts are used equally. Add a multiple of it
   //   (0.01) to the loss.
   // - how many tokens chose each expert, before any were dropped: int64 [num_experts].
-  // The gate computes in fp32. Draws, in training only, come from torch's default generator.
+  // The gate computes in fp32. Draws, in training only, come from torch's default generator. With ep_size 1
+  // gradients can be differentiated again (create_graph).
   //
   // With ep_size > 1, [collective] over the expert-parallel ranks, in forward and in backward: two all-to-alls each,
   // which move only the rows of tokens that were kept, and in forward one of their numbers. The ranks may have

@@ -354,6 +354,9 @@ TEST(Layouts, RunsBetweenCuts) {
         for (std::int64_t i = 0; i < 72; ++i)
           EXPECT_EQ(seen[static_cast<std::size_t>(i)], i >= begin && i < end ? 1 : 0);
       }
+  const auto scalar = formats::runs_between({}, {}, {{Box{}}}, 0, 1);  // no dimension to cut along
+  ASSERT_EQ(scalar.size(), 1u);
+  EXPECT_TRUE(scalar[0].wanted == 0 && scalar[0].stored == 0 && scalar[0].numel == 1);
 }
 
 // --- old files ------------------------------------------------------------------------------------

@@ -3,32 +3,21 @@
 
 #include <zero/checkpoint_tools.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstring>
 
+#include "base/mix.h"
 #include "formats/hash.h"
 #include "formats/rank_file.h"
 #include "formats/root_folder.h"
 #include "formats/safetensors.h"
-#include "formats/slices.h"
 
 namespace zero {
 
 namespace formats {
-namespace {
 
 static_assert(std::endian::native == std::endian::little, "files have little-endian elements");
-
-// The finaliser of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-constexpr std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
-}
-
-}  // namespace
 
 void Digest::add(std::string_view name, std::int64_t index, const char* data, std::int64_t numel, int width) {
   const auto hash = hash_of(name);
@@ -37,9 +26,9 @@ void Digest::add(std::string_view name, std::int64_t index, const char* data, st
     std::uint64_t bits = 0;
     std::memcpy(&bits, data + i * width, static_cast<std::size_t>(width));
     const auto place = static_cast<std::uint64_t>(index + i);
-    const auto low = mixed(mixed(a + place) ^ bits);
+    const auto low = base::mixed(base::mixed(a + place) ^ bits);
     low_ += low;
-    high_ += mixed(mixed(b + place) ^ bits) + (low_ < low ? 1 : 0);
+    high_ += base::mixed(base::mixed(b + place) ^ bits) + (low_ < low ? 1 : 0);
   }
 }
 
@@ -57,17 +46,8 @@ std::string digest_of(const Folder& checkpoint, const Manifest& manifest) {
     const auto name = tensor.kind + "/" + tensor.name;
     const int width = bits_of(tensor.dtype) / 8;
     const auto runs = runs_between(tensor.shape, {}, tensor.slices, 0, numel_of(tensor.shape));
-    auto run = runs.begin();
-    for (const auto& part : tensor.parts) {
-      const auto end = part.start + part.numel;
-      const char* const bytes = reader.read(tensor, part);
-      while (run != runs.end() && run->stored + run->numel <= part.start) ++run;
-      for (auto next = run; next != runs.end() && next->stored < end; ++next) {
-        const auto first = std::max(next->stored, part.start), last = std::min(next->stored + next->numel, end);
-        digest.add(name, next->wanted + (first - next->stored), bytes + (first - part.start) * width, last - first,
-                   width);
-      }
-    }
+    reader.visit(tensor, runs,
+                 [&](const Run& run, const char* bytes) { digest.add(name, run.wanted, bytes, run.numel, width); });
   }
   reader.finish();
   return digest.hex();

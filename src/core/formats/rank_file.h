@@ -1,6 +1,7 @@
 // One rank's file of a checkpoint: written and hashed in one pass, read part by part with every hash checked.
 // Independent of models and of other ranks.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include "formats/files.h"
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
+#include "formats/slices.h"
 
 namespace zero::formats {
 
@@ -42,6 +44,23 @@ class PartReader {
   // Returns the part's bytes after checking their hash; valid until the next call. Throws IoError (kCheckpoint) with
   // file, key, offset, expected and actual hash.
   const char* read(const Tensor& tensor, const Part& part);
+  // Reads the parts that have elements of the runs (by their place in the tensor's own order), each once, and calls
+  // take(run, bytes) for what a run and a part share. bytes: of the first element.
+  template <class Take>
+  void visit(const Tensor& tensor, const std::vector<Run>& runs, const Take& take) {
+    const auto width = bits_of(tensor.dtype) / 8;
+    auto run = runs.begin();  // the first that a later part may have
+    for (const auto& part : tensor.parts) {
+      const auto end = part.start + part.numel;
+      while (run != runs.end() && run->stored + run->numel <= part.start) ++run;
+      const char* bytes = nullptr;
+      for (auto next = run; next != runs.end() && next->stored < end; ++next) {
+        const auto first = std::max(next->stored, part.start), last = std::min(next->stored + next->numel, end);
+        if (bytes == nullptr) bytes = read(tensor, part);
+        take(Run{next->wanted + (first - next->stored), first, last - first}, bytes + (first - part.start) * width);
+      }
+    }
+  }
   // Checks that no file was replaced since it was opened.
   void finish() const;
 

@@ -38,10 +38,11 @@ template <class Take>
 void for_each_row(const Box& common, const Box& a, const Box& b, const Take& take) {
   auto outer = common.size.size();  // dimensions before it are walked
   std::int64_t numel = 1;
-  do {
+  for (bool whole = true; outer > 0 && whole;) {
     --outer;
     numel *= common.size[outer];
-  } while (outer > 0 && common.size[outer] == a.size[outer] && common.size[outer] == b.size[outer]);
+    whole = common.size[outer] == a.size[outer] && common.size[outer] == b.size[outer];
+  }
   auto index = common.start;
   for (;;) {
     take(index, numel);

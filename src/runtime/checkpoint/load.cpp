@@ -15,7 +15,6 @@
 #include "formats/hash.h"
 #include "formats/rank_file.h"
 #include "formats/root_folder.h"
-#include "formats/slices.h"
 #include "observe/status_page.h"
 #include "optim/loss_scaler.h"
 
@@ -73,7 +72,7 @@ std::string layout_text(std::int64_t world, std::int64_t sequence, std::int64_t 
                     tensor > 1 ? base::join(" (tp ", tensor, ")") : "");
 }
 
-void require_same_run(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
+void require_same_optimizer(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
   if (manifest.optimizer != optimizer)
     throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
@@ -178,7 +177,7 @@ class Loader {
 
   // Reads and verifies everything this rank needs, without changing anything.
   void verify() {
-    require_same_run(state_, manifest_, label());
+    require_same_optimizer(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
     counters_ = {manifest_.global_steps,  manifest_.skipped_steps,
                  manifest_.applied_steps, {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
@@ -241,22 +240,12 @@ class Loader {
 
   template <class Take>
   void visit_piece(const engine::StatePiece& piece, const formats::Tensor& tensor, const Take& take) {
-    const auto width = formats::bits_of(tensor.dtype) / 8;
     const auto cut = slices_.find({piece.kind, piece.name});
     const auto runs = formats::runs_between(tensor.shape, cut == slices_.end() ? Slices() : cut->second, tensor.slices,
                                             piece.begin, piece.begin + piece.numel);
-    auto run = runs.begin();  // the first that a later part may have
-    for (const auto& part : tensor.parts) {
-      const auto end = part.start + part.numel;
-      while (run != runs.end() && run->stored + run->numel <= part.start) ++run;
-      const char* bytes = nullptr;
-      for (auto next = run; next != runs.end() && next->stored < end; ++next) {
-        const auto first = std::max(next->stored, part.start), last = std::min(next->stored + next->numel, end);
-        if (bytes == nullptr) bytes = reader_.read(tensor, part);
-        take(piece, tensor, next->wanted + (first - next->stored) - piece.begin, last - first,
-             bytes + (first - part.start) * width);
-      }
-    }
+    reader_.visit(tensor, runs, [&](const formats::Run& run, const char* bytes) {
+      take(piece, tensor, run.wanted - piece.begin, run.numel, bytes);
+    });
   }
 
   void fill_moments_of_frozen() {
