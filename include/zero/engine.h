@@ -45,19 +45,10 @@ class ZERO_API Engine {
   // as before. Throws on every rank, and leaves the model unchanged: ConfigError if options, model and ranks do not fit
   // together, IoError if an offload file cannot be created. A model belongs to one Engine at a time; destroy the first
   // before constructing a second.
-  Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm);
-  // [collective] The same for a module holder (TORCH_MODULE).
-  template <class Holder>
-  requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
-  Engine(Holder model, Options options, std::shared_ptr<Communicator> comm)
-      : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(comm)) {}
+  Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm);
   // [collective] The same on the ranks of a mesh, which the program also uses, for example for its data. The mesh must
   // have the sizes that `options` asks for. The constructor above makes one.
-  Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Mesh> mesh);
-  template <class Holder>
-  requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
-  Engine(Holder model, Options options, std::shared_ptr<Mesh> mesh)
-      : Engine(std::shared_ptr<torch::nn::Module>(model.ptr()), std::move(options), std::move(mesh)) {}
+  Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh);
   ~Engine();  // [local] waits for this rank's delayed update
   Engine(Engine&&) noexcept;
   Engine(const Engine&) = delete;
@@ -139,6 +130,9 @@ class ZERO_API Engine {
   void set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   // [collective] Hex digest of all ranks' master parameters and optimizer states; the same on every rank.
   std::string state_hash();
+  // [collective] Hex digest of the values and names of states, frozen parameters and buffers that all ranks share. It
+  // does not depend on the number of ranks, parallel degrees, stage or tier, and equals checkpoint_digest().
+  std::string logical_hash();
 
   // [collective] Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes. One rename makes it
   // visible. Throws ConfigError outside a gradient accumulation boundary, IoError on every rank if writing fails; no
@@ -167,6 +161,7 @@ class ZERO_API Engine {
   // [local]
   std::int64_t global_step() const;    // attempted steps
   std::int64_t skipped_steps() const;  // steps skipped because of overflow
+  std::int64_t global_samples() const;  // of all ranks in all attempted steps, also those before a resume
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward
   std::int64_t micro_batches() const;     // complete micro-batches since the last update
@@ -184,7 +179,6 @@ class ZERO_API Engine {
   std::vector<std::pair<std::string, std::int64_t>> units() const;
   // [local] Paths of the modules whose parameters form units, before small units are merged and large ones split.
   std::vector<std::string> unit_modules() const;
-  [[deprecated("call units()")]] std::vector<std::pair<std::string, std::int64_t>> groups() const { return units(); }
 
   const Options& options() const;             // [local]
   Communicator& communicator() const;         // [local] all ranks of the run

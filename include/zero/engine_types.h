@@ -3,17 +3,32 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <zero/export.h>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace zero {
 class Engine;
 namespace engine {
 class State;
 }
+
+// A module: a std::shared_ptr to one, or a module holder (TORCH_MODULE). Converts from both.
+struct ModuleHandle {
+  template <class M>
+  ModuleHandle(std::shared_ptr<M> pointer) : module(std::move(pointer)) {}
+  template <class Holder>
+  requires requires(Holder holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
+  ModuleHandle(const Holder& holder) : module(holder.ptr()) {}
+  std::shared_ptr<torch::nn::Module> module;
+};
 
 // The result of Engine::step().
 struct StepResult {

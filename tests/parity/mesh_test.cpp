@@ -461,7 +461,7 @@ TEST(Mesh, CheckpointsHoldWholeTensors) {
     });
     std::stringstream manifest;
     manifest << std::ifstream(folder.path() / "a" / "manifest.json").rdbuf();
-    for (const char* part : {"\"min_reader\": 3", "\"tp\": 2", "\"slices\""})
+    for (const char* part : {"\"min_reader\": 4", "\"tp\": 2", "\"slices\""})
       EXPECT_NE(manifest.str().find(part), std::string::npos) << part;
     // The shape of the whole weight; q, k and v are one box each in a slice.
     EXPECT_NE(std::regex_replace(manifest.str(), std::regex("\\s"), "")

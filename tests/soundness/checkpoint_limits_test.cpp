@@ -6,6 +6,8 @@
 #include <fstream>
 
 #include "formats/manifest.h"
+#include "formats/blocks.h"
+#include "formats/range_reader.h"
 #include "formats/rank_file.h"
 #include "soundness/small_programs.h"
 #include "support/folder.h"
@@ -36,6 +38,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   const TempFolder where;
   auto folder = formats::Folder::make(formats::system_files(), where.text());
   formats::Manifest manifest;
+  std::vector<std::pair<std::string, std::string>> rows;
   std::vector<float> values(2 * kRanks);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
   std::vector<formats::Tensor> tensors(3, {"master", "", "F32", {kRanks * 2}, true, {}});
@@ -49,24 +52,31 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
       sources.push_back(std::move(source));
     }
     auto file = formats::write_rank_file(folder, formats::rank_file_name(r), sources);
-    manifest.files.push_back(file.file);
     for (std::size_t t = 0; t < 3; ++t) {
       tensors[t].name = file.tensors[t].name;
-      for (auto& part : file.tensors[t].parts) tensors[t].parts.push_back(part);
-    }
-  }
-  const auto read_all = [&](formats::PartReader& reader) {
-    for (const auto& tensor : tensors)
-      for (const auto& part : tensor.parts) {
-        float got[2];
-        std::memcpy(got, reader.read(tensor, part), sizeof got);
-        ASSERT_EQ(got[0], values[static_cast<std::size_t>(part.start)]);
-        ASSERT_EQ(got[1], values[static_cast<std::size_t>(part.start) + 1]);
+      for (auto& part : file.tensors[t].parts) {
+        part.file = static_cast<std::uint32_t>(r);
+        tensors[t].parts.push_back(part);
       }
+    }
+    manifest.files.push_back(file.file);
+    rows.emplace_back(file.file.name, file.rows);
+  }
+  manifest.files.push_back(formats::write_blocks(folder, rows));
+  manifest.blocks = manifest.files.back().name;
+  const auto read_all = [&](formats::RangeReader& reader) {
+    for (const auto& tensor : tensors) {
+      std::vector<float> got(values.size());
+      reader.add(0, tensor, {{0, 0, kRanks * 2}});
+      reader.read([&](std::size_t, const formats::Run& run, const char* bytes) {
+        std::memcpy(&got[static_cast<std::size_t>(run.wanted)], bytes, static_cast<std::size_t>(run.numel) * 4);
+      });
+      ASSERT_EQ(got, values);
+    }
   };
   {
     const FewFiles few(80);
-    formats::PartReader reader(folder, manifest);
+    formats::RangeReader reader(folder, manifest);
     EXPECT_EQ(message_of([&] {
                 read_all(reader);
                 read_all(reader);
@@ -76,7 +86,7 @@ TEST(CheckpointLimits, MoreRanksThanOpenFiles) {
   }
   // A file that is replaced while it is closed is detected by the next read or at the end.
   for (const int replaced : {0, kRanks - 1}) {
-    formats::PartReader reader(folder, manifest);
+    formats::RangeReader reader(folder, manifest);
     read_all(reader);
     const auto path = where.text() + "/" + formats::rank_file_name(replaced);
     fs::copy_file(path, path + ".copy");

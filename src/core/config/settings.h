@@ -155,6 +155,19 @@ struct MeshSettings {
   bool data_before_experts = false;  // consecutive ranks have the same experts (D+E), not different ones
 };
 
+// Of buffers that differed between the ranks that saved, on another number of ranks: rank r takes those of rank
+// r mod (number that saved), those of rank 0, or their mean; or the load is refused.
+enum class PrivateBuffers { Modulo, Rank0, Mean, Error };
+
+struct CheckpointSettings {
+  std::string tag_validation = "Warn";
+  PrivateBuffers private_buffers = PrivateBuffers::Modulo;
+  bool decoupled = false;                          // saves run in the background
+  std::int64_t memory = std::int64_t{128} << 20;   // bytes per rank that a save in the background may hold
+  bool save_errors_warn = false;                   // a failed save in the background is logged, not thrown
+  bool show_statistics = false;                    // logs bytes and seconds of a save
+};
+
 struct Settings {
   std::optional<std::int64_t> train_batch_size, micro_batch_size, accumulation_steps, data_parallel_size;
   bool managed_gradient_accumulation = true, dataloader_drop_last = false;
@@ -179,7 +192,7 @@ struct Settings {
   bool dump_state = false;
   MonitorSettings tensorboard, csv_monitor;
   std::optional<std::string> log_level;
-  std::string checkpoint_tag_validation = "Warn";
+  CheckpointSettings checkpoint;
   std::uint64_t seed = 1234;
   std::string transport = "auto";
   double timeout_s = 1800;

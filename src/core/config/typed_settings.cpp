@@ -278,7 +278,12 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.tensorboard = monitor_of(v, "tensorboard.");
   s.csv_monitor = monitor_of(v, "csv_monitor.");
   if (const auto level = v.word("log_level"); !level.empty()) s.log_level = level;
-  s.checkpoint_tag_validation = v.word("checkpoint.tag_validation");
+  s.checkpoint.tag_validation = v.word("checkpoint.tag_validation");
+  const auto buffers = v.word("libzero.private_buffers");
+  s.checkpoint.private_buffers = buffers == "rank0"   ? PrivateBuffers::Rank0
+                                 : buffers == "mean"  ? PrivateBuffers::Mean
+                                 : buffers == "error" ? PrivateBuffers::Error
+                                                      : PrivateBuffers::Modulo;
   s.seed = static_cast<std::uint64_t>(v.whole("seed"));
   s.transport = v.word("libzero.transport");
   s.timeout_s = v.number("libzero.timeout_s");

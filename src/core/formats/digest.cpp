@@ -9,7 +9,7 @@
 
 #include "base/mix.h"
 #include "formats/hash.h"
-#include "formats/rank_file.h"
+#include "formats/range_reader.h"
 #include "formats/root_folder.h"
 #include "formats/safetensors.h"
 
@@ -32,6 +32,12 @@ void Digest::add(std::string_view name, std::int64_t index, const char* data, st
   }
 }
 
+void Digest::add(std::string_view hex) {
+  const auto low = std::stoull(std::string(hex.substr(16)), nullptr, 16);
+  low_ += low;
+  high_ += std::stoull(std::string(hex.substr(0, 16)), nullptr, 16) + (low_ < low ? 1 : 0);
+}
+
 std::string Digest::hex() const {
   char text[33];
   std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(high_),
@@ -41,14 +47,15 @@ std::string Digest::hex() const {
 
 std::string digest_of(const Folder& checkpoint, const Manifest& manifest) {
   Digest digest;
-  PartReader reader(checkpoint, manifest);
-  for (const auto& tensor : manifest.tensors) {
-    const auto name = tensor.kind + "/" + tensor.name;
-    const int width = bits_of(tensor.dtype) / 8;
-    const auto runs = runs_between(tensor.shape, {}, tensor.slices, 0, numel_of(tensor.shape));
-    reader.visit(tensor, runs,
-                 [&](const Run& run, const char* bytes) { digest.add(name, run.wanted, bytes, run.numel, width); });
+  RangeReader reader(checkpoint, manifest);
+  for (std::size_t i = 0; i < manifest.tensors.size(); ++i) {
+    const auto& tensor = manifest.tensors[i];
+    reader.add(i, tensor, runs_between(tensor.shape, {}, tensor.slices, 0, numel_of(tensor.shape)));
   }
+  reader.read([&](std::size_t i, const Run& run, const char* bytes) {
+    const auto& tensor = manifest.tensors[i];
+    digest.add(tensor.kind + "/" + tensor.name, run.wanted, bytes, run.numel, bits_of(tensor.dtype) / 8);
+  });
   reader.finish();
   return digest.hex();
 }

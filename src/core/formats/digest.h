@@ -18,7 +18,8 @@ class Digest {
   // Elements of the tensor `name` ("master/layer.weight"), which follow each other from `index` on. width: bytes of
   // one.
   void add(std::string_view name, std::int64_t index, const char* data, std::int64_t numel, int width);
-  std::string hex() const;  // 32 digits
+  void add(std::string_view hex);  // another digest's, of other elements
+  std::string hex() const;         // 32 digits
 
  private:
   std::uint64_t low_ = 0, high_ = 0;

@@ -63,6 +63,11 @@ ssize_t FsOps::pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t
   const auto n = ::pwrite(fd, data, bytes, static_cast<off_t>(offset));
   return n < 0 ? -errno : n;
 }
+int FsOps::set_direct(int fd, bool direct) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0) return -errno;
+  return result_of(::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT));
+}
 int FsOps::fallocate(int fd, std::uint64_t bytes) {
   const base::SizeSignalOff guard;
   return result_of(::fallocate(fd, 0, 0, static_cast<off_t>(bytes)));
@@ -79,6 +84,9 @@ int FsOps::rename_at(int folder, const char* from, const char* to) {
 }
 int FsOps::exchange_at(int folder, const char* a, const char* b) {
   return result_of(static_cast<int>(::syscall(SYS_renameat2, folder, a, folder, b, RENAME_EXCHANGE)));
+}
+int FsOps::link_at(int from_folder, const char* from, int folder, const char* name) {
+  return result_of(::linkat(from_folder, from, folder, name, 0));
 }
 int FsOps::remove_at(int folder, const char* name) { return result_of(::unlinkat(folder, name, 0)); }
 int FsOps::remove_folder_at(int folder, const char* name) { return result_of(::unlinkat(folder, name, AT_REMOVEDIR)); }
@@ -147,8 +155,10 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const auto want = std::min(bytes, kMostPerCall);
+    const bool direct = direct_.load();
     const auto n = fs_->pwrite(fd_, from, want, offset);
     if (n == -EINTR) continue;
+    if (n == -EINVAL && direct && set_direct(false)) continue;
     if (n <= 0 || static_cast<std::size_t>(n) > want) {
       // Some file systems report that they are full by writing nothing.
       const int error = n < 0 ? static_cast<int>(-n) : n == 0 ? ENOSPC : EIO;
@@ -163,6 +173,12 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
     bytes -= static_cast<std::size_t>(n);
     offset += static_cast<std::uint64_t>(n);
   }
+}
+
+bool File::set_direct(bool direct) {
+  if (fs_->set_direct(fd_, direct) < 0) return false;
+  direct_ = direct;
+  return true;
 }
 
 void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
@@ -300,6 +316,14 @@ std::vector<std::string> Folder::names() const {
   if (const int r = fs_->list(fd_, &result); r < 0) fail_io(path_, "listing the directory", -r);
   std::sort(result.begin(), result.end());
   return result;
+}
+
+bool Folder::link(const Folder& from, const std::string& name) const {
+  return fs_->link_at(from.fd_, name.c_str(), fd_, name.c_str()) >= 0;
+}
+
+void Folder::remove(const std::string& name) const {
+  if (const int r = fs_->remove_at(fd_, name.c_str()); r < 0) fail_io(path_of(name), "removing the file", -r);
 }
 
 void Folder::rename(const std::string& from, const std::string& to) const {

@@ -4,6 +4,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,6 +37,7 @@ class FsOps {
   virtual int make_folder_at(int folder, const char* name);
   virtual ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset);
+  virtual int set_direct(int fd, bool direct);  // whether transfers bypass the page cache
   virtual int fallocate(int fd, std::uint64_t bytes);
   virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fdatasync(int fd);
@@ -43,6 +45,7 @@ class FsOps {
   virtual int close(int fd);
   virtual int rename_at(int folder, const char* from, const char* to);
   virtual int exchange_at(int folder, const char* a, const char* b);  // RENAME_EXCHANGE
+  virtual int link_at(int from_folder, const char* from, int folder, const char* name);
   virtual int remove_at(int folder, const char* name);
   virtual int remove_folder_at(int folder, const char* name);
   virtual int try_lock(int fd);  // flock, exclusive, non-blocking
@@ -60,11 +63,14 @@ FsOps& system_files();
 
 class Folder;
 
+inline constexpr std::size_t kDirectAlignment = 4096;
+
 // An open file. close() checks for errors, the destructor does not.
 class File {
  public:
   File(FsOps& fs, int fd, std::string path) : fs_(&fs), fd_(fd), path_(std::move(path)) {}
-  File(File&& other) noexcept : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+  File(File&& other) noexcept
+      : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), direct_(other.direct_.load()) {}
   File& operator=(File&&) = delete;
   ~File();
 
@@ -72,6 +78,9 @@ class File {
   int fd() const { return fd_; }
   FileInfo info() const;
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
+  // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of kDirectAlignment,
+  // or no longer. false: the file system cannot. After a partial write the rest goes through the page cache again.
+  bool set_direct(bool direct);
   // A file that ends within the range is damaged (kCheckpoint).
   void read(void* out, std::size_t bytes, std::uint64_t offset) const;
   // Reserves the space, so that a full disk is detected before any work. The error has the needed and free bytes.
@@ -83,6 +92,7 @@ class File {
   FsOps* fs_;
   int fd_;
   std::string path_;
+  std::atomic<bool> direct_{false};
 };
 
 // An open directory.
@@ -114,6 +124,9 @@ class Folder {
   std::optional<FileInfo> info_of(const std::string& name) const;
   std::vector<std::string> names() const;  // sorted
   void rename(const std::string& from, const std::string& to) const;
+  // Another name, in this directory, of a file in `from`. false: the file system cannot.
+  bool link(const Folder& from, const std::string& name) const;
+  void remove(const std::string& name) const;  // a file
   void sync() const;
   // Removes name and everything in it; errors are returned as text, "" when all is gone.
   std::string remove_all(const std::string& name) const noexcept;

@@ -13,10 +13,10 @@
 namespace zero::formats {
 namespace {
 
-std::string to_hex(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  return base::hex(canonical.digest, sizeof canonical.digest);
+std::string canonical(XXH128_hash_t hash) {
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, hash);
+  return {reinterpret_cast<const char*>(bytes.digest), sizeof bytes.digest};
 }
 
 }  // namespace
@@ -37,9 +37,18 @@ void Hasher::add(const void* data, std::size_t bytes) {
   if (bytes > 0) XXH3_128bits_update(state_->state, data, bytes);
 }
 
-std::string Hasher::hex() const { return to_hex(XXH3_128bits_digest(state_->state)); }
+std::string Hasher::digest() const { return canonical(XXH3_128bits_digest(state_->state)); }
+std::string Hasher::hex() const { return hex_of(digest()); }
+void Hasher::reset() { XXH3_128bits_reset(state_->state); }
 
-std::string hash_of(const void* data, std::size_t bytes) { return to_hex(XXH3_128bits(bytes > 0 ? data : "", bytes)); }
+std::string raw_hash_of(const void* data, std::size_t bytes) {
+  return canonical(XXH3_128bits(bytes > 0 ? data : "", bytes));
+}
+std::string hash_of(const void* data, std::size_t bytes) { return hex_of(raw_hash_of(data, bytes)); }
+
+std::string hex_of(std::string_view digest) {
+  return base::hex(reinterpret_cast<const unsigned char*>(digest.data()), digest.size());
+}
 
 bool is_hash(std::string_view text) {
   return text.size() == 32 &&

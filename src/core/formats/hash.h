@@ -15,6 +15,8 @@ class Hasher {
   Hasher& operator=(const Hasher&) = delete;
   void add(const void* data, std::size_t bytes);
   std::string hex() const;
+  std::string digest() const;  // 16 bytes, canonical
+  void reset();
 
  private:
   struct State;
@@ -23,6 +25,8 @@ class Hasher {
 
 std::string hash_of(const void* data, std::size_t bytes);
 inline std::string hash_of(std::string_view text) { return hash_of(text.data(), text.size()); }
+std::string raw_hash_of(const void* data, std::size_t bytes);  // 16 bytes, canonical
+std::string hex_of(std::string_view digest);
 // 32 lower-case hex digits.
 bool is_hash(std::string_view text);
 // 32 hex digits from the system's random number generator.

@@ -8,29 +8,51 @@
 
 namespace zero::formats {
 
-Json parse_json(std::string_view text, const std::string& path, int depth) {
+namespace {
+
+// An object or array that is being parsed, and the position of its current value.
+struct Level {
+  bool array = false;
+  std::int64_t index = -1;
+  std::string key;
+  std::set<std::string> keys;
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& path, int depth, const ObjectEnd& object_end) {
   // The parser would accept both of these.
   if (text.starts_with("\xEF\xBB\xBF")) fail_damaged(path, "begins with a byte order mark, expected JSON");
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail_damaged(path, base::join("has a NUL byte at offset ", at, " of its JSON"));
-  std::vector<std::set<std::string>> keys;
+  std::vector<Level> levels;
+  const auto place = [&] {
+    std::string result;
+    for (const auto& level : levels) result += level.array ? base::join("/", level.index) : "/" + level.key;
+    return result;
+  };
   const auto look = [&](int, Json::parse_event_t event, Json& value) {
     switch (event) {
       case Json::parse_event_t::object_start:
       case Json::parse_event_t::array_start:
-        keys.emplace_back();
-        if (static_cast<int>(keys.size()) > depth)
+        if (!levels.empty()) ++levels.back().index;
+        levels.emplace_back().array = event == Json::parse_event_t::array_start;
+        if (static_cast<int>(levels.size()) > depth)
           fail_damaged(path, base::join("nests deeper than ", depth, " levels"));
         break;
       case Json::parse_event_t::object_end:
+        levels.pop_back();
+        return !object_end || object_end(place(), value);
       case Json::parse_event_t::array_end:
-        keys.pop_back();
+        levels.pop_back();
         break;
       case Json::parse_event_t::key:
-        if (!keys.back().insert(value.get_ref<const std::string&>()).second)
-          fail_damaged(path, "has the key \"" + value.get_ref<const std::string&>() + "\" twice in one object");
+        levels.back().key = value.get_ref<const std::string&>();
+        if (!levels.back().keys.insert(levels.back().key).second)
+          fail_damaged(path, "has the key \"" + levels.back().key + "\" twice in one object");
         break;
       case Json::parse_event_t::value:
+        if (!levels.empty()) ++levels.back().index;
         break;
     }
     return true;

@@ -3,6 +3,7 @@
 // values.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -14,8 +15,11 @@ namespace zero::formats {
 
 using Json = nlohmann::json;
 
+// Called with every object that has ended and its position, such as "/tensors/3". false: the value is not kept, so that
+// a long list takes the memory of one of its items.
+using ObjectEnd = std::function<bool(const std::string& place, const Json& value)>;
 // Throws IoError (kCheckpoint) with `path` and the byte offset. depth: of nested objects and arrays.
-Json parse_json(std::string_view text, const std::string& path, int depth);
+Json parse_json(std::string_view text, const std::string& path, int depth, const ObjectEnd& object_end = nullptr);
 
 // A JSON value with its file and its position in it, such as "/tensors/3/shape". Every getter throws IoError
 // (kCheckpoint) if the value is missing, has another type or is out of range.
@@ -26,6 +30,7 @@ class JsonView {
 
   const Json& raw() const { return *value_; }
   const std::string& path() const { return path_; }
+  const std::string& place() const { return place_; }
   [[noreturn]] void fail(const std::string& what) const;
 
   // An object with exactly these fields.

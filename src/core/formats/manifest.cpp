@@ -1,131 +1,24 @@
+// Names, SUMS and latest, and the proof that a manifest is complete. See manifest.h.
 #include "formats/manifest.h"
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <set>
 #include <tuple>
 
 #include "base/check.h"
 #include "formats/files.h"
 #include "formats/hash.h"
-#include "formats/json.h"
 #include "formats/safetensors.h"
 
 namespace zero::formats {
 namespace {
-
-constexpr const char* kFormat = "zero.checkpoint/1";
-constexpr std::int64_t kMostRanks = 1 << 20;
 
 bool is_word(char c) { return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); }
 
 bool is_name(std::string_view text, std::size_t longest, bool underscore_first) {
   return !text.empty() && text.size() <= longest && (is_word(text[0]) || (underscore_first && text[0] == '_')) &&
          std::all_of(text.begin(), text.end(), [](char c) { return is_word(c) || c == '.' || c == '_' || c == '-'; });
-}
-
-// The shortest text that reads back to the same bits.
-std::string text_of(double value) {
-  char buffer[64];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
-  return {buffer, end};
-}
-
-double number_of(const JsonView& view) {
-  const auto text = view.text();
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value))
-    view.fail("is not a finite number in a string");
-  return value;
-}
-
-std::string hash_in(const JsonView& view) {
-  auto text = view.text();
-  if (!is_hash(text)) view.fail("is not a hash of 32 lower-case hex digits");
-  return text;
-}
-
-Json json_of(const std::vector<std::vector<Box>>& slices) {
-  Json list = Json::array();
-  for (const auto& slice : slices) {
-    Json boxes = Json::array();
-    for (const auto& box : slice) boxes.push_back({{"start", box.start}, {"size", box.size}});
-    list.push_back(std::move(boxes));
-  }
-  return list;
-}
-
-std::vector<std::int64_t> counts_in(const JsonView& view, std::size_t expected) {
-  std::vector<std::int64_t> result;
-  for (const auto& item : view.items()) result.push_back(item.count());
-  if (result.size() != expected) view.fail(base::join("has ", result.size(), " numbers, expected ", expected));
-  return result;
-}
-
-std::vector<std::vector<Box>> slices_in(const JsonView& view, std::size_t dims) {
-  std::vector<std::vector<Box>> slices;
-  for (const auto& slice : view.items()) {
-    slices.emplace_back();
-    for (const auto& box : slice.items()) {
-      box.has_only({"start", "size"});
-      slices.back().push_back({counts_in(box.at("start"), dims), counts_in(box.at("size"), dims)});
-    }
-  }
-  if (slices.empty()) view.fail("has no slices");
-  return slices;
-}
-
-Json json_of(const Tensor& tensor) {
-  Json parts = Json::array();
-  for (const auto& part : tensor.parts)
-    parts.push_back(
-        {{"file", part.file}, {"key", part.key}, {"start", part.start}, {"numel", part.numel}, {"hash", part.hash}});
-  Json json = {{"kind", tensor.kind},
-               {"name", tensor.name},
-               {"dtype", tensor.dtype},
-               {"shape", tensor.shape},
-               {"requires_grad", tensor.requires_grad},
-               {"parts", parts}};
-  if (!tensor.slices.empty()) json["slices"] = json_of(tensor.slices);
-  return json;
-}
-
-Tensor tensor_in(const JsonView& view) {
-  const bool sliced = view.raw().is_object() && view.raw().contains("slices");
-  if (sliced)
-    view.has_only({"kind", "name", "dtype", "shape", "requires_grad", "parts", "slices"});
-  else
-    view.has_only({"kind", "name", "dtype", "shape", "requires_grad", "parts"});
-  Tensor tensor;
-  tensor.kind = view.at("kind").text();
-  tensor.name = view.at("name").text();
-  tensor.dtype = view.at("dtype").text();
-  if (!valid_key(tensor.kind) || !valid_key(tensor.name))
-    view.fail("has a kind or name that is empty, too long or not printable");
-  if (bits_of(tensor.dtype) == 0 || bits_of(tensor.dtype) % 8 != 0)
-    view.fail("has the unknown dtype \"" + tensor.dtype + "\"");
-  const auto sizes = view.at("shape").items();
-  if (sizes.size() > 64) view.fail("has more than 64 dimensions");
-  for (const auto& size : sizes) tensor.shape.push_back(size.count());
-  tensor.requires_grad = view.at("requires_grad").boolean();
-  if (sliced) tensor.slices = slices_in(view.at("slices"), tensor.shape.size());
-  for (const auto& item : view.at("parts").items()) {
-    item.has_only({"file", "key", "start", "numel", "hash"});
-    Part part{item.at("file").text(), item.at("key").text(), item.at("start").count(), item.at("numel").count(),
-              hash_in(item.at("hash"))};
-    if (!valid_file_name(part.file)) item.at("file").fail("is not a plain file name");
-    if (!valid_key(part.key)) item.at("key").fail("is empty, too long or not printable");
-    tensor.parts.push_back(std::move(part));
-  }
-  return tensor;
-}
-
-std::map<std::string, std::string> texts_in(const JsonView& view) {
-  std::map<std::string, std::string> result;
-  for (const auto& [key, value] : view.fields()) result[key] = value.text();
-  return result;
 }
 
 // The lines of a text that ends with a newline.
@@ -148,10 +41,17 @@ bool valid_file_name(std::string_view name) {
   return is_name(name, 255, true) && name.find("..") == std::string_view::npos;
 }
 
-std::string rank_file_name(int rank) {
+namespace {
+
+std::string numbered(const char* prefix, int rank) {
   const auto digits = std::to_string(rank);
-  return "rank-" + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".safetensors";
+  return prefix + std::string(digits.size() < 5 ? 5 - digits.size() : 0, '0') + digits + ".safetensors";
 }
+
+}  // namespace
+
+std::string rank_file_name(int rank) { return numbered("rank-", rank); }
+std::string frozen_file_name(int rank) { return numbered("frozen-", rank); }
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t product = 1;
@@ -168,162 +68,6 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
 
 std::string key_of(const std::string& kind, const std::string& name, std::int64_t start) {
   return base::join(kind, "/", name, "@", start);
-}
-
-std::string manifest_text(const Manifest& m) {
-  Json files = Json::array(), tensors = Json::array(), ranks = Json::array();
-  for (const auto& file : m.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"hash", file.hash}});
-  for (const auto& tensor : m.tensors) tensors.push_back(json_of(tensor));
-  for (const auto& own : m.ranks) {
-    Json list = Json::array();
-    for (const auto& tensor : own) list.push_back(json_of(tensor));
-    ranks.push_back(std::move(list));
-  }
-  Json rates = Json::array();
-  for (const double rate : m.set_rates) rates.push_back(text_of(rate));
-  const bool programmed = !m.set_rates.empty() || !m.missed_steps.empty();
-  const bool meshed = m.sequence > 1 || m.tensor > 1;
-  Json json = {{"format", kFormat},
-               {"min_reader", meshed       ? 3
-                              : programmed ? 2
-                                           : 1},
-               {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
-               {"tag", m.tag},
-               {"seq", m.seq},
-               {"id", m.id},
-               {"created", m.created},
-               {"step",
-                {{"global_steps", m.global_steps},
-                 {"applied_steps", m.applied_steps},
-                 {"skipped_steps", m.skipped_steps},
-                 {"global_samples", m.global_samples}}},
-               {"optimizer", {{"type", m.optimizer}, {"slots", m.slots}}},
-               {"scaler",
-                {{"scale", text_of(m.loss_scale)}, {"hysteresis", m.hysteresis}, {"good", m.good}, {"floor", m.floor}}},
-               {"world",
-                {{"size", m.world},
-                 {"stage", m.stage},
-                 {"recipe", {{"parameter", m.parameter_dtype}, {"gradient", m.gradient_dtype}, {"wire", m.wire_dtype}}},
-                 {"transport", m.transport},
-                 {"torch_threads", m.torch_threads},
-                 {"cpu_capability", m.cpu_capability}}},
-               {"config", m.config},
-               {"config_hash", m.config_hash},
-               {"user_state", m.user_state},
-               {"files", files},
-               {"tensors", tensors},
-               {"aliases", m.aliases},
-               {"ranks", ranks}};
-  if (meshed) json["mesh"] = {{"dp", m.world / (m.sequence * m.tensor)}, {"sp", m.sequence}, {"tp", m.tensor}};
-  if (programmed || meshed) json["program"] = {{"rates", rates}, {"missed_steps", m.missed_steps}};
-  try {
-    return json.dump(1) + "\n";
-  } catch (const Json::exception&) {
-    throw ConfigError(
-        "[save_checkpoint] a name or the user state is not valid UTF-8. Hint: encode binary user state as text.");
-  }
-}
-
-std::string tensors_text(const std::vector<Tensor>& tensors) {
-  Json list = Json::array();
-  for (const auto& tensor : tensors) list.push_back(json_of(tensor));
-  try {
-    return list.dump();
-  } catch (const Json::exception&) {
-    throw ConfigError("[save_checkpoint] a tensor's name is not valid UTF-8. Hint: rename the module or parameter.");
-  }
-}
-
-std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path) {
-  const auto json = parse_json(text, path, 8);
-  std::vector<Tensor> tensors;
-  for (const auto& item : JsonView(json, path).items()) tensors.push_back(tensor_in(item));
-  return tensors;
-}
-
-Manifest parse_manifest(std::string_view text, const std::string& path) {
-  const auto json = parse_json(text, path, 8);
-  const JsonView top(json, path);
-  // Checked first, because later versions may have a different structure.
-  if (const auto format = top.at("format").text(); format != kFormat)
-    fail_damaged(path, "has the format \"" + format + "\", expected \"" + kFormat + "\"");
-  if (const auto needed = top.at("min_reader").count(); needed > kReaderVersion)
-    fail_damaged(path, base::join("needs a reader of version ", needed, ", this libzero reads version ", kReaderVersion,
-                                  ". Hint: load it with the libzero that wrote it, or a newer one."));
-  Manifest m;
-  const auto reader = top.at("min_reader").count();
-  if (reader >= 2) {
-    if (reader >= 3)
-      top.has_only({"format",     "min_reader", "writer", "tag",     "seq",     "id",     "created",
-                    "step",       "optimizer",  "scaler", "world",   "mesh",    "config", "config_hash",
-                    "user_state", "program",    "files",  "tensors", "aliases", "ranks"});
-    else
-      top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
-                    "world", "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
-    const auto program = top.at("program").has_only({"rates", "missed_steps"});
-    for (const auto& rate : program.at("rates").items()) m.set_rates.push_back(number_of(rate));
-    for (const auto& [name, count] : program.at("missed_steps").fields())
-      m.missed_steps[name] = count.count(kMostCount);
-  } else {
-    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
-                  "world", "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
-  }
-  const auto writer = top.at("writer").has_only({"libzero", "libtorch"});
-  m.libzero_version = writer.at("libzero").text();
-  m.libtorch_version = writer.at("libtorch").text();
-  m.tag = top.at("tag").text();
-  if (!valid_tag(m.tag)) top.at("tag").fail("is not a tag");
-  m.seq = top.at("seq").count(kMostCount);
-  m.id = hash_in(top.at("id"));
-  m.created = top.at("created").text();
-  const auto step = top.at("step").has_only({"global_steps", "applied_steps", "skipped_steps", "global_samples"});
-  m.global_steps = step.at("global_steps").count(kMostCount);
-  m.applied_steps = step.at("applied_steps").count(kMostCount);
-  m.skipped_steps = step.at("skipped_steps").count(kMostCount);
-  m.global_samples = step.at("global_samples").count(kMostCount);
-  const auto optimizer = top.at("optimizer").has_only({"type", "slots"});
-  m.optimizer = optimizer.at("type").text();
-  for (const auto& slot : optimizer.at("slots").items()) m.slots.push_back(slot.text());
-  const auto scaler = top.at("scaler").has_only({"scale", "hysteresis", "good", "floor"});
-  m.loss_scale = number_of(scaler.at("scale"));
-  if (m.loss_scale <= 0) scaler.at("scale").fail("is not above 0");
-  m.hysteresis = scaler.at("hysteresis").count(kMostCount);
-  m.good = scaler.at("good").count(kMostCount);
-  m.floor = scaler.at("floor").count(kMostCount);
-  const auto world =
-      top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});
-  m.world = world.at("size").count(kMostRanks);
-  m.stage = world.at("stage").count(3);
-  if (reader >= 3) {
-    const auto mesh = top.at("mesh").has_only({"dp", "sp", "tp"});
-    m.sequence = mesh.at("sp").count(kMostRanks);
-    m.tensor = mesh.at("tp").count(kMostRanks);
-    if (mesh.at("dp").count(kMostRanks) * m.sequence * m.tensor != m.world)
-      mesh.fail(base::join("has other numbers of ranks than the ", m.world, " of the run"));
-  }
-  const auto recipe = world.at("recipe").has_only({"parameter", "gradient", "wire"});
-  m.parameter_dtype = recipe.at("parameter").text();
-  m.gradient_dtype = recipe.at("gradient").text();
-  m.wire_dtype = recipe.at("wire").text();
-  m.transport = world.at("transport").text();
-  m.torch_threads = world.at("torch_threads").count();
-  m.cpu_capability = world.at("cpu_capability").text();
-  m.config = texts_in(top.at("config"));
-  m.config_hash = top.at("config_hash").text();
-  m.user_state = top.at("user_state").text();
-  for (const auto& item : top.at("files").items()) {
-    item.has_only({"name", "bytes", "hash"});
-    m.files.push_back({item.at("name").text(), item.at("bytes").count(), hash_in(item.at("hash"))});
-    if (!valid_file_name(m.files.back().name)) item.at("name").fail("is not a plain file name");
-  }
-  for (const auto& item : top.at("tensors").items()) m.tensors.push_back(tensor_in(item));
-  m.aliases = texts_in(top.at("aliases"));
-  for (const auto& list : top.at("ranks").items()) {
-    m.ranks.emplace_back();
-    for (const auto& item : list.items()) m.ranks.back().push_back(tensor_in(item));
-  }
-  prove_coverage(m, path);
-  return m;
 }
 
 namespace {
@@ -366,9 +110,15 @@ void prove_coverage(const Manifest& m, const std::string& path) {
   for (const auto& file : m.files)
     if (!files.insert(file.name).second || file.name == kManifestName || file.name == kSumsName)
       fail_damaged(path, "lists the file " + file.name + " twice, or it is one of the format's own");
+  if (m.format == 2 && files.count(m.blocks) == 0) fail_damaged(path, "lists no file of blocks \"" + m.blocks + "\"");
   if (m.world < 1 || static_cast<std::int64_t>(m.ranks.size()) != m.world)
     fail_damaged(path, base::join("has the private state of ", m.ranks.size(), " ranks, expected ", m.world));
-  std::set<std::pair<std::string, std::string>> keys;
+  // Of format 1 the readers of files' headers check it.
+  struct Range {
+    std::uint64_t begin, end;
+    const Tensor* tensor;
+  };
+  std::vector<std::vector<Range>> ranges(m.files.size());
   const auto check = [&](const Tensor& tensor) {
     const auto label = tensor.kind + " " + tensor.name;
     const auto numel = numel_of(tensor.shape);
@@ -383,15 +133,21 @@ void prove_coverage(const Manifest& m, const std::string& path) {
       if (part.numel < 1 || part.numel > numel - next || part.numel > kMostPartBytes / bytes)
         fail_damaged(path, base::join(label, ": the part at ", part.start, " has ", part.numel, " of ", numel,
                                       " elements, expected 1 to ", std::min(numel - next, kMostPartBytes / bytes)));
-      if (files.count(part.file) == 0) fail_damaged(path, label + ": its file " + part.file + " is not listed");
-      if (!keys.insert({part.file, part.key}).second)
-        fail_damaged(path, label + ": the key " + part.key + " is used twice");
+      if (part.file >= m.files.size() || m.files[part.file].name == m.blocks)
+        fail_damaged(path, base::join(label, ": its file ", part.file, " is not listed"));
       next += part.numel;
+      if (m.format == 1) continue;
+      const auto length = static_cast<std::uint64_t>(part.numel) * static_cast<std::uint64_t>(bytes);
+      const auto size = static_cast<std::uint64_t>(m.files[part.file].bytes);
+      if (part.offset > size || length > size - part.offset || part.offset % static_cast<std::uint64_t>(bytes) != 0)
+        fail_damaged(path, base::join(label, ": the part at ", part.start, " has the offset ", part.offset, " in ",
+                                      m.files[part.file].name, " of ", size, " bytes"));
+      ranges[part.file].push_back({part.offset, part.offset + length, &tensor});
     }
     if (next != numel) fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
   };
   const auto unique = [&](const std::vector<Tensor>& tensors) {
-    std::set<std::pair<std::string, std::string>> names;
+    std::set<std::pair<std::string_view, std::string_view>> names;
     for (const auto& tensor : tensors) {
       if (!names.insert({tensor.kind, tensor.name}).second)
         fail_damaged(path, "has " + tensor.kind + " " + tensor.name + " twice");
@@ -400,6 +156,14 @@ void prove_coverage(const Manifest& m, const std::string& path) {
   };
   unique(m.tensors);
   for (const auto& own : m.ranks) unique(own);
+  for (std::size_t file = 0; file < ranges.size(); ++file) {
+    auto& own = ranges[file];
+    std::sort(own.begin(), own.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    for (std::size_t i = 1; i < own.size(); ++i)
+      if (own[i].begin < own[i - 1].end)
+        fail_damaged(path, base::join(m.files[file].name, ": bytes at offset ", own[i].begin, " belong to ",
+                                      own[i - 1].tensor->name, " and to ", own[i].tensor->name));
+  }
 }
 
 std::string sums_text(const Manifest& manifest, const std::string& manifest_hash) {

@@ -13,7 +13,8 @@ namespace zero::formats {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
-inline constexpr std::int64_t kReaderVersion = 3;
+// Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4.
+inline constexpr std::int64_t kReaderVersion = 4;
 // The largest count of steps, samples or saves, so that arithmetic with counts does not overflow.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";
@@ -25,7 +26,8 @@ inline constexpr const char* kLockName = ".lock";
 bool valid_tag(std::string_view tag);
 // [A-Za-z0-9_][A-Za-z0-9._-]{0,254} without "..".
 bool valid_file_name(std::string_view name);
-std::string rank_file_name(int rank);  // "rank-00003.safetensors"
+std::string rank_file_name(int rank);    // "rank-00003.safetensors"
+std::string frozen_file_name(int rank);  // "frozen-00003.safetensors": frozen parameters
 
 // A rectangular range of a tensor: by dimension, the first index and the number of indices.
 struct Box {
@@ -34,11 +36,13 @@ struct Box {
 };
 
 // A range of one tensor's elements, one-dimensional in its file, at most kMostPartBytes. Elements are numbered in
-// row-major order; those of a tensor with slices slice by slice, and in a slice box by box.
+// row-major order; those of a tensor with slices slice by slice, and in a slice box by box. In its file the range has
+// the key "<kind>/<name>@<start>".
 struct Part {
-  std::string file, key;
+  std::uint32_t file = 0;    // its place in Manifest::files
+  std::uint64_t offset = 0;  // of its first byte in the file. Format 1: unknown, the file's header has it
   std::int64_t start = 0, numel = 0;
-  std::string hash;
+  std::string hash = {};  // format 1; format 2 has hashes of blocks instead (blocks.h)
 };
 
 struct Tensor {
@@ -55,10 +59,13 @@ std::int64_t numel_of(const std::vector<std::int64_t>& shape);
 std::string key_of(const std::string& kind, const std::string& name, std::int64_t start);
 
 struct Manifest {
+  int format = 2;
   std::string libzero_version, libtorch_version;
   std::string tag, id, created;  // id: 32 hex digits of this save; created: UTC, ISO 8601
   std::int64_t seq = 0;          // counts commits in a root directory, from 1
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
+  // Samples of a step of all ranks, samples of a forward of one rank, forwards of a step. Format 1: 0, unknown.
+  std::int64_t global_batch = 0, micro_batch = 0, accumulation = 0;
   std::string optimizer;           // its type
   std::vector<std::string> slots;  // names of its per-element states
   double loss_scale = 1;
@@ -80,11 +87,13 @@ struct Manifest {
     std::string hash;
   };
   std::vector<FileEntry> files;
+  std::string blocks;  // the file with the hashes of the other files' blocks. Format 1: none
   std::vector<Tensor> tensors;
   std::map<std::string, std::string> aliases;  // name of a tied parameter -> name it is stored under
   std::vector<std::vector<Tensor>> ranks;      // per-rank tensors: generators, own buffers
 };
 
+// Of format 2.
 std::string manifest_text(const Manifest& manifest);
 // Serializes the tensors of a rank's file for the other ranks.
 std::string tensors_text(const std::vector<Tensor>& tensors);
@@ -92,8 +101,8 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
 // Throws IoError (kCheckpoint) with path, location and what was expected. A higher min_reader is reported with both
 // versions.
 Manifest parse_manifest(std::string_view text, const std::string& path);
-// Checks that parts are in order, complete, disjoint, no larger than kMostPartBytes and in listed files, and that keys
-// are unique. Called by parse_manifest, and by a save before it writes.
+// Checks that parts are in order, complete, no larger than kMostPartBytes and in listed files, and that no byte of a file
+// belongs to two of them. Called by parse_manifest, and by a save before it writes.
 void prove_coverage(const Manifest& manifest, const std::string& path);
 
 // One line "<hash>  <name>" per file, for xxh128sum -c; manifest.json last.

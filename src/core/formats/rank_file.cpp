@@ -1,3 +1,4 @@
+// See rank_file.h.
 #include "formats/rank_file.h"
 
 #include <algorithm>
@@ -5,17 +6,18 @@
 #include <tuple>
 
 #include "base/check.h"
-#include "formats/hash.h"
+#include "formats/blocks.h"
+#include "formats/safetensors.h"
+#include "formats/stream_writer.h"
 #include "observe/status_page.h"
 
 namespace zero::formats {
 namespace {
 
-constexpr std::size_t kHeaderAlignment = 4096;
-// Data is hashed twice (part and file) and written while it is in the cache.
-constexpr std::size_t kSlice = std::size_t{1} << 20;
-// Limit of open files of a checkpoint: `ulimit -n` is often 1024, and there may be more ranks.
-constexpr int kMostOpen = 32;
+// Bytes that are copied and hashed while they are in the cache.
+constexpr std::size_t kSlice = std::size_t{256} << 10;
+// Bytes that a source is asked for at once, so that a state in a file takes little memory.
+constexpr std::uint64_t kMostRead = std::uint64_t{4} << 20;
 
 // Index of the first fp32 with an exponent of all ones, or -1.
 std::int64_t first_non_finite(const char* data, std::size_t bytes) {
@@ -33,16 +35,22 @@ std::int64_t first_non_finite(const char* data, std::size_t bytes) {
   return -1;
 }
 
-struct Planned {
-  std::size_t source, part;
-  TensorEntry entry;
+// What the file will be, before a byte of data is read.
+struct Plan {
+  struct Item {
+    std::size_t source, part;
+    TensorEntry entry;
+  };
+  std::string name;
+  std::vector<Item> items;  // in the order of the file
+  std::string head;
+  std::uint64_t bytes = 0;  // of the file
+  std::vector<Tensor> tensors;
 };
 
-}  // namespace
-
-RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources) {
-  RankFile result;
-  std::vector<Planned> plan;
+Plan plan_of(const std::string& name, const std::vector<Source>& sources) {
+  Plan plan;
+  plan.name = name;
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const auto& source = sources[s];
     const std::int64_t width = bits_of(source.dtype) / 8;
@@ -55,123 +63,119 @@ RankFile write_rank_file(const Folder& folder, const std::string& name, const st
       if (!valid_key(key))
         throw ConfigError("[save_checkpoint] the name \"" + key +
                           "\" is too long or not printable. Hint: rename the module or parameter.");
-      plan.push_back({s, tensor.parts.size(), {key, source.dtype, {numel}, 0, 0}});
-      tensor.parts.push_back({name, key, start, numel, ""});
+      plan.items.push_back({s, tensor.parts.size(), {key, source.dtype, {numel}, 0, 0}});
+      tensor.parts.push_back({0, 0, start, numel});
       done += numel;
     }
-    result.tensors.push_back(std::move(tensor));
+    plan.tensors.push_back(std::move(tensor));
   }
-  // By decreasing element size, so that all tensors are aligned; then by name.
-  std::sort(plan.begin(), plan.end(), [](const Planned& a, const Planned& b) {
-    return std::make_tuple(-bits_of(a.entry.dtype), std::cref(a.entry.key)) <
-           std::make_tuple(-bits_of(b.entry.dtype), std::cref(b.entry.key));
+  // By decreasing element size, so that all tensors are aligned; otherwise in the order of the sources.
+  std::stable_sort(plan.items.begin(), plan.items.end(), [](const Plan::Item& a, const Plan::Item& b) {
+    return bits_of(a.entry.dtype) > bits_of(b.entry.dtype);
   });
   Header header;
-  header.metadata["format"] = "zero.checkpoint/1";
+  header.metadata["format"] = "zero.checkpoint/2";
   std::uint64_t end = 0;
-  for (auto& item : plan) {
+  for (auto& item : plan.items) {
     item.entry.begin = end;
     end += static_cast<std::uint64_t>(item.entry.shape[0]) * static_cast<std::uint64_t>(bits_of(item.entry.dtype) / 8);
     item.entry.end = end;
     header.tensors.push_back(item.entry);
   }
-  const auto head = header_bytes(header, kHeaderAlignment);
+  plan.head = header_bytes(header, kDirectAlignment);
+  plan.bytes = plan.head.size() + end;
+  for (const auto& item : plan.items)
+    plan.tensors[item.source].parts[item.part].offset = plan.head.size() + item.entry.begin;
+  return plan;
+}
 
-  auto file = folder.create(name);
-  file.reserve(head.size() + end);
-  Hasher whole;
-  whole.add(head.data(), head.size());
-  for (const auto& item : plan) {
+// Calls take(data, bytes) for all of the file's bytes, in order.
+template <class Take>
+void for_each_slice(const Plan& plan, const std::vector<Source>& sources, const Take& take) {
+  take(plan.head.data(), plan.head.size());
+  for (const auto& item : plan.items) {
     const auto& source = sources[item.source];
-    auto& part = result.tensors[item.source].parts[item.part];
+    const auto& part = plan.tensors[item.source].parts[item.part];
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
     const auto bytes = item.entry.end - item.entry.begin;
-    observe::status_page().set_unit(part.key);  // shows progress on the status page
-    const auto memory = source.read(part.start - source.start, static_cast<std::int64_t>(bytes / width));
-    const auto* const data = static_cast<const char*>(memory.get());
-    Hasher own;
-    for (std::uint64_t done = 0; done < bytes;) {
-      const auto slice = std::min<std::uint64_t>(kSlice, bytes - done);
-      if (source.must_be_finite)
-        if (const auto bad = first_non_finite(data + done, slice); bad >= 0)
-          throw InternalError(
-              base::join("[save_checkpoint] ", source.kind, " of ", source.name, ": element ",
-                         part.start + static_cast<std::int64_t>(done / 4) + bad,
-                         " is not finite; nothing was saved and the last checkpoint stands. Hint: resume from it "
-                         "with a lower learning rate."),
-              ExitCode::kNumerical);
-      own.add(data + done, slice);
-      whole.add(data + done, slice);
-      file.write(data + done, slice, head.size() + item.entry.begin + done);
-      done += slice;
+    observe::status_page().set_unit(item.entry.key);  // shows progress on the status page
+    for (std::uint64_t at = 0; at < bytes;) {
+      const auto some = std::min(bytes - at, kMostRead);
+      const auto memory = source.read(part.start - source.start + static_cast<std::int64_t>(at / width),
+                                      static_cast<std::int64_t>(some / width));
+      const auto* const data = static_cast<const char*>(memory.get());
+      for (std::uint64_t done = 0; done < some;) {
+        const auto slice = std::min<std::uint64_t>(kSlice, some - done);
+        if (source.must_be_finite)
+          if (const auto bad = first_non_finite(data + done, slice); bad >= 0)
+            throw InternalError(
+                base::join("[save_checkpoint] ", source.kind, " of ", source.name, ": element ",
+                           part.start + static_cast<std::int64_t>((at + done) / 4) + bad,
+                           " is not finite; nothing was saved and the last checkpoint stands. Hint: resume from it "
+                           "with a lower learning rate."),
+                ExitCode::kNumerical);
+        take(data + done, slice);
+        done += slice;
+      }
+      at += some;
     }
-    part.hash = own.hex();
   }
+}
+
+RankFile result_of(Plan&& plan, BlockHasher& hasher) {
+  auto rows = hasher.rows();
+  return {{plan.name, static_cast<std::int64_t>(plan.bytes), hasher.file_hash()},
+          std::move(plan.tensors),
+          std::move(rows)};
+}
+
+RankFile write(const Folder& folder, Plan&& plan, const std::vector<Source>& sources) {
+  auto file = folder.create(plan.name);
+  file.reserve(plan.bytes);
+  BlockHasher hasher;
+  StreamWriter writer(file, plan.head.size());
+  bool is_head = true;
+  for_each_slice(plan, sources, [&](const char* data, std::size_t bytes) {
+    if (std::exchange(is_head, false)) {
+      hasher.add(data, bytes);
+      return;
+    }
+    while (bytes > 0) {
+      auto some = bytes;
+      auto* const to = writer.room(some);
+      // The copy is hashed, which is what is written.
+      std::memcpy(to, data, some);
+      hasher.add(to, some);
+      writer.advance(some);
+      data += some;
+      bytes -= some;
+    }
+  });
+  writer.finish();
   // Written last: an incomplete file has no header.
-  file.write(head.data(), head.size(), 0);
+  file.write(plan.head.data(), plan.head.size(), 0);
   file.sync();
   file.close();
-  result.file = {name, static_cast<std::int64_t>(head.size() + end), whole.hex()};
-  return result;
+  return result_of(std::move(plan), hasher);
 }
 
-PartReader::Known& PartReader::open(const std::string& name) {
-  auto found = files_.find(name);
-  if (found == files_.end()) {
-    const auto listed = std::find_if(manifest_.files.begin(), manifest_.files.end(),
-                                     [&](const auto& entry) { return entry.name == name; });
-    ZERO_CHECK(listed != manifest_.files.end(), "file ", name);
-    const auto bytes = static_cast<std::uint64_t>(listed->bytes);
-    auto file = folder_.open_file(name, bytes);
-    const auto info = file.info();
-    const auto header = read_header(file);
-    std::map<std::string, TensorEntry> entries;
-    for (const auto& entry : header.tensors) entries[entry.key] = entry;
-    found = files_.emplace(name, Known{std::move(file), bytes, info, std::move(entries), header.data_begin}).first;
-    ++open_;
-  } else if (!found->second.file) {
-    found->second.file.emplace(folder_.open_file(name, found->second.bytes));
-    ++open_;
-    check_not_replaced(folder_, name, *found->second.file, found->second.info);
-  }
-  return found->second;
+}  // namespace
+
+RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources) {
+  return write(folder, plan_of(name, sources), sources);
 }
 
-const char* PartReader::read(const Tensor& tensor, const Part& part) {
-  observe::status_page().set_unit(part.key);
-  auto& open_file = open(part.file);
-  const auto path = open_file.file->path();
-  const auto found = open_file.entries.find(part.key);
-  if (found == open_file.entries.end()) fail_damaged(path, "has no key " + part.key);
-  const auto& entry = found->second;
-  if (entry.dtype != tensor.dtype || entry.shape != std::vector<std::int64_t>{part.numel})
-    fail_damaged(path,
-                 base::join("key ", part.key, " is ", entry.dtype, " of ", entry.shape.empty() ? 1 : entry.shape[0],
-                            " elements, expected ", tensor.dtype, " of ", part.numel));
-  const auto bytes = static_cast<std::size_t>(entry.end - entry.begin);
-  if (buffer_.size() < bytes) buffer_.resize(bytes);
-  const auto offset = open_file.data_begin + entry.begin;
-  open_file.file->read(buffer_.data(), bytes, offset);
-  // A load reads all files repeatedly, so the first ones stay open and the others are closed after use.
-  if (open_ > kMostOpen) {
-    check_not_replaced(folder_, part.file, *open_file.file, open_file.info);
-    open_file.file.reset();
-    --open_;
+RankFile link_or_write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources,
+                                 const Previous* previous) {
+  auto plan = plan_of(name, sources);
+  if (previous != nullptr && previous->file.name == name &&
+      previous->file.bytes == static_cast<std::int64_t>(plan.bytes)) {
+    BlockHasher hasher;
+    for_each_slice(plan, sources, [&](const char* data, std::size_t bytes) { hasher.add(data, bytes); });
+    if (hasher.file_hash() == previous->file.hash && folder.link(*previous->folder, name))
+      return result_of(std::move(plan), hasher);
   }
-  if (const auto got = hash_of(buffer_.data(), bytes); got != part.hash)
-    fail_damaged(path, base::join("key ", part.key, " at offset ", offset, ": the hash of its ", bytes, " bytes is ",
-                                  got, ", expected ", part.hash, ": the file was damaged after it was written"));
-  if (tensor.dtype == "BOOL") check_bool_bytes(buffer_.data(), bytes, path, part.key);
-  return buffer_.data();
-}
-
-void PartReader::finish() const {
-  for (const auto& [name, known] : files_) {
-    if (known.file)
-      check_not_replaced(folder_, name, *known.file, known.info);
-    else
-      check_not_replaced(folder_, name, folder_.open_file(name, known.bytes), known.info);
-  }
+  return write(folder, std::move(plan), sources);
 }
 
 }  // namespace zero::formats

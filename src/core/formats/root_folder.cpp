@@ -54,7 +54,9 @@ std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
   try {
     const auto checkpoint = root.folder(tag);
     const auto path = checkpoint.path_of(kManifestName);
-    const auto json = parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8);
+    // Only objects that are not in a list are kept.
+    const auto json = parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8,
+                                 [](const std::string& place, const Json&) { return place.find('/', 1) == place.npos; });
     return JsonView(json, path).at("seq").count(INT64_MAX - 1);
   } catch (const IoError& e) {
     if (e.code() != ExitCode::kCheckpoint) throw;
@@ -131,9 +133,10 @@ void Commit::probe_exchange() {
             "this file system cannot replace a directory in one step; choose another tag. Exchanging two names", -r);
 }
 
-std::int64_t Commit::highest_seq() const {
+std::int64_t Commit::highest_seq() {
   std::string fault;
   const auto latest = latest_of(root_, &fault);
+  if (latest) previous_ = latest->tag;
   // A reused number would make an old checkpoint the newest. Damaged checkpoints are skipped; read errors are not.
   std::int64_t highest = latest ? latest->seq : 0;
   for (const auto& tag : tags_in(root_)) highest = std::max(highest, seq_of(root_, tag).value_or(0));
@@ -184,6 +187,17 @@ Manifest read_manifest(const Folder& checkpoint, const std::string& hash) {
   const auto text = checkpoint.read_file(kManifestName, kMostManifestBytes);
   if (const auto got = hash_of(text); got != hash) fail_damaged(path, "has the hash " + got + ", expected " + hash);
   return parse_manifest(text, path);
+}
+
+std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const std::string& name) {
+  try {
+    const auto sums = parse_sums(checkpoint.read_file(kSumsName, kMostSumsBytes), checkpoint.path_of(kSumsName));
+    const auto found = sums.find(name);
+    if (found == sums.end()) return std::nullopt;
+    return Manifest::FileEntry{name, static_cast<std::int64_t>(checkpoint.open_file(name).info().bytes), found->second};
+  } catch (const IoError&) {
+    return std::nullopt;  // a load of that checkpoint reports it
+  }
 }
 
 std::string require_whole(const Folder& checkpoint) {

@@ -24,6 +24,8 @@ class Commit {
 
   const std::string& id() const { return id_; }
   std::int64_t seq() const { return seq_; }
+  // The tag that the pointer names; empty: none.
+  const std::string& previous() const { return previous_; }
   std::string folder_name() const { return ".tmp-" + id_; }
   // Call after every rank's file is on disk: writes manifest and SUMS, renames, syncs, updates latest. Sets tag, id and
   // seq of the manifest. Replaces an older checkpoint of this tag.
@@ -32,10 +34,10 @@ class Commit {
  private:
   void remove_leftovers();
   void probe_exchange();
-  std::int64_t highest_seq() const;
+  std::int64_t highest_seq();
 
   Folder root_;
-  std::string tag_, id_;
+  std::string tag_, id_, previous_;
   std::int64_t seq_ = 1;
   bool replaces_ = false;
   bool ours_ = false;  // .tmp-<id> exists and holds this save, not the checkpoint it replaced
@@ -54,6 +56,9 @@ using Faults = std::map<std::string, std::string>;
 // The given tag, or, if it is empty, the newest complete checkpoint without a known fault. Throws IoError (kCheckpoint)
 // with every candidate's fault if there is none.
 Choice choose(FsOps& fs, const std::string& root, const std::string& tag, const Faults& known = {});
+
+// The entry of a file in the SUMS of a checkpoint of this root, with its size; nullopt: none, or the checkpoint is damaged.
+std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const std::string& name);
 
 // Checks that SUMS is valid, the manifest matches it, and every file exists, is regular and has its size. Returns the
 // manifest's hash.

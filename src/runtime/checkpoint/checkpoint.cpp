@@ -15,4 +15,6 @@ std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std:
   return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
 }
 
+std::string Engine::logical_hash() { return checkpoint::logical_hash(*state_); }
+
 }  // namespace zero

@@ -15,6 +15,11 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
 // Reads and verifies everything before it changes anything. Returns the tag that was loaded.
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
 
+// The digest of what a checkpoint would hold (formats/digest.h). Collective.
+std::string logical_hash(engine::State& state);
+
+// What each tensor-parallel rank holds of a parameter; empty: it is not cut.
+std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member);
 // All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
 // "F32"; throws ConfigError that names `name` for an unsupported dtype.
@@ -22,6 +27,7 @@ std::string file_dtype(at::ScalarType type, const std::string& name);
 std::string optimizer_name(config::OptimizerType type);
 
 inline constexpr const char* kBuffer = "buffer";
+inline constexpr const char* kFrozen = "param";
 // This rank's random number generator on the CPU: saved per rank, kind "rank".
 inline constexpr const char* kPrivate = "rank";
 inline constexpr const char* kGenerator = "generator.cpu";

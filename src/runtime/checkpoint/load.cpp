@@ -1,3 +1,4 @@
+// Loads a checkpoint of any layout: each rank reads the ranges that it stores. See checkpoint.h.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -13,7 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
-#include "formats/rank_file.h"
+#include "formats/range_reader.h"
 #include "formats/root_folder.h"
 #include "observe/status_page.h"
 #include "optim/loss_scaler.h"
@@ -49,16 +50,30 @@ Names by_name(const std::vector<formats::Tensor>& tensors) {
   return result;
 }
 
+using config::PrivateBuffers;
+
 // The rank that saved the private state that this rank takes.
-std::size_t source_rank(const formats::Manifest& manifest, int rank) {
-  return static_cast<std::size_t>(rank) % manifest.ranks.size();
+std::size_t source_rank(engine::State& state, const formats::Manifest& manifest) {
+  const auto saved = manifest.ranks.size();
+  const auto& comm = *state.parts.comm;
+  const auto rule = state.parts.settings.checkpoint.private_buffers;
+  if (static_cast<std::size_t>(comm.size()) == saved || rule == PrivateBuffers::Modulo)
+    return static_cast<std::size_t>(comm.rank()) % saved;
+  return 0;
 }
 
 // The tensors of the checkpoint for this rank: shared ones and private ones.
-Names stored_for(const formats::Manifest& manifest, int rank) {
+Names stored_for(engine::State& state, const formats::Manifest& manifest) {
   auto stored = by_name(manifest.tensors);
-  stored.merge(by_name(manifest.ranks[source_rank(manifest, rank)]));
+  stored.merge(by_name(manifest.ranks[source_rank(state, manifest)]));
   return stored;
+}
+
+std::string private_buffers(const formats::Manifest& manifest) {
+  std::string names;
+  for (const auto& tensor : manifest.ranks[0])
+    if (tensor.kind == kBuffer) names += (names.empty() ? "" : ", ") + tensor.name;
+  return names;
 }
 
 bool same_layout(engine::State& state, const formats::Manifest& manifest) {
@@ -92,7 +107,7 @@ bool was_frozen(const Names& stored, const std::string& name) { return stored.co
 
 void require_same_model(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto wanted = tensors_of(state);
-  auto stored = stored_for(manifest, state.parts.comm->rank());
+  const auto stored = stored_for(state, manifest);
   std::vector<std::string> differences;
   std::set<std::string> frozen_here;  // but trained in the checkpoint: one line each
   std::set<std::pair<std::string, std::string>> taken;
@@ -142,17 +157,23 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   for (const auto& text : choice.notices) notice(text);
   if (!same_layout(state, manifest)) {
     const auto& mesh = *state.parts.mesh;
-    std::string private_buffers;
-    for (const auto& tensor : manifest.ranks[0])
-      if (tensor.kind == kBuffer) private_buffers += (private_buffers.empty() ? "" : ", ") + tensor.name;
     base::log(LogLevel::Info, base::join("checkpoint ", choice.tag, ": loading the checkpoint of ",
                                          layout_text(manifest.world, manifest.sequence, manifest.tensor), " on ",
                                          layout_text(state.parts.comm->size(), mesh.size("sp"), mesh.size("tp")),
                                          "; every rank's random numbers start anew, from a seed of the checkpoint's"));
-    if (!private_buffers.empty())
-      notice(base::join("buffers that differed between ranks: rank r takes those of rank r mod ", manifest.world, ": ",
-                        private_buffers));
+    const auto names = private_buffers(manifest);
+    const auto rule = state.parts.settings.checkpoint.private_buffers;
+    if (!names.empty() && manifest.world != state.parts.comm->size())
+      notice(base::join("buffers that differed between ranks: ",
+                        rule == PrivateBuffers::Mean    ? "every rank takes their mean"
+                        : rule == PrivateBuffers::Rank0 ? "every rank takes those of rank 0"
+                                                        : base::join("rank r takes those of rank r mod ", manifest.world),
+                        " (libzero.private_buffers): ", names));
   }
+  const auto batch = state.parts.micro_batch * state.parts.accumulation * state.parts.mesh->size("dp");
+  if (manifest.global_batch > 0 && manifest.global_batch != batch)
+    notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
+                      "; schedules go on by steps"));
   const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
@@ -163,6 +184,16 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
                       "; results may differ in the last bits"));
 }
 
+void require_private_buffers(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
+  if (state.parts.settings.checkpoint.private_buffers != PrivateBuffers::Error ||
+      manifest.world == state.parts.comm->size())
+    return;
+  if (const auto names = private_buffers(manifest); !names.empty())
+    throw ConfigError(base::join("[load_checkpoint] ", label, " has buffers that differed between its ", manifest.world,
+                                 " ranks, this run has ", state.parts.comm->size(), ": ", names,
+                                 ". Hint: libzero.private_buffers \"modulo\", \"rank0\" or \"mean\" says which to take."));
+}
+
 class Loader {
  public:
   Loader(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
@@ -170,24 +201,29 @@ class Loader {
       : state_(state),
         folder_(formats::Folder::open(fs, root).folder(tag)),
         manifest_(formats::read_manifest(folder_, manifest_hash)),
-        reader_(folder_, manifest_) {}
+        reader_(folder_, manifest_),
+        stored_(stored_for(state_, manifest_)) {}
 
   const formats::Manifest& manifest() const { return manifest_; }
   std::string label() const { return folder_.path(); }
 
-  // Reads and verifies everything this rank needs, without changing anything.
-  void verify() {
+  // Checks that the checkpoint fits, and reads what is small. Changes nothing.
+  void prepare() {
     require_same_optimizer(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
-    counters_ = {manifest_.global_steps,  manifest_.skipped_steps,
-                 manifest_.applied_steps, {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
-                 manifest_.set_rates,     manifest_.missed_steps};
+    require_private_buffers(state_, manifest_, label());
+    counters_ = {manifest_.global_steps,
+                 manifest_.skipped_steps,
+                 manifest_.applied_steps,
+                 manifest_.global_samples,
+                 {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
+                 manifest_.set_rates,
+                 manifest_.missed_steps};
     optim::LossScaler(state_.parts.settings).set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       formats::fail_damaged(folder_.path_of(formats::kManifestName), "counts more applied or skipped steps than steps");
-    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
     for (const auto& tensor : tensors_of(state_))
-      if (tensor.kind == "master" && was_frozen(stored, tensor.name))
+      if (tensor.kind == "master" && was_frozen(stored_, tensor.name))
         counters_.missed_steps[tensor.name] = counters_.applied_steps;
     for (const auto& [name, missed] : counters_.missed_steps)
       if (missed > counters_.applied_steps)
@@ -195,24 +231,24 @@ class Loader {
                               "counts more steps without " + name + " than applied steps");
     state_.parts.optimizer->check_rates(counters_.set_rates);
     pieces_ = state_.exports->pieces_to_load();
-    slices_.clear();
     for (auto& tensor : tensors_of(state_))
       if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
-    visit([](const engine::StatePiece&, const formats::Tensor&, std::int64_t, std::int64_t, const char*) {});
     read_generator();
+  }
+
+  // Reads and verifies everything that this rank needs, without changing anything.
+  void verify() {
+    collect();
+    reader_.read([](std::size_t, const formats::Run&, const char*) {});
     reader_.finish();
   }
 
-  // Reads and verifies again, into the live state.
+  // Reads and verifies, into the live state.
   void fill() {
-    visit([](const engine::StatePiece& piece, const formats::Tensor& tensor, std::int64_t at, std::int64_t numel,
-             const char* from) {
-      const bool same = file_dtype(piece.dtype, piece.name) == tensor.dtype;
-      auto stored = at::empty({numel}, same ? piece.dtype : scalar_type_of(tensor.dtype));
-      std::memcpy(stored.mutable_data_ptr(), from, stored.nbytes());
-      piece.write(at, stored);
-    });
+    collect();
+    reader_.read([this](std::size_t id, const formats::Run& run, const char* bytes) { take(id, run, bytes); });
     reader_.finish();
+    write_means();
     fill_moments_of_frozen();
     if (state_.parts.products) state_.parts.products->end_forward();  // it would bring back the generator from before
     auto generator = at::detail::getDefaultCPUGenerator();
@@ -225,34 +261,69 @@ class Loader {
   }
 
  private:
-  // Calls `take` for every range of elements that a piece and a part share: element `at` of the piece; its bytes in the
-  // part begin at the pointer.
-  template <class Take>
-  void visit(Take&& take) {
-    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
+  // What a range of a file is read for.
+  struct Target {
+    const engine::StatePiece* piece;
+    at::ScalarType dtype;  // of the file
+    bool mean;
+  };
+
+  void collect() {
+    targets_.clear();
+    means_.clear();
     for (const auto& piece : pieces_) {
-      const auto* const source = source_of(stored, piece.kind, piece.name);
-      if (source == nullptr && was_frozen(stored, piece.name)) continue;
+      const auto* const source = source_of(stored_, piece.kind, piece.name);
+      if (source == nullptr && was_frozen(stored_, piece.name)) continue;
       ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
-      visit_piece(piece, *source, take);
+      if (is_mean(piece, *source)) {
+        means_[&piece] = at::zeros({piece.numel}, at::kDouble);
+        for (const auto& rank : manifest_.ranks) {
+          const auto names = by_name(rank);
+          if (const auto found = names.find({piece.kind, piece.name}); found != names.end())
+            collect(piece, *found->second, true);
+        }
+      } else {
+        collect(piece, *source, false);
+      }
     }
   }
 
-  template <class Take>
-  void visit_piece(const engine::StatePiece& piece, const formats::Tensor& tensor, const Take& take) {
+  void collect(const engine::StatePiece& piece, const formats::Tensor& source, bool mean) {
     const auto cut = slices_.find({piece.kind, piece.name});
-    const auto runs = formats::runs_between(tensor.shape, cut == slices_.end() ? Slices() : cut->second, tensor.slices,
-                                            piece.begin, piece.begin + piece.numel);
-    reader_.visit(tensor, runs, [&](const formats::Run& run, const char* bytes) {
-      take(piece, tensor, run.wanted - piece.begin, run.numel, bytes);
-    });
+    const bool same = file_dtype(piece.dtype, piece.name) == source.dtype;
+    reader_.add(targets_.size(), source,
+                formats::runs_between(source.shape, cut == slices_.end() ? Slices() : cut->second, source.slices,
+                                      piece.begin, piece.begin + piece.numel));
+    targets_.push_back({&piece, same ? piece.dtype : scalar_type_of(source.dtype), mean});
+  }
+
+  void take(std::size_t id, const formats::Run& run, const char* bytes) {
+    const auto& target = targets_[id];
+    // Only read, by a copy to where it belongs.
+    const auto values = at::from_blob(const_cast<char*>(bytes), {run.numel}, target.dtype);
+    const auto at = run.wanted - target.piece->begin;
+    if (target.mean)
+      means_.at(target.piece).narrow(0, at, run.numel).add_(values);
+    else
+      target.piece->write(at, values);
+  }
+
+  // Whether a buffer becomes the mean of what the ranks that saved had.
+  bool is_mean(const engine::StatePiece& piece, const formats::Tensor& source) const {
+    const auto& settings = state_.parts.settings.checkpoint;
+    return settings.private_buffers == PrivateBuffers::Mean && piece.kind == kBuffer && manifest_.world > 1 &&
+           manifest_.world != state_.parts.comm->size() && at::isFloatingType(piece.dtype) &&
+           !by_name(manifest_.tensors).contains({source.kind, source.name});
+  }
+
+  void write_means() {
+    for (const auto& [piece, sum] : means_) piece->write(0, sum / static_cast<double>(manifest_.world));
   }
 
   void fill_moments_of_frozen() {
     constexpr std::int64_t kMost = 1 << 20;  // elements at once
-    const auto stored = stored_for(manifest_, state_.parts.comm->rank());
     for (const auto& piece : pieces_) {
-      if (source_of(stored, piece.kind, piece.name) != nullptr) continue;
+      if (source_of(stored_, piece.kind, piece.name) != nullptr) continue;
       const auto initial =
           at::full({std::min(kMost, piece.numel)}, state_.parts.optimizer->slot_initial_value(), piece.dtype);
       for (std::int64_t at = 0; at < piece.numel; at += kMost)
@@ -271,7 +342,11 @@ class Loader {
     if (tensor.dtype != "U8" || tensor.parts.size() != 1 || tensor.shape.size() != 1)
       formats::fail_damaged(path, "has a random number generator of another form");
     generator_state_ = at::empty({tensor.shape[0]}, at::kByte);
-    std::memcpy(generator_state_.mutable_data_ptr(), reader_.read(tensor, tensor.parts[0]), generator_state_.nbytes());
+    reader_.add(0, tensor, {{0, 0, tensor.shape[0]}});
+    reader_.read([this](std::size_t, const formats::Run& run, const char* bytes) {
+      std::memcpy(generator_state_.mutable_data_ptr<std::uint8_t>() + run.wanted, bytes,
+                  static_cast<std::size_t>(run.numel));
+    });
     auto probe = at::make_generator<at::CPUGeneratorImpl>();
     try {
       probe.set_state(generator_state_);
@@ -281,7 +356,8 @@ class Loader {
     if (same) return;
     // Other ranks: no stream is that of a rank that saved, and none is used twice.
     const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",
-                                 state_.parts.comm->rank(), " ", tensor.parts[0].hash);
+                                 state_.parts.comm->rank(), " ",
+                                 formats::hash_of(generator_state_.const_data_ptr(), generator_state_.nbytes()));
     probe.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
     generator_state_ = probe.get_state();
   }
@@ -289,8 +365,11 @@ class Loader {
   engine::State& state_;
   formats::Folder folder_;
   formats::Manifest manifest_;
-  formats::PartReader reader_;
+  formats::RangeReader reader_;
+  const Names stored_;
   std::vector<engine::StatePiece> pieces_;
+  std::vector<Target> targets_;
+  std::map<const engine::StatePiece*, at::Tensor> means_;
   using Slices = std::vector<std::vector<formats::Box>>;
   std::map<std::pair<std::string, std::string>, Slices> slices_;  // of this run's cut tensors, by kind and name
   engine::StateCounters counters_{};
@@ -311,14 +390,17 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
+  auto& progress = state.parts.progress;
+  // A state that is worth nothing is filled while it is verified, otherwise everything is verified first.
+  const bool one_pass = (state.parts.program->steps() == 0 && !progress.loaded) || !progress.half_loaded.empty();
   formats::Choice choice;
   formats::Faults faults;
   std::string chosen;
   std::optional<Loader> loader;
-  // Nothing changes before a checkpoint is verified, so without a tag an older one takes the place of a damaged one.
-  for (bool verified = false; !verified;) {
+  // Without a tag, an older checkpoint takes the place of a damaged one.
+  for (bool done = false; !done;) {
     const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
-      state.checks.require_boundary(kWhere);
+      state.checks.require_boundary(kWhere, /*loading=*/true);
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
       if (comm.rank() != 0) return "";
@@ -332,23 +414,27 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         state.backward->admit_unfrozen();
         loader.reset();
         loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
-        loader->verify();
+        loader->prepare();
+        if (!one_pass) loader->verify();
         return "";
       });
-      verified = true;
+      if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
+      state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
+      progress.half_loaded = "a load that failed halfway";
+      (void)engine::agree(comm, kWhere, [&] {
+        loader->fill();
+        return "";
+      });
+      done = true;
     } catch (const IoError& e) {  // the same on all ranks
+      if (!progress.half_loaded.empty()) progress.half_loaded = e.what();
       if (!tag.empty() || e.code() != ExitCode::kCheckpoint) throw;
       faults[chosen] = e.what();
     }
   }
-  if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
-  // From here on the state changes: after a failure no rank is usable.
-  state.parts.relay.reporting([&] {
-    state.stepper->begin_replacing(kWhere);
-    loader->fill();
-  });
-  (void)engine::agree(comm, kWhere, [] { return ""; });
   state.exports->adopt_loaded();
+  progress.half_loaded.clear();
+  progress.loaded = true;
   return chosen;
 }
 

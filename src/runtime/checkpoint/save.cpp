@@ -1,3 +1,4 @@
+// Writes a checkpoint: every rank its states, rank 0 the manifest. docs/checkpoints.md has the steps.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -16,6 +17,7 @@
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/rank_file.h"
+#include "formats/rank_report.h"
 #include "formats/root_folder.h"
 #include "observe/status_page.h"
 
@@ -30,33 +32,6 @@ std::string now_utc() {
   ::gmtime_r(&now, &parts);
   char text[32];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
-
-// Describes a rank's file to the other ranks: one line per field, then the tensors.
-std::string message_of(const formats::RankFile& file, std::size_t shared) {
-  return base::join(file.file.name, "\n", file.file.bytes, "\n", file.file.hash, "\n", shared, "\n",
-                    formats::tensors_text(file.tensors));
-}
-
-struct Report {
-  formats::Manifest::FileEntry file;
-  std::vector<formats::Tensor> shared, own;
-};
-
-Report report_in(const std::string& message) {
-  std::istringstream in(message);
-  Report report;
-  std::size_t shared = 0;
-  in >> report.file.name >> report.file.bytes >> report.file.hash >> shared;
-  in.get();
-  const auto at = in.tellg();
-  ZERO_CHECK(in && at >= 0, "a rank's report");
-  auto tensors =
-      formats::parse_tensors(std::string_view(message).substr(static_cast<std::size_t>(at)), "a rank's report");
-  ZERO_CHECK(shared <= tensors.size(), "a rank's report");
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    (i < shared ? report.shared : report.own).push_back(std::move(tensors[i]));
-  return report;
 }
 
 // The save that a rank requests: tag, step and a hash of each buffer's contents.
@@ -103,12 +78,10 @@ formats::Manifest describe(engine::State& state) {
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
-  // Informational only.
-  if (__builtin_mul_overflow(counters.global_steps,
-                             state.parts.accumulation * state.parts.micro_batch * state.parts.mesh->size("dp"),
-                             &m.global_samples))
-    m.global_samples = formats::kMostCount;
-  m.global_samples = std::min(m.global_samples, formats::kMostCount);
+  m.global_samples = std::min(counters.global_samples, formats::kMostCount);
+  m.micro_batch = state.parts.micro_batch;
+  m.accumulation = state.parts.accumulation;
+  m.global_batch = m.micro_batch * m.accumulation * state.parts.mesh->size("dp");
   m.optimizer = optimizer_name(settings.optimizer.type);
   for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
   m.loss_scale = counters.scaler.scale;
@@ -142,160 +115,70 @@ struct Phase {
   }
 };
 
-}  // namespace
+// One save. Every call but write() is collective.
+class Save {
+ public:
+  Save(engine::State& state, formats::FsOps& fs, std::string root)
+      : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)) {}
 
-// The dtypes are those of engine::can_be_saved().
-std::string file_dtype(at::ScalarType type, const std::string& name) {
-  switch (type) {
-    case at::kBool:
-      return "BOOL";
-    case at::kByte:
-      return "U8";
-    case at::kChar:
-      return "I8";
-    case at::kShort:
-      return "I16";
-    case at::kInt:
-      return "I32";
-    case at::kLong:
-      return "I64";
-    case at::kHalf:
-      return "F16";
-    case at::kBFloat16:
-      return "BF16";
-    case at::kFloat:
-      return "F32";
-    case at::kDouble:
-      return "F64";
-    case at::kComplexFloat:
-      return "C64";
-    default:
-      break;
+  void run(const std::string& wanted_tag) {
+    state_.stepper->flush();
+    agree_on_request(wanted_tag);
+    compare_tensor_parallel_ranks();
+    begin_commit();
+    const auto reports = engine::agree(comm_, kWhere, [&] { return write(); });
+    publish(reports);
+    observe::status_page().note_commit();
   }
-  throw ConfigError(base::join("[save_checkpoint] ", name, " has the type ", at::toString(type),
-                               ", which checkpoints cannot hold. Hint: use a float, integer or bool tensor."));
-}
 
-std::string optimizer_name(config::OptimizerType type) {
-  switch (type) {
-    case config::OptimizerType::Adam:
-      return "Adam";
-    case config::OptimizerType::AdamW:
-      return "AdamW";
-    case config::OptimizerType::Sgd:
-      return "SGD";
-    case config::OptimizerType::Adagrad:
-      return "Adagrad";
-    case config::OptimizerType::Lion:
-      return "Lion";
-    case config::OptimizerType::None:
-      break;
-  }
-  return "none";
-}
-
-// What each tensor-parallel rank holds of a parameter.
-std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member) {
-  std::vector<std::vector<formats::Box>> slices;
-  if (!member.is_cut()) return slices;
-  const auto& cut = member.cut.cut;
-  for (int part = 0; part < cut.parts; ++part) {
-    slices.emplace_back();
-    for (const auto& range : cut.ranges(part)) {
-      formats::Box box{std::vector<std::int64_t>(cut.sizes.size(), 0), cut.sizes};
-      box.start[static_cast<std::size_t>(cut.dim)] = range.begin;
-      box.size[static_cast<std::size_t>(cut.dim)] = range.numel();
-      slices.back().push_back(std::move(box));
-    }
-  }
-  return slices;
-}
-
-std::vector<formats::Tensor> tensors_of(engine::State& state) {
-  std::vector<formats::Tensor> result;
-  for (const auto& group : state.parts.binding().groups()) {
-    const bool trainable = group->facts.trainable;
-    for (const auto& member : group->members) {
-      // Other ranks have other experts at the same place of the group.
-      const int places = member.expert ? member.expert->ep_size : 1;
-      const auto add = [&](const std::string& kind, at::ScalarType type) {
-        for (int place = 0; place < places; ++place) {
-          const auto name = member.expert ? member.expert->at(place, member.name) : member.name;
-          result.push_back({kind, name, file_dtype(type, name), member.sizes, trainable, {}, slices_of(member)});
-        }
-      };
-      if (!trainable) {
-        add("param", engine::scalar_type(state.parts.run.precision.param));
-        continue;
+ private:
+  // All ranks request the same save, at a valid time.
+  void agree_on_request(const std::string& wanted_tag) {
+    (void)engine::agree(comm_, kWhere, [&] {
+      state_.checks.require_boundary(kWhere);
+      state_.checks.require_no_scope(kWhere, /*reading_too=*/false);
+      return "";
+    });
+    if (state_.parts.experts) state_.parts.experts->share_buffers();
+    const auto intents = engine::agree(comm_, kWhere, [&] {
+      if (root_.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
+      if (!formats::valid_tag(wanted_tag))
+        throw ConfigError(
+            "[save_checkpoint] got the tag \"" + wanted_tag +
+            "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
+      pieces_ = state_.exports->pieces_to_save();
+      std::string text = base::join(wanted_tag, "\n", state_.parts.program->steps(), "\n");
+      for (const auto& piece : pieces_) {
+        (void)file_dtype(piece.dtype, piece.name);
+        if (piece.kind == kBuffer) text += contents_hash(piece);
       }
-      add("master", at::kFloat);
-      for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
-        add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
-    }
+      return text;
+    });
+    for (const auto& text : intents) intents_.push_back(intent_in(text));
+    tag_ = intents_[0].tag;
+    (void)engine::agree(comm_, kWhere, [&] {
+      const auto& rule = state_.parts.settings.checkpoint.tag_validation;
+      for (std::size_t r = 1; r < intents_.size(); ++r) {
+        const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag,
+                                           "\", rank 0 \"", tag_, "\"");
+        if (intents_[r].tag != tag_ && rule == "Fail")
+          throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
+        if (intents_[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
+          base::log(LogLevel::Warning, difference + "; rank 0's is taken");
+        if (intents_[r].step != intents_[0].step || intents_[r].buffers.size() != intents_[0].buffers.size())
+          throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents_[r].step,
+                                       ", rank 0 after ", intents_[0].step,
+                                       ". Hint: all ranks must call it at the same place."));
+      }
+      return "";
+    });
   }
-  for (const auto& item : state.parts.model->named_buffers())
-    if (item.value().defined())
-      result.push_back({kBuffer,
-                        item.key(),
-                        file_dtype(item.value().scalar_type(), item.key()),
-                        item.value().sizes().vec(),
-                        false,
-                        {},
-                        {}});
-  return result;
-}
-
-void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& wanted_tag) {
-  const Phase phase;
-  const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
-  state.stepper->flush();
-  std::vector<engine::StatePiece> pieces;
-
-  // Step 0: all ranks request the same save, at a valid time.
-  (void)engine::agree(comm, kWhere, [&] {
-    state.checks.require_boundary(kWhere);
-    state.checks.require_no_scope(kWhere, /*reading_too=*/false);
-    return "";
-  });
-  if (state.parts.experts) state.parts.experts->share_buffers();
-  const auto intents = engine::agree(comm, kWhere, [&] {
-    if (root.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
-    if (!formats::valid_tag(wanted_tag))
-      throw ConfigError(
-          "[save_checkpoint] got the tag \"" + wanted_tag +
-          "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
-    pieces = state.exports->pieces_to_save();
-    std::string text = base::join(wanted_tag, "\n", state.parts.program->steps(), "\n");
-    for (const auto& piece : pieces) {
-      (void)file_dtype(piece.dtype, piece.name);
-      if (piece.kind == kBuffer) text += contents_hash(piece);
-    }
-    return text;
-  });
-  std::vector<Intent> ranks;
-  for (const auto& text : intents) ranks.push_back(intent_in(text));
-  const auto& tag = ranks[0].tag;
-  (void)engine::agree(comm, kWhere, [&] {
-    const auto& rule = state.parts.settings.checkpoint_tag_validation;
-    for (std::size_t r = 1; r < ranks.size(); ++r) {
-      const auto difference =
-          base::join("[save_checkpoint] rank ", r, " saves the tag \"", ranks[r].tag, "\", rank 0 \"", tag, "\"");
-      if (ranks[r].tag != tag && rule == "Fail")
-        throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
-      if (ranks[r].tag != tag && rule == "Warn" && comm.rank() == 0)
-        base::log(LogLevel::Warning, difference + "; rank 0's is taken");
-      if (ranks[r].step != ranks[0].step || ranks[r].buffers.size() != ranks[0].buffers.size())
-        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", ranks[r].step,
-                                     ", rank 0 after ", ranks[0].step,
-                                     ". Hint: all ranks must call it at the same place."));
-    }
-    return "";
-  });
 
   // Tensor-parallel ranks that have drifted apart would be saved as one of them only.
-  if (const auto degree = static_cast<std::size_t>(state.parts.tensor_group->size()); degree > 1) {
-    const auto sums = engine::agree(comm, kWhere, [&] { return std::to_string(state.exports->replicated_sum()); });
+  void compare_tensor_parallel_ranks() {
+    const auto degree = static_cast<std::size_t>(state_.parts.tensor_group->size());
+    if (degree == 1) return;
+    const auto sums = engine::agree(comm_, kWhere, [&] { return std::to_string(state_.exports->replicated_sum()); });
     std::vector<std::uint64_t> totals(degree);
     for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
     for (std::size_t j = 1; j < degree; ++j)
@@ -305,102 +188,137 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
                                        "parameters only inside gathered_parameters(true)."));
   }
 
-  // Step 1: rank 0 inspects the directory.
-  std::optional<formats::Commit> commit;
-  const auto folders = engine::agree(comm, kWhere, [&]() -> std::string {
-    if (comm.rank() != 0) return "";
-    commit.emplace(fs, root, tag);
-    return commit->folder_name();
-  });
+  // Rank 0 inspects the directory.
+  void begin_commit() {
+    const auto answers = engine::agree(comm_, kWhere, [&]() -> std::string {
+      if (comm_.rank() != 0) return "";
+      commit_.emplace(fs_, root_, tag_);
+      return commit_->folder_name() + "\n" + commit_->previous();
+    });
+    const auto end = answers[0].find('\n');
+    folder_ = answers[0].substr(0, end);
+    previous_ = answers[0].substr(end + 1);
+  }
 
-  // Steps 2 and 3: every rank writes its file.
-  auto generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor generator_state;
-  const auto reports = engine::agree(comm, kWhere, [&] {
-    std::vector<formats::Source> shared, own;
+  // Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
+  bool is_shared(std::size_t buffer) const {
+    return std::all_of(intents_.begin(), intents_.end(), [&](const Intent& rank) {
+      return rank.buffers.compare(32 * buffer, 32, intents_[0].buffers, 32 * buffer, 32) == 0;
+    });
+  }
+
+  // This rank's files. Returns the hash of the report about them.
+  std::string write() {
+    std::vector<formats::Source> states, frozen, own;
     std::size_t buffer = 0;
-    for (const auto& piece : pieces) {
-      if (piece.kind != kBuffer) {
-        shared.push_back(source_of(piece));
-        continue;
+    for (const auto& piece : pieces_) {
+      if (piece.kind == kBuffer) {
+        if (const bool shared = is_shared(buffer++); !shared)
+          own.push_back(source_of(piece));
+        else if (comm_.rank() == 0)
+          states.push_back(source_of(piece));
+      } else {
+        (piece.kind == kFrozen ? frozen : states).push_back(source_of(piece));
       }
-      // Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
-      const auto at = 32 * buffer++;
-      const bool equal = std::all_of(ranks.begin(), ranks.end(), [&](const Intent& rank) {
-        return rank.buffers.compare(at, 32, ranks[0].buffers, at, 32) == 0;
-      });
-      if (!equal)
-        own.push_back(source_of(piece));
-      else if (comm.rank() == 0)
-        shared.push_back(source_of(piece));
     }
-    if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
+    const auto generator = generator_piece();
+    own.push_back(source_of(generator));
+    const auto num_shared = states.size();
+    states.insert(states.end(), own.begin(), own.end());
+
+    const auto root = formats::Folder::open(fs_, root_);
+    const auto folder = root.folder(folder_);
+    formats::RankReport report;
+    report.add(formats::write_rank_file(folder, formats::rank_file_name(comm_.rank()), states), num_shared);
+    if (!frozen.empty()) report.add(write_frozen(root, folder, frozen), frozen.size());
+    return formats::write_report(folder, comm_.rank(), report);
+  }
+
+  // Frozen parameters do not change from save to save.
+  formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
+                                 const std::vector<formats::Source>& frozen) {
+    const auto name = formats::frozen_file_name(comm_.rank());
+    if (!previous_.empty() && root.exists(previous_)) {
+      const auto previous = root.folder(previous_);
+      if (const auto file = formats::listed_file(previous, name)) {
+        const formats::Previous from{&previous, *file};
+        return formats::link_or_write_rank_file(folder, name, frozen, &from);
+      }
+    }
+    return formats::write_rank_file(folder, name, frozen);
+  }
+
+  engine::StatePiece generator_piece() {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    if (state_.parts.products) state_.parts.products->end_forward();  // a region has another generator
+    at::Tensor values;
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator_state = generator.get_state();
+      values = generator.get_state();
     }
-    const engine::StatePiece generator_piece{
-        kPrivate,
-        kGenerator,
-        {generator_state.numel()},
-        0,
-        generator_state.numel(),
-        at::kByte,
-        false,
-        [&](std::int64_t at, std::int64_t numel) { return generator_state.narrow(0, at, numel); },
-        nullptr};
-    own.push_back(source_of(generator_piece));
-    const auto num_shared = shared.size();
-    shared.insert(shared.end(), own.begin(), own.end());
-    const auto folder = formats::Folder::open(fs, root).folder(folders[0]);
-    return message_of(formats::write_rank_file(folder, formats::rank_file_name(comm.rank()), shared), num_shared);
-  });
+    return {kPrivate,
+            kGenerator,
+            {values.numel()},
+            0,
+            values.numel(),
+            at::kByte,
+            false,
+            [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
+            nullptr};
+  }
 
   // Steps that experts of other ranks missed.
-  std::map<std::string, std::int64_t> missed_steps;
-  if (state.parts.experts)
-    for (const auto& text : engine::agree(comm, kWhere, [&] {
+  std::map<std::string, std::int64_t> missed_steps() {
+    std::map<std::string, std::int64_t> result;
+    if (!state_.parts.experts) return result;
+    for (const auto& text : engine::agree(comm_, kWhere, [&] {
            std::string lines;
-           for (const auto& [name, steps] : state.exports->counters().missed_steps)
+           for (const auto& [name, steps] : state_.exports->counters().missed_steps)
              lines += base::join(steps, " ", name, "\n");
            return lines;
          })) {
       std::istringstream in(text);
       std::int64_t steps = 0;
-      for (std::string name; in >> steps && in.get() && std::getline(in, name);) missed_steps[name] = steps;
+      for (std::string name; in >> steps && in.get() && std::getline(in, name);) result[name] = steps;
     }
+    return result;
+  }
 
-  // Steps 4 to 7: rank 0 checks that the checkpoint is complete and publishes it.
-  (void)engine::agree(comm, kWhere, [&] {
-    if (comm.rank() != 0) return "";
-    auto manifest = describe(state);
-    manifest.missed_steps.merge(missed_steps);
-    manifest.tensors = tensors_of(state);
-    std::map<std::pair<std::string, std::string>, formats::Tensor*> by_name;
-    for (auto& tensor : manifest.tensors) by_name[{tensor.kind, tensor.name}] = &tensor;
-    std::vector<std::pair<std::string, std::string>> private_names;
-    for (const auto& message : reports) {
-      auto report = report_in(message);
-      manifest.files.push_back(report.file);
-      for (auto& tensor : report.shared) {
-        const auto found = by_name.find({tensor.kind, tensor.name});
-        ZERO_CHECK(found != by_name.end(), "no tensor ", tensor.kind, " of ", tensor.name);
-        for (auto& part : tensor.parts) found->second->parts.push_back(std::move(part));
-      }
-      for (const auto& tensor : report.own) private_names.emplace_back(tensor.kind, tensor.name);
-      manifest.ranks.push_back(std::move(report.own));
-    }
-    std::erase_if(manifest.tensors, [&](const formats::Tensor& tensor) {
-      return std::find(private_names.begin(), private_names.end(), std::make_pair(tensor.kind, tensor.name)) !=
-             private_names.end();
+  // Rank 0 checks that the checkpoint is complete and publishes it.
+  void publish(const std::vector<std::string>& reports) {
+    const auto missed = missed_steps();
+    (void)engine::agree(comm_, kWhere, [&] {
+      if (comm_.rank() != 0) return "";
+      const auto folder = formats::Folder::open(fs_, root_).folder(folder_);
+      auto manifest = describe(state_);
+      manifest.missed_steps.insert(missed.begin(), missed.end());
+      manifest.tensors = tensors_of(state_);
+      formats::ManifestMerge merge(manifest);
+      for (std::size_t r = 0; r < reports.size(); ++r)
+        merge.add(formats::take_report(folder, static_cast<int>(r), reports[r]));
+      merge.finish(folder);
+      commit_->publish(std::move(manifest));
+      return "";
     });
-    for (auto& tensor : manifest.tensors)
-      std::sort(tensor.parts.begin(), tensor.parts.end(),
-                [](const formats::Part& a, const formats::Part& b) { return a.start < b.start; });
-    commit->publish(std::move(manifest));
-    return "";
-  });
-  observe::status_page().note_commit();
+  }
+
+  engine::State& state_;
+  comm::Group& comm_;
+  formats::FsOps& fs_;
+  const std::string root_;
+  std::vector<engine::StatePiece> pieces_;
+  std::vector<Intent> intents_;  // of all ranks
+  std::string tag_, folder_;     // folder_: the directory that is written to
+  std::string previous_;         // tag of the checkpoint before; empty: none
+  std::optional<formats::Commit> commit_;
+};
+
+}  // namespace
+
+void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+  const Phase phase;
+  const at::NoGradGuard no_grad;
+  Save(state, fs, root).run(tag);
 }
 
 }  // namespace zero::checkpoint

@@ -11,9 +11,13 @@
 
 namespace zero::engine {
 
-void Checks::require_usable(const char* call) const {
+void Checks::require_usable(const char* call, bool loading) const {
   if (!p_.relay.ended().empty())
     throw CommError(p_.where(call) + "called after an error that ended the run: " + p_.relay.ended());
+  if (const auto& half = p_.progress.half_loaded; !half.empty() && !loading)
+    throw ConfigError(p_.where(call) + "called after a load that failed halfway (" + half +
+                      "): the state is neither the one before nor the checkpoint's. Hint: load_checkpoint() of a "
+                      "whole checkpoint on all ranks.");
   const auto& failed = p_.progress.failed;
   if (failed.empty()) return;
   p_.relay.report(failed);
@@ -22,8 +26,8 @@ void Checks::require_usable(const char* call) const {
                     "them; else let the error end the program.");
 }
 
-void Checks::require_boundary(const char* call) const {
-  require_usable(call);
+void Checks::require_boundary(const char* call, bool loading) const {
+  require_usable(call, loading);
   const auto& accumulated = p_.accumulated();
   if (accumulated.open)
     throw ConfigError(p_.where(call) +

@@ -12,9 +12,10 @@ class Checks {
   explicit Checks(Parts& parts) : p_(parts) {}
 
   // Throws ConfigError, or CommError after a failure that ended the run. `call`: "step", for messages.
-  void require_usable(const char* call) const;
+  // loading: a load may follow one that failed halfway.
+  void require_usable(const char* call, bool loading = false) const;
   // Throws within an accumulation, too.
-  void require_boundary(const char* call) const;
+  void require_boundary(const char* call, bool loading = false) const;
   // Throws inside a scope that modifies; reading_too: inside any scope.
   void require_no_scope(const char* call, bool reading_too) const;
   // Throws if an evaluation would read parameters that lack an update.

@@ -21,11 +21,11 @@ void end_unless_forked(engine::State* state, pid_t maker) {
 
 }  // namespace
 
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm)
-    : state_(new engine::State(std::move(model), std::move(options), std::move(comm)),
+Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm)
+    : state_(new engine::State(std::move(model.module), std::move(options), std::move(comm)),
              [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
-Engine::Engine(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Mesh> mesh)
-    : state_(new engine::State(std::move(model), std::move(options), mesh ? mesh->world() : nullptr, mesh),
+Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh)
+    : state_(new engine::State(std::move(model.module), std::move(options), mesh ? mesh->world() : nullptr, mesh),
              [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
@@ -77,6 +77,7 @@ std::string Engine::user_state() const { return state_->user_state; }
 StepTimes Engine::times() const { return state_->parts.trace.times(); }
 std::int64_t Engine::global_step() const { return state_->parts.program->steps(); }
 std::int64_t Engine::skipped_steps() const { return state_->parts.progress.skipped_steps; }
+std::int64_t Engine::global_samples() const { return state_->parts.progress.global_samples; }
 std::int64_t Engine::accumulation_steps() const { return state_->parts.accumulation; }
 std::int64_t Engine::micro_batch_size() const { return state_->parts.micro_batch; }
 double Engine::loss_scale() const { return state_->parts.scaler->scale(); }

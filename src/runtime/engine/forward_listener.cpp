@@ -135,7 +135,7 @@ void ForwardListener::count_bytes() {
 
 void ForwardListener::before_use(const int* tags, int count, const char* op) {
   auto& progress = p_.progress;
-  if (!progress.failed.empty()) checks_.require_usable("forward");
+  if (!progress.failed.empty() || !progress.half_loaded.empty()) checks_.require_usable("forward");
   if (p_.program->update_pending()) checks_.require_current(op);
   const bool begun = begin_forward();
   observe::status_page().note_use();

@@ -27,6 +27,9 @@ struct Progress {
   std::atomic<bool> in_forward{false}, in_backward{false};
   bool backward_since_step = false;
   std::int64_t skipped_steps = 0;
+  std::int64_t global_samples = 0;  // of all ranks in all attempted steps
+  bool loaded = false;              // a checkpoint was loaded
+  std::string half_loaded;          // error of a load that has filled a part of the state, until a load is complete
   double last_norm = 0;
   OpenScopes scopes;
 };

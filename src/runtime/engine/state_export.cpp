@@ -175,8 +175,13 @@ std::map<std::string, std::string> StateExport::aliases() const {
 }
 
 StateCounters StateExport::counters() const {
-  StateCounters counters{
-      p_.program->steps(), p_.progress.skipped_steps, p_.optimizer->applied_steps(), p_.scaler->state(), {}, {}};
+  StateCounters counters{p_.program->steps(),
+                         p_.progress.skipped_steps,
+                         p_.optimizer->applied_steps(),
+                         p_.progress.global_samples,
+                         p_.scaler->state(),
+                         {},
+                         {}};
   const auto& rates = p_.optimizer->set_rates();
   if (std::any_of(rates.begin(), rates.end(), [](double rate) { return rate >= 0; })) counters.set_rates = rates;
   for (std::size_t g = 0; g < p_.groups.size(); ++g) {
@@ -191,6 +196,7 @@ StateCounters StateExport::counters() const {
 void StateExport::set_counters(const StateCounters& counters) {
   p_.program->set_steps(counters.global_steps);
   p_.progress.skipped_steps = counters.skipped_steps;
+  p_.progress.global_samples = counters.global_samples;
   p_.optimizer->set_applied_steps(counters.applied_steps);
   p_.scaler->set_state(counters.scaler);
   p_.optimizer->restore_rates(counters.set_rates);

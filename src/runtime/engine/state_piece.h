@@ -30,7 +30,7 @@ struct StatePiece {
 
 // What a checkpoint stores of an Engine besides its pieces.
 struct StateCounters {
-  std::int64_t global_steps, skipped_steps, applied_steps;
+  std::int64_t global_steps, skipped_steps, applied_steps, global_samples;
   optim::LossScaler::State scaler;
   std::vector<double> set_rates;                     // ShardedOptimizer::set_rates(); may be empty
   std::map<std::string, std::int64_t> missed_steps;  // of parameters that were frozen in some updates, by name

@@ -41,6 +41,7 @@ StepResult Stepper::step() {
     page.set_step(p_.program->steps());
     page.set_phase(observe::StatusPhase::Step);
     p_.trace.begin_phase(observe::TraceKind::Act);
+    progress.global_samples += p_.accumulated().micro_batches * p_.micro_batch * p_.mesh->size("dp");
     const auto outcome = p_.program->step();
     result.grad_norm = progress.last_norm = outcome.norm;
     result.overflow = outcome.overflow;

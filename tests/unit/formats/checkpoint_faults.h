@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,6 +38,9 @@ class FaultyFiles : public formats::FsOps {
   ZERO_FAULTY(open_lock_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(make_folder, (const char* path), (path))
   ZERO_FAULTY(make_folder_at, (int folder, const char* name), (folder, name))
+  ZERO_FAULTY(set_direct, (int fd, bool direct), (fd, direct))
+  ZERO_FAULTY(link_at, (int from_folder, const char* from, int folder, const char* name),
+              (from_folder, from, folder, name))
   ZERO_FAULTY(fallocate, (int fd, std::uint64_t bytes), (fd, bytes))
   ZERO_FAULTY(truncate, (int fd, std::uint64_t bytes), (fd, bytes))
   ZERO_FAULTY(fdatasync, (int fd), (fd))
@@ -65,8 +70,8 @@ class FaultyFiles : public formats::FsOps {
  private:
   bool now(const char* name) {
     if (++calls_ != at_) return false;
-    struck_ = true;
     struck_call_ = name;
+    struck_ = true;
     return true;
   }
   [[noreturn]] static void die() {
@@ -96,9 +101,10 @@ class FaultyFiles : public formats::FsOps {
   }
 
   Fault fault_;
-  int at_, error_, calls_ = 0;
-  bool struck_ = false;
-  std::string struck_call_;
+  int at_, error_;
+  std::atomic<int> calls_{0};  // a save writes in several threads
+  std::atomic<bool> struck_{false};
+  std::string struck_call_;  // set by one thread, read when all have ended
 };
 
 // Records what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
@@ -128,7 +134,10 @@ class OrderWatchingFiles : public formats::FsOps {
     return known(FsOps::create_at(folder, name), under(folder, name));
   }
   ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    if (paths_[fd] != "lock") unsynced_.insert(paths_[fd]);
+    {
+      const std::lock_guard lock(mutex_);  // a save writes in several threads
+      if (paths_[fd] != "lock") unsynced_.insert(paths_[fd]);
+    }
     return FsOps::pwrite(fd, data, bytes, offset);
   }
   int fdatasync(int fd) override {
@@ -180,6 +189,7 @@ class OrderWatchingFiles : public formats::FsOps {
     unsynced_.insert(paths_[folder]);
   }
 
+  std::mutex mutex_;
   std::map<int, std::string> paths_;
   std::set<std::string> unsynced_;
   std::string renamed_in_;  // the directory of a rename that no fsync has followed

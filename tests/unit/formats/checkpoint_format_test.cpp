@@ -177,19 +177,14 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   ASSERT_EQ(file.tensors.size(), 2u);
   ASSERT_EQ(file.tensors[1].parts.size(), 2u);
   EXPECT_EQ(file.tensors[1].parts[0].numel * 4, kMostPartBytes);
-  EXPECT_EQ(file.tensors[1].parts[1].key, "master/w@" + std::to_string(5000000 + kMostPartBytes / 4));
+  EXPECT_EQ(file.tensors[1].parts[1].start, 5000000 + kMostPartBytes / 4);
   const auto bytes = read_all(folder.path() / "f");
   EXPECT_EQ(static_cast<std::int64_t>(bytes.size()), file.file.bytes);
   EXPECT_EQ(hash_of(bytes), file.file.hash);
-  Manifest manifest;
-  manifest.files = {file.file};
-  PartReader reader(root, manifest);
-  for (const auto& part : file.tensors[1].parts) {
-    const auto* got = reader.read(file.tensors[1], part);
-    EXPECT_EQ(std::memcmp(got, large.data() + part.start - 5000000, static_cast<std::size_t>(part.numel) * 4), 0);
-  }
-  EXPECT_EQ(std::memcmp(reader.read(file.tensors[0], file.tensors[0].parts[0]), small.data(), 3), 0);
-  reader.finish();
+  const auto manifest = manifest_of(root, file);
+  EXPECT_EQ(bytes_in(root, manifest, file.tensors[1]),
+            std::string(reinterpret_cast<const char*>(large.data()), large.size() * sizeof(float)));
+  EXPECT_EQ(bytes_in(root, manifest, file.tensors[0]), std::string(small.begin(), small.end()));
   // Aligned for readers that map the file.
   const auto header = read_header(root.open_file("f"));
   EXPECT_EQ(header.data_begin % 4096, 0u);
@@ -225,10 +220,7 @@ TEST(CheckpointRankFile, BoolsAreZeroOrOne) {
   const auto root = Folder::open(system_files(), folder.text());
   const std::vector<unsigned char> values{0, 1, 2};
   const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {3}, false, 0, 3, from(values), false}});
-  Manifest manifest;
-  manifest.files = {file.file};
-  PartReader reader(root, manifest);
-  EXPECT_EQ(code_of([&] { reader.read(file.tensors[0], file.tensors[0].parts[0]); }), kDamaged);
+  EXPECT_EQ(code_of([&] { bytes_in(root, manifest_of(root, file), file.tensors[0]); }), kDamaged);
 }
 
 // --- manifest, SUMS, latest ---------------------------------------------------------------------
@@ -263,11 +255,14 @@ Manifest some_manifest() {
   m.user_state = "\"ü\n\\";
   m.set_rates = {0.1, -1};
   m.missed_steps = {{"w", 3}};
-  m.files = {{"a", 100, hash_of("a")}, {"b", 100, hash_of("b")}};
-  m.tensors = {
-      {"master", "w", "F32", {2, 3}, true, {{"a", "k0", 0, 4, hash_of("0")}, {"b", "k1", 4, 2, hash_of("1")}}}};
+  m.global_batch = 8;
+  m.micro_batch = 2;
+  m.accumulation = 4;
+  m.files = {{"a", 100, hash_of("a")}, {"b", 100, hash_of("b")}, {"c", 50, hash_of("c")}};
+  m.blocks = "c";
+  m.tensors = {{"master", "w", "F32", {2, 3}, true, {{0, 40, 0, 4}, {1, 92, 4, 2}}}};
   m.aliases = {{"head", "w"}};
-  m.ranks = {{{"rank", "g", "U8", {5}, false, {{"a", "k2", 0, 5, hash_of("2")}}}}, {}};
+  m.ranks = {{{"rank", "g", "U8", {5}, false, {{0, 60, 0, 5}}}}, {}};
   return m;
 }
 
@@ -280,9 +275,8 @@ Manifest manifest_of_a_mesh() {
   return m;
 }
 
-TEST(CheckpointManifest, SlicesOfAMeshNeedANewerReader) {
+TEST(CheckpointManifest, HasTheSlicesOfAMesh) {
   const auto text = manifest_text(manifest_of_a_mesh());
-  EXPECT_EQ(nlohmann::json::parse(text)["min_reader"], 3);
   const auto back = parse_manifest(text, "manifest");
   EXPECT_EQ(manifest_text(back), text);
   EXPECT_EQ(back.tensor, 2);
@@ -317,21 +311,9 @@ TEST(CheckpointManifest, RoundTrip) {
   EXPECT_EQ(back.missed_steps, m.missed_steps);
 }
 
-// A run whose program set nothing is saved in version 1 of the format.
-TEST(CheckpointManifest, WhatAProgramSetNeedsANewerReader) {
-  auto m = some_manifest();
-  EXPECT_EQ(nlohmann::json::parse(manifest_text(m))["min_reader"], 2);
-  m.set_rates.clear();
-  m.missed_steps.clear();
-  const auto text = manifest_text(m);
-  const auto json = nlohmann::json::parse(text);
-  EXPECT_EQ(json["min_reader"], 1);
-  EXPECT_FALSE(json.contains("program"));
-  EXPECT_EQ(manifest_text(parse_manifest(text, "manifest")), text);
-}
-
-void expect_every_field_is_needed(const Manifest& manifest) {
-  const auto whole = nlohmann::json::parse(manifest_text(manifest));
+void expect_every_field_is_needed(const std::string& manifest) {
+  const auto whole = nlohmann::json::parse(manifest);
+  ASSERT_EQ(code_of([&] { parse_manifest(whole.dump(), "manifest"); }), 0);
   int tried = 0;
   const std::function<void(const nlohmann::json::json_pointer&)> visit = [&](const nlohmann::json::json_pointer& at) {
     const auto& value = whole[at];
@@ -365,8 +347,11 @@ void expect_every_field_is_needed(const Manifest& manifest) {
 }
 
 TEST(CheckpointManifest, EveryFieldIsNeededAndNoOtherIsKnown) {
-  expect_every_field_is_needed(some_manifest());
-  expect_every_field_is_needed(manifest_of_a_mesh());
+  expect_every_field_is_needed(manifest_text(some_manifest()));
+  expect_every_field_is_needed(manifest_text(manifest_of_a_mesh()));
+  // Format 1.
+  const auto golden = fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1";
+  expect_every_field_is_needed(read_all(golden / "tiny/t/manifest.json"));
 }
 
 TEST(CheckpointManifest, ANewerVersionIsNamed) {
@@ -375,7 +360,7 @@ TEST(CheckpointManifest, ANewerVersionIsNamed) {
   json["something_new"] = true;
   std::string text;
   EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }, &text), kDamaged);
-  EXPECT_TRUE(text.find("version 7") != std::string::npos && text.find("version 3") != std::string::npos) << text;
+  EXPECT_TRUE(text.find("version 7") != std::string::npos && text.find("version 4") != std::string::npos) << text;
 }
 
 TEST(CheckpointManifest, EveryElementExactlyOnce) {
@@ -393,11 +378,16 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = 0; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = INT64_MAX; }));
   EXPECT_TRUE(refused([](Manifest& m) { std::swap(m.tensors[0].parts[0], m.tensors[0].parts[1]); }));
-  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = "c"; }));
-  EXPECT_TRUE(refused([](Manifest& m) {
-    m.tensors[0].parts[1].file = "a";
-    m.tensors[0].parts[1].key = "k0";
-  }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 3; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 2; })) << "the file of hashes";
+  // Bytes that two tensors have, or that no file has.
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1] = {0, 52, 4, 2}; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.ranks[0][0].parts[0].offset = 55; }));
+  EXPECT_FALSE(refused([](Manifest& m) { m.ranks[0][0].parts[0].offset = 56; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].offset = 96; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].offset = UINT64_MAX - 3; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].offset = 90; })) << "not a multiple of the width";
+  EXPECT_TRUE(refused([](Manifest& m) { m.blocks = "d"; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors.push_back(m.tensors[0]); }));
   EXPECT_TRUE(refused([](Manifest& m) {
     m.tensors[0].shape = {INT64_MAX, INT64_MAX, 0};
@@ -408,7 +398,8 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) { m.ranks[0][0].parts[0].numel = 4; }));
   EXPECT_TRUE(refused([](Manifest& m) {
     m.tensors[0].shape = {kMostPartBytes};
-    m.tensors[0].parts = {{"a", "k0", 0, kMostPartBytes, hash_of("0")}};
+    m.files[0].bytes = INT64_MAX;
+    m.tensors[0].parts = {{0, 0, 0, kMostPartBytes}};
   }));
 }
 
@@ -436,7 +427,7 @@ TEST(CheckpointLatest, OneSpellingOnly) {
 
 TEST(CheckpointSums, GrammarAndOrder) {
   const auto good = sums_text(some_manifest(), hash_of("m"));
-  EXPECT_EQ(parse_sums(good, "s").size(), 3u);
+  EXPECT_EQ(parse_sums(good, "s").size(), 4u);
   const auto line = hash_of("a") + "  ";
   for (const std::string& bad :
        {std::string(), std::string("\n"), good.substr(0, good.size() - 1), good + "x", line + "a\n",
@@ -453,7 +444,7 @@ TEST(CheckpointDamage, EveryByteOfEveryFile) {
   const auto seed = std::random_device{}();
   std::minstd_rand random(seed);
   int seen = 0, harmless = 0;
-  for (const char* name : {"rank-00000.safetensors", "manifest.json", "SUMS"}) {
+  for (const char* name : {"rank-00000.safetensors", kBlocksName, "manifest.json", "SUMS"}) {
     const auto path = folder.path() / "t" / name;
     const auto whole = read_all(path);
     for (std::size_t i = 0; i < whole.size(); ++i) {
@@ -468,7 +459,7 @@ TEST(CheckpointDamage, EveryByteOfEveryFile) {
       EXPECT_TRUE(code == kDamaged || code == 0) << name << " byte " << i << " seed " << seed << ": " << text;
       if (code == 0) {
         ++harmless;
-        EXPECT_EQ(name[0], 'r') << "byte " << i << " of " << name;
+        EXPECT_EQ(name, std::string(kBlocksName)) << "byte " << i << " of " << name;
         EXPECT_LT(i, 100u);
       }
       ++seen;
@@ -483,7 +474,7 @@ TEST(CheckpointDamage, EveryByteOfEveryFile) {
 TEST(CheckpointDamage, EveryLengthOfEveryFile) {
   TempFolder folder(TempFolder::On::Memory);
   save_sample(system_files(), folder.text(), "t", 5);
-  for (const char* name : {"rank-00000.safetensors", "manifest.json", "SUMS"}) {
+  for (const char* name : {"rank-00000.safetensors", kBlocksName, "manifest.json", "SUMS"}) {
     const auto path = folder.path() / "t" / name;
     const auto whole = read_all(path);
     for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 300) {

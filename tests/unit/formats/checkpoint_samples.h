@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "formats/blocks.h"
 #include "formats/hash.h"
+#include "formats/range_reader.h"
 #include "formats/rank_file.h"
 #include "formats/root_folder.h"
 #include "support/folder.h"
@@ -40,7 +42,8 @@ struct Sample {
   bool operator==(const Sample&) const = default;
 };
 
-inline formats::Manifest sample_manifest(int value, const formats::RankFile& file) {
+inline formats::Manifest sample_manifest(int value, const formats::RankFile& file,
+                                         const formats::Manifest::FileEntry& blocks) {
   formats::Manifest m;
   m.libzero_version = m.libtorch_version = "1";
   m.created = "2000-01-01T00:00:00Z";
@@ -51,10 +54,34 @@ inline formats::Manifest sample_manifest(int value, const formats::RankFile& fil
   m.config = {{"seed", "1"}};
   m.config_hash = "x";
   m.user_state = "{\"n\": " + std::to_string(value) + "}";
-  m.files = {file.file};
+  m.files = {file.file, blocks};
+  m.blocks = blocks.name;
   m.tensors = {file.tensors[0], file.tensors[1], {"master", "empty", "F32", {0, 3}, true, {}}};
   m.ranks = {{file.tensors[2]}};
   return m;
+}
+
+// Of a checkpoint with this file alone, whose rows are written, too.
+inline formats::Manifest manifest_of(const formats::Folder& folder, const formats::RankFile& file) {
+  formats::Manifest manifest;
+  manifest.files = {file.file, formats::write_blocks(folder, {{file.file.name, file.rows}})};
+  manifest.blocks = manifest.files[1].name;
+  return manifest;
+}
+
+// The bytes of all parts of a tensor.
+inline std::string bytes_in(const formats::Folder& folder, const formats::Manifest& manifest,
+                            const formats::Tensor& tensor) {
+  const auto begin = tensor.parts.front().start, end = tensor.parts.back().start + tensor.parts.back().numel;
+  const auto width = formats::bits_of(tensor.dtype) / 8;
+  std::string result(static_cast<std::size_t>((end - begin) * width), '\0');
+  formats::RangeReader reader(folder, manifest);
+  reader.add(0, tensor, {{0, begin, end - begin}});
+  reader.read([&](std::size_t, const formats::Run& run, const char* bytes) {
+    std::memcpy(result.data() + run.wanted * width, bytes, static_cast<std::size_t>(run.numel * width));
+  });
+  reader.finish();
+  return result;
 }
 
 // Reads a vector that outlives the source.
@@ -76,11 +103,13 @@ inline void save_sample(formats::FsOps& fs, const std::string& root, const std::
   const Sample sample(value);
   formats::Commit commit(fs, root, tag);
   formats::RankFile file;
+  formats::Manifest::FileEntry blocks;
   {
     const auto folder = formats::Folder::open(fs, root).folder(commit.folder_name());
     file = formats::write_rank_file(folder, formats::rank_file_name(0), sources_of(sample));
+    blocks = formats::write_blocks(folder, {{file.file.name, file.rows}});
   }
-  commit.publish(sample_manifest(value, file));
+  commit.publish(sample_manifest(value, file, blocks));
 }
 
 struct Loaded {
@@ -96,17 +125,21 @@ inline Loaded load_sample(const std::string& root, const std::string& tag = "",
   const auto manifest = formats::read_manifest(folder, choice.manifest_hash);
   const int value = static_cast<int>(manifest.global_steps);
   Sample got(value + 1);
-  formats::PartReader reader(folder, manifest);
-  const auto take = [&](const formats::Tensor& tensor, void* to, std::size_t width) {
-    for (const auto& part : tensor.parts)
-      std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(part.start) * width, reader.read(tensor, part),
-                  static_cast<std::size_t>(part.numel) * width);
+  formats::RangeReader reader(folder, manifest);
+  std::vector<std::pair<char*, std::int64_t>> targets;  // memory and bytes of an element
+  const auto want = [&](const formats::Tensor& tensor, auto& values) {
+    reader.add(targets.size(), tensor, {{0, 0, static_cast<std::int64_t>(values.size())}});
+    targets.emplace_back(reinterpret_cast<char*>(values.data()), sizeof values[0]);
   };
   for (const auto& tensor : manifest.tensors) {
-    if (tensor.name == "layer.weight") take(tensor, got.weights.data(), 4);
-    if (tensor.name == "mask") take(tensor, got.mask.data(), 1);
+    if (tensor.name == "layer.weight") want(tensor, got.weights);
+    if (tensor.name == "mask") want(tensor, got.mask);
   }
-  take(manifest.ranks.at(0).at(0), got.own.data(), 1);
+  want(manifest.ranks.at(0).at(0), got.own);
+  reader.read([&](std::size_t id, const formats::Run& run, const char* bytes) {
+    const auto [to, width] = targets[id];
+    std::memcpy(to + run.wanted * width, bytes, static_cast<std::size_t>(run.numel * width));
+  });
   reader.finish();
   if (!(got == Sample(value)))
     throw std::runtime_error("the checkpoint of " + std::to_string(value) + " holds other values");

@@ -1,0 +1,109 @@
+// What a checkpoint holds of an engine: its tensors, their dtypes and slices. See checkpoint.h.
+#include <torch/nn/module.h>
+
+#include "base/check.h"
+#include "checkpoint/checkpoint.h"
+
+namespace zero::checkpoint {
+
+// The dtypes are those of engine::can_be_saved().
+std::string file_dtype(at::ScalarType type, const std::string& name) {
+  switch (type) {
+    case at::kBool:
+      return "BOOL";
+    case at::kByte:
+      return "U8";
+    case at::kChar:
+      return "I8";
+    case at::kShort:
+      return "I16";
+    case at::kInt:
+      return "I32";
+    case at::kLong:
+      return "I64";
+    case at::kHalf:
+      return "F16";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kFloat:
+      return "F32";
+    case at::kDouble:
+      return "F64";
+    case at::kComplexFloat:
+      return "C64";
+    default:
+      break;
+  }
+  throw ConfigError(base::join("[save_checkpoint] ", name, " has the type ", at::toString(type),
+                               ", which checkpoints cannot hold. Hint: use a float, integer or bool tensor."));
+}
+
+std::string optimizer_name(config::OptimizerType type) {
+  switch (type) {
+    case config::OptimizerType::Adam:
+      return "Adam";
+    case config::OptimizerType::AdamW:
+      return "AdamW";
+    case config::OptimizerType::Sgd:
+      return "SGD";
+    case config::OptimizerType::Adagrad:
+      return "Adagrad";
+    case config::OptimizerType::Lion:
+      return "Lion";
+    case config::OptimizerType::None:
+      break;
+  }
+  return "none";
+}
+
+std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member) {
+  std::vector<std::vector<formats::Box>> slices;
+  if (!member.is_cut()) return slices;
+  const auto& cut = member.cut.cut;
+  for (int part = 0; part < cut.parts; ++part) {
+    slices.emplace_back();
+    for (const auto& range : cut.ranges(part)) {
+      formats::Box box{std::vector<std::int64_t>(cut.sizes.size(), 0), cut.sizes};
+      box.start[static_cast<std::size_t>(cut.dim)] = range.begin;
+      box.size[static_cast<std::size_t>(cut.dim)] = range.numel();
+      slices.back().push_back(std::move(box));
+    }
+  }
+  return slices;
+}
+
+std::vector<formats::Tensor> tensors_of(engine::State& state) {
+  std::vector<formats::Tensor> result;
+  for (const auto& group : state.parts.binding().groups()) {
+    const bool trainable = group->facts.trainable;
+    for (const auto& member : group->members) {
+      // Other ranks have other experts at the same place of the group.
+      const int places = member.expert ? member.expert->ep_size : 1;
+      const auto add = [&](const std::string& kind, at::ScalarType type) {
+        for (int place = 0; place < places; ++place) {
+          const auto name = member.expert ? member.expert->at(place, member.name) : member.name;
+          result.push_back({kind, name, file_dtype(type, name), member.sizes, trainable, {}, slices_of(member)});
+        }
+      };
+      if (!trainable) {
+        add(kFrozen, engine::scalar_type(state.parts.run.precision.param));
+        continue;
+      }
+      add("master", at::kFloat);
+      for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
+        add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
+    }
+  }
+  for (const auto& item : state.parts.model->named_buffers())
+    if (item.value().defined())
+      result.push_back({kBuffer,
+                        item.key(),
+                        file_dtype(item.value().scalar_type(), item.key()),
+                        item.value().sizes().vec(),
+                        false,
+                        {},
+                        {}});
+  return result;
+}
+
+}  // namespace zero::checkpoint
