@@ -130,14 +130,17 @@ class ZERO_API Engine {
   void set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   // [collective] Hex digest of all ranks' master parameters and optimizer states; the same on every rank.
   std::string state_hash();
-  // [collective] Hex digest of the values and names of states, frozen parameters and buffers that all ranks share. It
-  // does not depend on the number of ranks, parallel degrees, stage or tier, and equals checkpoint_digest().
+  // [collective] The same of values and names, with frozen parameters and the buffers that all ranks share: independent
+  // of ranks, parallel degrees, stage and tier, and equal to checkpoint_digest() of a checkpoint.
   std::string logical_hash();
 
   // [collective] Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes. One rename makes it
-  // visible. Throws ConfigError outside a gradient accumulation boundary, IoError on every rank if writing fails; no
-  // checkpoint is visible then.
+  // visible. Throws ConfigError outside a gradient accumulation boundary, IoError on every rank if writing fails. With
+  // checkpoint.writer.decoupled files are written while training goes on: finish_checkpoint(), or the first step() that
+  // finds them written, makes them visible, or throws. A second save completes the one before.
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag);
+  bool checkpoint_pending() const;  // [local] whether a save in the background is not complete
+  std::string finish_checkpoint();  // [collective] completes it; the tag of the last one in the background, or ""
   // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty. Returns the tag. Throws on every
   // rank: IoError (kCheckpoint) if the checkpoint is missing or damaged, ConfigError if it belongs to another model.
   std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");

@@ -250,7 +250,7 @@ TEST(Layouts, DamageInTheNewest) {
   });
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder.path() / "newest")) files.push_back(entry.path());
-  ASSERT_EQ(files.size(), 6u);
+  ASSERT_EQ(files.size(), 7u);
   for (const auto& file : files) {
     const auto good = slurp(file.string());
     for (const double place : {0.0, 0.3, 0.6, 0.999}) {

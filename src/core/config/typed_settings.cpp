@@ -279,6 +279,10 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.csv_monitor = monitor_of(v, "csv_monitor.");
   if (const auto level = v.word("log_level"); !level.empty()) s.log_level = level;
   s.checkpoint.tag_validation = v.word("checkpoint.tag_validation");
+  s.checkpoint.decoupled = v.flag("checkpoint.writer.decoupled");
+  s.checkpoint.show_statistics = v.flag("checkpoint.writer.show_statistics");
+  s.checkpoint.memory = v.whole("libzero.checkpoint_memory");
+  s.checkpoint.save_errors_warn = v.word("libzero.save_errors") == "warn";
   const auto buffers = v.word("libzero.private_buffers");
   s.checkpoint.private_buffers = buffers == "rank0"   ? PrivateBuffers::Rank0
                                  : buffers == "mean"  ? PrivateBuffers::Mean

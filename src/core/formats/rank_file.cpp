@@ -9,15 +9,12 @@
 #include "formats/blocks.h"
 #include "formats/safetensors.h"
 #include "formats/stream_writer.h"
-#include "observe/status_page.h"
 
 namespace zero::formats {
 namespace {
 
 // Bytes that are copied and hashed while they are in the cache.
 constexpr std::size_t kSlice = std::size_t{256} << 10;
-// Bytes that a source is asked for at once, so that a state in a file takes little memory.
-constexpr std::uint64_t kMostRead = std::uint64_t{4} << 20;
 
 // Index of the first fp32 with an exponent of all ones, or -1.
 std::int64_t first_non_finite(const char* data, std::size_t bytes) {
@@ -98,9 +95,8 @@ void for_each_slice(const Plan& plan, const std::vector<Source>& sources, const 
     const auto& part = plan.tensors[item.source].parts[item.part];
     const auto width = static_cast<std::uint64_t>(bits_of(source.dtype) / 8);
     const auto bytes = item.entry.end - item.entry.begin;
-    observe::status_page().set_unit(item.entry.key);  // shows progress on the status page
     for (std::uint64_t at = 0; at < bytes;) {
-      const auto some = std::min(bytes - at, kMostRead);
+      const auto some = std::min(bytes - at, std::uint64_t{kReadBytes});
       const auto memory = source.read(part.start - source.start + static_cast<std::int64_t>(at / width),
                                       static_cast<std::int64_t>(some / width));
       const auto* const data = static_cast<const char*>(memory.get());

@@ -12,13 +12,17 @@
 
 namespace zero::formats {
 
+// Bytes that a source is asked for at once, at most.
+inline constexpr std::int64_t kReadBytes = std::int64_t{4} << 20;
+
 // A range of elements of one tensor.
 struct Source {
   std::string kind, name, dtype;
   std::vector<std::int64_t> shape;  // of the whole tensor
   bool requires_grad = false;
   std::int64_t start = 0, numel = 0;  // of the range
-  // Elements [at, at + numel) of the range, valid while the pointer lives. Called in ascending order.
+  // Elements [at, at + numel) of the range, valid while the pointer lives. Called in ascending order, for
+  // kReadBytes at a time; the last call of a part is for the rest.
   std::function<std::shared_ptr<const void>(std::int64_t at, std::int64_t numel)> read;
   // fp32 state that must not be saved with Inf or NaN: InternalError (kNumerical).
   bool must_be_finite = false;

@@ -15,6 +15,13 @@ std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std:
   return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
 }
 
+bool Engine::checkpoint_pending() const { return state_->parts.background != nullptr; }
+
+std::string Engine::finish_checkpoint() {
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "finish");
+  return checkpoint::finish_save(*state_);
+}
+
 std::string Engine::logical_hash() { return checkpoint::logical_hash(*state_); }
 
 }  // namespace zero

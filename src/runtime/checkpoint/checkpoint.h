@@ -11,8 +11,12 @@
 
 namespace zero::checkpoint {
 
+// In the background if checkpoint.writer.decoupled is true.
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
-// Reads and verifies everything before it changes anything. Returns the tag that was loaded.
+// Completes a save in the background, and returns its tag; without one, the tag of the last one, or "".
+std::string finish_save(engine::State& state);
+// Reads and verifies everything before it changes anything, unless the state is worth nothing yet. Returns the tag that
+// was loaded.
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
 
 // The digest of what a checkpoint would hold (formats/digest.h). Collective.
@@ -22,6 +26,8 @@ std::string logical_hash(engine::State& state);
 std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member);
 // All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
+// What is known of a checkpoint before its files are written. [local]
+formats::Manifest manifest_of(engine::State& state);
 // "F32"; throws ConfigError that names `name` for an unsupported dtype.
 std::string file_dtype(at::ScalarType type, const std::string& name);
 std::string optimizer_name(config::OptimizerType type);

@@ -1,10 +1,28 @@
 // What a checkpoint holds of an engine: its tensors, their dtypes and slices. See checkpoint.h.
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <torch/nn/module.h>
+#include <torch/version.h>
+#include <zero/version.h>
+
+#include <algorithm>
+#include <ctime>
 
 #include "base/check.h"
 #include "checkpoint/checkpoint.h"
 
 namespace zero::checkpoint {
+namespace {
+
+std::string now_utc() {
+  const auto now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+}  // namespace
 
 // The dtypes are those of engine::can_be_saved().
 std::string file_dtype(at::ScalarType type, const std::string& name) {
@@ -104,6 +122,46 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
                         {},
                         {}});
   return result;
+}
+
+formats::Manifest manifest_of(engine::State& state) {
+  const auto& settings = state.parts.settings;
+  const auto counters = state.exports->counters();
+  formats::Manifest m;
+  m.libzero_version = ZERO_VERSION;
+  m.libtorch_version = TORCH_VERSION;
+  m.created = now_utc();
+  m.global_steps = counters.global_steps;
+  m.applied_steps = counters.applied_steps;
+  m.skipped_steps = counters.skipped_steps;
+  m.global_samples = std::min(counters.global_samples, formats::kMostCount);
+  m.micro_batch = state.parts.micro_batch;
+  m.accumulation = state.parts.accumulation;
+  m.global_batch = m.micro_batch * m.accumulation * state.parts.mesh->size("dp");
+  m.optimizer = optimizer_name(settings.optimizer.type);
+  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
+  m.loss_scale = counters.scaler.scale;
+  m.hysteresis = counters.scaler.hysteresis;
+  m.good = counters.scaler.good;
+  m.floor = counters.scaler.floor;
+  m.world = state.parts.comm->size();
+  m.sequence = state.parts.mesh->size("sp");
+  m.tensor = state.parts.mesh->size("tp");
+  m.stage = settings.zero.stage;
+  m.parameter_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
+  m.gradient_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.grad), "gradients");
+  m.wire_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.reduce), "gradients");
+  m.transport = state.parts.comm->transport();
+  m.torch_threads = at::get_num_threads();
+  m.cpu_capability = at::get_cpu_capability();
+  m.config = state.parts.options.effective();
+  m.config_hash = state.parts.options.digest();
+  m.user_state = state.user_state;
+  m.set_rates = counters.set_rates;
+  m.missed_steps = counters.missed_steps;
+  m.aliases = state.exports->aliases();
+  m.tensors = tensors_of(state);
+  return m;
 }
 
 }  // namespace zero::checkpoint

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/long_work.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/range_reader.h"
@@ -206,6 +207,7 @@ class Loader {
 
   const formats::Manifest& manifest() const { return manifest_; }
   std::string label() const { return folder_.path(); }
+  const std::atomic<std::uint64_t>& bytes_read() const { return reader_.bytes_read(); }
 
   // Checks that the checkpoint fits, and reads what is small. Changes nothing.
   void prepare() {
@@ -387,6 +389,7 @@ struct Phase {
 }  // namespace
 
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+  (void)finish_save(state);
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
@@ -415,16 +418,26 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         loader.reset();
         loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
         loader->prepare();
-        if (!one_pass) loader->verify();
         return "";
       });
+      if (!one_pass)
+        (void)agree_on_long_work(
+            comm, kWhere,
+            [&] {
+              loader->verify();
+              return "";
+            },
+            loader->bytes_read());
       if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
       state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
       progress.half_loaded = "a load that failed halfway";
-      (void)engine::agree(comm, kWhere, [&] {
-        loader->fill();
-        return "";
-      });
+      (void)agree_on_long_work(
+          comm, kWhere,
+          [&] {
+            loader->fill();
+            return "";
+          },
+          loader->bytes_read());
       done = true;
     } catch (const IoError& e) {  // the same on all ranks
       if (!progress.half_loaded.empty()) progress.half_loaded = e.what();

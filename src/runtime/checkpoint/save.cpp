@@ -1,24 +1,19 @@
 // Writes a checkpoint: every rank its states, rank 0 the manifest. docs/checkpoints.md has the steps.
+#include "checkpoint/save.h"
+
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
-#include <torch/nn/module.h>
-#include <torch/version.h>
-#include <zero/version.h>
 
 #include <algorithm>
-#include <ctime>
 #include <mutex>
 #include <sstream>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/background.h"
+#include "checkpoint/long_work.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
-#include "formats/rank_file.h"
 #include "formats/rank_report.h"
-#include "formats/root_folder.h"
 #include "observe/status_page.h"
 
 namespace zero::checkpoint {
@@ -26,85 +21,45 @@ namespace {
 
 constexpr const char* kWhere = "save_checkpoint";
 
-std::string now_utc() {
-  const auto now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
-
-// The save that a rank requests: tag, step and a hash of each buffer's contents.
-struct Intent {
-  std::string tag, step, buffers;
-};
-
-Intent intent_in(const std::string& text) {
-  const auto first = text.find('\n'), second = text.find('\n', first + 1);
-  ZERO_CHECK(first != std::string::npos && second != std::string::npos, "a rank's intent");
-  return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
-}
-
 std::string contents_hash(const engine::StatePiece& piece) {
   const auto data = piece.read(0, piece.numel);
   return formats::hash_of(data.const_data_ptr(), data.nbytes());
 }
 
-// The piece must outlive the source.
-formats::Source source_of(const engine::StatePiece& piece) {
-  formats::Source source;
-  source.kind = piece.kind;
-  source.name = piece.name;
-  source.dtype = file_dtype(piece.dtype, piece.name);
-  source.shape = piece.shape;
-  source.requires_grad = piece.requires_grad;
-  source.start = piece.begin;
-  source.numel = piece.numel;
-  source.read = [&piece](std::int64_t at, std::int64_t numel) {
-    const auto data = std::make_shared<at::Tensor>(piece.read(at, numel));
-    return std::shared_ptr<const void>(data, data->const_data_ptr());
-  };
-  source.must_be_finite = piece.kind == "master" || piece.kind.starts_with("opt.");
-  return source;
+engine::StatePiece generator_piece(engine::State& state) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
+  at::Tensor values;
+  {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    values = generator.get_state();
+  }
+  return {kPrivate,
+          kGenerator,
+          {values.numel()},
+          0,
+          values.numel(),
+          at::kByte,
+          false,
+          [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
+          nullptr};
 }
 
-formats::Manifest describe(engine::State& state) {
-  const auto& settings = state.parts.settings;
-  const auto counters = state.exports->counters();
-  formats::Manifest m;
-  m.libzero_version = ZERO_VERSION;
-  m.libtorch_version = TORCH_VERSION;
-  m.created = now_utc();
-  m.global_steps = counters.global_steps;
-  m.applied_steps = counters.applied_steps;
-  m.skipped_steps = counters.skipped_steps;
-  m.global_samples = std::min(counters.global_samples, formats::kMostCount);
-  m.micro_batch = state.parts.micro_batch;
-  m.accumulation = state.parts.accumulation;
-  m.global_batch = m.micro_batch * m.accumulation * state.parts.mesh->size("dp");
-  m.optimizer = optimizer_name(settings.optimizer.type);
-  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
-  m.loss_scale = counters.scaler.scale;
-  m.hysteresis = counters.scaler.hysteresis;
-  m.good = counters.scaler.good;
-  m.floor = counters.scaler.floor;
-  m.world = state.parts.comm->size();
-  m.sequence = state.parts.mesh->size("sp");
-  m.tensor = state.parts.mesh->size("tp");
-  m.stage = settings.zero.stage;
-  m.parameter_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
-  m.gradient_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.grad), "gradients");
-  m.wire_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.reduce), "gradients");
-  m.transport = state.parts.comm->transport();
-  m.torch_threads = at::get_num_threads();
-  m.cpu_capability = at::get_cpu_capability();
-  m.config = state.parts.options.effective();
-  m.config_hash = state.parts.options.digest();
-  m.user_state = state.user_state;
-  m.set_rates = counters.set_rates;
-  m.missed_steps = counters.missed_steps;
-  m.aliases = state.exports->aliases();
-  return m;
+// Steps that experts of other ranks missed.
+std::map<std::string, std::int64_t> missed_steps(engine::State& state) {
+  std::map<std::string, std::int64_t> result;
+  if (!state.parts.experts) return result;
+  for (const auto& text : engine::agree(*state.parts.comm, kWhere, [&] {
+         std::string lines;
+         for (const auto& [name, steps] : state.exports->counters().missed_steps)
+           lines += base::join(steps, " ", name, "\n");
+         return lines;
+       })) {
+    std::istringstream in(text);
+    std::int64_t steps = 0;
+    for (std::string name; in >> steps && in.get() && std::getline(in, name);) result[name] = steps;
+  }
+  return result;
 }
 
 struct Phase {
@@ -114,211 +69,196 @@ struct Phase {
     observe::status_page().set_phase(observe::StatusPhase::Idle);
   }
 };
-
-// One save. Every call but write() is collective.
-class Save {
- public:
-  Save(engine::State& state, formats::FsOps& fs, std::string root)
-      : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)) {}
-
-  void run(const std::string& wanted_tag) {
-    state_.stepper->flush();
-    agree_on_request(wanted_tag);
-    compare_tensor_parallel_ranks();
-    begin_commit();
-    const auto reports = engine::agree(comm_, kWhere, [&] { return write(); });
-    publish(reports);
-    observe::status_page().note_commit();
-  }
-
- private:
-  // All ranks request the same save, at a valid time.
-  void agree_on_request(const std::string& wanted_tag) {
-    (void)engine::agree(comm_, kWhere, [&] {
-      state_.checks.require_boundary(kWhere);
-      state_.checks.require_no_scope(kWhere, /*reading_too=*/false);
-      return "";
-    });
-    if (state_.parts.experts) state_.parts.experts->share_buffers();
-    const auto intents = engine::agree(comm_, kWhere, [&] {
-      if (root_.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
-      if (!formats::valid_tag(wanted_tag))
-        throw ConfigError(
-            "[save_checkpoint] got the tag \"" + wanted_tag +
-            "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
-      pieces_ = state_.exports->pieces_to_save();
-      std::string text = base::join(wanted_tag, "\n", state_.parts.program->steps(), "\n");
-      for (const auto& piece : pieces_) {
-        (void)file_dtype(piece.dtype, piece.name);
-        if (piece.kind == kBuffer) text += contents_hash(piece);
-      }
-      return text;
-    });
-    for (const auto& text : intents) intents_.push_back(intent_in(text));
-    tag_ = intents_[0].tag;
-    (void)engine::agree(comm_, kWhere, [&] {
-      const auto& rule = state_.parts.settings.checkpoint.tag_validation;
-      for (std::size_t r = 1; r < intents_.size(); ++r) {
-        const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag,
-                                           "\", rank 0 \"", tag_, "\"");
-        if (intents_[r].tag != tag_ && rule == "Fail")
-          throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
-        if (intents_[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
-          base::log(LogLevel::Warning, difference + "; rank 0's is taken");
-        if (intents_[r].step != intents_[0].step || intents_[r].buffers.size() != intents_[0].buffers.size())
-          throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents_[r].step,
-                                       ", rank 0 after ", intents_[0].step,
-                                       ". Hint: all ranks must call it at the same place."));
-      }
-      return "";
-    });
-  }
-
-  // Tensor-parallel ranks that have drifted apart would be saved as one of them only.
-  void compare_tensor_parallel_ranks() {
-    const auto degree = static_cast<std::size_t>(state_.parts.tensor_group->size());
-    if (degree == 1) return;
-    const auto sums = engine::agree(comm_, kWhere, [&] { return std::to_string(state_.exports->replicated_sum()); });
-    std::vector<std::uint64_t> totals(degree);
-    for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
-    for (std::size_t j = 1; j < degree; ++j)
-      if (totals[j] != totals[0])
-        throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
-                                       ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
-                                       "parameters only inside gathered_parameters(true)."));
-  }
-
-  // Rank 0 inspects the directory.
-  void begin_commit() {
-    const auto answers = engine::agree(comm_, kWhere, [&]() -> std::string {
-      if (comm_.rank() != 0) return "";
-      commit_.emplace(fs_, root_, tag_);
-      return commit_->folder_name() + "\n" + commit_->previous();
-    });
-    const auto end = answers[0].find('\n');
-    folder_ = answers[0].substr(0, end);
-    previous_ = answers[0].substr(end + 1);
-  }
-
-  // Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
-  bool is_shared(std::size_t buffer) const {
-    return std::all_of(intents_.begin(), intents_.end(), [&](const Intent& rank) {
-      return rank.buffers.compare(32 * buffer, 32, intents_[0].buffers, 32 * buffer, 32) == 0;
-    });
-  }
-
-  // This rank's files. Returns the hash of the report about them.
-  std::string write() {
-    std::vector<formats::Source> states, frozen, own;
-    std::size_t buffer = 0;
-    for (const auto& piece : pieces_) {
-      if (piece.kind == kBuffer) {
-        if (const bool shared = is_shared(buffer++); !shared)
-          own.push_back(source_of(piece));
-        else if (comm_.rank() == 0)
-          states.push_back(source_of(piece));
-      } else {
-        (piece.kind == kFrozen ? frozen : states).push_back(source_of(piece));
-      }
-    }
-    const auto generator = generator_piece();
-    own.push_back(source_of(generator));
-    const auto num_shared = states.size();
-    states.insert(states.end(), own.begin(), own.end());
-
-    const auto root = formats::Folder::open(fs_, root_);
-    const auto folder = root.folder(folder_);
-    formats::RankReport report;
-    report.add(formats::write_rank_file(folder, formats::rank_file_name(comm_.rank()), states), num_shared);
-    if (!frozen.empty()) report.add(write_frozen(root, folder, frozen), frozen.size());
-    return formats::write_report(folder, comm_.rank(), report);
-  }
-
-  // Frozen parameters do not change from save to save.
-  formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
-                                 const std::vector<formats::Source>& frozen) {
-    const auto name = formats::frozen_file_name(comm_.rank());
-    if (!previous_.empty() && root.exists(previous_)) {
-      const auto previous = root.folder(previous_);
-      if (const auto file = formats::listed_file(previous, name)) {
-        const formats::Previous from{&previous, *file};
-        return formats::link_or_write_rank_file(folder, name, frozen, &from);
-      }
-    }
-    return formats::write_rank_file(folder, name, frozen);
-  }
-
-  engine::StatePiece generator_piece() {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    if (state_.parts.products) state_.parts.products->end_forward();  // a region has another generator
-    at::Tensor values;
-    {
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      values = generator.get_state();
-    }
-    return {kPrivate,
-            kGenerator,
-            {values.numel()},
-            0,
-            values.numel(),
-            at::kByte,
-            false,
-            [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
-            nullptr};
-  }
-
-  // Steps that experts of other ranks missed.
-  std::map<std::string, std::int64_t> missed_steps() {
-    std::map<std::string, std::int64_t> result;
-    if (!state_.parts.experts) return result;
-    for (const auto& text : engine::agree(comm_, kWhere, [&] {
-           std::string lines;
-           for (const auto& [name, steps] : state_.exports->counters().missed_steps)
-             lines += base::join(steps, " ", name, "\n");
-           return lines;
-         })) {
-      std::istringstream in(text);
-      std::int64_t steps = 0;
-      for (std::string name; in >> steps && in.get() && std::getline(in, name);) result[name] = steps;
-    }
-    return result;
-  }
-
-  // Rank 0 checks that the checkpoint is complete and publishes it.
-  void publish(const std::vector<std::string>& reports) {
-    const auto missed = missed_steps();
-    (void)engine::agree(comm_, kWhere, [&] {
-      if (comm_.rank() != 0) return "";
-      const auto folder = formats::Folder::open(fs_, root_).folder(folder_);
-      auto manifest = describe(state_);
-      manifest.missed_steps.insert(missed.begin(), missed.end());
-      manifest.tensors = tensors_of(state_);
-      formats::ManifestMerge merge(manifest);
-      for (std::size_t r = 0; r < reports.size(); ++r)
-        merge.add(formats::take_report(folder, static_cast<int>(r), reports[r]));
-      merge.finish(folder);
-      commit_->publish(std::move(manifest));
-      return "";
-    });
-  }
-
-  engine::State& state_;
-  comm::Group& comm_;
-  formats::FsOps& fs_;
-  const std::string root_;
-  std::vector<engine::StatePiece> pieces_;
-  std::vector<Intent> intents_;  // of all ranks
-  std::string tag_, folder_;     // folder_: the directory that is written to
-  std::string previous_;         // tag of the checkpoint before; empty: none
-  std::optional<formats::Commit> commit_;
-};
-
 }  // namespace
 
+Save::Save(engine::State& state, formats::FsOps& fs, std::string root)
+    : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)) {}
+
+void Save::begin(const std::string& wanted_tag) {
+  state_.stepper->flush();
+  agree_on_request(wanted_tag);
+  compare_tensor_parallel_ranks();
+  const auto missed = missed_steps(state_);
+  (void)engine::agree(comm_, kWhere, [&] {
+    pieces_.push_back(generator_piece(state_));
+    if (comm_.rank() != 0) return "";
+    manifest_ = manifest_of(state_);
+    manifest_.missed_steps.insert(missed.begin(), missed.end());
+    return "";
+  });
+  begin_commit();
+}
+
+Save::Intent Save::intent_in(const std::string& text) {
+  const auto first = text.find('\n'), second = text.find('\n', first + 1);
+  ZERO_CHECK(first != std::string::npos && second != std::string::npos, "a rank's intent");
+  return {text.substr(0, first), text.substr(first + 1, second - first - 1), text.substr(second + 1)};
+}
+
+// All ranks request the same save, at a valid time.
+void Save::agree_on_request(const std::string& wanted_tag) {
+  (void)engine::agree(comm_, kWhere, [&] {
+    state_.checks.require_boundary(kWhere);
+    state_.checks.require_no_scope(kWhere, /*reading_too=*/false);
+    return "";
+  });
+  if (state_.parts.experts) state_.parts.experts->share_buffers();
+  const auto intents = engine::agree(comm_, kWhere, [&] {
+    if (root_.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
+    if (!formats::valid_tag(wanted_tag))
+      throw ConfigError(
+          "[save_checkpoint] got the tag \"" + wanted_tag +
+          "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
+    pieces_ = state_.exports->pieces_to_save();
+    std::string text = base::join(wanted_tag, "\n", state_.parts.program->steps(), "\n");
+    for (const auto& piece : pieces_) {
+      (void)file_dtype(piece.dtype, piece.name);
+      if (piece.kind == kBuffer) text += contents_hash(piece);
+    }
+    return text;
+  });
+  for (const auto& text : intents) intents_.push_back(intent_in(text));
+  tag_ = intents_[0].tag;
+  (void)engine::agree(comm_, kWhere, [&] {
+    const auto& rule = state_.parts.settings.checkpoint.tag_validation;
+    for (std::size_t r = 1; r < intents_.size(); ++r) {
+      const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag,
+                                         "\", rank 0 \"", tag_, "\"");
+      if (intents_[r].tag != tag_ && rule == "Fail")
+        throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
+      if (intents_[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
+        base::log(LogLevel::Warning, difference + "; rank 0's is taken");
+      if (intents_[r].step != intents_[0].step || intents_[r].buffers.size() != intents_[0].buffers.size())
+        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents_[r].step,
+                                     ", rank 0 after ", intents_[0].step,
+                                     ". Hint: all ranks must call it at the same place."));
+    }
+    return "";
+  });
+}
+
+// Tensor-parallel ranks that have drifted apart would be saved as one of them only.
+void Save::compare_tensor_parallel_ranks() {
+  const auto degree = static_cast<std::size_t>(state_.parts.tensor_group->size());
+  if (degree == 1) return;
+  const auto sums = engine::agree(comm_, kWhere, [&] { return std::to_string(state_.exports->replicated_sum()); });
+  std::vector<std::uint64_t> totals(degree);
+  for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
+  for (std::size_t j = 1; j < degree; ++j)
+    if (totals[j] != totals[0])
+      throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
+                                     ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
+                                     "parameters only inside gathered_parameters(true)."));
+}
+
+// Rank 0 inspects the directory.
+void Save::begin_commit() {
+  const auto answers = engine::agree(comm_, kWhere, [&]() -> std::string {
+    if (comm_.rank() != 0) return "";
+    commit_.emplace(fs_, root_, tag_);
+    return commit_->folder_name() + "\n" + commit_->previous();
+  });
+  const auto end = answers[0].find('\n');
+  folder_ = answers[0].substr(0, end);
+  previous_ = answers[0].substr(end + 1);
+}
+
+// Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
+bool Save::is_shared(std::size_t buffer) const {
+  return std::all_of(intents_.begin(), intents_.end(), [&](const Intent& rank) {
+    return rank.buffers.compare(32 * buffer, 32, intents_[0].buffers, 32 * buffer, 32) == 0;
+  });
+}
+
+formats::Source Save::source_of(std::size_t number, const Read& read) {
+  const auto& piece = pieces_[number];
+  formats::Source source;
+  source.kind = piece.kind;
+  source.name = piece.name;
+  source.dtype = file_dtype(piece.dtype, piece.name);
+  source.shape = piece.shape;
+  source.requires_grad = piece.requires_grad;
+  source.start = piece.begin;
+  source.numel = piece.numel;
+  source.read = [this, number, read, width = c10::elementSize(piece.dtype)](std::int64_t at, std::int64_t numel) {
+    moved_ += static_cast<std::uint64_t>(numel) * width;
+    return read(number, at, numel);
+  };
+  source.must_be_finite = piece.kind == "master" || piece.kind.starts_with("opt.");
+  return source;
+}
+
+std::string Save::write(const Read& read) {
+  std::vector<formats::Source> states, frozen, own;
+  std::size_t buffer = 0;
+  for (std::size_t p = 0; p < pieces_.size(); ++p) {
+    const auto& piece = pieces_[p];
+    if (piece.kind == kPrivate)
+      own.push_back(source_of(p, read));
+    else if (piece.kind == kFrozen)
+      frozen.push_back(source_of(p, read));
+    else if (piece.kind != kBuffer)
+      states.push_back(source_of(p, read));
+    else if (const bool shared = is_shared(buffer++); !shared)
+      own.push_back(source_of(p, read));
+    else if (comm_.rank() == 0)
+      states.push_back(source_of(p, read));
+  }
+  const auto num_shared = states.size();
+  states.insert(states.end(), own.begin(), own.end());
+
+  const auto root = formats::Folder::open(fs_, root_);
+  const auto folder = root.folder(folder_);
+  formats::RankReport report;
+  report.add(formats::write_rank_file(folder, formats::rank_file_name(comm_.rank()), states), num_shared);
+  if (!frozen.empty()) report.add(write_frozen(root, folder, frozen), frozen.size());
+  return formats::write_report(folder, comm_.rank(), report);
+}
+
+// Frozen parameters do not change from save to save.
+formats::RankFile Save::write_frozen(const formats::Folder& root, const formats::Folder& folder,
+                               const std::vector<formats::Source>& frozen) {
+  const auto name = formats::frozen_file_name(comm_.rank());
+  if (!previous_.empty() && root.exists(previous_)) {
+    const auto previous = root.folder(previous_);
+    if (const auto file = formats::listed_file(previous, name)) {
+      const formats::Previous from{&previous, *file};
+      return formats::link_or_write_rank_file(folder, name, frozen, &from);
+    }
+  }
+  return formats::write_rank_file(folder, name, frozen);
+}
+
+void Save::publish(const std::vector<std::string>& reports) {
+  (void)engine::agree(comm_, kWhere, [&] {
+    if (comm_.rank() != 0) return "";
+    const auto folder = formats::Folder::open(fs_, root_).folder(folder_);
+    formats::ManifestMerge merge(manifest_);
+    for (std::size_t r = 0; r < reports.size(); ++r)
+      merge.add(formats::take_report(folder, static_cast<int>(r), reports[r]));
+    merge.finish(folder);
+    commit_->publish(std::move(manifest_));
+    return "";
+  });
+  observe::status_page().note_commit();
+}
+
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+  (void)finish_save(state);
   const Phase phase;
   const at::NoGradGuard no_grad;
-  Save(state, fs, root).run(tag);
+  auto save = std::make_unique<Save>(state, fs, root);
+  save->begin(tag);
+  if (state.parts.settings.checkpoint.decoupled) return write_in_background(state, std::move(save));
+  const auto read = [&](std::size_t number, std::int64_t at, std::int64_t numel) {
+    const auto& piece = save->pieces()[number];
+    // Shows progress on the status page.
+    observe::status_page().set_unit(formats::key_of(piece.kind, piece.name, piece.begin + at));
+    const auto values = std::make_shared<at::Tensor>(piece.read(at, numel));
+    return std::shared_ptr<const void>(values, values->const_data_ptr());
+  };
+  save->publish(
+      agree_on_long_work(*state.parts.comm, kWhere, [&] { return save->write(read); }, save->moved()));
 }
 
 }  // namespace zero::checkpoint

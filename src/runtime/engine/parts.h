@@ -9,6 +9,7 @@
 #include <zero/mesh.h>
 
 #include "activations/activation_store.h"
+#include "engine/background_save.h"
 #include "engine/error_relay.h"
 #include "engine/experts.h"
 #include "engine/gathered_scopes.h"
@@ -29,6 +30,8 @@ struct Progress {
   std::int64_t skipped_steps = 0;
   std::int64_t global_samples = 0;  // of all ranks in all attempted steps
   bool loaded = false;              // a checkpoint was loaded
+  std::string saved_tag;            // of the last save in the background that was published
+  int failed_saves = 0;             // in the background, in a row
   std::string half_loaded;          // error of a load that has filled a part of the state, until a load is complete
   double last_norm = 0;
   OpenScopes scopes;
@@ -79,6 +82,7 @@ struct Parts {
   std::vector<ModelParameter> remote;                         // of experts of other ranks, in order of registration
   std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
+  std::unique_ptr<BackgroundSave> background;  // null: none
 };
 
 }  // namespace zero::engine

@@ -31,6 +31,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
   auto groups = agreed_groups(choice, modify);
   p_.relay.reporting([&] {
     stepper_.flush();
+    if (modify && p_.background) p_.background->release();
     {
       const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
       p_.prefetcher().pin(groups);

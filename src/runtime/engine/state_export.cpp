@@ -103,7 +103,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   const auto& members = p_.binding().group(group.index).members;
   // For a vector that holds the flat vector's elements from vector_begin on.
   const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
-                       std::int64_t vector_begin, const auto& read, const auto& write) {
+                       std::int64_t vector_begin, int state, const auto& read, const auto& write) {
     for (const auto& piece : facts.layout.pieces(begin, numel)) {
       const auto& member = members[piece.parameter];
       // Tensor-parallel ranks have equal values of what is not cut; one of them saves them.
@@ -112,14 +112,15 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
       pieces.push_back({kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel,
                         dtype, facts.trainable,
                         [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
-                        [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }});
+                        [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }, group.index,
+                        state, at});
     }
   };
   if (!facts.trainable) {
     const bool whole = !facts.sharding.params && !to_save;
     add(
         "param", scalar_type(p_.run.precision.param), whole ? 0 : shard_begin, whole ? facts.padded() : facts.shard(),
-        facts.sharding.params ? shard_begin : 0,
+        facts.sharding.params ? shard_begin : 0, kMaster,
         [this, &group](std::int64_t at, std::int64_t count) { return states_.read_params(group, at, count); },
         [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });
     return;
@@ -127,7 +128,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   for (int state = 0; state <= p_.run.num_slots; ++state)
     add(
         state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1), at::kFloat,
-        to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin,
+        to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin, state,
         [this, &group, state](std::int64_t at, std::int64_t count) { return states_.read(group, state, at, count); },
         [this, &group, state](std::int64_t at, const at::Tensor& values) { states_.write(group, state, at, values); });
 }

@@ -26,6 +26,10 @@ struct StatePiece {
   std::function<at::Tensor(std::int64_t at, std::int64_t numel)> read;
   // Writes the state from `at` on; 1-d, any dtype.
   std::function<void(std::int64_t at, const at::Tensor& values)> write;
+  // Where updates change it: the group, the state's number in it, and the place of the first element in what this rank
+  // owns of the group. -1: a buffer.
+  int group = -1, state = 0;
+  std::int64_t owned_begin = 0;
 };
 
 // What a checkpoint stores of an Engine besides its pieces.

@@ -25,6 +25,7 @@ bool Stepper::at_boundary() const {
 
 StepResult Stepper::step() {
   p_.relay.keeping([&] { checks_.before_step(); });
+  poll_background_save();
   return p_.relay.reporting([&] {
     if (p_.accumulated().open) backward_.close_micro_batch();
     auto& progress = p_.progress;
@@ -175,7 +176,25 @@ void Stepper::flush() {
   });
 }
 
+// Only where the step acts, because only there it is collective.
+void Stepper::poll_background_save() {
+  const auto& accumulated = p_.accumulated();
+  const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
+  const bool acts =
+      p_.settings.managed_gradient_accumulation ? micro_batches == p_.accumulation : micro_batches > 0;
+  if (!p_.background || !acts) return;
+  bool over = true;
+  try {
+    over = p_.background->at_boundary();
+  } catch (...) {
+    p_.background.reset();
+    throw;
+  }
+  if (over) p_.background.reset();
+}
+
 void Stepper::begin_replacing(const char* call) {
+  if (p_.background) p_.background->release();
   const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where(call));
   p_.program->begin_replacing();
 }

@@ -1,0 +1,157 @@
+// See background.h.
+#include "checkpoint/background.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/executor.h"
+#include "base/log.h"
+#include "checkpoint/long_work.h"
+#include "checkpoint/snapshot.h"
+#include "engine/rank_agreement.h"
+
+namespace zero::checkpoint {
+namespace {
+
+constexpr const char* kWhere = "save_checkpoint";
+// Failed saves in a row that libzero.save_errors "warn" logs; the next one is thrown.
+constexpr int kMostWarnings = 2;
+
+class Background final : public engine::BackgroundSave {
+ public:
+  Background(engine::State& state, std::unique_ptr<Save> save)
+      : state_(state),
+        save_(std::move(save)),
+        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
+    state.parts.program->optimizer().before_change = [this](int group, std::int64_t begin, std::int64_t numel,
+                                                            const step::UpdateTarget& target) {
+      snapshot_.before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
+        const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
+        return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
+      });
+    };
+    work_ = writer_.add(
+        [this] {
+          const at::NoGradGuard no_grad;
+          const auto end = [this](void*) { snapshot_.end(); };
+          const std::unique_ptr<void, decltype(end)> at_end(this, end);
+          report_ = save_->write([this](std::size_t piece, std::int64_t at, std::int64_t numel) {
+            if (cancelled_) throw IoError("[save_checkpoint] the save of " + save_->tag() + " was given up");
+            return snapshot_.read(piece, at, numel);
+          });
+          seconds_ = since(begun_);
+        },
+        1);
+  }
+
+  ~Background() override {
+    cancelled_ = true;
+    work_.wait();
+    stop_watching();
+    if (!over_)
+      base::log(LogLevel::Warning, "[save_checkpoint] the save of " + save_->tag() +
+                                       " was not finished and is lost; the checkpoint before stands. Hint: call "
+                                       "finish_checkpoint() before the Engine ends.");
+  }
+
+  bool at_boundary() override {
+    const auto mine = status();
+    const auto all = state_.parts.comm->size() > 1 ? state_.parts.comm->all_gather_bytes(mine) : std::vector{mine};
+    const auto has = [&](const char* what) { return std::find(all.begin(), all.end(), what) != all.end(); };
+    if (has(kFailed))
+      cancelled_ = true;  // the other ranks stop, too
+    else if (has(kBusy))
+      return false;
+    finish();
+    return true;
+  }
+
+  void release() override { snapshot_.release(); }
+
+  // [collective] Waits for the writers of all ranks, and publishes.
+  void finish() {
+    over_ = true;
+    auto& progress = state_.parts.progress;
+    try {
+      const auto reports = agree_on_long_work(*state_.parts.comm, kWhere,
+                                              [&] {
+                                                work_.get();
+                                                return report_;
+                                              },
+                                              save_->moved());
+      stop_watching();
+      save_->publish(reports);
+    } catch (const IoError& e) {
+      stop_watching();
+      if (!state_.parts.settings.checkpoint.save_errors_warn || progress.failed_saves == kMostWarnings) throw;
+      ++progress.failed_saves;
+      if (state_.parts.comm->rank() == 0)
+        base::log(LogLevel::Warning, base::join("[save_checkpoint] the save of ", save_->tag(), " failed, ",
+                                                progress.failed_saves, " in a row (libzero.save_errors): ", e.what()));
+      return;
+    }
+    progress.failed_saves = 0;
+    progress.saved_tag = save_->tag();
+    if (state_.parts.settings.checkpoint.show_statistics) tell();
+  }
+
+ private:
+  static constexpr const char* kBusy = "busy";
+  static constexpr const char* kFailed = "failed";
+  using Clock = std::chrono::steady_clock;
+  static double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+  std::string status() const {
+    if (!base::is_ready(work_)) return kBusy;
+    try {
+      work_.get();
+      return "done";
+    } catch (const std::exception&) {
+      return kFailed;
+    }
+  }
+
+  void stop_watching() {
+    state_.parts.backend->update.settle();  // a delayed update calls it
+    state_.parts.program->optimizer().before_change = nullptr;
+  }
+
+  void tell() const {
+    const auto stats = snapshot_.stats();
+    base::log(LogLevel::Info,
+              base::join("checkpoint ", save_->tag(), ": rank ", state_.parts.comm->rank(), " wrote ",
+                         save_->moved().load(), " bytes in ", seconds_, " s in the background; updates waited ",
+                         stats.stalled, " s and copied ", stats.held, " bytes, ", stats.most_held, " at once"));
+  }
+
+  engine::State& state_;
+  std::unique_ptr<Save> save_;
+  Snapshot snapshot_;
+  const Clock::time_point begun_ = Clock::now();
+  double seconds_ = 0;
+  std::atomic<bool> cancelled_{false};
+  bool over_ = false;
+  std::string report_;
+  base::Executor writer_;
+  std::shared_future<void> work_;
+};
+
+}  // namespace
+
+void write_in_background(engine::State& state, std::unique_ptr<Save> save) {
+  state.parts.background = std::make_unique<Background>(state, std::move(save));
+}
+
+std::string finish_save(engine::State& state) {
+  if (state.parts.background) {
+    const at::NoGradGuard no_grad;
+    const auto save = std::move(state.parts.background);
+    static_cast<Background&>(*save).finish();
+  }
+  return state.parts.progress.saved_tag;
+}
+
+}  // namespace zero::checkpoint

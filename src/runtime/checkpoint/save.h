@@ -1,0 +1,65 @@
+// One save: what it writes, and how the ranks agree on it. Implements checkpoint::save(), and the save in the background.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "formats/rank_file.h"
+#include "formats/root_folder.h"
+
+namespace zero::checkpoint {
+
+class Save {
+ public:
+  Save(engine::State& state, formats::FsOps& fs, std::string root);
+
+  // [collective] The ranks agree on the save, and rank 0 begins a directory for it.
+  void begin(const std::string& wanted_tag);
+  // [local] Writes this rank's files; in any thread. Returns the hash of the report about them. read: elements
+  // [at, at + numel) of a piece, valid while the pointer lives.
+  using Read = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
+  std::string write(const Read& read);
+  // [collective] Rank 0 checks that the checkpoint is complete and publishes it. reports: what write() returned, by rank.
+  void publish(const std::vector<std::string>& reports);
+
+  // What this rank saves. Valid from begin() on.
+  std::vector<engine::StatePiece>& pieces() { return pieces_; }
+  const std::string& tag() const { return tag_; }
+  const std::string& root() const { return root_; }
+  // Bytes that write() has read so far.
+  const std::atomic<std::uint64_t>& moved() const { return moved_; }
+
+ private:
+  // The save that a rank requests: tag, step and a hash of each buffer's contents.
+  struct Intent {
+    std::string tag, step, buffers;
+  };
+  static Intent intent_in(const std::string& text);
+  void agree_on_request(const std::string& wanted_tag);
+  void compare_tensor_parallel_ranks();
+  void begin_commit();
+  void describe();
+  bool is_shared(std::size_t buffer) const;
+  formats::Source source_of(std::size_t piece, const Read& read);
+  formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
+                                 const std::vector<formats::Source>& frozen);
+
+  engine::State& state_;
+  comm::Group& comm_;
+  formats::FsOps& fs_;
+  const std::string root_;
+  std::vector<engine::StatePiece> pieces_;
+  std::vector<Intent> intents_;  // of all ranks
+  std::string tag_, folder_;     // folder_: the directory that is written to
+  std::string previous_;         // tag of the checkpoint before; empty: none
+  formats::Manifest manifest_;   // as far as it is known at the beginning
+  std::optional<formats::Commit> commit_;
+  std::atomic<std::uint64_t> moved_{0};
+};
+
+}  // namespace zero::checkpoint

@@ -1,0 +1,16 @@
+// A save that is written while the program trains, as the engine sees it. Implemented in checkpoint/.
+#pragma once
+
+namespace zero::engine {
+
+class BackgroundSave {
+ public:
+  virtual ~BackgroundSave() = default;
+  // [collective] Call between steps, before a step changes anything. true: the save is over on all ranks and the object
+  // has no more use. Throws IoError on all ranks if it failed on one.
+  virtual bool at_boundary() = 0;
+  // [local] Returns when the save reads no state any more. Call before states change other than by an update.
+  virtual void release() = 0;
+};
+
+}  // namespace zero::engine

@@ -1,0 +1,347 @@
+// A save in the background holds the state of its call, whatever the program does next, within its memory; a fault of
+// its writer is an error of all ranks before the next step acts, and leaves the checkpoint before.
+#include <sys/wait.h>
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+#include <zero/checkpoint_tools.h>
+#include <zero/zero.h>
+
+#include <chrono>
+#include <thread>
+
+#include "checkpoint/checkpoint.h"
+#include "comm/group.h"
+#include "formats/digest.h"
+#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/checkpoint_samples.h"
+
+namespace zero::test::background_save_test {
+namespace {
+namespace fs = std::filesystem;
+using Fault = FaultyFiles::Fault;
+
+void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  ThreadFaults faults;
+  faults.timeout = std::chrono::seconds(60);
+  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
+    at::set_num_threads(1);
+    body(comm);
+  });
+}
+
+// About 1.3 million parameters: 15 MB of states, in several tiles.
+struct Model : torch::nn::Module {
+  torch::nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  explicit Model(std::int64_t hidden) {
+    in = register_module("in", torch::nn::Linear(16, hidden));
+    middle = register_module("middle", torch::nn::Linear(hidden, hidden));
+    norm = register_module("norm", torch::nn::BatchNorm1d(hidden));
+    out = register_module("out", torch::nn::Linear(hidden, 3));
+    out->bias.set_requires_grad(false);
+    at::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.copy_(torch::linspace(-0.02, 0.02, p.numel()).view(p.sizes()));
+  }
+};
+
+struct Trained {
+  std::shared_ptr<Model> module;
+  engine::State state;
+  Trained(const std::shared_ptr<Communicator>& comm, const std::string& zero, std::int64_t hidden = 1100,
+          const std::string& more = "")
+      : module(std::make_shared<Model>(hidden)),
+        state(module,
+              Options::from_json(
+                  R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+                  "checkpoint": {"writer": {"decoupled": true}}, "libzero": {"checkpoint_memory": 8388608)" +
+                  more + "}, \"zero_optimization\": " + zero + "}"),
+              comm) {}
+  void step(int number) {
+    const auto x = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.parts.comm->rank();
+    state.backward->run(module->out(at::relu(module->norm(module->middle(module->in(x))))).pow(2).mean(), {});
+    state.stepper->step();
+  }
+};
+
+std::string digest(const std::string& root, const std::string& tag) { return checkpoint_digest(root, tag); }
+
+// Every write takes a while.
+struct SlowFiles : formats::FsOps {
+  std::chrono::milliseconds pause{30};
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    std::this_thread::sleep_for(pause);
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+};
+
+const std::vector<std::string> kPlaces{
+    R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 3})",
+    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
+    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true}})",
+    R"({"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "pipeline_read": true}})"};
+
+TEST(BackgroundSave, HoldsTheStateOfItsCall) {
+  std::int64_t held = 0;
+  for (const auto& place : kPlaces) {
+    for (const int world : {1, 2}) {
+      TempFolder folder;
+      const auto root = folder.text();
+      on_ranks(world, [&](const auto& comm) {
+        Trained trained(comm, place);
+        trained.step(0);
+        trained.step(1);
+        const auto wanted = checkpoint::logical_hash(trained.state);
+        SlowFiles slow;
+        checkpoint::save(trained.state, slow, root, "t");
+        EXPECT_NE(trained.state.parts.background, nullptr);
+        for (int i = 2; i < 6; ++i) trained.step(i);
+        EXPECT_EQ(checkpoint::finish_save(trained.state), "t");
+        EXPECT_EQ(trained.state.parts.background, nullptr);
+        EXPECT_EQ(digest(root, "t"), wanted) << place << " on " << world;
+        using Report = MemoryReport;
+        const auto report = trained.state.memory();
+        if (comm->rank() == 0)
+          held = std::max(held, static_cast<std::int64_t>(report.peak(Report::Tier::Host, Report::Purpose::Other)));
+        // The run goes on as one that did not save.
+        const auto after = checkpoint::logical_hash(trained.state);
+        Trained other(comm, place);
+        for (int i = 0; i < 6; ++i) other.step(i);
+        EXPECT_EQ(checkpoint::logical_hash(other.state), after) << place << " on " << world;
+        // What is loaded goes on as the run did.
+        Trained resumed(comm, place);
+        EXPECT_EQ(checkpoint::load(resumed.state, formats::system_files(), root, ""), "t");
+        for (int i = 2; i < 6; ++i) resumed.step(i);
+        EXPECT_EQ(checkpoint::logical_hash(resumed.state), after) << place << " on " << world;
+      });
+    }
+  }
+  EXPECT_GT(held, 0) << "no update met a tile that was not written";
+}
+
+TEST(BackgroundSave, IsCompletedByAStep) {
+  TempFolder folder(TempFolder::On::Memory);
+  const auto root = folder.text();
+  on_ranks(2, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[2], 100);
+    trained.step(0);
+    const auto wanted = checkpoint::logical_hash(trained.state);
+    checkpoint::save(trained.state, formats::system_files(), root, "t");
+    EXPECT_EQ(code_of([&] { digest(root, "t"); }), kDamaged) << "there before it is complete";
+    comm->barrier();
+    for (int i = 1; trained.state.parts.background; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      trained.step(i);
+      ASSERT_LT(i, 200);
+    }
+    EXPECT_EQ(digest(root, "t"), wanted);
+    // A second save, and a load, first complete the one before.
+    SlowFiles slow;
+    checkpoint::save(trained.state, slow, root, "u");
+    checkpoint::save(trained.state, slow, root, "v");
+    EXPECT_EQ(digest(root, "u"), checkpoint::logical_hash(trained.state));
+    EXPECT_EQ(checkpoint::load(trained.state, formats::system_files(), root, "v"), "v");
+  });
+}
+
+// What changes states other than an update.
+TEST(BackgroundSave, IsNotReachedByOtherWrites) {
+  for (const auto& place : kPlaces) {
+    TempFolder folder;
+    const auto root = folder.text();
+    on_ranks(2, [&](const auto& comm) {
+      Trained trained(comm, place);
+      trained.step(0);
+      const auto save = [&](const char* tag) {
+        const auto wanted = checkpoint::logical_hash(trained.state);
+        static SlowFiles slow;
+        checkpoint::save(trained.state, slow, root, tag);
+        return wanted;
+      };
+      const auto check = [&](const char* tag, const std::string& wanted) {
+        checkpoint::finish_save(trained.state);
+        EXPECT_EQ(digest(root, tag), wanted) << tag << " " << place;
+      };
+      auto wanted = save("scope");
+      {
+        const auto groups = trained.state.scopes->begin({.all = true}, true);
+        {
+          const at::NoGradGuard no_grad;
+          for (auto& p : trained.module->parameters()) p.fill_(0.5);
+        }
+        trained.state.scopes->end(groups, true);
+      }
+      check("scope", wanted);
+      wanted = save("state");
+      trained.state.states->set("middle.weight", "exp_avg", at::full({1100, 1100}, 7.0));
+      trained.state.states->set("out.bias", "master", at::full({3}, 7.0));
+      check("state", wanted);
+      wanted = save("buffers");
+      for (auto& b : trained.module->buffers()) b.fill_(9);
+      trained.state.user_state = "later";
+      at::manual_seed(5);
+      check("buffers", wanted);
+      // Unfreezing allocates states, which a file does not have.
+      if (place.find("nvme") != std::string::npos) return;
+      wanted = save("unfrozen");
+      trained.module->out->bias.set_requires_grad(true);
+      trained.step(1);
+      check("unfrozen", wanted);
+    });
+  }
+}
+
+TEST(BackgroundSave, AFaultIsTheErrorOfAllBeforeTheNextStep) {
+  for (const int hit : {0, 1}) {
+    TempFolder folder(TempFolder::On::Memory);
+    const auto root = folder.text();
+    int failed = 0;
+    on_ranks(2, [&](const auto& comm) {
+      Trained trained(comm, kPlaces[1], 40);
+      trained.step(0);
+      checkpoint::save(trained.state, formats::system_files(), root, "old");
+      EXPECT_EQ(checkpoint::finish_save(trained.state), "old");
+      const auto old = digest(root, "old");
+      for (int k = 1;; ++k) {
+        FaultyFiles files(Fault::Error, k, ENOSPC);
+        std::string text;
+        std::int64_t before = 0;
+        bool begun = false;
+        const int code = code_of(
+            [&] {
+              checkpoint::save(trained.state,
+                               comm->rank() == hit ? static_cast<formats::FsOps&>(files) : formats::system_files(),
+                               root, "new");
+              begun = true;
+              for (int i = 0; trained.state.parts.background; ++i) {
+                before = trained.state.parts.program->steps();
+                if (i < 100)
+                  trained.step(i);
+                else
+                  checkpoint::finish_save(trained.state);
+              }
+            },
+            &text);
+        const auto codes = comm->all_gather_bytes(std::to_string(code) + text);
+        EXPECT_EQ(codes[0], codes[1]);
+        if (comm->all_gather_bytes(files.struck() ? "1" : "0")[static_cast<std::size_t>(hit)] == "0") {
+          EXPECT_EQ(code, 0) << text;
+          break;
+        }
+        if (code != 0) {
+          EXPECT_EQ(code, static_cast<int>(ExitCode::kIo)) << text;
+          EXPECT_NE(text.find("rank " + std::to_string(hit) + "/2"), std::string::npos) << text;
+          EXPECT_EQ(trained.state.parts.background, nullptr);
+          if (begun) EXPECT_EQ(trained.state.parts.program->steps(), before) << "the step acted";
+          if (comm->rank() == 0) ++failed;
+        }
+        // The engine goes on with the step that did not act, and the checkpoint before is whole.
+        if (trained.state.parts.accumulated().micro_batches > 0) trained.state.stepper->step();
+        trained.step(7);
+        EXPECT_EQ(digest(root, "old"), old);
+        comm->barrier();
+        if (comm->rank() == 0) {
+          fs::remove_all(folder.path() / "new");
+          write_all(folder.path() / "latest", formats::latest_text({"old", 1}));
+        }
+        comm->barrier();
+      }
+    });
+    EXPECT_GT(failed, hit == 0 ? 25 : 5);
+    for (const auto& entry : fs::directory_iterator(folder.path()))
+      EXPECT_FALSE(entry.path().filename().string().starts_with(".tmp-")) << entry.path();
+  }
+}
+
+// Of files with data, not of the lock.
+struct FullDisk : formats::FsOps {
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    return bytes < 4096 ? FsOps::pwrite(fd, data, bytes, offset) : -ENOSPC;
+  }
+};
+
+TEST(BackgroundSave, WarnsTwiceIfAsked) {
+  TempFolder folder(TempFolder::On::Memory);
+  on_ranks(1, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[1], 40, R"(, "save_errors": "warn")");
+    trained.step(0);
+    std::vector<int> codes;
+    for (int i = 0; i < 4; ++i) {
+      FullDisk files;
+      codes.push_back(code_of([&] {
+        checkpoint::save(trained.state, files, folder.text(), "t" + std::to_string(i));
+        checkpoint::finish_save(trained.state);
+      }));
+    }
+    EXPECT_EQ(codes, (std::vector{0, 0, static_cast<int>(ExitCode::kIo), static_cast<int>(ExitCode::kIo)}));
+  });
+}
+
+// The save is lost, and nothing else.
+TEST(BackgroundSave, EndsWithItsEngine) {
+  TempFolder folder(TempFolder::On::Memory);
+  const auto root = folder.text();
+  on_ranks(2, [&](const auto& comm) {
+    SlowFiles slow;
+    {
+      Trained trained(comm, kPlaces[2]);
+      trained.step(0);
+      checkpoint::save(trained.state, formats::system_files(), root, "old");
+      checkpoint::finish_save(trained.state);
+      checkpoint::save(trained.state, slow, root, "new");
+      trained.step(1);
+    }
+    comm->barrier();
+    Trained other(comm, kPlaces[2]);
+    EXPECT_EQ(checkpoint::load(other.state, formats::system_files(), root, ""), "old");
+  });
+}
+
+// Killed at every call of a save in the background: the old checkpoint or the new one loads, with the right digest.
+TEST(BackgroundSave, KilledAtEveryCall) {
+  int died = 0, arrived = 0;
+  for (int k = 1;; ++k) {
+    TempFolder folder(TempFolder::On::Memory);
+    const auto root = folder.text();
+    const auto child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int code = 1;
+      try {
+        on_ranks(1, [&](const auto& comm) {
+          Trained trained(comm, kPlaces[1], 40);
+          trained.step(0);
+          checkpoint::save(trained.state, formats::system_files(), root, "old");
+          checkpoint::finish_save(trained.state);
+          write_all(folder.path() / "old.digest", digest(root, "old"));
+          trained.step(1);
+          write_all(folder.path() / "new.digest", checkpoint::logical_hash(trained.state));
+          FaultyFiles files(Fault::DieBefore, k);
+          checkpoint::save(trained.state, files, root, "new");
+          for (int i = 2; i < 5; ++i) trained.step(i);
+          checkpoint::finish_save(trained.state);
+        });
+        code = 0;
+      } catch (...) {
+      }
+      ::_exit(code);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << "call " << k << " status " << status;
+    const auto tag = formats::choose(formats::system_files(), root, "").tag;
+    EXPECT_EQ(digest(root, tag), read_all(folder.path() / (tag + ".digest"))) << "call " << k;
+    arrived += tag == "new";
+    if (!killed) {
+      EXPECT_EQ(tag, "new");
+      break;
+    }
+    ++died;
+  }
+  EXPECT_GT(died, 40);
+  EXPECT_GE(arrived, 1);
+}
+
+}  // namespace
+}  // namespace zero::test::background_save_test
