@@ -332,6 +332,45 @@ depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {fo
     return text
 
 
+# What the ratios of saves and loads may be at most.
+CHECKPOINT_TARGETS = {"save / dcp.save": 0.5, "save / bytes at the disk's rate": 1.4, "stall in the background / dcp.async_save's": 0.4,
+                      "load / dcp.load": 1.0, "load on 8 ranks / on 2": 1.2, "load on 1 rank / on 2": 1.2}
+CHECKPOINT_ROWS = {"save": "libzero", "background": "libzero, in the background", "load 1": "libzero, on 1 rank", "load 2": "libzero, on 2 ranks",
+                   "load 8": "libzero, on 8 ranks", "dcp": "dcp.save", "dcp_async": "dcp.async_save", "torch": "torch.save and fsync",
+                   "ds2": "DeepSpeed, stage 2", "ds3": "DeepSpeed, stage 3"}
+
+
+def checkpoints_section(found):
+    if not found:
+        return ""
+    machine, load, task = found["machine"], found["load_average"], found["task"]
+    size = found["results"]["save"]["bytes"]["median"]
+    text = f"""## Checkpoints
+{machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
+{', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(task['threads'], 'thread')} each, bf16 with fp32 masters,
+AdamW; a GPT of {task['layers']} layers, hidden {task['hidden']}: {size / 1e9:.2f} GB a checkpoint. `zero bench checkpoint` at stage {task['stage']}, FSDP2 with
+torch.distributed.checkpoint (dcp), one `torch.save` per rank with fsync, and DeepSpeed's `save_checkpoint`
+([bench/peers/checkpoints.py](../bench/peers/checkpoints.py)), in turns. Milliseconds. "Stall": {counted(task['steps'], 'step')} with a save at their beginning minus as many
+without. "Complete": from the call until the checkpoint can be loaded. "Peak": proportional set size of a rank above the highest of training; of
+loads, above the engine. Files are dropped from the cache before loads. The disk takes {found['disk_bytes_per_s'] / 1e9:.2f} GB/s as `zero bench io` writes.
+{found['date']}, measured by `{found['command']}`. Load average of the machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
+
+"""
+    rows = [["", "call", "stall", "complete", "load", "peak of a rank", "read / needed"]]
+    for name, title in CHECKPOINT_ROWS.items():
+        own = found["results"].get(name)
+        if own:
+            rows.append([title] + [ms(own[field]["median"]) if field in own else "" for field in ("call_s", "stall_s", "durable_s", "load_s")]
+                        + [f"{own['peak_bytes'] / 2**20:.0f} MiB", f"{own['read_over_needed']:.2f}" if "read_over_needed" in own else ""])
+    text += table(rows) + "\n"
+    rows = [["ratio", "of the rounds", "target"]]
+    for name, ratio in found["ratios"].items():
+        target = CHECKPOINT_TARGETS.get(name)
+        verdict = "" if target is None or not ratio else f"at most {target}: {'reached' if ratio['median'] <= target else '**missed**'}"
+        rows.append([name, cell(ratio), verdict])
+    return text + table(rows) + "\n"
+
+
 def optimizer_section(found):
     if found is None:
         return ""
@@ -474,6 +513,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
         text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
     text += python_section(document.get("python", {})) + parallel_section(document.get("parallel", {}))
     text += attention_section(document.get("attention")) + experts_section(document.get("experts"))
+    text += checkpoints_section(document.get("checkpoints"))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,

@@ -103,7 +103,7 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
     sizes, about = {}, {}
     for path in sorted(folder.glob("*/round-*/*.json")):
-        if path.parts[-3] in ("optimizer", "attention", "experts"):
+        if path.parts[-3] in ("optimizer", "attention", "experts", "checkpoints"):
             continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
@@ -348,6 +348,57 @@ def experts(folder):
     return found
 
 
+def checkpoints(folder):
+    """What was measured of saves and loads, or nothing: seconds and bytes, by who saves and how, and ratios to the peers."""
+    rows, about, versions, disk = {}, None, {}, []
+
+    def add(name, path, document):
+        rows.setdefault(name, {})[path.parts[-2]] = document
+
+    for path in sorted(folder.glob("round-*/*.json")):
+        document = json.loads(path.read_text())
+        if path.stem != "libzero":
+            versions |= document["versions"]
+            add(path.stem, path, document)
+            continue
+        about = document
+        disk += document["disk_bytes_per_s"]
+        for one in document["measurements"]:
+            add(f"{one['what']} {one['world']}" if one["what"] == "load" else one["what"], path, one["rounds"][0])
+    if not about:
+        return None
+    found = {"machine": about["machine"], "task": about["task"], "versions": versions, "disk_bytes_per_s": statistics.median(disk),
+             "command": (folder / "command").read_text().strip(), "date": str(datetime.date.today()), "load_average": load_of(folder / "load"),
+             "results": {}, "ratios": {}}
+
+    def of(name, field):
+        return {rnd: one[field] for rnd, one in rows.get(name, {}).items() if field in one}
+
+    for name, rounds in rows.items():
+        own = found["results"][name] = {}
+        for field in ("call_s", "stall_s", "durable_s", "load_s", "bytes"):
+            if of(name, field):
+                own[field] = over_rounds(list(of(name, field).values()))
+        own["peak_bytes"] = max(max(one["peak_bytes"]) for one in rounds.values())
+        if "read_bytes" in next(iter(rounds.values())):
+            own["read_over_needed"] = max(read / needed for one in rounds.values() for read, needed in zip(one["read_bytes"], one["needed_bytes"]))
+    world = 2
+    for name, a, b in (("save / dcp.save", ("save", "durable_s"), ("dcp", "durable_s")),
+                       ("save / torch.save and fsync", ("save", "durable_s"), ("torch", "durable_s")),
+                       ("save / DeepSpeed stage 2", ("save", "durable_s"), ("ds2", "durable_s")),
+                       ("stall in the background / dcp.async_save's", ("background", "stall_s"), ("dcp_async", "stall_s")),
+                       ("call in the background / dcp.async_save's", ("background", "call_s"), ("dcp_async", "call_s")),
+                       ("stall in the background / save", ("background", "stall_s"), ("save", "durable_s")),
+                       ("load / dcp.load", (f"load {world}", "load_s"), ("dcp", "load_s")),
+                       ("load / DeepSpeed stage 2", (f"load {world}", "load_s"), ("ds2", "load_s")),
+                       ("load on 8 ranks / on 2", ("load 8", "load_s"), ("load 2", "load_s")),
+                       ("load on 1 rank / on 2", ("load 1", "load_s"), ("load 2", "load_s"))):
+        found["ratios"][name] = ratio_of(of(*a), of(*b))
+    found["ratios"]["save / bytes at the disk's rate"] = ratio_of(
+        of("save", "durable_s"), {rnd: size / found["disk_bytes_per_s"] for rnd, size in of("save", "bytes").items()})
+    return found
+
+
 def collectives(folder):
     """What was measured of the collectives alone, as `zero bench collectives` says it, or nothing."""
     file = folder / "collectives" / "result.json"
@@ -386,7 +437,8 @@ def summary(folder, kept=None):
              "python": sections(folder / "python", python_ratios),
              "parallel": sections(folder / "parallel", parallel_ratios)}
     layers = experts(folder / "experts")
-    apart = found["python"] or found["parallel"] or layers
+    saves = checkpoints(folder / "checkpoints")
+    apart = found["python"] or found["parallel"] or layers or saves
     if not found["sizes"] and not (kept and apart):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
@@ -397,6 +449,9 @@ def summary(folder, kept=None):
     layers = layers or (kept or {}).get("experts")
     if layers:
         found["experts"] = layers
+    saves = saves or (kept or {}).get("checkpoints")
+    if saves:
+        found["checkpoints"] = saves
     if kept:
         clippings = {one["gradient_clipping"] for one in found["sizes"].values()}
         for size, one in kept["sizes"].items():

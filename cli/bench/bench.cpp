@@ -31,6 +31,8 @@ Usage: zero bench NAME [options]
                           compared with a triad
   activations             the largest batch within a budget of memory, with
                           activations kept, recomputed, and offloaded
+  checkpoint              time, memory and bytes of saves, in the background
+                          too, and of loads at any number of ranks
   io                      speed of the files of offloaded state, and of fio
   profile                 the speeds of this machine, for zero plan --profile
 
@@ -52,11 +54,13 @@ constexpr Measurement kMeasurements[] = {{"stages", zero::cli::bench_stages},
                                          {"collectives", zero::cli::bench_collectives},
                                          {"optimizer", zero::cli::bench_optimizer},
                                          {"activations", zero::cli::bench_activations},
+                                         {"checkpoint", zero::cli::bench_checkpoint},
                                          {"io", zero::cli::bench_io},
                                          {"profile", zero::cli::bench_profile},
                                          {"step-rank", zero::cli::bench_step_rank, false},
                                          {"experts-rank", zero::cli::bench_experts_rank, false},
                                          {"collectives-rank", zero::cli::bench_collectives_rank, false},
+                                         {"checkpoint-rank", zero::cli::bench_checkpoint_rank, false},
                                          {"profile-rank", zero::cli::bench_profile_rank, false},
                                          {"explain-rank", zero::cli::explain_rank, false},
                                          {"plan-rank", zero::cli::plan_rank, false}};

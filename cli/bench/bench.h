@@ -10,6 +10,7 @@ int bench_experts(int argc, char** argv);
 int bench_collectives(int argc, char** argv);
 int bench_optimizer(int argc, char** argv);
 int bench_activations(int argc, char** argv);
+int bench_checkpoint(int argc, char** argv);
 int bench_io(int argc, char** argv);
 int bench_profile(int argc, char** argv);
 
@@ -17,6 +18,7 @@ int bench_profile(int argc, char** argv);
 int bench_step_rank(int argc, char** argv);
 int bench_experts_rank(int argc, char** argv);
 int bench_collectives_rank(int argc, char** argv);
+int bench_checkpoint_rank(int argc, char** argv);
 int bench_profile_rank(int argc, char** argv);
 
 }  // namespace zero::cli

@@ -19,7 +19,7 @@ namespace zero::cli {
 struct TrainArguments {
   std::string config_positional, config;
   std::vector<std::pair<std::string, std::string>> set;
-  bool strict = false;
+  bool strict = false, save_async = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,

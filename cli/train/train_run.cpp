@@ -206,14 +206,27 @@ void TrainRun::save() {
   if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
   const std::string tag = "global_step" + std::to_string(engine_.global_step());
   engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
-  const double begin = base::steady_seconds();
+  complete_save();  // save_checkpoint() would, and nobody would be told
+  save_begun_ = base::steady_seconds();
   engine_.save_checkpoint(plan_.checkpoint_dir, tag);
   saved_step_ = engine_.global_step();
-  summary_.checkpoint = plan_.checkpoint_dir + "/" + tag;
+  saving_ = plan_.checkpoint_dir + "/" + tag;
+  note_saved();
+}
+
+// Of a save in the background: when a step has completed it.
+void TrainRun::note_saved() {
+  if (saving_.empty() || engine_.checkpoint_pending()) return;
+  summary_.checkpoint = std::exchange(saving_, {});
   char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - begin);
+  std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - save_begun_);
   report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
   if (plan_.keep > 0 && engine_.communicator().rank() == 0) remove_old();
+}
+
+void TrainRun::complete_save() {
+  if (engine_.checkpoint_pending()) engine_.finish_checkpoint();
+  note_saved();
 }
 
 // A checkpoint that cannot be removed must not end the run.
@@ -340,6 +353,7 @@ int TrainRun::run() {
       row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
     report_.step(row, result.global_step * samples_per_step);
     if (recorded) recorder_.end_step();
+    note_saved();
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
   }
   summary_.steps = engine_.global_step();
@@ -352,6 +366,7 @@ int TrainRun::run() {
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
   save();
+  complete_save();
   end_trace();
   if (summary_.stopped_by == 0) {
     evaluate();

@@ -36,6 +36,8 @@ class TrainRun {
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
   void save();
+  void note_saved();
+  void complete_save();
   void remove_old();
   void end_trace();
   void evaluate();
@@ -54,6 +56,8 @@ class TrainRun {
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
+  std::string saving_;  // checkpoint that is being written; empty: none
+  double save_begun_ = 0;
   std::string resumed_tag_;  // empty: the run began anew
   RunRecorder recorder_;
   std::int64_t measured_step_ = 0;  // the step whose memory is shown

@@ -322,13 +322,34 @@ class Engine:
         """[collective] Hex digest of all ranks' masters and optimizer states; equal on all ranks and at all stages."""
         return self._native.state_hash()
 
+    def logical_hash(self) -> str:
+        """[collective] The same of values and names, with frozen parameters and the buffers that all ranks share.
+
+        It does not depend on the number of ranks, and equals the digest of a checkpoint (`zero checkpoint digest`).
+        """
+        self._native.refresh_buffers(self._original)
+        return self._native.logical_hash()
+
     # ---- checkpoints ----
     def save_checkpoint(self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None) -> None:
-        """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved."""
+        """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved.
+
+        With "checkpoint": {"writer": {"decoupled": true}} files are written while training goes on. The checkpoint is
+        complete after finish_checkpoint(), or the first step() that finds it written.
+        """
         if user_state is not None:
             self._native.set_user_state(json.dumps(user_state))
         self._native.refresh_buffers(self._original)
         self._native.save_checkpoint(os.fspath(path), tag)
+
+    @property
+    def checkpoint_pending(self) -> bool:
+        """[local] Whether a save in the background is not complete."""
+        return self._native.checkpoint_pending()
+
+    def finish_checkpoint(self) -> str:
+        """[collective] Completes the save in the background; the tag of the last one, or "". Call it before close()."""
+        return self._native.finish_checkpoint()
 
     def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
         """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`."""
@@ -387,6 +408,11 @@ class Engine:
     def skipped_steps(self) -> int:
         """[local] Number of steps skipped because of overflow."""
         return self._native.skipped_steps()
+
+    @property
+    def global_samples(self) -> int:
+        """[local] Number of samples of all ranks in all attempted steps, also those before a resume."""
+        return self._native.global_samples()
 
     @property
     def accumulation_steps(self) -> int:

@@ -217,12 +217,19 @@ void bind_engine(py::module_& module) {
   c.def("state_hash", [](const PyEngine& self) {
     return self.run("libzero::state_hash", [](zero::Engine& engine) { return engine.state_hash(); });
   });
+  c.def("logical_hash", [](const PyEngine& self) {
+    return self.run("libzero::logical_hash", [](zero::Engine& engine) { return engine.logical_hash(); });
+  });
   c.def("refresh_parameters",
         [](const PyEngine& self, const py::object& module) { refresh_parameters(*self.held()->model, module); });
   c.def("refresh_buffers",
         [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
   c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     self.run("libzero::save_checkpoint", [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag); });
+  });
+  local(c, "checkpoint_pending", &zero::Engine::checkpoint_pending);
+  c.def("finish_checkpoint", [](const PyEngine& self) {
+    return self.run("libzero::finish_checkpoint", [](zero::Engine& engine) { return engine.finish_checkpoint(); });
   });
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
@@ -262,6 +269,7 @@ void bind_engine(py::module_& module) {
   local(c, "is_gradient_accumulation_boundary", &zero::Engine::is_gradient_accumulation_boundary);
   local(c, "global_step", &zero::Engine::global_step);
   local(c, "skipped_steps", &zero::Engine::skipped_steps);
+  local(c, "global_samples", &zero::Engine::global_samples);
   local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
   local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
   c.def("mesh", [](const PyEngine& self) { return PyMesh(self.held()->mesh); });

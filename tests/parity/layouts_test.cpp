@@ -231,6 +231,149 @@ TEST(Layouts, BuffersThatDifferBetweenRanks) {
     });
 }
 
+TEST(Layouts, TheRuleOfBuffersThatDiffer) {
+  const TempFolder folder;
+  const auto& task = problem("batch_norm");
+  std::vector<States> of_ranks(3);
+  const auto buffers_of = [](const Trained& run) {
+    States buffers;
+    for (const auto& item : run.module->named_buffers()) buffers[item.key()] = item.value().clone();
+    return buffers;
+  };
+  on_ranks(3, [&](const auto& comm) {
+    Trained run(setup_of(3, 1, "fp32"), task, comm);
+    run.train(0, 3);
+    run.engine.save_checkpoint(folder.path(), "t");
+    of_ranks[static_cast<std::size_t>(comm->rank())] = buffers_of(run);
+  });
+  for (const char* rule : {"rank0", "mean", "error"}) {
+    for (const int world : {2, 3}) {
+      auto setup = setup_of(world, 1, "fp32");
+      setup.extra = std::string(R"(, "libzero": {"private_buffers": ")") + rule + "\"}";
+      on_ranks(world, [&](const auto& comm) {
+        Trained run(setup, task, comm);
+        if (world == 2 && std::string(rule) == "error") {
+          try {
+            run.engine.load_checkpoint(folder.path());
+            ADD_FAILURE() << "loaded";
+          } catch (const ConfigError& e) {
+            EXPECT_NE(std::string(e.what()).find("running_mean"), std::string::npos) << e.what();
+          }
+          return;
+        }
+        run.engine.load_checkpoint(folder.path());
+        const auto got = buffers_of(run);
+        // At the number of ranks that saved, each takes its own.
+        if (world == 3)
+          return EXPECT_TRUE(equal_bits(got, of_ranks[static_cast<std::size_t>(comm->rank())])), void();
+        for (const auto& [name, values] : got) {
+          auto wanted = of_ranks[0].at(name);
+          if (std::string(rule) == "mean" && wanted.is_floating_point())
+            wanted = ((wanted.to(at::kDouble) + of_ranks[1].at(name) + of_ranks[2].at(name)) / 3).to(at::kFloat);
+          EXPECT_TRUE(values.equal(wanted)) << rule << ": " << name;
+        }
+      });
+    }
+  }
+}
+
+// --- the live engine ------------------------------------------------------------------------------
+
+TEST(Layouts, TheLogicalHashIsThatOfACheckpoint) {
+  for (const char* name : {"tiny", "frozen", "batch_norm"}) {
+    std::string hash;
+    const TempFolder first;
+    for (const int world : {2, 1, 3}) {
+      const TempFolder folder;
+      on_ranks(world, [&](const auto& comm) {
+        const auto setup = setup_of(world, world, "bf16");
+        Trained run(setup, problem(name), comm);
+        if (world == 2) {
+          run.train(0, 2);
+          run.engine.save_checkpoint(first.path(), "t");
+        } else {
+          run.engine.load_checkpoint(first.path());
+        }
+        const auto live = run.engine.logical_hash();
+        run.engine.save_checkpoint(folder.path(), "t");
+        EXPECT_EQ(live, checkpoint_digest(folder.path())) << name << " on " << world;
+        // Running statistics of one rank alone are shared, of several private.
+        if (std::string(name) != "batch_norm") EXPECT_TRUE(hash.empty() || live == hash) << name << " on " << world;
+        if (comm->rank() == 0) hash = live;
+        comm->barrier();
+        run.train(2, 3);
+        EXPECT_NE(run.engine.logical_hash(), live);
+      });
+    }
+  }
+}
+
+// 3 steps of 2 ranks with 2 samples, 2 steps of 3 ranks with 2 x 2, and an evaluation, which does not count.
+TEST(Layouts, SamplesAreCountedOverResumes) {
+  const TempFolder folder;
+  saved(problem("tiny"), setup_of(2, 1, "fp32"), folder.path());
+  auto setup = setup_of(3, 0, "fp32");
+  setup.accumulation = 2;
+  on_ranks(3, [&](const auto& comm) {
+    Trained run(setup, problem("tiny"), comm);
+    EXPECT_EQ(run.engine.global_samples(), 0);
+    run.engine.load_checkpoint(folder.path());
+    EXPECT_EQ(run.engine.global_samples(), 3 * 2 * 2);
+    run.train(3, 7);  // 4 micro-batches
+    EXPECT_EQ(run.engine.global_step(), 5);
+    EXPECT_EQ(run.engine.global_samples(), 3 * 2 * 2 + 2 * 3 * 2 * 2);
+    run.engine.save_checkpoint(folder.path(), "u");
+    Trained other(setup, problem("tiny"), comm);
+    other.engine.load_checkpoint(folder.path());
+    EXPECT_EQ(other.engine.global_samples(), 36);
+  });
+}
+
+// Frozen parameters are written once, and again when they have changed.
+TEST(Layouts, FrozenParametersAreLinked) {
+  const TempFolder folder;
+  on_ranks(2, [&](const auto& comm) {
+    Trained run(setup_of(2, 3, "bf16"), problem("frozen"), comm);
+    const auto save = [&](const char* tag) {
+      run.train(0, 1);
+      run.engine.save_checkpoint(folder.path(), tag);
+      comm->barrier();
+    };
+    save("a");
+    save("b");
+    save("b");
+    {
+      const auto scope = run.engine.gathered_parameters(true);
+      const at::NoGradGuard no_grad;
+      for (auto& item : run.module->named_parameters())
+        if (!item.value().requires_grad()) item.value().add_(1);
+    }
+    save("c");
+  });
+  const auto file = [&](const char* tag) { return folder.path() / tag / "frozen-00001.safetensors"; };
+  ASSERT_TRUE(fs::exists(file("a")));
+  EXPECT_TRUE(fs::equivalent(file("a"), file("b")));
+  EXPECT_EQ(fs::hard_link_count(file("a")), 2u);
+  EXPECT_FALSE(fs::equivalent(file("b"), file("c")));
+  std::vector<States> states;
+  for (const char* tag : {"a", "b", "c"})
+    on_ranks(3, [&](const auto& comm) {
+      Trained run(setup_of(3, 0, "bf16"), problem("frozen"), comm);
+      run.engine.load_checkpoint(folder.path(), tag);
+      auto all = run.states();
+      if (comm->rank() == 0) states.push_back(std::move(all));
+    });
+  int frozen = 0;
+  for (const auto& item : make_module(problem("frozen"))->named_parameters()) {
+    if (item.value().requires_grad()) continue;
+    ++frozen;
+    const auto name = "master of " + item.key();
+    EXPECT_TRUE(states[0].at(name).equal(states[1].at(name)));
+    EXPECT_FALSE(states[1].at(name).equal(states[2].at(name)));
+  }
+  EXPECT_GT(frozen, 0);
+}
+
 // --- damage ---------------------------------------------------------------------------------------
 
 // A byte of the newest checkpoint is another: without a tag the one before is loaded, with its tag the load fails.
@@ -362,32 +505,59 @@ TEST(Layouts, RunsBetweenCuts) {
 // --- old files ------------------------------------------------------------------------------------
 
 // Files of format 1 in the tree, with a hash of every state. They are never written again.
-TEST(Layouts, GoldenFilesOfFormat1) {
+TEST(Layouts, GoldenFilesOfEveryFormat) {
   for (const auto& [name, recipe] :
        std::vector<std::pair<std::string, std::string>>{{"frozen", "bf16"}, {"batch_norm", "fp32"}, {"tiny", "fp16"}}) {
-    const auto folder = fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1" / name;
-    const auto hashes = [](const States& states) {
-      std::string text;
-      for (const auto& [key, values] : states)
-        text += formats::hash_of(values.contiguous().const_data_ptr(), values.nbytes()) + " " + key + "\n";
-      return text;
-    };
-    if (std::getenv("ZERO_WRITE_GOLDEN") != nullptr && !fs::exists(folder)) {
-      fs::create_directories(folder);
-      const auto text = hashes(saved(problem(name), setup_of(2, 2, recipe), folder));
-      std::ofstream(folder / "hashes.txt") << text;
-    }
-    for (const int world : {1, 2, 3}) {
-      const TempFolder copy;  // loads take no lock, but a test changes nothing in the tree
-      fs::copy(folder, copy.path(), fs::copy_options::recursive);
-      on_ranks(world, [&](const auto& comm) {
-        const auto setup = setup_of(world, 3, recipe);
-        Trained run(setup, problem(name), comm);
-        EXPECT_EQ(run.engine.load_checkpoint(copy.path()), "t");
-        EXPECT_EQ(hashes(run.states()), slurp((folder / "hashes.txt").string())) << name << ", " << world << " ranks";
-      });
+    for (const char* format : {"checkpoint-1", "checkpoint-2"}) {
+      const auto folder = fs::path(ZERO_SOURCE_DIR) / "tests/golden" / format / name;
+      const auto hashes = [](const States& states) {
+        std::string text;
+        for (const auto& [key, values] : states)
+          text += formats::hash_of(values.contiguous().const_data_ptr(), values.nbytes()) + " " + key + "\n";
+        return text;
+      };
+      // Of the current format alone.
+      if (std::getenv("ZERO_WRITE_GOLDEN") != nullptr && !fs::exists(folder)) {
+        ASSERT_STREQ(format, "checkpoint-2") << "files of an earlier format cannot be written";
+        fs::create_directories(folder);
+        const auto text = hashes(saved(problem(name), setup_of(2, 2, recipe), folder));
+        std::ofstream(folder / "hashes.txt") << text;
+        fs::remove(folder / ".lock");
+      }
+      for (const int world : {1, 2, 3}) {
+        const TempFolder copy;  // loads take no lock, but a test changes nothing in the tree
+        fs::copy(folder, copy.path(), fs::copy_options::recursive);
+        on_ranks(world, [&](const auto& comm) {
+          const auto setup = setup_of(world, 3, recipe);
+          Trained run(setup, problem(name), comm);
+          EXPECT_EQ(run.engine.load_checkpoint(copy.path()), "t");
+          EXPECT_EQ(hashes(run.states()), slurp((folder / "hashes.txt").string()))
+              << format << ", " << name << ", " << world << " ranks";
+        });
+      }
     }
   }
+}
+
+// Format 1 has hashes of whole parts.
+TEST(Layouts, DamageInFormat1) {
+  const TempFolder copy;
+  fs::copy(fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1/tiny", copy.path(), fs::copy_options::recursive);
+  const auto file = copy.path() / "t/rank-00001.safetensors";
+  auto bad = slurp(file.string());
+  bad[bad.size() - 40] ^= 1;
+  std::ofstream(file, std::ios::binary) << bad;
+  on_ranks(1, [&](const auto& comm) {
+    Trained run(setup_of(1, 1, "fp16"), problem("tiny"), comm);
+    try {
+      run.engine.load_checkpoint(copy.path());
+      ADD_FAILURE() << "a damaged checkpoint was loaded";
+    } catch (const IoError& e) {
+      EXPECT_EQ(e.code(), ExitCode::kCheckpoint);
+      for (const char* text : {"rank-00001.safetensors", "key ", "offset "})
+        EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << e.what();
+    }
+  });
 }
 
 }  // namespace

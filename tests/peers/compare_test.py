@@ -49,6 +49,24 @@ if "experts" in words or "bench/peers/experts.py" in words:
         pathlib.Path(value("--out")).write_text(json.dumps({
             "recipe": recipe, "versions": {"deepspeed": "0"}, "task": {"stage": int(stages), "ep": int(eps)}, "samples": samples}))
     sys.exit()
+if "checkpoint" in words or "bench/peers/checkpoints.py" in words:
+    own = "checkpoint" in words
+    name = "libzero" if own else words[words.index("bench/peers/checkpoints.py") + 1]
+    with open(os.environ["STAND_IN_LOG"], "a") as file:
+        file.write(f"checkpoints {name} layers {value('--layers')} steps {value('--steps')}\n")
+    save = lambda seconds, **more: {"without_s": 1, "call_s": seconds, "stall_s": seconds, "durable_s": seconds, "bytes": 10**9,
+                                    "peak_bytes": [2**20, 2**21], **more}
+    load = lambda seconds: {"load_s": seconds, "read_bytes": [110, 100], "needed_bytes": [100, 100], "peak_bytes": [2**20, 2**20]}
+    if own:
+        print(json.dumps({"schema": "zero.bench.checkpoint/1", "disk_bytes_per_s": [2e9], "task": {
+            "threads": 1, "layers": 12, "hidden": 768, "stage": 2, "steps": 6}, "measurements": [
+                {"what": "background", "world": 2, "rounds": [save(0.1)]}, {"what": "save", "world": 2, "rounds": [save(1.0)]},
+                {"what": "load", "world": 1, "rounds": [load(0.5)]}, {"what": "load", "world": 2, "rounds": [load(0.25)]},
+                {"what": "load", "world": 8, "rounds": [load(0.25)]}],
+            "machine": {"processor": "stand-in", "cores": 2, "system": "none", "libzero": "0"}}))
+    else:
+        pathlib.Path(value("--out")).write_text(json.dumps(save({"dcp": 4.0, "dcp_async": 0.5}.get(name, 2.0), load_s=0.5, versions={"torch": "0"})))
+    sys.exit()
 is_peer = "--out" in words
 if is_peer:
     at = next(i for i, word in enumerate(words) if word.endswith("peer.py"))
@@ -216,6 +234,26 @@ class CompareTest(unittest.TestCase):
             "partitioned / whole activation checkpoints, stage 0": 1.0, "DeepSpeed's partitioned / whole activation checkpoints": 1.0,
             "whole activation checkpoints, stage 0 / DeepSpeed's": 0.5, "partitioned activation checkpoints, stage 0 / DeepSpeed's": 0.5})
         self.assertEqual(parallel["2x4x2x8x16x1"]["recipes"]["fp32"]["ratios"]["Ulysses, stage 3 / DeepSpeed's, stage 3"]["median"], 0.5)
+
+    def test_checkpoints(self):
+        self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
+                     "--collectives", "0", "--docs", "docs", "--into", "run")
+        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        code, said = self.compare("--checkpoints", "2", "--docs", "docs", "--into", "run")
+        self.assertEqual(code, 0, said)
+        calls = [line for line in self.calls() if line.startswith("checkpoints")]
+        self.assertEqual(calls[:6], [f"checkpoints {name} layers 12 steps 6" for name in ("libzero", "dcp", "dcp_async", "torch", "ds2", "ds3")])
+        self.assertEqual(calls[6:], calls[5::-1])
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        checkpoints = found.pop("checkpoints")
+        self.assertEqual(found, before)
+        ratios = {name: one["median"] for name, one in checkpoints["ratios"].items()}
+        self.assertEqual((ratios["save / dcp.save"], ratios["stall in the background / dcp.async_save's"], ratios["load / dcp.load"],
+                          ratios["load on 1 rank / on 2"], ratios["save / bytes at the disk's rate"]), (0.25, 0.2, 0.5, 2, 2))
+        self.assertEqual(checkpoints["results"]["load 2"]["read_over_needed"], 1.1)
+        page = (self.folder / "docs" / "performance.md").read_text()
+        self.assertRegex(page, r"\| save / dcp.save +\| 0\.25 \(0\.25-0\.25; 2\) \* \| +at most 0\.5: reached")
+        self.assertRegex(page, r"\| load on 1 rank / on 2 +\| 2\.00 \(2\.00-2\.00; 2\) \* \| +at most 1\.2: \*\*missed\*\*")
 
     def test_experts(self):
         self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",

@@ -119,6 +119,26 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
   EXPECT_GT(held, 0) << "no update met a tile that was not written";
 }
 
+// Two tiles are held at most; updates wait for the writer.
+TEST(BackgroundSave, StaysWithinItsMemory) {
+  TempFolder folder;
+  const auto root = folder.text();
+  on_ranks(1, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[1]);
+    trained.step(0);
+    const auto wanted = checkpoint::logical_hash(trained.state);
+    SlowFiles slow;
+    checkpoint::save(trained.state, slow, root, "t");
+    for (int i = 1; i < 4; ++i) trained.step(i);
+    checkpoint::finish_save(trained.state);
+    EXPECT_EQ(digest(root, "t"), wanted);
+    using Report = MemoryReport;
+    const auto report = trained.state.memory();
+    EXPECT_EQ(report.peak(Report::Tier::Host, Report::Purpose::Other), 8388608u);
+    EXPECT_EQ(report.current(Report::Tier::Host, Report::Purpose::Other), 0u);
+  });
+}
+
 TEST(BackgroundSave, IsCompletedByAStep) {
   TempFolder folder(TempFolder::On::Memory);
   const auto root = folder.text();

@@ -216,6 +216,55 @@ TEST(CheckpointRanks, AFaultWhileLoadingLeavesTheEngineWholeOrRefused) {
   }
 }
 
+// Counts what is read, and how much at once.
+struct CountingFiles : formats::FsOps {
+  std::atomic<std::uint64_t> bytes{0}, most{0};
+  ssize_t pread(int fd, void* out, std::size_t n, std::uint64_t offset) override {
+    bytes += n;
+    if (n > most) most = n;
+    return FsOps::pread(fd, out, n, offset);
+  }
+};
+
+// A rank reads the blocks of what it stores, once in a new engine, in windows: not the other ranks' elements.
+TEST(CheckpointRanks, ReadsOnlyWhatItStores) {
+  struct Wide : torch::nn::Module {
+    torch::nn::Linear first{nullptr}, second{nullptr};
+    Wide() {
+      first = register_module("first", torch::nn::Linear(torch::nn::LinearOptions(2048, 2048).bias(false)));
+      second = register_module("second", torch::nn::Linear(torch::nn::LinearOptions(2048, 2048).bias(false)));
+    }
+  };
+  constexpr std::uint64_t kStateBytes = std::uint64_t{2} * 2048 * 2048 * 12;
+  const auto options = [](int stage) {
+    return Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"},
+          "zero_optimization": {"stage": )" +
+                              std::to_string(stage) + "}}");
+  };
+  TempFolder folder;
+  const auto root = folder.text();
+  std::string digest;
+  on_ranks(2, [&](const auto& comm) {
+    engine::State state(std::make_shared<Wide>(), options(1), comm);
+    state.states->set("first.weight", "exp_avg", at::rand({2048, 2048}));
+    checkpoint::save(state, formats::system_files(), root, "t");
+    digest = checkpoint::logical_hash(state);
+  });
+  for (const int world : {8, 2, 1}) {
+    on_ranks(world, [&](const auto& comm) {
+      engine::State state(std::make_shared<Wide>(), options(3), comm);
+      CountingFiles files;
+      checkpoint::load(state, files, root, "");
+      const auto needed = kStateBytes / static_cast<std::uint64_t>(world);
+      // Six states in two files: blocks at both ends, and the small files that rank 0 reads to choose.
+      EXPECT_LT(files.bytes, needed + std::uint64_t{6} * 2 * 256 * 1024) << world;
+      EXPECT_GE(files.bytes, needed);
+      EXPECT_LE(files.most, formats::RangeReader::kMostWindowBytes);
+      EXPECT_EQ(checkpoint::logical_hash(state), digest) << world;
+    });
+  }
+}
+
 // Runs the job in a child process, in which rank 1 or rank 0 kills all ranks at call k.
 TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
   for (const int stage : {1, 3}) {

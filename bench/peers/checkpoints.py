@@ -1,0 +1,203 @@
+"""One rank of one peer: torchrun --nproc-per-node 2 checkpoints.py PEER --dir DIR --out FILE [options]; rank 0 writes one JSON document.
+
+Saves and loads what `zero bench checkpoint` does, with the model, recipe (bf16 compute, fp32 masters) and optimizer of it: `dcp` is
+torch.distributed.checkpoint of FSDP2 (save), `dcp_async` its async_save in a thread, `torch` one torch.save per rank with fsync, `ds2` and
+`ds3` DeepSpeed's save_checkpoint at that stage. The files are dropped from the cache before the load. Times are the slowest rank's.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import threading
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("peer", choices=["dcp", "dcp_async", "torch", "ds2", "ds3"])
+parser.add_argument("--dir", required=True)
+parser.add_argument("--out", required=True)
+for name, value in dict(layers=6, hidden=384, heads=6, vocabulary=256, sequence=256, steps=6, threads=1).items():
+    parser.add_argument("--" + name, type=int, default=value)
+o = parser.parse_args()
+deepspeed_stage = int(o.peer[2]) if o.peer.startswith("ds") else None
+if deepspeed_stage is not None:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+
+import torch
+import torch._dynamo  # noqa: F401  the first optimizer loads it
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from gpt import GPT, Block
+
+torch.set_num_threads(o.threads)
+versions = {"torch": torch.__version__}
+if deepspeed_stage is not None:
+    import deepspeed
+
+    versions["deepspeed"] = deepspeed.__version__
+    deepspeed.init_distributed("gloo")
+else:
+    dist.init_process_group("gloo")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+rank, world = dist.get_rank(), dist.get_world_size()
+adamw = dict(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+
+torch.manual_seed(1)
+module = GPT(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
+if deepspeed_stage is not None:
+    model, *_ = deepspeed.initialize(model=module, config={
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": deepspeed_stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}, "gradient_clipping": 1.0})
+    optimizer = None
+else:
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    mesh = init_device_mesh("cpu", (world,))
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    model = fully_shard(module, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **adamw)
+tokens = torch.randint(0, o.vocabulary, (1, o.sequence + 1))
+
+
+def step():
+    loss = model(tokens[:, : o.sequence], tokens[:, 1:])
+    if deepspeed_stage is not None:
+        model.backward(loss)
+        model.step()
+        return
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def pss_bytes():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+class Peak(threading.Thread):
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.ends, self.highest = threading.Event(), 0
+        self.start()
+
+    def run(self):
+        while not self.ends.wait(0.002):
+            self.highest = max(self.highest, pss_bytes())
+
+    def stop(self):
+        self.ends.set()
+        self.join()
+        return max(self.highest, pss_bytes())
+
+
+def gather(value):
+    values = [None] * world
+    dist.all_gather_object(values, value)
+    return values
+
+
+def state():
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, optim = get_state_dict(model, optimizer)
+    return {"model": weights, "optim": optim}
+
+
+def begin_save(folder):
+    """Returns what waits until the checkpoint is on disk."""
+    if deepspeed_stage is not None:
+        model.save_checkpoint(folder, tag="t")
+        return lambda: None
+    if o.peer == "dcp":
+        dcp.save(state(), checkpoint_id=folder)
+        return lambda: None
+    if o.peer == "dcp_async":
+        return dcp.async_save(state(), checkpoint_id=folder).result
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/rank-{rank}.pt", "wb") as file:
+        torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    dist.barrier()
+    return lambda: None
+
+
+def load(folder):
+    if deepspeed_stage is not None:
+        model.load_checkpoint(folder, tag="t")
+    elif o.peer == "torch":
+        parts = torch.load(f"{folder}/rank-{rank}.pt", weights_only=False)
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict(parts["optim"])
+    else:
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        parts = state()
+        dcp.load(parts, checkpoint_id=folder)
+        set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optim"])
+
+
+def drop_from_cache(folder):
+    for where, _, names in os.walk(folder):
+        for name in names:
+            fd = os.open(os.path.join(where, name), os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def timed(body):
+    dist.barrier()
+    begin = time.perf_counter()
+    result = body()
+    return time.perf_counter() - begin, result
+
+
+def steps(count):
+    for _ in range(count):
+        step()
+
+
+if rank == 0:
+    shutil.rmtree(o.dir, ignore_errors=True)
+dist.barrier()
+steps(2)
+without, _ = timed(lambda: (steps(o.steps), dist.barrier()))
+peak = Peak()
+steps(2)
+usual = peak.stop()
+dist.barrier()
+begin = time.perf_counter()
+durable = begin_save(o.dir + "/first")
+call = time.perf_counter() - begin
+steps(o.steps)
+with_save = time.perf_counter() - begin
+durable()
+dist.barrier()
+complete = time.perf_counter() - begin
+peak = Peak()
+durable = begin_save(o.dir + "/second")
+steps(2)
+durable()
+highest = peak.stop()
+dist.barrier()
+if rank == 0:
+    drop_from_cache(o.dir)
+load_s, _ = timed(lambda: (load(o.dir + "/second"), dist.barrier()))
+size = sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(o.dir + "/second") for name in names)
+result = {
+    "peer": o.peer, "versions": versions, "bytes": size,
+    "without_s": max(gather(without)), "call_s": max(gather(call)), "stall_s": max(gather(with_save)) - max(gather(without)),
+    "durable_s": max(gather(complete if o.peer == "dcp_async" else call)), "peak_bytes": gather(max(0, highest - usual)),
+    "load_s": max(gather(load_s)),
+}
+if rank == 0:
+    with open(o.out + ".part", "w") as file:
+        json.dump(result, file)
+    os.replace(o.out + ".part", o.out)
+    shutil.rmtree(o.dir, ignore_errors=True)
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,199 @@
+// Saves and loads of one rank, with their times and memory (checkpoint_rank.h).
+#include "cli/bench/checkpoint_rank.h"
+
+#include <fcntl.h>
+#include <torch/torch.h>
+#include <unistd.h>
+#include <zero/checkpoint_tools.h>
+#include <zero/zero.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "cli/bench/bench_gpt.h"
+#include "cli/support/pss.h"
+
+namespace zero::cli {
+namespace {
+
+constexpr const char* kTag = "measured";
+using CheckpointClock = std::chrono::steady_clock;
+
+double seconds_since(CheckpointClock::time_point begin) {
+  return std::chrono::duration<double>(CheckpointClock::now() - begin).count();
+}
+
+std::vector<std::int64_t> by_rank(Communicator& comm, std::int64_t own) {
+  std::vector<std::int64_t> all;
+  for (const auto& text : comm.all_gather_bytes(std::to_string(own))) all.push_back(std::stoll(text));
+  return all;
+}
+
+double slowest(Communicator& comm, double own) {
+  const auto all = by_rank(comm, static_cast<std::int64_t>(own * 1e9));
+  return static_cast<double>(*std::max_element(all.begin(), all.end())) / 1e9;
+}
+
+// Bytes that read system calls of this process have returned.
+std::int64_t bytes_read() {
+  std::ifstream in("/proc/self/io");
+  for (std::string name; in >> name;) {
+    std::int64_t value = 0;
+    in >> value;
+    if (name == "rchar:") return value;
+  }
+  throw IoError("[zero bench checkpoint] /proc/self/io has no rchar");
+}
+
+// Pages that are not dirty leave the cache.
+void drop_from_cache(const std::string& folder) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    (void)::close(fd);
+  }
+}
+
+class Run {
+ public:
+  Run(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm)
+      : task_(task),
+        comm_(*comm),
+        model_(make_gpt(task.model, 1)),
+        engine_(model_, options(task), comm),
+        inputs_(torch::randint(task.model.vocabulary, {1, task.model.sequence + 1}, at::kLong)) {}
+
+  Json save() {
+    for (int i = 0; i < 2; ++i) step();
+    const auto without = timed([&] { steps(task_.steps); });
+    std::uint64_t usual = 0;
+    {
+      PssSampler sampler;
+      steps(2);
+      usual = sampler.stop();
+    }
+    comm_.barrier();
+    const auto begin = CheckpointClock::now();
+    engine_.save_checkpoint(task_.folder, kTag);
+    const auto call = seconds_since(begin);
+    steps(task_.steps);
+    const auto with = seconds_since(begin);
+    engine_.finish_checkpoint();
+    const auto until_complete = seconds_since(begin);
+    std::uint64_t peak = 0;
+    {
+      PssSampler sampler;
+      engine_.save_checkpoint(task_.folder, std::string(kTag) + "-again");
+      steps(2);
+      engine_.finish_checkpoint();
+      peak = sampler.stop();
+    }
+    std::int64_t bytes = 0;
+    if (comm_.rank() == 0) bytes = inspect_checkpoint(task_.folder, kTag).bytes;
+    return {{"without_s", slowest(comm_, without)},
+            {"call_s", slowest(comm_, call)},
+            {"stall_s", slowest(comm_, with) - slowest(comm_, without)},
+            {"durable_s", slowest(comm_, task_.what == "save" ? call : until_complete)},
+            {"bytes", by_rank(comm_, bytes)[0]},
+            {"peak_bytes", by_rank(comm_, peak > usual ? static_cast<std::int64_t>(peak - usual) : 0)}};
+  }
+
+  Json load() {
+    const auto own = engine_.memory().current(MemoryReport::Tier::Device, MemoryReport::Purpose::MasterParameters) +
+                     engine_.memory().current(MemoryReport::Tier::Device, MemoryReport::Purpose::OptimizerStates);
+    comm_.barrier();
+    if (comm_.rank() == 0) drop_from_cache(task_.folder);
+    comm_.barrier();
+    const auto read = bytes_read();
+    const auto seconds = timed([&] { engine_.load_checkpoint(task_.folder, kTag); });
+    const auto all = bytes_read() - read;
+    const auto before = pss_bytes();
+    PssSampler sampler;
+    engine_.load_checkpoint(task_.folder, kTag);
+    const auto peak = sampler.stop();
+    return {{"load_s", slowest(comm_, seconds)},
+            {"read_bytes", by_rank(comm_, all)},
+            {"needed_bytes", by_rank(comm_, static_cast<std::int64_t>(own))},
+            {"peak_bytes", by_rank(comm_, peak > before ? static_cast<std::int64_t>(peak - before) : 0)}};
+  }
+
+ private:
+  static Options options(const CheckpointTask& task) {
+    Json json = {{"train_micro_batch_size_per_gpu", 1},
+                 {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-4}}}}},
+                 {"bf16", {{"enabled", task.recipe == "bf16"}}},
+                 {"zero_optimization", {{"stage", task.stage}}},
+                 {"checkpoint", {{"writer", {{"decoupled", task.what == "background"}}}}}};
+    return Options::from_json(json.dump());
+  }
+
+  void step() {
+    const auto logits = model_->forward(inputs_.narrow(1, 0, task_.model.sequence));
+    const auto loss = torch::nn::functional::cross_entropy(
+        logits.to(at::kFloat).flatten(0, 1), inputs_.narrow(1, 1, task_.model.sequence).flatten());
+    engine_.backward(loss);
+    engine_.step();
+  }
+  void steps(std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) step();
+  }
+  double timed(const std::function<void()>& body) {
+    comm_.barrier();
+    const auto begin = CheckpointClock::now();
+    body();
+    comm_.barrier();
+    return seconds_since(begin);
+  }
+
+  const CheckpointTask& task_;
+  Communicator& comm_;
+  models::Gpt model_;
+  Engine engine_;
+  at::Tensor inputs_;
+};
+
+}  // namespace
+
+Json CheckpointTask::json() const {
+  return {{"what", what},
+          {"folder", folder},
+          {"recipe", recipe},
+          {"stage", stage},
+          {"steps", steps},
+          {"threads", threads},
+          {"layers", model.layers},
+          {"hidden", model.hidden},
+          {"heads", model.heads},
+          {"sequence", model.sequence},
+          {"vocabulary", model.vocabulary}};
+}
+
+CheckpointTask CheckpointTask::from(const Json& json) {
+  CheckpointTask task;
+  json.at("what").get_to(task.what);
+  json.at("folder").get_to(task.folder);
+  json.at("recipe").get_to(task.recipe);
+  for (const auto& [name, field] :
+       std::initializer_list<std::pair<const char*, std::int64_t*>>{{"stage", &task.stage},
+                                                                    {"steps", &task.steps},
+                                                                    {"threads", &task.threads},
+                                                                    {"layers", &task.model.layers},
+                                                                    {"hidden", &task.model.hidden},
+                                                                    {"heads", &task.model.heads},
+                                                                    {"sequence", &task.model.sequence},
+                                                                    {"vocabulary", &task.model.vocabulary}})
+    json.at(name).get_to(*field);
+  return task;
+}
+
+Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm) {
+  at::set_num_threads(static_cast<int>(task.threads));
+  Run run(task, comm);
+  return task.what == "load" ? run.load() : run.save();
+}
+
+}  // namespace zero::cli

@@ -1,0 +1,34 @@
+// One rank of `zero bench checkpoint`: trains a GPT, and saves or loads it once. checkpoint.cpp selects what is measured
+// and prints results.
+#pragma once
+#include <zero/communicator.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cli/support/measurement.h"
+#include "models/gpt.h"
+
+namespace zero::cli {
+
+struct CheckpointTask {
+  std::string what = "save";  // "save", "background", "load"
+  std::string folder, recipe = "bf16";
+  std::int64_t stage = 2, steps = 6, threads = 1;
+  models::GptConfig model;
+
+  Json json() const;
+  static CheckpointTask from(const Json& json);
+};
+
+// Collective. Times are the slowest rank's, in seconds; bytes are lists by rank.
+// "save", "background": two steps, `steps` steps without a save, then one save and `steps` steps:
+//   {"without_s", "call_s": of save_checkpoint(), "stall_s": (the call, the steps, and in the background nothing else) -
+//    without_s, "durable_s": from the call until the checkpoint is complete, "bytes": of the checkpoint,
+//    "peak_bytes": proportional set size above the highest of the steps without a save}
+// "load": {"load_s", "read_bytes": by read system calls, "needed_bytes": of this rank's states, "peak_bytes": above the
+//   engine before it loads}. The files' pages are dropped from the cache before.
+Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm);
+
+}  // namespace zero::cli
