@@ -348,7 +348,7 @@ class Engine:
         return self._native.checkpoint_pending()
 
     def finish_checkpoint(self) -> str:
-        """[collective] Completes the save in the background; the tag of the last one, or "". Call it before close()."""
+        """[collective] Completes the save in the background; the tag of the last one, or ""."""
         return self._native.finish_checkpoint()
 
     def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
@@ -440,7 +440,15 @@ class Engine:
         return not self._native.alive()
 
     def close(self) -> None:
-        """[local] Releases the model. Below stage 3 it keeps its parameters; at stage 3 they are freed."""
+        """[local] Releases the model. Below stage 3 it keeps its parameters; at stage 3 they are freed.
+
+        [collective] if checkpoint_pending: completes that save first. An Engine that ends in another way loses it.
+        """
+        if not self.closed and self._native.checkpoint_pending():
+            self._native.finish_checkpoint()
+        self._release()
+
+    def _release(self) -> None:
         if self.closed:
             return
         self._native.close()
@@ -451,12 +459,15 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
 
     def __del__(self) -> None:
         if "optimizer" in self.__dict__:
-            self.close()
+            self._release()
 
     def __getstate__(self) -> NoReturn:
         raise ConfigError("[Engine] cannot be copied or pickled. Hint: engine.save_checkpoint(dir, tag).")

@@ -75,9 +75,9 @@ def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
     engine.save_checkpoint(tmp_path, "one")
     file = tmp_path / "one" / "manifest.json"
     text = file.read_text()
-    assert '"min_reader": 1' in text
-    file.write_text(text.replace('"min_reader": 1', '"min_reader": 4'))
-    with pytest.raises(libzero.IoError, match="min_reader: got 4, expected 3 or less"):
+    assert '"min_reader": 4' in text
+    file.write_text(text.replace('"min_reader": 4', '"min_reader": 5'))
+    with pytest.raises(libzero.IoError, match="min_reader: got 5, expected 4 or less"):
         get_fp32_state_dict_from_zero_checkpoint(tmp_path)
 
 

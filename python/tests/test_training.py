@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -10,6 +11,7 @@ import torch
 from conftest import Programs, batch, config, network, plain
 
 import libzero
+from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 
 def test_stages_and_ranks_as_threads_agree(train: Callable[..., list[float]]) -> None:
@@ -238,3 +240,41 @@ def test_autocast_and_functional_call_and_double_backward() -> None:
         return engine.state_hash()
 
     assert run(3) == run(0)
+
+
+def test_checkpoints_in_the_background(tmp_path: Path) -> None:
+    """Hold the state of their call; close() completes one; weights of both formats are read without an engine."""
+    decoupled = config(2, checkpoint={"writer": {"decoupled": True}})
+
+    def train(engine: libzero.Engine, steps: range) -> None:
+        for step in steps:
+            engine.backward(engine(batch(engine.comm.rank, step)).square().mean())
+            engine.step()
+
+    def rank(comm: libzero.Communicator) -> tuple[str, str, str]:
+        with libzero.Engine(models[comm.rank], decoupled) as engine:
+            train(engine, range(2))
+            before = engine.logical_hash()
+            engine.save_checkpoint(tmp_path, "first", user_state={"at": 2})
+            assert engine.checkpoint_pending
+            train(engine, range(2, 4))
+            assert engine.finish_checkpoint() == "first"
+            assert not engine.checkpoint_pending
+            assert engine.global_samples == 4 * 2 * 4
+            engine.save_checkpoint(tmp_path, "second")
+            after = engine.logical_hash()
+        with libzero.Engine(network(), config(3)) as other:
+            assert other.load_checkpoint(tmp_path, "first") == "first"
+            assert other.user_state == {"at": 2}
+            assert other.global_samples == 2 * 2 * 4
+            loaded = other.logical_hash()
+            assert other.load_checkpoint(tmp_path) == "second"
+            assert other.logical_hash() == after
+        return before, after, loaded
+
+    models = [network(), network()]
+    for before, after, loaded in libzero.run_ranks(2, rank):
+        assert before == loaded != after
+    weights = get_fp32_state_dict_from_zero_checkpoint(tmp_path, "second")
+    for name, value in models[0].named_parameters():
+        assert torch.equal(weights[name], value.detach())

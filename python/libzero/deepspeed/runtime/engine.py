@@ -646,6 +646,8 @@ class DeepSpeedEngine(torch.nn.Module):
         before = latest.read_bytes() if not save_latest and latest.is_file() else None
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": _packed(state)})
+        if not save_latest:
+            self._engine.finish_checkpoint()
         if not save_latest and self.global_rank == 0:
             if before is None:
                 latest.unlink()
@@ -700,7 +702,7 @@ class DeepSpeedEngine(torch.nn.Module):
         return str(Path(load_dir) / taken), state.get("client_state", {})
 
     def destroy(self) -> None:
-        """[local] Lets go of the model; see libzero.Engine.close()."""
+        """[local] Lets go of the model; see libzero.Engine.close(), which completes a save in the background."""
         self._engine.close()
 
 

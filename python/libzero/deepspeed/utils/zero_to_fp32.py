@@ -23,8 +23,10 @@ __all__ = [
     "read_tensors",
 ]
 
-_READER = 3
+_READER = 4
 """The newest min_reader of a manifest whose tensors read_tensors() can assemble."""
+
+_FORMATS = ("zero.checkpoint/1", "zero.checkpoint/2")
 
 _DTYPES = {
     "F64": torch.float64,
@@ -53,8 +55,8 @@ def read_manifest(folder: str | os.PathLike[str], tag: str | None) -> tuple[Path
         raise FileNotFoundError(f"cannot find the latest checkpoint: {Path(folder) / 'latest'} is not there")
     path = Path(folder) / taken
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
-    if manifest.get("format") != "zero.checkpoint/1":
-        raise IoError(f"{path}: got format {manifest.get('format')!r}, expected 'zero.checkpoint/1'")
+    if manifest.get("format") not in _FORMATS:
+        raise IoError(f"{path}: got format {manifest.get('format')!r}, expected one of {', '.join(_FORMATS)}")
     needed = manifest.get("min_reader")
     if not isinstance(needed, int) or needed > _READER:
         raise IoError(
@@ -67,20 +69,34 @@ def read_manifest(folder: str | os.PathLike[str], tag: str | None) -> tuple[Path
 class _Files:
     """The rank files of a checkpoint, mapped into memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self._folder = folder
-        self._open: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+        self._names = [file["name"] for file in manifest["files"]]
+        self._open: dict[str, tuple[torch.Tensor, int, dict[str, Any]]] = {}
 
-    def read(self, part: Mapping[str, Any], dtype: torch.dtype) -> torch.Tensor:
-        name = part["file"]
+    def read(self, tensor: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensor's parts in order. Format 1 names the key of a part in its file, format 2 its place."""
+        dtype = _DTYPES[tensor["dtype"]]
+        found: list[tuple[int, torch.Tensor]] = []
+        for part in tensor["parts"]:
+            if isinstance(part, dict):
+                values, data, index = self._file(part["file"])
+                begin, end = (data + offset for offset in index[part["key"]]["data_offsets"])
+                found.append((int(part["start"]), values[begin:end].clone().view(dtype)))
+            else:
+                file, offset, start, numel = part
+                values, _, _ = self._file(self._names[file])
+                found.append((start, values[offset : offset + numel * dtype.itemsize].clone().view(dtype)))
+        return [values for _, values in sorted(found, key=lambda each: each[0])] or [torch.empty(0, dtype=dtype)]
+
+    def _file(self, name: str) -> tuple[torch.Tensor, int, dict[str, Any]]:
+        """Its bytes, the place of its data and its header."""
         if name not in self._open:
             path = self._folder / name
             whole = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
             head = int.from_bytes(whole[:8].numpy().tobytes(), "little")
-            self._open[name] = whole[8 + head :], json.loads(whole[8 : 8 + head].numpy().tobytes())
-        values, index = self._open[name]
-        begin, end = index[part["key"]]["data_offsets"]
-        return values[begin:end].clone().view(dtype)
+            self._open[name] = whole, 8 + head, json.loads(whole[8 : 8 + head].numpy().tobytes())
+        return self._open[name]
 
 
 def _assembled(flat: torch.Tensor, tensor: Mapping[str, Any]) -> torch.Tensor:
@@ -98,15 +114,12 @@ def _assembled(flat: torch.Tensor, tensor: Mapping[str, Any]) -> torch.Tensor:
 
 def read_tensors(path: Path, manifest: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, torch.Tensor]:
     """Whole tensors of these kinds by name, tied names included, in host memory."""
-    files = _Files(path)
+    files = _Files(path, manifest)
     found: dict[str, torch.Tensor] = {}
     for tensor in manifest["tensors"]:
         if tensor["kind"] not in kinds:
             continue
-        dtype = _DTYPES[tensor["dtype"]]
-        parts = sorted(tensor["parts"], key=lambda part: int(part["start"]))
-        flat = [files.read(part, dtype) for part in parts] or [torch.empty(0, dtype=dtype)]
-        found[tensor["name"]] = _assembled(torch.cat(flat), tensor)
+        found[tensor["name"]] = _assembled(torch.cat(files.read(tensor)), tensor)
     for alias, name in manifest["aliases"].items():
         if name in found:
             found[alias] = found[name]
