@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 
 #include "base/check.h"
-#include "formats/json.h"
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
+#include "interchange/weight_index.h"
 
 namespace zero::interchange {
 namespace {
@@ -16,7 +15,6 @@ using formats::fail_damaged;
 
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr std::uint64_t kMostIndexBytes = std::uint64_t{256} << 20;
 constexpr std::size_t kMostOpen = 16;
 
 // The place of a name: the directory that holds it, and the name in it.
@@ -112,33 +110,9 @@ class SafetensorsSource : public TensorSource {
   }
 
   void read_index(const std::string& name, const std::string& prefix) {
-    const auto path = folder_.path_of(name);
-    const auto json = formats::parse_json(folder_.read_file(name, kMostIndexBytes), path, 8);
-    const formats::JsonView top(json, path);
-    std::map<std::string, std::set<std::string>> by_file;
-    for (const auto& [tensor, view] : top.at("weight_map").fields()) {
-      const auto file = view.text();
-      if (!formats::valid_file_name(file)) view.fail("is not the plain name of a file");
-      by_file[file].insert(tensor);
-    }
-    for (const auto& [file, claimed] : by_file) {
-      auto left = claimed;
-      for (const auto& tensor : add(file, prefix))
-        if (left.erase(tensor) == 0)
-          fail_damaged(folder_.path_of(file), "holds the tensor " + tensor + ", which " + name + " does not say");
-      if (!left.empty())
-        fail_damaged(folder_.path_of(file), "does not hold the tensor " + *left.begin() + ", which " + name + " says");
-    }
-    const auto& raw = top.raw();
-    if (!raw.contains("metadata") || !raw["metadata"].is_object() || !raw["metadata"].contains("total_size")) return;
-    const auto& total = raw["metadata"]["total_size"];
-    // Old writers wrote a floating-point number.
-    const bool right = total.is_number_integer() ? total == data_bytes_
-                                                 : total.is_number() && total.get<double>() ==
-                                                                            static_cast<double>(data_bytes_);
-    if (!right)
-      fail_damaged(path, base::join("says that total_size is ", total.dump(), ", its files hold ", data_bytes_,
-                                    " bytes of tensors"));
+    const auto index = read_weight_index(folder_, name);
+    for (const auto& [file, claimed] : index.by_file) check_claimed(folder_, name, file, claimed, add(file, prefix));
+    index.check_total(data_bytes_);
   }
 
   void find_ties(const std::string& prefix) {
