@@ -53,6 +53,11 @@ PickleView PickleView::at(const std::string& key) const {
   return inner(*value, "/" + key);
 }
 
+bool PickleView::has_attribute(const std::string& name) const {
+  const Node* const value = node_->state ? node_->state->find(name) : nullptr;
+  return value && value->kind != Kind::None;
+}
+
 PickleView PickleView::attribute(const std::string& name) const {
   const Node* const value = node_->state ? node_->state->find(name) : nullptr;
   if (!value) fail(pickle::Tree::text_of(*node_, 60), "an object with " + name);

@@ -70,7 +70,7 @@ void StoredFiles::check_unchanged(std::size_t file) {
 
 std::string StoredSource::own_name(const std::string& name) const {
   if (!formats::valid_key(name) || base::printable(name, base::Lines::Escape) != name)
-    fail_damaged(files_.root().path(), "names a tensor \"" + base::printable(name, base::Lines::Escape) +
+    fail_damaged(files_.root().path(), "names a tensor \"" + base::printable(name.substr(0, 80), base::Lines::Escape) +
                                            "\", expected 1 to 4096 bytes of printable UTF-8");
   if (!name.starts_with(options_.prefix) || name.size() == options_.prefix.size())
     throw ConfigError("[checkpoint] " + files_.root().path() + ": the tensor " + name +

@@ -188,6 +188,8 @@ StoredTensor TorchArchive::view_of(const PickleView& value, const std::vector<co
   return tensor;
 }
 
+const char* dtype_of_torch(const Node& value) { return look_up(kTypes, value); }
+
 bool is_old_torch_file(std::string_view first) {
   // A pickled long integer of 10 bytes: torch's magic number; or "ustar" of a tar file.
   constexpr std::string_view kMagic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 14);

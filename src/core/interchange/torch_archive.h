@@ -50,6 +50,9 @@ class TorchArchive {
   std::unique_ptr<pickle::Tree> tree_;
 };
 
+// The name of torch.float32 and others in safetensors ("F32"); null for other values.
+const char* dtype_of_torch(const pickle::Node& value);
+
 // Whether a file begins as torch.save wrote it before torch 1.6, or as a tar file of even older ones.
 bool is_old_torch_file(std::string_view first_bytes);
 // The error about such a file, with the line that converts it.
