@@ -86,7 +86,8 @@ std::vector<std::string> names_in(const fs::path& folder, const std::string& end
     if (ending.empty()) {
       const PickleFile meta(folder / "batches.meta");
       if (const pickle::Node* const list = meta.tree.root().find("label_names"))
-        for (const pickle::Node* const name : list->items) names.emplace_back(name->text);
+        for (const pickle::Node* const name : list->items)
+          if (is_text(*name)) names.emplace_back(name->text);
     } else {
       const auto meta = mapped(folder / "batches.meta.txt");
       std::string_view text = bytes_of(*meta);

@@ -10,9 +10,6 @@ using pickle::Node;
 
 constexpr const char* kReadable = "numbers, texts, lists, dictionaries and numpy arrays of uint8";
 
-// A text of Python 2, bytes of Python 3, or a text that stands for bytes.
-bool is_text(const Node& node) { return node.kind == Kind::Text || node.kind == Kind::Bytes; }
-
 // The module numpy.core is numpy._core since numpy 2.
 bool is_reconstruct(const Node& node) {
   return node.is_call("numpy.core.multiarray._reconstruct") || node.is_call("numpy._core.multiarray._reconstruct");
@@ -48,6 +45,7 @@ pickle::Limits limits_of_pictures() {
   pickle::Limits limits;
   limits.lowest_protocol = limits.highest_protocol = 2;
   limits.opcodes = 1'000'000;
+  limits.stack = limits.opcodes;
   limits.text_bytes = limits.bytes;
   limits.python2_texts = true;
   limits.readable = kReadable;
@@ -63,7 +61,8 @@ void read_array(const Node& node, PickledArray& array) {
                      (state[3]->kind == Kind::Bool || state[3]->kind == Kind::Integer) && state[3]->integer == 0;
   const Node* elements = known ? state[4] : nullptr;
   if (elements && elements->is_call("_codecs.encode") && elements->arguments().size() == 2 &&
-      is_text(*elements->arguments()[0]) && elements->arguments()[1]->text == "latin1") {
+      is_text(*elements->arguments()[0]) && is_text(*elements->arguments()[1]) &&
+      elements->arguments()[1]->text == "latin1") {
     array.decoded = latin1(*elements->arguments()[0]);
     array.bytes = array.decoded;
   } else if (elements && is_text(*elements)) {

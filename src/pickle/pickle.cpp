@@ -2,6 +2,7 @@
 // that are left before anything is allocated.
 #include "pickle/pickle.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 
@@ -85,9 +86,11 @@ class Machine {
   }
 
   Node& push(Kind kind) {
+    if (stack_.size() >= limits_.stack)
+      fail("more than " + std::to_string(limits_.stack) + " values side by side", limits_.readable);
     Node& node = tree_.nodes_.emplace_back();
     node.kind = kind;
-    node.offset = opcode_;
+    node.offset = static_cast<std::uint32_t>(opcode_);
     stack_.push_back(&node);
     return node;
   }
@@ -121,8 +124,15 @@ class Machine {
     return items;
   }
   bool container(Kind kind, std::vector<const Node*> items) {
-    push(kind).items = std::move(items);
+    Node& node = push(kind);
+    deepen(node, items);
+    node.items = std::move(items);
     return true;
+  }
+  void deepen(Node& whole, const std::vector<const Node*>& items) const {
+    for (const Node* const item : items) whole.depth = std::max<std::uint16_t>(whole.depth, item->depth + 1);
+    if (whole.depth > kMostNested)
+      fail("more than " + std::to_string(kMostNested) + " values in each other", limits_.readable);
   }
   // A list, set or dictionary, or an object that is filled like one.
   bool append(Kind kind, const std::vector<const Node*>& items) {
@@ -136,6 +146,7 @@ class Machine {
     } else if (whole.kind != kind) {
       fail("an opcode for a value of another kind", limits_.readable);
     }
+    deepen(whole, items);
     whole.items.insert(whole.items.end(), items.begin(), items.end());
     return true;
   }
@@ -296,17 +307,18 @@ class Machine {
         return global(names[0]->text, names[1]->text);
       }
       case 'R':
-        return call(pop(2), nullptr);
       case '\x81':
-        return call(pop(2), nullptr);
-      case '\x92': {
-        const Node* const keywords = pop();
-        if (keywords->kind != Kind::Dict) fail("keywords that are no dictionary", limits_.readable);
-        return call(pop(2), keywords);
+        return call(pop(2));
+      case '\x92': {  // (class, arguments, keywords), as protocol 2 writes it
+        auto given = pop(3);
+        global("copyreg", "__newobj_ex__");
+        container(Kind::Tuple, std::move(given));
+        return call(pop(2));
       }
       case 'b': {
         const Node* const state = pop();
         Node* const value = pop();
+        deepen(*value, {state});
         value->state = state;
         stack_.push_back(value);
         return true;
@@ -323,12 +335,9 @@ class Machine {
     push(Kind::Global).text = *tree_.names_.insert(std::move(whole)).first;  // files repeat few names
     return true;
   }
-  bool call(std::vector<const Node*> items, const Node* keywords) {
+  bool call(std::vector<const Node*> items) {
     if (items[1]->kind != Kind::Tuple) fail("a call without arguments", limits_.readable);
-    Node& node = push(Kind::Call);
-    node.items = std::move(items);
-    node.keywords = keywords;
-    return true;
+    return container(Kind::Call, std::move(items));
   }
 
   Tree& tree_;

@@ -25,25 +25,28 @@ enum class Kind : std::uint8_t {
   Set,          // items
   Dict,         // items: key, value, key, value, ...
   Global,       // text: "module.name"
-  Call,         // items: what is called, its arguments, ...; arguments of keywords in `keywords`
+  Call,         // items: what is called, its arguments, then what the object was filled with
   Persistent,   // items: the identifier that the program would have resolved
 };
 
+// Trees of large models have millions of nodes, so a node is small: which of `integer`, `number` and `text` it has is
+// said by its kind.
 struct Node {
   Kind kind = Kind::None;
   bool pairs = false;        // Call: what follows the arguments in items is key, value, ...; else it is a list's
-  std::uint64_t offset = 0;  // of its opcode
+  std::uint16_t depth = 0;   // of values in it, when it was made
+  std::uint32_t offset = 0;  // of its opcode
   union {
     std::int64_t integer;
     double number;
+    std::string_view text;
   };
-  std::string_view text;
   std::vector<const Node*> items;
-  const Node* keywords = nullptr;
   const Node* state = nullptr;  // the argument of BUILD: what the object would have set its attributes from
 
-  Node() : integer(0) {}
+  Node() : text() {}
   bool is(Kind wanted) const { return kind == wanted; }
+  // Of a Text, Bytes or Global.
   bool is(Kind wanted, std::string_view value) const { return kind == wanted && text == value; }
   bool is_call(std::string_view function) const { return kind == Kind::Call && items[0]->is(Kind::Global, function); }
   // Items of a call's arguments. Arguments are a tuple.
@@ -68,16 +71,19 @@ struct Fault : std::runtime_error {
 [[noreturn]] void fail_at(std::uint64_t offset, const std::string& got, const std::string& expected);
 
 struct Limits {
-  std::uint64_t bytes = std::uint64_t{256} << 20;
+  std::uint64_t bytes = std::uint64_t{256} << 20;  // less than 4 GiB
   std::uint64_t opcodes = 50'000'000;
   std::uint64_t text_bytes = std::uint64_t{1} << 20;  // of one text
   int lowest_protocol = 2, highest_protocol = 5;
   bool python2_texts = false;                // SHORT_BINSTRING and BINSTRING, which Python 2 writes
-  const char* readable = "a whole pickle";  // what is expected instead of an opcode without its values
+  std::uint64_t stack = 1 << 18;             // values that no other value holds yet
+  const char* readable = "a whole pickle";   // what is expected instead of an opcode without its values
 };
 
 // How deep trees are followed: no writer nests deeper, and a list may contain itself.
 inline constexpr int kMostDepth = 64;
+// Values in each other that a tree may have: beyond it, a file is made to exhaust its readers.
+inline constexpr int kMostNested = 1000;
 
 class Tree {
  public:

@@ -258,7 +258,7 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
     std::string error;
     const auto got = read_all(path, &error);
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1)) << i;
-    EXPECT_LT(peak_bytes() - before, std::uint64_t{200} << 20) << i;
+    EXPECT_LT(peak_bytes() - before, std::uint64_t{64} << 20) << i;
     EXPECT_FALSE(fs::exists(mark)) << i;
     refused += got.empty();
     // Otherwise there is nothing to read: calls and lists are remarks.

@@ -72,7 +72,7 @@ TEST(Pickle, CallsAreTreesOfNames) {
   EXPECT_EQ(text_of("ca\nB\n)\x81}\x8c\x01xK\x01s"
                     "b"),
             "a.B() with {'x': 1}");
-  EXPECT_EQ(text_of("ca\nB\n)}\x92"), "a.B()");
+  EXPECT_EQ(text_of("ca\nB\n)}\x92"), "copyreg.__newobj_ex__(a.B, (), {})");
   EXPECT_EQ(text_of("ccollections\nOrderedDict\n)R\x8c\x01xK\x01s"), "collections.OrderedDict(){'x': 1}");
   EXPECT_EQ(text_of("ccollections\ndeque\n)RK\x01"
                     "a"),
@@ -135,6 +135,14 @@ TEST(Pickle, WhatIsRefused) {
   Limits limits;
   limits.bytes = 3;
   EXPECT_EQ(error_of("\x80\x02NN", limits), "[pickle] got 4 bytes at byte 3, expected at most 3");
+  EXPECT_EQ(error_of("\x80\x02)" + std::string(1001, '\x85') + "."),
+            "[pickle] got more than 1000 values in each other at byte 1003" + whole);
+  EXPECT_EQ(error_of("\x80\x02" + std::string(1001, ']') + std::string(1001, 'a') + "."),
+            "[pickle] got an opcode without its value at byte 2003" + whole);
+  EXPECT_EQ(error_of("\x80\x02" + std::string(1002, ']') + std::string(1001, 'a') + "."),
+            "[pickle] got more than 1000 values in each other at byte 2004" + whole);
+  EXPECT_EQ(error_of("\x80\x02" + std::string(300000, ']')),
+            "[pickle] got more than 262144 values side by side at byte 262146" + whole);
   limits = {};
   limits.opcodes = 10;
   EXPECT_EQ(error_of("\x80\x02" + std::string(20, 'N') + ".", limits),
