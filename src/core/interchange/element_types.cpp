@@ -19,7 +19,7 @@
 namespace zero::interchange {
 namespace {
 
-constexpr std::int64_t kBlock = 4096;  // elements on the stack's side of a conversion
+constexpr std::int64_t kConversionBlock = 4096;  // elements on the stack's side of a conversion
 
 std::optional<kernels::Dtype> kernel_dtype(const std::string& dtype) {
   if (dtype == "F32") return kernels::Dtype::F32;
@@ -87,9 +87,9 @@ Conversion convert_elements(const void* from, const std::string& from_dtype, std
   }
   ZERO_CHECK(is_floating(from_dtype) && is_floating(to_dtype), "elements of ", from_dtype, " to ", to_dtype);
   const auto source = kernel_dtype(from_dtype), target = kernel_dtype(to_dtype);
-  std::vector<float> block(static_cast<std::size_t>(std::min(numel, kBlock)));
-  for (std::int64_t done = 0; done < numel; done += kBlock) {
-    const auto count = std::min(kBlock, numel - done);
+  std::vector<float> block(static_cast<std::size_t>(std::min(numel, kConversionBlock)));
+  for (std::int64_t done = 0; done < numel; done += kConversionBlock) {
+    const auto count = std::min(kConversionBlock, numel - done);
     const auto* const in = static_cast<const char*>(from) + done * width_of(from_dtype);
     auto* const out = static_cast<char*>(to) + done * width_of(to_dtype);
     if (source) {
@@ -117,6 +117,12 @@ Conversion convert_elements(const void* from, const std::string& from_dtype, std
     }
   }
   return result;
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
 }
 
 std::string element_text(const void* element, const std::string& dtype) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace zero::interchange {
 
@@ -21,6 +22,8 @@ struct Conversion {
 Conversion convert_elements(const void* from, const std::string& from_dtype, std::int64_t numel, void* to,
                             const std::string& to_dtype);
 
+// "[2, 3]"
+std::string shape_text(const std::vector<std::int64_t>& shape);
 // One element as text, for messages: shortest decimal digits that give it back.
 std::string element_text(const void* element, const std::string& dtype);
 

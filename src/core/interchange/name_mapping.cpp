@@ -6,22 +6,17 @@
 
 #include "base/check.h"
 #include "formats/manifest.h"
+#include "interchange/element_types.h"
 #include "interchange/name_pattern.h"
 #include "interchange/names.h"
 
 namespace zero::interchange {
 namespace {
 
-constexpr std::size_t kMostShown = 20;
+constexpr std::size_t kMostFaults = 20;
 
 // States of optimizers are apart; all else of a model shares its names.
 std::string class_of(const std::string& kind) { return kind.starts_with("opt.") ? kind : ""; }
-
-std::string text_of(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return text + "]";
-}
 
 std::int64_t rest_of(const std::vector<std::int64_t>& shape) {
   std::int64_t rest = 1;
@@ -100,8 +95,8 @@ class Mapper {
     std::string text = base::join("[names] the map ", map_.name(), " does not fit the tensors of ", label, " (",
                                   direction == Direction::ToOurs ? "from their names" : "to their names", "); ",
                                   faults_.size(), faults_.size() == 1 ? " fault:" : " faults:");
-    for (std::size_t i = 0; i < std::min(faults_.size(), kMostShown); ++i) text += "\n  " + faults_[i];
-    if (faults_.size() > kMostShown) text += base::join("\n  and ", faults_.size() - kMostShown, " more");
+    for (std::size_t i = 0; i < std::min(faults_.size(), kMostFaults); ++i) text += "\n  " + faults_[i];
+    if (faults_.size() > kMostFaults) text += base::join("\n  and ", faults_.size() - kMostFaults, " more");
     throw ConfigError(text);
   }
 
@@ -143,7 +138,7 @@ class Mapper {
     if (order == Order::Same) return true;
     if (order == Order::Transposed) {
       if (shape.size() != 2) {
-        faults_.push_back(name + ": has the shape " + text_of(shape) + ", expected two dimensions to transpose");
+        faults_.push_back(name + ": has the shape " + shape_text(shape) + ", expected two dimensions to transpose");
         return false;
       }
       std::swap(shape[0], shape[1]);
@@ -151,7 +146,7 @@ class Mapper {
       return true;
     }
     if (shape.empty() || shape[0] % (2 * rule.heads) != 0) {
-      faults_.push_back(base::join(name, ": has the shape ", text_of(shape), ", expected a multiple of 2 x ",
+      faults_.push_back(base::join(name, ": has the shape ", shape_text(shape), ", expected a multiple of 2 x ",
                                    rule.heads, " rows to permute heads"));
       return false;
     }
@@ -180,9 +175,9 @@ class Mapper {
       } else if (shape.empty() || shape.size() != target.shape.size() ||
                  !std::equal(shape.begin() + 1, shape.end(), target.shape.begin() + 1) ||
                  tensor.dtype != target.dtype || tensor.kind != target.kind) {
-        faults_.push_back(base::join(tensor.name, ": is ", tensor.kind, " ", tensor.dtype, " ", text_of(shape),
+        faults_.push_back(base::join(tensor.name, ": is ", tensor.kind, " ", tensor.dtype, " ", shape_text(shape),
                                      ", which cannot follow ", target.kind, " ", target.dtype, " ",
-                                     text_of(target.shape), " in ", name));
+                                     shape_text(target.shape), " in ", name));
         return;
       }
       sizes.push_back(shape.empty() ? 1 : shape[0]);
@@ -206,7 +201,7 @@ class Mapper {
     std::int64_t total = 0;
     for (const auto share : rule.shares) total += share;
     if (rule.theirs.size() > 1 && (tensor.shape.empty() || tensor.shape[0] % total != 0)) {
-      faults_.push_back(base::join(tensor.name, ": has the shape ", text_of(tensor.shape), ", expected rows in ", total,
+      faults_.push_back(base::join(tensor.name, ": has the shape ", shape_text(tensor.shape), ", expected rows in ", total,
                                    " equal shares"));
       return;
     }

@@ -11,7 +11,7 @@
 namespace zero::interchange {
 namespace {
 
-constexpr std::size_t kMostOpen = 16;
+constexpr std::size_t kMostOutputs = 16;
 
 std::filesystem::path without_slash(const std::string& path) {
   const std::filesystem::path whole(path);
@@ -32,7 +32,7 @@ void OutputWriter::write(std::size_t file, std::uint64_t offset, const void* dat
   if (bytes == 0) return;
   auto found = std::find_if(open_.begin(), open_.end(), [&](const Open& one) { return one.index == file; });
   if (found == open_.end()) {
-    if (open_.size() >= kMostOpen) close();
+    if (open_.size() >= kMostOutputs) close();
     const std::filesystem::path path = std::filesystem::path(folder_) / names_[file];
     open_.push_back({file, formats::Folder::open(fs_, path.parent_path().string())
                                .open_to_write(path.filename().string())});

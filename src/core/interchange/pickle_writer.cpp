@@ -8,6 +8,7 @@
 #include <zero/errors.h>
 
 #include "formats/manifest.h"
+#include "interchange/little_endian.h"
 
 namespace zero::interchange {
 namespace {
@@ -20,10 +21,6 @@ const char* storage_of(const std::string& dtype) {
   for (const auto& [name, storage] : kStorages)
     if (dtype == name) return storage;
   throw ConfigError("[export] torch's files have no storage of the type " + dtype);
-}
-
-void put(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 255);
 }
 
 }  // namespace
@@ -42,19 +39,19 @@ void PickleWriter::end_list() { out_ += 'e'; }
 
 void PickleWriter::text(const std::string& value) {
   out_ += 'X';
-  put(out_, value.size(), 4);
+  append_little(out_, value.size(), 4);
   out_ += value;
 }
 
 void PickleWriter::integer(std::int64_t value) {
   if (value == static_cast<std::int32_t>(value)) {
     out_ += 'J';
-    put(out_, static_cast<std::uint64_t>(value), 4);
+    append_little(out_, static_cast<std::uint64_t>(value), 4);
     return;
   }
   out_ += '\x8a';  // LONG1
-  put(out_, 8, 1);
-  put(out_, static_cast<std::uint64_t>(value), 8);
+  append_little(out_, 8, 1);
+  append_little(out_, static_cast<std::uint64_t>(value), 8);
 }
 
 void PickleWriter::real(double value) {

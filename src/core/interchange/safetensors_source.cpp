@@ -17,14 +17,14 @@ using formats::fail_damaged;
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr std::uint64_t kMostIndexBytes = std::uint64_t{256} << 20;
-constexpr std::size_t kMostOpen = 16;
+constexpr std::size_t kMostInputs = 16;
 
 // The place of a name: the directory that holds it, and the name in it.
-struct Split {
+struct SplitPath {
   std::string folder, name;
 };
 
-Split split(const std::string& path) {
+SplitPath split_path(const std::string& path) {
   std::filesystem::path whole(path);
   if (!whole.has_filename()) whole = whole.parent_path();
   const auto parent = whole.parent_path().string();
@@ -82,7 +82,7 @@ class SafetensorsSource : public TensorSource {
   const formats::File& open(Known& known) {
     if (known.file) return *known.file;
     if (std::count_if(files_.begin(), files_.end(), [](const Known& one) { return one.file.has_value(); }) >=
-        static_cast<std::ptrdiff_t>(kMostOpen))
+        static_cast<std::ptrdiff_t>(kMostInputs))
       for (auto& other : files_) other.file.reset();
     known.file.emplace(folder_.open_file(known.name));
     return *known.file;
@@ -165,7 +165,7 @@ bool has_safetensors(const formats::Folder& folder) { return folder.exists(kOneF
 
 std::unique_ptr<TensorSource> open_safetensors(formats::FsOps& fs, const std::string& path,
                                                const SourceOptions& options) {
-  const auto [parent, name] = split(path);
+  const auto [parent, name] = split_path(path);
   auto folder = formats::Folder::open(fs, parent);
   const auto info = folder.info_of(name);
   if (info && !info->directory)

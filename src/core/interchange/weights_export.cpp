@@ -14,8 +14,8 @@
 namespace zero::interchange {
 namespace {
 
-constexpr std::int64_t kWindow = std::int64_t{1} << 20;  // elements
-constexpr const char* kWhere = "[export]";
+constexpr std::int64_t kExportWindow = std::int64_t{1} << 20;  // elements
+constexpr const char* kExport = "[export]";
 
 // Order of the files, so that they are written from front to back.
 std::vector<std::size_t> file_order(const WeightsLayout& layout) {
@@ -37,7 +37,7 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
   const auto plan = plan_weights(source.tensors(), source.aliases(), map ? &*map : nullptr, options, label);
   const auto view = named_source(source, plan.mapping);
   const bool torch = plan.torch.has_value();
-  OutputFiles files(fs, path, torch ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kWhere);
+  OutputFiles files(fs, path, torch ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kExport);
   files.create(plan.layout.files);
   OutputWriter writer(fs, files.folder(), files.names());
   std::vector<char> in, out;
@@ -48,8 +48,8 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
     const auto& tensor = plan.tensors[t];
     const auto& from = view->tensors()[plan.from[t]];
     const auto width = width_of(tensor.dtype), numel = formats::numel_of(tensor.shape);
-    for (std::int64_t begin = 0; begin < numel; begin += kWindow) {
-      const auto count = std::min(kWindow, numel - begin);
+    for (std::int64_t begin = 0; begin < numel; begin += kExportWindow) {
+      const auto count = std::min(kExportWindow, numel - begin);
       const auto bytes = static_cast<std::size_t>(count * width);
       in.resize(static_cast<std::size_t>(count * width_of(from.dtype)));
       out.resize(bytes);

@@ -12,7 +12,7 @@
 namespace zero::interchange {
 namespace {
 
-constexpr std::size_t kMostShown = 20;
+constexpr std::size_t kMostOverflows = 20;
 
 bool is_weight(const SourceTensor& tensor) { return !tensor.kind.starts_with("opt."); }
 
@@ -89,8 +89,8 @@ void check_overflows(const std::map<std::string, std::int64_t>& overflows, const
                                 overflows.size() == 1 ? " tensor:" : " tensors:");
   std::size_t shown = 0;
   for (const auto& [name, count] : overflows)
-    if (shown++ < kMostShown) text += base::join("\n  ", name, ": ", count, count == 1 ? " value" : " values");
-  if (overflows.size() > kMostShown) text += base::join("\n  and ", overflows.size() - kMostShown, " more");
+    if (shown++ < kMostOverflows) text += base::join("\n  ", name, ": ", count, count == 1 ? " value" : " values");
+  if (overflows.size() > kMostOverflows) text += base::join("\n  and ", overflows.size() - kMostOverflows, " more");
   throw InternalError(text + "\nHint: --dtype bf16, or --allow-overflow, which makes them infinite.",
                       ExitCode::kNumerical);
 }

@@ -4,16 +4,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "interchange/little_endian.h"
 
 namespace zero::interchange {
 namespace {
 
 constexpr std::uint64_t kAlignment = 64, kMost32 = 0xffffffffu, kMost16 = 0xffffu;
 constexpr std::uint64_t kLocalBytes = 30, kPaddingHead = 4, kZip64Local = 20;
-
-void put(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 255);
-}
 
 bool is_large(const ZipRecord& record) { return record.bytes >= kMost32; }
 
@@ -23,31 +20,31 @@ std::uint64_t local_bytes(const ZipRecord& record) {
 
 // What local and central headers have in common: from "version needed" to the lengths.
 void put_common(std::string& out, const ZipRecord& record, std::uint32_t crc, bool zip64) {
-  put(out, zip64 ? 45 : 20, 2);
-  put(out, 0, 2);  // flags
-  put(out, 0, 2);  // stored
-  put(out, 0, 2);  // time
-  put(out, 0x21, 2);  // 1 January 1980
-  put(out, crc, 4);
-  put(out, is_large(record) ? kMost32 : record.bytes, 4);
-  put(out, is_large(record) ? kMost32 : record.bytes, 4);
-  put(out, record.name.size(), 2);
+  append_little(out, zip64 ? 45 : 20, 2);
+  append_little(out, 0, 2);  // flags
+  append_little(out, 0, 2);  // stored
+  append_little(out, 0, 2);  // time
+  append_little(out, 0x21, 2);  // 1 January 1980
+  append_little(out, crc, 4);
+  append_little(out, is_large(record) ? kMost32 : record.bytes, 4);
+  append_little(out, is_large(record) ? kMost32 : record.bytes, 4);
+  append_little(out, record.name.size(), 2);
 }
 
 std::string local_header(const ZipRecord& record, std::uint32_t crc) {
   std::string out = "PK\3\4";
   put_common(out, record, crc, is_large(record));
   const auto padding = record.data - record.header - local_bytes(record);
-  put(out, (is_large(record) ? kZip64Local : 0) + kPaddingHead + padding, 2);
+  append_little(out, (is_large(record) ? kZip64Local : 0) + kPaddingHead + padding, 2);
   out += record.name;
   if (is_large(record)) {
-    put(out, 1, 2);
-    put(out, 16, 2);
-    put(out, record.bytes, 8);
-    put(out, record.bytes, 8);
+    append_little(out, 1, 2);
+    append_little(out, 16, 2);
+    append_little(out, record.bytes, 8);
+    append_little(out, record.bytes, 8);
   }
   out += "FB";
-  put(out, padding, 2);
+  append_little(out, padding, 2);
   out.append(padding, 'Z');
   return out;
 }
@@ -55,26 +52,26 @@ std::string local_header(const ZipRecord& record, std::uint32_t crc) {
 std::string directory_entry(const ZipRecord& record, std::uint32_t crc) {
   std::string extra;
   if (is_large(record)) {
-    put(extra, record.bytes, 8);
-    put(extra, record.bytes, 8);
+    append_little(extra, record.bytes, 8);
+    append_little(extra, record.bytes, 8);
   }
-  if (record.header >= kMost32) put(extra, record.header, 8);
+  if (record.header >= kMost32) append_little(extra, record.header, 8);
   const bool zip64 = !extra.empty();
   if (zip64) {
     std::string head;
-    put(head, 1, 2);
-    put(head, extra.size(), 2);
+    append_little(head, 1, 2);
+    append_little(head, extra.size(), 2);
     extra = head + extra;
   }
   std::string out = "PK\1\2";
-  put(out, zip64 ? 45 : 20, 2);  // made by
+  append_little(out, zip64 ? 45 : 20, 2);  // made by
   put_common(out, record, crc, zip64);
-  put(out, extra.size(), 2);
-  put(out, 0, 2);  // comment
-  put(out, 0, 2);  // disk
-  put(out, 0, 2);  // internal attributes
-  put(out, 0, 4);  // external attributes
-  put(out, record.header >= kMost32 ? kMost32 : record.header, 4);
+  append_little(out, extra.size(), 2);
+  append_little(out, 0, 2);  // comment
+  append_little(out, 0, 2);  // disk
+  append_little(out, 0, 2);  // internal attributes
+  append_little(out, 0, 4);  // external attributes
+  append_little(out, record.header >= kMost32 ? kMost32 : record.header, 4);
   return out + record.name + extra;
 }
 
@@ -83,28 +80,28 @@ std::string end_of(const ZipLayout& layout, std::uint64_t directory_bytes) {
   std::string out;
   if (count >= kMost16 || layout.directory >= kMost32 || directory_bytes >= kMost32) {
     out = "PK\6\6";
-    put(out, 44, 8);
-    put(out, 45, 2);
-    put(out, 45, 2);
-    put(out, 0, 4);
-    put(out, 0, 4);
-    put(out, count, 8);
-    put(out, count, 8);
-    put(out, directory_bytes, 8);
-    put(out, layout.directory, 8);
+    append_little(out, 44, 8);
+    append_little(out, 45, 2);
+    append_little(out, 45, 2);
+    append_little(out, 0, 4);
+    append_little(out, 0, 4);
+    append_little(out, count, 8);
+    append_little(out, count, 8);
+    append_little(out, directory_bytes, 8);
+    append_little(out, layout.directory, 8);
     out += "PK\6\7";
-    put(out, 0, 4);
-    put(out, layout.directory + directory_bytes, 8);
-    put(out, 1, 4);
+    append_little(out, 0, 4);
+    append_little(out, layout.directory + directory_bytes, 8);
+    append_little(out, 1, 4);
   }
   out += "PK\5\6";
-  put(out, 0, 2);
-  put(out, 0, 2);
-  put(out, std::min<std::uint64_t>(count, kMost16), 2);
-  put(out, std::min<std::uint64_t>(count, kMost16), 2);
-  put(out, std::min(directory_bytes, kMost32), 4);
-  put(out, std::min(layout.directory, kMost32), 4);
-  put(out, 0, 2);
+  append_little(out, 0, 2);
+  append_little(out, 0, 2);
+  append_little(out, std::min<std::uint64_t>(count, kMost16), 2);
+  append_little(out, std::min<std::uint64_t>(count, kMost16), 2);
+  append_little(out, std::min(directory_bytes, kMost32), 4);
+  append_little(out, std::min(layout.directory, kMost32), 4);
+  append_little(out, 0, 2);
   return out;
 }
 
