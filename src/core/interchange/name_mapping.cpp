@@ -240,7 +240,9 @@ void add_ties(const NameMap& map, Direction direction, const Mapper& mapper,
   for (const auto& [alias, owner, condition] : map.ties()) {
     const auto fits = [&](const MappedTensor& tensor) { return name_matches(condition, tensor.name); };
     if (direction == Direction::ToOurs) {
-      tie(mapper.renamed(direction, alias), mapper.renamed(direction, owner));
+      const auto mine = mapper.renamed(direction, alias), other = mapper.renamed(direction, owner);
+      if (!mine.empty() && !other.empty()) mapping.ties[mine] = other;
+      tie(mine, other);
       continue;
     }
     // Files have the data under one name of a group of ties, which need not be the one that the model has them under.

@@ -51,6 +51,8 @@ enum class Direction { ToTheirs, ToOurs };
 struct Mapping {
   std::vector<MappedTensor> tensors;           // by kind and name; segments count the given tensors
   std::map<std::string, std::string> aliases;  // name of a tied tensor -> name of one of `tensors`
+  // To ours: names that the map's ties make equal, whether the files have both or not.
+  std::map<std::string, std::string> ties = {};
 };
 // Maps all tensors of a source; states of optimizers like their parameters. Throws ConfigError that lists every tensor
 // without a rule, incomplete joints, wrong shapes and names met twice. `label`: of the source, for the message.
