@@ -275,6 +275,6 @@ int zero_checkpoint(int argc, char** argv) {
   if (verb == "import")
     throw ConfigError("[zero checkpoint] got import, which is not available in this version" + known);
   const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune", "export", "convert", "diff"});
-  throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") +
-                    known + (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
+  throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") + known +
+                    (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
 }

@@ -65,7 +65,10 @@ int export_weights(int argc, char** argv) {
   if (!command.parse(argc, argv)) return 0;
   const auto where = "[zero checkpoint " + verb + "] ";
   if (source.empty() || out.empty() || options.format.empty())
-    throw ConfigError(where + "got no " + (source.empty() ? "source" : out.empty() ? "OUT" : "--to") +
+    throw ConfigError(where + "got no " +
+                      (source.empty() ? "source"
+                       : out.empty()  ? "OUT"
+                                      : "--to") +
                       ", expected a source, OUT and --to hf, pt or universal. Hint: zero checkpoint " + verb +
                       " --help");
   options.dtype = dtype == "stored" ? "" : dtype;
@@ -117,13 +120,13 @@ int diff_checkpoints(int argc, char** argv) {
   }
   const auto terminal = report::describe_terminal(STDOUT_FILENO, command.global().color);
   const auto count = difference.tensors.size();
-  print_result(
-      command.global().json
-          ? "{\"schema\": \"zero.checkpoint.diff/1\", \"a\": " + json_quote(a) + ", \"b\": " + json_quote(b) +
-                ", \"compared\": " + std::to_string(difference.compared) + ", \"different\": [" + json + "]}\n"
-          : base::printable((count == 0 ? "" : table.render(static_cast<std::size_t>(terminal.columns), terminal.utf8)) +
-                            std::to_string(difference.compared) + " tensors compared, " + std::to_string(count) +
-                            (count == 1 ? " difference\n" : " differences\n")));
+  print_result(command.global().json
+                   ? "{\"schema\": \"zero.checkpoint.diff/1\", \"a\": " + json_quote(a) + ", \"b\": " + json_quote(b) +
+                         ", \"compared\": " + std::to_string(difference.compared) + ", \"different\": [" + json + "]}\n"
+                   : base::printable(
+                         (count == 0 ? "" : table.render(static_cast<std::size_t>(terminal.columns), terminal.utf8)) +
+                         std::to_string(difference.compared) + " tensors compared, " + std::to_string(count) +
+                         (count == 1 ? " difference\n" : " differences\n")));
   return count == 0 ? 0 : 1;
 }
 

@@ -3,7 +3,7 @@
 
 namespace zero::cli {
 
-int export_weights(int argc, char** argv);   // `export` and `convert`
+int export_weights(int argc, char** argv);  // `export` and `convert`
 int diff_checkpoints(int argc, char** argv);
 
 }  // namespace zero::cli

@@ -39,7 +39,7 @@ struct ImportReport {
 };
 
 struct ExportReport {
-  std::vector<std::string> files;    // names in the directory; of "pt" the path
+  std::vector<std::string> files;  // names in the directory; of "pt" the path
   std::int64_t tensors = 0, bytes = 0;
   std::vector<std::string> remarks;  // one line each: what was left out or changed
 };

@@ -103,7 +103,8 @@ class Mapper {
  private:
   // Their names may lack the map's prefix, as those of a model without its head do.
   std::vector<std::string> spellings(const std::string& name) const {
-    return map_.prefix().empty() ? std::vector<std::string>{name} : std::vector<std::string>{name, map_.prefix() + name};
+    return map_.prefix().empty() ? std::vector<std::string>{name}
+                                 : std::vector<std::string>{name, map_.prefix() + name};
   }
 
   bool ignored(const std::string& name) const {
@@ -132,8 +133,8 @@ class Mapper {
   }
 
   // A run of a tensor's rows in the rule's order; `shape` becomes the target's. False after a fault.
-  bool segment(const NameMap::Rule& rule, Order order, const std::string& name, std::size_t source,
-               std::int64_t begin, std::vector<std::int64_t>& shape, Segment& out) {
+  bool segment(const NameMap::Rule& rule, Order order, const std::string& name, std::size_t source, std::int64_t begin,
+               std::vector<std::int64_t>& shape, Segment& out) {
     out = {source, begin, shape.empty() ? 1 : shape[0], rest_of(shape), order, rule.heads};
     if (order == Order::Same) return true;
     if (order == Order::Transposed) {
@@ -201,8 +202,8 @@ class Mapper {
     std::int64_t total = 0;
     for (const auto share : rule.shares) total += share;
     if (rule.theirs.size() > 1 && (tensor.shape.empty() || tensor.shape[0] % total != 0)) {
-      faults_.push_back(base::join(tensor.name, ": has the shape ", shape_text(tensor.shape), ", expected rows in ", total,
-                                   " equal shares"));
+      faults_.push_back(base::join(tensor.name, ": has the shape ", shape_text(tensor.shape), ", expected rows in ",
+                                   total, " equal shares"));
       return;
     }
     std::int64_t begin = 0;

@@ -16,8 +16,7 @@ constexpr std::int64_t kPanelBytes = std::int64_t{16} << 20;
 
 class NamedSource : public TensorSource {
  public:
-  NamedSource(TensorSource& source, Mapping mapping)
-      : source_(source), mapping_(std::move(mapping)) {
+  NamedSource(TensorSource& source, Mapping mapping) : source_(source), mapping_(std::move(mapping)) {
     for (std::size_t t = 0; t < mapping_.tensors.size(); ++t) {
       const auto& tensor = mapping_.tensors[t];
       tensors_.push_back({tensor.kind, tensor.name, tensor.dtype, tensor.shape});
@@ -39,7 +38,7 @@ class NamedSource : public TensorSource {
     if (!tensor.moves_elements()) {
       for_each_run(tensor, begin, end, [&](const ElementRun& run) {
         source_.read(source_.tensors()[run.source], run.from, run.numel,
-                      static_cast<char*>(out) + (run.to - begin) * width);
+                     static_cast<char*>(out) + (run.to - begin) * width);
       });
       return;
     }
@@ -77,9 +76,8 @@ class NamedSource : public TensorSource {
     if (segment->rows <= rows) {  // one read instead of many
       staging_.resize(panel_.size());
       source_.read(source_.tensors()[segment->source], segment->begin, segment->numel(), staging_.data());
-      for_each_run(tensor, panel_begin_, panel_end_, [&](const ElementRun& run) {
-        place(run, staging_.data() + (run.from - segment->begin) * width);
-      });
+      for_each_run(tensor, panel_begin_, panel_end_,
+                   [&](const ElementRun& run) { place(run, staging_.data() + (run.from - segment->begin) * width); });
     } else {
       for_each_run(tensor, panel_begin_, panel_end_, [&](const ElementRun& run) {
         staging_.resize(static_cast<std::size_t>(run.numel * width));

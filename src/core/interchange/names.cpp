@@ -69,7 +69,8 @@ NameMap::Rule rule_in(const formats::JsonView& view) {
   if (std::count(rule.ours.begin(), rule.ours.end(), '*') > 1) view.fail("has more than one \"*\"");
   for (const auto* const names : {&rule.theirs, &rule.also})
     for (const auto& name : *names)
-      if (std::count(name.begin(), name.end(), '*') > 1 || captures_of(name) != captures) view.fail("has other numbers or \"*\" in " + name + " than in " + rule.ours);
+      if (std::count(name.begin(), name.end(), '*') > 1 || captures_of(name) != captures)
+        view.fail("has other numbers or \"*\" in " + name + " than in " + rule.ours);
   if (std::set<std::string>(rule.theirs.begin(), rule.theirs.end()).size() != rule.theirs.size())
     view.fail("names a tensor twice");
   return rule;

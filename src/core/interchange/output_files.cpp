@@ -34,8 +34,8 @@ void OutputWriter::write(std::size_t file, std::uint64_t offset, const void* dat
   if (found == open_.end()) {
     if (open_.size() >= kMostOutputs) close();
     const std::filesystem::path path = std::filesystem::path(folder_) / names_[file];
-    open_.push_back({file, formats::Folder::open(fs_, path.parent_path().string())
-                               .open_to_write(path.filename().string())});
+    open_.push_back(
+        {file, formats::Folder::open(fs_, path.parent_path().string()).open_to_write(path.filename().string())});
     found = open_.end() - 1;
   }
   found->file.write(data, bytes, offset);
@@ -71,9 +71,7 @@ OutputFiles::~OutputFiles() {
   if (ours_) (void)parent_.remove_all(temporary_);
 }
 
-std::string OutputFiles::folder() const {
-  return kind_ == Kind::Folder ? parent_.path_of(temporary_) : parent_.path();
-}
+std::string OutputFiles::folder() const { return kind_ == Kind::Folder ? parent_.path_of(temporary_) : parent_.path(); }
 
 void OutputFiles::make_folders(const std::string& name) {
   for (auto slash = name.find('/'); slash != std::string::npos; slash = name.find('/', slash + 1)) {
@@ -91,8 +89,7 @@ void OutputFiles::create(const std::vector<OutFile>& files) {
     make_folders(file.name);
     names_.push_back(kind_ == Kind::Folder ? file.name : temporary_);
     const std::filesystem::path path = std::filesystem::path(folder()) / names_.back();
-    auto made =
-        formats::Folder::open(parent_.fs(), path.parent_path().string()).create(path.filename().string());
+    auto made = formats::Folder::open(parent_.fs(), path.parent_path().string()).create(path.filename().string());
     made.reserve(file.bytes);
     if (made.info().bytes < file.bytes)  // the file system cannot reserve
       if (const int r = parent_.fs().truncate(made.fd(), file.bytes); r < 0)

@@ -15,8 +15,8 @@ namespace {
 
 const char* storage_of(const std::string& dtype) {
   constexpr std::pair<const char*, const char*> kStorages[] = {
-      {"F32", "FloatStorage"}, {"F64", "DoubleStorage"}, {"F16", "HalfStorage"},  {"BF16", "BFloat16Storage"},
-      {"I64", "LongStorage"},  {"I32", "IntStorage"},    {"I16", "ShortStorage"}, {"I8", "CharStorage"},
+      {"F32", "FloatStorage"}, {"F64", "DoubleStorage"}, {"F16", "HalfStorage"},        {"BF16", "BFloat16Storage"},
+      {"I64", "LongStorage"},  {"I32", "IntStorage"},    {"I16", "ShortStorage"},       {"I8", "CharStorage"},
       {"U8", "ByteStorage"},   {"BOOL", "BoolStorage"},  {"C64", "ComplexFloatStorage"}};
   for (const auto& [name, storage] : kStorages)
     if (dtype == name) return storage;

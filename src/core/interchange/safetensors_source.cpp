@@ -52,8 +52,7 @@ class SafetensorsSource : public TensorSource {
 
   void read(const SourceTensor& tensor, std::int64_t begin, std::int64_t numel, void* out) override {
     const auto found = places_.find(tensor.name);
-    ZERO_CHECK(found != places_.end() && begin >= 0 && numel >= 0 &&
-                   begin + numel <= formats::numel_of(tensor.shape),
+    ZERO_CHECK(found != places_.end() && begin >= 0 && numel >= 0 && begin + numel <= formats::numel_of(tensor.shape),
                "elements ", begin, " + ", numel, " of ", tensor.name);
     const auto bits = formats::bits_of(tensor.dtype);
     auto& file = files_[found->second.file];
@@ -133,16 +132,18 @@ class SafetensorsSource : public TensorSource {
     if (!raw.contains("metadata") || !raw["metadata"].is_object() || !raw["metadata"].contains("total_size")) return;
     const auto& total = raw["metadata"]["total_size"];
     // Old writers wrote a floating-point number.
-    const bool right = total.is_number_integer() ? total == data_bytes_
-                                                 : total.is_number() && total.get<double>() ==
-                                                                            static_cast<double>(data_bytes_);
+    const bool right = total.is_number_integer()
+                           ? total == data_bytes_
+                           : total.is_number() && total.get<double>() == static_cast<double>(data_bytes_);
     if (!right)
       fail_damaged(path, base::join("says that total_size is ", total.dump(), ", its files hold ", data_bytes_,
                                     " bytes of tensors"));
   }
 
   void find_ties(const std::string& prefix) {
-    const auto own = [&](const std::string& name) { return name.starts_with(prefix) ? name.substr(prefix.size()) : ""; };
+    const auto own = [&](const std::string& name) {
+      return name.starts_with(prefix) ? name.substr(prefix.size()) : "";
+    };
     for (const auto& [alias, stored] : metadata_)
       if (places_.contains(own(stored)) && !own(alias).empty() && !places_.contains(own(alias)))
         aliases_[own(alias)] = own(stored);

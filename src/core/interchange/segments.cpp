@@ -55,7 +55,7 @@ void scatter_as(const void* from, std::int64_t numel, void* to, std::int64_t str
 }  // namespace
 
 Order inverse(Order order) {
-  return order == Order::PairsToHalves ? Order::HalvesToPairs
+  return order == Order::PairsToHalves   ? Order::HalvesToPairs
          : order == Order::HalvesToPairs ? Order::PairsToHalves
                                          : order;
 }

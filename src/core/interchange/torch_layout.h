@@ -14,8 +14,8 @@ namespace zero::interchange {
 
 struct TorchLayout {
   ZipLayout zip;
-  std::vector<std::string> texts;        // contents of the records that are no tensor, by record; "" for tensors
-  std::vector<std::size_t> records;      // by tensor
+  std::vector<std::string> texts;               // contents of the records that are no tensor, by record; "" for tensors
+  std::vector<std::size_t> records;             // by tensor
   OutFile file(const std::string& name) const;  // size, and the contents that are known now
   std::uint64_t offset(std::size_t tensor) const { return zip.records[records[tensor]].data; }
 };

@@ -64,7 +64,8 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
   }
   check_overflows(overflows, options);
   if (torch)
-    for (const auto& [offset, text] : torch_headers(*plan.torch, crcs)) writer.write(0, offset, text.data(), text.size());
+    for (const auto& [offset, text] : torch_headers(*plan.torch, crcs))
+      writer.write(0, offset, text.data(), text.size());
   writer.close();
   files.commit();
   for (const auto& file : plan.layout.files) report.files.push_back(torch ? path : file.name);

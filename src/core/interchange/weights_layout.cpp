@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <numeric>
 
-#include <nlohmann/json.hpp>
 #include <zero/errors.h>
+#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "formats/manifest.h"
@@ -37,12 +37,12 @@ OutFile text_file(const std::string& name, const std::string& text) { return {na
 
 WeightsLayout safetensors_layout(const std::vector<OutTensor>& tensors,
                                  const std::map<std::string, std::string>& aliases, std::int64_t shard_bytes) {
-  if (shard_bytes < 1)
-    throw ConfigError(base::join("[export] got ", shard_bytes, " bytes a file, expected 1 or more"));
+  if (shard_bytes < 1) throw ConfigError(base::join("[export] got ", shard_bytes, " bytes a file, expected 1 or more"));
   if (tensors.empty()) throw ConfigError("[export] got no tensors, expected one or more");
   std::vector<std::size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return tensors[a].name < tensors[b].name; });
   std::vector<std::vector<std::size_t>> shards;
   std::uint64_t total = 0, filled = 0;
   std::int64_t elements = 0;

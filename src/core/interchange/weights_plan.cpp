@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include <nlohmann/json.hpp>
 #include <zero/errors.h>
+#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "interchange/element_types.h"
@@ -38,8 +38,8 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
       places.push_back(t);
     }
   WeightsPlan plan;
-  plan.mapping = map != nullptr ? map_names(*map, Direction::ToTheirs, weights, aliases, label)
-                                : same_names(weights, aliases);
+  plan.mapping =
+      map != nullptr ? map_names(*map, Direction::ToTheirs, weights, aliases, label) : same_names(weights, aliases);
   std::map<std::string, std::size_t> by_name;
   for (std::size_t i = 0; i < plan.mapping.tensors.size(); ++i) {
     auto& tensor = plan.mapping.tensors[i];

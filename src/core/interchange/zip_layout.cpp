@@ -21,9 +21,9 @@ std::uint64_t local_bytes(const ZipRecord& record) {
 // What local and central headers have in common: from "version needed" to the lengths.
 void put_common(std::string& out, const ZipRecord& record, std::uint32_t crc, bool zip64) {
   append_little(out, zip64 ? 45 : 20, 2);
-  append_little(out, 0, 2);  // flags
-  append_little(out, 0, 2);  // stored
-  append_little(out, 0, 2);  // time
+  append_little(out, 0, 2);     // flags
+  append_little(out, 0, 2);     // stored
+  append_little(out, 0, 2);     // time
   append_little(out, 0x21, 2);  // 1 January 1980
   append_little(out, crc, 4);
   append_little(out, is_large(record) ? kMost32 : record.bytes, 4);

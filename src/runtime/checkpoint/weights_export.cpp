@@ -27,8 +27,8 @@ namespace {
 using namespace interchange;
 
 constexpr const char* kWhere = "export_weights";
-constexpr std::int64_t kWindow = std::int64_t{1} << 20;           // elements that are read at once
-constexpr std::int64_t kPanelsBytes = std::int64_t{16} << 20;     // of all panels that are put together at a time
+constexpr std::int64_t kWindow = std::int64_t{1} << 20;        // elements that are read at once
+constexpr std::int64_t kPanelsBytes = std::int64_t{16} << 20;  // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
 
 // Part p of the result came from rank p. Collective.
@@ -137,8 +137,8 @@ class Exporter {
                std::string& out) {
     const auto data = piece.read(at, numel).contiguous();
     out.resize(static_cast<std::size_t>(numel * width_of(tensor.dtype)));
-    const auto result = convert_elements(data.const_data_ptr(), file_dtype(piece.dtype, piece.name), numel, out.data(),
-                                         tensor.dtype);
+    const auto result =
+        convert_elements(data.const_data_ptr(), file_dtype(piece.dtype, piece.name), numel, out.data(), tensor.dtype);
     if (result.overflows > 0) overflows_[tensor.name] += result.overflows;
   }
 
@@ -146,7 +146,8 @@ class Exporter {
     const auto& place = plan_.layout.places[t];
     const auto at = static_cast<std::uint64_t>(element * width_of(plan_.tensors[t].dtype));
     pages.add(place.file, place.offset + at, bytes.data(), bytes.size());
-    if (plan_.torch) crcs_ += base::join(t, " ", at, " ", bytes.size(), " ", crc32(0, bytes.data(), bytes.size()), "\n");
+    if (plan_.torch)
+      crcs_ += base::join(t, " ", at, " ", bytes.size(), " ", crc32(0, bytes.data(), bytes.size()), "\n");
   }
 
   void write_in_place(std::size_t t, PageWriter& pages) {
@@ -205,8 +206,7 @@ class Exporter {
     const auto width = width_of(tensor.dtype);
     for_each_run(mapped(panel.tensor), panel.begin, panel.end, [&](const ElementRun& run) {
       const auto& source = tensors_[run.source];
-      for (const auto& stored :
-           formats::runs_between(source.shape, {}, source.slices, run.from, run.from + run.numel))
+      for (const auto& stored : formats::runs_between(source.shape, {}, source.slices, run.from, run.from + run.numel))
         for (const auto* const piece : own_[run.source]) {
           const auto begin = std::max(stored.stored, piece->begin);
           const auto end = std::min(stored.stored + stored.numel, piece->begin + piece->numel);
@@ -281,9 +281,8 @@ std::vector<std::uint32_t> joined_crcs(const std::vector<std::string>& texts, st
     std::istringstream in(text);
     for (Range range{}; in >> range.tensor >> range.begin >> range.bytes >> range.crc;) ranges.push_back(range);
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
-    return std::tie(a.tensor, a.begin) < std::tie(b.tensor, b.begin);
-  });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return std::tie(a.tensor, a.begin) < std::tie(b.tensor, b.begin); });
   std::vector<std::uint32_t> crcs(tensors, 0);
   for (const auto& range : ranges) crcs[range.tensor] = crc32_joined(crcs[range.tensor], range.crc, range.bytes);
   return crcs;

@@ -28,9 +28,7 @@ constexpr std::size_t kMostShown = 20;
 
 using Key = std::pair<std::string, std::string>;  // "" or the kind of an optimizer's state, and the name
 
-Key key_of(const std::string& kind, const std::string& name) {
-  return {kind.starts_with("opt.") ? kind : "", name};
-}
+Key key_of(const std::string& kind, const std::string& name) { return {kind.starts_with("opt.") ? kind : "", name}; }
 
 // What a tensor of the model is read from.
 struct Taken {
@@ -121,8 +119,9 @@ class Importer {
                                   faults_.size() == 1 ? " difference:" : " differences:");
     for (std::size_t i = 0; i < std::min(faults_.size(), kMostShown); ++i) text += "\n  " + faults_[i];
     if (faults_.size() > kMostShown) text += base::join("\n  and ", faults_.size() - kMostShown, " more");
-    throw ConfigError(text + "\nHint: names translates them (gpt2, llama, bert, t5, or a file); partial lets some be "
-                             "missing.");
+    throw ConfigError(text +
+                      "\nHint: names translates them (gpt2, llama, bert, t5, or a file); partial lets some be "
+                      "missing.");
   }
 
   // Tensors that are stored twice must be equal, where this rank has them.
@@ -143,11 +142,11 @@ class Importer {
               std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(bytes), b.begin()).first - a.begin());
           if (at >= bytes) return;
           const auto first = at / width;
-          throw ConfigError(base::join(
-              "[import_weights] ", source.name, " and ", other->name, " are tied, and ", path_,
-              " has different values: element ", from + static_cast<std::int64_t>(first), " is ",
-              element_text(a.data() + first * width, source.dtype), " and ",
-              element_text(b.data() + first * width, source.dtype), ". Hint: remove one of them from the files."));
+          throw ConfigError(base::join("[import_weights] ", source.name, " and ", other->name, " are tied, and ", path_,
+                                       " has different values: element ", from + static_cast<std::int64_t>(first),
+                                       " is ", element_text(a.data() + first * width, source.dtype), " and ",
+                                       element_text(b.data() + first * width, source.dtype),
+                                       ". Hint: remove one of them from the files."));
         });
     }
   }
@@ -218,8 +217,8 @@ class Importer {
                                    shape_text(tensor.shape), " in the model"));
     const bool same = source.dtype == tensor.dtype;
     if (tensor.kind == kBuffer) {
-      const bool wider = is_floating(source.dtype) && is_floating(tensor.dtype) &&
-                         width_of(source.dtype) < width_of(tensor.dtype);
+      const bool wider =
+          is_floating(source.dtype) && is_floating(tensor.dtype) && width_of(source.dtype) < width_of(tensor.dtype);
       if (!same && !wider)
         faults_.push_back(label + ": is " + source.dtype + " in the files, " + tensor.dtype + " in the model");
     } else if (!same && !is_floating(source.dtype)) {
@@ -234,7 +233,8 @@ class Importer {
     const auto tensor = std::find_if(tensors_.begin(), tensors_.end(), [&](const formats::Tensor& one) {
       return one.kind == piece.kind && one.name == piece.name;
     });
-    for (const auto& run : formats::runs_between(piece.shape, tensor->slices, {}, piece.begin, piece.begin + piece.numel))
+    for (const auto& run :
+         formats::runs_between(piece.shape, tensor->slices, {}, piece.begin, piece.begin + piece.numel))
       for (std::int64_t done = 0; done < run.numel; done += kWindow)
         take(run.wanted - piece.begin + done, run.stored + done, std::min(kWindow, run.numel - done));
   }
@@ -259,8 +259,8 @@ class Importer {
 };
 
 std::string options_text(const std::string& path, const ImportOptions& options) {
-  std::string text = base::join(path, "\n", options.names, "\n", options.key, "\n", options.prefix, "\n",
-                                options.optimizer);
+  std::string text =
+      base::join(path, "\n", options.names, "\n", options.key, "\n", options.prefix, "\n", options.optimizer);
   for (const auto& pattern : options.partial) text += "\n" + pattern;
   return text;
 }
@@ -319,8 +319,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   state.exports->adopt_loaded();
   importer->describe_conversions(changes);
   for (const auto& line : importer->report().converted)
-    if (comm.rank() == 0 && line.find("largest") != std::string::npos)
-      base::log(LogLevel::Warning, "import: " + line);
+    if (comm.rank() == 0 && line.find("largest") != std::string::npos) base::log(LogLevel::Warning, "import: " + line);
   return std::move(importer->report());
 }
 

@@ -23,8 +23,9 @@ class Memory : public TensorSource {
   void read(const SourceTensor& tensor, std::int64_t begin, std::int64_t numel, void* out) override {
     const auto width = width_of(tensor.dtype);
     largest_read = std::max(largest_read, numel);
-    plain_.at(tensor.name).bytes.copy(static_cast<char*>(out), static_cast<std::size_t>(numel * width),
-                                      static_cast<std::size_t>(begin * width));
+    plain_.at(tensor.name)
+        .bytes.copy(static_cast<char*>(out), static_cast<std::size_t>(numel * width),
+                    static_cast<std::size_t>(begin * width));
   }
   std::int64_t largest_read = 0;
 
@@ -52,8 +53,8 @@ PlainTensors all_of(TensorSource& source, std::int64_t step = 0) {
 
 PlainTensors mapped(const std::string& map, Direction direction, const PlainTensors& tensors, std::int64_t step = 0) {
   Memory memory(tensors);
-  const auto names = NameMap::builtin_text(map) != nullptr ? NameMap::find(formats::system_files(), map)
-                                                           : NameMap::parse(map, "map");
+  const auto names =
+      NameMap::builtin_text(map) != nullptr ? NameMap::find(formats::system_files(), map) : NameMap::parse(map, "map");
   return all_of(*named_source(memory, map_names(names, direction, memory.tensors(), {}, "memory")), step);
 }
 
@@ -100,8 +101,10 @@ TEST(Names, ModelsWithoutHeadsAndMasksOfOldFiles) {
   PlainTensors old;
   for (const auto& [name, tensor] : bert) {
     auto renamed = name;
-    for (const auto& [now, then] : {std::pair{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}})
-      if (const auto at = renamed.find(now); at != std::string::npos) renamed.replace(at, std::string(now).size(), then);
+    for (const auto& [now, then] :
+         {std::pair{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}})
+      if (const auto at = renamed.find(now); at != std::string::npos)
+        renamed.replace(at, std::string(now).size(), then);
     old[renamed] = tensor;
   }
   EXPECT_NE(old, bert);
@@ -112,15 +115,16 @@ TEST(Names, ModelsWithoutHeadsAndMasksOfOldFiles) {
 TEST(Names, TiesOfTheFourModels) {
   const auto ties_of = [](const std::string& map, const std::string& model) {
     const auto source = open_safetensors(formats::system_files(), hf_model(model).string());
-    return map_names(NameMap::find(formats::system_files(), map), Direction::ToTheirs,
-                     map == "gpt2" ? std::vector<SourceTensor>{{"master", "token.weight", "F32", {2, 2}}}
-                                   : source->tensors(),
-                     {}, model)
+    return map_names(
+               NameMap::find(formats::system_files(), map), Direction::ToTheirs,
+               map == "gpt2" ? std::vector<SourceTensor>{{"master", "token.weight", "F32", {2, 2}}} : source->tensors(),
+               {}, model)
         .aliases;
   };
   using Ties = std::map<std::string, std::string>;
   // The names that state_dict() has and the files have not.
-  for (const auto& [map, model] : {std::pair{"llama", "hf-llama"}, {"llama", "hf-llama-tied"}, {"bert", "hf-bert"}, {"t5", "hf-t5"}}) {
+  for (const auto& [map, model] :
+       {std::pair{"llama", "hf-llama"}, {"llama", "hf-llama-tied"}, {"bert", "hf-bert"}, {"t5", "hf-t5"}}) {
     std::set<std::string> absent, tied;
     const auto stored = plain_folder(hf_model(model));
     for (const auto& [name, tensor] : plain_tensors(hf_model(model) / "expected.safetensors"))
@@ -145,8 +149,12 @@ TEST(Names, JointsAndPermutedHeads) {
       {"ours": "layer.{i}.qkv", "theirs": ["l.{i}.q", "l.{i}.k", "l.{i}.v"], "op": "concat", "shares": [2, 1, 1]},
       {"ours": "layer.{i}.t", "theirs": ["l.{i}.a", "l.{i}.b"], "op": "transpose"},
       {"ours": "rope.{i}", "theirs": "r.{i}", "op": {"permute_heads": 2}}]})";
-  const PlainTensors theirs{{"l.7.q", matrix(4, 3)},     {"l.7.k", matrix(2, 3, 100)}, {"l.7.v", matrix(2, 3, 200)},
-                            {"l.0.a", matrix(3, 2)},     {"l.0.b", matrix(3, 2, 50)},  {"r.12", matrix(12, 2)},
+  const PlainTensors theirs{{"l.7.q", matrix(4, 3)},
+                            {"l.7.k", matrix(2, 3, 100)},
+                            {"l.7.v", matrix(2, 3, 200)},
+                            {"l.0.a", matrix(3, 2)},
+                            {"l.0.b", matrix(3, 2, 50)},
+                            {"r.12", matrix(12, 2)},
                             {"r.3", plain_tensor<float>("F32", {8}, counting(8))}};
   const auto ours = mapped(map, Direction::ToOurs, theirs);
   ASSERT_EQ(ours.size(), 4u);
@@ -211,9 +219,9 @@ TEST(Names, EveryFaultInOneError) {
                            "c: has the shape [6, 2]", "stray: no rule", "x.01: no rule"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   EXPECT_EQ(text.find("mask"), std::string::npos) << text;
-  const auto other = fault(Direction::ToTheirs, {{"a.1", matrix(3, 2)},
-                                                 {"b", plain_tensor<float>("F32", {2}, counting(2))},
-                                                 {"d", matrix(1, 1)}});
+  const auto other =
+      fault(Direction::ToTheirs,
+            {{"a.1", matrix(3, 2)}, {"b", plain_tensor<float>("F32", {2}, counting(2))}, {"d", matrix(1, 1)}});
   for (const char* part : {"a.1: has the shape [3, 2]", "b: has the shape [2]", "d: no rule"})
     EXPECT_NE(other.find(part), std::string::npos) << part << " in " << other;
 }
@@ -232,9 +240,7 @@ TEST(Names, StatesOfTheOptimizerFollowTheirParameters) {
 }
 
 TEST(Names, RefusesMapsThatAreNoTables) {
-  const auto rule = [](const std::string& text) {
-    return R"({"format": "zero.names/1", "rules": [)" + text + "]}";
-  };
+  const auto rule = [](const std::string& text) { return R"({"format": "zero.names/1", "rules": [)" + text + "]}"; };
   const std::vector<std::pair<std::string, std::string>> bad{
       {"{", "parse error"},
       {R"({"format": "zero.names/2", "rules": []})", "zero.names/1"},
@@ -261,7 +267,8 @@ TEST(Names, RefusesMapsThatAreNoTables) {
   EXPECT_EQ(code_of([&] { (void)NameMap::find(formats::system_files(), "gpt3"); }, &error),
             static_cast<int>(ExitCode::kConfig));
   EXPECT_NE(error.find("gpt2, llama, bert, t5"), std::string::npos) << error;
-  for (const auto& name : NameMap::builtin_names()) EXPECT_FALSE(NameMap::find(formats::system_files(), name).rules().empty());
+  for (const auto& name : NameMap::builtin_names())
+    EXPECT_FALSE(NameMap::find(formats::system_files(), name).rules().empty());
 }
 
 }  // namespace

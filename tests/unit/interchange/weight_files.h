@@ -80,7 +80,8 @@ inline std::string plain_file(const PlainTensors& tensors, const nlohmann::json&
 }
 
 template <class Element>
-PlainTensor plain_tensor(const std::string& dtype, std::vector<std::int64_t> shape, const std::vector<Element>& values) {
+PlainTensor plain_tensor(const std::string& dtype, std::vector<std::int64_t> shape,
+                         const std::vector<Element>& values) {
   return {dtype, std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Element)),
           std::move(shape)};
 }

@@ -4,12 +4,16 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <random>
+#include <set>
 
 #include <zero/checkpoint_tools.h>
 
 #include "interchange/crc32.h"
 #include "interchange/element_types.h"
 #include "interchange/output_files.h"
+#include "interchange/page_writer.h"
 #include "interchange/safetensors_source.h"
 #include "interchange/weights_export.h"
 #include "interchange/weights_layout.h"
@@ -140,16 +144,19 @@ TEST(WeightFiles, SixteenBitsAreRoundedOnce) {
   std::vector<float> values;
   std::vector<double> doubles;
   for (int i = 0; i < 3000; ++i) {
-    values.push_back(std::bit_cast<float>(0x33000000u + static_cast<std::uint32_t>(i) * 20011u) * (i % 2 == 0 ? 1 : -1));
+    values.push_back(std::bit_cast<float>(0x33000000u + static_cast<std::uint32_t>(i) * 20011u) *
+                     (i % 2 == 0 ? 1 : -1));
     doubles.push_back(values.back() + 1e-9 * values.back());
   }
-  for (const float tie : {1 + 1.0f / 256, 1 + 3.0f / 256, 1 + 1.0f / 2048, 1 + 3.0f / 2048, 3e-8f, 2.98023224e-8f, 0.0f}) {
+  for (const float tie :
+       {1 + 1.0f / 256, 1 + 3.0f / 256, 1 + 1.0f / 2048, 1 + 3.0f / 2048, 3e-8f, 2.98023224e-8f, 0.0f}) {
     values.push_back(tie);
     doubles.push_back(tie * (1 + 1e-10));  // above a tie, by less than fp32 sees
   }
   const auto in = folder.path() / "in.safetensors";
   const auto numel = static_cast<std::int64_t>(values.size());
-  write_all(in, plain_file({{"d", plain_tensor("F64", {numel}, doubles)}, {"f", plain_tensor("F32", {numel}, values)}}));
+  write_all(in,
+            plain_file({{"d", plain_tensor("F64", {numel}, doubles)}, {"f", plain_tensor("F32", {numel}, values)}}));
   for (const bool bf16 : {true, false}) {
     ExportOptions options;
     options.dtype = bf16 ? "bf16" : "fp16";
@@ -304,6 +311,70 @@ TEST(WeightFiles, AnExistingNameIsNotReplaced) {
     EXPECT_NE(text.find("exists"), std::string::npos) << text;
   }
   EXPECT_TRUE(fs::is_empty(folder.path() / "out"));
+}
+
+// Every process's writes, as pages.
+class PageWatch : public formats::FsOps {
+ public:
+  std::map<std::string, std::set<std::uint64_t>> pages;  // by path
+  int open_write_at(int folder, const char* name) override {
+    const int fd = FsOps::open_write_at(folder, name);
+    paths_[fd] = name;
+    return fd;
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    for (auto page = offset / 4096; page <= (offset + bytes - 1) / 4096; ++page) pages[paths_[fd]].insert(page);
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+
+ private:
+  std::map<int, std::string> paths_;
+};
+
+TEST(WeightFiles, NoPageIsWrittenByTwoProcesses) {
+  std::mt19937 random(7);
+  constexpr std::size_t kProcesses = 3;
+  const std::vector<std::uint64_t> sizes{100000, 50000, 3000, 8192};
+  for (int round = 0; round < 30; ++round) {
+    TempFolder folder(TempFolder::On::Memory);
+    std::vector<std::string> names, contents;
+    for (std::size_t f = 0; f < sizes.size(); ++f) {
+      names.push_back(std::string(1, static_cast<char>('a' + f)));
+      contents.emplace_back();
+      for (std::uint64_t i = 0; i < sizes[f]; ++i) contents.back() += static_cast<char>(random());
+      write_all(folder.path() / names.back(), std::string(sizes[f], 'z'));
+    }
+    std::vector<PageWatch> watches(kProcesses);
+    std::vector<std::unique_ptr<OutputWriter>> outputs;
+    std::vector<PageWriter> writers;
+    for (auto& watch : watches) {
+      outputs.push_back(std::make_unique<OutputWriter>(watch, folder.text(), names));
+      writers.emplace_back(*outputs.back(), static_cast<int>(kProcesses));
+    }
+    // Ranges of random lengths and owners cover every file; some follow each other on one process.
+    for (std::size_t f = 0; f < sizes.size(); ++f)
+      for (std::uint64_t at = 0; at < sizes[f];) {
+        const std::uint64_t most = random() % 3 == 0 ? 20000 : 700;
+        const auto count = std::min<std::uint64_t>(1 + random() % most, sizes[f] - at);
+        writers[random() % kProcesses].add(f, at, contents[f].data() + at, count);
+        at += count;
+      }
+    std::vector<std::vector<std::string>> parts;
+    for (auto& writer : writers) parts.push_back(writer.finish());
+    for (std::size_t from = 0; from < kProcesses; ++from)
+      for (std::size_t to = 0; to < kProcesses; ++to) writers[to].take(parts[from][to]);
+    for (auto& output : outputs) output->close();
+    for (std::size_t f = 0; f < sizes.size(); ++f) {
+      EXPECT_EQ(read_all(folder.path() / names[f]), contents[f]);
+      for (std::uint64_t page = 0; page * 4096 < sizes[f]; ++page) {
+        const auto count = std::count_if(watches.begin(), watches.end(), [&](const PageWatch& watch) {
+          const auto found = watch.pages.find(names[f]);
+          return found != watch.pages.end() && found->second.contains(page);
+        });
+        EXPECT_EQ(count, 1) << "page " << page << " of " << names[f];
+      }
+    }
+  }
 }
 
 // --- zip ------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// Safetensors files and checkpoints as sources of tensors: what transformers wrote is read byte for byte, in any ranges;
-// directories whose files contradict each other are refused.
+// Safetensors files and checkpoints as sources of tensors: what transformers wrote is read byte for byte, in any
+// ranges; directories whose files contradict each other are refused.
 #include <sys/stat.h>
 
 #include <random>
@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 using namespace zero::interchange;
 
 std::string bytes_of(TensorSource& source, const SourceTensor& tensor, std::int64_t begin, std::int64_t numel) {
-  std::string bytes(static_cast<std::size_t>(numel) * static_cast<std::size_t>(formats::bits_of(tensor.dtype) / 8), 'x');
+  std::string bytes(static_cast<std::size_t>(numel) * static_cast<std::size_t>(formats::bits_of(tensor.dtype) / 8),
+                    'x');
   source.read(tensor, begin, numel, bytes.data());
   return bytes;
 }
@@ -78,11 +79,9 @@ TEST(WeightSources, RefusesFilesThatContradictTheIndex) {
       {"the file is missing", [&](const fs::path& at, auto&) { fs::remove(at / second); }},
       {"plain name", [](const fs::path&, auto& index) { index["weight_map"]["transformer.wte.weight"] = "../x"; }},
       {"does not hold", [&](const fs::path&, auto& index) { index["weight_map"]["more"] = second; }},
-      {"does not say",
-       [&](const fs::path&, auto& index) { index["weight_map"]["transformer.wte.weight"] = second; }},
+      {"does not say", [&](const fs::path&, auto& index) { index["weight_map"]["transformer.wte.weight"] = second; }},
       {"does not say", [](const fs::path&, auto& index) { index["weight_map"].erase("transformer.ln_f.bias"); }},
-      {"total_size",
-       [](const fs::path&, auto& index) { index["metadata"]["total_size"] = 9089; }},
+      {"total_size", [](const fs::path&, auto& index) { index["metadata"]["total_size"] = 9089; }},
       {"total_size", [](const fs::path&, auto& index) { index["metadata"]["total_size"] = 9088.5; }},
       {"weight_map", [](const fs::path&, auto& index) { index.erase("weight_map"); }},
       {"has both",
@@ -97,7 +96,8 @@ TEST(WeightSources, RefusesFilesThatContradictTheIndex) {
          fs::remove(at / second);
          ASSERT_EQ(::mkfifo((at / second).c_str(), 0600), 0);
        }},
-      {"bytes of data", [&](const fs::path& at, auto&) { fs::resize_file(at / second, fs::file_size(at / second) - 1); }},
+      {"bytes of data",
+       [&](const fs::path& at, auto&) { fs::resize_file(at / second, fs::file_size(at / second) - 1); }},
   };
   for (const auto& one : cases) {
     TempFolder folder;
@@ -162,10 +162,12 @@ TEST(WeightSources, ACheckpointOfLibzero) {
   write_all(file, bytes);
   const auto source = open_native(formats::system_files(), folder.text());
   std::string text;
-  EXPECT_EQ(code_of([&] {
-              for (const auto& tensor : source->tensors())
-                (void)bytes_of(*source, tensor, 0, formats::numel_of(tensor.shape));
-            }, &text),
+  EXPECT_EQ(code_of(
+                [&] {
+                  for (const auto& tensor : source->tensors())
+                    (void)bytes_of(*source, tensor, 0, formats::numel_of(tensor.shape));
+                },
+                &text),
             kDamaged);
   EXPECT_NE(text.find("rank-00000"), std::string::npos) << text;
 }
