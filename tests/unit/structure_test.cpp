@@ -82,7 +82,7 @@ const std::vector<Row>& table() {
       {"cli/bench",
        {"cli", "cli/support", "cli/plan", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan",
         "core/launch", "core/report", "models"}},
-      {"cli/tools", {"cli", "cli/support", "core/storage", "core/launch", "core/report"}},
+      {"cli/tools", {"cli", "cli/support", "core/config", "core/storage", "core/launch", "core/report"}},
   };
   return rows;
 }

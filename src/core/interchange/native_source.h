@@ -1,5 +1,5 @@
-// A checkpoint of libzero as a TensorSource: masters, optimizer states, frozen parameters and buffers, put together from
-// the files of all ranks.
+// A checkpoint of libzero as a TensorSource: masters, optimizer states, frozen parameters and buffers, put together
+// from the files of all ranks.
 #pragma once
 #include <memory>
 #include <string>

@@ -15,14 +15,14 @@ using formats::fail_damaged;
 
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr std::size_t kMostOpen = 16;
+constexpr std::size_t kMostInputs = 16;
 
 // The place of a name: the directory that holds it, and the name in it.
-struct Split {
+struct SplitPath {
   std::string folder, name;
 };
 
-Split split(const std::string& path) {
+SplitPath split_path(const std::string& path) {
   std::filesystem::path whole(path);
   if (!whole.has_filename()) whole = whole.parent_path();
   const auto parent = whole.parent_path().string();
@@ -50,8 +50,7 @@ class SafetensorsSource : public TensorSource {
 
   void read(const SourceTensor& tensor, std::int64_t begin, std::int64_t numel, void* out) override {
     const auto found = places_.find(tensor.name);
-    ZERO_CHECK(found != places_.end() && begin >= 0 && numel >= 0 &&
-                   begin + numel <= formats::numel_of(tensor.shape),
+    ZERO_CHECK(found != places_.end() && begin >= 0 && numel >= 0 && begin + numel <= formats::numel_of(tensor.shape),
                "elements ", begin, " + ", numel, " of ", tensor.name);
     const auto bits = formats::bits_of(tensor.dtype);
     auto& file = files_[found->second.file];
@@ -80,7 +79,7 @@ class SafetensorsSource : public TensorSource {
   const formats::File& open(Known& known) {
     if (known.file) return *known.file;
     if (std::count_if(files_.begin(), files_.end(), [](const Known& one) { return one.file.has_value(); }) >=
-        static_cast<std::ptrdiff_t>(kMostOpen))
+        static_cast<std::ptrdiff_t>(kMostInputs))
       for (auto& other : files_) other.file.reset();
     known.file.emplace(folder_.open_file(known.name));
     return *known.file;
@@ -116,7 +115,9 @@ class SafetensorsSource : public TensorSource {
   }
 
   void find_ties(const std::string& prefix) {
-    const auto own = [&](const std::string& name) { return name.starts_with(prefix) ? name.substr(prefix.size()) : ""; };
+    const auto own = [&](const std::string& name) {
+      return name.starts_with(prefix) ? name.substr(prefix.size()) : "";
+    };
     for (const auto& [alias, stored] : metadata_)
       if (places_.contains(own(stored)) && !own(alias).empty() && !places_.contains(own(alias)))
         aliases_[own(alias)] = own(stored);
@@ -139,7 +140,7 @@ bool has_safetensors(const formats::Folder& folder) { return folder.exists(kOneF
 
 std::unique_ptr<TensorSource> open_safetensors(formats::FsOps& fs, const std::string& path,
                                                const SourceOptions& options) {
-  const auto [parent, name] = split(path);
+  const auto [parent, name] = split_path(path);
   auto folder = formats::Folder::open(fs, parent);
   const auto info = folder.info_of(name);
   if (info && !info->directory)
