@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "data/mapped_file.h"
-#include "data/pickle.h"
+#include "data/pickled_array.h"
 #include "data/pictures.h"
 
 namespace data {
@@ -52,33 +52,31 @@ void read_binary(const fs::path& path, Pictures& pictures) {
 
 // A pickle with what it refers to.
 struct PickleFile {
-  explicit PickleFile(const fs::path& path) : file(mapped(path)), content(parsed(path, *file)) {}
-  static Pickle parsed(const fs::path& path, const MappedFile& file) try {
-    return Pickle(bytes_of(file));
-  } catch (const PickleFault& fault) {
-    refuse(path, fault.got, fault.expected);
-  }
+  explicit PickleFile(const fs::path& path) : file(mapped(path)), tree(bytes_of(*file), limits_of_pictures()) {}
   std::shared_ptr<const MappedFile> file;
-  Pickle content;
+  pickle::Tree tree;
+  PickledArray pixels;
 };
 
 // A dictionary of an array of pixels and a list of labels.
-void read_pickle(const fs::path& path, Pictures& pictures) {
-  const auto file = std::make_shared<const PickleFile>(path);
-  const PickleValue& batch = file->content.value();
-  const PickleValue* const data = batch.find("data");
-  const PickleValue* const labels = batch.find("labels");
+void read_pickle(const fs::path& path, Pictures& pictures) try {
+  const auto file = std::make_shared<PickleFile>(path);
+  const pickle::Node& batch = file->tree.root();
+  const pickle::Node* const data = batch.find("data");
+  const pickle::Node* const labels = batch.find("labels");
   if (!data || !labels) refuse(path, "a pickle without data and labels", "a dictionary with both");
+  read_array(*data, file->pixels);
   const auto count = static_cast<std::int64_t>(labels->items.size());
-  if (data->kind != PickleValue::Kind::Array || data->shape != std::vector<std::int64_t>{count, Pictures::kBytes} ||
-      labels->kind != PickleValue::Kind::List)
+  if (file->pixels.shape != std::vector<std::int64_t>{count, Pictures::kBytes} || !labels->is(pickle::Kind::List))
     refuse(path, "data and labels of other shapes", "an array of uint8 [pictures, 3072] and a list of as many labels");
-  const auto* const pixels = reinterpret_cast<const std::uint8_t*>(data->text.data());
+  const auto* const pixels = reinterpret_cast<const std::uint8_t*>(file->pixels.bytes.data());
   for (std::int64_t i = 0; i < count; ++i) {
-    const PickleValue& label = *labels->items[static_cast<std::size_t>(i)];
-    add(pictures, path, label.kind == PickleValue::Kind::Integer ? label.integer : -1, pixels + i * Pictures::kBytes);
+    const pickle::Node& label = *labels->items[static_cast<std::size_t>(i)];
+    add(pictures, path, label.is(pickle::Kind::Integer) ? label.integer : -1, pixels + i * Pictures::kBytes);
   }
   pictures.memory.push_back(file);
+} catch (const pickle::Fault& fault) {
+  refuse(path, fault.got, fault.expected);
 }
 
 // Ten names, or none if the file is missing or has something else: names are only printed.
@@ -87,8 +85,9 @@ std::vector<std::string> names_in(const fs::path& folder, const std::string& end
   try {
     if (ending.empty()) {
       const PickleFile meta(folder / "batches.meta");
-      if (const PickleValue* const list = meta.content.value().find("label_names"))
-        for (const PickleValue* const name : list->items) names.emplace_back(name->text);
+      if (const pickle::Node* const list = meta.tree.root().find("label_names"))
+        for (const pickle::Node* const name : list->items)
+          if (is_text(*name)) names.emplace_back(name->text);
     } else {
       const auto meta = mapped(folder / "batches.meta.txt");
       std::string_view text = bytes_of(*meta);

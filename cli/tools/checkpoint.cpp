@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/support/console.h"
 #include "cli/support/options.h"
+#include "cli/tools/checkpoint_files.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
 #include "report/text/text.h"
@@ -235,14 +236,17 @@ int prune(int argc, char** argv) {
   return 0;
 }
 
-constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, and remove old ones
+constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, exchange weights, remove old ones
 
-Usage: zero checkpoint inspect|verify|digest|prune DIR [options]
+Usage: zero checkpoint inspect|verify|digest|prune|export|convert|diff ...
 
   inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
   verify DIR      reads every byte of all checkpoints, or of --tag, and compares all hashes; exit 0 or 3
   digest DIR      32 hex digits of the values, the same for any number of ranks that saved them
   prune DIR       removes all but the newest --keep N, and those of --keep-every K steps
+  export DIR OUT  weights for Hugging Face (--to hf), torch.load (--to pt) or DeepSpeed
+  convert SRC OUT the same from any files that libzero reads
+  diff A B        tensors in which two checkpoints or files differ; exit 0 or 1
 
 Example
   zero checkpoint inspect runs/ckpt --list
@@ -258,16 +262,19 @@ int zero_checkpoint(int argc, char** argv) {
   if (verb == "verify") return cli::verify(argc - 1, argv + 1);
   if (verb == "digest") return cli::digest(argc - 1, argv + 1);
   if (verb == "prune") return cli::prune(argc - 1, argv + 1);
+  if (verb == "export" || verb == "convert") return cli::export_weights(argc - 1, argv + 1);
+  if (verb == "diff") return cli::diff_checkpoints(argc - 1, argv + 1);
   if (verb == "-h" || verb == "--help" || verb == "help") {
     cli::print_result(cli::kHelp);
     return 0;
   }
-  for (const char* later : {"export", "import", "diff", "reshard"})
-    if (verb == later)
-      throw ConfigError("[zero checkpoint] got " + verb +
-                        ", which is not available in this version, expected inspect, verify, digest or prune");
-  const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune"});
-  throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") +
-                    ", expected inspect, verify, digest or prune" +
+  const std::string known = ", expected inspect, verify, digest, prune, export, convert or diff";
+  if (verb == "reshard")
+    throw ConfigError("[zero checkpoint] got reshard" + known +
+                      ". Hint: none is needed, checkpoints load on any number of ranks.");
+  if (verb == "import")
+    throw ConfigError("[zero checkpoint] got import, which is not available in this version" + known);
+  const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune", "export", "convert", "diff"});
+  throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") + known +
                     (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
 }

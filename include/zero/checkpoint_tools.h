@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <zero/export.h>
+#include <zero/weights.h>
 
 namespace zero {
 
@@ -62,5 +63,28 @@ ZERO_API CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, con
 // 32 hex digits that depend on the values and names of states, frozen parameters and shared buffers alone: equal for
 // checkpoints of any number of ranks, parallel degrees and stage. Reads every part. Throws as inspect_checkpoint().
 ZERO_API std::string checkpoint_digest(const std::filesystem::path& dir, const std::string& tag = "");
+
+// Writes the weights of a checkpoint, or of someone's files, for other libraries: `source` is a directory of
+// checkpoints (`tag`, or the newest complete one), one checkpoint, a safetensors file, its index or a directory of
+// them. Masters of trained parameters, values of frozen ones, buffers. `out` appears when it is complete and on disk.
+// Holds 32 MiB of a tensor at most. Throws ConfigError if `out` exists or names do not fit (all of them in one error),
+// IoError for damage (kCheckpoint) and failed writes, InternalError (kNumerical) for values that fp16 cannot hold.
+ZERO_API ExportReport export_checkpoint(const std::filesystem::path& source, const std::filesystem::path& out,
+                                        const ExportOptions& options = {}, const std::string& tag = "");
+
+// A tensor in which two checkpoints differ.
+struct TensorDifference {
+  std::string name, what;   // "only in A", "shape [2] against [3]", "dtype F32 against BF16", "values"
+  std::int64_t count = 0;   // elements that differ
+  std::int64_t first = -1;  // the first of them, in row-major order; -1: none, or not comparable
+  std::string a, b;         // its values
+};
+struct CheckpointDifference {
+  std::vector<TensorDifference> tensors;  // by name
+  std::int64_t compared = 0, bytes = 0;   // tensors in both; bytes read of both
+};
+// Compares two sources, as export_checkpoint() takes them, by name: values bit by bit; those of different floating
+// types after widening, which is exact. Reads 4 MiB of a tensor at a time.
+ZERO_API CheckpointDifference diff_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b);
 
 }  // namespace zero

@@ -46,7 +46,7 @@ inline std::string pickle_of(const Cifar10Batch& batch) {
   for (std::size_t i = 0; i < batch.labels.size(); ++i) {
     pixels += batch.pixels[i];
     labels += "K"s + static_cast<char>(batch.labels[i]);
-    names += "U\x05"s + "a.png" + "r" + little_endian(256 + i, 4);
+    names += "U\x05"s + "a.png" + "r" + little_endian(24 + i, 4);
   }
   const std::size_t count = batch.labels.size();
   return "\x80\x02}q\x01(U\x0b"s + "batch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05(" + labels +

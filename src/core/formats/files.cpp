@@ -46,6 +46,9 @@ int FsOps::open_read_at(int folder, const char* name) {
   // O_NONBLOCK: a FIFO opens without waiting for a writer, and is then refused.
   return result_of(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
+int FsOps::open_write_at(int folder, const char* name) {
+  return result_of(::openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+}
 int FsOps::create_at(int folder, const char* name) {
   return result_of(::openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
 }
@@ -267,6 +270,14 @@ File Folder::create(const std::string& name) const {
   const int fd = fs_->create_at(fd_, name.c_str());
   if (fd < 0) fail_io(path_of(name), "creating the file", -fd);
   return File(*fs_, fd, path_of(name));
+}
+
+File Folder::open_to_write(const std::string& name) const {
+  const int fd = fs_->open_write_at(fd_, name.c_str());
+  if (fd < 0) fail_io(path_of(name), "opening the file to write", -fd);
+  File file(*fs_, fd, path_of(name));
+  if (!file.info().regular) fail_damaged(path_of(name), "is not a regular file");
+  return file;
 }
 
 File Folder::open_file(const std::string& name, std::optional<std::uint64_t> bytes) const {

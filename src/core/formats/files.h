@@ -31,6 +31,7 @@ class FsOps {
   virtual int open_folder(const char* path);                 // absolute or relative path
   virtual int open_folder_at(int folder, const char* name);  // O_NOFOLLOW
   virtual int open_read_at(int folder, const char* name);    // O_NOFOLLOW | O_NONBLOCK
+  virtual int open_write_at(int folder, const char* name);   // O_NOFOLLOW, an existing file, for writing
   virtual int create_at(int folder, const char* name);       // O_EXCL, for reading and writing
   virtual int open_lock_at(int folder, const char* name);    // created if missing
   virtual int make_folder(const char* path);
@@ -116,6 +117,8 @@ class Folder {
   File create(const std::string& name) const;
   // A regular file, not a link, and of the given size if any. Otherwise it is damaged.
   File open_file(const std::string& name, std::optional<std::uint64_t> bytes = std::nullopt) const;
+  // An existing regular file, for writing ranges of it.
+  File open_to_write(const std::string& name) const;
   // Reads a small file of at most `limit` bytes and checks that it was not replaced meanwhile.
   std::string read_file(const std::string& name, std::uint64_t limit) const;
   // Writes a new file; it is on disk on return.

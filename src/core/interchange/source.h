@@ -1,6 +1,6 @@
-// A set of tensors in someone's files: a checkpoint of libzero, DeepSpeed, torch.distributed or torch, or a directory of
-// safetensors. Only headers and tables are read when it is opened; elements are read by range. Nothing in a file is ever
-// executed. No torch.
+// A set of tensors in someone's files: a checkpoint of libzero, DeepSpeed, torch.distributed or torch, or a directory
+// of safetensors. Only headers and tables are read when it is opened; elements are read by range. Nothing in a file is
+// ever executed. No torch.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -31,8 +31,8 @@ struct SourceProgress {
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  virtual const std::string& format() const = 0;                  // "safetensors", "torch", "deepspeed", "dcp", "libzero"
-  virtual const std::vector<SourceTensor>& tensors() const = 0;   // by kind and name; each once
+  virtual const std::string& format() const = 0;  // "safetensors", "torch", "deepspeed", "dcp", "libzero"
+  virtual const std::vector<SourceTensor>& tensors() const = 0;           // by kind and name; each once
   virtual const std::map<std::string, std::string>& aliases() const = 0;  // name of a tied tensor -> name stored
   virtual const std::optional<SourceProgress>& progress() const = 0;
   // One line each of what else the files hold, such as opaque pickled objects, for people.
@@ -49,6 +49,7 @@ struct SourceOptions {
   bool ignore_crc = false;  // of zip files
 };
 // The kind of file is recognised by its content. Throws IoError (kCheckpoint) if it is none of these.
-std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string& path, const SourceOptions& options = {});
+std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string& path,
+                                          const SourceOptions& options = {});
 
 }  // namespace zero::interchange

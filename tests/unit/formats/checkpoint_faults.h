@@ -34,6 +34,7 @@ class FaultyFiles : public formats::FsOps {
   ZERO_FAULTY(open_folder, (const char* path), (path))
   ZERO_FAULTY(open_folder_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(open_read_at, (int folder, const char* name), (folder, name))
+  ZERO_FAULTY(open_write_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(create_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(open_lock_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(make_folder, (const char* path), (path))
@@ -128,6 +129,9 @@ class OrderWatchingFiles : public formats::FsOps {
   int make_folder_at(int folder, const char* name) override {
     unsynced_.insert(paths_[folder]);
     return FsOps::make_folder_at(folder, name);
+  }
+  int open_write_at(int folder, const char* name) override {
+    return known(FsOps::open_write_at(folder, name), under(folder, name));
   }
   int create_at(int folder, const char* name) override {
     unsynced_.insert(paths_[folder]);

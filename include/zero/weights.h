@@ -1,0 +1,47 @@
+// Weights for and from other libraries: options and reports of exports and imports, of a live Engine and of files. The
+// formats are described in docs/interchange.md.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zero {
+
+struct ExportOptions {
+  // "hf": a directory with safetensors as Hugging Face writes it. "pt": one file that torch.load(weights_only=True)
+  // opens. "universal": DeepSpeed's universal checkpoint, with the optimizer's states; files only.
+  std::string format = "hf";
+  std::string dtype = "fp32";  // of floating-point parameters: "fp32", "bf16", "fp16", or "" for that of the source
+  std::string names;           // a name map: "gpt2", "llama", "bert", "t5", or a file of zero.names/1; "": no change
+  std::string prefix;          // put before every name
+  std::int64_t shard_bytes = 5'000'000'000;  // tensors of one file of "hf"
+  bool duplicate_tied = false;               // tied tensors under all their names
+  bool allow_overflow = false;               // values that fp16 cannot hold become infinite, instead of an error
+  std::int64_t heads = 0;                    // attention heads, for config.json of "gpt2"; 0: no config.json
+};
+
+struct ImportOptions {
+  std::string names;                 // as in ExportOptions
+  std::string key;                   // of a nested dictionary in a torch file, such as "model"
+  std::string prefix;                // removed from every name of the file
+  std::vector<std::string> partial;  // parameters that may be missing, by pattern (* matches any text)
+  bool optimizer = false;            // also the optimizer's states
+};
+
+// Names of the model's tensors, except `unexpected`.
+struct ImportReport {
+  std::vector<std::string> taken;       // all that were read
+  std::vector<std::string> converted;   // of these, those stored in another dtype: "name: F64, largest change 5e-8"
+  std::vector<std::string> tied;        // filled from the tensor that they are tied to in the file
+  std::vector<std::string> missing;     // left as they were: ImportOptions::partial
+  std::vector<std::string> unexpected;  // of the file: tensors that repeat one that is taken
+  std::int64_t bytes_read = 0;          // by this rank
+};
+
+struct ExportReport {
+  std::vector<std::string> files;  // names in the directory; of "pt" the path
+  std::int64_t tensors = 0, bytes = 0;
+  std::vector<std::string> remarks;  // one line each: what was left out or changed
+};
+
+}  // namespace zero

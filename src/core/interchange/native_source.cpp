@@ -1,0 +1,118 @@
+// See native_source.h.
+#include "interchange/native_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <tuple>
+
+#include "base/check.h"
+#include "formats/rank_file.h"
+#include "formats/root_folder.h"
+#include "formats/safetensors.h"
+#include "formats/slices.h"
+
+namespace zero::interchange {
+namespace {
+
+class NativeSource : public TensorSource {
+ public:
+  NativeSource(formats::Folder folder, const std::string& hash, const std::string& prefix)
+      : folder_(std::move(folder)), manifest_(formats::read_manifest(folder_, hash)), reader_(folder_, manifest_) {
+    for (const auto& tensor : manifest_.tensors) add(tensor, prefix);
+    std::string own;
+    for (const auto& tensor : manifest_.ranks.empty() ? std::vector<formats::Tensor>() : manifest_.ranks[0])
+      if (tensor.kind == "buffer") {
+        add(tensor, prefix);
+        own += (own.empty() ? "" : ", ") + tensor.name;
+      }
+    if (!own.empty()) remarks_.push_back("buffers that differed between ranks are those of rank 0: " + own);
+    if (!manifest_.user_state.empty())
+      remarks_.push_back(base::join("user state of ", manifest_.user_state.size(), " bytes"));
+    std::sort(tensors_.begin(), tensors_.end(), [](const SourceTensor& a, const SourceTensor& b) {
+      return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
+    });
+    for (const auto& [alias, stored] : manifest_.aliases) aliases_[without(alias, prefix)] = without(stored, prefix);
+    progress_ = {manifest_.global_steps, manifest_.applied_steps, manifest_.skipped_steps, manifest_.global_samples,
+                 manifest_.optimizer};
+  }
+
+  const std::string& format() const override { return format_; }
+  const std::vector<SourceTensor>& tensors() const override { return tensors_; }
+  const std::map<std::string, std::string>& aliases() const override { return aliases_; }
+  const std::optional<SourceProgress>& progress() const override { return progress_; }
+  const std::vector<std::string>& remarks() const override { return remarks_; }
+
+  void read(const SourceTensor& tensor, std::int64_t begin, std::int64_t numel, void* out) override {
+    const auto found = stored_.find({tensor.kind, tensor.name});
+    ZERO_CHECK(found != stored_.end(), "no tensor ", tensor.kind, " of ", tensor.name);
+    const auto& stored = *found->second;
+    ZERO_CHECK(begin >= 0 && numel >= 0 && begin + numel <= formats::numel_of(stored.shape), "elements ", begin, " + ",
+               numel, " of ", tensor.name);
+    const auto width = static_cast<std::size_t>(formats::bits_of(stored.dtype) / 8);
+    const auto runs = formats::runs_between(stored.shape, {}, stored.slices, begin, begin + numel);
+    auto* const to = static_cast<char*>(out);
+    for (const auto& part : stored.parts) {
+      const char* bytes = nullptr;
+      for (const auto& run : runs) {
+        const auto first = std::max(run.stored, part.start);
+        const auto last = std::min(run.stored + run.numel, part.start + part.numel);
+        if (first >= last) continue;
+        if (bytes == nullptr) bytes = read_part(stored, part);
+        const auto at = static_cast<std::size_t>(run.wanted + (first - run.stored) - begin);
+        std::memcpy(to + at * width, bytes + static_cast<std::size_t>(first - part.start) * width,
+                    static_cast<std::size_t>(last - first) * width);
+      }
+    }
+    reader_.finish();
+  }
+
+ private:
+  static std::string without(const std::string& name, const std::string& prefix) {
+    if (!name.starts_with(prefix) || name.size() == prefix.size())
+      throw ConfigError("[checkpoint] the tensor " + name + " does not begin with the prefix \"" + prefix + "\"");
+    return name.substr(prefix.size());
+  }
+
+  void add(const formats::Tensor& tensor, const std::string& prefix) {
+    const auto name = without(tensor.name, prefix);
+    stored_[{tensor.kind, name}] = &tensor;
+    tensors_.push_back({tensor.kind, name, tensor.dtype, tensor.shape});
+  }
+
+  // A part that several reads share is read, and its hash compared, once.
+  const char* read_part(const formats::Tensor& tensor, const formats::Part& part) {
+    if (last_ != &part) {
+      last_ = nullptr;
+      bytes_ = reader_.read(tensor, part);
+      last_ = &part;
+    }
+    return bytes_;
+  }
+
+  formats::Folder folder_;
+  formats::Manifest manifest_;
+  formats::PartReader reader_;
+  const formats::Part* last_ = nullptr;
+  const char* bytes_ = nullptr;
+  std::string format_ = "libzero";
+  std::vector<SourceTensor> tensors_;
+  std::map<std::pair<std::string, std::string>, const formats::Tensor*> stored_;
+  std::map<std::string, std::string> aliases_;
+  std::optional<SourceProgress> progress_;
+  std::vector<std::string> remarks_;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string& path, const SourceOptions& options) {
+  auto folder = formats::Folder::open(fs, path);
+  if (options.tag.empty() && folder.exists(formats::kManifestName)) {
+    const auto hash = formats::require_whole(folder);
+    return std::make_unique<NativeSource>(std::move(folder), hash, options.prefix);
+  }
+  const auto choice = formats::choose(fs, path, options.tag);
+  return std::make_unique<NativeSource>(folder.folder(choice.tag), choice.manifest_hash, options.prefix);
+}
+
+}  // namespace zero::interchange

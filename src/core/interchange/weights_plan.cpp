@@ -1,0 +1,131 @@
+// See weights_plan.h.
+#include "interchange/weights_plan.h"
+
+#include <algorithm>
+
+#include <zero/errors.h>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "interchange/element_types.h"
+
+namespace zero::interchange {
+namespace {
+
+constexpr std::size_t kMostOverflows = 20;
+
+bool is_weight(const SourceTensor& tensor) { return !tensor.kind.starts_with("opt."); }
+
+}  // namespace
+
+std::string exported_dtype(const SourceTensor& tensor, const ExportOptions& options) {
+  // Buffers are what modules made them.
+  if (options.dtype.empty() || tensor.kind == "buffer" || !is_floating(tensor.dtype)) return tensor.dtype;
+  return dtype_of_word(options.dtype);
+}
+
+WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::map<std::string, std::string>& aliases,
+                         const NameMap* map, const ExportOptions& options, const std::string& label) {
+  if (!options.dtype.empty() && dtype_of_word(options.dtype).empty())
+    throw ConfigError("[export] dtype: got \"" + options.dtype + "\", expected fp32, bf16 or fp16");
+  if (options.format != "hf" && options.format != "pt")
+    throw ConfigError("[export] format: got \"" + options.format + "\", expected hf or pt");
+  std::vector<SourceTensor> weights;
+  std::vector<std::size_t> places;  // in `tensors`
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    if (is_weight(tensors[t])) {
+      weights.push_back(tensors[t]);
+      places.push_back(t);
+    }
+  WeightsPlan plan;
+  plan.mapping =
+      map != nullptr ? map_names(*map, Direction::ToTheirs, weights, aliases, label) : same_names(weights, aliases);
+  std::map<std::string, std::size_t> by_name;
+  for (std::size_t i = 0; i < plan.mapping.tensors.size(); ++i) {
+    auto& tensor = plan.mapping.tensors[i];
+    for (auto& segment : tensor.segments) segment.source = places[segment.source];
+    plan.tensors.push_back({options.prefix + tensor.name,
+                            exported_dtype({tensor.kind, tensor.name, tensor.dtype, tensor.shape}, options),
+                            tensor.shape});
+    plan.from.push_back(i);
+    by_name[tensor.name] = i;
+  }
+  std::map<std::string, std::string> stored_once;
+  for (const auto& [alias, owner] : plan.mapping.aliases) {
+    const auto found = by_name.find(owner);
+    if (found == by_name.end()) continue;
+    if (options.duplicate_tied) {
+      auto copy = plan.tensors[found->second];
+      copy.name = options.prefix + alias;
+      plan.tensors.push_back(std::move(copy));
+      plan.from.push_back(found->second);
+    } else {
+      stored_once[options.prefix + alias] = options.prefix + owner;
+    }
+  }
+  if (options.format == "pt") {
+    std::vector<std::uint64_t> bytes;
+    for (const auto& tensor : plan.tensors) bytes.push_back(tensor.bytes());
+    plan.torch = torch_layout(state_dict_pickle(plan.tensors, stored_once), bytes);
+    plan.layout.files = {plan.torch->file("weights.pt")};
+    for (std::size_t t = 0; t < plan.tensors.size(); ++t) plan.layout.places.push_back({0, plan.torch->offset(t)});
+    return plan;
+  }
+  plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes);
+  if (map == nullptr) return plan;
+  const auto config = map->name() == "gpt2" && options.prefix.empty() ? gpt2_config(plan.tensors, options.heads) : "";
+  if (!config.empty())
+    plan.layout.files.push_back(text_file("config.json", config));
+  else
+    plan.remarks.push_back(map->name() == "gpt2" && options.prefix.empty()
+                               ? "no config.json: the number of attention heads is not known. Hint: --heads N"
+                               : "no config.json: copy the one of the model that the names are of");
+  return plan;
+}
+
+void check_overflows(const std::map<std::string, std::int64_t>& overflows, const ExportOptions& options) {
+  if (overflows.empty() || options.allow_overflow) return;
+  std::string text = base::join("[export] fp16 cannot hold values of ", overflows.size(),
+                                overflows.size() == 1 ? " tensor:" : " tensors:");
+  std::size_t shown = 0;
+  for (const auto& [name, count] : overflows)
+    if (shown++ < kMostOverflows) text += base::join("\n  ", name, ": ", count, count == 1 ? " value" : " values");
+  if (overflows.size() > kMostOverflows) text += base::join("\n  and ", overflows.size() - kMostOverflows, " more");
+  throw InternalError(text + "\nHint: --dtype bf16, or --allow-overflow, which makes them infinite.",
+                      ExitCode::kNumerical);
+}
+
+std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads) {
+  const auto find = [&](const std::string& name) {
+    return std::find_if(tensors.begin(), tensors.end(), [&](const OutTensor& one) { return one.name == name; });
+  };
+  const auto token = find("transformer.wte.weight"), position = find("transformer.wpe.weight");
+  const auto up = find("transformer.h.0.mlp.c_fc.weight");
+  const auto end = tensors.end();
+  if (heads < 1 || token == end || position == end || up == end) return "";
+  if (token->shape.size() != 2 || position->shape.size() != 2 || up->shape.size() != 2) return "";
+  if (token->shape[1] % heads != 0)
+    throw ConfigError(base::join("[export] heads: got ", heads, ", expected a divisor of the width ", token->shape[1]));
+  std::int64_t layers = 0;
+  while (find(base::join("transformer.h.", layers, ".ln_1.weight")) != end) ++layers;
+  const std::string dtype = token->dtype == "F32" ? "float32" : token->dtype == "BF16" ? "bfloat16" : "float16";
+  const bool untied = find("lm_head.weight") != end;
+  return nlohmann::ordered_json{{"architectures", {"GPT2LMHeadModel"}},
+                                {"model_type", "gpt2"},
+                                {"vocab_size", token->shape[0]},
+                                {"n_positions", position->shape[0]},
+                                {"n_embd", token->shape[1]},
+                                {"n_layer", layers},
+                                {"n_head", heads},
+                                {"n_inner", up->shape[1]},
+                                {"activation_function", "gelu_new"},
+                                {"layer_norm_epsilon", 1e-5},
+                                {"tie_word_embeddings", !untied},
+                                {"bos_token_id", nullptr},
+                                {"eos_token_id", nullptr},
+                                {"dtype", dtype}}
+             .dump(2) +
+         "\n";
+}
+
+}  // namespace zero::interchange

@@ -1,0 +1,42 @@
+// What an export writes and where, from the names, dtypes and shapes of a model. The same on all ranks. No file access.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/weights.h>
+
+#include "interchange/names.h"
+#include "interchange/torch_layout.h"
+#include "interchange/weights_layout.h"
+
+namespace zero::interchange {
+
+struct WeightsPlan {
+  Mapping mapping;  // of the tensors of the source that are exported; segments count all that were given
+  // The tensors of the files, and which of the mapping's each is. Ties under all their names are further tensors.
+  std::vector<OutTensor> tensors;
+  std::vector<std::size_t> from;
+  WeightsLayout layout;
+  std::optional<TorchLayout> torch;  // of "pt"
+  std::vector<std::string> remarks;
+};
+
+// Weights (all kinds but optimizer states) of a source in the form that the options ask for. Throws ConfigError for
+// options and names that do not fit. `label`: of the source.
+WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::map<std::string, std::string>& aliases,
+                         const NameMap* map, const ExportOptions& options, const std::string& label);
+
+// The dtype of a tensor in the files.
+std::string exported_dtype(const SourceTensor& tensor, const ExportOptions& options);
+
+// Throws InternalError (kNumerical) with the tensors whose values fp16 cannot hold, unless that is allowed or there are
+// none.
+void check_overflows(const std::map<std::string, std::int64_t>& overflows, const ExportOptions& options);
+
+// config.json of a GPT with the names of the "gpt2" map, as transformers reads it; "" if shapes do not tell or `heads`
+// is 0.
+std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads);
+
+}  // namespace zero::interchange
