@@ -54,7 +54,7 @@ class TrainRun {
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
-  std::string resumed_tag_;  // empty: the run began anew
+  std::string resumed_tag_;  // stays when older ones are removed; empty: none
   RunRecorder recorder_;
   std::int64_t measured_step_ = 0;  // the step whose memory is shown
 };
