@@ -3,11 +3,13 @@
 # checkpoint is lost or damaged, and at the end that every step has the numbers of a run that was never killed.
 #
 #   kill_campaign.py [--kills N] [--seed S] [--ranks R] [--build DIR] [--json FILE]
+#   kill_campaign.py --job SECONDS [--mean S] ...     one job of `zero run --restarts` instead, see below
 #
 # Each round starts `zero run -n R zero train --resume auto --keep 3`, waits for a save to begin, and after a random time
 # sends SIGKILL to one rank, to the launcher, or to all ranks. Then no process is left; the newest checkpoint that had
 # been committed before the kill is still there; `zero checkpoint verify` reads every byte of all. The next round goes on
-# from them. The seed is printed and repeats targets and delays, not what the operating system makes of them.
+# from them. With --job, one job runs so long, a random rank of it is killed S seconds (5) after the last kill on average,
+# and the job restarts each time; then it is asked to stop, and must save. The seed is printed and repeats targets and delays, not what the operating system makes of them.
 # Exit code 0: nothing lost, 1: something was, 2: usage.
 import argparse
 import json
@@ -152,9 +154,63 @@ def one_round(number, chance, zero, folder, ranks, checkpoints, steps, seen):
     return target, bool(hidden), len(tags)
 
 
+def rounds(words, chance, zero, folder, checkpoints, seen):
+    # More steps than all rounds can make: a round makes its saves, and what it does until the signal arrives.
+    steps = 1000 * words.kills
+    counts, inside, most = {"rank": 0, "launcher": 0, "all": 0}, 0, 0
+    began = time.monotonic()
+    for number in range(words.kills):
+        target, unfinished, whole = one_round(number, chance, zero, folder, words.ranks, checkpoints, steps, seen)
+        counts[target] += 1
+        inside += unfinished
+        most = max(most, whole)
+        if (number + 1) % 10 == 0:
+            print(f"{number + 1} kills, {time.monotonic() - began:.0f} s", flush=True)
+    text = (f"{words.kills} kills ({counts['rank']} of a rank, {counts['launcher']} of the launcher, {counts['all']} of "
+            f"all ranks), {inside} left an unfinished save, at most {most} checkpoints; 0 lost")
+    return text, {"kills": words.kills, "killed": counts, "unfinished_saves_left": inside, "most_checkpoints": most}
+
+
+def job(words, chance, zero, folder, checkpoints, seen):
+    mark, log_path, kills = f"{os.getpid()}-job", folder / "log-job", 0
+    options = command(zero, folder, words.ranks, checkpoints, 1 << 40)
+    options[4:4] = ["--restarts", "1000000"]
+    began = time.monotonic()
+    with open(log_path, "wb") as log:
+        run = start(options, mark, log)
+        while True:
+            wait = chance.expovariate(1 / words.mean)
+            last = time.monotonic() + wait - began > words.job
+            end = min(began + words.job, time.monotonic() + wait)
+            while time.monotonic() < end:
+                if run.poll() is not None:
+                    raise Lost(f"the job ended: {log_path.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.05)
+            if last:
+                break
+            victim = chance.randrange(words.ranks)
+            for pid in [pid for pid, rank in processes_of(mark) if rank == victim]:
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        # A signal between two attempts ends the job without a save: it comes when the ranks train.
+        size = log_path.stat().st_size
+        while log_path.stat().st_size < size + 3000 and time.monotonic() < began + words.job + START_S:
+            time.sleep(0.05)
+        run.send_signal(signal.SIGTERM)
+        if run.wait(START_S) != 75:
+            raise Lost(f"exit code {run.returncode}, expected 75: {log_path.read_text(errors='replace')[-2000:]}")
+    text = log_path.read_text(errors="replace")
+    losses_in(text, seen, "the job")
+    restarts = text.count("zero run: warning: restart ")
+    return (f"{kills} kills in {words.job:.0f} s, {restarts} restarts, exit code 75 when asked to stop",
+            {"kills": kills, "restarts": restarts, "job_seconds": words.job})
+
+
 def main():
     parser = argparse.ArgumentParser(description="Kills training runs inside their saves.")
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--job", type=float, default=0, help="seconds of one job that restarts")
+    parser.add_argument("--mean", type=float, default=5, help="seconds between its kills")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("BUILD_DIR", ROOT / "build")))
@@ -165,31 +221,22 @@ def main():
         print(f"kill_campaign: error: got no {zero}, expected a build", file=sys.stderr)
         return 2
     seed = words.seed if words.seed is not None else random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}, {words.kills} kills, {words.ranks} ranks", flush=True)
+    print(f"seed {seed}, {words.ranks} ranks", flush=True)
     chance = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="kill-campaign-"))
     text_of_training(folder / "text.txt")
     checkpoints = folder / "checkpoints"
-    # More steps than all rounds can make: a round makes its saves, and what it does until the signal arrives.
-    steps = 1000 * words.kills
-    seen, counts, inside, most = {}, {"rank": 0, "launcher": 0, "all": 0}, 0, 0
+    seen = {}
     began = time.monotonic()
     try:
-        for number in range(words.kills):
-            target, unfinished, whole = one_round(number, chance, zero, folder, words.ranks, checkpoints, steps, seen)
-            counts[target] += 1
-            inside += unfinished
-            most = max(most, whole)
-            if (number + 1) % 10 == 0:
-                print(f"{number + 1} kills, {time.monotonic() - began:.0f} s", flush=True)
+        text, figures = (job if words.job else rounds)(words, chance, zero, folder, checkpoints, seen)
         # An undisturbed run has the same numbers at every step that the killed ones made, and 20 more.
-        newest = max(committed(checkpoints), default=0)
         last = max(seen, default=0) + 20
         for name, root in (("resumed", checkpoints), ("undisturbed", folder / "undisturbed")):
             log_path = folder / f"log-{name}"
             with open(log_path, "wb") as log:
                 run = start(command(zero, folder, words.ranks, root, last), f"{os.getpid()}-{name}", log)
-                if run.wait(600) != 0:
+                if run.wait(START_S + last) != 0:
                     raise Lost(f"the {name} run: {log_path.read_text(errors='replace')[-2000:]}")
             losses_in(log_path.read_text(errors="replace"), seen, f"the {name} run")
         if sorted(seen) != list(range(1, last + 1)):
@@ -197,11 +244,8 @@ def main():
     except Lost as error:
         print(f"LOST: {error}\nseed {seed}, files in {folder}", file=sys.stderr)
         return 1
-    figures = {"seed": seed, "kills": words.kills, "lost": 0, "killed": counts, "unfinished_saves_left": inside,
-               "most_checkpoints": most, "newest_step": newest, "steps_compared": last,
-               "seconds": round(time.monotonic() - began, 1)}
-    print(f"{words.kills} kills ({counts['rank']} of a rank, {counts['launcher']} of the launcher, {counts['all']} of all "
-          f"ranks), {inside} left an unfinished save; 0 lost; {last} steps bit-equal to an undisturbed run")
+    figures |= {"seed": seed, "lost": 0, "steps_compared": last, "seconds": round(time.monotonic() - began, 1)}
+    print(f"{text}; {last} steps bit-equal to an undisturbed run")
     if words.json:
         words.json.write_text(json.dumps(figures, indent=1) + "\n")
     shutil.rmtree(folder)
