@@ -73,12 +73,14 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
   return all;
 }
 
-// Rank 0 checks for all ranks, because new folders may become visible late on other hosts.
+// Rank 0 checks for all ranks, because new folders may become visible late on other hosts. A first save that was killed
+// leaves a hidden folder.
 bool any_checkpoint(Communicator& comm, const std::string& dir) {
   std::error_code error;
   bool found = false;
   if (comm.rank() == 0)
-    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) found = found || entry.is_directory();
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error))
+      found = found || (entry.is_directory() && !entry.path().filename().string().starts_with('.'));
   return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
 }
 
