@@ -57,7 +57,7 @@ TEST(ElasticTrain, GoesOnWithTheNumbersOfARunOnFewerRanks) {
       "--json", "--steps",      "120", "--dtype",         "fp32", "--set", "train_batch_size=12", "--micro-batch-size",
       "1",      "--save-every", "10",  "--checkpoint-dir"};
   TrainingJob p(4, {"--restarts", "4", "--min-ranks", "2", "--grace", "1"},
-                training + Words{folder + "/ck", "--resume", "auto"}, folder);
+                training + Words{folder + "/ck", "--resume", "auto", "--out", folder + "/out"}, folder);
   ASSERT_TRUE(p.wait_for("\"step\": 25,", 150)) << p.out << p.err;
   kill(p.pid_of(3), SIGKILL);
   ASSERT_TRUE(p.wait_for("resumed from", 60)) << p.err;
@@ -68,6 +68,7 @@ TEST(ElasticTrain, GoesOnWithTheNumbersOfARunOnFewerRanks) {
   const double to_step = seconds_since(death);
   EXPECT_EQ(p.wait(200), 0) << p.err;
   EXPECT_TRUE(p.says("restart 2 of 4 on 3 ranks (was 4: slot 3 died twice) in 1 s")) << p.err;
+  EXPECT_NE(slurp(folder + "/out/run.json").find("2, the last one on 3 ranks after 4"), std::string::npos);
   const std::string tag = fs::path(last_word_after(p.err, "resumed from ")).filename();
   ASSERT_EQ(tag.find("global_step"), 0u) << p.err;
   const std::int64_t first = std::atoll(tag.c_str() + 11);

@@ -4,6 +4,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -52,6 +53,9 @@ class FsOps {
   virtual int free_bytes(int fd, std::uint64_t* out);
 };
 FsOps& system_files();
+
+// Bytes that files of the calling thread have read and written; another thread may watch the number.
+const std::atomic<std::uint64_t>& bytes_moved();
 
 // "[checkpoint] PATH: WHAT: No space left on device (errno 28)". `error` is positive.
 [[noreturn]] void fail_io(const std::string& path, const std::string& what, int error);

@@ -328,7 +328,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
     chosen = answers[0].substr(32);
     if (faults.empty()) state.backward->compare_unfrozen(kWhere);
     try {
-      (void)engine::agree(comm, kWhere, [&] {
+      (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
         state.backward->admit_unfrozen();
         loader.reset();
         loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
@@ -345,9 +345,11 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   // From here on the state changes: after a failure no rank is usable.
   state.parts.relay.reporting([&] {
     state.stepper->begin_replacing(kWhere);
-    loader->fill();
+    (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+      loader->fill();
+      return "";
+    });
   });
-  (void)engine::agree(comm, kWhere, [] { return ""; });
   state.exports->adopt_loaded();
   return chosen;
 }

@@ -316,7 +316,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   // Steps 2 and 3: every rank writes its file.
   auto generator = at::detail::getDefaultCPUGenerator();
   at::Tensor generator_state;
-  const auto reports = engine::agree(comm, kWhere, [&] {
+  const auto reports = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
     std::vector<formats::Source> shared, own;
     std::size_t buffer = 0;
     for (const auto& piece : pieces) {
@@ -371,7 +371,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     }
 
   // Steps 4 to 7: rank 0 checks that the checkpoint is complete and publishes it.
-  (void)engine::agree(comm, kWhere, [&] {
+  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
     if (comm.rank() != 0) return "";
     auto manifest = describe(state);
     manifest.missed_steps.merge(missed_steps);
