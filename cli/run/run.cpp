@@ -37,7 +37,7 @@ constexpr int kPortOfSeveralHosts = 29500;
 struct RunOptions {
   std::string ranks, hostfile, include, exclude, master_address, launcher = "ssh", launcher_args, log_dir,
                                                                  output = "all", core_list, save_pid, env_file;
-  std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 0, restarts = 0;
+  std::int64_t nodes = 1, master_port = 0, node_rank = 0, ssh_port = 0, restarts = 0, min_ranks = 0, min_hosts = 1;
   double grace = 3, stop_timeout = 600, hang_timeout = 600, host_timeout = 30;
   bool no_ssh = false, no_prefix = false, bind = false, pass_local_rank = false, strict = false;
   bool deepspeed = false, module = false, no_local_rank = false;
@@ -82,11 +82,17 @@ class Waiting {
 
 class Terminal final : public launch::LaunchSink {
  public:
-  // hosts: shown in the prefix if there are several.
-  Terminal(const RunOptions& options, const cli::Global& global, const std::vector<LaunchHost>& hosts)
-      : json_(global.json), prefix_(!options.no_prefix), output_(options.output), least_(cli::log_threshold(global)) {
+  // several_hosts: the host is shown in the prefix.
+  Terminal(const RunOptions& options, const cli::Global& global, bool several_hosts)
+      : several_hosts_(several_hosts),
+        json_(global.json),
+        prefix_(!options.no_prefix),
+        output_(options.output),
+        least_(cli::log_threshold(global)) {}
+  void placed(const std::vector<LaunchHost>& hosts) override {
+    hosts_.clear();
     for (const LaunchHost& host : hosts)
-      hosts_.insert(hosts_.end(), host.slots.size(), hosts.size() > 1 ? host.name + ":" : "");
+      hosts_.insert(hosts_.end(), host.slots.size(), several_hosts_ ? host.name + ":" : "");
   }
 
   void line(int rank, launch::Stream stream, std::string_view text) override {
@@ -124,7 +130,7 @@ class Terminal final : public launch::LaunchSink {
  private:
   static constexpr std::size_t kMostBytes = 4 << 20;
   Waiting out_{1}, err_{2};
-  bool json_, prefix_;
+  bool several_hosts_, json_, prefix_;
   std::string output_;
   LogLevel least_;
   std::vector<std::string> hosts_;    // of each rank, with a colon; empty on one host
@@ -192,14 +198,18 @@ void declare(cli::Command& c, RunOptions& o) {
            864000);
   c.option("--host-timeout", o.host_timeout, "S", "seconds of silence after which another host is lost (30)", 0.5,
            86400);
-  c.option("--max-restarts", o.restarts, "N", "restart all ranks after a failure, up to N times (0)", 0, 1000000);
+  c.option("--restarts,--max-restarts", o.restarts, "N", "restart all ranks after a failure, up to N times (0)", 0,
+           1000000);
+  c.option("--min-ranks", o.min_ranks, "M",
+           "restart without a lost host, or a slot that failed twice in a row, while M ranks are left", 1, 1 << 20);
+  c.option("--min-hosts", o.min_hosts, "N", "the same, while N hosts are left", 1, 65536);
   c.option("--save-pid", o.save_pid, "FILE", "write the launcher's process id");
   const std::string direct = "programs are always started directly";
   c.no_effect("--no-python", false, direct);
   c.no_effect("--no-ssh-check", false, "hosts are not probed");
   c.no_effect("--force-multi", false, "one host is started without ssh");
   c.refused("--venv-script", true, "activate the environment before zero run");
-  c.refused("--elastic-training", false, "a changing number of ranks is not built");
+  c.refused("--elastic-training", false, "use --restarts N with --min-ranks M");
   c.refused("--autotuning", true, "not built; see `zero bench stages`");
   c.trailing(o.program, "PROGRAM [ARGS...]", "what each rank runs; options end here");
 }
@@ -418,6 +428,26 @@ void run_by_python(const cli::Command& c, RunOptions& o, bool here) {
   if (std::getenv("PYTHONPATH") != nullptr) o.exported.push_back("PYTHONPATH");  // libzero may be found by it
 }
 
+// --min-ranks and --min-hosts; either makes restarts elastic.
+void take_least(const cli::Command& c, const RunOptions& o, launch::LaunchSettings& s) {
+  const bool ranks = c.given("--min-ranks");
+  if (!ranks && !c.given("--min-hosts")) return;
+  const std::string option = ranks ? "[--min-ranks] got " : "[--min-hosts] got ";
+  if (o.restarts == 0) throw ConfigError(option + "no --restarts, expected how often to restart");
+  if (s.by_hand >= 0)
+    throw ConfigError(option + "--node-rank or --no-ssh as well, expected one launcher for all hosts");
+  std::size_t all = 0;
+  for (const LaunchHost& host : s.hosts) all += host.slots.size();
+  if (o.min_ranks > static_cast<std::int64_t>(all))
+    throw ConfigError("[--min-ranks] got " + std::to_string(o.min_ranks) + ", expected at most the " +
+                      std::to_string(all) + " of the start");
+  if (o.min_hosts > static_cast<std::int64_t>(s.hosts.size()))
+    throw ConfigError("[--min-hosts] got " + std::to_string(o.min_hosts) + ", expected at most the " +
+                      std::to_string(s.hosts.size()) + " of the start");
+  s.min_ranks = static_cast<int>(std::max<std::int64_t>(1, o.min_ranks));
+  s.min_hosts = static_cast<int>(o.min_hosts);
+}
+
 // "localhost", "host w1", "2 hosts (w0, w1)", "host w1 (number 1 of 2)".
 std::string place_of(const Chosen& chosen) {
   if (chosen.by_hand >= 0)
@@ -468,8 +498,9 @@ int zero_run(int argc, char** argv) {
   s.stop_timeout_s = o.stop_timeout;
   s.hang_timeout_s = o.hang_timeout;
   s.max_restarts = static_cast<int>(o.restarts);
+  take_least(c, o, s);
 
-  Terminal terminal(o, c.global(), s.hosts);
+  Terminal terminal(o, c.global(), several);
   if (!o.set.empty()) terminal.notice(LogLevel::Warning, "--set is only checked here: give it to the program, too");
   if (o.no_local_rank && !o.deepspeed)
     terminal.notice(LogLevel::Warning,
@@ -505,10 +536,16 @@ int zero_run(int argc, char** argv) {
     } else {
       document += "\"exit_code\": " + std::to_string(code) + ", \"run_id\": " + base::json_quote(result.run_id);
     }
-    document += ", \"ranks\": " + std::to_string(launcher.ranks()) +
-                ", \"attempts\": " + std::to_string(result.attempts) + ", \"seconds\": " + seconds +
-                ", \"failures\": [";
+    document += ", \"ranks\": " + std::to_string(result.ranks) + ", \"attempts\": " + std::to_string(result.attempts) +
+                ", \"seconds\": " + seconds + ", \"failures\": [";
     for (std::size_t i = 0; i < reports.size(); ++i) document += (i ? ", " : "") + reports[i];
+    document += "], \"restarts\": [";
+    for (std::size_t i = 0; i < result.restarts.size(); ++i) {
+      const launch::Restart& restart = result.restarts[i];
+      document += (i ? ", " : "") + std::string("{\"ranks\": ") + std::to_string(restart.ranks) +
+                  ", \"previous_ranks\": " + std::to_string(restart.was) +
+                  ", \"left_out\": " + (restart.left_out.empty() ? "null" : base::json_quote(restart.left_out)) + "}";
+    }
     cli::print_result(document + "]}\n");
   }
   return code;

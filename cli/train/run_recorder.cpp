@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -64,6 +65,11 @@ std::vector<std::pair<std::string, std::string>> environment_of(const Communicat
       {"ranks", std::to_string(comm.size()) + ", " + std::to_string(comm.local_size()) + " on this host"},
       {"transport", comm.transport()},
       {"device", device.is_cpu() ? "CPU" : "GPU"}};
+  const char* const restarts = std::getenv("ZERO_RESTART_COUNT");
+  const char* const previous = std::getenv("ZERO_PREVIOUS_WORLD");
+  if (restarts != nullptr && previous != nullptr)
+    rows.emplace_back("restarts", std::string(restarts) + ", the last one on " + std::to_string(comm.size()) +
+                                      " ranks after " + previous);
   if (memory.cgroup_limit_bytes > 0)
     rows.emplace_back("memory limit of the cgroup", report::human_bytes(memory.cgroup_limit_bytes));
   return rows;

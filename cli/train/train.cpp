@@ -16,6 +16,7 @@
 #include "config/settings.h"
 #include "data/corpus.h"
 #include "models/gpt.h"
+#include "observe/status_page.h"
 #include "report/text/text.h"
 
 namespace zero::cli {
@@ -121,6 +122,7 @@ int zero_train(int argc, char** argv) {
     plan = plan_train(command, arguments);
     plan.command.assign(argv, argv + argc);
     const config::Settings& settings = plan.options.settings();
+    observe::status_page().set_world_rule(config::world_rule(plan.options));
     take_log_level(global, settings);
     prepare_environment(settings, plan.on_gpu);
     try {

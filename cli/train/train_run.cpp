@@ -73,12 +73,14 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
   return all;
 }
 
-// Rank 0 checks for all ranks, because new folders may become visible late on other hosts.
+// Rank 0 checks for all ranks, because new folders may become visible late on other hosts. A first save that was killed
+// leaves a hidden folder.
 bool any_checkpoint(Communicator& comm, const std::string& dir) {
   std::error_code error;
   bool found = false;
   if (comm.rank() == 0)
-    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) found = found || entry.is_directory();
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error))
+      found = found || (entry.is_directory() && !entry.path().filename().string().starts_with('.'));
   return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
 }
 
@@ -137,6 +139,8 @@ void TrainRun::resume() {
     throw ConfigError(std::string("[--resume] ") + error.what());
   }
   resumed_tag_ = tag;
+  // A run that was ended between a save and the removal of older checkpoints left one too many, each time.
+  if (plan_.keep > 0 && comm_.rank() == 0) remove_old();
   saved_step_ = engine_.global_step();
   report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
                                    std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
@@ -221,6 +225,7 @@ void TrainRun::note_saved() {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - save_begun_);
   report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
+  if (plan_.resume == "auto") resumed_tag_.clear();  // the next start takes this one; a named one is needed again
   if (plan_.keep > 0 && engine_.communicator().rank() == 0) remove_old();
 }
 
@@ -339,6 +344,7 @@ int TrainRun::run() {
     row.step_seconds = seconds;
     row.tokens_per_s = tokens_per_step / seconds;
     const CommStats after = comm_.stats();
+    row.ranks = comm_.size();
     row.bytes_sent = after.bytes_sent() - before.bytes_sent();
     if (summary_.mesh.exchange_activations())
       summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);

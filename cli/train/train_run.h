@@ -58,7 +58,7 @@ class TrainRun {
   std::int64_t saved_step_ = -1;
   std::string saving_;  // checkpoint that is being written; empty: none
   double save_begun_ = 0;
-  std::string resumed_tag_;  // empty: the run began anew
+  std::string resumed_tag_;  // stays when older ones are removed; empty: none
   RunRecorder recorder_;
   std::int64_t measured_step_ = 0;  // the step whose memory is shown
 };

@@ -44,6 +44,8 @@ std::string unescaped(const std::string& text) {
   return out;
 }
 
+int attempt() { return std::atoi(std::getenv("ZERO_RESTART_COUNT")); }
+
 void act(const std::string& action, const std::string& value) {
   const int number = std::atoi(value.c_str());
   if (action == "out")
@@ -90,7 +92,15 @@ void act(const std::string& action, const std::string& value) {
     status_page().set_error("[Communicator] got a closed connection", zero::ExitCode::kPeer);
   else if (action == "commit")
     status_page().note_commit();
-  else if (action == "wait-for-failure") {
+  else if (action == "batch")  // the configuration allows the divisors of VALUE as numbers of ranks
+    status_page().set_world_rule({.batch_parts = number});
+  else if (action == "refuse-misfit") {  // exit 2 as the library does, if the number of ranks does not divide VALUE
+    if (number % std::atoi(std::getenv("WORLD_SIZE")) != 0) _exit(2);
+  } else if (action == "die-until") {  // ATTEMPT,SIGNAL: kills itself in the attempts up to that one, from 0 on
+    if (attempt() <= number) act("kill", value.substr(value.find(',') + 1));
+  } else if (action == "sleep-in") {  // ATTEMPT,MILLISECONDS
+    if (attempt() == number) act("sleep", value.substr(value.find(',') + 1));
+  } else if (action == "wait-for-failure") {
     while (status_page().failed_rank() < 0) usleep(5000);
   } else if (action == "progress") {
     for (int i = 0; i < number; ++i) {

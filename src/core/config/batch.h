@@ -2,6 +2,7 @@
 #pragma once
 #include <zero/options.h>
 
+#include "base/world_rule.h"
 #include "config/settings.h"
 
 namespace zero::config {
@@ -21,6 +22,9 @@ const char* ranks_name(const Settings& settings);
 // train = micro * accumulation * data-parallel ranks; computes missing values. Throws ConfigError with the equation,
 // its numbers and the location of every key involved.
 BatchSizes resolve_batch(const Options& options, int world);
+
+// The numbers of ranks for which resolve_batch(), mesh_shape() and require_expert_ranks() do not throw.
+base::WorldRule world_rule(const Options& options);
 
 // Throws ConfigError that names every key whose setting this version does not support.
 void require_built(const Options& options);

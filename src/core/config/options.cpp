@@ -153,6 +153,21 @@ void require_batch_size(const Options& options) {
       base::printable(options.document().source->name, base::Lines::Escape) + ".");
 }
 
+// "start 2 or 4 ranks": the nearest numbers of ranks that the configuration allows, below and above; empty: none.
+std::string other_ranks(const Options& options, std::int64_t data_ranks) {
+  const base::WorldRule rule = world_rule(options);
+  const std::int64_t ranks = data_ranks * rule.copy;
+  std::vector<std::int64_t> nearest;
+  for (std::int64_t fewer = ranks - 1; fewer > 0 && nearest.empty(); --fewer)
+    if (rule.allows(fewer)) nearest.push_back(fewer);
+  const std::int64_t most = std::max(rule.batch_parts, rule.data_parallel) * rule.copy;
+  const std::size_t below = nearest.size();
+  for (std::int64_t more = ranks + 1; more <= std::min(most, 8 * ranks) && nearest.size() == below; ++more)
+    if (rule.allows(more)) nearest.push_back(more);
+  if (nearest.empty()) return "";
+  return base::join("start ", base::one_of(nearest), nearest.back() == 1 ? " rank" : " ranks");
+}
+
 // w: data-parallel ranks.
 BatchSizes batch_of(const Options& options, std::int64_t w) {
   const Settings& s = options.settings();
@@ -164,6 +179,10 @@ BatchSizes batch_of(const Options& options, std::int64_t w) {
   require_batch_size(options);
   const char* const ranks = ranks_name(s);
   const auto T = s.train_batch_size, M = s.micro_batch_size, A = s.accumulation_steps;
+  const auto or_ranks = [&] {
+    const std::string other = other_ranks(options, w);
+    return other.empty() ? other : ", or " + other;
+  };
   const auto equation = [&](std::int64_t m, std::int64_t a) {
     return base::join(m, " (micro", describe("train_micro_batch_size_per_gpu"), ") x ", a, " (accumulation",
                       describe("gradient_accumulation_steps"), ") x ", w, " (ranks)");
@@ -172,21 +191,35 @@ BatchSizes batch_of(const Options& options, std::int64_t w) {
   if (M && A) {
     if (*M * *A * w != *T)
       fail(base::join(*T, " is not ", equation(*M, *A), " = ", *M * *A * w),
-           base::join("set it to ", *M * *A * w, ", or leave one of the three out."));
+           base::join("set it to ", *M * *A * w, ", leave one of the three out", or_ranks(), "."));
     return {*T, *M, *A};
   }
   const std::int64_t known = (M ? *M : A ? *A : 1) * w;
   if (*T % known != 0)
-    fail(
-        base::join(*T, " cannot be divided by ", known, " = ",
-                   M ? base::join(*M, " (micro)") : base::join(A.value_or(1), " (accumulation)"), " x ", w, " (", ranks,
-                   ")"),
-        base::join("set it to ", std::max<std::int64_t>(1, *T / known) * known, " or ", (*T / known + 1) * known, "."));
+    fail(base::join(*T, " cannot be divided by ", known, " = ",
+                    M ? base::join(*M, " (micro)") : base::join(A.value_or(1), " (accumulation)"), " x ", w, " (",
+                    ranks, ")"),
+         base::join("set it to ", std::max<std::int64_t>(1, *T / known) * known, " or ", (*T / known + 1) * known,
+                    or_ranks(), "."));
   const std::int64_t other = *T / known;
   return M ? BatchSizes{*T, *M, other} : BatchSizes{*T, other, A.value_or(1)};
 }
 
 }  // namespace
+
+base::WorldRule world_rule(const Options& options) {
+  const Settings& s = options.settings();
+  base::WorldRule rule;
+  rule.tensor = s.mesh.tensor;
+  rule.copy = static_cast<std::int64_t>(s.mesh.tensor) * s.mesh.sequence;
+  if (s.model.experts.num_experts > 0) rule.experts = s.model.experts.ep_size;
+  rule.data_parallel = s.data_parallel_size.value_or(0);
+  if (!s.train_batch_size) return rule;
+  // Each data-parallel rank takes one part, or several one after another.
+  rule.batch_parts = *s.train_batch_size / (s.micro_batch_size.value_or(1) * s.accumulation_steps.value_or(1));
+  if (s.micro_batch_size && s.accumulation_steps) rule.data_parallel = rule.batch_parts;
+  return rule;
+}
 
 BatchSizes resolve_batch(const Options& options, int world) {
   check_data_ranks(options, world);

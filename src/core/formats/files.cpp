@@ -36,6 +36,9 @@ int fill(const struct stat& from, FileInfo* out) {
 // The kernel transfers at most about 2 GiB per call.
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 
+thread_local std::atomic<std::uint64_t> own_moved{0};
+thread_local std::atomic<std::uint64_t>* moved = &own_moved;
+
 }  // namespace
 
 int FsOps::open_folder(const char* path) { return result_of(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
@@ -144,6 +147,10 @@ void fail_damaged(const std::string& path, const std::string& what) {
 
 // --- File -------------------------------------------------------------------------------------
 
+std::atomic<std::uint64_t>& bytes_moved() { return *moved; }
+MovesFor::MovesFor(std::atomic<std::uint64_t>& counter) : before_(std::exchange(moved, &counter)) {}
+MovesFor::~MovesFor() { moved = before_; }
+
 File::~File() {
   if (fd_ >= 0) (void)fs_->close(fd_);
 }
@@ -173,6 +180,7 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
               error);
     }
     from += n;
+    *moved += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
     offset += static_cast<std::uint64_t>(n);
   }
@@ -195,6 +203,7 @@ void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
       fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));
     if (static_cast<std::size_t>(n) > want) fail_io(path_, "reading more than was asked for", EIO);
     to += n;
+    *moved += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
     offset += static_cast<std::uint64_t>(n);
   }

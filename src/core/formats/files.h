@@ -57,6 +57,20 @@ class FsOps {
 };
 FsOps& system_files();
 
+// Bytes that files have read and written for the calling thread; another thread may watch the number.
+std::atomic<std::uint64_t>& bytes_moved();
+// During its life, this thread reads and writes for the thread or work that has this counter.
+class MovesFor {
+ public:
+  explicit MovesFor(std::atomic<std::uint64_t>& counter);
+  ~MovesFor();
+  MovesFor(const MovesFor&) = delete;
+  MovesFor& operator=(const MovesFor&) = delete;
+
+ private:
+  std::atomic<std::uint64_t>* before_;
+};
+
 // "[checkpoint] PATH: WHAT: No space left on device (errno 28)". `error` is positive.
 [[noreturn]] void fail_io(const std::string& path, const std::string& what, int error);
 // The same with code kCheckpoint: the contents are not what was written.

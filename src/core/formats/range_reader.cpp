@@ -171,7 +171,12 @@ void RangeReader::read(const Take& take) {
   base::Executor executor;  // ends before the memory that it fills
   std::shared_future<void> next;
   const auto begin = [&](std::size_t i) {
-    next = executor.add([this, &window = all[i], &to = loaded[i % 2]] { load(window, to); }, 1);
+    next = executor.add(
+        [this, &window = all[i], &to = loaded[i % 2], &moved = bytes_moved()] {
+          const MovesFor reader(moved);
+          load(window, to);
+        },
+        1);
   };
   if (!all.empty()) begin(0);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -179,7 +184,6 @@ void RangeReader::read(const Take& take) {
     observe::status_page().set_unit(key_of(first.tensor->kind, first.tensor->name, first.part->start));
     next.get();
     if (i + 1 < all.size()) begin(i + 1);
-    bytes_read_ += all[i].end - all[i].begin;
     check(all[i], loaded[i % 2]);
     use(all[i], loaded[i % 2], take);
   }

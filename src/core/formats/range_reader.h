@@ -2,7 +2,6 @@
 // collected first, joined to windows of at most kMostWindowBytes, and every block (format 1: part) is compared with its
 // hash before any of its bytes is used. One window is read while another is used.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -36,7 +35,6 @@ class RangeReader {
   void read(const Take& take);
   // Checks that no file was replaced since it was opened.
   void finish() const;
-  const std::atomic<std::uint64_t>& bytes_read() const { return bytes_read_; }  // of data, so far
 
  private:
   struct Entry {
@@ -77,7 +75,6 @@ class RangeReader {
   std::vector<Known> known_;  // by file
   int open_ = 0;
   std::vector<Entry> entries_;
-  std::atomic<std::uint64_t> bytes_read_{0};
 };
 
 // Checks that a file's header has the tensors of the manifest at their places, and no others. Throws IoError

@@ -19,7 +19,7 @@ constexpr std::size_t kDepth = 4;
 void StreamWriter::Free::operator()(char* memory) const { std::free(memory); }
 
 StreamWriter::StreamWriter(File& file, std::uint64_t begin)
-    : file_(file), end_(begin), direct_(false), buffers_(kDepth + 1) {}
+    : file_(file), moved_(bytes_moved()), end_(begin), direct_(false), buffers_(kDepth + 1) {}
 
 StreamWriter::~StreamWriter() {
   {
@@ -77,6 +77,7 @@ void StreamWriter::advance(std::size_t bytes) {
 }
 
 void StreamWriter::loop() {
+  const MovesFor filler(moved_);
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !waiting_.empty() || end_of_file_; });

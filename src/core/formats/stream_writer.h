@@ -1,6 +1,7 @@
 // Writes one file from front to back with several writes under way, bypassing the page cache where the file system can.
 // Bytes are copied, so the caller's memory may change after append().
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -42,6 +43,7 @@ class StreamWriter {
   Buffer& next_free();
 
   File& file_;
+  std::atomic<std::uint64_t>& moved_;  // of the thread that fills buffers
   std::uint64_t end_;
   bool direct_;
   std::mutex mutex_;

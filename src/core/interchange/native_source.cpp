@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "base/check.h"
-#include "formats/rank_file.h"
+#include "formats/range_reader.h"
 #include "formats/root_folder.h"
 #include "formats/safetensors.h"
 #include "formats/slices.h"
@@ -52,18 +52,11 @@ class NativeSource : public TensorSource {
     const auto width = static_cast<std::size_t>(formats::bits_of(stored.dtype) / 8);
     const auto runs = formats::runs_between(stored.shape, {}, stored.slices, begin, begin + numel);
     auto* const to = static_cast<char*>(out);
-    for (const auto& part : stored.parts) {
-      const char* bytes = nullptr;
-      for (const auto& run : runs) {
-        const auto first = std::max(run.stored, part.start);
-        const auto last = std::min(run.stored + run.numel, part.start + part.numel);
-        if (first >= last) continue;
-        if (bytes == nullptr) bytes = read_part(stored, part);
-        const auto at = static_cast<std::size_t>(run.wanted + (first - run.stored) - begin);
-        std::memcpy(to + at * width, bytes + static_cast<std::size_t>(first - part.start) * width,
-                    static_cast<std::size_t>(last - first) * width);
-      }
-    }
+    reader_.add(0, stored, runs);
+    reader_.read([&](std::size_t, const formats::Run& run, const char* bytes) {
+      std::memcpy(to + static_cast<std::size_t>(run.wanted - begin) * width, bytes,
+                  static_cast<std::size_t>(run.numel) * width);
+    });
     reader_.finish();
   }
 
@@ -80,21 +73,9 @@ class NativeSource : public TensorSource {
     tensors_.push_back({tensor.kind, name, tensor.dtype, tensor.shape});
   }
 
-  // A part that several reads share is read, and its hash compared, once.
-  const char* read_part(const formats::Tensor& tensor, const formats::Part& part) {
-    if (last_ != &part) {
-      last_ = nullptr;
-      bytes_ = reader_.read(tensor, part);
-      last_ = &part;
-    }
-    return bytes_;
-  }
-
   formats::Folder folder_;
   formats::Manifest manifest_;
-  formats::PartReader reader_;
-  const formats::Part* last_ = nullptr;
-  const char* bytes_ = nullptr;
+  formats::RangeReader reader_;
   std::string format_ = "libzero";
   std::vector<SourceTensor> tensors_;
   std::map<std::pair<std::string, std::string>, const formats::Tensor*> stored_;

@@ -54,6 +54,9 @@ struct StatusPage {
   std::int32_t error_code;
   char error[380];
   CollectiveEntry ring[kStatusRing];
+  std::uint32_t rule_version;  // 0: no rule
+  std::int32_t padding;
+  std::int64_t rule[5];  // the members of WorldRule, in their order
 };
 static_assert(sizeof(StatusPage) <= kStatusPageBytes);
 static_assert(sizeof(StatusPage) % 8 == 0);
@@ -245,6 +248,16 @@ void StatusWriter::set_error(std::string_view text, ExitCode code) {
   changed();
 }
 
+void StatusWriter::set_world_rule(const base::WorldRule& rule) {
+  if (!page_) return;
+  const std::int64_t members[] = {rule.batch_parts, rule.data_parallel, rule.copy, rule.tensor, rule.experts};
+  static_assert(sizeof members == sizeof page_->rule && sizeof members == sizeof rule);
+  write_versioned(page_->rule_version, [&] {
+    for (std::size_t i = 0; i < std::size(members); ++i) store(page_->rule[i], members[i]);
+  });
+  changed();
+}
+
 void StatusWriter::note_commit() {
   if (!page_) return;
   std::atomic_ref<std::uint64_t>(page_->commits).fetch_add(1, std::memory_order_acq_rel);
@@ -351,6 +364,13 @@ StatusSnapshot StatusMemory::read(int rank) const {
     s.error = load_text(p.error);
   });
   if (!error_whole) s.error.clear();
+  base::WorldRule rule;
+  const bool rule_whole = read_versioned(p.rule_version, [&] {
+    rule = {load(p.rule[0]), load(p.rule[1]), load(p.rule[2]), load(p.rule[3]), load(p.rule[4])};
+  });
+  // Divisors: a page that another program wrote must not end the launcher.
+  if (rule_whole && load(p.rule_version) != 0 && rule.copy > 0 && rule.tensor > 0 && rule.experts > 0)
+    s.world_rule = rule;
   for (const CollectiveEntry& entry : p.ring) {
     CollectiveSnapshot c;
     std::uint64_t sequence_plus_one = 0;

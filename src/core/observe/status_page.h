@@ -6,11 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <zero/errors.h>
+
+#include "base/world_rule.h"
 
 namespace zero::observe {
 
@@ -45,6 +48,8 @@ class StatusWriter {
                       CollectiveState state, std::string_view group = {}, std::string_view site = {});
   // The error that will end this rank. Call before peers see its consequences.
   void set_error(std::string_view text, ExitCode code = ExitCode::kFailed);
+  // Which numbers of ranks the program's configuration allows. Call before an error about the present number.
+  void set_world_rule(const base::WorldRule& rule);
   // This rank is computing. Counts as a change if the last one is at least 0.2 s old.
   void note_use();
   // A checkpoint is complete on disk: a restart after it is progress, not a crash loop.
@@ -97,6 +102,7 @@ struct StatusSnapshot {
   std::string unit;
   std::string error;  // empty: none
   int error_code = 0;
+  std::optional<base::WorldRule> world_rule;
   std::vector<CollectiveSnapshot> collectives;  // oldest first, at most kStatusRing
 };
 

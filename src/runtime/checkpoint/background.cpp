@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/executor.h"
 #include "base/log.h"
-#include "checkpoint/long_work.h"
 #include "checkpoint/snapshot.h"
 #include "engine/rank_agreement.h"
 
@@ -36,6 +35,7 @@ class Background final : public engine::BackgroundSave {
     work_ = writer_.add(
         [this] {
           const at::NoGradGuard no_grad;
+          const formats::MovesFor save_files(moved_);
           const auto end = [this](void*) { snapshot_.end(); };
           const std::unique_ptr<void, decltype(end)> at_end(this, end);
           report_ = save_->write([this](std::size_t piece, std::int64_t at, std::int64_t numel) {
@@ -76,12 +76,10 @@ class Background final : public engine::BackgroundSave {
     over_ = true;
     auto& progress = state_.parts.progress;
     try {
-      const auto reports = agree_on_long_work(*state_.parts.comm, kWhere,
-                                              [&] {
-                                                work_.get();
-                                                return report_;
-                                              },
-                                              save_->moved());
+      const auto reports = engine::agree_while_moving(*state_.parts.comm, kWhere, moved_, [&] {
+        work_.get();
+        return report_;
+      });
       stop_watching();
       save_->publish(reports);
     } catch (const IoError& e) {
@@ -123,7 +121,7 @@ class Background final : public engine::BackgroundSave {
     const auto stats = snapshot_.stats();
     base::log(LogLevel::Info,
               base::join("checkpoint ", save_->tag(), ": rank ", state_.parts.comm->rank(), " wrote ",
-                         save_->moved().load(), " bytes in ", seconds_, " s in the background; updates waited ",
+                         moved_.load(), " bytes in ", seconds_, " s in the background; updates waited ",
                          stats.stalled, " s and copied ", stats.held, " bytes, ", stats.most_held, " at once"));
   }
 
@@ -133,6 +131,7 @@ class Background final : public engine::BackgroundSave {
   const Clock::time_point begun_ = Clock::now();
   double seconds_ = 0;
   std::atomic<bool> cancelled_{false};
+  std::atomic<std::uint64_t> moved_{0};
   bool over_ = false;
   std::string report_;
   base::Executor writer_;

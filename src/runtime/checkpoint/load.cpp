@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/long_work.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/range_reader.h"
@@ -207,7 +206,6 @@ class Loader {
 
   const formats::Manifest& manifest() const { return manifest_; }
   std::string label() const { return folder_.path(); }
-  const std::atomic<std::uint64_t>& bytes_read() const { return reader_.bytes_read(); }
 
   // Checks that the checkpoint fits, and reads what is small. Changes nothing.
   void prepare() {
@@ -421,23 +419,17 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         return "";
       });
       if (!one_pass)
-        (void)agree_on_long_work(
-            comm, kWhere,
-            [&] {
-              loader->verify();
-              return "";
-            },
-            loader->bytes_read());
+        (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+          loader->verify();
+          return "";
+        });
       if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
       state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
       progress.half_loaded = "a load that failed halfway";
-      (void)agree_on_long_work(
-          comm, kWhere,
-          [&] {
-            loader->fill();
-            return "";
-          },
-          loader->bytes_read());
+      (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+        loader->fill();
+        return "";
+      });
       done = true;
     } catch (const IoError& e) {  // the same on all ranks
       if (!progress.half_loaded.empty()) progress.half_loaded = e.what();

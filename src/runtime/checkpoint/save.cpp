@@ -10,7 +10,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/background.h"
-#include "checkpoint/long_work.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/rank_report.h"
@@ -180,10 +179,7 @@ formats::Source Save::source_of(std::size_t number, const Read& read) {
   source.requires_grad = piece.requires_grad;
   source.start = piece.begin;
   source.numel = piece.numel;
-  source.read = [this, number, read, width = c10::elementSize(piece.dtype)](std::int64_t at, std::int64_t numel) {
-    moved_ += static_cast<std::uint64_t>(numel) * width;
-    return read(number, at, numel);
-  };
+  source.read = [number, read](std::int64_t at, std::int64_t numel) { return read(number, at, numel); };
   source.must_be_finite = piece.kind == "master" || piece.kind.starts_with("opt.");
   return source;
 }
@@ -230,7 +226,7 @@ formats::RankFile Save::write_frozen(const formats::Folder& root, const formats:
 }
 
 void Save::publish(const std::vector<std::string>& reports) {
-  (void)engine::agree(comm_, kWhere, [&] {
+  (void)engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&] {
     if (comm_.rank() != 0) return "";
     const auto folder = formats::Folder::open(fs_, root_).folder(folder_);
     formats::ManifestMerge merge(manifest_);
@@ -257,8 +253,8 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     const auto values = std::make_shared<at::Tensor>(piece.read(at, numel));
     return std::shared_ptr<const void>(values, values->const_data_ptr());
   };
-  save->publish(
-      agree_on_long_work(*state.parts.comm, kWhere, [&] { return save->write(read); }, save->moved()));
+  save->publish(engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(),
+                                           [&] { return save->write(read); }));
 }
 
 }  // namespace zero::checkpoint

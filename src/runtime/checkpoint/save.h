@@ -1,6 +1,5 @@
 // One save: what it writes, and how the ranks agree on it. Implements checkpoint::save(), and the save in the background.
 #pragma once
-#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,8 +30,6 @@ class Save {
   std::vector<engine::StatePiece>& pieces() { return pieces_; }
   const std::string& tag() const { return tag_; }
   const std::string& root() const { return root_; }
-  // Bytes that write() has read so far.
-  const std::atomic<std::uint64_t>& moved() const { return moved_; }
 
  private:
   // The save that a rank requests: tag, step and a hash of each buffer's contents.
@@ -59,7 +56,6 @@ class Save {
   std::string previous_;         // tag of the checkpoint before; empty: none
   formats::Manifest manifest_;   // as far as it is known at the beginning
   std::optional<formats::Commit> commit_;
-  std::atomic<std::uint64_t> moved_{0};
 };
 
 }  // namespace zero::checkpoint

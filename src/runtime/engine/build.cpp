@@ -18,6 +18,7 @@
 #include "engine/dtypes.h"
 #include "engine/initial_values.h"
 #include "engine/rank_agreement.h"
+#include "observe/status_page.h"
 #include "parallel/mesh_degrees.h"
 
 namespace zero::engine {
@@ -114,6 +115,7 @@ Found look_at(Parts& parts) {
   const auto& settings = parts.settings;
   auto& comm = *parts.comm;
   config::require_built(parts.options);
+  observe::status_page().set_world_rule(config::world_rule(parts.options));
   if (settings.transport != "auto" && comm.size() > 1 && comm.transport() != settings.transport)
     throw ConfigError(base::join("[Engine] libzero.transport: got ", settings.transport,
                                  ", but the ranks are connected by ", comm.transport(), " (rank ", comm.rank(), "/",

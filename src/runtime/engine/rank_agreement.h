@@ -1,5 +1,7 @@
 // Agreement between ranks: equal settings, and steps in which either all ranks succeed or all throw the same error.
 #pragma once
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -25,7 +27,14 @@ struct Common {
 std::vector<std::string> agree(comm::Group& comm, const char* where, const std::function<std::string()>& part,
                                const Common* common = nullptr);
 
-// The same, and all texts must be equal: ConfigError that begins with `what` otherwise. Thrown before anything else is
+// agree() for a part that may take longer than the longest wait of a collective: reading and writing files. Ranks tell
+// each other every few seconds that they are busy. `part` runs on this thread and must not use the communicator; it
+// adds to `moved`. CommError that names the rank if one has moved nothing for the communicator's timeout.
+std::vector<std::string> agree_while_moving(comm::Group& comm, const char* where,
+                                            const std::atomic<std::uint64_t>& moved,
+                                            const std::function<std::string()>& part);
+
+// agree(), and all texts must be equal: ConfigError that begins with `what` otherwise. Thrown before anything else is
 // sent, so that the Engine stays usable after a ConfigError. `part` returns lines.
 void agree_on(ErrorRelay& relay, comm::Group& comm, const char* call, const std::string& what,
               const std::function<std::string()>& part);

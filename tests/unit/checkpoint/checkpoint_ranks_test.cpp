@@ -3,6 +3,9 @@
 // during a save, the directory can still be loaded.
 #include <sys/wait.h>
 
+#include <chrono>
+#include <thread>
+
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <zero/zero.h>
@@ -96,6 +99,70 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
                 engine::agree(*comm::group_of(*comm), "test", []() -> std::string { throw std::runtime_error("odd"); });
               }),
               static_cast<int>(ExitCode::kFailed));
+  });
+}
+
+// Every read and write takes a while, or one of them very long.
+class SlowFiles : public formats::FsOps {
+ public:
+  SlowFiles(std::chrono::milliseconds each, int stuck_at = 0) : each_(each), stuck_at_(stuck_at) {}
+  ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) override {
+    wait();
+    return FsOps::pread(fd, out, bytes, offset);
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    wait();
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+
+ private:
+  void wait() { std::this_thread::sleep_for(++calls_ == stuck_at_ ? std::chrono::milliseconds(2500) : each_); }
+  std::chrono::milliseconds each_;
+  int stuck_at_;
+  std::atomic<int> calls_{0};  // a save writes in several threads
+};
+
+// A rank whose disk is slow is waited for, as long as bytes move: here for several times the longest wait of a
+// collective.
+TEST(CheckpointRanks, ASlowDiskIsNoTimeout) {
+  TempFolder folder(TempFolder::On::Memory);
+  ThreadFaults faults;
+  faults.timeout = std::chrono::milliseconds(500);
+  for (const int slow : {0, 1}) {
+    run_ranks(2, faults, [&](std::shared_ptr<Communicator> comm) {
+      at::set_num_threads(1);
+      SlowFiles files(std::chrono::milliseconds(comm->rank() == slow ? 120 : 0));
+      Trained trained(comm, 3);
+      trained.step(0);
+      const auto saved = trained.state.exports->state_hash();
+      const auto begin = std::chrono::steady_clock::now();
+      checkpoint::save(trained.state, files, folder.text(), "slow");
+      EXPECT_GT(std::chrono::steady_clock::now() - begin, 2 * faults.timeout) << "the test must outlast the limit";
+      trained.step(1);
+      EXPECT_EQ(checkpoint::load(trained.state, files, folder.text(), "slow"), "slow");
+      EXPECT_EQ(trained.state.exports->state_hash(), saved);
+    });
+  }
+}
+
+TEST(CheckpointRanks, ADiskThatStandsStillIsNamed) {
+  TempFolder folder(TempFolder::On::Memory);
+  ThreadFaults faults;
+  faults.timeout = std::chrono::milliseconds(400);
+  run_ranks(2, faults, [&](std::shared_ptr<Communicator> comm) {
+    at::set_num_threads(1);
+    SlowFiles files(std::chrono::milliseconds(0), comm->rank() == 1 ? 3 : 0);
+    Trained trained(comm, 3);
+    trained.step(0);
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      checkpoint::save(trained.state, files, folder.text(), "stuck");
+      ADD_FAILURE() << "rank " << comm->rank() << " saved";
+    } catch (const CommError& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 1/2 has moved no byte for 0.4 s"), std::string::npos) << e.what();
+      EXPECT_EQ(e.rank(), 1);
+    }
+    if (comm->rank() == 0) EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
   });
 }
 

@@ -189,6 +189,67 @@ TEST(Batch, Vectors) {
   }
 }
 
+// The rule that restarts follow is what the checks at the start of a run accept.
+TEST(Batch, TheRuleOfRanksIsThatOfTheChecks) {
+  int allowed = 0, refused = 0;
+  for (const int total : {0, 1, 6, 8, 12, 24})
+    for (const int micro : {0, 1, 2, 3})
+      for (const int steps : {0, 1, 2, 4})
+        for (const int tensor : {1, 2})
+          for (const int sequence : {1, 2})
+            for (const int experts : {0, 2})
+              for (const int data : {0, 2}) {
+                if (total == 0 && micro == 0) continue;
+                if (total != 0 && total % (std::max(1, micro) * std::max(1, steps)) != 0) continue;
+                if (data != 0 && micro != 0 && steps != 0) continue;  // two rules for one number
+                if (experts != 0 && tensor > 1) continue;             // not built together
+                std::string text = "{\"sequence_parallel_size\": " + std::to_string(sequence) +
+                                   ", \"tensor_parallel\": {\"autotp_size\": " + std::to_string(tensor) +
+                                   ", \"preset_model\": \"gpt\"}";
+                const auto add = [&](const char* key, int value) {
+                  if (value != 0) text += ", \"" + std::string(key) + "\": " + std::to_string(value);
+                };
+                add("train_batch_size", total);
+                add("train_micro_batch_size_per_gpu", micro);
+                add("gradient_accumulation_steps", steps);
+                add("data_parallel_size", data);
+                if (experts != 0)
+                  text += R"(, "libzero": {"model": {"size": "gpt-1m", "experts": {"num_experts": 4, "ep_size": 2}}})";
+                const auto options = Options::from_json(text + "}", "ds.json");
+                const auto rule = config::world_rule(options);
+                for (int world = 1; world <= 24; ++world) {
+                  bool accepted = true;
+                  try {
+                    (void)config::resolve_batch(options, world);
+                    config::require_expert_ranks(options, world);
+                  } catch (const ConfigError&) {
+                    accepted = false;
+                  }
+                  EXPECT_EQ(rule.allows(world), accepted) << text << " world " << world;
+                  ++(accepted ? allowed : refused);
+                }
+              }
+  EXPECT_GT(allowed, 500);
+  EXPECT_GT(refused, 500);
+}
+
+TEST(Batch, AnErrorNamesTheNearestNumbersOfRanks) {
+  const auto failure = [](const std::string& text, int world) -> std::string {
+    try {
+      (void)config::resolve_batch(Options::from_json(text, "ds.json"), world);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "none";
+  };
+  const auto ends = [](const std::string& text, const std::string& end) { return text.ends_with(end); };
+  const std::string batch = R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2)";
+  EXPECT_TRUE(ends(failure(batch + "}", 3), "set it to 12 or 18, or start 2 or 4 ranks.")) << failure(batch + "}", 3);
+  EXPECT_TRUE(ends(failure(batch + "}", 9), ", or start 8 ranks.")) << failure(batch + "}", 9);
+  const auto fixed = failure(batch + R"(, "gradient_accumulation_steps": 4})", 3);
+  EXPECT_TRUE(ends(fixed, "leave one of the three out, or start 2 ranks.")) << fixed;
+}
+
 // Samples belong to data-parallel ranks: tensor- and sequence-parallel ranks compute on the same ones.
 TEST(Batch, CountsDataParallelRanks) {
   const auto options = [](int tensor, int sequence, const std::string& batch) {

@@ -164,6 +164,7 @@ HostPlan sample_plan() {
   p.name = "w1";
   p.run_id = "20260103-141502-7f3a";
   p.attempt = 2;
+  p.previous_world = 11;
   p.first_rank = 4;
   p.ranks = 3;
   p.world = 9;
@@ -194,6 +195,7 @@ observe::StatusSnapshot sample_page() {
   s.unit = "layers.7";
   s.error = "[x] got y";
   s.error_code = 7;
+  s.world_rule = {.batch_parts = 8, .data_parallel = 4, .copy = 6, .tensor = 3, .experts = 2};
   s.collectives.push_back(
       {8812, 1048576, observe::CollectiveState::Inside, "reduce_scatter", "bf16", "layers.7", "a.cpp:1"});
   return s;
@@ -208,8 +210,8 @@ TEST(Wire, PlansAndPagesComeBackAsTheyWere) {
   EXPECT_EQ(q.program, p.program);
   EXPECT_EQ(q.environment, p.environment);
   EXPECT_EQ(q.slots, p.slots);
-  EXPECT_EQ(std::tie(q.first_rank, q.ranks, q.world, q.group, q.groups, q.attempt),
-            std::tie(p.first_rank, p.ranks, p.world, p.group, p.groups, p.attempt));
+  EXPECT_EQ(std::tie(q.first_rank, q.ranks, q.world, q.group, q.groups, q.attempt, q.previous_world),
+            std::tie(p.first_rank, p.ranks, p.world, p.group, p.groups, p.attempt, p.previous_world));
   EXPECT_EQ(std::tie(q.folder, q.token, q.master_address, q.log_folder),
             std::tie(p.folder, p.token, p.master_address, p.log_folder));
   EXPECT_TRUE(q.bind_cores && q.pass_local_rank);
@@ -224,6 +226,7 @@ TEST(Wire, PlansAndPagesComeBackAsTheyWere) {
   EXPECT_EQ(s.phase, observe::StatusPhase::Backward);
   EXPECT_EQ(s.unit, "layers.7");
   EXPECT_EQ(s.error_code, 7);
+  EXPECT_EQ(s.world_rule, sample_page().world_rule);
   ASSERT_EQ(s.collectives.size(), 1u);
   EXPECT_EQ(s.collectives[0].sequence, 8812u);
   EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);

@@ -26,15 +26,18 @@ TEST(StatusPage, WritesAreReadBack) {
                    "engine.cpp:10");
   w.set_error("[Engine::step] got NaN", ExitCode::kNumerical);
   w.note_commit();
+  const WorldRule rule{.batch_parts = 8, .data_parallel = 1, .copy = 6, .tensor = 3, .experts = 2};
+  w.set_world_rule(rule);
   const observe::StatusSnapshot s = memory.read(1);
   EXPECT_EQ(s.commits, 1u);
+  EXPECT_EQ(s.world_rule, rule);
   EXPECT_EQ(s.step, 217);
   EXPECT_EQ(s.micro_batch, 2);
   EXPECT_STREQ(observe::phase_name(s.phase), "backward");
   EXPECT_EQ(s.unit, "layers.7");
   EXPECT_EQ(s.error, "[Engine::step] got NaN");
   EXPECT_EQ(s.error_code, 7);
-  EXPECT_EQ(s.changes, 6u);
+  EXPECT_EQ(s.changes, 7u);
   EXPECT_GT(s.changed_ns, 0u);
   ASSERT_EQ(s.collectives.size(), 1u);
   EXPECT_EQ(s.collectives[0].sequence, 8812u);
@@ -46,6 +49,7 @@ TEST(StatusPage, WritesAreReadBack) {
   EXPECT_EQ(s.collectives[0].state, observe::CollectiveState::Inside);
   const observe::StatusSnapshot untouched = memory.read(0);
   EXPECT_EQ(untouched.pid, 0);
+  EXPECT_FALSE(untouched.world_rule);
   EXPECT_EQ(untouched.step, -1);
   EXPECT_TRUE(untouched.collectives.empty());
 }

@@ -2,6 +2,7 @@
 #include "sharding/tensor_cut.h"
 
 #include <gtest/gtest.h>
+#include <zero/errors.h>
 #include <zero/options.h>
 
 #include <random>

@@ -106,7 +106,13 @@ std::vector<int> Unpacker::numbers() {
 
 std::string pack_plan(const HostPlan& p) {
   Packer out;
-  out.text(p.name).text(p.run_id).number(p.attempt).number(p.first_rank).number(p.ranks).number(p.world);
+  out.text(p.name)
+      .text(p.run_id)
+      .number(p.attempt)
+      .number(p.previous_world)
+      .number(p.first_rank)
+      .number(p.ranks)
+      .number(p.world);
   out.number(p.group).number(p.groups).texts(p.program).text(p.folder).numbers(p.slots).number(p.bind_cores);
   out.text(p.core_list).text(p.master_address).number(p.master_port).text(p.log_folder).text(p.token);
   out.number(p.pass_local_rank).number(static_cast<std::int64_t>(p.environment.size()));
@@ -119,6 +125,7 @@ HostPlan unpack_plan(Unpacker& in) {
   p.name = in.text();
   p.run_id = in.text();
   p.attempt = in.small();
+  p.previous_world = in.small();
   p.first_rank = in.small();
   p.ranks = in.small();
   p.world = in.small();
@@ -144,7 +151,9 @@ HostPlan unpack_plan(Unpacker& in) {
 void pack_page(Packer& out, const observe::StatusSnapshot& page) {
   out.number(page.pid).number(static_cast<std::int64_t>(page.changes)).number(page.step);
   out.number(static_cast<std::int64_t>(page.commits)).number(page.micro_batch).number(static_cast<int>(page.phase));
-  out.text(page.unit).text(page.error).number(page.error_code);
+  out.text(page.unit).text(page.error).number(page.error_code).number(page.world_rule.has_value());
+  const base::WorldRule rule = page.world_rule.value_or(base::WorldRule());
+  out.number(rule.batch_parts).number(rule.data_parallel).number(rule.copy).number(rule.tensor).number(rule.experts);
   out.number(static_cast<std::int64_t>(page.collectives.size()));
   for (const observe::CollectiveSnapshot& c : page.collectives) {
     out.number(static_cast<std::int64_t>(c.sequence)).number(c.numel).number(static_cast<int>(c.state));
@@ -163,6 +172,11 @@ observe::StatusSnapshot unpack_page(Unpacker& in) {
   page.unit = in.text();
   page.error = in.text();
   page.error_code = in.small();
+  const bool has_rule = in.number() != 0;
+  base::WorldRule rule;
+  for (std::int64_t* member : {&rule.batch_parts, &rule.data_parallel, &rule.copy, &rule.tensor, &rule.experts})
+    *member = in.number();
+  if (has_rule && rule.copy > 0 && rule.tensor > 0 && rule.experts > 0) page.world_rule = rule;
   for (std::int64_t count = in.number(); count > 0; --count) {
     observe::CollectiveSnapshot c;
     c.sequence = static_cast<std::uint64_t>(in.number());

@@ -11,6 +11,7 @@ struct HostPlan {
   std::string name;  // as in the hostfile
   std::string run_id;
   int attempt = 0;                           // 0: the first
+  int previous_world = 0;                    // ranks of the attempt before
   int first_rank = 0, ranks = 1, world = 1;  // this host's are [first_rank, first_rank + ranks)
   int group = 0, groups = 1;                 // number of this host, and of all
   std::vector<std::string> program;          // [0] is looked up in PATH unless it has a slash

@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
+#include "launch/remote/hostfile.h"
 #include "launch/supervise/run_attempt.h"
 
 namespace zero::launch {
@@ -46,7 +47,8 @@ bool worth_a_restart(const AttemptResult& result) {
 
 }  // namespace
 
-Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::move(settings)), sink_(sink) {
+Launcher::Launcher(LaunchSettings settings, LaunchSink& sink)
+    : settings_(std::move(settings)), sink_(sink), hosts_(settings_.hosts, settings_.min_ranks, settings_.min_hosts) {
   ZERO_CHECK(!settings_.program.empty() && !settings_.hosts.empty(), "launcher without a program or hosts");
   agree_on_names();
   if (settings_.hosts.size() == 1 && settings_.master_port > 0) check_port(settings_.master_port);
@@ -69,17 +71,11 @@ Launcher::Launcher(LaunchSettings settings, LaunchSink& sink) : settings_(std::m
     others_environment_ = environment_for_others(settings_.exported);
     find_program(settings_.shell.launcher);
   }
-  for (HostPlan& plan : plans(run_id_, 0)) {
+  for (HostPlan& plan : plans(run_id_, 0, 0)) {
     if (!plan.folder.empty()) continue;
     plan.log_folder.clear();  // created when the run begins
     omp_threads_ = PreparedHost(plan).omp_threads();
   }
-}
-
-int Launcher::ranks() const {
-  std::size_t ranks = 0;
-  for (const LaunchHost& host : settings_.hosts) ranks += host.slots.size();
-  return static_cast<int>(ranks);
 }
 
 void Launcher::agree_on_names() {
@@ -109,26 +105,35 @@ void Launcher::agree_on_names() {
     sink_.notice(LogLevel::Info, "the ranks show each other no secret: set ZERO_TOKEN to the same one on every host");
 }
 
-std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt) const {
+// The ranks meet on the first host; if that one is left out, on the next.
+std::string Launcher::master_address() const {
+  const LaunchHost& first = hosts_.now().front();
+  if (first.name == settings_.hosts[0].name) return settings_.master_address;
+  return hosts_.now().size() == 1 && first.here ? "127.0.0.1" : first.name;
+}
+
+std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, int previous_world) const {
   std::vector<HostPlan> list;
+  const std::vector<LaunchHost>& hosts = hosts_.now();
   int first_rank = 0;
-  for (std::size_t h = 0; h < settings_.hosts.size(); ++h) {
-    const LaunchHost& host = settings_.hosts[h];
+  for (std::size_t h = 0; h < hosts.size(); ++h) {
+    const LaunchHost& host = hosts[h];
     HostPlan plan;
     plan.name = host.name;
     plan.run_id = run_id;
     plan.attempt = attempt;
+    plan.previous_world = previous_world;
     plan.first_rank = first_rank;
     plan.ranks = static_cast<int>(host.slots.size());
     first_rank += plan.ranks;
     plan.world = ranks();
     plan.group = static_cast<int>(h);
-    plan.groups = static_cast<int>(settings_.hosts.size());
+    plan.groups = static_cast<int>(hosts.size());
     plan.program = settings_.program;
     plan.slots = host.slots;
     plan.bind_cores = settings_.bind_cores;
     plan.core_list = settings_.core_list;
-    plan.master_address = settings_.master_address;
+    plan.master_address = master_address();
     plan.master_port = settings_.master_port;
     if (!settings_.log_folder.empty()) plan.log_folder = (settings_.log_folder / run_id).string();
     plan.token = token_;
@@ -147,6 +152,55 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt) co
   return list;
 }
 
+bool Launcher::prepare_restart(const AttemptResult& failed, int signals, LaunchResult& result) {
+  if (failed.rule) rule_ = failed.rule;
+  Restart next;
+  next.was = hosts_.ranks();
+  next.left_out = hosts_.leave_out(failed.fault);
+  std::string why = next.left_out, problem = hosts_.choose(rule_);
+  next.ranks = hosts_.ranks();
+  const bool first_moved = hosts_.now().front().name != settings_.hosts[0].name;
+  if (problem.empty() && hosts_.now().size() > 1 && first_moved && is_loopback(master_address()))
+    problem = base::join("the first host that is left is ", hosts_.now().front().name,
+                         ", expected a name that the others can reach");
+  if (!problem.empty()) {
+    sink_.notice(LogLevel::Error, base::join("no restart", why.empty() ? "" : " (" + why + ")", ": ", problem));
+    result.exit_code = static_cast<int>(ExitCode::kPeer);
+    return false;
+  }
+  if (next.ranks < hosts_.left() && next.ranks != next.was)
+    why += base::join(why.empty() ? "" : "; ", "the configuration does not allow ", hosts_.left());
+  const std::int64_t step = failed.failure ? failed.failure->step : -1;
+  if (why.empty() && !result.restarts.empty() && step >= 0 && step == failed_step_ && failed.commits == 0) {
+    sink_.notice(LogLevel::Error,
+                 base::join("not restarted again: two failures in a row at step ", step, " without a new checkpoint"));
+    return false;
+  }
+  failed_step_ = why.empty() ? step : -1;
+  if (failed.commits > 0 || !why.empty()) fruitless_ = 0;
+  const double pause = std::min(kLongestBackOff, static_cast<double>(1 << std::min(fruitless_++, 6)));
+  result.restarts.push_back(next);
+  const std::string change =
+      base::join(" on ", next.ranks, next.ranks == 1 ? " rank" : " ranks", " (was ", next.was, ": ", why, ")");
+  sink_.notice(LogLevel::Warning, base::join("restart ", result.restarts.size(), " of ", settings_.max_restarts,
+                                             why.empty() ? "" : change, " in ", pause, " s"));
+  if (next.ranks != next.was && rule_ && rule_->batch_parts == 0)
+    sink_.notice(LogLevel::Warning,
+                 "train_batch_size is not set: steps on another number of ranks have another number of samples");
+  sink_.pump();
+  return waits(pause, signals, result);
+}
+
+// False if a signal ended the wait.
+bool Launcher::waits(double seconds, int signals, LaunchResult& result) {
+  pollfd waiting{signals, POLLIN, 0};
+  if (poll(&waiting, 1, static_cast<int>(seconds * 1000)) <= 0) return true;
+  signalfd_siginfo info{};
+  [[maybe_unused]] const ssize_t n = ::read(signals, &info, sizeof info);
+  result.exit_code = info.ssi_signo == SIGINT ? 130 : 143;
+  return false;
+}
+
 LaunchResult Launcher::run() {
   const auto began = std::chrono::steady_clock::now();
   // A signal that was ignored at start-up (nohup, a shell's "&") stays ignored, except SIGINT and SIGTERM, which are
@@ -162,39 +216,25 @@ LaunchResult Launcher::run() {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 
   LaunchResult result;
-  std::int64_t failed_step = -1;
   for (int attempt = 0;; ++attempt) {
     const std::string id = attempt == 0 ? run_id_ : run_id_ + ".r" + std::to_string(attempt);
     AttemptResult outcome;
+    sink_.placed(hosts_.now());
     {
-      RunAttempt job(settings_, sink_, signal_fd.get(), plans(id, attempt));
+      RunAttempt job(settings_, sink_, signal_fd.get(), plans(id, attempt, result.ranks));
       outcome = job.run();
     }
     result.run_id = id;
     result.attempts = attempt + 1;
+    result.ranks = hosts_.ranks();
     result.exit_code = outcome.exit_code;
     if (outcome.failure) sink_.failed(*outcome.failure);
-    if (outcome.exit_code == 0 || outcome.asked_to_stop || !worth_a_restart(outcome) ||
-        attempt == settings_.max_restarts)
+    // Left with too few ranks, the program may have found out by itself what the configuration does not allow.
+    const bool misfit = attempt > 0 && hosts_.elastic() && outcome.exit_code == static_cast<int>(ExitCode::kConfig) &&
+                        outcome.rule && !outcome.rule->allows(result.ranks);
+    if (outcome.exit_code == 0 || outcome.asked_to_stop || attempt == settings_.max_restarts ||
+        !(misfit || worth_a_restart(outcome)) || !prepare_restart(outcome, signal_fd.get(), result))
       break;
-    const std::int64_t step = outcome.failure ? outcome.failure->step : -1;
-    if (attempt > 0 && step >= 0 && step == failed_step && outcome.commits == 0) {
-      sink_.notice(LogLevel::Error, base::join("not restarted again: two failures in a row at step ", step,
-                                               " without a new checkpoint"));
-      break;
-    }
-    failed_step = step;
-    const double pause = std::min(kLongestBackOff, static_cast<double>(1 << std::min(attempt, 6)));
-    sink_.notice(LogLevel::Warning,
-                 base::join("restart ", attempt + 1, " of ", settings_.max_restarts, " in ", pause, " s"));
-    sink_.pump();
-    pollfd waiting{signal_fd.get(), POLLIN, 0};
-    if (poll(&waiting, 1, static_cast<int>(pause * 1000)) > 0) {
-      signalfd_siginfo info{};
-      [[maybe_unused]] const ssize_t n = ::read(signal_fd.get(), &info, sizeof info);
-      result.exit_code = info.ssi_signo == SIGINT ? 130 : 143;
-      break;
-    }
   }
   // Write the remaining output. After a signal, do not wait for it.
   const bool hurried = result.exit_code == 130 || result.exit_code == 143;

@@ -4,6 +4,7 @@
 #pragma once
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,14 +15,11 @@
 #include "launch/supervise/failure.h"
 #include "launch/supervise/host_plan.h"
 #include "launch/supervise/host_ranks.h"
+#include "launch/supervise/job_hosts.h"
 
 namespace zero::launch {
 
-struct LaunchHost {
-  std::string name;        // as in the hostfile; shown, and passed to ssh
-  std::vector<int> slots;  // one rank each; GPU slots if the host has GPUs
-  bool here = true;        // whether it is this host
-};
+struct AttemptResult;
 
 struct LaunchSettings {
   std::vector<std::string> program;  // [0] is looked up in PATH unless it has a slash
@@ -40,12 +38,17 @@ struct LaunchSettings {
   double grace_s = 3, stop_timeout_s = 600, hang_timeout_s = 600;
   double slow_timeout_s = 3600;  // limit during start-up, load and save; at least hang_timeout_s
   int max_restarts = 0;
+  // Restarts leave out a lost host, and a slot that failed twice in a row, and go on with at least so many ranks and
+  // hosts. 0: with all of them.
+  int min_ranks = 0, min_hosts = 1;
 };
 
 // Receives all output. Called on the launcher's thread only; must not block for long.
 class LaunchSink {
  public:
   virtual ~LaunchSink() = default;
+  // Before each attempt: where its ranks are, in their order.
+  virtual void placed(const std::vector<LaunchHost>&) {}
   virtual void line(int rank, Stream stream, std::string_view text) = 0;  // one line, no newline
   virtual void notice(LogLevel level, std::string_view text) = 0;
   // After the last line of a failed attempt.
@@ -58,10 +61,17 @@ class LaunchSink {
   virtual int out_error() const = 0;
 };
 
+struct Restart {
+  int ranks = 0, was = 0;  // of the new attempt and of the one before
+  std::string left_out;    // "slot 2 died twice"; empty: nothing
+};
+
 struct LaunchResult {
   int exit_code = 0;
   std::string run_id;
   int attempts = 0;
+  int ranks = 0;  // of the last attempt
+  std::vector<Restart> restarts;
   double seconds = 0;
 };
 
@@ -72,7 +82,7 @@ class Launcher {
 
   const std::string& run_id() const { return run_id_; }
   int omp_threads() const { return omp_threads_; }  // of this host's ranks; 0: OMP_NUM_THREADS is already set
-  int ranks() const;                                // of the world
+  int ranks() const { return hosts_.ranks(); }      // of the world
 
   // Blocks until all ranks and their descendants have ended. Handles SIGINT, SIGTERM, SIGUSR1, SIGHUP (docs/cli.md
   // section 8) and leaves them blocked. The exit code is defined in section 3 there.
@@ -80,13 +90,21 @@ class Launcher {
 
  private:
   void agree_on_names();
-  std::vector<HostPlan> plans(const std::string& run_id, int attempt) const;
+  std::vector<HostPlan> plans(const std::string& run_id, int attempt, int previous_world) const;
+  std::string master_address() const;
+  // Chooses the hosts of the next attempt, tells what changes, and waits; false: there is no next attempt.
+  bool prepare_restart(const AttemptResult& failed, int signals, LaunchResult& result);
+  bool waits(double seconds, int signals, LaunchResult& result);
 
   LaunchSettings settings_;
   LaunchSink& sink_;
+  JobHosts hosts_;
+  std::optional<base::WorldRule> rule_;  // of the program's configuration, once a rank has published it
   std::string run_id_, token_;
   std::map<std::string, std::string> others_environment_;
   int omp_threads_ = 0;
+  std::int64_t failed_step_ = -1;  // of the last failure
+  int fruitless_ = 0;              // failures in a row without a new checkpoint, on the same hosts
 };
 
 }  // namespace zero::launch

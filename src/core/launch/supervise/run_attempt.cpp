@@ -96,10 +96,22 @@ void RunAttempt::connect() {
     if (here) here->spare(child);
 }
 
+// On a restart, a host that cannot be reached is lost like one that fails later.
+bool RunAttempt::reaches_hosts() {
+  try {
+    wait_for_events();
+    for (attended_ = 0; attended_ < hosts_.size(); ++attended_) hosts_[attended_]->tick();
+    return true;
+  } catch (const CommError& error) {
+    if (settings_.min_ranks == 0 || plans_[0].attempt == 0) throw;
+    unreachable_ = error.what();
+    return false;
+  }
+}
+
 bool RunAttempt::wait_until_ready() {
   while (!std::all_of(hosts_.begin(), hosts_.end(), [](const auto& host) { return host->ready(); })) {
-    wait_for_events();
-    for (const auto& host : hosts_) host->tick();
+    if (!reaches_hosts()) return false;
     signalfd_siginfo info{};
     if (::read(signals_, &info, sizeof info) != static_cast<ssize_t>(sizeof info)) continue;
     stop_signal_ = static_cast<int>(info.ssi_signo);
@@ -156,7 +168,10 @@ void RunAttempt::wait_for_events() {
   epoll_event events[64];
   const int n = epoll_wait(epoll_.get(), events, 64, wait_ms);
   for (int i = 0; i < n; ++i)
-    if (events[i].data.u64 > 0) hosts_[events[i].data.u64 - 1]->step();
+    if (events[i].data.u64 > 0) {
+      attended_ = events[i].data.u64 - 1;
+      hosts_[attended_]->step();
+    }
 }
 
 void RunAttempt::line(int rank, Stream stream, std::string_view text) {
@@ -350,13 +365,23 @@ void RunAttempt::end_everything() {
 
 AttemptResult RunAttempt::judge() {
   AttemptResult result;
-  for (int i = 0; i < count(); ++i) result.commits += page(i).commits;
+  for (int i = 0; i < count(); ++i) {
+    const observe::StatusSnapshot last = page(i);
+    result.commits += last.commits;
+    if (last.world_rule) result.rule = last.world_rule;
+  }
   const auto all = [&](auto test) { return std::all_of(order_.begin(), order_.end(), test); };
   const bool all_saved = all([](const Death& d) { return !d.by_signal && d.code == kRequeue; });
   const bool all_done = all([](const Death& d) { return !d.by_signal && d.code == 0; });
   if (state_ == State::Interrupted) {
     result.asked_to_stop = true;
     result.exit_code = stop_signal_ == SIGINT ? 130 : 143;
+    return result;
+  }
+  if (!unreachable_.empty()) {
+    sink_.notice(LogLevel::Error, unreachable_);
+    result.fault.lost_hosts = {static_cast<int>(attended_)};
+    result.exit_code = static_cast<int>(ExitCode::kPeer);
     return result;
   }
   if (state_ == State::Saving) {
@@ -375,6 +400,16 @@ AttemptResult RunAttempt::judge() {
   for (const std::string& line : result.failure->last_lines)
     result.disk_full |= line.find("No space left on device") != std::string::npos;
   result.exit_code = result.failure->exit_code;
+  for (std::size_t h = 0; h < plans_.size(); ++h) {
+    const int first = plans_[h].first_rank, end = first + plans_[h].ranks, failed = result.failure->rank;
+    if (std::any_of(order_.begin(), order_.end(),
+                    [&](const Death& d) { return !d.lost.empty() && base_ + d.rank >= first && base_ + d.rank < end; }))
+      result.fault.lost_hosts.push_back(static_cast<int>(h));
+    if (failed >= first && failed < end) {
+      result.fault.host = static_cast<int>(h);
+      result.fault.slot = failed - first;
+    }
+  }
   result.asked_to_stop = stop_signal_ != 0;
   return result;
 }

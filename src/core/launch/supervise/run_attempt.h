@@ -21,6 +21,8 @@ struct AttemptResult {
   std::optional<FailureReport> failure;
   bool disk_full = false;
   std::uint64_t commits = 0;
+  HostFault fault;
+  std::optional<base::WorldRule> rule;  // as the ranks published it
 };
 
 class RunAttempt final : private RankObserver {
@@ -53,6 +55,7 @@ class RunAttempt final : private RankObserver {
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank - base_)]; }
   observe::StatusSnapshot page(int index) const;
   void connect();
+  bool reaches_hosts();
   bool wait_until_ready();
   void open_logs();
   void wait_for_events();
@@ -78,6 +81,8 @@ class RunAttempt final : private RankObserver {
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<HostRanks>> hosts_;  // as plans_
   bool lines_wanted_ = true;
+  std::size_t attended_ = 0;  // the host whose events are handled
+  std::string unreachable_;   // why that host cannot be used
   int alive_ = 0;
   bool ended_ = false;
 

@@ -59,6 +59,7 @@ std::string step_json(const StepRow& r) {
   if (r.memory_bytes) s += ", \"memory_bytes\": " + std::to_string(*r.memory_bytes);
   add("comm_part", r.comm_part);
   add("io_part", r.io_part);
+  if (r.ranks) s += ", \"ranks\": " + std::to_string(*r.ranks);
   if (r.bytes_sent) s += ", \"bytes_sent\": " + std::to_string(*r.bytes_sent);
   if (r.sent_by_axis)
     s += ", \"zero_bytes_sent\": " + std::to_string(r.sent_by_axis->zero) +

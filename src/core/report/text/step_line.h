@@ -25,6 +25,7 @@ struct StepRow {
   std::optional<double> step_seconds, tokens_per_s;
   std::optional<double> comm_part, io_part;  // of the step's time, 0 to 1
   std::optional<double> eta_seconds;
+  std::optional<std::int64_t> ranks;        // of the run; restarts may change it
   std::optional<std::uint64_t> bytes_sent;  // in this step, by this rank
   std::optional<AxisBytes> sent_by_axis;    // the same by kind of parallelism, if ranks exchange activations
   // Of experts: the sum of the auxiliary losses, the dropped share of choices, the busiest expert's tokens over the
