@@ -241,7 +241,8 @@ TEST(Layouts, TheRuleOfBuffersThatDiffer) {
     return buffers;
   };
   on_ranks(3, [&](const auto& comm) {
-    Trained run(setup_of(3, 1, "fp32"), task, comm);
+    const auto setup = setup_of(3, 1, "fp32");
+    Trained run(setup, task, comm);
     run.train(0, 3);
     run.engine.save_checkpoint(folder.path(), "t");
     of_ranks[static_cast<std::size_t>(comm->rank())] = buffers_of(run);
@@ -288,7 +289,7 @@ TEST(Layouts, TheLogicalHashIsThatOfACheckpoint) {
     for (const int world : {2, 1, 3}) {
       const TempFolder folder;
       on_ranks(world, [&](const auto& comm) {
-        const auto setup = setup_of(world, world, "bf16");
+        const auto setup = setup_of(world, world, std::string(name) == "tiny" ? "bf16" : "fp32");
         Trained run(setup, problem(name), comm);
         if (world == 2) {
           run.train(0, 2);
@@ -335,7 +336,8 @@ TEST(Layouts, SamplesAreCountedOverResumes) {
 TEST(Layouts, FrozenParametersAreLinked) {
   const TempFolder folder;
   on_ranks(2, [&](const auto& comm) {
-    Trained run(setup_of(2, 3, "bf16"), problem("frozen"), comm);
+    const auto setup = setup_of(2, 3, "bf16");
+    Trained run(setup, problem("frozen"), comm);
     const auto save = [&](const char* tag) {
       run.train(0, 1);
       run.engine.save_checkpoint(folder.path(), tag);
@@ -360,7 +362,8 @@ TEST(Layouts, FrozenParametersAreLinked) {
   std::vector<States> states;
   for (const char* tag : {"a", "b", "c"})
     on_ranks(3, [&](const auto& comm) {
-      Trained run(setup_of(3, 0, "bf16"), problem("frozen"), comm);
+      const auto setup = setup_of(3, 0, "bf16");
+      Trained run(setup, problem("frozen"), comm);
       run.engine.load_checkpoint(folder.path(), tag);
       auto all = run.states();
       if (comm->rank() == 0) states.push_back(std::move(all));
@@ -547,10 +550,11 @@ TEST(Layouts, DamageInFormat1) {
   fs::copy(fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1/tiny", copy.path(), fs::copy_options::recursive);
   const auto file = copy.path() / "t/rank-00001.safetensors";
   auto bad = slurp(file.string());
-  bad[bad.size() - 40] ^= 1;
+  bad[bad.size() - 5200] ^= 1;  // before the random numbers of rank 1, which nobody reads
   std::ofstream(file, std::ios::binary) << bad;
   on_ranks(1, [&](const auto& comm) {
-    Trained run(setup_of(1, 1, "fp16"), problem("tiny"), comm);
+    const auto setup = setup_of(1, 1, "fp16");
+    Trained run(setup, problem("tiny"), comm);
     try {
       run.engine.load_checkpoint(copy.path());
       ADD_FAILURE() << "a damaged checkpoint was loaded";
