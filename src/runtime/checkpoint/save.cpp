@@ -6,12 +6,12 @@
 #include <zero/version.h>
 
 #include <algorithm>
-#include <ctime>
 #include <mutex>
 #include <sstream>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/system.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
@@ -23,14 +23,6 @@ namespace zero::checkpoint {
 namespace {
 
 constexpr const char* kWhere = "save_checkpoint";
-
-std::string now_utc() {
-  const auto now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
 
 // Describes a rank's file to the other ranks: one line per field, then the tensors.
 std::string message_of(const formats::RankFile& file, std::size_t shared) {
@@ -99,7 +91,7 @@ formats::Manifest describe(engine::State& state) {
   formats::Manifest m;
   m.libzero_version = ZERO_VERSION;
   m.libtorch_version = TORCH_VERSION;
-  m.created = now_utc();
+  m.created = base::utc_now();
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
