@@ -124,9 +124,13 @@ std::string list_json(const std::vector<CheckpointEntry>& entries) {
 int inspect(int argc, char** argv) {
   Place place;
   bool list = false;
-  Command command("checkpoint inspect", "Shows the manifest of a checkpoint, or all checkpoints of a directory.",
+  SourceChoice choice;
+  Command command("checkpoint inspect",
+                  "Shows the manifest of a checkpoint, or all checkpoints of a directory, or what other libraries' files "
+                  "hold; executes nothing.",
                   "DIR [options]", "zero checkpoint inspect runs/ckpt --tag step-1000");
   place.declare(command);
+  declare_source(command, choice);
   command.flag("--list", list, "one line for every checkpoint of DIR");
   if (!command.parse(argc, argv)) return 0;
   if (list && !place.tag.empty())
@@ -140,7 +144,13 @@ int inspect(int argc, char** argv) {
                                        : base::printable(list_text(entries, terminal)));
     return 0;
   }
+  choice.tag = place.tag;
+  const std::string path = place.dir;
   place.resolve("inspect");
+  if (const auto source = inspect_source(path, choice); source.format != "libzero") {
+    print_result(source_text(source, path, command));
+    return 0;
+  }
   const auto info = inspect_checkpoint(place.dir, place.tag);
   print_result(command.global().json
                    ? "{\"schema\": \"zero.checkpoint.inspect/1\", \"directory\": " + json_quote(place.dir) +
@@ -238,13 +248,14 @@ int prune(int argc, char** argv) {
 
 constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, exchange weights, remove old ones
 
-Usage: zero checkpoint inspect|verify|digest|prune|export|convert|diff ...
+Usage: zero checkpoint inspect|verify|digest|prune|export|convert|import|diff ...
 
-  inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them
+  inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them; also of other libraries' files
   verify DIR      reads every byte of all checkpoints, or of --tag, and compares all hashes; exit 0 or 3
   digest DIR      32 hex digits of the values, the same for any number of ranks that saved them
   prune DIR       removes all but the newest --keep N, and those of --keep-every K steps
   export DIR OUT  weights for Hugging Face (--to hf), torch.load (--to pt) or DeepSpeed
+  import SRC      a checkpoint of libzero from DeepSpeed, torch.distributed, torch.save or safetensors
   convert SRC OUT the same from any files that libzero reads
   diff A B        tensors in which two checkpoints or files differ; exit 0 or 1
 
@@ -263,18 +274,17 @@ int zero_checkpoint(int argc, char** argv) {
   if (verb == "digest") return cli::digest(argc - 1, argv + 1);
   if (verb == "prune") return cli::prune(argc - 1, argv + 1);
   if (verb == "export" || verb == "convert") return cli::export_weights(argc - 1, argv + 1);
+  if (verb == "import") return cli::import_files(argc - 1, argv + 1);
   if (verb == "diff") return cli::diff_checkpoints(argc - 1, argv + 1);
   if (verb == "-h" || verb == "--help" || verb == "help") {
     cli::print_result(cli::kHelp);
     return 0;
   }
-  const std::string known = ", expected inspect, verify, digest, prune, export, convert or diff";
+  const std::string known = ", expected inspect, verify, digest, prune, export, convert, import or diff";
   if (verb == "reshard")
     throw ConfigError("[zero checkpoint] got reshard" + known +
                       ". Hint: none is needed, checkpoints load on any number of ranks.");
-  if (verb == "import")
-    throw ConfigError("[zero checkpoint] got import, which is not available in this version" + known);
-  const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune", "export", "convert", "diff"});
+  const auto near = nearest_name(verb, {"inspect", "verify", "digest", "prune", "export", "convert", "import", "diff"});
   throw ConfigError("[zero checkpoint] got " + (verb.empty() ? "no word" : "\"" + verb.substr(0, 80) + "\"") + known +
                     (near.empty() ? ". Hint: zero checkpoint --help" : ". Hint: did you mean \"" + near + "\"?"));
 }

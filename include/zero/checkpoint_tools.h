@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/export.h>
@@ -71,6 +72,47 @@ ZERO_API std::string checkpoint_digest(const std::filesystem::path& dir, const s
 // IoError for damage (kCheckpoint) and failed writes, InternalError (kNumerical) for values that fp16 cannot hold.
 ZERO_API ExportReport export_checkpoint(const std::filesystem::path& source, const std::filesystem::path& out,
                                         const ExportOptions& options = {}, const std::string& tag = "");
+
+// What someone's files hold, of any kind that libzero reads: its own checkpoints, safetensors, files of torch.save,
+// checkpoints of DeepSpeed and torch.distributed. Nothing in them is executed.
+struct SourceInfo {
+  std::string format;  // "safetensors", "torch", "deepspeed", "dcp", "libzero"
+  std::vector<CheckpointTensor> tensors;                        // kind "weight": of a file that does not say more
+  std::vector<std::pair<std::string, std::string>> aliases;     // name of a tied tensor, name stored
+  std::int64_t global_steps = -1, applied_steps = -1, bytes = 0;  // -1: unknown; bytes of all tensors
+  std::string optimizer;
+  std::vector<std::string> remarks;  // one line each: everything else, as text
+};
+// Which of them, and how to read it.
+struct SourceChoice {
+  std::string tag;          // of a directory of checkpoints; empty: the newest
+  std::string key;          // of a nested dictionary in a file of torch.save, such as "model"
+  std::string prefix;       // removed from every name; names without it are an error
+  bool ignore_crc = false;  // of files that were written without them
+};
+// Reads headers and tables. Throws IoError (kCheckpoint) for damage and files of other kinds, ConfigError for a key or
+// prefix that is not there.
+ZERO_API SourceInfo inspect_source(const std::filesystem::path& source, const SourceChoice& choice = {});
+
+struct CheckpointImport {
+  SourceChoice source;
+  std::string names;                          // as in ImportOptions
+  std::vector<std::string> buffers, frozen;   // parameters that are none, or not trained, by pattern (* and {i})
+  std::string optimizer;                      // of the run that will load it; "": as in the files, else AdamW
+};
+struct CheckpointImported {
+  std::string format, optimizer;
+  std::int64_t masters = 0, states = 0, frozen = 0, buffers = 0;  // tensors
+  std::int64_t global_steps = 0, bytes = 0;
+  std::vector<std::string> remarks;  // one line each: what was left out, converted or assumed
+};
+// Makes the checkpoint DIR/TAG of someone's files; any number of ranks then loads it. Parameters become fp32 masters,
+// with the states of the optimizer that the files have; states that they do not have are zero. Of files that do not say
+// what they train, floating-point tensors are parameters and others buffers. Committed by one rename, as a save is.
+// Holds one part (64 MiB) of a tensor. Throws ConfigError if the tag exists or a name or dtype does not fit, IoError as
+// inspect_source() and for failed writes, InternalError (kNumerical) for Inf and NaN.
+ZERO_API CheckpointImported import_checkpoint(const std::filesystem::path& source, const std::filesystem::path& dir,
+                                              const std::string& tag, const CheckpointImport& options = {});
 
 // A tensor in which two checkpoints differ.
 struct TensorDifference {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 
@@ -34,6 +35,14 @@ std::filesystem::path plugin_path(const char* name) {
   for (const auto& folder : {own, own.parent_path() / ZERO_LIBRARY_FOLDER, own.parent_path() / "lib"})
     if (path = folder / name; std::filesystem::exists(path, ignored)) break;
   return path;
+}
+
+std::string utc_now() {
+  const auto now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
 }
 
 double steady_seconds() {

@@ -18,6 +18,9 @@ std::filesystem::path folder_of(const void* address);
 // program was linked with libzero's objects.
 std::filesystem::path plugin_path(const char* name);
 
+// "2026-01-31T12:00:00Z"
+std::string utc_now();
+
 // Seconds of the steady clock. Only differences are meaningful.
 double steady_seconds();
 

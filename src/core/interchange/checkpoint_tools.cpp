@@ -6,6 +6,8 @@
 
 #include "base/check.h"
 #include "formats/manifest.h"
+#include "formats/safetensors.h"
+#include "interchange/checkpoint_import.h"
 #include "interchange/element_types.h"
 #include "interchange/weights_export.h"
 
@@ -14,6 +16,10 @@ namespace {
 using namespace interchange;
 
 constexpr std::int64_t kDiffWindow = std::int64_t{1} << 20;  // elements
+
+SourceOptions options_of(const SourceChoice& choice) {
+  return {choice.tag, choice.key, choice.prefix, choice.ignore_crc};
+}
 
 // Weights have different kinds in different files.
 std::string diff_key(const SourceTensor& tensor) {
@@ -104,6 +110,32 @@ ExportReport export_checkpoint(const std::filesystem::path& source, const std::f
   open.tag = tag;
   const auto opened = open_source(fs, source.string(), open);
   return export_weights(fs, *opened, source.string(), out.string(), options);
+}
+
+SourceInfo inspect_source(const std::filesystem::path& source, const SourceChoice& choice) {
+  const auto opened = open_source(formats::system_files(), source.string(), options_of(choice));
+  SourceInfo info;
+  info.format = opened->format();
+  for (const auto& tensor : opened->tensors()) {
+    const auto bytes = (formats::numel_of(tensor.shape) * formats::bits_of(tensor.dtype) + 7) / 8;
+    info.tensors.push_back({tensor.kind, tensor.name, tensor.dtype, tensor.shape, bytes, 0, tensor.kind == "master"});
+    info.bytes += bytes;
+  }
+  info.aliases.assign(opened->aliases().begin(), opened->aliases().end());
+  if (const auto& progress = opened->progress()) {
+    info.global_steps = progress->global_steps;
+    info.applied_steps = progress->applied_steps;
+    info.optimizer = progress->optimizer;
+  }
+  info.remarks = opened->remarks();
+  return info;
+}
+
+CheckpointImported import_checkpoint(const std::filesystem::path& source, const std::filesystem::path& dir,
+                                     const std::string& tag, const CheckpointImport& options) {
+  auto& fs = formats::system_files();
+  const auto opened = open_source(fs, source.string(), options_of(options.source));
+  return interchange::import_checkpoint(fs, *opened, source.string(), dir.string(), tag, options);
 }
 
 CheckpointDifference diff_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b) {

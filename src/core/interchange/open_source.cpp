@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "formats/manifest.h"
 #include "interchange/dcp_source.h"
 #include "interchange/deepspeed_source.h"
 #include "interchange/native_source.h"
@@ -59,6 +60,8 @@ std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std
 }  // namespace
 
 std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string& path, const SourceOptions& options) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) (void)formats::Folder::open(fs, path);  // the error of a missing path
   std::filesystem::path whole(path);
   if (!whole.has_filename()) whole = whole.parent_path();
   const auto parent = whole.parent_path().string();

@@ -20,7 +20,7 @@ struct StoredTensor {
   std::vector<std::int64_t> shape, stride;  // in elements
   std::int64_t offset = 0;                  // of the first element, in elements from the record's first
   std::string record_name;
-  ZipRecord record;
+  StoredRecord record;
 
   bool contiguous() const;
   bool operator==(const StoredTensor& other) const;  // the same elements

@@ -109,7 +109,7 @@ bool plain_name(std::string_view name) {
 struct Entry {
   std::string name;
   std::uint64_t local = 0;  // of its local header, from the archive's first byte
-  ZipRecord record;
+  StoredRecord record;
 };
 
 // Takes the 64-bit numbers that the entry's own fields have no room for. `extra`: its extra fields.
@@ -196,7 +196,7 @@ void locate(const File& file, std::uint64_t start, std::uint64_t end, Entry& ent
 
 }  // namespace
 
-const ZipRecord& ZipDirectory::at(const std::string& name, const std::string& path) const {
+const StoredRecord& ZipDirectory::at(const std::string& name, const std::string& path) const {
   const auto found = records.find(name);
   if (found == records.end())
     fail_damaged(path, "has no record " + base::printable(name, base::Lines::Escape) + ", expected a file of torch.save");
@@ -223,7 +223,7 @@ ZipDirectory read_zip(const File& file, std::uint64_t begin, std::uint64_t bytes
   return directory;
 }
 
-void check_record(const File& file, const std::string& name, const ZipRecord& record, void* out) {
+void check_record(const File& file, const std::string& name, const StoredRecord& record, void* out) {
   std::vector<char> own(out ? 0 : std::min<std::uint64_t>(kSlice, record.bytes));
   std::uint32_t crc = 0;
   for (std::uint64_t done = 0; done < record.bytes;) {
@@ -241,7 +241,7 @@ void check_record(const File& file, const std::string& name, const ZipRecord& re
                                          "latter."));
 }
 
-std::string read_record(const File& file, const std::string& name, const ZipRecord& record, std::uint64_t limit,
+std::string read_record(const File& file, const std::string& name, const StoredRecord& record, std::uint64_t limit,
                         bool ignore_crc) {
   if (record.bytes > limit)
     fail_damaged(file.path(), base::join(name, " has ", record.bytes, " bytes, expected at most ", limit));

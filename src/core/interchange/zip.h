@@ -10,7 +10,7 @@
 
 namespace zero::interchange {
 
-struct ZipRecord {
+struct StoredRecord {
   std::uint64_t begin = 0;  // offset of its first byte in the file
   std::uint64_t bytes = 0;
   std::uint32_t crc = 0;
@@ -18,10 +18,10 @@ struct ZipRecord {
 
 struct ZipDirectory {
   std::string root;                          // the folder that all records are in, "archive"
-  std::map<std::string, ZipRecord> records;  // by name without the root: "data.pkl", "data/0"
+  std::map<std::string, StoredRecord> records;  // by name without the root: "data.pkl", "data/0"
 
   // Throws if there is none.
-  const ZipRecord& at(const std::string& name, const std::string& path) const;
+  const StoredRecord& at(const std::string& name, const std::string& path) const;
 };
 
 // Reads the directory of the zip file in the range [begin, begin + bytes) of `file`. Throws IoError (kCheckpoint) with
@@ -32,10 +32,10 @@ ZipDirectory read_zip(const formats::File& file, std::uint64_t begin, std::uint6
 
 // Throws unless the CRC-32 of the record's bytes is the directory's. Reads by pieces of 1 MiB. With `out`, which has
 // room for all of it, also returns its bytes.
-void check_record(const formats::File& file, const std::string& name, const ZipRecord& record, void* out = nullptr);
+void check_record(const formats::File& file, const std::string& name, const StoredRecord& record, void* out = nullptr);
 
 // The whole record, at most `limit` bytes, checked unless ignore_crc.
-std::string read_record(const formats::File& file, const std::string& name, const ZipRecord& record,
+std::string read_record(const formats::File& file, const std::string& name, const StoredRecord& record,
                         std::uint64_t limit, bool ignore_crc);
 
 }  // namespace zero::interchange

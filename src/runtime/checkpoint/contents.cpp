@@ -6,24 +6,12 @@
 #include <zero/version.h>
 
 #include <algorithm>
-#include <ctime>
 
 #include "base/check.h"
+#include "base/system.h"
 #include "checkpoint/checkpoint.h"
 
 namespace zero::checkpoint {
-namespace {
-
-std::string now_utc() {
-  const auto now = std::time(nullptr);
-  std::tm parts{};
-  ::gmtime_r(&now, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts)};
-}
-
-}  // namespace
-
 // The dtypes are those of engine::can_be_saved().
 std::string file_dtype(at::ScalarType type, const std::string& name) {
   switch (type) {
@@ -130,7 +118,7 @@ formats::Manifest manifest_of(engine::State& state) {
   formats::Manifest m;
   m.libzero_version = ZERO_VERSION;
   m.libtorch_version = TORCH_VERSION;
-  m.created = now_utc();
+  m.created = base::utc_now();
   m.global_steps = counters.global_steps;
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;

@@ -178,7 +178,9 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
            "; masters are taken and cast again");
-  if (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability())
+  const bool imported = manifest.cpu_capability.empty();  // was not written by a run
+  if (!imported &&
+      (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability()))
     notice(base::join("was written with ", manifest.torch_threads, " torch threads on ", manifest.cpu_capability,
                       ", this run has ", at::get_num_threads(), " on ", at::get_cpu_capability(),
                       "; results may differ in the last bits"));
@@ -332,6 +334,7 @@ class Loader {
   }
 
   void read_generator() {
+    if (manifest_.ranks[0].empty()) return seed_generator(manifest_.id);  // of an import: no rank has saved one
     const bool same = same_layout(state_, manifest_);
     const auto rank = same ? state_.parts.comm->rank() : 0;
     const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(rank)]);
@@ -353,13 +356,16 @@ class Loader {
     } catch (const std::exception& e) {
       formats::fail_damaged(path, std::string("has a random number generator that libtorch refuses: ") + e.what());
     }
-    if (same) return;
-    // Other ranks: no stream is that of a rank that saved, and none is used twice.
+    if (!same) seed_generator(formats::hash_of(generator_state_.const_data_ptr(), generator_state_.nbytes()));
+  }
+
+  // Other ranks than those that saved: no stream is that of one of them, and none is used twice.
+  void seed_generator(const std::string& origin) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>();
     const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",
-                                 state_.parts.comm->rank(), " ",
-                                 formats::hash_of(generator_state_.const_data_ptr(), generator_state_.nbytes()));
-    probe.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
-    generator_state_ = probe.get_state();
+                                 state_.parts.comm->rank(), " ", origin);
+    generator.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
+    generator_state_ = generator.get_state();
   }
 
   engine::State& state_;

@@ -1,4 +1,6 @@
 // Cuts of tensors against a loop over their elements, and which parameters a plan cuts.
+#include <zero/errors.h>
+
 #include "sharding/tensor_cut.h"
 
 #include <gtest/gtest.h>
