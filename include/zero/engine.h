@@ -20,6 +20,7 @@
 #include <zero/mesh.h>
 #include <zero/options.h>
 #include <zero/trace.h>
+#include <zero/weights.h>
 
 namespace torch::nn {
 class Module;
@@ -92,10 +93,8 @@ class ZERO_API Engine {
   // that reads parameters without grad mode between steps throws ConfigError. Checkpoints, state_hash() and
   // gathered_parameters() call it.
   void flush();
-
   MemoryReport memory() const;  // [local] bytes of this rank by purpose and tier, current and peak
   void reset_peak_memory();     // [local] sets the peak to the current bytes and frees idle buffers
-
   // [collective] Unshards all parameters for the life of the returned scope. modify = true: rank 0 may write them
   // (GatheredParameters); experts that are divided over ranks (zero/moe.h), which each rank sees its own of, the first
   // rank that has them. Throws ConfigError on every rank if ranks pass different arguments.
@@ -144,6 +143,11 @@ class ZERO_API Engine {
   // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty. Returns the tag. Throws on every
   // rank: IoError (kCheckpoint) if the checkpoint is missing or damaged, ConfigError if it belongs to another model.
   std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");
+  // [collective] The masters, and buffers, in files of other libraries and back, each rank its own elements
+  // (docs/interchange.md). Between steps. ConfigError with everything that does not fit, IoError if files fail.
+  ExportReport export_weights(const std::filesystem::path& path, const ExportOptions& options = {});
+  ImportReport import_weights(const std::filesystem::path& path, const ImportOptions& options = {});
+  ImportReport load_weights(const std::filesystem::path& path, const ImportOptions& options = {});  // import_weights()
   // [local] Text that checkpoints store with the engine's state, for example the data position. Rank 0's is saved.
   void set_user_state(std::string json);
   std::string user_state() const;  // [local]
@@ -160,7 +164,6 @@ class ZERO_API Engine {
   // [local] Seconds spent in the parts of all steps so far; zeros unless wall_clock_breakdown is true. Call between
   // steps.
   StepTimes times() const;
-
   // [local]
   std::int64_t global_step() const;    // attempted steps
   std::int64_t skipped_steps() const;  // steps skipped because of overflow

@@ -26,7 +26,7 @@ from libzero._native import Options, Work
 from libzero._native import version as __version__
 from libzero.communicator import Communicator, default_communicator, run_ranks
 from libzero.compiled import compile
-from libzero.engine import Engine, StepResult, TraceSummary, build
+from libzero.engine import Engine, ExportReport, ImportReport, StepResult, TraceSummary, build
 from libzero.errors import CommError, ConfigError, InternalError, IoError
 from libzero.memory import Memory, MemoryRow
 from libzero.mesh import ExpertGroups, Mesh
@@ -41,6 +41,8 @@ __all__ = [
     "ConfigError",
     "Engine",
     "ExpertGroups",
+    "ExportReport",
+    "ImportReport",
     "InternalError",
     "IoError",
     "Machine",

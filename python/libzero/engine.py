@@ -6,7 +6,7 @@ import atexit
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from libzero.mesh import Mesh
 from libzero.moe import MoE
 from libzero.optimizer import Optimizer
 
-__all__ = ["Engine", "StepResult", "TraceSummary", "build"]
+__all__ = ["Engine", "ExportReport", "ImportReport", "StepResult", "TraceSummary", "build"]
 
 Selection: TypeAlias = str | torch.nn.Module | torch.nn.Parameter
 M = TypeVar("M", bound=torch.nn.Module)
@@ -63,6 +63,35 @@ class TraceSummary:
     hidden: float
     file: str
     joined: bool
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What export_weights() wrote."""
+
+    files: list[str]
+    """Names in the folder; of "pt" the path."""
+    tensors: int
+    bytes: int
+    remarks: list[str]
+    """What was left out or changed, a line each."""
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What import_weights() read: names of the model's tensors, except `unexpected`."""
+
+    taken: list[str]
+    converted: list[str]
+    """Of these, those stored in another dtype: "name: F64, largest change 5e-8"."""
+    tied: list[str]
+    """Filled from the tensor that they are tied to in the file."""
+    missing: list[str]
+    """Left as they were."""
+    unexpected: list[str]
+    """Of the file: tensors that repeat one that is taken."""
+    bytes_read: int
+    """By this rank."""
 
 
 def build(make: Callable[[], M], config: Config | None = None) -> M:
@@ -357,6 +386,56 @@ class Engine:
         taken = self._native.load_checkpoint(os.fspath(path), tag)
         self.optimizer._pull()
         return taken
+
+    def export_weights(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "hf",
+        dtype: str = "fp32",
+        names: str = "",
+        prefix: str = "",
+        shard_bytes: int = 5_000_000_000,
+        duplicate_tied: bool = False,
+        allow_overflow: bool = False,
+        heads: int = 0,
+    ) -> ExportReport:
+        """[collective] Writes the masters, and buffers, for other libraries; each rank its own elements, no gather.
+
+        format: "hf" (a folder of safetensors) or "pt" (a file for torch.load(weights_only=True)). dtype: "fp32",
+        "bf16", "fp16". names: a name map ("gpt2", "llama", "bert", "t5", or a file); prefix: put before every name.
+        ConfigError if the path exists or names do not fit, IoError if writing fails. See docs/interchange.md.
+        """
+        self._native.refresh_buffers(self._original)
+        return ExportReport(
+            **self._native.export_weights(
+                os.fspath(path), format, dtype, names, prefix, shard_bytes, duplicate_tied, allow_overflow, heads
+            )
+        )
+
+    def import_weights(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        names: str = "",
+        key: str = "",
+        prefix: str = "",
+        partial: Sequence[str] = (),
+        optimizer: bool = False,
+    ) -> ImportReport:
+        """[collective] Reads weights of any kind of file; each rank what it stores. Nothing in a file is executed.
+
+        Safetensors, files of torch.save, and checkpoints of DeepSpeed, torch.distributed and libzero. names, prefix:
+        as in export_weights(). key: of a nested dictionary, such as "model". partial: parameters that may be missing.
+        optimizer: also its states. Between steps. ConfigError with all that does not fit, IoError for damaged files.
+        """
+        self._native.refresh_buffers(self._original)
+        found = self._native.import_weights(os.fspath(path), names, key, prefix, list(partial), optimizer)
+        if optimizer:
+            self.optimizer._pull()
+        return ImportReport(**found)
+
+    load_weights = import_weights
 
     @property
     def user_state(self) -> Any:

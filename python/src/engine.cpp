@@ -231,6 +231,40 @@ void bind_engine(py::module_& module) {
   c.def("finish_checkpoint", [](const PyEngine& self) {
     return self.run("libzero::finish_checkpoint", [](zero::Engine& engine) { return engine.finish_checkpoint(); });
   });
+  c.def(
+      "export_weights",
+      [](const PyEngine& self, const std::filesystem::path& path, const std::string& format, const std::string& dtype,
+         const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
+         bool allow_overflow, std::int64_t heads) {
+        const zero::ExportOptions options{format, dtype, names, prefix, shard_bytes, duplicate_tied, allow_overflow, heads};
+        const auto report = self.run("libzero::export_weights",
+                                     [&](zero::Engine& engine) { return engine.export_weights(path, options); });
+        py::dict result;
+        result["files"] = report.files;
+        result["tensors"] = report.tensors;
+        result["bytes"] = report.bytes;
+        result["remarks"] = report.remarks;
+        return result;
+      },
+      py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
+      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"));
+  c.def(
+      "import_weights",
+      [](const PyEngine& self, const std::filesystem::path& path, const std::string& names, const std::string& key,
+         const std::string& prefix, const std::vector<std::string>& partial, bool optimizer) {
+        const zero::ImportOptions options{names, key, prefix, partial, optimizer};
+        const auto report = self.run("libzero::import_weights",
+                                     [&](zero::Engine& engine) { return engine.import_weights(path, options); });
+        py::dict result;
+        result["taken"] = report.taken;
+        result["converted"] = report.converted;
+        result["tied"] = report.tied;
+        result["missing"] = report.missing;
+        result["unexpected"] = report.unexpected;
+        result["bytes_read"] = report.bytes_read;
+        return result;
+      },
+      py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"));
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
   });

@@ -278,3 +278,34 @@ def test_checkpoints_in_the_background(tmp_path: Path) -> None:
     weights = get_fp32_state_dict_from_zero_checkpoint(tmp_path, "second")
     for name, value in models[0].named_parameters():
         assert torch.equal(weights[name], value.detach())
+
+
+def test_weights_for_other_libraries(tmp_path: Path) -> None:
+    """What torch.load and safetensors files hold is what the model has; an engine takes it back."""
+
+    def rank(comm: libzero.Communicator) -> None:
+        with libzero.Engine(models[comm.rank], config(3)) as engine:
+            engine.backward(engine(batch(comm.rank)).square().mean())
+            engine.step()
+            report = engine.export_weights(tmp_path / "weights.pt", format="pt")
+            assert report.tensors == 6
+            engine.export_weights(tmp_path / "hf", dtype="bf16")
+            whole = engine.full_state_dict()
+        if comm.rank == 0:
+            read = torch.load(tmp_path / "weights.pt", weights_only=True)
+            assert read.keys() == whole.keys()
+            assert all(torch.equal(read[name], whole[name]) for name in whole)
+        comm.barrier()
+        with libzero.Engine(network(5), config(2)) as other:
+            found = other.load_weights(tmp_path / "weights.pt")
+            assert sorted(found.taken) == sorted(name for name, _ in models[0].named_parameters())
+            again = other.full_state_dict()
+            assert all(torch.equal(again[name], whole[name]) for name in again)
+            assert len(other.import_weights(tmp_path / "hf").converted) == 6
+            rounded = other.full_state_dict()
+            assert all(torch.equal(rounded[name], whole[name].bfloat16().float()) for name in rounded)
+            with pytest.raises(libzero.ConfigError, match="weight"):
+                other.import_weights(tmp_path / "hf", prefix="model.")
+
+    models = [network(), network()]
+    libzero.run_ranks(2, rank)

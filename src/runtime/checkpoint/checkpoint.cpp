@@ -1,6 +1,7 @@
 // The checkpoint calls of Engine, on the real file system.
 #include "checkpoint/checkpoint.h"
 
+#include "checkpoint/weights.h"
 #include "observe/trace.h"
 
 namespace zero {
@@ -13,6 +14,20 @@ void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string
 std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Load, "load");
   return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
+}
+
+ExportReport Engine::export_weights(const std::filesystem::path& path, const ExportOptions& options) {
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "export");
+  return checkpoint::export_weights(*state_, formats::system_files(), path.string(), options);
+}
+
+ImportReport Engine::import_weights(const std::filesystem::path& path, const ImportOptions& options) {
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Load, "import");
+  return checkpoint::import_weights(*state_, formats::system_files(), path.string(), options);
+}
+
+ImportReport Engine::load_weights(const std::filesystem::path& path, const ImportOptions& options) {
+  return import_weights(path, options);
 }
 
 bool Engine::checkpoint_pending() const { return state_->parts.background != nullptr; }

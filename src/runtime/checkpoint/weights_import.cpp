@@ -306,6 +306,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
       counters.global_steps = importer->progress()->global_steps;
       counters.applied_steps = importer->progress()->applied_steps;
       counters.skipped_steps = importer->progress()->skipped_steps;
+      counters.global_samples = importer->progress()->global_samples;
       state.exports->set_counters(counters);
     }
   });
