@@ -10,7 +10,7 @@
 namespace {
 
 const zero::test::FuzzTarget& chosen() {
-  static const auto& target = []() -> const zero::test::FuzzTarget& {
+  static const auto target = [] {
     const char* name = std::getenv("ZERO_FUZZ_TARGET");
     for (const auto& one : zero::test::fuzz_targets())
       if (name != nullptr && std::strcmp(name, one.name) == 0) return one;

@@ -51,7 +51,7 @@ TEST_P(Corpus, IsReadWithoutAFault) {
   EXPECT_GT(files, 1) << folder;
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, Corpus, testing::ValuesIn(fuzz_targets().begin(), fuzz_targets().end()),
+INSTANTIATE_TEST_SUITE_P(Targets, Corpus, testing::ValuesIn(fuzz_targets()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

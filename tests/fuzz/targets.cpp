@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "formats/json.h"
@@ -187,6 +188,11 @@ constexpr FuzzTarget kTargets[] = {{"config", configuration},   {"manifest", man
 
 }  // namespace
 
-std::span<const FuzzTarget> fuzz_targets() { return kTargets; }
+std::vector<FuzzTarget> fuzz_targets() {
+  std::vector<FuzzTarget> all(std::begin(kTargets), std::end(kTargets));
+  const auto others = interchange_fuzz_targets();
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
 
 }  // namespace zero::test

@@ -4,6 +4,7 @@
 #pragma once
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace zero::test {
 
@@ -11,6 +12,8 @@ struct FuzzTarget {
   const char* name;  // also of its folder in tests/fuzz/corpus
   void (*run)(std::string_view bytes);
 };
-std::span<const FuzzTarget> fuzz_targets();
+std::vector<FuzzTarget> fuzz_targets();
+// Of these, those of files of other libraries.
+std::span<const FuzzTarget> interchange_fuzz_targets();
 
 }  // namespace zero::test
