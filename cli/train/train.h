@@ -8,6 +8,7 @@
 
 #include <zero/options.h>
 #include <zero/trace.h>
+#include <zero/weights.h>
 
 #include "cli/support/expert_options.h"
 #include "cli/support/options.h"
@@ -19,13 +20,14 @@ namespace zero::cli {
 struct TrainArguments {
   std::string config_positional, config;
   std::vector<std::pair<std::string, std::string>> set;
-  bool strict = false, save_async = false;
+  bool strict = false, save_async = false, init_optimizer = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,
                sample = 200, local_rank = 0;
   double lr = 0, weight_decay = 0;
-  std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, out, trace, trace_steps;
+  std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
+      trace_steps;
 };
 
 // A run with all sources of settings combined.
@@ -40,6 +42,8 @@ struct TrainPlan {
   std::int64_t keep_every = 0;  // and those of every K steps; 0: none
   std::int64_t sample = 0;      // bytes of text to generate with the trained model
   std::string config, text, checkpoint_dir, resume, out;
+  std::string init_from;  // weights that a run which is not resumed begins with; empty: those of the seed
+  ImportOptions init;
   std::vector<std::string> command;  // the words after "zero"
   double holdout = 0;
   std::int64_t eval_batches = 0;  // forwards per rank; 0: the whole held-out part

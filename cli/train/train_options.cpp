@@ -150,6 +150,11 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--keep-every", a.keep_every, "K", "with --keep: those of every K steps stay", 1, kMost);
   c.flag("--save-async", a.save_async, "write checkpoints while training goes on");
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
+  c.option("--init-from", a.init_from, "SRC",
+           "begin with weights of any kind of file or checkpoint (`zero checkpoint inspect` shows it)");
+  c.option("--init-names", a.names, "MAP", "with --init-from: name map, gpt2 or a file of zero.names/1");
+  c.option("--init-partial", a.partial, "PATTERN", "with --init-from: parameters that SRC may lack");
+  c.flag("--init-optimizer", a.init_optimizer, "with --init-from: also states of the optimizer, and steps");
   c.option("--trace", a.trace, "FILE", "write a trace for ui.perfetto.dev (ZERO_TRACE)");
   c.option("--trace-steps", a.trace_steps, "A:B", "steps in the trace, counted from the start of this run (3:22)");
   c.no_effect("--deepspeed", false, "configurations are DeepSpeed's here in any case");
@@ -167,6 +172,9 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 
+  for (const char* flag : {"--init-names", "--init-partial", "--init-optimizer"})
+    if (c.given(flag) && a.init_from.empty())
+      throw ConfigError(std::string("[") + flag + "] got no --init-from, expected the weights to begin with");
   if (c.given("--keep-every") && !c.given("--keep"))
     throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
@@ -198,6 +206,10 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.sample = a.sample;
   plan.checkpoint_dir = a.checkpoint_dir;
   plan.resume = a.resume;
+  plan.init_from = a.init_from;
+  plan.init.names = a.names;
+  plan.init.optimizer = a.init_optimizer;
+  if (!a.partial.empty()) plan.init.partial = {a.partial};
   plan.out = a.out;
   plan_trace(c, a, plan);
   return plan;

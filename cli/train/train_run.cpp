@@ -120,12 +120,22 @@ std::uint64_t TrainRun::peak_bytes() const {
   return memory.allocator ? memory.allocator->allocated_peak : memory.peak(Tier::Device);
 }
 
+// Of a run that is not resumed.
+void TrainRun::take_initial_weights() {
+  if (plan_.init_from.empty()) return;
+  const auto report = engine_.import_weights(plan_.init_from, plan_.init);
+  std::string missing;
+  for (const auto& name : report.missing) missing += (missing.empty() ? "; not in it: " : ", ") + name;
+  report_.note(LogLevel::Info, "began with " + std::to_string(report.taken.size()) + " tensors of " + plan_.init_from +
+                                   missing);
+}
+
 void TrainRun::resume() {
-  if (plan_.resume.empty()) return;
+  if (plan_.resume.empty()) return take_initial_weights();
   const bool newest = plan_.resume == "auto";
   if (newest && !any_checkpoint(comm_, plan_.checkpoint_dir)) {
     report_.note(LogLevel::Info, "no checkpoint in " + plan_.checkpoint_dir + ": starting from the beginning");
-    return;
+    return take_initial_weights();
   }
   const std::string tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
   const auto saved = nlohmann::json::parse(engine_.user_state(), nullptr, false);

@@ -24,6 +24,7 @@ class TrainRun {
 
  private:
   void resume();
+  void take_initial_weights();
   // This rank's means over its micro-batches.
   struct Losses {
     double loss = 0, aux = 0;  // aux: sum of the experts' auxiliary losses
