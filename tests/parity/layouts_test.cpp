@@ -332,6 +332,20 @@ TEST(Layouts, SamplesAreCountedOverResumes) {
   });
 }
 
+// The same states; the numbers after it are the other optimizer's.
+TEST(Layouts, AdamTakesTheStatesOfAdamW) {
+  const TempFolder folder;
+  const auto wanted = saved(problem("tiny"), setup_of(2, 1, "fp32"), folder.path());
+  auto setup = setup_of(2, 2, "fp32");
+  setup.optimizer = R"({"type": "Adam", "params": {"lr": 0.01}})";
+  on_ranks(2, [&](const auto& comm) {
+    Trained run(setup, problem("tiny"), comm);
+    run.engine.load_checkpoint(folder.path());
+    EXPECT_TRUE(equal_bits(run.states(), wanted));
+    run.train(3, 4);
+  });
+}
+
 // Frozen parameters are written once, and again when they have changed.
 TEST(Layouts, FrozenParametersAreLinked) {
   const TempFolder folder;

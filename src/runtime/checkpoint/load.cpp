@@ -87,12 +87,22 @@ std::string layout_text(std::int64_t world, std::int64_t sequence, std::int64_t 
                     tensor > 1 ? base::join(" (tp ", tensor, ")") : "");
 }
 
-void require_same_optimizer(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
+std::string slots_text(const std::vector<std::string>& slots) {
+  std::string text;
+  for (const auto& slot : slots) text += (text.empty() ? "" : ", ") + slot;
+  return text.empty() ? "none" : text;
+}
+
+// Optimizers with the same states may take each other's: Adam and AdamW.
+void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
-  if (manifest.optimizer != optimizer)
-    throw ConfigError("[load_checkpoint] " + label + " has the state of the optimizer " + manifest.optimizer +
-                      ", this run has " + optimizer +
-                      ". Hint: optimizer.type must be the one of the run that saved it.");
+  std::vector<std::string> slots;
+  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) slots.emplace_back(state.parts.optimizer->slot_name(k));
+  if (manifest.optimizer != optimizer && manifest.slots != slots)
+    throw ConfigError("[load_checkpoint] " + label + " has the states of the optimizer " + manifest.optimizer + " (" +
+                      slots_text(manifest.slots) + "), this run has " + optimizer + " (" + slots_text(slots) +
+                      "). Hint: optimizer.type must be the one of the run that saved it; import_weights() takes the "
+                      "weights alone.");
 }
 
 // The stored tensor that a tensor is loaded from: that of its kind; for the master of a parameter that was frozen when
@@ -174,6 +184,8 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (manifest.global_batch > 0 && manifest.global_batch != batch)
     notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
                       "; schedules go on by steps"));
+  if (const auto optimizer = optimizer_name(state.parts.settings.optimizer.type); manifest.optimizer != optimizer)
+    notice("was trained with " + manifest.optimizer + ", this run has " + optimizer + ", which has the same states");
   const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
@@ -211,7 +223,7 @@ class Loader {
 
   // Checks that the checkpoint fits, and reads what is small. Changes nothing.
   void prepare() {
-    require_same_optimizer(state_, manifest_, label());
+    require_same_slots(state_, manifest_, label());
     require_same_model(state_, manifest_, label());
     require_private_buffers(state_, manifest_, label());
     counters_ = {manifest_.global_steps,
