@@ -1,5 +1,7 @@
 // A save that is killed or fails at any of its calls: afterwards the newest committed checkpoint loads completely, and
 // the next save works. A child is killed by SIGKILL at call k, for k = 1, 2, ... until a save completes.
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -183,6 +185,61 @@ TEST(CheckpointCrash, EveryReadFailingWhileLoading) {
       if (!files.struck()) break;
     }
   }
+}
+
+// On a file system that has room for n more pages, for n = 0, 1, ... until a save has enough. Returns what was wrong.
+std::string save_on_a_full_disk(const std::string& where) {
+  const auto root = where + "/root";
+  save_sample(system_files(), root, "old", 1);
+  int failed = 0;
+  for (int pages = 0;; ++pages) {
+    {
+      std::ofstream filler(where + "/filler");
+      while (filler << std::string(4096, 'x') << std::flush) {
+      }
+    }
+    const auto filled = fs::file_size(where + "/filler");
+    fs::resize_file(where + "/filler", filled - std::min<std::uintmax_t>(filled, 4096 * static_cast<unsigned>(pages)));
+    std::string text;
+    const int code = code_of([&] { save_sample(system_files(), root, "new", 2); }, &text);
+    const auto label = std::to_string(pages) + " pages: " + text;
+    if (code != 0 && code != static_cast<int>(ExitCode::kIo)) return label + " has the code " + std::to_string(code);
+    if (code != 0 && (text.find("No space left") == std::string::npos || text.find(where) == std::string::npos))
+      return label + " names no full disk or no path";
+    std::string load_text;
+    int value = 0;
+    if (code_of([&] { value = load_sample(root).value; }, &load_text) != 0) return label + " leaves " + load_text;
+    if (value != 1 && value != 2) return label + " leaves other values";
+    if (code == 0 && value != 2) return label + " is no save";
+    fs::remove(where + "/filler");
+    if (code == 0) return failed < 4 ? "only " + std::to_string(failed) + " saves failed" : "";
+    ++failed;
+    if (value == 2) fs::remove_all(root + "/new");  // committed, and then the pointer had no room
+    if (value == 2) write_all(root + "/latest", latest_text({"old", 1}));
+  }
+}
+
+TEST(CheckpointCrash, AFullFileSystem) {
+  const TempFolder folder;
+  const auto child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", folder.text().c_str(), "tmpfs", 0, "size=256k") != 0)
+      ::_exit(77);
+    std::string fault = "an exception";
+    try {
+      fault = save_on_a_full_disk(folder.text());
+    } catch (const std::exception& e) {
+      fault = e.what();
+    }
+    if (!fault.empty()) std::fprintf(stderr, "full disk: %s\n", fault.c_str());  // the child's only way to say why
+    ::_exit(fault.empty() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no mounts here";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 TEST(CheckpointCrash, AFileSizeLimitIsAFullDisk) {
