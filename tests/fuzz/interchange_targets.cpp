@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "formats/safetensors.h"
 #include "fuzz/targets.h"
 #include "interchange/dcp_metadata.h"
 #include "interchange/names.h"
