@@ -66,7 +66,9 @@ class Importer {
     view_ = named_source(source, std::move(mapping));
     aliases_ = view_->aliases();
     report_.format = source.format();
-    report_.remarks = source.remarks();
+    if (const auto others = source.remarks().size(); others > 0)
+      report_.remarks.push_back(base::join(others, others == 1 ? " other object is" : " other objects are",
+                                           " left out. Hint: zero checkpoint inspect shows ", others == 1 ? "it" : "them"));
     progress_ = source.progress().value_or(SourceProgress{});
     join_ties();
     choose_optimizer();

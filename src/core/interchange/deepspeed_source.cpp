@@ -84,6 +84,7 @@ class DeepSpeedSource : public StoredSource {
       }
       if (root.has("frozen_param_shapes")) read_frozen(rank, file, one);
     }
+    if (!names_.optim.empty() || names_.universal) read_rest_of_module();
     for (auto& [name, frozen] : frozen_) {
       const auto dtype = frozen.pieces.empty() ? "F32" : frozen.pieces[0].stored.dtype;
       add("param", name, dtype, frozen.shape, std::move(frozen.pieces));
@@ -153,6 +154,19 @@ class DeepSpeedSource : public StoredSource {
                                 base::join("at least ", piece.numel));
       frozen.pieces.push_back(std::move(piece));
     }
+  }
+
+  // Up to stage 2 the module is whole. Some of DeepSpeed's optimizers do not list frozen parameters beside it.
+  void read_rest_of_module() {
+    if (names_.model.size() != 1 || groups_.empty()) return;
+    std::set<std::string> known = buffers_;
+    for (const auto& group : groups_)
+      for (const auto& parameter : group) known.insert(parameter.name);
+    const auto one = archive(0);
+    if (!one.root().has("module")) return;
+    for (const auto& [name, value] : one.root().at("module").entries())
+      if (auto stored = one.tensor(value); stored && !known.contains(name) && !frozen_.contains(name) && !ties_.contains(name))
+        add("param", name, 0, *std::move(stored));
   }
 
   // --- the optimizer's files of stages 1 to 3 -------------------------------------------------------

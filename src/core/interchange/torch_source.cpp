@@ -39,6 +39,10 @@ class TorchSource : public StoredSource {
   std::vector<std::string> read_file(const std::string& name) {
     const auto file = files_.add(name);
     const auto one = archive(file);
+    if (options_.describe && options_.key.empty() && !one.root().is_dict()) {
+      remark(base::printable(pickle::Tree::text_of(one.root().node(), 4000), base::Lines::Escape));
+      return {};
+    }
     const auto dictionary = chosen(one.root());
     std::vector<std::string> names;
     std::vector<std::string> inner;  // dictionaries that have tensors
@@ -61,7 +65,7 @@ class TorchSource : public StoredSource {
       seen.emplace_back(key, *stored);
       add("weight", key, file, *std::move(stored));
     }
-    if (names.empty() && !inner.empty()) {
+    if (names.empty() && !inner.empty() && !options_.describe) {
       std::string all;
       for (const auto& key : inner) all += (all.empty() ? "" : ", ") + key;
       throw ConfigError("[checkpoint] " + files_.open(file).path() + ": got dictionaries " +

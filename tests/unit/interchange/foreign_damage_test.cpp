@@ -272,7 +272,77 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
   EXPECT_EQ(read_all(path), "torch\nweight/w F32 4\n" + storage);
 }
 
-// Records of zip files that lie: what is not in the file is not read, and two names do not share bytes.
+// --- tables of distributed checkpoints ----------------------------------------------------------------
+
+struct Part {
+  std::vector<std::int64_t> start, size;
+};
+
+std::string object(const std::string& type, const std::string& fields) {
+  return "ctorch.distributed.checkpoint." + type + "\n)\x81}(" + fields + "ub";
+}
+std::string size_of(const std::vector<std::int64_t>& values) { return "ctorch\nSize\n" + tuple(values) + "\x85R"; }
+
+// A tensor of floats 0, 1, 2, ... in parts, each filled in its own row-major order; returns what is read, or "".
+std::string read_parts(const std::vector<std::int64_t>& shape, const std::vector<Part>& parts, std::string* error) {
+  const TempFolder folder(TempFolder::On::Memory);
+  std::string chunks, places, file;
+  float next = 0;
+  for (const auto& part : parts) {
+    std::int64_t numel = 1;
+    std::vector<std::int64_t> stride(part.size.size());
+    for (auto d = part.size.size(); d-- > 0;) {
+      stride[d] = numel;
+      numel *= part.size[d];
+    }
+    std::string values;
+    for (std::int64_t i = 0; i < numel; ++i, next += 1) values.append(reinterpret_cast<const char*>(&next), 4);
+    const auto item = torch_sample("\x80\x02" + tensor(storage("0", numel), 0, tuple(part.size), tuple(stride)) + ".",
+                                   {values});
+    chunks += object("metadata\nChunkStorageMetadata",
+                     text("offsets") + size_of(part.start) + text("sizes") + size_of(part.size));
+    places += object("metadata\nMetadataIndex", text("fqn") + text("w") + text("offset") + size_of(part.start)) +
+              object("filesystem\n_StorageInfo", text("relative_path") + text("f.distcp") + text("offset") +
+                                                     number(static_cast<std::int64_t>(file.size())) + text("length") +
+                                                     number(static_cast<std::int64_t>(item.size())));
+    file += item;
+  }
+  const auto properties = "ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81(ctorch\nfloat32\nN\x89N\x89tb"s;
+  const auto table = object("metadata\nTensorStorageMetadata", text("properties") + properties + text("size") +
+                                                                   size_of(shape) + text("chunks") + "](" + chunks + "e");
+  write_file(folder.file("f.distcp"), file);
+  write_file(folder.file(".metadata"),
+             "\x80\x02" + object("metadata\nMetadata", text("state_dict_metadata") + "}(" + text("w") + table + "u" +
+                                                             text("storage_data") + "}(" + places + "u") +
+                 ".");
+  return read_all(folder.text(), error);
+}
+
+std::string floats(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), 4 * values.size()};
+}
+
+TEST(ForeignDamage, BoxesThatDoNotTile) {
+  std::string error;
+  EXPECT_EQ(read_parts({4}, {{{0}, {2}}, {{2}, {2}}}, &error), "dcp\nweight/w F32 4\n" + floats({0, 1, 2, 3})) << error;
+  EXPECT_EQ(read_parts({2, 3}, {{{0, 1}, {2, 2}}, {{0, 0}, {2, 1}}}, &error),
+            "dcp\nweight/w F32 2 3\n" + floats({4, 0, 1, 5, 2, 3}))
+      << error;
+  const std::vector<std::pair<std::string, std::vector<Part>>> wrong{
+      {"boxes that overlap", {{{0}, {2}}, {{1}, {2}}}},
+      {"boxes of 2 elements", {{{0}, {2}}}},
+      {"boxes of 6 elements", {{{0}, {2}}, {{1}, {2}}, {{2}, {2}}}},
+      {"a box beyond the tensor", {{{0}, {2}}, {{3}, {2}}}},
+      {"a box beyond the tensor", {{{0}, {2}}, {{INT64_MAX}, {2}}}},
+      {"again", {{{0}, {2}}, {{0}, {2}}}},
+      {"2 dimensions", {{{0, 0}, {2, 2}}}},
+  };
+  for (const auto& [what, parts] : wrong) {
+    EXPECT_EQ(read_parts({4}, parts, &error), "") << what;
+    EXPECT_NE(error.find(what), std::string::npos) << what << ": " << error;
+  }
+}
+
 TEST(ForeignDamage, LinksAndSpecialFilesAreRefused) {
   const TempFolder folder(TempFolder::On::Memory);
   write_file(folder.file("f.pt"), torch_sample(plain(0, {4}, {1}), {std::string(16, '\0')}));
