@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include <zero/checkpoint_tools.h>
 
 #include "base/json_write.h"
@@ -13,8 +11,6 @@
 #include "cli/support/console.h"
 #include "cli/support/options.h"
 #include "config/byte_count.h"
-#include "report/text/table.h"
-#include "report/text/terminal.h"
 #include "report/text/text.h"
 
 namespace zero::cli {
@@ -48,7 +44,7 @@ int export_weights(int argc, char** argv) {
                           : "Writes the weights of a checkpoint for other libraries; no engine, 32 MiB of a tensor.",
                   convert ? "SRC OUT --to FORM [options]" : "DIR OUT --to FORM [options]",
                   convert ? "zero checkpoint convert model.safetensors.index.json model.pt --to pt"
-                          : "zero checkpoint export runs/ckpt gpt2-hf --to hf --names gpt2 --heads 12");
+                          : "zero checkpoint export runs/ckpt gpt2-hf --to hf --names gpt2");
   command.positional(source, convert ? "SRC" : "DIR", "a checkpoint or a directory of them, or files of safetensors",
                      false);
   command.positional(out, "OUT", "what to write; must not exist", false);
@@ -59,7 +55,8 @@ int export_weights(int argc, char** argv) {
   command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, or a file of zero.names/1");
   command.option("--prefix", options.prefix, "P", "put before every name");
   command.option("--shard-bytes", shard_bytes, "BYTES", "tensors of one file of hf");
-  command.option("--heads", options.heads, "N", "attention heads, for config.json of gpt2", 1, 1 << 20);
+  command.option("--heads", options.heads, "N", "attention heads, for config.json of gpt2 (those of zero train)", 1,
+                 1 << 20);
   command.flag("--duplicate-tied", options.duplicate_tied, "tied tensors under all their names");
   command.flag("--allow-overflow", options.allow_overflow, "values that fp16 cannot hold become infinite");
   if (!command.parse(argc, argv)) return 0;
@@ -200,18 +197,14 @@ int diff_checkpoints(int argc, char** argv) {
     throw ConfigError("[zero checkpoint diff] got " + std::string(a.empty() ? "no paths" : "one path") +
                       ", expected two. Hint: zero checkpoint diff A B");
   const auto difference = zero::diff_checkpoints(a, b);
-  std::string json;
-  using Narrow = report::Column::Narrow;
-  report::Table table({{"tensor", report::Align::Left, Narrow::Cut, 16},
-                       {"difference", report::Align::Left, Narrow::Wrap},
-                       {"elements", report::Align::Right},
-                       {"first", report::Align::Right},
-                       {"A"},
-                       {"B"}});
+  std::string json, text;
   for (const auto& tensor : difference.tensors) {
     const bool values = tensor.first >= 0;
-    table.row({tensor.name, tensor.what, values ? std::to_string(tensor.count) : "-",
-               values ? std::to_string(tensor.first) : "-", values ? tensor.a : "-", values ? tensor.b : "-"});
+    text += tensor.name + ": " + tensor.what;
+    if (values)
+      text += "; " + std::to_string(tensor.count) + (tensor.count == 1 ? " element, " : " elements, first ") + "[" +
+              std::to_string(tensor.first) + "]: " + tensor.a + " against " + tensor.b;
+    text += "\n";
     json += (json.empty() ? "{\"name\": " : ", {\"name\": ") + json_quote(tensor.name) +
             ", \"difference\": " + json_quote(tensor.what) + ", \"elements\": " + std::to_string(tensor.count);
     if (values)
@@ -219,15 +212,12 @@ int diff_checkpoints(int argc, char** argv) {
               ", \"b\": " + json_quote(tensor.b);
     json += "}";
   }
-  const auto terminal = report::describe_terminal(STDOUT_FILENO, command.global().color);
   const auto count = difference.tensors.size();
   print_result(command.global().json
                    ? "{\"schema\": \"zero.checkpoint.diff/1\", \"a\": " + json_quote(a) + ", \"b\": " + json_quote(b) +
                          ", \"compared\": " + std::to_string(difference.compared) + ", \"different\": [" + json + "]}\n"
-                   : base::printable(
-                         (count == 0 ? "" : table.render(static_cast<std::size_t>(terminal.columns), terminal.utf8)) +
-                         std::to_string(difference.compared) + " tensors compared, " + std::to_string(count) +
-                         (count == 1 ? " difference\n" : " differences\n")));
+                   : base::printable(text + std::to_string(difference.compared) + " tensors compared, " +
+                                     std::to_string(count) + (count == 1 ? " difference\n" : " differences\n")));
   return count == 0 ? 0 : 1;
 }
 

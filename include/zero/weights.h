@@ -17,7 +17,7 @@ struct ExportOptions {
   std::int64_t shard_bytes = 5'000'000'000;  // tensors of one file of "hf"
   bool duplicate_tied = false;               // tied tensors under all their names
   bool allow_overflow = false;               // values that fp16 cannot hold become infinite, instead of an error
-  std::int64_t heads = 0;                    // attention heads, for config.json of "gpt2"; 0: no config.json
+  std::int64_t heads = 0;  // attention heads, for config.json of "gpt2"; 0: those of a run of `zero train`
 };
 
 struct ImportOptions {

@@ -7,6 +7,7 @@
 
 #include "support/process.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/interchange/weight_files.h"
 
 namespace zero::test::checkpoint_command_test {
 namespace {
@@ -110,6 +111,43 @@ TEST(CheckpointCommand, PruneRemovesOldOnes) {
   EXPECT_EQ(answer.code, 2);
   EXPECT_TRUE(contains(answer.err, "got no --keep")) << answer.err;
   EXPECT_EQ(ask({"prune", folder.text(), "--keep", "0"}).code, 2);
+}
+
+TEST(CheckpointCommand, ExportConvertAndDiff) {
+  TempFolder folder;
+  for (int i = 1; i <= 2; ++i) save_sample(formats::system_files(), folder.file("run"), "t" + std::to_string(i), i);
+  auto answer = ask({"export", folder.file("run"), folder.file("hf"), "--to", "hf", "--tag", "t1", "--dtype", "bf16"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_TRUE(contains(answer.out, "/hf: 3 tensors") && contains(answer.out, "in 1 file")) << answer.out;
+  EXPECT_EQ(plain_folder(folder.path() / "hf").at("layer.weight").dtype, "BF16");
+  answer = ask({"convert", folder.file("hf"), folder.file("b.pt"), "--to=pt", "--json"});
+  auto json = nlohmann::json::parse(answer.out);
+  EXPECT_TRUE(json["tensors"] == 3 && json["bytes"] == 670 && json["files"][0] == folder.file("b.pt")) << answer.out;
+  EXPECT_EQ(read_all(folder.path() / "b.pt").substr(0, 4), "PK\3\4");
+  // Equal, and not.
+  EXPECT_EQ(ask({"diff", folder.file("run") + "/t1", folder.file("run") + "/t1"}).code, 0);
+  answer = ask({"diff", folder.file("run") + "/t1", folder.file("run") + "/t2"});
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_EQ(answer.err, "");
+  EXPECT_TRUE(contains(answer.out, "layer.weight: values; 300 elements, first [0]: 1 against 2\n") &&
+              contains(answer.out, "3 tensors compared, 2 differences"))
+      << answer.out;
+  answer = ask({"diff", folder.file("run") + "/t1", folder.file("hf"), "--json"});
+  json = nlohmann::json::parse(answer.out);
+  EXPECT_EQ(answer.code, 1);
+  ASSERT_EQ(json["different"].size(), 2u) << "dtypes";
+  EXPECT_EQ(json["different"][1]["difference"], "dtype F32 against BF16");
+  // Faults, with their codes.
+  EXPECT_EQ(ask({"export", folder.file("run"), folder.file("hf"), "--to", "hf"}).code, 2) << "it exists";
+  EXPECT_EQ(ask({"export", folder.file("none"), folder.file("x"), "--to", "hf"}).code, 3);
+  EXPECT_EQ(ask({"diff", folder.file("run"), folder.file("none")}).code, 3);
+  EXPECT_EQ(ask({"diff", folder.file("run")}).code, 2);
+  EXPECT_EQ(ask({"export", folder.file("run"), folder.file("x")}).code, 2) << "no --to";
+  EXPECT_EQ(ask({"export", folder.file("run"), folder.file("x"), "--to", "hf", "--shard-bytes", "many"}).code, 2);
+  answer = ask({"export", folder.file("run"), folder.file("x"), "--to", "hf", "--names", "gpt2"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_TRUE(contains(answer.err, "layer.weight: no rule")) << answer.err;
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "x"));
 }
 
 TEST(CheckpointCommand, RefusesWithTheRightCode) {

@@ -2,6 +2,7 @@
 #include <zero/checkpoint_tools.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -9,6 +10,7 @@
 #include "formats/safetensors.h"
 #include "interchange/checkpoint_import.h"
 #include "interchange/element_types.h"
+#include "interchange/native_source.h"
 #include "interchange/weights_export.h"
 
 namespace zero {
@@ -106,6 +108,24 @@ class Comparison {
   std::vector<char> raw_a_, raw_b_, wide_a_, wide_b_;
 };
 
+// Attention heads of the GPT that `zero train` made, which tensors do not tell. Other programs' configurations have
+// these keys as well, with their defaults: all sizes must be those of the tensors. 0: not known.
+std::int64_t heads_of_run(const TensorSource& source) {
+  const auto config = native_config(source);
+  const auto number = [&](const char* key) {
+    const auto found = config.find(std::string("libzero.model.") + key);
+    return found == config.end() ? 0 : std::atoll(found->second.c_str());
+  };
+  const auto shape = [&](const std::string& name) {
+    for (const auto& tensor : source.tensors())
+      if (tensor.name == name && tensor.kind != "buffer" && !tensor.kind.starts_with("opt.")) return tensor.shape;
+    return std::vector<std::int64_t>();
+  };
+  const std::vector<std::int64_t> token{number("vocabulary"), number("hidden")},
+      position{number("seq_length"), number("hidden")};
+  return shape("token.weight") == token && shape("position.weight") == position ? number("heads") : 0;
+}
+
 }  // namespace
 
 ExportReport export_checkpoint(const std::filesystem::path& source, const std::filesystem::path& out,
@@ -114,7 +134,9 @@ ExportReport export_checkpoint(const std::filesystem::path& source, const std::f
   SourceOptions open;
   open.tag = tag;
   const auto opened = open_source(fs, source.string(), open);
-  return export_weights(fs, *opened, source.string(), out.string(), options);
+  auto own = options;
+  if (own.heads == 0 && own.names == "gpt2") own.heads = heads_of_run(*opened);
+  return export_weights(fs, *opened, source.string(), out.string(), own);
 }
 
 SourceInfo inspect_source(const std::filesystem::path& source, const SourceChoice& choice) {

@@ -27,8 +27,6 @@ class NativeSource : public TensorSource {
         own += (own.empty() ? "" : ", ") + tensor.name;
       }
     if (!own.empty()) remarks_.push_back("buffers that differed between ranks are those of rank 0: " + own);
-    if (!manifest_.user_state.empty())
-      remarks_.push_back(base::join("user state of ", manifest_.user_state.size(), " bytes"));
     std::sort(tensors_.begin(), tensors_.end(), [](const SourceTensor& a, const SourceTensor& b) {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
@@ -37,6 +35,7 @@ class NativeSource : public TensorSource {
                  manifest_.optimizer};
   }
 
+  const std::map<std::string, std::string>& config() const { return manifest_.config; }
   const std::string& format() const override { return format_; }
   const std::vector<SourceTensor>& tensors() const override { return tensors_; }
   const std::map<std::string, std::string>& aliases() const override { return aliases_; }
@@ -104,6 +103,11 @@ class NativeSource : public TensorSource {
 };
 
 }  // namespace
+
+std::map<std::string, std::string> native_config(const TensorSource& source) {
+  const auto* const native = dynamic_cast<const NativeSource*>(&source);
+  return native == nullptr ? std::map<std::string, std::string>() : native->config();
+}
 
 std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string& path, const SourceOptions& options) {
   auto folder = formats::Folder::open(fs, path);

@@ -1,6 +1,7 @@
 // A checkpoint of libzero as a TensorSource: masters, optimizer states, frozen parameters and buffers, put together
 // from the files of all ranks.
 #pragma once
+#include <map>
 #include <memory>
 #include <string>
 
@@ -12,5 +13,8 @@ namespace zero::interchange {
 // Buffers that differed between ranks are those of rank 0, with a remark. Throws IoError (kCheckpoint).
 std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string& path,
                                           const SourceOptions& options = {});
+
+// The effective options of the run that saved it; empty for another source.
+std::map<std::string, std::string> native_config(const TensorSource& source);
 
 }  // namespace zero::interchange

@@ -42,6 +42,22 @@ std::vector<std::pair<std::uint64_t, std::string>> torch_headers(const TorchLayo
   return zip_headers(layout.zip, all);
 }
 
+std::string torch_file_text(const std::string& pickle, const std::vector<std::string>& contents) {
+  std::vector<std::uint64_t> bytes;
+  std::vector<std::uint32_t> crcs;
+  for (const auto& content : contents) {
+    bytes.push_back(content.size());
+    crcs.push_back(crc32(0, content.data(), content.size()));
+  }
+  const auto layout = torch_layout(pickle, bytes);
+  std::string text(layout.zip.bytes, '\0');
+  auto parts = layout.file("").fixed;
+  for (auto& header : torch_headers(layout, crcs)) parts.push_back(std::move(header));
+  for (std::size_t t = 0; t < contents.size(); ++t) parts.emplace_back(layout.offset(t), contents[t]);
+  for (const auto& [offset, part] : parts) text.replace(offset, part.size(), part);
+  return text;
+}
+
 std::string state_dict_pickle(const std::vector<OutTensor>& tensors,
                               const std::map<std::string, std::string>& aliases) {
   std::map<std::string, std::size_t> records;

@@ -22,6 +22,8 @@ struct TorchLayout {
 
 // pickle: data.pkl, in which tensor i is record i.
 TorchLayout torch_layout(const std::string& pickle, const std::vector<std::uint64_t>& tensor_bytes);
+// A whole file. contents: the bytes of tensor i.
+std::string torch_file_text(const std::string& pickle, const std::vector<std::string>& contents);
 // What is written last: headers and directory. crcs: CRC-32 of every tensor's bytes.
 std::vector<std::pair<std::uint64_t, std::string>> torch_headers(const TorchLayout& layout,
                                                                  const std::vector<std::uint32_t>& crcs);

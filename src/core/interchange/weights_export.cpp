@@ -34,10 +34,12 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
                             const ExportOptions& options) {
   std::optional<NameMap> map;
   if (!options.names.empty()) map = NameMap::find(fs, options.names);
-  const auto plan = plan_weights(source.tensors(), source.aliases(), map ? &*map : nullptr, options, label);
+  const auto* const names = map ? &*map : nullptr;
+  const auto plan = options.format == "universal"
+                        ? plan_universal(source, names, options, label)
+                        : plan_weights(source.tensors(), source.aliases(), names, options, label);
   const auto view = named_source(source, plan.mapping);
-  const bool torch = plan.torch.has_value();
-  OutputFiles files(fs, path, torch ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kExport);
+  OutputFiles files(fs, path, plan.one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kExport);
   files.create(plan.layout.files);
   OutputWriter writer(fs, files.folder(), files.names());
   std::vector<char> in, out;
@@ -56,19 +58,19 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
       view->read(from, begin, count, in.data());
       const auto conversion = convert_elements(in.data(), from.dtype, count, out.data(), tensor.dtype);
       if (conversion.overflows > 0) overflows[tensor.name] += conversion.overflows;
-      if (torch) crcs[t] = crc32(crcs[t], out.data(), bytes);
+      if (!plan.torch.empty()) crcs[t] = crc32(crcs[t], out.data(), bytes);
       const auto& place = plan.layout.places[t];
       writer.write(place.file, place.offset + static_cast<std::uint64_t>(begin * width), out.data(), bytes);
     }
     report.bytes += static_cast<std::int64_t>(tensor.bytes());
   }
   check_overflows(overflows, options);
-  if (torch)
-    for (const auto& [offset, text] : torch_headers(*plan.torch, crcs))
-      writer.write(0, offset, text.data(), text.size());
+  for (std::size_t file = 0; file < plan.torch.size(); ++file)
+    for (const auto& [offset, text] : closing_bytes(plan, file, crcs))
+      writer.write(file, offset, text.data(), text.size());
   writer.close();
   files.commit();
-  for (const auto& file : plan.layout.files) report.files.push_back(torch ? path : file.name);
+  for (const auto& file : plan.layout.files) report.files.push_back(plan.one_file ? path : file.name);
   report.tensors = static_cast<std::int64_t>(plan.tensors.size());
   report.remarks = plan.remarks;
   for (const auto& remark : source.remarks()) report.remarks.push_back(remark);

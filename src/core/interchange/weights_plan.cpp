@@ -29,7 +29,8 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   if (!options.dtype.empty() && dtype_of_word(options.dtype).empty())
     throw ConfigError("[export] dtype: got \"" + options.dtype + "\", expected fp32, bf16 or fp16");
   if (options.format != "hf" && options.format != "pt")
-    throw ConfigError("[export] format: got \"" + options.format + "\", expected hf or pt");
+    throw ConfigError("[export] format: got \"" + options.format +
+                      "\", expected hf or pt (universal: from a checkpoint's files)");
   std::vector<SourceTensor> weights;
   std::vector<std::size_t> places;  // in `tensors`
   for (std::size_t t = 0; t < tensors.size(); ++t)
@@ -66,14 +67,17 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   if (options.format == "pt") {
     std::vector<std::uint64_t> bytes;
     for (const auto& tensor : plan.tensors) bytes.push_back(tensor.bytes());
-    plan.torch = torch_layout(state_dict_pickle(plan.tensors, stored_once), bytes);
-    plan.layout.files = {plan.torch->file("weights.pt")};
-    for (std::size_t t = 0; t < plan.tensors.size(); ++t) plan.layout.places.push_back({0, plan.torch->offset(t)});
+    plan.torch.push_back(torch_layout(state_dict_pickle(plan.tensors, stored_once), bytes));
+    plan.one_file = true;
+    plan.layout.files = {plan.torch[0].file("weights.pt")};
+    for (std::size_t t = 0; t < plan.tensors.size(); ++t) plan.layout.places.push_back({0, plan.torch[0].offset(t)});
     return plan;
   }
   plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes);
   if (map == nullptr) return plan;
-  const auto config = map->name() == "gpt2" && options.prefix.empty() ? gpt2_config(plan.tensors, options.heads) : "";
+  const auto config = map->name() == "gpt2" && options.prefix.empty()
+                          ? gpt2_config(plan.tensors, options.heads, plan.mapping.aliases.contains("lm_head.weight"))
+                          : "";
   if (!config.empty())
     plan.layout.files.push_back(text_file("config.json", config));
   else
@@ -81,6 +85,14 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
                                ? "no config.json: the number of attention heads is not known. Hint: --heads N"
                                : "no config.json: copy the one of the model that the names are of");
   return plan;
+}
+
+std::vector<std::pair<std::uint64_t, std::string>> closing_bytes(const WeightsPlan& plan, std::size_t file,
+                                                                 const std::vector<std::uint32_t>& crcs) {
+  std::vector<std::uint32_t> own;
+  for (std::size_t t = 0; t < plan.tensors.size(); ++t)
+    if (plan.layout.places[t].file == file) own.push_back(crcs[t]);
+  return torch_headers(plan.torch[file], own);
 }
 
 void check_overflows(const std::map<std::string, std::int64_t>& overflows, const ExportOptions& options) {
@@ -95,7 +107,7 @@ void check_overflows(const std::map<std::string, std::int64_t>& overflows, const
                       ExitCode::kNumerical);
 }
 
-std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads) {
+std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads, bool tied) {
   const auto find = [&](const std::string& name) {
     return std::find_if(tensors.begin(), tensors.end(), [&](const OutTensor& one) { return one.name == name; });
   };
@@ -109,7 +121,6 @@ std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t head
   std::int64_t layers = 0;
   while (find(base::join("transformer.h.", layers, ".ln_1.weight")) != end) ++layers;
   const std::string dtype = token->dtype == "F32" ? "float32" : token->dtype == "BF16" ? "bfloat16" : "float16";
-  const bool untied = find("lm_head.weight") != end;
   return nlohmann::ordered_json{{"architectures", {"GPT2LMHeadModel"}},
                                 {"model_type", "gpt2"},
                                 {"vocab_size", token->shape[0]},
@@ -120,7 +131,7 @@ std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t head
                                 {"n_inner", up->shape[1]},
                                 {"activation_function", "gelu_new"},
                                 {"layer_norm_epsilon", 1e-5},
-                                {"tie_word_embeddings", !untied},
+                                {"tie_word_embeddings", tied},
                                 {"bos_token_id", nullptr},
                                 {"eos_token_id", nullptr},
                                 {"dtype", dtype}}

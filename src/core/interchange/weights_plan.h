@@ -1,7 +1,6 @@
 // What an export writes and where, from the names, dtypes and shapes of a model. The same on all ranks. No file access.
 #pragma once
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +18,9 @@ struct WeightsPlan {
   std::vector<OutTensor> tensors;
   std::vector<std::size_t> from;
   WeightsLayout layout;
-  std::optional<TorchLayout> torch;  // of "pt"
+  // Of the first files of the layout, if they are torch's: their tensors are those with places there, in order.
+  std::vector<TorchLayout> torch;
+  bool one_file = false;  // "pt": `layout` has one file, which is not in a directory
   std::vector<std::string> remarks;
 };
 
@@ -27,6 +28,16 @@ struct WeightsPlan {
 // options and names that do not fit. `label`: of the source.
 WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::map<std::string, std::string>& aliases,
                          const NameMap* map, const ExportOptions& options, const std::string& label);
+
+// DeepSpeed's universal checkpoint: "latest_universal" and a directory with, per parameter, "zero/NAME/fp32.pt",
+// "exp_avg.pt", ... Hyper-parameters are left to the configuration there. The same errors, and ConfigError for a source
+// that is no checkpoint of a run.
+WeightsPlan plan_universal(const TensorSource& source, const NameMap* map, const ExportOptions& options,
+                           const std::string& label);
+
+// What is written last into a torch file of the plan, by offset. crcs: CRC-32 of all tensors of the plan.
+std::vector<std::pair<std::uint64_t, std::string>> closing_bytes(const WeightsPlan& plan, std::size_t file,
+                                                                 const std::vector<std::uint32_t>& crcs);
 
 // The dtype of a tensor in the files.
 std::string exported_dtype(const SourceTensor& tensor, const ExportOptions& options);
@@ -36,7 +47,7 @@ std::string exported_dtype(const SourceTensor& tensor, const ExportOptions& opti
 void check_overflows(const std::map<std::string, std::int64_t>& overflows, const ExportOptions& options);
 
 // config.json of a GPT with the names of the "gpt2" map, as transformers reads it; "" if shapes do not tell or `heads`
-// is 0.
-std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads);
+// is 0. tied: lm_head.weight is the token embedding, stored or not.
+std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads, bool tied);
 
 }  // namespace zero::interchange

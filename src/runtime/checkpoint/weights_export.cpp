@@ -146,7 +146,7 @@ class Exporter {
     const auto& place = plan_.layout.places[t];
     const auto at = static_cast<std::uint64_t>(element * width_of(plan_.tensors[t].dtype));
     pages.add(place.file, place.offset + at, bytes.data(), bytes.size());
-    if (plan_.torch)
+    if (plan_.one_file)
       crcs_ += base::join(t, " ", at, " ", bytes.size(), " ", crc32(0, bytes.data(), bytes.size()), "\n");
   }
 
@@ -329,7 +329,7 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     plan = plan_weights(sources, state.exports->aliases(), map ? &*map : nullptr, options, "the engine");
     return "";
   });
-  const bool torch = plan->torch.has_value();
+  const bool torch = plan->one_file;
 
   // Rank 0 makes the files at their size; all must see them.
   std::optional<OutputFiles> files;
@@ -383,7 +383,7 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     if (comm.rank() == 0)
       exporter.keeping([&] {
         auto fixed = plan->layout.files[0].fixed;
-        for (auto& header : torch_headers(*plan->torch, joined_crcs(crcs, plan->tensors.size())))
+        for (auto& header : closing_bytes(*plan, 0, joined_crcs(crcs, plan->tensors.size())))
           fixed.push_back(std::move(header));
         std::sort(fixed.begin(), fixed.end());
         for (const auto& [offset, text] : fixed) pages.add(0, offset, text.data(), text.size());
