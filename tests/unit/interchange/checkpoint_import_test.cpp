@@ -44,8 +44,8 @@ std::unique_ptr<zero::interchange::TensorSource> open(const fs::path& path) {
 }
 
 TEST(CheckpointImport, OfDeepSpeedHasMastersAndStates) {
-  for (const char* const name : {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16",
-                                 "universal-2", "universal-3"}) {
+  for (const char* const name :
+       {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16", "universal-2", "universal-3"}) {
     const TempFolder folder(TempFolder::On::Memory);
     const auto report = import_checkpoint(golden(name), folder.path(), "t");
     EXPECT_EQ(report.format, "deepspeed");
