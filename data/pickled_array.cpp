@@ -22,8 +22,7 @@ std::string latin1(const Node& text) {
   for (std::size_t i = 0; i < text.text.size(); ++i) {
     unsigned char byte = static_cast<unsigned char>(text.text[i]);
     if (byte >= 0x80) {
-      const bool two =
-          (byte == 0xc2 || byte == 0xc3) && i + 1 < text.text.size() && (text.text[i + 1] & 0xc0) == 0x80;
+      const bool two = (byte == 0xc2 || byte == 0xc3) && i + 1 < text.text.size() && (text.text[i + 1] & 0xc0) == 0x80;
       if (!two) fail_at(text.offset, "a text that is not Latin-1", "bytes");
       byte = static_cast<unsigned char>((byte & 3) << 6 | (text.text[++i] & 0x3f));
     }

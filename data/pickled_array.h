@@ -17,9 +17,7 @@ struct PickledArray {
 };
 
 // A text of Python 3, or what Python 2 wrote as a text.
-inline bool is_text(const pickle::Node& node) {
-  return node.is(pickle::Kind::Text) || node.is(pickle::Kind::Bytes);
-}
+inline bool is_text(const pickle::Node& node) { return node.is(pickle::Kind::Text) || node.is(pickle::Kind::Bytes); }
 
 // Protocol 2, as Python 2 and Python 3 write it; as many values as a large file of pictures has.
 pickle::Limits limits_of_pictures();

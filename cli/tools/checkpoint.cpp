@@ -125,10 +125,11 @@ int inspect(int argc, char** argv) {
   Place place;
   bool list = false;
   SourceChoice choice;
-  Command command("checkpoint inspect",
-                  "Shows the manifest of a checkpoint, or all checkpoints of a directory, or what other libraries' files "
-                  "hold; executes nothing.",
-                  "DIR [options]", "zero checkpoint inspect runs/ckpt --tag step-1000");
+  Command command(
+      "checkpoint inspect",
+      "Shows the manifest of a checkpoint, or all checkpoints of a directory, or what other libraries' files "
+      "hold; executes nothing.",
+      "DIR [options]", "zero checkpoint inspect runs/ckpt --tag step-1000");
   place.declare(command);
   declare_source(command, choice);
   command.flag("--list", list, "one line for every checkpoint of DIR");
@@ -250,7 +251,7 @@ constexpr const char* kHelp = R"(zero checkpoint: look into checkpoints, exchang
 
 Usage: zero checkpoint inspect|verify|digest|prune|export|convert|import|diff ...
 
-  inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them; also of other libraries' files
+  inspect DIR     the manifest of the newest checkpoint, or of --tag; --list for all of them; other libraries' files
   verify DIR      reads every byte of all checkpoints, or of --tag, and compares all hashes; exit 0 or 3
   digest DIR      32 hex digits of the values, the same for any number of ranks that saved them
   prune DIR       removes all but the newest --keep N, and those of --keep-every K steps

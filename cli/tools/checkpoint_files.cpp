@@ -96,8 +96,8 @@ std::string source_text(const SourceInfo& info, const std::string& path, const C
       std::string shape;
       for (const auto size : tensor.shape) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
       tensors += (tensors.empty() ? "{\"kind\": " : ", {\"kind\": ") + json_quote(tensor.kind) +
-                 ", \"name\": " + json_quote(tensor.name) + ", \"dtype\": \"" + tensor.dtype + "\", \"shape\": [" + shape +
-                 "], \"bytes\": " + std::to_string(tensor.bytes) + "}";
+                 ", \"name\": " + json_quote(tensor.name) + ", \"dtype\": \"" + tensor.dtype + "\", \"shape\": [" +
+                 shape + "], \"bytes\": " + std::to_string(tensor.bytes) + "}";
     }
     for (const auto& [name, stored] : info.aliases)
       aliases += (aliases.empty() ? "" : ", ") + json_quote(name) + ": " + json_quote(stored);
@@ -105,10 +105,10 @@ std::string source_text(const SourceInfo& info, const std::string& path, const C
     if (info.global_steps >= 0)
       steps = ", \"global_steps\": " + std::to_string(info.global_steps) +
               ", \"applied_steps\": " + std::to_string(info.applied_steps);
-    return "{\"schema\": \"zero.checkpoint.source/1\", \"path\": " + json_quote(path) + ", \"format\": \"" + info.format +
-           "\", \"bytes\": " + std::to_string(info.bytes) + steps + ", \"optimizer\": " + json_quote(info.optimizer) +
-           ", \"tensors\": [" + tensors + "], \"aliases\": {" + aliases + "}, \"remarks\": " + json_list(info.remarks) +
-           "}\n";
+    return "{\"schema\": \"zero.checkpoint.source/1\", \"path\": " + json_quote(path) + ", \"format\": \"" +
+           info.format + "\", \"bytes\": " + std::to_string(info.bytes) + steps +
+           ", \"optimizer\": " + json_quote(info.optimizer) + ", \"tensors\": [" + tensors + "], \"aliases\": {" +
+           aliases + "}, \"remarks\": " + json_list(info.remarks) + "}\n";
   }
   using Narrow = report::Column::Narrow;
   const auto terminal = report::describe_terminal(STDOUT_FILENO, command.global().color);
@@ -117,7 +117,8 @@ std::string source_text(const SourceInfo& info, const std::string& path, const C
   head.row({"source", path});
   head.row({"format", info.format});
   if (info.global_steps >= 0)
-    head.row({"steps", std::to_string(info.global_steps) + ", of which " + std::to_string(info.applied_steps) + " updated"});
+    head.row(
+        {"steps", std::to_string(info.global_steps) + ", of which " + std::to_string(info.applied_steps) + " updated"});
   if (!info.optimizer.empty()) head.row({"optimizer", info.optimizer});
   head.row({"size", report::human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " +
                         std::to_string(info.tensors.size()) + " tensors"});
@@ -147,7 +148,8 @@ int import_files(int argc, char** argv) {
                   "SRC --into DIR --tag T [options]",
                   "zero checkpoint import deepspeed/global_step100 --into runs/ckpt --tag step-100");
   command.positional(source, "SRC",
-                     "a checkpoint of DeepSpeed or torch.distributed, a file of torch.save, files of safetensors", false);
+                     "a checkpoint of DeepSpeed or torch.distributed, a file of torch.save, files of safetensors",
+                     false);
   command.option("--into", into, "DIR", "directory of checkpoints");
   command.option("--tag", tag, "TAG", "the new checkpoint; must not exist");
   command.option("--source-tag", options.source.tag, "TAG", "the checkpoint of SRC (the newest)");
@@ -155,7 +157,8 @@ int import_files(int argc, char** argv) {
   declare_source(command, options.source);
   command.repeated("--buffers", options.buffers, "PATTERN", "tensors that are buffers and no parameters");
   command.repeated("--frozen", options.frozen, "PATTERN", "parameters that are not trained");
-  command.option("--optimizer", options.optimizer, "TYPE", "of the run that will load it (as in the files, else AdamW)");
+  command.option("--optimizer", options.optimizer, "TYPE",
+                 "of the run that will load it (as in the files, else AdamW)");
   if (!command.parse(argc, argv)) return 0;
   if (source.empty() || into.empty() || tag.empty())
     throw ConfigError(std::string("[zero checkpoint import] got no ") +
@@ -165,22 +168,20 @@ int import_files(int argc, char** argv) {
                       ", expected a source, --into DIR and --tag TAG. Hint: zero checkpoint import --help");
   const auto report = import_checkpoint(source, into, tag, options);
   for (const auto& remark : report.remarks) print_note(command.name(), LogLevel::Info, base::printable(remark));
-  print_result(command.global().json
-                   ? "{\"schema\": \"zero.checkpoint.import/1\", \"into\": " + json_quote(into) +
-                         ", \"tag\": " + json_quote(tag) + ", \"format\": \"" + report.format +
-                         "\", \"masters\": " + std::to_string(report.masters) +
-                         ", \"states\": " + std::to_string(report.states) +
-                         ", \"frozen\": " + std::to_string(report.frozen) +
-                         ", \"buffers\": " + std::to_string(report.buffers) +
-                         ", \"global_steps\": " + std::to_string(report.global_steps) +
-                         ", \"optimizer\": " + json_quote(report.optimizer) +
-                         ", \"bytes\": " + std::to_string(report.bytes) + ", \"remarks\": " + json_list(report.remarks) +
-                         "}\n"
-                   : base::printable(into + "/" + tag) + ": " + std::to_string(report.masters) + " parameters with " +
-                         std::to_string(report.states) + " states of " + report.optimizer + ", " +
-                         std::to_string(report.frozen) + " frozen, " + std::to_string(report.buffers) + " buffers; step " +
-                         std::to_string(report.global_steps) + ", " +
-                         report::human_bytes(static_cast<std::uint64_t>(report.bytes)) + "\n");
+  print_result(
+      command.global().json
+          ? "{\"schema\": \"zero.checkpoint.import/1\", \"into\": " + json_quote(into) +
+                ", \"tag\": " + json_quote(tag) + ", \"format\": \"" + report.format + "\", \"masters\": " +
+                std::to_string(report.masters) + ", \"states\": " + std::to_string(report.states) +
+                ", \"frozen\": " + std::to_string(report.frozen) + ", \"buffers\": " + std::to_string(report.buffers) +
+                ", \"global_steps\": " + std::to_string(report.global_steps) +
+                ", \"optimizer\": " + json_quote(report.optimizer) + ", \"bytes\": " + std::to_string(report.bytes) +
+                ", \"remarks\": " + json_list(report.remarks) + "}\n"
+          : base::printable(into + "/" + tag) + ": " + std::to_string(report.masters) + " parameters with " +
+                std::to_string(report.states) + " states of " + report.optimizer + ", " +
+                std::to_string(report.frozen) + " frozen, " + std::to_string(report.buffers) + " buffers; step " +
+                std::to_string(report.global_steps) + ", " +
+                report::human_bytes(static_cast<std::uint64_t>(report.bytes)) + "\n");
   return 0;
 }
 

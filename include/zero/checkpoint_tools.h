@@ -76,9 +76,9 @@ ZERO_API ExportReport export_checkpoint(const std::filesystem::path& source, con
 // What someone's files hold, of any kind that libzero reads: its own checkpoints, safetensors, files of torch.save,
 // checkpoints of DeepSpeed and torch.distributed. Nothing in them is executed.
 struct SourceInfo {
-  std::string format;  // "safetensors", "torch", "deepspeed", "dcp", "libzero"
-  std::vector<CheckpointTensor> tensors;                        // kind "weight": of a file that does not say more
-  std::vector<std::pair<std::string, std::string>> aliases;     // name of a tied tensor, name stored
+  std::string format;                                        // "safetensors", "torch", "deepspeed", "dcp", "libzero"
+  std::vector<CheckpointTensor> tensors;                     // kind "weight": of a file that does not say more
+  std::vector<std::pair<std::string, std::string>> aliases;  // name of a tied tensor, name stored
   std::int64_t global_steps = -1, applied_steps = -1, bytes = 0;  // -1: unknown; bytes of all tensors
   std::string optimizer;
   std::vector<std::string> remarks;  // one line each: everything else, as text
@@ -96,9 +96,9 @@ ZERO_API SourceInfo inspect_source(const std::filesystem::path& source, const So
 
 struct CheckpointImport {
   SourceChoice source;
-  std::string names;                          // as in ImportOptions
-  std::vector<std::string> buffers, frozen;   // parameters that are none, or not trained, by pattern (* and {i})
-  std::string optimizer;                      // of the run that will load it; "": as in the files, else AdamW
+  std::string names;                         // as in ImportOptions
+  std::vector<std::string> buffers, frozen;  // parameters that are none, or not trained, by pattern (* and {i})
+  std::string optimizer;                     // of the run that will load it; "": as in the files, else AdamW
 };
 struct CheckpointImported {
   std::string format, optimizer;

@@ -26,11 +26,10 @@ class Machine {
   Machine(Tree& tree, std::string_view bytes, const Limits& limits) : tree_(tree), bytes_(bytes), limits_(limits) {}
 
   const Node* run() {
-    const std::string wanted =
-        limits_.lowest_protocol == limits_.highest_protocol
-            ? "a pickle of protocol " + std::to_string(limits_.lowest_protocol)
-            : "a pickle of protocol " + std::to_string(limits_.lowest_protocol) + " to " +
-                  std::to_string(limits_.highest_protocol);
+    const std::string wanted = limits_.lowest_protocol == limits_.highest_protocol
+                                   ? "a pickle of protocol " + std::to_string(limits_.lowest_protocol)
+                                   : "a pickle of protocol " + std::to_string(limits_.lowest_protocol) + " to " +
+                                         std::to_string(limits_.highest_protocol);
     if (bytes_.size() > limits_.bytes)
       fail_at(limits_.bytes, std::to_string(bytes_.size()) + " bytes", "at most " + std::to_string(limits_.bytes));
     if (bytes_.size() < 2 || bytes_[0] != '\x80') fail_at(0, "no pickle", wanted);
@@ -60,8 +59,7 @@ class Machine {
   [[noreturn]] void fail(const std::string& got, const std::string& expected) const { fail_at(opcode_, got, expected); }
 
   std::string_view take(std::uint64_t size) {
-    if (size > bytes_.size() - at_)
-      fail_at(bytes_.size(), "the end of the file", "more bytes: the file is incomplete");
+    if (size > bytes_.size() - at_) fail_at(bytes_.size(), "the end of the file", "more bytes: the file is incomplete");
     const std::string_view taken = bytes_.substr(at_, size);
     at_ += size;
     return taken;

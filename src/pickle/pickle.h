@@ -1,6 +1,6 @@
-// Reads a pickle as a tree without executing it. A pickle is a program that may import and call anything. Here an import
-// is a node that holds a name, a call is a node that holds its arguments, and there is no table of functions. What a
-// tree means is decided by its reader. The standard library alone: no libzero, no torch.
+// Reads a pickle as a tree without executing it. A pickle is a program that may import and call anything. Here an
+// import is a node that holds a name, a call is a node that holds its arguments, and there is no table of functions.
+// What a tree means is decided by its reader. The standard library alone: no libzero, no torch.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -75,9 +75,9 @@ struct Limits {
   std::uint64_t opcodes = 50'000'000;
   std::uint64_t text_bytes = std::uint64_t{1} << 20;  // of one text
   int lowest_protocol = 2, highest_protocol = 5;
-  bool python2_texts = false;                // SHORT_BINSTRING and BINSTRING, which Python 2 writes
-  std::uint64_t stack = 1 << 18;             // values that no other value holds yet
-  const char* readable = "a whole pickle";   // what is expected instead of an opcode without its values
+  bool python2_texts = false;               // SHORT_BINSTRING and BINSTRING, which Python 2 writes
+  std::uint64_t stack = 1 << 18;            // values that no other value holds yet
+  const char* readable = "a whole pickle";  // what is expected instead of an opcode without its values
 };
 
 // How deep trees are followed: no writer nests deeper, and a list may contain itself.

@@ -67,7 +67,10 @@ class Importer {
     view_ = named_source(source, std::move(mapping));
     aliases_ = view_->aliases();
     report_.format = source.format();
-    report_.remarks = source.remarks();
+    if (const auto others = source.remarks().size(); others > 0)
+      report_.remarks.push_back(base::join(others, others == 1 ? " other object is" : " other objects are",
+                                           " left out. Hint: zero checkpoint inspect shows ",
+                                           others == 1 ? "it" : "them"));
     progress_ = source.progress().value_or(SourceProgress{});
     join_ties();
     choose_optimizer();
@@ -132,7 +135,9 @@ class Importer {
                         "\", expected AdamW, Adam, Lion, SGD or Adagrad");
     if (!optimizer_) optimizer_ = find_optimizer(progress_.optimizer);
     if (!optimizer_)
-      optimizer_ = find_optimizer(slots_.contains("momentum_buffer") ? "sgd" : slots_.contains("sum") ? "adagrad" : "adamw");
+      optimizer_ = find_optimizer(slots_.contains("momentum_buffer") ? "sgd"
+                                  : slots_.contains("sum")           ? "adagrad"
+                                                                     : "adamw");
     const std::set<std::string> wanted(optimizer_->slots.begin(), optimizer_->slots.end());
     for (const auto& slot : slots_)
       if (!wanted.contains(slot))
@@ -280,8 +285,7 @@ class Importer {
 }  // namespace
 
 CheckpointImported import_checkpoint(formats::FsOps& fs, TensorSource& source, const std::string& label,
-                                     const std::string& root, const std::string& tag,
-                                     const CheckpointImport& options) {
+                                     const std::string& root, const std::string& tag, const CheckpointImport& options) {
   return Importer(fs, source, label, options).write(fs, root, tag);
 }
 

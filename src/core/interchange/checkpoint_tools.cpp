@@ -20,7 +20,12 @@ using namespace interchange;
 constexpr std::int64_t kDiffWindow = std::int64_t{1} << 20;  // elements
 
 SourceOptions options_of(const SourceChoice& choice) {
-  return {choice.tag, choice.key, choice.prefix, choice.ignore_crc};
+  SourceOptions options;
+  options.tag = choice.tag;
+  options.key = choice.key;
+  options.prefix = choice.prefix;
+  options.ignore_crc = choice.ignore_crc;
+  return options;
 }
 
 // Weights have different kinds in different files.
@@ -135,7 +140,9 @@ ExportReport export_checkpoint(const std::filesystem::path& source, const std::f
 }
 
 SourceInfo inspect_source(const std::filesystem::path& source, const SourceChoice& choice) {
-  const auto opened = open_source(formats::system_files(), source.string(), options_of(choice));
+  auto options = options_of(choice);
+  options.describe = true;
+  const auto opened = open_source(formats::system_files(), source.string(), options);
   SourceInfo info;
   info.format = opened->format();
   for (const auto& tensor : opened->tensors()) {

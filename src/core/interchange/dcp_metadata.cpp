@@ -65,8 +65,7 @@ std::map<Key, DcpItem> items_of(const PickleView& storage) {
     item.begin = static_cast<std::uint64_t>(value.attribute("offset").count());
     item.bytes = static_cast<std::uint64_t>(value.attribute("length").count());
     if (!formats::valid_file_name(item.file)) value.fail("in the file \"" + item.file + "\"", "a plain name");
-    if (value.has_attribute("transform_descriptors") &&
-        !value.attribute("transform_descriptors").node().items.empty())
+    if (value.has_attribute("transform_descriptors") && !value.attribute("transform_descriptors").node().items.empty())
       value.fail("compressed or encrypted", "an item as torch.save writes it. Hint: save without extensions");
     if (!items.emplace(name, item).second) key.fail("the item " + name.first + " again", "each once");
   });
@@ -122,8 +121,7 @@ DcpMetadata read_dcp_metadata(const formats::Folder& folder) {
     for (const auto& [name, keys] : root.attribute("planner_data").entries()) {
       if (!keys.node().is(pickle::Kind::Tuple)) continue;
       auto& list = metadata.paths[name];
-      for (const auto& key : keys.items())
-        list.push_back(key.node().is(pickle::Kind::Text) ? key.text() : key.line());
+      for (const auto& key : keys.items()) list.push_back(key.node().is(pickle::Kind::Text) ? key.text() : key.line());
     }
   return metadata;
 }

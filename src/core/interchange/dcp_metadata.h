@@ -22,8 +22,8 @@ struct DcpTensor {
   std::vector<std::pair<formats::Box, DcpItem>> boxes;  // tile the tensor: proved
 };
 struct DcpMetadata {
-  std::map<std::string, DcpTensor> tensors;  // by the name in the flattened dictionary
-  std::map<std::string, DcpItem> objects;    // pickled objects
+  std::map<std::string, DcpTensor> tensors;               // by the name in the flattened dictionary
+  std::map<std::string, DcpItem> objects;                 // pickled objects
   std::map<std::string, std::vector<std::string>> paths;  // of names, the keys of the nested dictionaries
 };
 

@@ -109,7 +109,8 @@ class DcpSource : public StoredSource {
 
   void read_objects() {
     for (const auto& [name, item] : metadata_.objects) {
-      const bool named = !optimizer_.empty() && name.starts_with(optimizer_ + "param_groups.") && name.ends_with(".params");
+      const bool named =
+          !optimizer_.empty() && name.starts_with(optimizer_ + "param_groups.") && name.ends_with(".params");
       if (!named && (remarks().size() >= kMostObjects || item.bytes > kMostObjectBytes)) {
         if (remarks().size() < kMostObjects) remark(base::printable(name + ": an object", base::Lines::Escape));
         continue;
@@ -120,8 +121,7 @@ class DcpSource : public StoredSource {
       if (named && root.node().is(pickle::Kind::List))
         for (const auto& parameter : root.items())
           if (parameter.node().is(pickle::Kind::Text)) trained_.insert(parameter.text());
-      if (remarks().size() < kMostObjects)
-        remark(base::printable(name + ": " + root.line(), base::Lines::Escape));
+      if (remarks().size() < kMostObjects) remark(base::printable(name + ": " + root.line(), base::Lines::Escape));
     }
   }
 

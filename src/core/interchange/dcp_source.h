@@ -1,4 +1,5 @@
-// Checkpoints of torch.distributed.checkpoint (torch 2.11) as a TensorSource: FSDP1, FSDP2 and DDP, any number of ranks.
+// Checkpoints of torch.distributed.checkpoint (torch 2.11) as a TensorSource: FSDP1, FSDP2 and DDP, any number of
+// ranks.
 #pragma once
 #include <memory>
 #include <string>

@@ -81,7 +81,8 @@ DeepSpeedFiles deepspeed_files(const formats::Folder& tag) {
       continue;
     }
     if (parsed.model != 0)
-      fail_damaged(tag.path_of(name), "is of another tensor-parallel rank, expected data-parallel ranks of a whole model");
+      fail_damaged(tag.path_of(name),
+                   "is of another tensor-parallel rank, expected data-parallel ranks of a whole model");
     if (!parsed.optim && parsed.rank < 0)
       one = name;
     else if (!(parsed.optim ? optim : model).emplace(parsed.rank, name).second)

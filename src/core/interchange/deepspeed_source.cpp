@@ -84,6 +84,7 @@ class DeepSpeedSource : public StoredSource {
       }
       if (root.has("frozen_param_shapes")) read_frozen(rank, file, one);
     }
+    if (!names_.optim.empty() || names_.universal) read_rest_of_module();
     for (auto& [name, frozen] : frozen_) {
       const auto dtype = frozen.pieces.empty() ? "F32" : frozen.pieces[0].stored.dtype;
       add("param", name, dtype, frozen.shape, std::move(frozen.pieces));
@@ -91,10 +92,20 @@ class DeepSpeedSource : public StoredSource {
   }
 
   static const std::set<std::string>& known_keys() {
-    static const std::set<std::string> keys{
-        "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments",
-        "shared_params", "global_steps", "global_samples", "skipped_steps", "dp_world_size", "mp_world_size",
-        "ds_version", "checkpoint_parallel_dimensions"};
+    static const std::set<std::string> keys{"module",
+                                            "buffer_names",
+                                            "optimizer",
+                                            "param_shapes",
+                                            "frozen_param_shapes",
+                                            "frozen_param_fragments",
+                                            "shared_params",
+                                            "global_steps",
+                                            "global_samples",
+                                            "skipped_steps",
+                                            "dp_world_size",
+                                            "mp_world_size",
+                                            "ds_version",
+                                            "checkpoint_parallel_dimensions"};
     return keys;
   }
 
@@ -153,6 +164,20 @@ class DeepSpeedSource : public StoredSource {
                                 base::join("at least ", piece.numel));
       frozen.pieces.push_back(std::move(piece));
     }
+  }
+
+  // Up to stage 2 the module is whole. Some of DeepSpeed's optimizers do not list frozen parameters beside it.
+  void read_rest_of_module() {
+    if (names_.model.size() != 1 || groups_.empty()) return;
+    std::set<std::string> known = buffers_;
+    for (const auto& group : groups_)
+      for (const auto& parameter : group) known.insert(parameter.name);
+    const auto one = archive(0);
+    if (!one.root().has("module")) return;
+    for (const auto& [name, value] : one.root().at("module").entries())
+      if (auto stored = one.tensor(value);
+          stored && !known.contains(name) && !frozen_.contains(name) && !ties_.contains(name))
+        add("param", name, 0, *std::move(stored));
   }
 
   // --- the optimizer's files of stages 1 to 3 -------------------------------------------------------
@@ -268,7 +293,8 @@ class DeepSpeedSource : public StoredSource {
   std::vector<RankFlats> stage3_flats(std::size_t file, const TorchArchive& one, const PickleView& states) {
     RankFlats flats;
     std::map<std::string, PickleView> by_group;
-    for (const auto& [key, value] : states.at("optimizer_state_dict").at("state").entries()) by_group.emplace(key, value);
+    for (const auto& [key, value] : states.at("optimizer_state_dict").at("state").entries())
+      by_group.emplace(key, value);
     std::int64_t begin = 0;
     std::size_t g = 0;
     for (const auto& master : states.at("fp32_flat_groups").items()) {
@@ -318,7 +344,8 @@ class DeepSpeedSource : public StoredSource {
         fail(base::join("has ", begins.back(), " elements of masters in group ", g, ", expected ", offset));
       for (std::size_t r = 0; r < ranks.size(); ++r)
         if (!slice_mappings_[r].empty() && (g >= slice_mappings_[r].size() || slice_mappings_[r][g] != mapped[r]))
-          fail(base::join("has a param_slice_mappings of rank ", r, " and group ", g, " that disagrees with its shapes"));
+          fail(base::join("has a param_slice_mappings of rank ", r, " and group ", g,
+                          " that disagrees with its shapes"));
     }
   }
 
@@ -470,7 +497,8 @@ bool has_deepspeed(const formats::Folder& folder) {
   return false;
 }
 
-std::unique_ptr<TensorSource> open_deepspeed(formats::FsOps& fs, const std::string& path, const SourceOptions& options) {
+std::unique_ptr<TensorSource> open_deepspeed(formats::FsOps& fs, const std::string& path,
+                                             const SourceOptions& options) {
   auto folder = formats::Folder::open(fs, path);
   if (options.tag.empty() && is_deepspeed_tag(folder))
     return std::make_unique<DeepSpeedSource>(std::move(folder), options);

@@ -53,8 +53,9 @@ std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std
   // Length and first character of a safetensors header.
   const auto json = first.size() > 8 ? first.find_first_not_of(" \t\r\n", 8) : std::string::npos;
   if (json != std::string::npos && first[json] == '{') return open_safetensors(fs, path, options);
-  fail_damaged(path,
-               "is neither a safetensors file nor a zip file of torch.save, expected one of them, an index or a directory");
+  fail_damaged(
+      path,
+      "is neither a safetensors file nor a zip file of torch.save, expected one of them, an index or a directory");
 }
 
 }  // namespace
@@ -74,8 +75,8 @@ std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string&
     if (const int fd = fs.open_folder(path.c_str()); fd >= 0) directory = fs.close(fd) == 0;
   auto source = directory ? open_folder(fs, path, options) : open_file(folder, name, fs, path, options);
   if (!options.key.empty() && source->format() != "torch")
-    throw ConfigError("[checkpoint] " + path + ": got the key \"" + options.key + "\", expected none: it is of the format " +
-                      source->format() + ", not a file of torch.save");
+    throw ConfigError("[checkpoint] " + path + ": got the key \"" + options.key +
+                      "\", expected none: it is of the format " + source->format() + ", not a file of torch.save");
   return source;
 }
 

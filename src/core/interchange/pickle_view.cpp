@@ -24,8 +24,8 @@ std::string key_text(const Node& key) {
 }  // namespace
 
 void PickleView::fail(const std::string& got, const std::string& expected) const {
-  formats::fail_damaged(path_, base::printable(base::join(place_.empty() ? "the value" : place_, " (byte ", node_->offset,
-                                                          ") is ", got, ", expected ", expected),
+  formats::fail_damaged(path_, base::printable(base::join(place_.empty() ? "the value" : place_, " (byte ",
+                                                          node_->offset, ") is ", got, ", expected ", expected),
                                                base::Lines::Escape));
 }
 
@@ -115,7 +115,8 @@ std::vector<std::int64_t> PickleView::shape() const {
 pickle::Tree parse_pickle(std::string_view bytes, const std::string& path) try {
   return pickle::Tree(bytes);
 } catch (const pickle::Fault& fault) {
-  formats::fail_damaged(path, base::printable("has " + fault.got + ", expected " + fault.expected, base::Lines::Escape));
+  formats::fail_damaged(path,
+                        base::printable("has " + fault.got + ", expected " + fault.expected, base::Lines::Escape));
 }
 
 }  // namespace zero::interchange

@@ -30,12 +30,12 @@ class PickleView {
   bool is_object(const char* name) const { return node_->is_call(name); }
   // Whether a dictionary has the key with a value that is not None.
   bool has(const std::string& key) const;
-  PickleView at(const std::string& key) const;                   // of a dictionary
+  PickleView at(const std::string& key) const;  // of a dictionary
   // Of an object that was built from a dictionary.
   PickleView attribute(const std::string& name) const;
-  bool has_attribute(const std::string& name) const;  // and it is not None
+  bool has_attribute(const std::string& name) const;                // and it is not None
   std::vector<std::pair<std::string, PickleView>> entries() const;  // of a dictionary with text keys, each once
-  std::vector<PickleView> items() const;                         // of a list or tuple
+  std::vector<PickleView> items() const;                            // of a list or tuple
   PickleView item(std::size_t index) const;
   std::string text() const;
   std::int64_t count(std::int64_t most = INT64_MAX) const;  // a non-negative integer

@@ -21,17 +21,29 @@ constexpr std::uint64_t kMostPickle = std::uint64_t{256} << 20;
 constexpr std::int64_t kMostExpanded = std::int64_t{1} << 20;
 
 constexpr std::pair<std::string_view, const char*> kStorages[] = {
-    {"torch.FloatStorage", "F32"},    {"torch.DoubleStorage", "F64"}, {"torch.HalfStorage", "F16"},
-    {"torch.BFloat16Storage", "BF16"}, {"torch.LongStorage", "I64"},   {"torch.IntStorage", "I32"},
-    {"torch.ShortStorage", "I16"},    {"torch.CharStorage", "I8"},    {"torch.ByteStorage", "U8"},
-    {"torch.BoolStorage", "BOOL"},    {"torch.ComplexFloatStorage", "C64"}};
-constexpr std::pair<std::string_view, const char*> kTypes[] = {
-    {"torch.float32", "F32"},   {"torch.float64", "F64"},   {"torch.float16", "F16"}, {"torch.bfloat16", "BF16"},
-    {"torch.int64", "I64"},     {"torch.int32", "I32"},     {"torch.int16", "I16"},   {"torch.int8", "I8"},
-    {"torch.uint8", "U8"},      {"torch.uint16", "U16"},    {"torch.uint32", "U32"},  {"torch.uint64", "U64"},
-    {"torch.bool", "BOOL"},     {"torch.complex64", "C64"}, {"torch.float8_e4m3fn", "F8_E4M3"},
-    {"torch.float8_e5m2", "F8_E5M2"},     {"torch.float8_e4m3fnuz", "F8_E4M3FNUZ"},
-    {"torch.float8_e5m2fnuz", "F8_E5M2FNUZ"}, {"torch.float8_e8m0fnu", "F8_E8M0"}};
+    {"torch.FloatStorage", "F32"},     {"torch.DoubleStorage", "F64"},      {"torch.HalfStorage", "F16"},
+    {"torch.BFloat16Storage", "BF16"}, {"torch.LongStorage", "I64"},        {"torch.IntStorage", "I32"},
+    {"torch.ShortStorage", "I16"},     {"torch.CharStorage", "I8"},         {"torch.ByteStorage", "U8"},
+    {"torch.BoolStorage", "BOOL"},     {"torch.ComplexFloatStorage", "C64"}};
+constexpr std::pair<std::string_view, const char*> kTypes[] = {{"torch.float32", "F32"},
+                                                               {"torch.float64", "F64"},
+                                                               {"torch.float16", "F16"},
+                                                               {"torch.bfloat16", "BF16"},
+                                                               {"torch.int64", "I64"},
+                                                               {"torch.int32", "I32"},
+                                                               {"torch.int16", "I16"},
+                                                               {"torch.int8", "I8"},
+                                                               {"torch.uint8", "U8"},
+                                                               {"torch.uint16", "U16"},
+                                                               {"torch.uint32", "U32"},
+                                                               {"torch.uint64", "U64"},
+                                                               {"torch.bool", "BOOL"},
+                                                               {"torch.complex64", "C64"},
+                                                               {"torch.float8_e4m3fn", "F8_E4M3"},
+                                                               {"torch.float8_e5m2", "F8_E5M2"},
+                                                               {"torch.float8_e4m3fnuz", "F8_E4M3FNUZ"},
+                                                               {"torch.float8_e5m2fnuz", "F8_E5M2FNUZ"},
+                                                               {"torch.float8_e8m0fnu", "F8_E8M0"}};
 
 template <std::size_t N>
 const char* look_up(const std::pair<std::string_view, const char*> (&table)[N], const Node& name) {
@@ -71,8 +83,7 @@ TorchArchive::TorchArchive(const formats::File& file, std::uint64_t begin, std::
   const auto& whole = directory_.at("data.pkl", path_);
   const auto small = [&](const char* name) {
     const auto found = directory_.records.find(name);
-    return found == directory_.records.end() ? std::string()
-                                             : read_record(file, name, found->second, 64, ignore_crc);
+    return found == directory_.records.end() ? std::string() : read_record(file, name, found->second, 64, ignore_crc);
   };
   if (const auto order = small("byteorder"); !order.empty() && order != "little")
     fail_damaged(path_, "was written on a big-endian machine, expected little-endian numbers");
@@ -166,7 +177,8 @@ StoredTensor TorchArchive::view_of(const PickleView& value, const std::vector<co
   tensor.shape = PickleView(*given[2], value.path(), value.place() + "/shape").shape();
   for (const auto& step : PickleView(*given[3], value.path(), value.place() + "/stride").items())
     tensor.stride.push_back(step.count());
-  if (tensor.stride.size() != tensor.shape.size()) value.fail("a tensor with another number of strides", "one a dimension");
+  if (tensor.stride.size() != tensor.shape.size())
+    value.fail("a tensor with another number of strides", "one a dimension");
   const auto all = formats::numel_of(tensor.shape);
   if (all == 0) {
     tensor.offset = 0;
@@ -197,10 +209,11 @@ bool is_old_torch_file(std::string_view first) {
 }
 
 void fail_old_torch_file(const std::string& path) {
-  fail_damaged(path,
-               "was written by torch before 1.6 or with _use_new_zipfile_serialization=False, expected a zip file. Hint: "
-               "where you trust it, python -c \"import torch; torch.save(torch.load('old.pt', map_location='cpu'), "
-               "'new.pt')\"");
+  fail_damaged(
+      path,
+      "was written by torch before 1.6 or with _use_new_zipfile_serialization=False, expected a zip file. Hint: "
+      "where you trust it, python -c \"import torch; torch.save(torch.load('old.pt', map_location='cpu'), "
+      "'new.pt')\"");
 }
 
 }  // namespace zero::interchange

@@ -31,7 +31,8 @@ class TorchSource : public StoredSource {
  private:
   void read_index(const std::string& name) {
     const auto index = read_weight_index(files_.root(), name);
-    for (const auto& [file, claimed] : index.by_file) check_claimed(files_.root(), name, file, claimed, read_file(file));
+    for (const auto& [file, claimed] : index.by_file)
+      check_claimed(files_.root(), name, file, claimed, read_file(file));
     index.check_total(data_bytes_);
   }
 
@@ -39,6 +40,10 @@ class TorchSource : public StoredSource {
   std::vector<std::string> read_file(const std::string& name) {
     const auto file = files_.add(name);
     const auto one = archive(file);
+    if (options_.describe && options_.key.empty() && !one.root().is_dict()) {
+      remark(base::printable(pickle::Tree::text_of(one.root().node(), 4000), base::Lines::Escape));
+      return {};
+    }
     const auto dictionary = chosen(one.root());
     std::vector<std::string> names;
     std::vector<std::string> inner;  // dictionaries that have tensors
@@ -61,21 +66,20 @@ class TorchSource : public StoredSource {
       seen.emplace_back(key, *stored);
       add("weight", key, file, *std::move(stored));
     }
-    if (names.empty() && !inner.empty()) {
+    if (names.empty() && !inner.empty() && !options_.describe) {
       std::string all;
       for (const auto& key : inner) all += (all.empty() ? "" : ", ") + key;
       throw ConfigError("[checkpoint] " + files_.open(file).path() + ": got dictionaries " +
-                        base::printable(all, base::Lines::Escape) +
-                        ", expected tensors. Hint: --key " + base::printable(inner[0], base::Lines::Escape));
+                        base::printable(all, base::Lines::Escape) + ", expected tensors. Hint: --key " +
+                        base::printable(inner[0], base::Lines::Escape));
     }
     return names;
   }
 
   static bool has_tensors(const TorchArchive& one, const PickleView& dictionary) {
     bool found = false;
-    dictionary.node().each([&](const pickle::Node&, const pickle::Node& value) {
-      found = found || one.is_tensor(value);
-    });
+    dictionary.node().each(
+        [&](const pickle::Node&, const pickle::Node& value) { found = found || one.is_tensor(value); });
     return found;
   }
 
@@ -87,9 +91,9 @@ class TorchSource : public StoredSource {
       while (end != std::string::npos && !(at.is_dict() && at.has(rest.substr(0, end))))
         end = end == 0 ? std::string::npos : rest.rfind('.', end - 1);
       if (end == std::string::npos)
-        throw ConfigError("[checkpoint] " + at.path() + ": got the key \"" + options_.key +
-                          "\", expected one of a dictionary in the file: " +
-                          base::printable(at.line(), base::Lines::Escape));
+        throw ConfigError(
+            "[checkpoint] " + at.path() + ": got the key \"" + options_.key +
+            "\", expected one of a dictionary in the file: " + base::printable(at.line(), base::Lines::Escape));
       at = at.at(rest.substr(0, end));
       rest.erase(0, std::min(rest.size(), end + 1));
     }

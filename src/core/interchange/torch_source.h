@@ -11,6 +11,7 @@ namespace zero::interchange {
 // "weight"; two names of one view of one storage are a tie. options.key: the dictionary in the file, keys joined by
 // '.'. Values that are no tensors become remarks. Throws IoError (kCheckpoint); ConfigError for a key that is not there
 // and for names without options.prefix.
-std::unique_ptr<TensorSource> open_torch(formats::FsOps& fs, const std::string& path, const SourceOptions& options = {});
+std::unique_ptr<TensorSource> open_torch(formats::FsOps& fs, const std::string& path,
+                                         const SourceOptions& options = {});
 
 }  // namespace zero::interchange

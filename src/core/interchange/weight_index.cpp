@@ -1,6 +1,8 @@
 // See weight_index.h.
 #include "interchange/weight_index.h"
 
+#include <cmath>
+
 #include "base/check.h"
 #include "formats/json.h"
 #include "formats/manifest.h"
@@ -31,15 +33,16 @@ WeightIndex read_weight_index(const formats::Folder& folder, const std::string& 
   // Old writers wrote a floating-point number.
   if (total.is_number_unsigned())
     index.total_bytes = total.get<std::uint64_t>();
-  else if (const double number = total.is_number() ? total.get<double>() : -1; number >= 0 && number < 0x1p53)
+  else if (const double number = total.is_number() ? total.get<double>() : -1;
+           number >= 0 && number < 0x1p53 && number == std::floor(number))
     index.total_bytes = static_cast<std::uint64_t>(number);
   return index;
 }
 
 void WeightIndex::check_total(std::uint64_t data_bytes) const {
   if (!total.empty() && total_bytes != data_bytes)
-    fail_damaged(path, base::join("says that total_size is ", total, ", its files hold ", data_bytes,
-                                  " bytes of tensors"));
+    fail_damaged(path,
+                 base::join("says that total_size is ", total, ", its files hold ", data_bytes, " bytes of tensors"));
 }
 
 void check_claimed(const formats::Folder& folder, const std::string& index, const std::string& file,

@@ -57,7 +57,8 @@ Place place_of(const File& file, std::uint64_t start, std::uint64_t size) {
   const auto tail = std::min<std::uint64_t>(size, sizeof bytes);
   file.read(bytes, tail, start + size - tail);
   const Fields end{bytes + tail - kEnd, start + size - kEnd};
-  if (end.u32(0) != 0x06054b50 || end.u16(20) != 0) fail(file, end.offset, "no end record", "a zip file that ends here");
+  if (end.u32(0) != 0x06054b50 || end.u16(20) != 0)
+    fail(file, end.offset, "no end record", "a zip file that ends here");
   if (end.u16(4) != 0 || end.u16(6) != 0) fail(file, end.offset, "a part of a split archive", "one file");
   if (end.u16(8) != end.u16(10)) fail(file, end.offset, "two numbers of records", "one");
   Place place{end.u32(16), end.u32(12), end.u16(10)};
@@ -145,7 +146,8 @@ std::vector<Entry> entries_of(const File& file, std::uint64_t start, const Place
       fail(file, entry.offset, "a record that is too long, or a comment", "name and extra fields in the directory");
     if (entry.u16(8) & ~0x0808u) fail(file, entry.offset, "an encrypted or unusual record", "a plain one");
     if (entry.u16(10) != 0)
-      fail(file, entry.offset, base::join("compression method ", entry.u16(10)), "stored records, as torch.save writes");
+      fail(file, entry.offset, base::join("compression method ", entry.u16(10)),
+           "stored records, as torch.save writes");
     if (entry.u16(34) != 0) fail(file, entry.offset, "a part of a split archive", "one file");
     Entry found;
     found.name.assign(entry.data + kEntry, name_bytes);
@@ -199,7 +201,8 @@ void locate(const File& file, std::uint64_t start, std::uint64_t end, Entry& ent
 const StoredRecord& ZipDirectory::at(const std::string& name, const std::string& path) const {
   const auto found = records.find(name);
   if (found == records.end())
-    fail_damaged(path, "has no record " + base::printable(name, base::Lines::Escape) + ", expected a file of torch.save");
+    fail_damaged(path,
+                 "has no record " + base::printable(name, base::Lines::Escape) + ", expected a file of torch.save");
   return found->second;
 }
 
@@ -234,11 +237,11 @@ void check_record(const File& file, const std::string& name, const StoredRecord&
     done += some;
   }
   if (crc != record.crc)
-    fail_damaged(file.path(), base::join("the CRC-32 of ", base::printable(name, base::Lines::Escape), " (", record.bytes,
-                                         " bytes at offset ", record.begin, ") is ", hex_of(crc), ", expected ",
-                                         hex_of(record.crc),
-                                         ": the file was damaged, or written without CRCs. Hint: --ignore-crc reads the "
-                                         "latter."));
+    fail_damaged(file.path(),
+                 base::join("the CRC-32 of ", base::printable(name, base::Lines::Escape), " (", record.bytes,
+                            " bytes at offset ", record.begin, ") is ", hex_of(crc), ", expected ", hex_of(record.crc),
+                            ": the file was damaged, or written without CRCs. Hint: --ignore-crc reads the "
+                            "latter."));
 }
 
 std::string read_record(const File& file, const std::string& name, const StoredRecord& record, std::uint64_t limit,

@@ -1,5 +1,5 @@
-// The directory of a zip file, as torch.save writes it: every record stored as it is, so that a tensor is a range of the
-// file. The rules are strict; what they do not allow is damage. Reads by pread.
+// The directory of a zip file, as torch.save writes it: every record stored as it is, so that a tensor is a range of
+// the file. The rules are strict; what they do not allow is damage. Reads by pread.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -17,7 +17,7 @@ struct StoredRecord {
 };
 
 struct ZipDirectory {
-  std::string root;                          // the folder that all records are in, "archive"
+  std::string root;                             // the folder that all records are in, "archive"
   std::map<std::string, StoredRecord> records;  // by name without the root: "data.pkl", "data/0"
 
   // Throws if there is none.

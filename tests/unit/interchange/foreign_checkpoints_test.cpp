@@ -46,7 +46,8 @@ TEST(TorchFiles, DictionariesOfTensorsOfEveryType) {
     expect_tensors(*source, golden(std::string("torch/") + name + ".safetensors"), "weight/");
   }
   for (const char* const name : {"protocol3", "protocol4", "protocol5"})
-    expect_tensors(*open(golden(std::string("torch/") + name + ".pt")), golden("torch/protocol.safetensors"), "weight/");
+    expect_tensors(*open(golden(std::string("torch/") + name + ".pt")), golden("torch/protocol.safetensors"),
+                   "weight/");
 }
 
 TEST(TorchFiles, SeveralWithAnIndex) {
@@ -133,8 +134,9 @@ TEST(DeepSpeedFiles, MissingAndForeignFilesAreNamed) {
       EXPECT_NE(error_of(folder.text()), "") << entry.path();
       fs::rename(away, entry.path());
     }
-    for (const char* const other : {"mp_rank_01_model_states.pt", "layer_00-model_states.pt", "expert_1_mp_rank_00_optim_states.pt",
-                                    "zero_pp_rank_9_mp_rank_00_optim_states.pt"}) {
+    for (const char* const other :
+         {"mp_rank_01_model_states.pt", "layer_00-model_states.pt", "expert_1_mp_rank_00_optim_states.pt",
+          "zero_pp_rank_9_mp_rank_00_optim_states.pt"}) {
       fs::copy(golden("torch/dict.pt"), tag / other);
       EXPECT_NE(error_of(folder.text()), "") << other;
       fs::remove(tag / other);

@@ -126,13 +126,15 @@ std::string storage(const std::string& key, std::int64_t numel, const std::strin
 }
 std::string tensor(const std::string& of, std::int64_t offset, const std::string& shape, const std::string& stride) {
   return "ctorch._utils\n_rebuild_tensor_v2\n(" + of + number(offset) + shape + stride +
-         "\x89" "ccollections\nOrderedDict\n)RtR";
+         "\x89"
+         "ccollections\nOrderedDict\n)RtR";
 }
 std::string dictionary(const std::string& value, const std::string& key = "w") {
   return "\x80\x02}" + text(key) + value + "s.";
 }
 // A dictionary of one tensor of 4 elements.
-std::string plain(std::int64_t offset, const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& stride) {
+std::string plain(std::int64_t offset, const std::vector<std::int64_t>& shape,
+                  const std::vector<std::int64_t>& stride) {
   return dictionary(tensor(storage("0", 4), offset, tuple(shape), tuple(stride)));
 }
 std::string repeated(const std::string& part, int times) {
@@ -146,7 +148,10 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
   std::vector<std::string> all;
   const auto call = [&](const std::string& module, const std::string& name, const std::string& arguments) {
     all.push_back(dictionary("c" + module + "\n" + name + "\n" + arguments + "R"));
-    all.push_back("\x80\x02" "c" + module + "\n" + name + "\n" + arguments + "R.");
+    all.push_back(
+        "\x80\x02"
+        "c" +
+        module + "\n" + name + "\n" + arguments + "R.");
     all.push_back("\x80\x04}" + text("w") + text(module) + text(name) + "\x93" + arguments + "\x81s.");
   };
   const auto command = text("touch " + mark) + "\x85", file = text(mark) + text("w") + "\x86";
@@ -175,13 +180,21 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
   // The memory of references.
   all.push_back("\x80\x02Nr\xff\xff\xff\xff.");
   all.push_back("\x80\x02Nj\xff\xff\xff\xff.");
-  all.push_back("\x80\x02" + repeated("Nq\xff" "0", 50) + "N.");
+  all.push_back("\x80\x02" +
+                repeated("Nq\xff"
+                         "0",
+                         50) +
+                "N.");
   // Depth: one million lists, tuples and calls in each other; lists and dictionaries in themselves.
   all.push_back("\x80\x02" + repeated("]", 1000000) + repeated("a", 999999) + ".");
   all.push_back("\x80\x02)" + repeated("\x85", 1000000) + ".");
   all.push_back(dictionary(")" + repeated("\x85", 1000000)));
-  all.push_back(dictionary("ca\nb\n)R" + repeated("\x85" "ca\nb\n\x85)R", 0)));
-  all.push_back("\x80\x02]q\0h\0" "a."s);
+  all.push_back(dictionary("ca\nb\n)R" + repeated("\x85"
+                                                  "ca\nb\n\x85)R",
+                                                  0)));
+  all.push_back(
+      "\x80\x02]q\0h\0"
+      "a."s);
   all.push_back("\x80\x02}q\0" + text("w") + "h\0s."s);
   all.push_back("\x80\x02}q\0" + text("w") + "]q\1h\1ah\0as."s);
   all.push_back("\x80\x02" + repeated("(", 1000000) + ".");
@@ -195,7 +208,9 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
   all.push_back("\x80\x02}(" + text("w") + "u.");
   all.push_back("\x80\x02}(" + text("w") + "Nu(Nu.");
   all.push_back("\x80\x02]N" + text("w") + "s.");
-  all.push_back("\x80\x02" "ccollections\nOrderedDict\n)R(NNuNa.");
+  all.push_back(
+      "\x80\x02"
+      "ccollections\nOrderedDict\n)R(NNuNa.");
   all.push_back("\x80\x02N" + text("w") + "Ns.");
   all.push_back("\x80\x02}" + text("w") + "Ns" + text("w") + "Ns.");
   all.push_back("\x80\x02}NNs.");
@@ -272,7 +287,80 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
   EXPECT_EQ(read_all(path), "torch\nweight/w F32 4\n" + storage);
 }
 
-// Records of zip files that lie: what is not in the file is not read, and two names do not share bytes.
+// --- tables of distributed checkpoints ----------------------------------------------------------------
+
+struct Part {
+  std::vector<std::int64_t> start, size;
+};
+
+std::string object(const std::string& type, const std::string& fields) {
+  return "ctorch.distributed.checkpoint." + type + "\n)\x81}(" + fields + "ub";
+}
+std::string size_of(const std::vector<std::int64_t>& values) { return "ctorch\nSize\n" + tuple(values) + "\x85R"; }
+
+// A tensor of floats 0, 1, 2, ... in parts, each filled in its own row-major order; returns what is read, or "".
+std::string read_parts(const std::vector<std::int64_t>& shape, const std::vector<Part>& parts, std::string* error) {
+  const TempFolder folder(TempFolder::On::Memory);
+  std::string chunks, places, file;
+  float next = 0;
+  for (const auto& part : parts) {
+    std::int64_t numel = 1;
+    std::vector<std::int64_t> stride(part.size.size());
+    for (auto d = part.size.size(); d-- > 0;) {
+      stride[d] = numel;
+      numel *= part.size[d];
+    }
+    std::string values;
+    for (std::int64_t i = 0; i < numel; ++i, next += 1) values.append(reinterpret_cast<const char*>(&next), 4);
+    const auto item =
+        torch_sample("\x80\x02" + tensor(storage("0", numel), 0, tuple(part.size), tuple(stride)) + ".", {values});
+    chunks += object("metadata\nChunkStorageMetadata",
+                     text("offsets") + size_of(part.start) + text("sizes") + size_of(part.size));
+    places += object("metadata\nMetadataIndex", text("fqn") + text("w") + text("offset") + size_of(part.start)) +
+              object("filesystem\n_StorageInfo", text("relative_path") + text("f.distcp") + text("offset") +
+                                                     number(static_cast<std::int64_t>(file.size())) + text("length") +
+                                                     number(static_cast<std::int64_t>(item.size())));
+    file += item;
+  }
+  const auto properties =
+      "ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81(ctorch\nfloat32\nN\x89N\x89tb"s;
+  const auto table =
+      object("metadata\nTensorStorageMetadata",
+             text("properties") + properties + text("size") + size_of(shape) + text("chunks") + "](" + chunks + "e");
+  write_file(folder.file("f.distcp"), file);
+  write_file(folder.file(".metadata"),
+             "\x80\x02" +
+                 object("metadata\nMetadata", text("state_dict_metadata") + "}(" + text("w") + table + "u" +
+                                                  text("storage_data") + "}(" + places + "u") +
+                 ".");
+  return read_all(folder.text(), error);
+}
+
+std::string floats(const std::vector<float>& values) {
+  return {reinterpret_cast<const char*>(values.data()), 4 * values.size()};
+}
+
+TEST(ForeignDamage, BoxesThatDoNotTile) {
+  std::string error;
+  EXPECT_EQ(read_parts({4}, {{{0}, {2}}, {{2}, {2}}}, &error), "dcp\nweight/w F32 4\n" + floats({0, 1, 2, 3})) << error;
+  EXPECT_EQ(read_parts({2, 3}, {{{0, 1}, {2, 2}}, {{0, 0}, {2, 1}}}, &error),
+            "dcp\nweight/w F32 2 3\n" + floats({4, 0, 1, 5, 2, 3}))
+      << error;
+  const std::vector<std::pair<std::string, std::vector<Part>>> wrong{
+      {"boxes that overlap", {{{0}, {2}}, {{1}, {2}}}},
+      {"boxes of 2 elements", {{{0}, {2}}}},
+      {"boxes of 6 elements", {{{0}, {2}}, {{1}, {2}}, {{2}, {2}}}},
+      {"a box beyond the tensor", {{{0}, {2}}, {{3}, {2}}}},
+      {"a box beyond the tensor", {{{0}, {2}}, {{INT64_MAX}, {2}}}},
+      {"again", {{{0}, {2}}, {{0}, {2}}}},
+      {"2 dimensions", {{{0, 0}, {2, 2}}}},
+  };
+  for (const auto& [what, parts] : wrong) {
+    EXPECT_EQ(read_parts({4}, parts, &error), "") << what;
+    EXPECT_NE(error.find(what), std::string::npos) << what << ": " << error;
+  }
+}
+
 TEST(ForeignDamage, LinksAndSpecialFilesAreRefused) {
   const TempFolder folder(TempFolder::On::Memory);
   write_file(folder.file("f.pt"), torch_sample(plain(0, {4}, {1}), {std::string(16, '\0')}));

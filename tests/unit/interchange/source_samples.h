@@ -57,8 +57,7 @@ inline void expect_tensors(interchange::TensorSource& source, const std::string&
   std::uint64_t length = 0;
   ASSERT_GE(file.size(), sizeof length);
   file.copy(reinterpret_cast<char*>(&length), sizeof length);
-  const auto header =
-      formats::parse_header(std::string_view(file).substr(8, length), file.size() - 8 - length, path);
+  const auto header = formats::parse_header(std::string_view(file).substr(8, length), file.size() - 8 - length, path);
   std::map<std::string, const formats::TensorEntry*> wanted;
   for (const auto& entry : header.tensors) wanted[prefix + entry.key] = &entry;
   for (const auto& tensor : source.tensors()) {

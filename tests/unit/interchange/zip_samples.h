@@ -32,7 +32,7 @@ struct ZipSample {
     std::uint32_t crc_by = 0;    // added to the CRC
   };
   std::vector<Record> records;
-  bool zip64 = false;       // end records of both kinds
+  bool zip64 = false;        // end records of both kinds
   bool descriptors = false;  // sizes and CRC after the data, as torch writes
 
   std::string bytes() const {
@@ -45,14 +45,15 @@ struct ZipSample {
       const auto sizes = little(size, 4) + little(size, 4);
       out += "PK\x03\x04" + little(20, 2) + little(static_cast<std::uint64_t>(flags), 2) +
              little(static_cast<std::uint64_t>(record.method), 2) + little(0, 4) +
-             (descriptors ? little(0, 12) : little(crc, 4) + sizes) + little(record.local_name.size(), 2) + little(0, 2) +
-             record.local_name + record.data;
+             (descriptors ? little(0, 12) : little(crc, 4) + sizes) + little(record.local_name.size(), 2) +
+             little(0, 2) + record.local_name + record.data;
       if (descriptors) out += "PK\x07\x08" + little(crc, 4) + sizes;
       const auto listed = static_cast<std::uint64_t>(static_cast<std::int64_t>(size) + record.size_by);
       directory += "PK\x01\x02" + little(20, 2) + little(20, 2) + little(static_cast<std::uint64_t>(flags), 2) +
                    little(static_cast<std::uint64_t>(record.method), 2) + little(0, 4) + little(crc, 4) +
                    little(listed, 4) + little(listed, 4) + little(record.name.size(), 2) + little(0, 12) +
-                   little(static_cast<std::uint64_t>(static_cast<std::int64_t>(at) + record.offset_by), 4) + record.name;
+                   little(static_cast<std::uint64_t>(static_cast<std::int64_t>(at) + record.offset_by), 4) +
+                   record.name;
     }
     const auto begin = out.size();
     out += directory;

@@ -75,7 +75,8 @@ TEST(Zip, RecordsAreRangesOfTheFile) {
 TEST(Zip, AChangedRecordIsFoundByItsCrc) {
   auto zip = sample();
   zip.records[0].crc_by = 1;
-  EXPECT_EQ(read_back(zip.bytes()).substr(0, 51), "the CRC-32 of x (5 bytes at offset 33) is 9271ee57,") << read_back(zip.bytes());
+  EXPECT_EQ(read_back(zip.bytes()).substr(0, 51), "the CRC-32 of x (5 bytes at offset 33) is 9271ee57,")
+      << read_back(zip.bytes());
   EXPECT_EQ(read_back(zip.bytes(), 0, true), kContents);
 }
 
@@ -143,8 +144,8 @@ TEST(Zip, EndRecordsMustAgree) {
   EXPECT_NE(read_back(patched(plain, 10, 0x7fffffff, 4)).find("a directory of 2147483647 bytes"), std::string::npos);
   EXPECT_NE(read_back(patched(plain, 6, 3, 4)).find("a directory of"), std::string::npos);
   // zip64: the locator, and each number of its record, which the short record repeats.
-  EXPECT_EQ(read_back(patched(wide, 14, 0xffff, 2)), "offset " + std::to_string(wide.size() - 22) +
-                                                         " has two numbers of records, expected one");
+  EXPECT_EQ(read_back(patched(wide, 14, 0xffff, 2)),
+            "offset " + std::to_string(wide.size() - 22) + " has two numbers of records, expected one");
   EXPECT_EQ(read_back(patched(patched(wide, 14, 0xffff, 2), 12, 0xffff, 2)), kContents) << "no room in the short one";
   EXPECT_EQ(read_back(patched(wide, 6, 0xffffffff, 4)), kContents);
   EXPECT_NE(read_back(patched(wide, 22 + 12, 1, 8)).find("a zip64 end record at 1"), std::string::npos);
@@ -157,7 +158,8 @@ TEST(Zip, EveryLengthIsRefused) {
   auto zip = sample();
   zip.zip64 = true;
   const auto whole = zip.bytes();
-  for (std::size_t size = 0; size < whole.size(); ++size) EXPECT_NE(read_back(whole.substr(0, size)), kContents) << size;
+  for (std::size_t size = 0; size < whole.size(); ++size)
+    EXPECT_NE(read_back(whole.substr(0, size)), kContents) << size;
 }
 
 }  // namespace

@@ -230,11 +230,13 @@ TEST(PickledArray, OnlyArraysOfBytesAreRead) {
 
 // Python 3 writes bytes for Python 2 as a text and a call that encodes it.
 TEST(PickledArray, BytesAsText) {
-  const pickle::Tree tree("\x80\x02" "cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\n)N\x87R"
-                          "(K\x01K\x04\x85"
-                          "cnumpy\ndtype\nX\x02\0\0\0u1\x89\x88\x87R\x89"
-                          "c_codecs\nencode\nX\x06\0\0\0\xc3\xa9xy\xc2\x80X\x06\0\0\0latin1\x86Rtb."s,
-                          data::limits_of_pictures());
+  const pickle::Tree tree(
+      "\x80\x02"
+      "cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\n)N\x87R"
+      "(K\x01K\x04\x85"
+      "cnumpy\ndtype\nX\x02\0\0\0u1\x89\x88\x87R\x89"
+      "c_codecs\nencode\nX\x06\0\0\0\xc3\xa9xy\xc2\x80X\x06\0\0\0latin1\x86Rtb."s,
+      data::limits_of_pictures());
   data::PickledArray array;
   data::read_array(tree.root(), array);
   EXPECT_EQ(array.bytes, "\xe9xy\x80");

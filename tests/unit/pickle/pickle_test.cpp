@@ -155,8 +155,9 @@ TEST(Pickle, TextsOfTreesAreShort) {
                     "a"s)
                 .size(),
             133u);
-  std::string doubled = "]N"
-                        "a\x94";
+  std::string doubled =
+      "]N"
+      "a\x94";
   for (int i = 0; i < 60; ++i) doubled += "0](h"s + static_cast<char>(i) + "h" + static_cast<char>(i) + "e\x94";
   EXPECT_EQ(text_of(doubled).size(), 163u);
 }

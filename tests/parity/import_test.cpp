@@ -1,0 +1,139 @@
+// Checkpoints of DeepSpeed, imported: they load on any number of ranks with equal bits, and training goes on as
+// DeepSpeed's does. The model and tokens are those of script/make-interchange-fixtures.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include <zero/checkpoint_tools.h>
+
+#include "formats/safetensors.h"
+#include "parity/training.h"
+#include "support/folder.h"
+#include "support/process.h"
+
+namespace zero::test::import_test {
+namespace {
+
+struct Output : torch::nn::Module {
+  explicit Output(const at::Tensor& shared) { weight = register_parameter("weight", shared); }
+  at::Tensor weight;
+};
+
+struct Model : torch::nn::Module {
+  Model() {
+    scale = register_parameter("scale", at::ones({1}));
+    unused = register_parameter("unused", at::zeros({3}));
+    register_buffer("positions", at::arange(5));
+    average = register_buffer("average", at::zeros({7}));
+    embedding = register_module("embedding", torch::nn::Embedding(13, 6));
+    frozen = register_module("frozen", torch::nn::Linear(6, 5));
+    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    up = register_module("up", torch::nn::Linear(6, 7));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})));
+    down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(7, 6).bias(false)));
+    output = register_module("output", std::make_shared<Output>(embedding->weight));
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto hidden = embedding(tokens);
+    hidden = hidden + frozen(hidden).mean();
+    hidden = down(torch::relu(norm(up(hidden)))) * scale;
+    return torch::linear(hidden, output->weight);
+  }
+  at::Tensor scale, unused, average;
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear frozen{nullptr}, up{nullptr}, down{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  std::shared_ptr<Output> output;
+};
+
+at::Tensor tokens_of(int rank, int step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 * step + rank));
+  return at::randint(0, 13, {8}, generator, at::kLong);
+}
+
+std::string config_of(int stage, const std::string& recipe) {
+  return R"({"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "bf16": {"enabled": )" +
+         std::string(recipe == "bf16" ? "true" : "false") + R"(}, "zero_optimization": {"stage": )" +
+         std::to_string(stage) +
+         R"(}, "optimizer": {"type": "AdamW", "params": {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-8,
+         "weight_decay": 0.1}}, "libzero": {"parameter_groups": [{"pattern": "*bias", "weight_decay": 0},
+         {"pattern": "norm*", "weight_decay": 0}, {"pattern": "scale", "weight_decay": 0},
+         {"pattern": "unused", "weight_decay": 0}]}})";
+}
+
+struct Expected {
+  std::map<std::string, at::Tensor> tensors;  // fp32
+  std::vector<std::vector<double>> losses;    // by rank
+};
+
+Expected expected_of(const std::string& path) {
+  const auto file = slurp(path);
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const auto header = formats::parse_header(std::string_view(file).substr(8, length), file.size() - 8 - length, path);
+  Expected expected;
+  for (const auto& entry : header.tensors)
+    if (entry.dtype == "F32") {
+      auto values = at::empty(entry.shape);
+      std::memcpy(values.mutable_data_ptr(), file.data() + 8 + length + entry.begin, values.nbytes());
+      expected.tensors[entry.key] = values;
+    }
+  for (const auto& rank : nlohmann::json::parse(header.metadata.at("losses")))
+    expected.losses.push_back(rank.get<std::vector<double>>());
+  return expected;
+}
+
+void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
+  ThreadFaults faults;
+  faults.timeout = std::chrono::seconds(60);
+  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
+    at::set_num_threads(1);
+    body(comm);
+  });
+}
+
+TEST(ImportDeepSpeed, LoadsOnAnyRanksAndGoesOnLikeDeepSpeed) {
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const char* const recipe : {"fp32", "bf16"}) {
+      const auto name = "deepspeed-" + std::to_string(stage) + "-" + recipe;
+      const auto source = std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/" + name;
+      const auto expected = expected_of(source + "/expected.safetensors");
+      const TempFolder folder;
+      const auto report = import_checkpoint(source, folder.path(), "imported");
+      EXPECT_EQ(report.masters, 8);
+      EXPECT_EQ(report.states, 16);
+      EXPECT_EQ(report.optimizer, "AdamW");
+      for (const int world : {1, 2, 3})
+        on_ranks(world, [&](const auto& comm) {
+          auto module = std::make_shared<Model>();
+          Engine engine(std::static_pointer_cast<torch::nn::Module>(module),
+                        Options::from_json(config_of(3 - stage, recipe)), comm);
+          EXPECT_EQ(engine.load_checkpoint(folder.path()), "imported");
+          EXPECT_EQ(engine.global_step(), report.global_steps);
+          int compared = 0;
+          for (const auto& [key, values] : expected.tensors) {
+            const auto slash = key.find('/');
+            const auto kind = key.substr(0, slash), of = key.substr(slash + 1);
+            if (kind == "buffer" || kind == "param") continue;
+            ++compared;
+            EXPECT_TRUE(engine.parameter_state(of, kind == "master" ? kind : kind.substr(4)).equal(values))
+                << name << ", " << world << " ranks: " << key;
+          }
+          EXPECT_EQ(compared, 24);
+          if (world != 2 || recipe != std::string("fp32")) return;
+          const auto rank = static_cast<std::size_t>(comm->rank());
+          for (int step = 3; step < 13; ++step) {
+            const auto logits = module->forward(tokens_of(comm->rank(), step)).to(at::kFloat);
+            const auto loss = torch::nn::functional::cross_entropy(logits, tokens_of(comm->rank(), step + 1));
+            const auto wanted = expected.losses[rank][static_cast<std::size_t>(step - 3)];
+            EXPECT_LT(std::abs(loss.template item<double>() - wanted), 1e-4 * wanted) << name << ", step " << step;
+            engine.backward(loss);
+            engine.step();
+          }
+        });
+    }
+}
+
+}  // namespace
+}  // namespace zero::test::import_test

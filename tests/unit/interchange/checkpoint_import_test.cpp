@@ -1,0 +1,169 @@
+// Checkpoints of libzero made of other programs' files: they hold what the files hold, appear whole or not at all, and
+// what does not fit is refused by name.
+#include "interchange/checkpoint_import.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include <zero/checkpoint_tools.h>
+
+#include "interchange/source.h"
+#include "support/cifar10_files.h"
+#include "support/folder.h"
+#include "unit/formats/checkpoint_faults.h"
+#include "unit/interchange/source_samples.h"
+#include "unit/interchange/zip_samples.h"
+
+namespace checkpoint_import_test {
+namespace {
+
+namespace fs = std::filesystem;
+using zero::CheckpointImport;
+using zero::import_checkpoint;
+using zero::interchange::open_source;
+using zero::test::contents_of;
+using zero::test::expect_tensors;
+using zero::test::FaultyFiles;
+using zero::test::golden;
+using zero::test::TempFolder;
+using namespace std::string_literals;
+
+std::string error_of(const std::string& source, const fs::path& dir, const std::string& tag,
+                     const CheckpointImport& options = {}) {
+  try {
+    (void)import_checkpoint(source, dir, tag, options);
+  } catch (const zero::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::unique_ptr<zero::interchange::TensorSource> open(const fs::path& path) {
+  return open_source(zero::formats::system_files(), path.string());
+}
+
+TEST(CheckpointImport, OfDeepSpeedHasMastersAndStates) {
+  for (const char* const name :
+       {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16", "universal-2", "universal-3"}) {
+    const TempFolder folder(TempFolder::On::Memory);
+    const auto report = import_checkpoint(golden(name), folder.path(), "t");
+    EXPECT_EQ(report.format, "deepspeed");
+    EXPECT_EQ(report.masters, 8);
+    EXPECT_EQ(report.states, 16);
+    EXPECT_EQ(report.frozen, 2);
+    EXPECT_EQ(report.buffers, 2);
+    EXPECT_EQ(report.global_steps, 3);
+    const auto source = open(folder.path());
+    EXPECT_EQ(source->format(), "libzero");
+    expect_tensors(*source, golden(std::string(name) + "/expected.safetensors"));
+    EXPECT_EQ(zero::inspect_checkpoint(folder.path(), "t", true).world, 1) << "all hashes are right";
+  }
+}
+
+TEST(CheckpointImport, OfATorchFileHasMastersAndStatesOfZero) {
+  const TempFolder folder(TempFolder::On::Memory);
+  CheckpointImport options;
+  options.buffers = {"average"};
+  options.frozen = {"frozen.*"};
+  const auto report = import_checkpoint(golden("torch/state_dict.pt"), folder.path(), "t", options);
+  EXPECT_EQ(report.masters, 8);
+  EXPECT_EQ(report.states, 0);
+  EXPECT_EQ(report.frozen, 2);
+  EXPECT_EQ(report.buffers, 2);
+  const auto source = open(folder.path()), torch = open(golden("torch/state_dict.pt"));
+  EXPECT_EQ(source->aliases(), torch->aliases());
+  std::map<std::string, std::string> all;
+  for (const auto& tensor : source->tensors()) all[zero::test::key_of(tensor)] = zero::test::bytes_of(*source, tensor);
+  EXPECT_EQ(all.size(), 28u);
+  for (const auto& tensor : torch->tensors()) {
+    const auto kind = tensor.name == "average" || tensor.name == "positions" ? "buffer"
+                      : tensor.name.starts_with("frozen.")                   ? "param"
+                                                                             : "master";
+    EXPECT_EQ(all[std::string(kind) + "/" + tensor.name], zero::test::bytes_of(*torch, tensor)) << tensor.name;
+    if (kind != std::string("master")) continue;
+    EXPECT_EQ(all["opt.exp_avg_sq/" + tensor.name], std::string(zero::test::bytes_of(*torch, tensor).size(), '\0'));
+  }
+  options.optimizer = "Lion";
+  EXPECT_EQ(import_checkpoint(golden("torch/state_dict.pt"), folder.path(), "lion", options).optimizer, "Lion");
+  EXPECT_EQ(open(folder.path())->tensors().size(), 20u);
+}
+
+TEST(CheckpointImport, OfADistributedCheckpoint) {
+  const TempFolder folder(TempFolder::On::Memory);
+  CheckpointImport options;
+  options.buffers = {"average"};
+  const auto report = import_checkpoint(golden("dcp/step3"), folder.path(), "t", options);
+  EXPECT_EQ(report.masters, 8);
+  EXPECT_EQ(report.states, 14) << "a parameter that was never used has none";
+  EXPECT_EQ(report.global_steps, 3);
+  bool said = false;
+  for (const auto& remark : report.remarks)
+    said = said || remark == "without states of the optimizer, which start at zero: unused";
+  EXPECT_TRUE(said);
+}
+
+TEST(CheckpointImport, OtherFloatingTypesBecomeFp32) {
+  const TempFolder folder(TempFolder::On::Memory);
+  CheckpointImport options;
+  options.buffers = {"*"};
+  EXPECT_NE(error_of(golden("torch/dict.pt"), folder.path(), "t", options).find("got no trained parameter"),
+            std::string::npos);
+  options.buffers = {"complex64", "float8_e4m3fn", "int*", "uint*", "bool"};
+  EXPECT_EQ(error_of(golden("torch/dict.pt"), folder.path(), "t", options), "");
+  const auto source = open(folder.path());
+  for (const auto& tensor : source->tensors())
+    if (tensor.kind == "master" && tensor.name != "empty" && tensor.name != "scalar") {
+      const float wanted[] = {0.5F, -2.0F, 3.25F};
+      EXPECT_EQ(zero::test::bytes_of(*source, tensor), std::string(reinterpret_cast<const char*>(wanted), 12))
+          << tensor.name;
+    }
+}
+
+TEST(CheckpointImport, WhatDoesNotFitIsSaid) {
+  const TempFolder folder(TempFolder::On::Memory);
+  const auto source = golden("deepspeed-1-fp32");
+  EXPECT_NE(error_of(source, folder.path(), "../t").find("got the tag \"../t\""), std::string::npos);
+  EXPECT_EQ(error_of(source, folder.path(), "t"), "");
+  EXPECT_NE(error_of(source, folder.path(), "t").find("/t exists, expected a new tag"), std::string::npos);
+  CheckpointImport options;
+  options.optimizer = "Muon";
+  EXPECT_NE(error_of(source, folder.path(), "u", options).find("got the optimizer \"Muon\""), std::string::npos);
+  EXPECT_NE(error_of(folder.file("none"), folder.path(), "u").find("none"), std::string::npos);
+  // One that is not a number: nothing is committed.
+  zero::test::write_file(
+      folder.file("nan.pt"),
+      zero::test::torch_sample("\x80\x02}X\x01\0\0\0wctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n"
+                               "FloatStorage\nX\x01\0\0\0"
+                               "0X\x03\0\0\0cpuK\x01tQK\0K\x01\x85K\x01\x85\x89}tRs."s,
+                               {std::string("\0\0\xc0\x7f", 4)}));
+  EXPECT_NE(error_of(folder.file("nan.pt"), folder.path(), "u").find("is not finite"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder.path() / "u"));
+  EXPECT_EQ(zero::list_checkpoints(folder.path()).size(), 1u);
+}
+
+// Every call of the file system fails once: the checkpoint is there, or nothing of it is.
+TEST(CheckpointImport, AFailureLeavesNothing) {
+  int failed = 0;
+  for (int k = 1;; ++k) {
+    const TempFolder folder(TempFolder::On::Memory);
+    FaultyFiles files(FaultyFiles::Fault::Error, k);
+    bool done = false;
+    try {
+      const auto source = open_source(files, golden("deepspeed-3-fp32"));
+      (void)zero::interchange::import_checkpoint(files, *source, "it", folder.file("root"), "t", {});
+      done = true;
+    } catch (const zero::Error&) {
+      ++failed;
+    }
+    const bool there = fs::exists(folder.path() / "root" / "t" / "manifest.json");
+    if (done) EXPECT_TRUE(there) << k;
+    if (there) expect_tensors(*open(folder.path() / "root"), golden("deepspeed-3-fp32/expected.safetensors"));
+    if (!files.struck()) break;
+    ASSERT_LT(k, 2000);
+  }
+  EXPECT_GT(failed, 50);
+}
+
+}  // namespace
+}  // namespace checkpoint_import_test
