@@ -102,13 +102,16 @@ TEST(RunElastic, AProgramThatRefusesTheNumberIsStartedOnFewer) {
   EXPECT_FALSE(first.says("restart 1")) << first.err;
 }
 
+// Slot 2 in the first two attempts, then slot 1: four failures at one step, and a new set of ranks after two of them.
 TEST(RunElastic, LeavingOutIsNoCrashLoop) {
   Job p({"-n", "3", "--restarts", "6", "--min-ranks", "1"},
-        {"step=9", "2:die-until=8,9", "1:die-until=8,9", "sleep=300"});
+        {"step=9", "2:die-until=1,9", "sleep-in=0,60000", "sleep-in=1,60000", "1:die-until=3,9", "sleep-in=2,60000",
+         "sleep-in=3,60000"});
   EXPECT_EQ(p.finish(60), 0) << p.err;
   EXPECT_FALSE(p.says("without a new checkpoint")) << p.err;
   EXPECT_FALSE(p.says("train_batch_size")) << p.err;
-  EXPECT_TRUE(p.says(" on 1 rank (was 2: slot ")) << p.err;
+  EXPECT_TRUE(p.says("restart 2 of 6 on 2 ranks (was 3: slot 2 died twice) in 1 s")) << p.err;
+  EXPECT_TRUE(p.says("restart 4 of 6 on 1 rank (was 2: slot 1 died twice) in 1 s")) << p.err;
 }
 
 TEST(RunElastic, ThePauseBeginsAnewAfterACheckpoint) {
