@@ -5,11 +5,12 @@
 #   kill_campaign.py [--kills N] [--seed S] [--ranks R] [--build DIR] [--json FILE]
 #   kill_campaign.py --job SECONDS [--mean S] ...     one job of `zero run --restarts` instead, see below
 #
-# Each round starts `zero run -n R zero train --resume auto --keep 3`, waits for a save to begin, and after a random time
-# sends SIGKILL to one rank, to the launcher, or to all ranks. Then no process is left; the newest checkpoint that had
-# been committed before the kill is still there; `zero checkpoint verify` reads every byte of all. The next round goes on
-# from them. With --job, one job runs so long, a random rank of it is killed S seconds (5) after the last kill on average,
-# and the job restarts each time; then it is asked to stop, and must save. The seed is printed and repeats targets and delays, not what the operating system makes of them.
+# Each round starts `zero run -n R zero train --resume auto --keep 3`, waits for a save to begin, and after a random
+# time sends SIGKILL to one rank, to the launcher, or to all ranks. Then no process is left; the newest checkpoint that
+# had been committed before the kill is still there; `zero checkpoint verify` reads every byte of all. The next round
+# goes on from them. With --job, one job runs so long, a random rank of it is killed S seconds (5) after the last kill
+# on average, and the job restarts each time; then it is asked to stop, and must save. The seed is printed and repeats
+# targets and delays, not what the operating system makes of them.
 # Exit code 0: nothing lost, 1: something was, 2: usage.
 import argparse
 import json
@@ -166,8 +167,8 @@ def rounds(words, chance, zero, folder, checkpoints, seen):
         most = max(most, whole)
         if (number + 1) % 10 == 0:
             print(f"{number + 1} kills, {time.monotonic() - began:.0f} s", flush=True)
-    text = (f"{words.kills} kills ({counts['rank']} of a rank, {counts['launcher']} of the launcher, {counts['all']} of "
-            f"all ranks), {inside} left an unfinished save, at most {most} checkpoints; 0 lost")
+    text = (f"{words.kills} kills ({counts['rank']} of a rank, {counts['launcher']} of the launcher, {counts['all']} "
+            f"of all ranks), {inside} left an unfinished save, at most {most} checkpoints; 0 lost")
     return text, {"kills": words.kills, "killed": counts, "unfinished_saves_left": inside, "most_checkpoints": most}
 
 
