@@ -93,6 +93,25 @@ void on_ranks(int world, const std::function<void(const std::shared_ptr<Communic
   });
 }
 
+TEST(ImportDeepSpeed, ALoadOfTheirsSaysHow) {
+  for (const auto& [name, what] :
+       std::map<std::string, std::string>{{"deepspeed-2-fp32", "deepspeed-2-fp32"}, {"dcp/step3", "step3"}})
+    on_ranks(2, [&](const auto& comm) {
+      Engine engine(std::static_pointer_cast<torch::nn::Module>(std::make_shared<Model>()),
+                    Options::from_json(config_of(1, "fp32")), comm);
+      try {
+        engine.load_checkpoint(std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/" + name);
+        ADD_FAILURE() << name;
+      } catch (const IoError& e) {
+        EXPECT_EQ(e.code(), ExitCode::kCheckpoint);
+        EXPECT_NE(std::string(e.what()).find("Hint: it is of another program: zero checkpoint import "),
+                  std::string::npos)
+            << e.what();
+        EXPECT_NE(std::string(e.what()).find(what + " --into DIR"), std::string::npos) << e.what();
+      }
+    });
+}
+
 TEST(ImportDeepSpeed, LoadsOnAnyRanksAndGoesOnLikeDeepSpeed) {
   for (int stage = 0; stage <= 3; ++stage)
     for (const char* const recipe : {"fp32", "bf16"}) {

@@ -261,10 +261,23 @@ class DeepSpeedSource : public StoredSource {
     }
   }
 
+  // torch's Adam and AdamW have the same states; AdamW says so in its groups.
+  void note_groups(const PickleView& optimizer) {
+    if (!optimizer.has("param_groups")) return;
+    for (const auto& group : optimizer.at("param_groups").items())
+      if (group.is_dict() && group.has("decoupled_weight_decay"))
+        decoupled_ = !(group.at("decoupled_weight_decay").node().is(pickle::Kind::Bool) &&
+                       group.at("decoupled_weight_decay").node().integer == 0);
+  }
+
   void take_step(std::int64_t step) {
-    if (applied_ && *applied_ != step) fail(base::join("has the step counts ", *applied_, " and ", step));
-    applied_ = step;
-    progress_->applied_steps = step;
+    if (applied_ && *applied_ != step && !steps_differ_) {
+      steps_differ_ = true;
+      remark(base::join("parameters have other step counts, such as ", *applied_, " and ", step,
+                        ": the largest is taken"));
+    }
+    applied_ = std::max(applied_.value_or(0), step);
+    progress_->applied_steps = *applied_;
   }
 
   std::vector<RankFlats> stage2_flats(std::size_t file, const TorchArchive& one, const PickleView& states) {
@@ -273,6 +286,7 @@ class DeepSpeedSource : public StoredSource {
     // Elastic saves have a list of states; others torch's dictionary by group.
     std::map<std::string, PickleView> by_group;
     if (base.is_dict()) {
+      note_groups(base);
       for (const auto& [key, value] : base.at("state").entries()) by_group.emplace(key, value);
     } else {
       const auto list = base.items();
@@ -293,6 +307,7 @@ class DeepSpeedSource : public StoredSource {
   std::vector<RankFlats> stage3_flats(std::size_t file, const TorchArchive& one, const PickleView& states) {
     RankFlats flats;
     std::map<std::string, PickleView> by_group;
+    note_groups(states.at("optimizer_state_dict"));
     for (const auto& [key, value] : states.at("optimizer_state_dict").at("state").entries())
       by_group.emplace(key, value);
     std::int64_t begin = 0;
@@ -456,7 +471,7 @@ class DeepSpeedSource : public StoredSource {
   std::string optimizer_of_slots() const {
     std::set<std::string> kinds;
     for (const auto& tensor : tensors()) kinds.insert(tensor.kind);
-    if (kinds.contains("opt.exp_avg_sq")) return "AdamW";
+    if (kinds.contains("opt.exp_avg_sq")) return decoupled_ ? "AdamW" : "Adam";
     return kinds.contains("opt.momentum_buffer") ? "SGD" : kinds.contains("opt.sum") ? "Adagrad" : "";
   }
 
@@ -474,7 +489,7 @@ class DeepSpeedSource : public StoredSource {
   // By rank and group: where a parameter begins in the rank's run, and how many of its elements are there.
   std::vector<std::vector<std::map<std::string, std::pair<std::int64_t, std::int64_t>>>> slice_mappings_;
   std::optional<std::int64_t> applied_;
-  bool optimizer_known_ = false;
+  bool optimizer_known_ = false, decoupled_ = true, steps_differ_ = false;
 };
 
 // "step100\n" in a file of the directory; empty if it is not there.

@@ -60,6 +60,13 @@ std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std
 
 }  // namespace
 
+std::string foreign_checkpoints(formats::FsOps& fs, const std::string& path) noexcept try {
+  const auto folder = formats::Folder::open(fs, path);
+  return folder.exists(kDcpMetadata) ? "dcp" : has_deepspeed(folder) ? "deepspeed" : "";
+} catch (...) {
+  return "";
+}
+
 std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string& path, const SourceOptions& options) {
   std::error_code error;
   if (!std::filesystem::exists(path, error)) (void)formats::Folder::open(fs, path);  // the error of a missing path

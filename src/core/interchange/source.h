@@ -53,4 +53,7 @@ struct SourceOptions {
 std::unique_ptr<TensorSource> open_source(formats::FsOps& fs, const std::string& path,
                                           const SourceOptions& options = {});
 
+// "deepspeed" or "dcp" for a directory with such checkpoints, "" for any other path. Throws nothing.
+std::string foreign_checkpoints(formats::FsOps& fs, const std::string& path) noexcept;
+
 }  // namespace zero::interchange

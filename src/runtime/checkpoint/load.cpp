@@ -16,6 +16,7 @@
 #include "formats/hash.h"
 #include "formats/range_reader.h"
 #include "formats/root_folder.h"
+#include "interchange/source.h"
 #include "observe/status_page.h"
 #include "optim/loss_scaler.h"
 
@@ -394,6 +395,16 @@ class Loader {
   at::Tensor generator_state_;
 };
 
+formats::Choice chosen_in(formats::FsOps& fs, const std::string& root, const std::string& tag,
+                          const formats::Faults& faults) try {
+  return formats::choose(fs, root, tag, faults);
+} catch (const IoError& e) {
+  if (e.code() != ExitCode::kCheckpoint || interchange::foreign_checkpoints(fs, root).empty()) throw;
+  throw IoError(std::string(e.what()) + ". Hint: it is of another program: zero checkpoint import " + root +
+                    " --into DIR --tag TAG makes a checkpoint of it",
+                ExitCode::kCheckpoint);
+}
+
 struct Phase {
   Phase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
   ~Phase() {
@@ -423,7 +434,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
       if (comm.rank() != 0) return "";
-      choice = formats::choose(fs, root, tag, faults);
+      choice = chosen_in(fs, root, tag, faults);
       return choice.manifest_hash + choice.tag;
     });
     chosen = answers[0].substr(32);

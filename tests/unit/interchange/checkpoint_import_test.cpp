@@ -89,6 +89,23 @@ TEST(CheckpointImport, OfATorchFileHasMastersAndStatesOfZero) {
   EXPECT_EQ(open(folder.path())->tensors().size(), 20u);
 }
 
+// There and back through a name map: transposed matrices, prefixes, ties.
+TEST(CheckpointImport, UnderOtherNames) {
+  const TempFolder folder(TempFolder::On::Memory);
+  CheckpointImport options;
+  options.names = "gpt2";
+  const auto report = import_checkpoint(golden("hf-gpt2"), folder.path() / "ckpt", "t", options);
+  EXPECT_EQ(report.format, "safetensors");
+  EXPECT_GT(report.masters, 10);
+  EXPECT_EQ(open(folder.path() / "ckpt")->aliases().count("output.weight"), 1u);
+  zero::ExportOptions back;
+  back.names = "gpt2";
+  (void)zero::export_checkpoint(folder.path() / "ckpt", folder.path() / "hf", back);
+  const auto difference = zero::diff_checkpoints(golden("hf-gpt2"), folder.path() / "hf");
+  EXPECT_EQ(difference.tensors.size(), 0u);
+  EXPECT_EQ(difference.compared, report.masters);
+}
+
 TEST(CheckpointImport, OfADistributedCheckpoint) {
   const TempFolder folder(TempFolder::On::Memory);
   CheckpointImport options;

@@ -4,7 +4,7 @@
 
 #include <sys/stat.h>
 
-#include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -269,10 +269,10 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
     write_file(path, torch_sample(pickles[i], {storage}));
     std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts anew
     const auto before = peak_bytes();
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = std::clock();  // of the processor: other programs may take turns
     std::string error;
     const auto got = read_all(path, &error);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1)) << i;
+    EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC) << i;
     EXPECT_LT(peak_bytes() - before, std::uint64_t{64} << 20) << i;
     EXPECT_FALSE(fs::exists(mark)) << i;
     refused += got.empty();
