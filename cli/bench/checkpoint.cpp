@@ -77,9 +77,14 @@ std::string seconds_text(double seconds) { return fixed(seconds * 1e3, 1); }
 
 Json document_of(const CheckpointSetup& setup, const std::vector<CheckpointSeries>& all,
                  const std::vector<double>& disk) {
-  Json document = {{"schema", "zero.bench.checkpoint/1"}, {"machine", machine()},        {"task", setup.task.json()},
-                   {"world", setup.world},                {"rounds", setup.rounds},      {"disk_bytes_per_s", disk},
-                   {"cache", "dropped before loads"},     {"measurements", Json::array()}};
+  Json document = {{"schema", "zero.bench.checkpoint/1"},
+                   {"machine", machine()},
+                   {"task", setup.task.json()},
+                   {"world", setup.world},
+                   {"rounds", setup.rounds},
+                   {"disk_bytes_per_s", disk},
+                   {"cache", "dropped before loads"},
+                   {"measurements", Json::array()}};
   for (const auto& series : all)
     document["measurements"].push_back(
         {{"what", series.task.what}, {"world", series.world}, {"rounds", series.results}});
@@ -97,10 +102,8 @@ std::string text_of(const CheckpointSetup& setup, const std::vector<CheckpointSe
                        {"step", Align::Right},
                        {"/disk", Align::Right},
                        {"peak/rank", Align::Right}});
-  report::Table loads({{"ms, median"},
-                       {"load", Align::Right},
-                       {"read/needed", Align::Right},
-                       {"peak/rank", Align::Right}});
+  report::Table loads(
+      {{"ms, median"}, {"load", Align::Right}, {"read/needed", Align::Right}, {"peak/rank", Align::Right}});
   const auto rate = quantile(disk, 0.5);
   double size = 0;
   for (const auto& series : all) {
@@ -135,7 +138,8 @@ std::vector<std::int64_t> worlds_of(const CheckpointSetup& setup) {
   for (const auto& part : parts_of(setup.worlds)) {
     if (part.empty() || part.size() > 2 || part.find_first_not_of("0123456789") != std::string::npos ||
         std::stoll(part) < 1 || std::stoll(part) > 64)
-      throw ConfigError("[--load-worlds] got \"" + setup.worlds + "\", expected whole numbers from 1 to 64 with commas");
+      throw ConfigError("[--load-worlds] got \"" + setup.worlds +
+                        "\", expected whole numbers from 1 to 64 with commas");
     worlds.push_back(std::stoll(part));
   }
   return worlds;

@@ -133,8 +133,8 @@ class Run {
 
   void step() {
     const auto logits = model_->forward(inputs_.narrow(1, 0, task_.model.sequence));
-    const auto loss = torch::nn::functional::cross_entropy(
-        logits.to(at::kFloat).flatten(0, 1), inputs_.narrow(1, 1, task_.model.sequence).flatten());
+    const auto loss = torch::nn::functional::cross_entropy(logits.to(at::kFloat).flatten(0, 1),
+                                                           inputs_.narrow(1, 1, task_.model.sequence).flatten());
     engine_.backward(loss);
     engine_.step();
   }

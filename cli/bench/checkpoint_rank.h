@@ -1,5 +1,5 @@
-// One rank of `zero bench checkpoint`: trains a GPT, and saves or loads it once. checkpoint.cpp selects what is measured
-// and prints results.
+// One rank of `zero bench checkpoint`: trains a GPT, and saves or loads it once. checkpoint.cpp selects what is
+// measured and prints results.
 #pragma once
 #include <zero/communicator.h>
 
@@ -24,7 +24,8 @@ struct CheckpointTask {
 
 // Collective. Times are the slowest rank's, in seconds; bytes are lists by rank.
 // "save", "background": two steps, `steps` steps without a save, then one save and `steps` steps:
-//   {"without_s", "call_s": of save_checkpoint(), "stall_s": (the call, the steps, and in the background nothing else) -
+//   {"without_s", "call_s": of save_checkpoint(), "stall_s": (the call, the steps, and in the background nothing else)
+//   -
 //    without_s, "durable_s": from the call until the checkpoint is complete, "bytes": of the checkpoint,
 //    "peak_bytes": proportional set size above the highest of the steps without a save}
 // "load": {"load_s", "read_bytes": by read system calls, "needed_bytes": of this rank's states, "peak_bytes": above the

@@ -27,7 +27,7 @@ struct TrainArguments {
                sample = 200, local_rank = 0;
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
-      trace_steps;
+                                trace_steps;
 };
 
 // A run with all sources of settings combined.

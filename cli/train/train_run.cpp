@@ -126,8 +126,8 @@ void TrainRun::take_initial_weights() {
   const auto report = engine_.import_weights(plan_.init_from, plan_.init);
   std::string missing;
   for (const auto& name : report.missing) missing += (missing.empty() ? "; not in it: " : ", ") + name;
-  report_.note(LogLevel::Info, "began with " + std::to_string(report.taken.size()) + " tensors of " + plan_.init_from +
-                                   missing);
+  report_.note(LogLevel::Info,
+               "began with " + std::to_string(report.taken.size()) + " tensors of " + plan_.init_from + missing);
 }
 
 void TrainRun::resume() {

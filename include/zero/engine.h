@@ -165,8 +165,8 @@ class ZERO_API Engine {
   // steps.
   StepTimes times() const;
   // [local]
-  std::int64_t global_step() const;    // attempted steps
-  std::int64_t skipped_steps() const;  // steps skipped because of overflow
+  std::int64_t global_step() const;     // attempted steps
+  std::int64_t skipped_steps() const;   // steps skipped because of overflow
   std::int64_t global_samples() const;  // of all ranks in all attempted steps, also those before a resume
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward

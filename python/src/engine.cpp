@@ -236,7 +236,8 @@ void bind_engine(py::module_& module) {
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& format, const std::string& dtype,
          const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
          bool allow_overflow, std::int64_t heads) {
-        const zero::ExportOptions options{format, dtype, names, prefix, shard_bytes, duplicate_tied, allow_overflow, heads};
+        const zero::ExportOptions options{format,      dtype,          names,          prefix,
+                                          shard_bytes, duplicate_tied, allow_overflow, heads};
         const auto report = self.run("libzero::export_weights",
                                      [&](zero::Engine& engine) { return engine.export_weights(path, options); });
         py::dict result;

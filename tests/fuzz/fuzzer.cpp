@@ -1,5 +1,5 @@
-// The entry point of libFuzzer: one program for all targets, of which ZERO_FUZZ_TARGET names one. script/fuzz builds and
-// runs it.
+// The entry point of libFuzzer: one program for all targets, of which ZERO_FUZZ_TARGET names one. script/fuzz builds
+// and runs it.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -130,8 +130,9 @@ void name_maps(std::string_view bytes) {
   });
 }
 
-constexpr FuzzTarget kTargets[] = {{"pickle", pickles},          {"zip", zips},           {"torch", torch_archives},
-                                   {"dcp", dcp_metadata},        {"index", weight_indices}, {"names", name_maps}};
+constexpr FuzzTarget kTargets[] = {{"pickle", pickles},       {"zip", zips},
+                                   {"torch", torch_archives}, {"dcp", dcp_metadata},
+                                   {"index", weight_indices}, {"names", name_maps}};
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// Every file of the corpora through its parser, and a few hundred random changes of each: without a fuzzer, in every run.
+// Every file of the corpora through its parser, and a few hundred random changes of each: without a fuzzer, in every
+// run.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -126,7 +126,8 @@ void wire(std::string_view bytes) {
       launch::FrameReader again;
       again.feed(text);
       launch::Frame same;
-      require(again.next(same) && same.kind == frame.kind && same.payload == frame.payload, "a frame does not come back");
+      require(again.next(same) && same.kind == frame.kind && same.payload == frame.payload,
+              "a frame does not come back");
     }
   });
 }
@@ -182,9 +183,9 @@ void tensorboard(std::string_view bytes) {
   }
 }
 
-constexpr FuzzTarget kTargets[] = {{"config", configuration},   {"manifest", manifest},       {"tensors", tensors},
-                                   {"sums", sums},              {"safetensors", safetensors}, {"hostfile", hostfile},
-                                   {"wire", wire},              {"tensorboard", tensorboard}};
+constexpr FuzzTarget kTargets[] = {
+    {"config", configuration},    {"manifest", manifest}, {"tensors", tensors}, {"sums", sums},
+    {"safetensors", safetensors}, {"hostfile", hostfile}, {"wire", wire},       {"tensorboard", tensorboard}};
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // The parsers that read what others have written, as targets of a fuzzer: one function each, which takes any bytes. An
-// error of the classes that the parser promises is fine; anything else ends the process: another exception, a crash, and
-// a text that is accepted but does not come back the same when it is written and read again.
+// error of the classes that the parser promises is fine; anything else ends the process: another exception, a crash,
+// and a text that is accepted but does not come back the same when it is written and read again.
 #pragma once
 #include <span>
 #include <string_view>

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "formats/manifest.h"
 #include "formats/blocks.h"
+#include "formats/manifest.h"
 #include "formats/range_reader.h"
 #include "formats/rank_file.h"
 #include "soundness/small_programs.h"

@@ -85,7 +85,10 @@ class File {
  public:
   File(FsOps& fs, int fd, std::string path) : fs_(&fs), fd_(fd), path_(std::move(path)) {}
   File(File&& other) noexcept
-      : fs_(other.fs_), fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)), direct_(other.direct_.load()) {}
+      : fs_(other.fs_),
+        fd_(std::exchange(other.fd_, -1)),
+        path_(std::move(other.path_)),
+        direct_(other.direct_.load()) {}
   File& operator=(File&&) = delete;
   ~File();
 
@@ -93,8 +96,9 @@ class File {
   int fd() const { return fd_; }
   FileInfo info() const;
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
-  // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of kDirectAlignment,
-  // or no longer. false: the file system cannot. After a partial write the rest goes through the page cache again.
+  // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of
+  // kDirectAlignment, or no longer. false: the file system cannot. After a partial write the rest goes through the page
+  // cache again.
   bool set_direct(bool direct);
   // A file that ends within the range is damaged (kCheckpoint).
   void read(void* out, std::size_t bytes, std::uint64_t offset) const;

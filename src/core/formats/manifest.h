@@ -101,8 +101,8 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
 // Throws IoError (kCheckpoint) with path, location and what was expected. A higher min_reader is reported with both
 // versions.
 Manifest parse_manifest(std::string_view text, const std::string& path);
-// Checks that parts are in order, complete, no larger than kMostPartBytes and in listed files, and that no byte of a file
-// belongs to two of them. Called by parse_manifest, and by a save before it writes.
+// Checks that parts are in order, complete, no larger than kMostPartBytes and in listed files, and that no byte of a
+// file belongs to two of them. Called by parse_manifest, and by a save before it writes.
 void prove_coverage(const Manifest& manifest, const std::string& path);
 
 // One line "<hash>  <name>" per file, for xxh128sum -c; manifest.json last.

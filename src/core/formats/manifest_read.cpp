@@ -251,7 +251,8 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
   std::map<std::size_t, std::vector<Tensor>> ranks;
   const auto read = [&](const std::string& place, const Json& value) {
     const bool shared = place.starts_with("/tensors/");
-    if ((!shared && !place.starts_with("/ranks/")) || place.rfind('/') != (shared ? 8 : place.find('/', 7))) return true;
+    if ((!shared && !place.starts_with("/ranks/")) || place.rfind('/') != (shared ? 8 : place.find('/', 7)))
+      return true;
     if (!fault.empty()) return false;
     try {
       auto tensor = tensors.read({value, path, place});

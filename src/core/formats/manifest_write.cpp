@@ -27,9 +27,8 @@ Json json_of(const std::vector<std::vector<Box>>& slices) {
 
 // One line, because a checkpoint may have hundreds of thousands of parts.
 std::string line_of(const Tensor& tensor) {
-  Json json = {{"kind", tensor.kind},   {"name", tensor.name},
-               {"dtype", tensor.dtype}, {"shape", tensor.shape},
-               {"parts", "@"},          {"requires_grad", tensor.requires_grad}};
+  Json json = {{"kind", tensor.kind},   {"name", tensor.name}, {"dtype", tensor.dtype},
+               {"shape", tensor.shape}, {"parts", "@"},        {"requires_grad", tensor.requires_grad}};
   if (!tensor.slices.empty()) json["slices"] = json_of(tensor.slices);
   std::string parts = "[";
   for (const auto& part : tensor.parts)

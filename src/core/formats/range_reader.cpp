@@ -87,9 +87,8 @@ void RangeReader::add(std::size_t id, const Tensor& tensor, const std::vector<Ru
 }
 
 std::vector<RangeReader::Window> RangeReader::windows() {
-  std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
-  });
+  std::sort(entries_.begin(), entries_.end(),
+            [](const Entry& a, const Entry& b) { return std::tie(a.file, a.offset) < std::tie(b.file, b.offset); });
   std::vector<Window> result;
   std::size_t first = 0;
   const auto add = [&](std::uint32_t file, std::uint64_t begin, std::uint64_t end) {
@@ -97,7 +96,8 @@ std::vector<RangeReader::Window> RangeReader::windows() {
     while (window.last < entries_.size() && entries_[window.last].file == file && entries_[window.last].offset < end)
       ++window.last;
     result.push_back(window);
-    while (first < window.last && entries_[first].offset + bytes_of(*entries_[first].tensor, entries_[first].numel) <= end)
+    while (first < window.last &&
+           entries_[first].offset + bytes_of(*entries_[first].tensor, entries_[first].numel) <= end)
       ++first;
   };
   for (std::size_t i = 0; i < entries_.size();) {
@@ -114,7 +114,8 @@ std::vector<RangeReader::Window> RangeReader::windows() {
       end = std::max(end, num_blocks(entries_[i].offset + bytes_of(*entries_[i].tensor, entries_[i].numel)));
     const auto bytes = static_cast<std::uint64_t>(manifest_.files[entry.file].bytes);
     for (; block < end; block += kMostWindowBytes / kBlockBytes)
-      add(entry.file, block * kBlockBytes, std::min({block * kBlockBytes + kMostWindowBytes, end * kBlockBytes, bytes}));
+      add(entry.file, block * kBlockBytes,
+          std::min({block * kBlockBytes + kMostWindowBytes, end * kBlockBytes, bytes}));
   }
   return result;
 }

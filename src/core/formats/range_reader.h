@@ -28,9 +28,9 @@ class RangeReader {
   // Collects the runs (by their place in the tensor's own order) for the next read(). `id`: of the caller, passed to
   // take.
   void add(std::size_t id, const Tensor& tensor, const std::vector<Run>& runs);
-  // Reads what was collected and forgets it. take(id, run, bytes): elements that follow each other in the caller's order
-  // and in a part; bytes: of the first element, valid during the call. Throws IoError (kCheckpoint) with file, offset
-  // and both hashes.
+  // Reads what was collected and forgets it. take(id, run, bytes): elements that follow each other in the caller's
+  // order and in a part; bytes: of the first element, valid during the call. Throws IoError (kCheckpoint) with file,
+  // offset and both hashes.
   using Take = std::function<void(std::size_t id, const Run& run, const char* bytes)>;
   void read(const Take& take);
   // Checks that no file was replaced since it was opened.

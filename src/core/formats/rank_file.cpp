@@ -120,9 +120,8 @@ void for_each_slice(const Plan& plan, const std::vector<Source>& sources, const 
 
 RankFile result_of(Plan&& plan, BlockHasher& hasher) {
   auto rows = hasher.rows();
-  return {{plan.name, static_cast<std::int64_t>(plan.bytes), hasher.file_hash()},
-          std::move(plan.tensors),
-          std::move(rows)};
+  return {
+      {plan.name, static_cast<std::int64_t>(plan.bytes), hasher.file_hash()}, std::move(plan.tensors), std::move(rows)};
 }
 
 RankFile write(const Folder& folder, Plan&& plan, const std::vector<Source>& sources) {

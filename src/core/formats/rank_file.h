@@ -1,5 +1,5 @@
-// Writes one file of a checkpoint: a rank's states or its frozen parameters. Every byte is copied, hashed and written in
-// one pass. Independent of models and of other ranks.
+// Writes one file of a checkpoint: a rank's states or its frozen parameters. Every byte is copied, hashed and written
+// in one pass. Independent of models and of other ranks.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -37,8 +37,8 @@ struct RankFile {
 // Creates `name`, reserves its space, writes data and header, syncs and closes.
 RankFile write_rank_file(const Folder& folder, const std::string& name, const std::vector<Source>& sources);
 
-// The same for a file that a complete checkpoint in `previous` may have unchanged: it gets another name here, if the file
-// system can and its entry there is equal. null: always writes. Reads the sources twice unless it links.
+// The same for a file that a complete checkpoint in `previous` may have unchanged: it gets another name here, if the
+// file system can and its entry there is equal. null: always writes. Reads the sources twice unless it links.
 struct Previous {
   const Folder* folder;
   Manifest::FileEntry file;

@@ -55,8 +55,9 @@ std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
     const auto checkpoint = root.folder(tag);
     const auto path = checkpoint.path_of(kManifestName);
     // Only objects that are not in a list are kept.
-    const auto json = parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8,
-                                 [](const std::string& place, const Json&) { return place.find('/', 1) == place.npos; });
+    const auto json =
+        parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8,
+                   [](const std::string& place, const Json&) { return place.find('/', 1) == place.npos; });
     return JsonView(json, path).at("seq").count(INT64_MAX - 1);
   } catch (const IoError& e) {
     if (e.code() != ExitCode::kCheckpoint) throw;

@@ -57,7 +57,8 @@ using Faults = std::map<std::string, std::string>;
 // with every candidate's fault if there is none.
 Choice choose(FsOps& fs, const std::string& root, const std::string& tag, const Faults& known = {});
 
-// The entry of a file in the SUMS of a checkpoint of this root, with its size; nullopt: none, or the checkpoint is damaged.
+// The entry of a file in the SUMS of a checkpoint of this root, with its size; nullopt: none, or the checkpoint is
+// damaged.
 std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const std::string& name);
 
 // Checks that SUMS is valid, the manifest matches it, and every file exists, is regular and has its size. Returns the

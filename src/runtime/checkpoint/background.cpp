@@ -120,9 +120,9 @@ class Background final : public engine::BackgroundSave {
   void tell() const {
     const auto stats = snapshot_.stats();
     base::log(LogLevel::Info,
-              base::join("checkpoint ", save_->tag(), ": rank ", state_.parts.comm->rank(), " wrote ",
-                         moved_.load(), " bytes in ", seconds_, " s in the background; updates waited ",
-                         stats.stalled, " s and copied ", stats.held, " bytes, ", stats.most_held, " at once"));
+              base::join("checkpoint ", save_->tag(), ": rank ", state_.parts.comm->rank(), " wrote ", moved_.load(),
+                         " bytes in ", seconds_, " s in the background; updates waited ", stats.stalled,
+                         " s and copied ", stats.held, " bytes, ", stats.most_held, " at once"));
   }
 
   engine::State& state_;

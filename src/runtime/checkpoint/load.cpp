@@ -176,9 +176,10 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
     const auto rule = state.parts.settings.checkpoint.private_buffers;
     if (!names.empty() && manifest.world != state.parts.comm->size())
       notice(base::join("buffers that differed between ranks: ",
-                        rule == PrivateBuffers::Mean    ? "every rank takes their mean"
-                        : rule == PrivateBuffers::Rank0 ? "every rank takes those of rank 0"
-                                                        : base::join("rank r takes those of rank r mod ", manifest.world),
+                        rule == PrivateBuffers::Mean ? "every rank takes their mean"
+                        : rule == PrivateBuffers::Rank0
+                            ? "every rank takes those of rank 0"
+                            : base::join("rank r takes those of rank r mod ", manifest.world),
                         " (libzero.private_buffers): ", names));
   }
   const auto batch = state.parts.micro_batch * state.parts.accumulation * state.parts.mesh->size("dp");
@@ -204,9 +205,10 @@ void require_private_buffers(engine::State& state, const formats::Manifest& mani
       manifest.world == state.parts.comm->size())
     return;
   if (const auto names = private_buffers(manifest); !names.empty())
-    throw ConfigError(base::join("[load_checkpoint] ", label, " has buffers that differed between its ", manifest.world,
-                                 " ranks, this run has ", state.parts.comm->size(), ": ", names,
-                                 ". Hint: libzero.private_buffers \"modulo\", \"rank0\" or \"mean\" says which to take."));
+    throw ConfigError(
+        base::join("[load_checkpoint] ", label, " has buffers that differed between its ", manifest.world,
+                   " ranks, this run has ", state.parts.comm->size(), ": ", names,
+                   ". Hint: libzero.private_buffers \"modulo\", \"rank0\" or \"mean\" says which to take."));
 }
 
 class Loader {

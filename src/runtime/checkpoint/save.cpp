@@ -121,8 +121,8 @@ void Save::agree_on_request(const std::string& wanted_tag) {
   (void)engine::agree(comm_, kWhere, [&] {
     const auto& rule = state_.parts.settings.checkpoint.tag_validation;
     for (std::size_t r = 1; r < intents_.size(); ++r) {
-      const auto difference = base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag,
-                                         "\", rank 0 \"", tag_, "\"");
+      const auto difference =
+          base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag, "\", rank 0 \"", tag_, "\"");
       if (intents_[r].tag != tag_ && rule == "Fail")
         throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
       if (intents_[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
@@ -213,7 +213,7 @@ std::string Save::write(const Read& read) {
 
 // Frozen parameters do not change from save to save.
 formats::RankFile Save::write_frozen(const formats::Folder& root, const formats::Folder& folder,
-                               const std::vector<formats::Source>& frozen) {
+                                     const std::vector<formats::Source>& frozen) {
   const auto name = formats::frozen_file_name(comm_.rank());
   if (!previous_.empty() && root.exists(previous_)) {
     const auto previous = root.folder(previous_);
@@ -253,8 +253,8 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     const auto values = std::make_shared<at::Tensor>(piece.read(at, numel));
     return std::shared_ptr<const void>(values, values->const_data_ptr());
   };
-  save->publish(engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(),
-                                           [&] { return save->write(read); }));
+  save->publish(
+      engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(), [&] { return save->write(read); }));
 }
 
 }  // namespace zero::checkpoint

@@ -1,4 +1,5 @@
-// One save: what it writes, and how the ranks agree on it. Implements checkpoint::save(), and the save in the background.
+// One save: what it writes, and how the ranks agree on it. Implements checkpoint::save(), and the save in the
+// background.
 #pragma once
 #include <functional>
 #include <map>
@@ -23,7 +24,8 @@ class Save {
   // [at, at + numel) of a piece, valid while the pointer lives.
   using Read = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
   std::string write(const Read& read);
-  // [collective] Rank 0 checks that the checkpoint is complete and publishes it. reports: what write() returned, by rank.
+  // [collective] Rank 0 checks that the checkpoint is complete and publishes it. reports: what write() returned, by
+  // rank.
   void publish(const std::vector<std::string>& reports);
 
   // What this rank saves. Valid from begin() on.

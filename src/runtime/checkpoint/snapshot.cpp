@@ -64,7 +64,8 @@ std::shared_ptr<const void> Snapshot::read(std::size_t number, std::int64_t at, 
   auto& tile = tiles_[first_tile_[number] + static_cast<std::size_t>(at / (kTileBytes / width))];
   ZERO_CHECK(tile.at == at && tile.numel == numel, "tile of ", piece.name, " at ", at, ": ", numel, " elements");
   std::unique_lock lock(mutex_);
-  ZERO_CHECK(tile.status == Status::Pending || tile.status == Status::Held, "tile of ", piece.name, " at ", at, " twice");
+  ZERO_CHECK(tile.status == Status::Pending || tile.status == Status::Held, "tile of ", piece.name, " at ", at,
+             " twice");
   if (tile.status == Status::Held)
     return {tile.held.get(), [this, &tile](const void*) {
               const std::lock_guard last(mutex_);
@@ -128,9 +129,8 @@ void Snapshot::before_change(int group, std::int64_t begin, std::int64_t numel, 
     const auto& piece = pieces_[tile.piece];
     // A state in a file was read for the update, and is not read again.
     const bool inside = next->begin >= begin && next->end <= begin + numel;
-    hold(tile, lock, [&] {
-      return inside ? old(piece.state, next->begin - begin, tile.numel) : piece.read(tile.at, tile.numel);
-    });
+    hold(tile, lock,
+         [&] { return inside ? old(piece.state, next->begin - begin, tile.numel) : piece.read(tile.at, tile.numel); });
   }
 }
 

@@ -25,8 +25,8 @@ class Snapshot {
   // The writer: elements [at, at + numel) of a piece, as they were when the snapshot was made; valid while the pointer
   // lives. Asked once for each tile, as formats::Source says; of frozen parameters also more often.
   std::shared_ptr<const void> read(std::size_t piece, std::int64_t at, std::int64_t numel);
-  // The update is about to change elements [begin, begin + numel) of what this rank owns of a group. old: what it has in
-  // memory of them, by state and place in the range.
+  // The update is about to change elements [begin, begin + numel) of what this rank owns of a group. old: what it has
+  // in memory of them, by state and place in the range.
   using Old = std::function<at::Tensor(int state, std::int64_t at, std::int64_t numel)>;
   void before_change(int group, std::int64_t begin, std::int64_t numel, const Old& old);
   // Returns when every tile is copied, or the writer has ended.
@@ -61,7 +61,7 @@ class Snapshot {
   const std::vector<engine::StatePiece>& pieces_;
   const std::int64_t memory_;
   std::vector<Tile> tiles_;
-  std::vector<std::size_t> first_tile_;  // by piece
+  std::vector<std::size_t> first_tile_;      // by piece
   std::map<int, std::vector<Owned>> owned_;  // by group, by begin
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -28,7 +28,7 @@ namespace {
 using namespace interchange;
 
 constexpr const char* kWhere = "export_weights";
-constexpr std::int64_t kWindow = std::int64_t{1} << 20;        // elements that are read at once
+constexpr std::int64_t kWindow = std::int64_t{1} << 20;       // elements that are read at once
 constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;  // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
 

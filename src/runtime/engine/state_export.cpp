@@ -109,11 +109,10 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
       // Tensor-parallel ranks have equal values of what is not cut; one of them saves them.
       if (to_save && !member.is_cut() && p_.tensor_group->rank() > 0) continue;
       const auto at = begin + piece.range_begin - vector_begin;
-      pieces.push_back({kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel,
-                        dtype, facts.trainable,
-                        [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
-                        [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }, group.index,
-                        state, at});
+      pieces.push_back(
+          {kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel, dtype,
+           facts.trainable, [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
+           [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }, group.index, state, at});
     }
   };
   if (!facts.trainable) {

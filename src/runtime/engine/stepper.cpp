@@ -180,8 +180,7 @@ void Stepper::flush() {
 void Stepper::poll_background_save() {
   const auto& accumulated = p_.accumulated();
   const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
-  const bool acts =
-      p_.settings.managed_gradient_accumulation ? micro_batches == p_.accumulation : micro_batches > 0;
+  const bool acts = p_.settings.managed_gradient_accumulation ? micro_batches == p_.accumulation : micro_batches > 0;
   if (!p_.background || !acts) return;
   bool over = true;
   try {

@@ -76,7 +76,9 @@ struct SlowFiles : formats::FsOps {
 };
 
 const std::vector<std::string> kPlaces{
-    R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 3})",
+    R"({"stage": 0})",
+    R"({"stage": 1})",
+    R"({"stage": 3})",
     R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
     R"({"stage": 2, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true}})",
     R"({"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "pipeline_read": true}})"};

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -103,7 +102,7 @@ class FaultyFiles : public formats::FsOps {
 
   Fault fault_;
   int at_, error_;
-  std::atomic<int> calls_{0};  // a save writes in several threads
+  std::atomic<int> calls_{0};  // of several threads
   std::atomic<bool> struck_{false};
   std::string struck_call_;  // set by one thread, read when all have ended
 };
@@ -138,10 +137,8 @@ class OrderWatchingFiles : public formats::FsOps {
     return known(FsOps::create_at(folder, name), under(folder, name));
   }
   ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    {
-      const std::lock_guard lock(mutex_);  // a save writes in several threads
-      if (paths_[fd] != "lock") unsynced_.insert(paths_[fd]);
-    }
+    const std::lock_guard lock(mutex_);  // a save writes in several threads
+    if (paths_[fd] != "lock") unsynced_.insert(paths_[fd]);
     return FsOps::pwrite(fd, data, bytes, offset);
   }
   int fdatasync(int fd) override {
