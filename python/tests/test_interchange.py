@@ -5,6 +5,7 @@ Needs the program `zero`; each test names the package that it needs.
 
 import json
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -226,8 +227,6 @@ def test_deepspeed_goes_on_from_our_universal_checkpoint(programs: Programs, tmp
     torch.save(moments, tmp_path / "moments.pt")
     program = programs.write(DEEPSPEED)
     words = [program, str(tmp_path / "ours.pt"), str(tmp_path / "moments.pt"), str(tmp_path / "universal")]
-    import sys
-
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words],
         env={**programs.environment(), "DS_ACCELERATOR": "cpu"},

@@ -76,7 +76,7 @@ std::vector<std::string> PageWriter::finish() {
   return std::move(outgoing_);
 }
 
-void PageWriter::take(const std::string& parts) {
+void PageWriter::take(std::string_view parts) {
   for (std::size_t at = 0; at < parts.size();) {
     PartHead head{};
     ZERO_CHECK(parts.size() - at >= sizeof head, "a part of a page");

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "interchange/output_files.h"
@@ -19,7 +20,7 @@ class PageWriter {
   void add(std::size_t file, std::uint64_t offset, const char* data, std::uint64_t bytes);
   // After the last add(): the parts of pages for each process, for its take().
   std::vector<std::string> finish();
-  void take(const std::string& parts);
+  void take(std::string_view parts);
 
  private:
   void keep(std::size_t file, std::uint64_t offset, const char* data, std::uint64_t bytes);

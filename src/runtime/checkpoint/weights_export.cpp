@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <tuple>
 
 #include "base/check.h"
@@ -28,39 +29,55 @@ using namespace interchange;
 
 constexpr const char* kWhere = "export_weights";
 constexpr std::int64_t kWindow = std::int64_t{1} << 20;        // elements that are read at once
-constexpr std::int64_t kPanelsBytes = std::int64_t{16} << 20;  // of all panels that are put together at a time
+constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;  // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
 
-// Part p of the result came from rank p. Collective.
-std::vector<std::string> swap_parts(comm::Group& comm, const std::vector<std::string>& parts) {
-  if (comm.size() == 1) return parts;
-  std::string sizes;
-  std::vector<std::int64_t> in_numels, out_numels;
-  for (const auto& part : parts) {
-    sizes += std::to_string(part.size()) + " ";
-    in_numels.push_back(static_cast<std::int64_t>(part.size()));
+// Bytes for every rank, and what the ranks sent to this one. Its memory is kept for the next exchange.
+class Exchange {
+ public:
+  explicit Exchange(comm::Group& comm) : comm_(comm) {}
+  // The place of the bytes for the ranks, one after another.
+  char* begin(const std::vector<std::int64_t>& bytes) {
+    sent_ = bytes;
+    return bytes_of(in_, std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
   }
-  for (const auto& row : comm.all_gather_bytes(sizes)) {
-    std::istringstream numbers(row);
-    std::int64_t mine = 0;
-    for (int r = 0; r <= comm.rank(); ++r) numbers >> mine;
-    out_numels.push_back(mine);
+  // Collective. Part p of the result came from rank p; valid until the next begin().
+  std::vector<std::string_view> swap() {
+    std::string sizes;
+    for (const auto bytes : sent_) sizes += std::to_string(bytes) + " ";
+    std::vector<std::int64_t> received;
+    for (const auto& row : comm_.all_gather_bytes(sizes)) {
+      std::istringstream numbers(row);
+      std::int64_t mine = 0;
+      for (int r = 0; r <= comm_.rank(); ++r) numbers >> mine;
+      received.push_back(mine);
+    }
+    const auto total = [](const std::vector<std::int64_t>& all) {
+      return std::accumulate(all.begin(), all.end(), std::int64_t{0});
+    };
+    const auto* from = bytes_of(in_, total(sent_));
+    if (comm_.size() > 1) {
+      from = bytes_of(out_, total(received));
+      comm_.all_to_all(out_.narrow(0, 0, total(received)), in_.narrow(0, 0, total(sent_)), received, sent_)->wait();
+    }
+    std::vector<std::string_view> parts;
+    for (const auto bytes : received) {
+      parts.emplace_back(from, static_cast<std::size_t>(bytes));
+      from += bytes;
+    }
+    return parts;
   }
-  const auto total = [](const std::vector<std::int64_t>& numels) {
-    return std::accumulate(numels.begin(), numels.end(), std::int64_t{0});
-  };
-  auto in = at::empty({total(in_numels)}, at::kByte), out = at::empty({total(out_numels)}, at::kByte);
-  auto* to = in.mutable_data_ptr<std::uint8_t>();
-  for (const auto& part : parts) to = std::copy(part.begin(), part.end(), to);
-  comm.all_to_all(out, in, out_numels, in_numels)->wait();
-  std::vector<std::string> result;
-  const auto* from = out.const_data_ptr<std::uint8_t>();
-  for (const auto numel : out_numels) {
-    result.emplace_back(reinterpret_cast<const char*>(from), static_cast<std::size_t>(numel));
-    from += numel;
+
+ private:
+  static char* bytes_of(at::Tensor& tensor, std::int64_t bytes) {
+    if (!tensor.defined() || tensor.numel() < bytes) tensor = at::empty({bytes}, at::kByte);
+    return reinterpret_cast<char*>(tensor.mutable_data_ptr<std::uint8_t>());
   }
-  return result;
-}
+
+  comm::Group& comm_;
+  std::vector<std::int64_t> sent_;
+  at::Tensor in_, out_;
+};
 
 // Converted elements that follow each other with a stride in a panel.
 struct RunHead {
@@ -183,56 +200,69 @@ class Exporter {
       for (std::int64_t begin = 0; begin < numel; begin += step)
         panels.push_back({t, begin, std::min(numel, begin + step)});
     }
+    Exchange exchange(comm_);
     for (std::size_t first = 0; first < panels.size(); first += ranks) {
-      std::vector<std::string> parts(ranks);
+      const auto count = std::min(ranks, panels.size() - first);
+      std::vector<std::int64_t> bytes(ranks, 0);
+      for (std::size_t r = 0; r < count && !fault_; ++r)
+        for_own_runs(panels[first + r], [&](const engine::StatePiece&, std::int64_t, const RunHead& head) {
+          bytes[r] += static_cast<std::int64_t>(sizeof head) +
+                      head.numel * width_of(plan_.tensors[panels[first + r].tensor].dtype);
+        });
+      auto* to = exchange.begin(bytes);
       keeping([&] {
-        for (std::size_t r = 0; r < ranks && first + r < panels.size(); ++r) parts[r] = own_part(panels[first + r]);
+        for (std::size_t r = 0; r < count; ++r) to = fill_own_part(panels[first + r], to);
       });
-      if (fault_) parts.assign(ranks, "");
-      const auto received = swap_parts(comm_, parts);
+      if (fault_) exchange.begin(std::vector<std::int64_t>(ranks, 0));
+      const auto received = exchange.swap();
       const auto mine = first + static_cast<std::size_t>(comm_.rank());
       if (mine < panels.size()) keeping([&] { write_panel(panels[mine], received, pages); });
     }
   }
 
-  // This rank's elements of a panel.
-  std::string own_part(const Panel& panel) {
-    observe::status_page().set_unit(plan_.tensors[panel.tensor].name);
-    std::string part;
-    const engine::StatePiece* read_piece = nullptr;  // elements [read_begin, read_end) of it are in `window`
-    std::int64_t read_begin = 0, read_end = 0;
-    std::string window;
-    const auto& tensor = plan_.tensors[panel.tensor];
-    const auto width = width_of(tensor.dtype);
+  // Calls take(piece, at, head) for this rank's elements of a panel: from element `at` of the piece.
+  template <class Take>
+  void for_own_runs(const Panel& panel, const Take& take) {
     for_each_run(mapped(panel.tensor), panel.begin, panel.end, [&](const ElementRun& run) {
       const auto& source = tensors_[run.source];
       for (const auto& stored : formats::runs_between(source.shape, {}, source.slices, run.from, run.from + run.numel))
         for (const auto* const piece : own_[run.source]) {
           const auto begin = std::max(stored.stored, piece->begin);
           const auto end = std::min(stored.stored + stored.numel, piece->begin + piece->numel);
-          for (auto at = begin; at < end;) {
-            if (read_piece != piece || at < read_begin || at >= read_end) {
-              // Runs near each other are read at once; those of a panel far apart are a few windows.
-              read_piece = piece;
-              read_begin = at;
-              read_end = std::min(piece->begin + piece->numel, at + kWindow / 4);
-              read_raw(*piece, read_begin - piece->begin, read_end - read_begin, window);
-            }
-            const auto count = std::min(end, read_end) - at;
-            const auto element = run.to + (stored.wanted + (at - stored.stored) - run.from) * run.stride;
-            const RunHead head{element - panel.begin, run.stride, count};
-            part.append(reinterpret_cast<const char*>(&head), sizeof head);
-            const auto old = part.size();
-            part.resize(old + static_cast<std::size_t>(count * width));
-            const auto dtype = file_dtype(piece->dtype, piece->name);
-            const auto result = convert_elements(window.data() + (at - read_begin) * width_of(dtype), dtype, count,
-                                                 part.data() + old, tensor.dtype);
-            if (result.overflows > 0) overflows_[tensor.name] += result.overflows;
-            at += count;
-          }
+          const auto element = run.to + (stored.wanted + (begin - stored.stored) - run.from) * run.stride;
+          if (begin < end) take(*piece, begin - piece->begin, RunHead{element - panel.begin, run.stride, end - begin});
         }
     });
-    return part;
+  }
+
+  // Heads and converted elements; returns the end.
+  char* fill_own_part(const Panel& panel, char* to) {
+    observe::status_page().set_unit(plan_.tensors[panel.tensor].name);
+    const auto& tensor = plan_.tensors[panel.tensor];
+    const auto width = width_of(tensor.dtype);
+    const engine::StatePiece* read = nullptr;  // elements [begin, end) of it are in `window_`
+    std::int64_t begin = 0, end = 0;
+    for_own_runs(panel, [&](const engine::StatePiece& piece, std::int64_t at, const RunHead& head) {
+      std::memcpy(to, &head, sizeof head);
+      to += sizeof head;
+      const auto dtype = file_dtype(piece.dtype, piece.name);
+      for (const auto last = at + head.numel; at < last;) {
+        if (read != &piece || at < begin || at >= end) {
+          // Runs near each other are read at once; those of a panel far apart are a few windows.
+          read = &piece;
+          begin = at;
+          end = std::min(piece.numel, at + kWindow / 4);
+          read_raw(piece, begin, end - begin, window_);
+        }
+        const auto count = std::min(last, end) - at;
+        const auto result =
+            convert_elements(window_.data() + (at - begin) * width_of(dtype), dtype, count, to, tensor.dtype);
+        if (result.overflows > 0) overflows_[tensor.name] += result.overflows;
+        to += count * width;
+        at += count;
+      }
+    });
+    return to;
   }
 
   static void read_raw(const engine::StatePiece& piece, std::int64_t at, std::int64_t numel, std::string& out) {
@@ -240,20 +270,20 @@ class Exporter {
     out.assign(static_cast<const char*>(data.const_data_ptr()), data.nbytes());
   }
 
-  void write_panel(const Panel& panel, const std::vector<std::string>& received, PageWriter& pages) {
+  void write_panel(const Panel& panel, const std::vector<std::string_view>& received, PageWriter& pages) {
     const auto width = width_of(plan_.tensors[panel.tensor].dtype);
-    std::string bytes(static_cast<std::size_t>((panel.end - panel.begin) * width), '\0');
+    panel_.resize(static_cast<std::size_t>((panel.end - panel.begin) * width));
     std::int64_t filled = 0;
-    for (const auto& part : received)
+    for (const auto part : received)
       for (std::size_t at = 0; at < part.size();) {
         RunHead head{};
         std::memcpy(&head, part.data() + at, sizeof head);
         at += sizeof head;
-        scatter(part.data() + at, head.numel, static_cast<int>(width), bytes.data() + head.to * width, head.stride);
+        scatter(part.data() + at, head.numel, static_cast<int>(width), panel_.data() + head.to * width, head.stride);
         at += static_cast<std::size_t>(head.numel * width);
         filled += head.numel;
       }
-    add(panel.tensor, panel.begin, bytes, pages);
+    add(panel.tensor, panel.begin, panel_, pages);
     missing_ += panel.end - panel.begin - filled;  // a rank failed, which it says in the next agreement
   }
 
@@ -263,6 +293,7 @@ class Exporter {
   const WeightsPlan& plan_;
   std::vector<engine::StatePiece> pieces_;
   std::vector<std::vector<const engine::StatePiece*>> own_;  // by tensor, in order
+  std::string window_, panel_;                               // kept for the next panel
   std::exception_ptr fault_;
   std::int64_t missing_ = 0;  // elements of panels
   std::map<std::string, std::int64_t> overflows_;
@@ -389,10 +420,16 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
         for (const auto& [offset, text] : fixed) pages.add(0, offset, text.data(), text.size());
       });
   }
-  const auto received = swap_parts(comm, pages.finish());
+  Exchange exchange(comm);
+  const auto parts = pages.finish();
+  std::vector<std::int64_t> bytes;
+  for (const auto& part : parts) bytes.push_back(static_cast<std::int64_t>(part.size()));
+  auto* to = exchange.begin(bytes);
+  for (const auto& part : parts) to = std::copy(part.begin(), part.end(), to);
+  const auto received = exchange.swap();
   (void)engine::agree(comm, kWhere, [&] {
     exporter.rethrow();
-    for (const auto& parts : received) pages.take(parts);
+    for (const auto part : received) pages.take(part);
     writer.close();
     return "";
   });
