@@ -12,10 +12,10 @@ enum class PrivateBuffers { Modulo, Rank0, Mean, Error };
 struct CheckpointSettings {
   std::string tag_validation = "Warn";
   PrivateBuffers private_buffers = PrivateBuffers::Modulo;
-  bool decoupled = false;                          // saves run in the background
-  std::int64_t memory = std::int64_t{128} << 20;   // bytes per rank that a save in the background may hold
-  bool save_errors_warn = false;                   // a failed save in the background is logged, not thrown
-  bool show_statistics = false;                    // logs bytes and seconds of a save
+  bool decoupled = false;                         // saves run in the background
+  std::int64_t memory = std::int64_t{128} << 20;  // bytes per rank that a save in the background may hold
+  bool save_errors_warn = false;                  // a failed save in the background is logged, not thrown
+  bool show_statistics = false;                   // logs bytes and seconds of a save
 };
 
 }  // namespace zero::config
