@@ -62,8 +62,8 @@ struct PickleFile {
 void read_pickle(const fs::path& path, Pictures& pictures) try {
   const auto file = std::make_shared<PickleFile>(path);
   const pickle::Node& batch = file->tree.root();
-  const pickle::Node* const data = batch.find("data");
-  const pickle::Node* const labels = batch.find("labels");
+  const pickle::Node* const data = find_by_text(batch, "data");
+  const pickle::Node* const labels = find_by_text(batch, "labels");
   if (!data || !labels) refuse(path, "a pickle without data and labels", "a dictionary with both");
   read_array(*data, file->pixels);
   const auto count = static_cast<std::int64_t>(labels->items.size());
@@ -85,9 +85,9 @@ std::vector<std::string> names_in(const fs::path& folder, const std::string& end
   try {
     if (ending.empty()) {
       const PickleFile meta(folder / "batches.meta");
-      if (const pickle::Node* const list = meta.tree.root().find("label_names"))
+      if (const pickle::Node* const list = find_by_text(meta.tree.root(), "label_names"))
         for (const pickle::Node* const name : list->items)
-          if (is_text(*name)) names.emplace_back(name->text);
+          if (const pickle::Node* const text = text_in(*name)) names.emplace_back(text->text);
     } else {
       const auto meta = mapped(folder / "batches.meta.txt");
       std::string_view text = bytes_of(*meta);

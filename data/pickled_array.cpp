@@ -51,6 +51,22 @@ pickle::Limits limits_of_pictures() {
   return limits;
 }
 
+const Node* text_in(const Node& node) {
+  if (is_text(node)) return &node;
+  const bool encoded = node.is_call("_codecs.encode") && node.arguments().size() == 2 &&
+                       is_text(*node.arguments()[0]) && is_text(*node.arguments()[1]) &&
+                       node.arguments()[1]->text == "latin1";
+  return encoded ? node.arguments()[0] : nullptr;
+}
+
+const Node* find_by_text(const Node& dict, std::string_view key) {
+  const Node* found = nullptr;
+  dict.each([&](const Node& name, const Node& value) {
+    if (const Node* const text = text_in(name); text && text->text == key) found = &value;
+  });
+  return found;
+}
+
 void read_array(const Node& node, PickledArray& array) {
   if (!is_reconstruct(node) || !node.state || node.state->kind != Kind::Tuple)
     fail_at(node.offset, pickle::Tree::text_of(node, 80), "a numpy array of uint8");
@@ -59,13 +75,11 @@ void read_array(const Node& node, PickledArray& array) {
   const bool known = state.size() == 5 && state[1]->kind == Kind::Tuple && is_bytes_type(*state[2]) &&
                      (state[3]->kind == Kind::Bool || state[3]->kind == Kind::Integer) && state[3]->integer == 0;
   const Node* elements = known ? state[4] : nullptr;
-  if (elements && elements->is_call("_codecs.encode") && elements->arguments().size() == 2 &&
-      is_text(*elements->arguments()[0]) && is_text(*elements->arguments()[1]) &&
-      elements->arguments()[1]->text == "latin1") {
-    array.decoded = latin1(*elements->arguments()[0]);
-    array.bytes = array.decoded;
-  } else if (elements && is_text(*elements)) {
+  if (elements && is_text(*elements)) {
     array.bytes = elements->text;
+  } else if (const Node* const text = elements ? text_in(*elements) : nullptr) {
+    array.decoded = latin1(*text);
+    array.bytes = array.decoded;
   } else {
     fail_at(node.offset, "an array in another form", "a numpy array of uint8, row by row");
   }

@@ -26,9 +26,15 @@ Json parse_json(std::string_view text, const std::string& path, int depth, const
   if (const auto at = text.find('\0'); at != std::string_view::npos)
     fail_damaged(path, base::join("has a NUL byte at offset ", at, " of its JSON"));
   std::vector<Level> levels;
+  // A JSON pointer (RFC 6901): a key with a slash is no other place.
   const auto place = [&] {
     std::string result;
-    for (const auto& level : levels) result += level.array ? base::join("/", level.index) : "/" + level.key;
+    for (const auto& level : levels) {
+      result += '/';
+      if (level.array) result += std::to_string(level.index);
+      for (const char c : level.array ? std::string() : level.key)
+        result += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
+    }
     return result;
   };
   const auto look = [&](int, Json::parse_event_t event, Json& value) {

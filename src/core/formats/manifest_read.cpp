@@ -253,13 +253,17 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
     const bool shared = place.starts_with("/tensors/");
     if ((!shared && !place.starts_with("/ranks/")) || place.rfind('/') != (shared ? 8 : place.find('/', 7)))
       return true;
+    std::size_t rank = 0;
+    const auto* const digits = place.data() + (shared ? 9 : 7);
+    const auto* const end = place.data() + (shared ? place.size() : place.find('/', 7));
+    if (const auto read = std::from_chars(digits, end, rank); read.ec != std::errc() || read.ptr != end) return true;
     if (!fault.empty()) return false;
     try {
       auto tensor = tensors.read({value, path, place});
       if (shared)
         m.tensors.push_back(std::move(tensor));
       else
-        ranks[std::stoull(place.substr(7))].push_back(std::move(tensor));
+        ranks[rank].push_back(std::move(tensor));
     } catch (const IoError& e) {
       fault = e.what();
     }

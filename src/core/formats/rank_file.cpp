@@ -124,6 +124,16 @@ RankFile result_of(Plan&& plan, BlockHasher& hasher) {
       {plan.name, static_cast<std::int64_t>(plan.bytes), hasher.file_hash()}, std::move(plan.tensors), std::move(rows)};
 }
 
+// A file that has rotted is not passed on to later checkpoints.
+bool is_whole(const Previous& previous) {
+  try {
+    (void)require_hash(*previous.folder, previous.file);
+    return true;
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
 RankFile write(const Folder& folder, Plan&& plan, const std::vector<Source>& sources) {
   auto file = folder.create(plan.name);
   file.reserve(plan.bytes);
@@ -167,7 +177,7 @@ RankFile link_or_write_rank_file(const Folder& folder, const std::string& name, 
       previous->file.bytes == static_cast<std::int64_t>(plan.bytes)) {
     BlockHasher hasher;
     for_each_slice(plan, sources, [&](const char* data, std::size_t bytes) { hasher.add(data, bytes); });
-    if (hasher.file_hash() == previous->file.hash && folder.link(*previous->folder, name))
+    if (hasher.file_hash() == previous->file.hash && is_whole(*previous) && folder.link(*previous->folder, name))
       return result_of(std::move(plan), hasher);
   }
   return write(folder, std::move(plan), sources);

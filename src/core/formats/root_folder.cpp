@@ -38,7 +38,8 @@ File lock_root(const Folder& root, const char* where) {
     std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file.info().bytes, 300)), '\0');
     file.read(owner.data(), owner.size(), 0);
     throw ConfigError(std::string(where) + path + " is held by another writer (" + (owner.empty() ? "unknown" : owner) +
-                      "). Hint: two runs must not save into one directory; give each its own.");
+                      "). Hint: two runs must not save into one directory; give each its own. A save in the "
+                      "background holds it until finish_checkpoint().");
   }
   if (locked < 0) fail_io(path, "locking", -locked);
   const auto owner = base::join("host ", base::host_name(""), ", pid ", ::getpid());

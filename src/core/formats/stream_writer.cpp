@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "base/check.h"
+
 namespace zero::formats {
 namespace {
 
@@ -33,17 +35,15 @@ StreamWriter::~StreamWriter() {
 
 // Holds the mutex.
 StreamWriter::Buffer& StreamWriter::next_free() {
-  for (auto& buffer : buffers_) {
-    if (buffer.ready) continue;
-    if (!buffer.memory) {
-      buffer.memory.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, kBufferBytes)));
-      if (!buffer.memory) throw std::bad_alloc();
-    }
-    buffer.offset = end_;
-    buffer.filled = 0;
-    return buffer;
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const Buffer& buffer) { return !buffer.ready; });
+  ZERO_CHECK(found != buffers_.end(), "no buffer is free");  // the caller has waited for one
+  if (!found->memory) {
+    found->memory.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, kBufferBytes)));
+    if (!found->memory) throw std::bad_alloc();
   }
-  std::abort();  // the caller has waited for one
+  found->offset = end_;
+  found->filled = 0;
+  return *found;
 }
 
 char* StreamWriter::room(std::size_t& bytes) {

@@ -1,6 +1,7 @@
 // See background.h.
 #include "checkpoint/background.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -19,12 +20,18 @@ constexpr const char* kWhere = "save_checkpoint";
 // Failed saves in a row that libzero.save_errors "warn" logs; the next one is thrown.
 constexpr int kMostWarnings = 2;
 
+struct Cancelled : std::exception {};
+
 class Background final : public engine::BackgroundSave {
  public:
   Background(engine::State& state, std::unique_ptr<Save> save)
       : state_(state),
         save_(std::move(save)),
         snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
+    if (!state.parts.device.is_cpu())
+      at::accelerator::synchronizeDevice(state.parts.device.index());  // updates in the caller's streams
+    start_writer();
+    // Last, because nothing may fail after it.
     state.parts.program->optimizer().before_change = [this](int group, std::int64_t begin, std::int64_t numel,
                                                             const step::UpdateTarget& target) {
       snapshot_.before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
@@ -32,19 +39,6 @@ class Background final : public engine::BackgroundSave {
         return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
       });
     };
-    work_ = writer_.add(
-        [this] {
-          const at::NoGradGuard no_grad;
-          const formats::MovesFor save_files(moved_);
-          const auto end = [this](void*) { snapshot_.end(); };
-          const std::unique_ptr<void, decltype(end)> at_end(this, end);
-          report_ = save_->write([this](std::size_t piece, std::int64_t at, std::int64_t numel) {
-            if (cancelled_) throw IoError("[save_checkpoint] the save of " + save_->tag() + " was given up");
-            return snapshot_.read(piece, at, numel);
-          });
-          seconds_ = since(begun_);
-        },
-        1);
   }
 
   ~Background() override {
@@ -77,9 +71,14 @@ class Background final : public engine::BackgroundSave {
     auto& progress = state_.parts.progress;
     try {
       const auto reports = engine::agree_while_moving(*state_.parts.comm, kWhere, moved_, [&] {
-        work_.get();
+        try {
+          work_.get();
+        } catch (const Cancelled&) {
+          // Another rank has the cause.
+        }
         return report_;
       });
+      if (cancelled_) throw IoError("[save_checkpoint] the save of " + save_->tag() + " was given up");
       stop_watching();
       save_->publish(reports);
     } catch (const IoError& e) {
@@ -112,6 +111,22 @@ class Background final : public engine::BackgroundSave {
     }
   }
 
+  void start_writer() {
+    work_ = writer_.add(
+        [this] {
+          const at::NoGradGuard no_grad;
+          const formats::MovesFor save_files(moved_);
+          const auto end = [this](void*) { snapshot_.end(); };
+          const std::unique_ptr<void, decltype(end)> at_end(this, end);
+          report_ = save_->write([this](std::size_t piece, std::int64_t at, std::int64_t numel) {
+            if (cancelled_) throw Cancelled();
+            return snapshot_.read(piece, at, numel);
+          });
+          seconds_ = since(begun_);
+        },
+        1);
+  }
+
   void stop_watching() {
     state_.parts.backend->update.settle();  // a delayed update calls it
     state_.parts.program->optimizer().before_change = nullptr;
@@ -141,13 +156,22 @@ class Background final : public engine::BackgroundSave {
 }  // namespace
 
 void write_in_background(engine::State& state, std::unique_ptr<Save> save) {
-  state.parts.background = std::make_unique<Background>(state, std::move(save));
+  // All ranks have one or none, because steps ask for it together.
+  try {
+    (void)engine::agree(*state.parts.comm, kWhere, [&] {
+      state.parts.progress.background = std::make_unique<Background>(state, std::move(save));
+      return "";
+    });
+  } catch (...) {
+    state.parts.progress.background.reset();
+    throw;
+  }
 }
 
 std::string finish_save(engine::State& state) {
-  if (state.parts.background) {
+  if (state.parts.progress.background) {
     const at::NoGradGuard no_grad;
-    const auto save = std::move(state.parts.background);
+    const auto save = std::move(state.parts.progress.background);
     static_cast<Background&>(*save).finish();
   }
   return state.parts.progress.saved_tag;

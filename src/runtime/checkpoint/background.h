@@ -6,7 +6,7 @@
 
 namespace zero::checkpoint {
 
-// Takes over a save that has begun. [local]
+// Takes over a save that has begun. [collective]
 void write_in_background(engine::State& state, std::unique_ptr<Save> save);
 
 }  // namespace zero::checkpoint

@@ -30,7 +30,7 @@ ImportReport Engine::load_weights(const std::filesystem::path& path, const Impor
   return import_weights(path, options);
 }
 
-bool Engine::checkpoint_pending() const { return state_->parts.background != nullptr; }
+bool Engine::checkpoint_pending() const { return state_->parts.progress.background != nullptr; }
 
 std::string Engine::finish_checkpoint() {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "finish");

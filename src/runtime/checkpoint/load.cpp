@@ -40,6 +40,7 @@ bool fits(const std::string& stored, const std::string& wanted) {
 
 // For dtypes that can be converted.
 at::ScalarType scalar_type_of(const std::string& dtype) {
+  ZERO_CHECK(dtype == "BF16" || dtype == "F16" || dtype == "F32" || dtype == "F64", "values of ", dtype);
   return dtype == "BF16" ? at::kBFloat16 : dtype == "F16" ? at::kHalf : dtype == "F32" ? at::kFloat : at::kDouble;
 }
 
@@ -296,8 +297,11 @@ class Loader {
         means_[&piece] = at::zeros({piece.numel}, at::kDouble);
         for (const auto& rank : manifest_.ranks) {
           const auto names = by_name(rank);
-          if (const auto found = names.find({piece.kind, piece.name}); found != names.end())
-            collect(piece, *found->second, true);
+          const auto found = names.find({piece.kind, piece.name});
+          if (found == names.end() || found->second->shape != source->shape || found->second->dtype != source->dtype)
+            formats::fail_damaged(folder_.path_of(formats::kManifestName),
+                                  "has a buffer " + piece.name + " that not all ranks have alike");
+          collect(piece, *found->second, true);
         }
       } else {
         collect(piece, *source, false);
@@ -424,14 +428,14 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   auto& comm = *state.parts.comm;
   auto& progress = state.parts.progress;
   // A state that is worth nothing is filled while it is verified, otherwise everything is verified first.
-  const bool one_pass = (state.parts.program->steps() == 0 && !progress.loaded) || !progress.half_loaded.empty();
+  const bool one_pass = (state.parts.program->steps() == 0 && !progress.worth_keeping) || !progress.half_loaded.empty();
   formats::Choice choice;
   formats::Faults faults;
   std::string chosen;
   std::optional<Loader> loader;
   // Without a tag, an older checkpoint takes the place of a damaged one.
   for (bool done = false; !done;) {
-    const auto answers = engine::agree(comm, kWhere, [&]() -> std::string {
+    const auto answers = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&]() -> std::string {
       state.checks.require_boundary(kWhere, /*loading=*/true);
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
@@ -442,7 +446,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
     chosen = answers[0].substr(32);
     if (faults.empty()) state.backward->compare_unfrozen(kWhere);
     try {
-      (void)engine::agree(comm, kWhere, [&] {
+      (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
         state.backward->admit_unfrozen();
         loader.reset();
         loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
@@ -470,7 +474,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   }
   state.exports->adopt_loaded();
   progress.half_loaded.clear();
-  progress.loaded = true;
+  progress.worth_keeping = true;
   return chosen;
 }
 

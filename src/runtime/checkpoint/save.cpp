@@ -152,7 +152,7 @@ void Save::compare_tensor_parallel_ranks() {
 
 // Rank 0 inspects the directory.
 void Save::begin_commit() {
-  const auto answers = engine::agree(comm_, kWhere, [&]() -> std::string {
+  const auto answers = engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&]() -> std::string {
     if (comm_.rank() != 0) return "";
     commit_.emplace(fs_, root_, tag_);
     return commit_->folder_name() + "\n" + commit_->previous();

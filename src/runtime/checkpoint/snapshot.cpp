@@ -41,7 +41,7 @@ Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces
   }
   for (auto& [group, tiles] : owned_)
     std::sort(tiles.begin(), tiles.end(), [](const Owned& a, const Owned& b) { return a.begin < b.begin; });
-  left_ = tiles_.size();
+  for (const auto& tile : tiles_) left_ += pieces[tile.piece].group >= 0 ? 1 : 0;
 }
 
 Snapshot::~Snapshot() {
@@ -49,7 +49,7 @@ Snapshot::~Snapshot() {
 }
 
 void Snapshot::finish(Tile& tile) {
-  if (tile.status != Status::Held) --left_;
+  if (tile.status != Status::Held && pieces_[tile.piece].group >= 0) --left_;
   tile.status = Status::Done;
   changed_.notify_all();
 }

@@ -66,7 +66,7 @@ class Snapshot {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::int64_t held_ = 0;
-  std::size_t left_ = 0;  // tiles that are not done or held
+  std::size_t left_ = 0;  // tiles of states that are not done or held
   bool ended_ = false;
   Stats stats_;
 };

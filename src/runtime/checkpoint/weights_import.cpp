@@ -318,6 +318,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
       changes[name] = std::max(changes[name], change);
   }
   state.exports->adopt_loaded();
+  state.parts.progress.worth_keeping = true;
   importer->describe_conversions(changes);
   for (const auto& line : importer->report().converted)
     if (comm.rank() == 0 && line.find("largest") != std::string::npos) base::log(LogLevel::Warning, "import: " + line);

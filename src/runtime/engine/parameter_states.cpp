@@ -90,6 +90,7 @@ void ParameterStates::require_replaceable(const char* call) const {
 void ParameterStates::replace(const char* call, const Place& place, const at::Tensor& flat) {
   if (p_.comm->size() > 1) p_.comm->barrier();  // no rank reads a shard in place any more
   stepper_.begin_replacing(call);
+  p_.progress.worth_keeping = true;
   const auto& facts = place.group.facts;
   if (!place.located.here) {
     // Another rank has the expert.

@@ -29,12 +29,13 @@ struct Progress {
   bool backward_since_step = false;
   std::int64_t skipped_steps = 0;
   std::int64_t global_samples = 0;  // of all ranks in all attempted steps
-  bool loaded = false;              // a checkpoint was loaded
+  bool worth_keeping = false;       // a load, an import or the program has set states
   std::string saved_tag;            // of the last save in the background that was published
   int failed_saves = 0;             // in the background, in a row
   std::string half_loaded;          // error of a load that has filled a part of the state, until a load is complete
   double last_norm = 0;
   OpenScopes scopes;
+  std::unique_ptr<BackgroundSave> background;  // null: none
 };
 
 // The order of members is the order of construction.
@@ -82,7 +83,6 @@ struct Parts {
   std::vector<ModelParameter> remote;                         // of experts of other ranks, in order of registration
   std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
-  std::unique_ptr<BackgroundSave> background;  // null: none
 };
 
 }  // namespace zero::engine

@@ -31,7 +31,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
   auto groups = agreed_groups(choice, modify);
   p_.relay.reporting([&] {
     stepper_.flush();
-    if (modify && p_.background) p_.background->release();
+    if (modify && p_.progress.background) p_.progress.background->release();
     {
       const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
       p_.prefetcher().pin(groups);
@@ -50,6 +50,7 @@ void Scopes::end(const std::vector<int>& groups, bool modify) {
       checks_.parameters("gathered_parameters");
       p_.comm->barrier();  // no rank reads a shard in place any more
       for (const int g : groups) write_back(g);
+      p_.progress.worth_keeping = true;
     }
     p_.prefetcher().unpin(groups);
   });

@@ -62,7 +62,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 State::~State() {
   parts.relay.report_if_unwinding();
   parts.backend->update.settle();
-  parts.background.reset();
+  parts.progress.background.reset();
   detach();
 }
 

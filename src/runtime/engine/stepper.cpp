@@ -17,6 +17,30 @@ Stepper::Stepper(Parts& parts, const Checks& checks, Backward& backward, Forward
   p_.backend->comm.exchange_norms = [this](double mine) { return exchange_norms(mine); };
 }
 
+namespace {
+
+// Only where the step acts, because only there it is collective.
+void poll_background_save(Parts& p) {
+  const auto& accumulated = p.accumulated();
+  const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
+  const bool acts = p.settings.managed_gradient_accumulation ? micro_batches == p.accumulation : micro_batches > 0;
+  if (!p.progress.background || !acts) return;
+  bool over = true;
+  try {
+    over = p.progress.background->at_boundary();
+  } catch (const CommError& e) {
+    p.progress.background.reset();
+    p.relay.report(e.what());
+    throw;
+  } catch (...) {
+    p.progress.background.reset();
+    throw;
+  }
+  if (over) p.progress.background.reset();
+}
+
+}  // namespace
+
 bool Stepper::at_boundary() const {
   const auto& accumulated = p_.accumulated();
   if (!p_.settings.managed_gradient_accumulation) return accumulated.micro_batches > 0 || accumulated.open;
@@ -25,7 +49,7 @@ bool Stepper::at_boundary() const {
 
 StepResult Stepper::step() {
   p_.relay.keeping([&] { checks_.before_step(); });
-  poll_background_save();
+  poll_background_save(p_);
   return p_.relay.reporting([&] {
     if (p_.accumulated().open) backward_.close_micro_batch();
     auto& progress = p_.progress;
@@ -109,6 +133,7 @@ std::vector<double> Stepper::exchange_norms(double squares) {
     std::uint64_t of_first = 0;
     for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
       Mine theirs;
+      ZERO_CHECK(text.size() == sizeof theirs, "a norm of ", text.size(), " bytes");
       std::memcpy(&theirs, text.data(), sizeof theirs);
       if (norms.empty()) of_first = theirs.choices;
       if (theirs.choices != of_first) different += base::join(different.empty() ? "" : ", ", norms.size());
@@ -176,24 +201,8 @@ void Stepper::flush() {
   });
 }
 
-// Only where the step acts, because only there it is collective.
-void Stepper::poll_background_save() {
-  const auto& accumulated = p_.accumulated();
-  const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
-  const bool acts = p_.settings.managed_gradient_accumulation ? micro_batches == p_.accumulation : micro_batches > 0;
-  if (!p_.background || !acts) return;
-  bool over = true;
-  try {
-    over = p_.background->at_boundary();
-  } catch (...) {
-    p_.background.reset();
-    throw;
-  }
-  if (over) p_.background.reset();
-}
-
 void Stepper::begin_replacing(const char* call) {
-  if (p_.background) p_.background->release();
+  if (p_.progress.background) p_.progress.background->release();
   const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where(call));
   p_.program->begin_replacing();
 }

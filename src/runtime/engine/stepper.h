@@ -21,7 +21,6 @@ class Stepper {
   void set_lr(int group, double lr);
 
  private:
-  void poll_background_save();
   std::vector<double> exchange_norms(double mine);
   std::uint64_t hash_of_choices() const;
   [[noreturn]] void fail_numerically();

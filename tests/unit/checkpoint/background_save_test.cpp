@@ -96,10 +96,10 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
         const auto wanted = checkpoint::logical_hash(trained.state);
         SlowFiles slow;
         checkpoint::save(trained.state, slow, root, "t");
-        EXPECT_NE(trained.state.parts.background, nullptr);
+        EXPECT_NE(trained.state.parts.progress.background, nullptr);
         for (int i = 2; i < 6; ++i) trained.step(i);
         EXPECT_EQ(checkpoint::finish_save(trained.state), "t");
-        EXPECT_EQ(trained.state.parts.background, nullptr);
+        EXPECT_EQ(trained.state.parts.progress.background, nullptr);
         EXPECT_EQ(digest(root, "t"), wanted) << place << " on " << world;
         using Report = MemoryReport;
         const auto report = trained.state.memory();
@@ -152,7 +152,7 @@ TEST(BackgroundSave, IsCompletedByAStep) {
     checkpoint::save(trained.state, formats::system_files(), root, "t");
     EXPECT_EQ(code_of([&] { digest(root, "t"); }), kDamaged) << "there before it is complete";
     comm->barrier();
-    for (int i = 1; trained.state.parts.background; ++i) {
+    for (int i = 1; trained.state.parts.progress.background; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       trained.step(i);
       ASSERT_LT(i, 200);
@@ -236,7 +236,7 @@ TEST(BackgroundSave, AFaultIsTheErrorOfAllBeforeTheNextStep) {
                                comm->rank() == hit ? static_cast<formats::FsOps&>(files) : formats::system_files(),
                                root, "new");
               begun = true;
-              for (int i = 0; trained.state.parts.background; ++i) {
+              for (int i = 0; trained.state.parts.progress.background; ++i) {
                 before = trained.state.parts.program->steps();
                 if (i < 100)
                   trained.step(i);
@@ -254,7 +254,7 @@ TEST(BackgroundSave, AFaultIsTheErrorOfAllBeforeTheNextStep) {
         if (code != 0) {
           EXPECT_EQ(code, static_cast<int>(ExitCode::kIo)) << text;
           EXPECT_NE(text.find("rank " + std::to_string(hit) + "/2"), std::string::npos) << text;
-          EXPECT_EQ(trained.state.parts.background, nullptr);
+          EXPECT_EQ(trained.state.parts.progress.background, nullptr);
           if (begun) EXPECT_EQ(trained.state.parts.program->steps(), before) << "the step acted";
           if (comm->rank() == 0) ++failed;
         }

@@ -218,7 +218,7 @@ TEST(CheckpointImages, LoadAfterALossOfPower) {
   const auto seed = std::random_device{}();
   std::mt19937 random(seed);
   const char* more = std::getenv("ZERO_IMAGES");
-  const int per_state = more != nullptr ? std::stoi(more) : 5;
+  const int per_state = more != nullptr ? std::stoi(more) : 8;
   int images = 0, older = 0, newer = 0;
   for (const bool replaced : {false, true}) {
     const TempFolder folder(TempFolder::On::Memory);

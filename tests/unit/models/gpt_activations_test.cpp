@@ -39,6 +39,12 @@ const std::vector<Case>& cases() {
   return all;
 }
 
+// What oneDNN allocates inside 16-bit matrix products depends on the processor.
+struct WithoutOneDnn {
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(true); }
+};
+
 std::int64_t measured(const Case& one, const std::string& recipe, std::int64_t segments, Tier tier = Tier::Device,
                       const std::string& keys = "") {
   const auto tokens = torch::arange(one.batch * one.shape.sequence).remainder(256).view({one.batch, -1});
@@ -47,6 +53,7 @@ std::int64_t measured(const Case& one, const std::string& recipe, std::int64_t s
     model->run_layers_by(segments, [](const models::GptImpl::Part& part, const at::Tensor& x) {
       return activation_checkpoint(part, x);
     });
+  const WithoutOneDnn plain;
   Engine engine(model,
                 Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"})" +
                                    (recipe == "fp32" ? "" : ", \"" + recipe + "\": {\"enabled\": true}") + keys + "}"),
@@ -62,6 +69,7 @@ std::int64_t measured(const Case& one, const std::string& recipe, std::int64_t s
 // Workspace bytes of this machine's matrix product of the shape: none in fp32; in bf16 it depends on
 // the CPU's instructions.
 std::int64_t workspace(const Case& one, at::ScalarType dtype) {
+  const WithoutOneDnn plain;
   const auto tokens = one.batch * one.shape.sequence, hidden = one.shape.hidden;
   const auto a = at::ones({tokens, hidden}, dtype), b = at::ones({hidden, 4 * hidden}, dtype);
   const auto ledger = std::make_shared<step::MemoryLedger>();
