@@ -76,7 +76,8 @@ void zips(std::string_view bytes) {
         std::fprintf(stderr, "fuzz: a record lies outside of its file\n");
         std::abort();
       }
-      (void)accepts([&] { (void)interchange::read_record(file, name, record, 1 << 20, false); });
+      (void)accepts(
+          [&, &name = name, &record = record] { (void)interchange::read_record(file, name, record, 1 << 20, false); });
     }
   });
 }

@@ -45,8 +45,9 @@ class DeepSpeedSource : public StoredSource {
     else
       read_stage0();
     for (const auto& [name, stored] : ties_) {
-      const bool there = std::any_of(tensors().begin(), tensors().end(),
-                                     [&](const SourceTensor& one) { return one.name == own_name(stored); });
+      const bool there =
+          std::any_of(tensors().begin(), tensors().end(),
+                      [&, &stored = stored](const SourceTensor& one) { return one.name == own_name(stored); });
       if (there)
         alias(name, stored);
       else

@@ -239,7 +239,9 @@ void add_ties(const NameMap& map, Direction direction, const Mapper& mapper,
   };
   for (const auto& [alias, owner] : aliases) tie(mapper.renamed(direction, alias), mapper.renamed(direction, owner));
   for (const auto& [alias, owner, condition] : map.ties()) {
-    const auto fits = [&](const MappedTensor& tensor) { return name_matches(condition, tensor.name); };
+    const auto fits = [&condition = condition](const MappedTensor& tensor) {
+      return name_matches(condition, tensor.name);
+    };
     if (direction == Direction::ToOurs) {
       const auto mine = mapper.renamed(direction, alias), other = mapper.renamed(direction, owner);
       if (!mine.empty() && !other.empty()) mapping.ties[mine] = other;
