@@ -109,7 +109,7 @@ struct CheckpointImported {
 // Makes the checkpoint DIR/TAG of someone's files; any number of ranks then loads it. Parameters become fp32 masters,
 // with the states of the optimizer that the files have; states that they do not have are zero. Of files that do not say
 // what they train, floating-point tensors are parameters and others buffers. Committed by one rename, as a save is.
-// Holds one part (64 MiB) of a tensor. Throws ConfigError if the tag exists or a name or dtype does not fit, IoError as
+// Holds 4 MiB of a tensor at a time. Throws ConfigError if the tag exists or a name or dtype does not fit, IoError as
 // inspect_source() and for failed writes, InternalError (kNumerical) for Inf and NaN.
 ZERO_API CheckpointImported import_checkpoint(const std::filesystem::path& source, const std::filesystem::path& dir,
                                               const std::string& tag, const CheckpointImport& options = {});

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "formats/safetensors.h"
+#include "fuzz/accepts.h"
 #include "fuzz/targets.h"
 #include "interchange/dcp_metadata.h"
 #include "interchange/names.h"
@@ -47,16 +48,6 @@ class OneFile : public formats::FsOps {
  private:
   std::string_view bytes_;
 };
-
-template <class Run>
-bool accepts(const Run& run) {
-  try {
-    run();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
 
 void pickles(std::string_view bytes) {
   try {

@@ -12,6 +12,7 @@
 #include "formats/json.h"
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
+#include "fuzz/accepts.h"
 #include "launch/remote/hostfile.h"
 #include "launch/remote/protocol.h"
 #include "observe/event_file.h"
@@ -23,17 +24,6 @@ void require(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "fuzz: %s\n", what);
   std::abort();
-}
-
-// Runs a parser whose errors are of these classes. Returns whether it accepted.
-template <class Run>
-bool accepts(const Run& run) {
-  try {
-    run();
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
 }
 
 void configuration(std::string_view bytes) {

@@ -10,6 +10,7 @@
 #include "formats/safetensors.h"
 #include "parity/training.h"
 #include "support/folder.h"
+#include "support/on_ranks.h"
 #include "support/process.h"
 
 namespace zero::test::import_test {
@@ -82,15 +83,6 @@ Expected expected_of(const std::string& path) {
   for (const auto& rank : nlohmann::json::parse(header.metadata.at("losses")))
     expected.losses.push_back(rank.get<std::vector<double>>());
   return expected;
-}
-
-void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
 }
 
 TEST(ImportDeepSpeed, ALoadOfTheirsSaysHow) {

@@ -15,20 +15,12 @@
 #include "formats/slices.h"
 #include "parity/training.h"
 #include "support/folder.h"
+#include "support/on_ranks.h"
 #include "support/process.h"
 
 namespace zero::test::layouts_test {
 namespace {
 namespace fs = std::filesystem;
-
-void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
-}
 
 using States = std::map<std::string, at::Tensor>;
 

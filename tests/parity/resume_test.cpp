@@ -12,6 +12,7 @@
 
 #include "parity/training.h"
 #include "support/folder.h"
+#include "support/on_ranks.h"
 
 namespace zero::test::resume_test {
 namespace {
@@ -60,16 +61,6 @@ struct Rank {
     trace->skipped = engine.skipped_steps();
   }
 };
-
-using Body = std::function<void(const std::shared_ptr<Communicator>&)>;
-void on_ranks(int world, const Body& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
-}
 
 // Steps 0..stop, a checkpoint at `save_at`; every rank's trace of what came after it.
 std::vector<Trace> straight(const Training& setup, const Problem& task, const fs::path& folder, int save_at, int stop) {

@@ -68,6 +68,7 @@ struct Phase {
     observe::status_page().set_phase(observe::StatusPhase::Idle);
   }
 };
+
 }  // namespace
 
 Save::Save(engine::State& state, formats::FsOps& fs, std::string root)

@@ -2,7 +2,6 @@
 // its writer is an error of all ranks before the next step acts, and leaves the checkpoint before.
 #include <sys/wait.h>
 
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
@@ -13,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/group.h"
 #include "formats/digest.h"
+#include "support/on_ranks.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
@@ -20,15 +20,6 @@ namespace zero::test::background_save_test {
 namespace {
 namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
-
-void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
-}
 
 // About 1.3 million parameters: 15 MB of states, in several tiles.
 struct Model : torch::nn::Module {

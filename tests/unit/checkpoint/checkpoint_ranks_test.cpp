@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/group.h"
 #include "engine/rank_agreement.h"
+#include "support/on_ranks.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
@@ -20,16 +21,6 @@ namespace zero::test::checkpoint_ranks_test {
 namespace {
 namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
-using Ranks = std::function<void(const std::shared_ptr<Communicator>&)>;
-
-void on_ranks(int world, const Ranks& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
-}
 
 struct Small : torch::nn::Module {
   torch::nn::Linear in{nullptr}, out{nullptr};

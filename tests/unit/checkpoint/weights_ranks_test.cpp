@@ -1,6 +1,5 @@
 // Weights of other libraries into ranks and out of them: what transformers computed is what the imported model
 // computes; files are the same whatever ranks and stage wrote them; faults of one rank are the error of all.
-#include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
@@ -10,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "models/gpt.h"
+#include "support/on_ranks.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/interchange/weight_files.h"
 
@@ -18,15 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::export_weights;
 using checkpoint::import_weights;
-
-void on_ranks(int world, const std::function<void(const std::shared_ptr<Communicator>&)>& body) {
-  ThreadFaults faults;
-  faults.timeout = std::chrono::seconds(60);
-  run_ranks(world, faults, [&](std::shared_ptr<Communicator> comm) {
-    at::set_num_threads(1);
-    body(comm);
-  });
-}
 
 Options options_of(int stage, const std::string& more = "") {
   return Options::from_json(
