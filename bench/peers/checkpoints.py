@@ -51,6 +51,8 @@ if deepspeed_stage is not None:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}, "gradient_clipping": 1.0})
     optimizer = None
 else:
+    # The thread of async_save communicates while the steps do: without a group of its own, both wait for each other for ever.
+    checkpoint_group = dist.new_group(backend="gloo") if o.peer == "dcp_async" else None
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     mesh = init_device_mesh("cpu", (world,))
     for block in module.blocks:
@@ -115,7 +117,7 @@ def begin_save(folder):
         dcp.save(state(), checkpoint_id=folder)
         return lambda: None
     if o.peer == "dcp_async":
-        return dcp.async_save(state(), checkpoint_id=folder).result
+        return dcp.async_save(state(), checkpoint_id=folder, process_group=checkpoint_group).result
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/rank-{rank}.pt", "wb") as file:
         torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, file)
