@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 #include "base/check.h"
@@ -35,6 +37,10 @@ int fill(const struct stat& from, FileInfo* out) {
 
 // The kernel transfers at most about 2 GiB per call.
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
+
+std::size_t rounded_up(std::size_t bytes) {
+  return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
+}
 
 thread_local std::atomic<std::uint64_t> own_moved{0};
 thread_local std::atomic<std::uint64_t>* moved = &own_moved;
@@ -145,6 +151,14 @@ void fail_damaged(const std::string& path, const std::string& what) {
   throw IoError(base::printable("[checkpoint] " + path + ": " + what), ExitCode::kCheckpoint);
 }
 
+void FreeMemory::operator()(char* memory) const { std::free(memory); }
+
+AlignedMemory aligned_memory(std::size_t bytes) {
+  AlignedMemory memory(static_cast<char*>(std::aligned_alloc(kDirectAlignment, rounded_up(bytes))));
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
 // --- File -------------------------------------------------------------------------------------
 
 std::atomic<std::uint64_t>& bytes_moved() { return *moved; }
@@ -186,26 +200,38 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
   }
 }
 
-bool File::set_direct(bool direct) {
+bool File::set_direct(bool direct) const {
   if (fs_->set_direct(fd_, direct) < 0) return false;
   direct_ = direct;
   return true;
 }
 
 void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
-  auto* to = static_cast<char*>(out);
+  if (direct_.load()) (void)set_direct(false);
+  read_all(static_cast<char*>(out), bytes, offset);
+}
+
+void File::read_direct(AlignedMemory& out, std::size_t bytes, std::uint64_t offset) const {
+  if (!direct_.load()) (void)set_direct(true);
+  read_all(out.get(), bytes, offset);
+}
+
+void File::read_all(char* to, std::size_t bytes, std::uint64_t offset) const {
   while (bytes > 0) {
-    const auto want = std::min(bytes, kMostPerCall);
+    const bool direct = direct_.load();
+    const auto want = std::min(direct ? rounded_up(bytes) : bytes, kMostPerCall);
     const auto n = fs_->pread(fd_, to, want, offset);
     if (n == -EINTR) continue;
+    if (n == -EINVAL && direct && set_direct(false)) continue;
     if (n < 0) fail_io(path_, base::join("reading ", want, " bytes at offset ", offset), static_cast<int>(-n));
     if (n == 0)
       fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));
     if (static_cast<std::size_t>(n) > want) fail_io(path_, "reading more than was asked for", EIO);
-    to += n;
-    *moved += static_cast<std::uint64_t>(n);
-    bytes -= static_cast<std::size_t>(n);
-    offset += static_cast<std::uint64_t>(n);
+    const auto some = std::min(static_cast<std::size_t>(n), bytes);
+    to += some;
+    *moved += some;
+    bytes -= some;
+    offset += some;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -79,6 +80,12 @@ class MovesFor {
 class Folder;
 
 inline constexpr std::size_t kDirectAlignment = 4096;
+struct FreeMemory {
+  void operator()(char* memory) const;
+};
+using AlignedMemory = std::unique_ptr<char[], FreeMemory>;
+// Uninitialised, at a multiple of kDirectAlignment; `bytes` is rounded up to one.
+AlignedMemory aligned_memory(std::size_t bytes);
 
 // An open file. close() checks for errors, the destructor does not.
 class File {
@@ -97,21 +104,27 @@ class File {
   FileInfo info() const;
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
   // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of
-  // kDirectAlignment, or no longer. false: the file system cannot. After a partial write the rest goes through the page
-  // cache again.
-  bool set_direct(bool direct);
+  // kDirectAlignment, or no longer. false: the file system cannot. After a partial transfer the rest goes through the
+  // page cache again.
+  bool set_direct(bool direct) const;
+  bool is_direct() const { return direct_.load(); }
   // A file that ends within the range is damaged (kCheckpoint).
   void read(void* out, std::size_t bytes, std::uint64_t offset) const;
+  // The same, past the page cache where the file system can. offset: a multiple of kDirectAlignment; `out` has room for
+  // `bytes` rounded up to one, since the end of a file has any size.
+  void read_direct(AlignedMemory& out, std::size_t bytes, std::uint64_t offset) const;
   // Reserves the space, so that a full disk is detected before any work. The error has the needed and free bytes.
   void reserve(std::uint64_t bytes);
   void sync();  // contents and size; never retried after a failure
   void close();
 
  private:
+  void read_all(char* to, std::size_t bytes, std::uint64_t offset) const;
+
   FsOps* fs_;
   int fd_;
   std::string path_;
-  std::atomic<bool> direct_{false};
+  mutable std::atomic<bool> direct_{false};
 };
 
 // An open directory.

@@ -120,14 +120,18 @@ std::vector<RangeReader::Window> RangeReader::windows() {
   return result;
 }
 
-void RangeReader::load(const Window& window, Loaded& to) {
+void RangeReader::load(const Window& window, Loaded& to, bool once) {
   const auto bytes = window.end - window.begin;
   if (to.capacity < bytes) {
-    to.bytes = std::make_unique_for_overwrite<char[]>(bytes);
+    to.bytes = aligned_memory(bytes);
     to.capacity = bytes;
   }
   if (manifest_.format > 1) to.rows = rows_.read(window.file, window.begin / kBlockBytes, num_blocks(bytes));
-  open(window.file).file->read(to.bytes.get(), bytes, window.begin);
+  const auto& file = *open(window.file).file;
+  if (once && window.begin % kDirectAlignment == 0)
+    file.read_direct(to.bytes, bytes, window.begin);
+  else
+    file.read(to.bytes.get(), bytes, window.begin);
   close_some(window.file);
 }
 
@@ -166,16 +170,16 @@ void RangeReader::use(const Window& window, const Loaded& loaded, const Take& ta
   }
 }
 
-void RangeReader::read(const Take& take) {
+void RangeReader::read(const Take& take, bool once) {
   const auto all = windows();
   Loaded loaded[2];
   base::Executor executor;  // ends before the memory that it fills
   std::shared_future<void> next;
   const auto begin = [&](std::size_t i) {
     next = executor.add(
-        [this, &window = all[i], &to = loaded[i % 2], &moved = bytes_moved()] {
+        [this, once, &window = all[i], &to = loaded[i % 2], &moved = bytes_moved()] {
           const MovesFor reader(moved);
-          load(window, to);
+          load(window, to, once);
         },
         1);
   };

@@ -28,11 +28,12 @@ class RangeReader {
   // Collects the runs (by their place in the tensor's own order) for the next read(). `id`: of the caller, passed to
   // take.
   void add(std::size_t id, const Tensor& tensor, const std::vector<Run>& runs);
-  // Reads what was collected and forgets it. take(id, run, bytes): elements that follow each other in the caller's
-  // order and in a part; bytes: of the first element, valid during the call. Throws IoError (kCheckpoint) with file,
-  // offset and both hashes.
+  // Reads what was collected and forgets it. once: nothing of it will be read again, so it need not pass through the
+  // page cache, which would cost a copy. take(id, run, bytes): elements that follow each other in the caller's order
+  // and in a part; bytes: of the first element, valid during the call. Throws IoError (kCheckpoint) with file, offset
+  // and both hashes.
   using Take = std::function<void(std::size_t id, const Run& run, const char* bytes)>;
-  void read(const Take& take);
+  void read(const Take& take, bool once = false);
   // Checks that no file was replaced since it was opened.
   void finish() const;
 
@@ -57,7 +58,7 @@ class RangeReader {
     bool seen = false;
   };
   struct Loaded {
-    std::unique_ptr<char[]> bytes;
+    AlignedMemory bytes;
     std::uint64_t capacity = 0;
     std::string rows;
   };
@@ -65,7 +66,7 @@ class RangeReader {
   void close_some(std::uint32_t file);
   std::uint64_t offset_of(const Tensor& tensor, const Part& part);
   std::vector<Window> windows();
-  void load(const Window& window, Loaded& to);
+  void load(const Window& window, Loaded& to, bool once);
   void check(const Window& window, const Loaded& loaded);
   void use(const Window& window, const Loaded& loaded, const Take& take);
 

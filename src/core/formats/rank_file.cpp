@@ -19,17 +19,24 @@ constexpr std::size_t kSlice = std::size_t{256} << 10;
 // Index of the first fp32 with an exponent of all ones, or -1.
 std::int64_t first_non_finite(const char* data, std::size_t bytes) {
   constexpr std::uint32_t kExponent = 0x7f800000;
-  const auto bits_at = [&](std::size_t i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, data + 4 * i, sizeof bits);
-    return bits;
+  constexpr std::size_t kLanes = 32;  // a fixed number, so that compilers use vector instructions
+  const auto count = bytes / sizeof(std::uint32_t);
+  const auto found_at = [&](std::size_t begin, std::size_t end) -> std::int64_t {
+    for (auto i = begin; i < end; ++i) {
+      std::uint32_t bits;
+      std::memcpy(&bits, data + sizeof bits * i, sizeof bits);
+      if ((bits & kExponent) == kExponent) return static_cast<std::int64_t>(i);
+    }
+    return -1;
   };
-  std::uint32_t found = 0;
-  for (std::size_t i = 0; i < bytes / 4; ++i) found |= (bits_at(i) & kExponent) == kExponent;
-  if (found == 0) return -1;
-  for (std::size_t i = 0; i < bytes / 4; ++i)
-    if ((bits_at(i) & kExponent) == kExponent) return static_cast<std::int64_t>(i);
-  return -1;
+  const auto whole = count / kLanes * kLanes;
+  std::uint32_t found[kLanes] = {}, bits[kLanes];
+  for (std::size_t i = 0; i < whole; i += kLanes) {
+    std::memcpy(bits, data + sizeof bits[0] * i, sizeof bits);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) found[lane] |= (bits[lane] & kExponent) == kExponent;
+  }
+  const bool any = std::any_of(found, found + kLanes, [](std::uint32_t lane) { return lane != 0; });
+  return found_at(any ? 0 : whole, count);
 }
 
 // What the file will be, before a byte of data is read.

@@ -1,11 +1,7 @@
 // See stream_writer.h.
 #include "formats/stream_writer.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 
 #include "base/check.h"
 
@@ -15,13 +11,14 @@ namespace {
 constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
 // Writes under way, each in a thread, while one more buffer is being filled.
 constexpr std::size_t kDepth = 4;
+// Bytes in the page cache that one sync has to write: it counts no progress meanwhile, and must be short on a slow
+// disk.
+constexpr std::uint64_t kMostUnsynced = std::uint64_t{64} << 20;
 
 }  // namespace
 
-void StreamWriter::Free::operator()(char* memory) const { std::free(memory); }
-
 StreamWriter::StreamWriter(File& file, std::uint64_t begin)
-    : file_(file), moved_(bytes_moved()), end_(begin), direct_(false), buffers_(kDepth + 1) {}
+    : file_(file), moved_(bytes_moved()), end_(begin), buffers_(kDepth + 1) {}
 
 StreamWriter::~StreamWriter() {
   {
@@ -37,10 +34,7 @@ StreamWriter::~StreamWriter() {
 StreamWriter::Buffer& StreamWriter::next_free() {
   const auto found = std::find_if(buffers_.begin(), buffers_.end(), [](const Buffer& buffer) { return !buffer.ready; });
   ZERO_CHECK(found != buffers_.end(), "no buffer is free");  // the caller has waited for one
-  if (!found->memory) {
-    found->memory.reset(static_cast<char*>(std::aligned_alloc(kDirectAlignment, kBufferBytes)));
-    if (!found->memory) throw std::bad_alloc();
-  }
+  if (!found->memory) found->memory = aligned_memory(kBufferBytes);
   found->offset = end_;
   found->filled = 0;
   return *found;
@@ -64,7 +58,7 @@ void StreamWriter::advance(std::size_t bytes) {
   end_ += bytes;
   if (current_->filled < kBufferBytes) return;
   if (threads_.empty()) {
-    direct_ = file_.set_direct(true);
+    (void)file_.set_direct(true);
     for (std::size_t i = 0; i < kDepth; ++i) threads_.emplace_back([this] { loop(); });
   }
   {
@@ -74,6 +68,13 @@ void StreamWriter::advance(std::size_t bytes) {
   }
   current_ = nullptr;
   changed_.notify_all();
+}
+
+void StreamWriter::write(const Buffer& buffer) {
+  file_.write(buffer.memory.get(), buffer.filled, buffer.offset);
+  if (file_.is_direct() || (unsynced_ += buffer.filled) < kMostUnsynced) return;
+  unsynced_ = 0;
+  file_.sync();
 }
 
 void StreamWriter::loop() {
@@ -89,7 +90,7 @@ void StreamWriter::loop() {
     lock.unlock();
     std::exception_ptr error;
     try {
-      if (!failed) file_.write(buffer.memory.get(), buffer.filled, buffer.offset);
+      if (!failed) write(buffer);
     } catch (...) {
       error = std::current_exception();
     }
@@ -108,10 +109,9 @@ void StreamWriter::finish() {
     if (error_) std::rethrow_exception(error_);
   }
   // The rest has no size that direct transfers could have.
-  if (direct_) (void)file_.set_direct(false);
-  direct_ = false;
+  if (file_.is_direct()) (void)file_.set_direct(false);
   if (current_ != nullptr && current_->filled > 0)
-    file_.write(current_->memory.get(), current_->filled, current_->offset);
+    file_.write(current_->memory.get(), current_->filled, current_->offset);  // the caller syncs the file
   current_ = nullptr;
 }
 

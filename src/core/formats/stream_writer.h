@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,24 +29,22 @@ class StreamWriter {
   void finish();
 
  private:
-  struct Free {
-    void operator()(char* memory) const;
-  };
   struct Buffer {
-    std::unique_ptr<char, Free> memory;
+    AlignedMemory memory;
     std::uint64_t offset = 0;
     std::size_t filled = 0;
     bool ready = false;  // to be written
   };
   void loop();
+  void write(const Buffer& buffer);
   Buffer& next_free();
 
   File& file_;
   std::atomic<std::uint64_t>& moved_;  // of the thread that fills buffers
   std::uint64_t end_;
-  bool direct_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::atomic<std::uint64_t> unsynced_{0};  // bytes in the page cache
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;
   std::vector<Buffer*> waiting_;

@@ -259,12 +259,14 @@ class Loader {
     collect();
     reader_.read([](std::size_t, const formats::Run&, const char*) {});
     reader_.finish();
+    verified_ = true;
   }
 
   // Reads and verifies, into the live state.
   void fill() {
     collect();
-    reader_.read([this](std::size_t id, const formats::Run& run, const char* bytes) { take(id, run, bytes); });
+    reader_.read([this](std::size_t id, const formats::Run& run, const char* bytes) { take(id, run, bytes); },
+                 /*once=*/!verified_);
     reader_.finish();
     write_means();
     fill_moments_of_frozen();
@@ -399,6 +401,7 @@ class Loader {
   std::map<std::pair<std::string, std::string>, Slices> slices_;  // of this run's cut tensors, by kind and name
   engine::StateCounters counters_{};
   at::Tensor generator_state_;
+  bool verified_ = false;
 };
 
 formats::Choice chosen_in(formats::FsOps& fs, const std::string& root, const std::string& tag,
