@@ -350,7 +350,7 @@ def experts(folder):
 
 def checkpoints(folder):
     """What was measured of saves and loads, or nothing: seconds and bytes, by who saves and how, and ratios to the peers."""
-    rows, about, versions, disk = {}, None, {}, []
+    rows, about, versions = {}, None, {}
 
     def add(name, path, document):
         rows.setdefault(name, {})[path.parts[-2]] = document
@@ -362,12 +362,11 @@ def checkpoints(folder):
             add(path.stem, path, document)
             continue
         about = document
-        disk += document["disk_bytes_per_s"]
         for one in document["measurements"]:
             add(f"{one['what']} {one['world']}" if one["what"] == "load" else one["what"], path, one["rounds"][0])
     if not about:
         return None
-    found = {"machine": about["machine"], "task": about["task"], "versions": versions, "disk_bytes_per_s": statistics.median(disk),
+    found = {"machine": about["machine"], "task": about["task"], "versions": versions,
              "command": (folder / "command").read_text().strip(), "date": str(datetime.date.today()), "load_average": load_of(folder / "load"),
              "results": {}, "ratios": {}}
 
@@ -376,10 +375,11 @@ def checkpoints(folder):
 
     for name, rounds in rows.items():
         own = found["results"][name] = {}
-        for field in ("call_s", "stall_s", "durable_s", "load_s", "bytes"):
+        for field in ("call_s", "stall_s", "durable_s", "load_s", "write_s", "read_s", "bytes"):
             if of(name, field):
                 own[field] = over_rounds(list(of(name, field).values()))
-        own["peak_bytes"] = max(max(one["peak_bytes"]) for one in rounds.values())
+        if "peak_bytes" in next(iter(rounds.values())):
+            own["peak_bytes"] = max(max(one["peak_bytes"]) for one in rounds.values())
         if "read_bytes" in next(iter(rounds.values())):
             own["read_over_needed"] = max(read / needed for one in rounds.values() for read, needed in zip(one["read_bytes"], one["needed_bytes"]))
     world = 2
@@ -391,11 +391,11 @@ def checkpoints(folder):
                        ("stall in the background / save", ("background", "stall_s"), ("save", "durable_s")),
                        ("load / dcp.load", (f"load {world}", "load_s"), ("dcp", "load_s")),
                        ("load / DeepSpeed stage 2", (f"load {world}", "load_s"), ("ds2", "load_s")),
+                       ("save / the disk alone", ("save", "durable_s"), ("disk", "write_s")),
+                       ("load / the disk alone", (f"load {world}", "load_s"), ("disk", "read_s")),
                        ("load on 8 ranks / on 2", ("load 8", "load_s"), ("load 2", "load_s")),
                        ("load on 1 rank / on 2", ("load 1", "load_s"), ("load 2", "load_s"))):
         found["ratios"][name] = ratio_of(of(*a), of(*b))
-    found["ratios"]["save / bytes at the disk's rate"] = ratio_of(
-        of("save", "durable_s"), {rnd: size / found["disk_bytes_per_s"] for rnd, size in of("save", "bytes").items()})
     return found
 
 

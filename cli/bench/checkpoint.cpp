@@ -10,7 +10,6 @@
 #include "cli/bench/bench_gpt.h"
 #include "cli/bench/bench_ranks.h"
 #include "cli/bench/checkpoint_rank.h"
-#include "cli/bench/io_measurement.h"
 #include "cli/support/options.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
@@ -50,8 +49,11 @@ struct CheckpointSeries {
   std::vector<Json> results;
 
   std::string name() const {
-    return task.what == "load" ? "load on " + std::to_string(world)
-                               : (task.what == "save" ? "save by " : "save in background by ") + std::to_string(world);
+    const auto ranks = std::to_string(world);
+    return task.what == "load"   ? "load on " + ranks
+           : task.what == "save" ? "save by " + ranks
+           : task.what == "disk" ? "disk alone, by " + ranks
+                                 : "save in background by " + ranks;
   }
   std::vector<double> all(const char* field) const {
     std::vector<double> values;
@@ -67,22 +69,14 @@ struct CheckpointSeries {
   }
 };
 
-// Bytes per second that the disk takes, as the files of offloaded states are written.
-double disk_rate(const std::string& folder) {
-  IoMeasurement disk(folder, std::int64_t{256} << 20, storage::IoSettings{});
-  return disk.run(IoPattern::Write, 1).write_bytes_per_s;
-}
-
 std::string seconds_text(double seconds) { return fixed(seconds * 1e3, 1); }
 
-Json document_of(const CheckpointSetup& setup, const std::vector<CheckpointSeries>& all,
-                 const std::vector<double>& disk) {
+Json document_of(const CheckpointSetup& setup, const std::vector<CheckpointSeries>& all) {
   Json document = {{"schema", "zero.bench.checkpoint/1"},
                    {"machine", machine()},
                    {"task", setup.task.json()},
                    {"world", setup.world},
                    {"rounds", setup.rounds},
-                   {"disk_bytes_per_s", disk},
                    {"cache", "dropped before loads"},
                    {"measurements", Json::array()}};
   for (const auto& series : all)
@@ -91,8 +85,7 @@ Json document_of(const CheckpointSetup& setup, const std::vector<CheckpointSerie
   return document;
 }
 
-std::string text_of(const CheckpointSetup& setup, const std::vector<CheckpointSeries>& all,
-                    const std::vector<double>& disk, std::size_t columns) {
+std::string text_of(const CheckpointSetup& setup, const std::vector<CheckpointSeries>& all, std::size_t columns) {
   using report::Align;
   const auto bytes = [](double value) { return report::human_bytes(static_cast<std::uint64_t>(value)); };
   report::Table saves({{"ms, median"},
@@ -102,32 +95,36 @@ std::string text_of(const CheckpointSetup& setup, const std::vector<CheckpointSe
                        {"step", Align::Right},
                        {"/disk", Align::Right},
                        {"peak/rank", Align::Right}});
-  report::Table loads(
-      {{"ms, median"}, {"load", Align::Right}, {"read/needed", Align::Right}, {"peak/rank", Align::Right}});
-  const auto rate = quantile(disk, 0.5);
-  double size = 0;
+  report::Table loads({{"ms, median"},
+                       {"load", Align::Right},
+                       {"/disk", Align::Right},
+                       {"read/needed", Align::Right},
+                       {"peak/rank", Align::Right}});
+  const auto& disk = *std::find_if(all.begin(), all.end(), [](const auto& one) { return one.task.what == "disk"; });
+  const auto written = disk.median("write_s"), read = disk.median("read_s"), size = disk.median("bytes");
   for (const auto& series : all) {
+    if (series.task.what == "disk") continue;
     if (series.task.what == "load") {
       double ratio = 0;
       const auto& last = series.results.back();
       for (std::size_t r = 0; r < last.at("read_bytes").size(); ++r)
         ratio = std::max(ratio, last["read_bytes"][r].get<double>() / last["needed_bytes"][r].get<double>());
-      loads.row({series.name(), seconds_text(series.median("load_s")), fixed(ratio, 2),
-                 bytes(static_cast<double>(series.most("peak_bytes")))});
+      loads.row({series.name(), seconds_text(series.median("load_s")), fixed(series.median("load_s") / read, 2),
+                 fixed(ratio, 2), bytes(static_cast<double>(series.most("peak_bytes")))});
       continue;
     }
-    size = series.median("bytes");
     saves.row({series.name(), seconds_text(series.median("call_s")), seconds_text(series.median("stall_s")),
                seconds_text(series.median("durable_s")),
                seconds_text(series.median("without_s") / static_cast<double>(setup.task.steps)),
-               fixed(series.median("durable_s") / (size / rate), 2),
-               bytes(static_cast<double>(series.most("peak_bytes")))});
+               fixed(series.median("durable_s") / written, 2), bytes(static_cast<double>(series.most("peak_bytes")))});
   }
   const auto& m = setup.task.model;
   return machine_line() + "\nlibzero " ZERO_VERSION "\nGPT, layers " + std::to_string(m.layers) + ", hidden " +
          std::to_string(m.hidden) + ", stage " + std::to_string(setup.task.stage) + ", " + setup.task.recipe +
-         "; a checkpoint has " + bytes(size) + "; the disk takes " + bytes(rate) + "/s\n" +
-         std::to_string(setup.rounds) + " rounds in turn; stall: " + std::to_string(setup.task.steps) +
+         "; a checkpoint has " + bytes(size) +
+         "\n/disk: as many bytes in new files by as many ranks with direct I/O alone: written at " +
+         bytes(size / written) + "/s, read at " + bytes(size / read) + "/s\n" + std::to_string(setup.rounds) +
+         " rounds in turn; stall: " + std::to_string(setup.task.steps) +
          " steps with a save minus as many without; the files are dropped from the cache before loads\n\n" +
          saves.render(columns) + loads.render(columns);
 }
@@ -180,7 +177,6 @@ int bench_checkpoint(int argc, char** argv) {
   install_log_sink(kCheckpointName, global);
   setup.task.model = setup.model.chosen(command);
   const CheckpointFolder folder(setup.task.folder.empty() ? "." : setup.task.folder);
-  const auto disk_folder = setup.task.folder.empty() ? std::string(".") : setup.task.folder;
   setup.task.folder = folder.text();
   std::vector<CheckpointSeries> all;
   const auto add = [&](const char* what, std::int64_t world) {
@@ -189,26 +185,28 @@ int bench_checkpoint(int argc, char** argv) {
   };
   add("background", setup.world);
   add("save", setup.world);
+  add("disk", setup.world);
   for (const auto world : worlds_of(setup)) add("load", world);
-  std::vector<double> disk;
+  std::int64_t bytes = 0;  // of a checkpoint
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
-    disk.push_back(disk_rate(disk_folder));
     // Loads need the checkpoint of a save of their round.
     for (auto& series : all) {
-      if (series.task.what != "load") folder.clear();
+      if (series.task.what == "save" || series.task.what == "background") folder.clear();
+      series.task.bytes = bytes;
       const RankProcesses ranks{
           .command = kCheckpointName, .world = series.world, .threads = setup.task.threads, .transport = "shm"};
       const auto outcome = run_rank_processes(ranks, series.task.json(), global);
       if (outcome.exit_code != 0) return outcome.exit_code;
       series.results.push_back(outcome.result);
+      if (series.task.what == "save") bytes = outcome.result.at("bytes").get<std::int64_t>();
       if (log_threshold(global) <= LogLevel::Info)
         print_note(kCheckpointName, LogLevel::Info,
                    "round " + std::to_string(round + 1) + " of " + std::to_string(setup.rounds) + ": " + series.name());
     }
   }
-  print_result(global.json ? document_of(setup, all, disk).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                           : text_of(setup, all, disk,
-                                     static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
+  print_result(global.json
+                   ? document_of(setup, all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
+                   : text_of(setup, all, static_cast<std::size_t>(report::describe_terminal(1, global.color).columns)));
   return 0;
 }
 

@@ -8,9 +8,14 @@
 #include <zero/zero.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <system_error>
 
 #include "cli/bench/bench_gpt.h"
 #include "cli/support/pss.h"
@@ -56,6 +61,74 @@ void drop_from_cache(const std::string& folder) {
     (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     (void)::close(fd);
   }
+}
+
+// What the disk needs for the bytes of a checkpoint: new files with direct I/O, several transfers under way in each.
+class DiskFile {
+ public:
+  DiskFile(std::string path, std::int64_t bytes)
+      : path_(std::move(path)), bytes_((bytes + kSize - 1) / kSize * kSize), fd_(opened(O_DIRECT)) {
+    if (fd_ < 0) fd_ = opened(0);  // a file system without direct I/O
+    if (fd_ < 0) fail("open");
+  }
+  ~DiskFile() {
+    (void)::close(fd_);
+    (void)::unlink(path_.c_str());
+  }
+  DiskFile(const DiskFile&) = delete;
+  DiskFile& operator=(const DiskFile&) = delete;
+
+  void write() {
+    transfer([this](char* data, off_t at) { return ::pwrite(fd_, data, kSize, at); }, "write");
+    if (::fdatasync(fd_) != 0) fail("fdatasync");
+  }
+  void read() {
+    transfer([this](char* data, off_t at) { return ::pread(fd_, data, kSize, at); }, "read");
+  }
+
+ private:
+  static constexpr std::int64_t kSize = 4 << 20;
+  static constexpr int kDepth = 4;
+
+  int opened(int flags) const { return ::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0666); }
+  [[noreturn]] void fail(const char* what) const {
+    throw IoError("[zero bench checkpoint] " + path_ + ": " + what + ": " + std::generic_category().message(errno));
+  }
+  template <class Call>
+  void transfer(const Call& call, const char* what) {
+    std::vector<std::future<bool>> workers;
+    for (int k = 0; k < kDepth; ++k)
+      workers.push_back(std::async(std::launch::async, [&, k] {
+        const std::unique_ptr<char, decltype(&std::free)> data(
+            static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(kSize))), &std::free);
+        if (!data) return false;
+        std::memset(data.get(), k + 1, static_cast<std::size_t>(kSize));
+        for (std::int64_t at = k * kSize; at < bytes_; at += kDepth * kSize)
+          if (call(data.get(), static_cast<off_t>(at)) != kSize) return false;
+        return true;
+      }));
+    bool whole = true;
+    for (auto& worker : workers) whole = worker.get() && whole;
+    if (!whole) fail(what);
+  }
+
+  std::string path_;
+  std::int64_t bytes_;
+  int fd_;
+};
+
+Json measure_disk(const CheckpointTask& task, Communicator& comm) {
+  DiskFile file(task.folder + "/disk-" + std::to_string(comm.rank()), task.bytes / comm.size());
+  const auto timed = [&](const std::function<void()>& body) {
+    comm.barrier();
+    const auto begin = CheckpointClock::now();
+    body();
+    comm.barrier();
+    return seconds_since(begin);
+  };
+  const auto write = timed([&] { file.write(); });
+  const auto read = timed([&] { file.read(); });
+  return {{"write_s", slowest(comm, write)}, {"read_s", slowest(comm, read)}, {"bytes", task.bytes}};
 }
 
 class Run {
@@ -165,6 +238,7 @@ Json CheckpointTask::json() const {
           {"stage", stage},
           {"steps", steps},
           {"threads", threads},
+          {"bytes", bytes},
           {"layers", model.layers},
           {"hidden", model.hidden},
           {"heads", model.heads},
@@ -181,6 +255,7 @@ CheckpointTask CheckpointTask::from(const Json& json) {
        std::initializer_list<std::pair<const char*, std::int64_t*>>{{"stage", &task.stage},
                                                                     {"steps", &task.steps},
                                                                     {"threads", &task.threads},
+                                                                    {"bytes", &task.bytes},
                                                                     {"layers", &task.model.layers},
                                                                     {"hidden", &task.model.hidden},
                                                                     {"heads", &task.model.heads},
@@ -191,6 +266,7 @@ CheckpointTask CheckpointTask::from(const Json& json) {
 }
 
 Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm) {
+  if (task.what == "disk") return measure_disk(task, *comm);
   at::set_num_threads(static_cast<int>(task.threads));
   Run run(task, comm);
   return task.what == "load" ? run.load() : run.save();

@@ -13,9 +13,10 @@
 namespace zero::cli {
 
 struct CheckpointTask {
-  std::string what = "save";  // "save", "background", "load"
+  std::string what = "save";  // "save", "background", "load", "disk"
   std::string folder, recipe = "bf16";
   std::int64_t stage = 2, steps = 6, threads = 1;
+  std::int64_t bytes = 0;  // of all ranks' files, for "disk"
   models::GptConfig model;
 
   Json json() const;
@@ -30,6 +31,8 @@ struct CheckpointTask {
 //    "peak_bytes": proportional set size above the highest of the steps without a save}
 // "load": {"load_s", "read_bytes": by read system calls, "needed_bytes": of this rank's states, "peak_bytes": above the
 //   engine before it loads}. The files' pages are dropped from the cache before.
+// "disk": the ranks write task.bytes into new files and read them, with direct I/O and no other work:
+//   {"write_s": with fdatasync, "read_s", "bytes"}
 Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm);
 
 }  // namespace zero::cli
