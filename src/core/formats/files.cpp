@@ -37,6 +37,7 @@ int fill(const struct stat& from, FileInfo* out) {
 
 // The kernel transfers at most about 2 GiB per call.
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
+constexpr std::uint64_t kMostUnwritten = std::uint64_t{32} << 20;
 
 std::size_t rounded_up(std::size_t bytes) {
   return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
@@ -79,6 +80,9 @@ int FsOps::set_direct(int fd, bool direct) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0) return -errno;
   return result_of(::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT));
+}
+int FsOps::write_back(int fd) {
+  return result_of(::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE));
 }
 int FsOps::fallocate(int fd, std::uint64_t bytes) {
   const base::SizeSignalOff guard;
@@ -197,7 +201,16 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
     *moved += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::size_t>(n);
     offset += static_cast<std::uint64_t>(n);
+    if (!direct) limit_unwritten(static_cast<std::uint64_t>(n));
   }
+}
+
+void File::limit_unwritten(std::uint64_t bytes) {
+  if ((unwritten_ += bytes) < kMostUnwritten) return;
+  unwritten_ = 0;
+  const int r = fs_->write_back(fd_);
+  // The kernel reports an error of the disk once, and sync() would not see it. Other errors: it cannot do this.
+  if (r == -EIO || r == -ENOSPC || r == -EDQUOT) fail_io(path_, "writing what is in the page cache", -r);
 }
 
 bool File::set_direct(bool direct) const {

@@ -40,6 +40,7 @@ class FsOps {
   virtual ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset);
   virtual int set_direct(int fd, bool direct);  // whether transfers bypass the page cache
+  virtual int write_back(int fd);  // waits for what the call before began, and begins to write what is dirty
   virtual int fallocate(int fd, std::uint64_t bytes);
   virtual int truncate(int fd, std::uint64_t bytes);
   virtual int fdatasync(int fd);
@@ -95,13 +96,15 @@ class File {
       : fs_(other.fs_),
         fd_(std::exchange(other.fd_, -1)),
         path_(std::move(other.path_)),
-        direct_(other.direct_.load()) {}
+        direct_(other.direct_.load()),
+        unwritten_(other.unwritten_.load()) {}
   File& operator=(File&&) = delete;
   ~File();
 
   const std::string& path() const { return path_; }
   int fd() const { return fd_; }
   FileInfo info() const;
+  // Little stays in the page cache, so that sync(), which shows no progress, is short on a slow disk.
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
   // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of
   // kDirectAlignment, or no longer. false: the file system cannot. After a partial transfer the rest goes through the
@@ -119,12 +122,14 @@ class File {
   void close();
 
  private:
+  void limit_unwritten(std::uint64_t bytes);
   void read_all(char* to, std::size_t bytes, std::uint64_t offset) const;
 
   FsOps* fs_;
   int fd_;
   std::string path_;
   mutable std::atomic<bool> direct_{false};
+  std::atomic<std::uint64_t> unwritten_{0};  // bytes in the page cache since write_back
 };
 
 // An open directory.

@@ -70,13 +70,6 @@ void StreamWriter::advance(std::size_t bytes) {
   changed_.notify_all();
 }
 
-void StreamWriter::write(const Buffer& buffer) {
-  file_.write(buffer.memory.get(), buffer.filled, buffer.offset);
-  if (file_.is_direct() || (unsynced_ += buffer.filled) < kMostUnsynced) return;
-  unsynced_ = 0;
-  file_.sync();
-}
-
 void StreamWriter::loop() {
   const MovesFor filler(moved_);
   std::unique_lock lock(mutex_);
@@ -90,7 +83,7 @@ void StreamWriter::loop() {
     lock.unlock();
     std::exception_ptr error;
     try {
-      if (!failed) write(buffer);
+      if (!failed) file_.write(buffer.memory.get(), buffer.filled, buffer.offset);
     } catch (...) {
       error = std::current_exception();
     }

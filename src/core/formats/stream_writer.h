@@ -36,7 +36,6 @@ class StreamWriter {
     bool ready = false;  // to be written
   };
   void loop();
-  void write(const Buffer& buffer);
   Buffer& next_free();
 
   File& file_;
@@ -44,7 +43,6 @@ class StreamWriter {
   std::uint64_t end_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::atomic<std::uint64_t> unsynced_{0};  // bytes in the page cache
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;
   std::vector<Buffer*> waiting_;

@@ -57,13 +57,17 @@ class Background final : public engine::BackgroundSave {
     const auto has = [&](const char* what) { return std::find(all.begin(), all.end(), what) != all.end(); };
     if (has(kFailed))
       cancelled_ = true;  // the other ranks stop, too
-    else if (has(kBusy))
-      return false;
+    else if (has(kBehind))
+      wait_while_moving(
+          kWhere, [this] { snapshot_.wait_for_room([this](std::int64_t missing) { return !is_behind(missing); }); });
+    if (!cancelled_ && (has(kBehind) || has(kBusy))) return false;
     finish();
     return true;
   }
 
-  void release() override { snapshot_.release(); }
+  void release(const char* call) override {
+    wait_while_moving(call, [this] { snapshot_.release(); });
+  }
 
   // [collective] Waits for the writers of all ranks, and publishes.
   void finish() {
@@ -97,12 +101,28 @@ class Background final : public engine::BackgroundSave {
 
  private:
   static constexpr const char* kBusy = "busy";
+  static constexpr const char* kBehind = "behind";
   static constexpr const char* kFailed = "failed";
   using Clock = std::chrono::steady_clock;
   static double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
+  // Whether an update that begins now would wait for the writer so long that other ranks, which wait for the update in
+  // a collective, come near their limit. missing: bytes that the writer must copy first.
+  bool is_behind(std::int64_t missing) const {
+    const auto limit = std::chrono::duration<double>(state_.parts.comm->timeout()).count() / 4;
+    return static_cast<double>(missing) * since(begun_) > static_cast<double>(moved_.load()) * limit;
+  }
+
+  // [collective] Ranks tell each other meanwhile that bytes move.
+  void wait_while_moving(const char* call, const std::function<void()>& wait) {
+    (void)engine::agree_while_moving(*state_.parts.comm, call, moved_, [&] {
+      wait();
+      return "";
+    });
+  }
+
   std::string status() const {
-    if (!base::is_ready(work_)) return kBusy;
+    if (!base::is_ready(work_)) return is_behind(snapshot_.missing_room()) ? kBehind : kBusy;
     try {
       work_.get();
       return "done";

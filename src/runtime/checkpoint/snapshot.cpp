@@ -18,6 +18,7 @@ constexpr auto kTileBytes = formats::kReadBytes;
 
 // Updates do not change it, and the writer may read it more than once.
 bool is_frozen(const engine::StatePiece& piece) { return piece.group >= 0 && !piece.requires_grad; }
+bool changes(const engine::StatePiece& piece) { return piece.group >= 0 && piece.requires_grad; }
 
 }  // namespace
 
@@ -33,9 +34,10 @@ Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces
     const auto width = static_cast<std::int64_t>(c10::elementSize(piece.dtype));
     for (std::int64_t at = 0; at < piece.numel;) {
       const auto numel = is_frozen(piece) ? piece.numel : std::min(piece.numel - at, kTileBytes / width);
-      if (piece.group >= 0 && piece.requires_grad)
+      if (changes(piece))
         owned_[piece.group].push_back({piece.owned_begin + at, piece.owned_begin + at + numel, tiles_.size()});
       tiles_.push_back({p, at, numel, numel * width});
+      if (changes(piece)) pending_ += numel * width;
       at += numel;
     }
   }
@@ -75,6 +77,7 @@ std::shared_ptr<const void> Snapshot::read(std::size_t number, std::int64_t at, 
               finish(tile);
             }};
   tile.status = Status::Busy;
+  if (changes(piece)) pending_ -= tile.bytes;
   lock.unlock();
   const auto values = std::make_shared<at::Tensor>(piece.read(at, numel));
   return {values->const_data_ptr(), [this, &tile, values](const void*) {
@@ -106,6 +109,7 @@ void Snapshot::hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::f
     ZERO_CHECK(values.numel() == tile.numel, "a tile of ", values.numel(), " of ", tile.numel, " elements");
     std::memcpy(tile.held.get(), values.const_data_ptr(), static_cast<std::size_t>(tile.bytes));
     tile.status = Status::Held;
+    pending_ -= tile.bytes;
     --left_;
     changed_.notify_all();
     return;
@@ -137,6 +141,19 @@ void Snapshot::before_change(int group, std::int64_t begin, std::int64_t numel, 
 void Snapshot::release() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return ended_ || left_ == 0; });
+}
+
+std::int64_t Snapshot::missing_room() const {
+  const std::lock_guard lock(mutex_);
+  return missing();
+}
+
+void Snapshot::wait_for_room(const std::function<bool(std::int64_t missing)>& enough) {
+  constexpr std::chrono::milliseconds kPause{50};  // it may depend on more than the tiles
+  const auto begin = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex_);
+  while (!ended_ && !enough(missing())) changed_.wait_for(lock, kPause);
+  stats_.stalled += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 void Snapshot::end() {

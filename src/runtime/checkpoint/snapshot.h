@@ -2,6 +2,7 @@
 // update just before it changes the tile, whichever comes first: a save whose writer is ahead of the next update copies
 // nothing extra.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,10 @@ class Snapshot {
   void before_change(int group, std::int64_t begin, std::int64_t numel, const Old& old);
   // Returns when every tile is copied, or the writer has ended.
   void release();
+  // Bytes that the writer must copy before an update of everything finds room for the rest.
+  std::int64_t missing_room() const;
+  // Returns when enough(missing_room()), or the writer has ended.
+  void wait_for_room(const std::function<bool(std::int64_t missing)>& enough);
   // The writer has ended: tiles that it has not asked for are not needed.
   void end();
 
@@ -54,6 +59,7 @@ class Snapshot {
     std::size_t tile;
   };
   bool take_room(std::int64_t bytes);
+  std::int64_t missing() const { return std::max<std::int64_t>(0, pending_ - (memory_ - held_)); }
   void hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::function<at::Tensor()>& values);
   void finish(Tile& tile);
 
@@ -66,7 +72,8 @@ class Snapshot {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::int64_t held_ = 0;
-  std::size_t left_ = 0;  // tiles of states that are not done or held
+  std::int64_t pending_ = 0;  // bytes of pending tiles that updates change
+  std::size_t left_ = 0;      // tiles of states that are not done or held
   bool ended_ = false;
   Stats stats_;
 };

@@ -100,7 +100,7 @@ class Exporter {
       std::sort(list.begin(), list.end(), [](const auto* a, const auto* b) { return a->begin < b->begin; });
   }
 
-  // Everything but parts of pages. Errors are kept: other ranks need this one in their exchanges.
+  // Everything but parts of pages. Errors are kept: other ranks need this one in their exchanges. [collective]
   void write(PageWriter& pages) {
     std::vector<std::size_t> order(plan_.tensors.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -110,9 +110,12 @@ class Exporter {
       return std::tie(x.file, x.offset) < std::tie(y.file, y.offset);
     });
     std::vector<std::size_t> moved;
-    keeping([&] {
-      for (const auto t : order)
-        if (!is_moved(t)) write_in_place(t, pages);
+    (void)engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&] {
+      keeping([&] {
+        for (const auto t : order)
+          if (!is_moved(t)) write_in_place(t, pages);
+      });
+      return "";
     });
     for (const auto t : order)
       if (is_moved(t)) moved.push_back(t);
@@ -427,13 +430,13 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
   auto* to = exchange.begin(bytes);
   for (const auto& part : parts) to = std::copy(part.begin(), part.end(), to);
   const auto received = exchange.swap();
-  (void)engine::agree(comm, kWhere, [&] {
+  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
     exporter.rethrow();
     for (const auto part : received) pages.take(part);
     writer.close();
     return "";
   });
-  (void)engine::agree(comm, kWhere, [&] {
+  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
     if (comm.rank() == 0) files->commit();
     return "";
   });

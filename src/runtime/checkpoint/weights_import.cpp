@@ -288,7 +288,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   state.stepper->flush();
   state.backward->compare_unfrozen(kWhere);
   std::optional<Importer> importer;
-  (void)engine::agree(comm, kWhere, [&] {
+  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
     state.backward->admit_unfrozen();
     importer.emplace(state, fs, path, options);
     importer->match();
@@ -297,10 +297,14 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
     importer->compare_copies();
     return "";
   });
+  std::vector<std::string> all_changes;
   // From here on the state changes: after a failure no rank is usable.
   state.parts.relay.reporting([&] {
     state.stepper->begin_replacing(kWhere);
-    importer->fill();
+    all_changes = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+      importer->fill();
+      return importer->changes();
+    });
     if (options.optimizer) {
       auto counters = state.exports->counters();
       counters.global_steps = importer->progress()->global_steps;
@@ -311,7 +315,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
     }
   });
   std::map<std::string, double> changes;
-  for (const auto& text : engine::agree(comm, kWhere, [&] { return importer->changes(); })) {
+  for (const auto& text : all_changes) {
     std::istringstream in(text);
     double change = 0;
     for (std::string name; in >> change && in.get() && std::getline(in, name);)

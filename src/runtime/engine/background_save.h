@@ -9,8 +9,9 @@ class BackgroundSave {
   // [collective] Call between steps, before a step changes anything. true: the save is over on all ranks and the object
   // has no more use. Throws IoError on all ranks if it failed on one.
   virtual bool at_boundary() = 0;
-  // [local] Returns when the save reads no state any more. Call before states change other than by an update.
-  virtual void release() = 0;
+  // [collective] Returns when the save of no rank reads a state any more. Call before states change other than by an
+  // update. `call` is named in errors.
+  virtual void release(const char* call) = 0;
 };
 
 }  // namespace zero::engine

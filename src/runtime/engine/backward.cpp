@@ -217,11 +217,11 @@ void Backward::compare_unfrozen(const char* call) {
   if (const auto text = disagreement(*p_.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
       !text.empty())
     throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+  if (p_.progress.background) p_.progress.background->release(call);  // what is unfrozen gets a master
 }
 
 void Backward::admit_unfrozen() {
   if (unfrozen_units().empty()) return;
-  if (p_.progress.background) p_.progress.background->release();
   const at::NoGradGuard no_grad;
   const torch_hooks::AllocationObserver::Pause pause;
   for (int g = 0; g < static_cast<int>(p_.groups.size()); ++g) {

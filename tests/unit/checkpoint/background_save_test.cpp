@@ -15,6 +15,7 @@
 #include "support/on_ranks.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/slow_files.h"
 
 namespace zero::test::background_save_test {
 namespace {
@@ -57,14 +58,7 @@ struct Trained {
 
 std::string digest(const std::string& root, const std::string& tag) { return checkpoint_digest(root, tag); }
 
-// Every write takes a while.
-struct SlowFiles : formats::FsOps {
-  std::chrono::milliseconds pause{30};
-  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    std::this_thread::sleep_for(pause);
-    return FsOps::pwrite(fd, data, bytes, offset);
-  }
-};
+constexpr std::chrono::milliseconds kSlow{30};  // of a read or write
 
 const std::vector<std::string> kPlaces{
     R"({"stage": 0})",
@@ -85,7 +79,7 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
         trained.step(0);
         trained.step(1);
         const auto wanted = checkpoint::logical_hash(trained.state);
-        SlowFiles slow;
+        SlowFiles slow(kSlow);
         checkpoint::save(trained.state, slow, root, "t");
         EXPECT_NE(trained.state.parts.progress.background, nullptr);
         for (int i = 2; i < 6; ++i) trained.step(i);
@@ -120,7 +114,7 @@ TEST(BackgroundSave, StaysWithinItsMemory) {
     Trained trained(comm, kPlaces[1]);
     trained.step(0);
     const auto wanted = checkpoint::logical_hash(trained.state);
-    SlowFiles slow;
+    SlowFiles slow(kSlow);
     checkpoint::save(trained.state, slow, root, "t");
     for (int i = 1; i < 4; ++i) trained.step(i);
     checkpoint::finish_save(trained.state);
@@ -150,7 +144,7 @@ TEST(BackgroundSave, IsCompletedByAStep) {
     }
     EXPECT_EQ(digest(root, "t"), wanted);
     // A second save, and a load, first complete the one before.
-    SlowFiles slow;
+    SlowFiles slow(kSlow);
     checkpoint::save(trained.state, slow, root, "u");
     checkpoint::save(trained.state, slow, root, "v");
     EXPECT_EQ(digest(root, "u"), checkpoint::logical_hash(trained.state));
@@ -168,7 +162,7 @@ TEST(BackgroundSave, IsNotReachedByOtherWrites) {
       trained.step(0);
       const auto save = [&](const char* tag) {
         const auto wanted = checkpoint::logical_hash(trained.state);
-        static SlowFiles slow;
+        static SlowFiles slow(kSlow);
         checkpoint::save(trained.state, slow, root, tag);
         return wanted;
       };
@@ -291,12 +285,42 @@ TEST(BackgroundSave, WarnsTwiceIfAsked) {
   });
 }
 
+// One rank's disk takes longer than the longest wait of a collective. The other rank waits for it as long as bytes
+// move: before a step whose update finds no room, and before parameters are modified.
+TEST(BackgroundSave, ASlowDiskOfOneRankIsNoTimeout) {
+  for (const int slow : {0, 1})
+    for (const bool steps : {true, false}) {
+      TempFolder folder;
+      const auto root = folder.text();
+      ThreadFaults faults;
+      faults.timeout = std::chrono::milliseconds(800);
+      run_ranks(2, faults, [&](std::shared_ptr<Communicator> comm) {
+        at::set_num_threads(1);
+        Trained trained(comm, kPlaces[1], 2800);
+        trained.step(0);
+        const auto wanted = checkpoint::logical_hash(trained.state);
+        SlowFiles files(std::chrono::milliseconds(comm->rank() == slow ? 500 : 0));
+        const auto begin = std::chrono::steady_clock::now();
+        checkpoint::save(trained.state, files, root, "t");
+        if (steps) {
+          trained.step(1);
+        } else {
+          const auto groups = trained.state.scopes->begin({.all = true}, true);
+          trained.state.scopes->end(groups, true);
+        }
+        EXPECT_GT(std::chrono::steady_clock::now() - begin, faults.timeout) << "the test must outlast the limit";
+        checkpoint::finish_save(trained.state);
+        EXPECT_EQ(digest(root, "t"), wanted);
+      });
+    }
+}
+
 // The save is lost, and nothing else.
 TEST(BackgroundSave, EndsWithItsEngine) {
   TempFolder folder(TempFolder::On::Memory);
   const auto root = folder.text();
   on_ranks(2, [&](const auto& comm) {
-    SlowFiles slow;
+    SlowFiles slow(kSlow);
     {
       Trained trained(comm, kPlaces[2]);
       trained.step(0);

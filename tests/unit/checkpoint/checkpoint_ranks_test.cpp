@@ -16,6 +16,7 @@
 #include "support/on_ranks.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/slow_files.h"
 
 namespace zero::test::checkpoint_ranks_test {
 namespace {
@@ -92,26 +93,6 @@ TEST(CheckpointAgreement, OneOutcomeForAll) {
               static_cast<int>(ExitCode::kFailed));
   });
 }
-
-// Every read and write takes a while, or one of them very long.
-class SlowFiles : public formats::FsOps {
- public:
-  SlowFiles(std::chrono::milliseconds each, int stuck_at = 0) : each_(each), stuck_at_(stuck_at) {}
-  ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) override {
-    wait();
-    return FsOps::pread(fd, out, bytes, offset);
-  }
-  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    wait();
-    return FsOps::pwrite(fd, data, bytes, offset);
-  }
-
- private:
-  void wait() { std::this_thread::sleep_for(++calls_ == stuck_at_ ? std::chrono::milliseconds(2500) : each_); }
-  std::chrono::milliseconds each_;
-  int stuck_at_;
-  std::atomic<int> calls_{0};  // a save writes in several threads
-};
 
 // A rank whose disk is slow is waited for, as long as bytes move: here for longer than the longest wait of a
 // collective.
