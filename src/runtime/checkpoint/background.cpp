@@ -1,7 +1,6 @@
 // See background.h.
 #include "checkpoint/background.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "base/log.h"
 #include "checkpoint/snapshot.h"
 #include "engine/rank_agreement.h"
+#include "gpu/streams.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -27,7 +27,8 @@ class Background final : public engine::BackgroundSave {
   Background(engine::State& state, std::unique_ptr<Save> save)
       : state_(state),
         save_(std::move(save)),
-        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
+        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory),
+        stream_(state.parts.device, /*high_priority=*/false) {
     if (!state.parts.device.is_cpu())
       at::accelerator::synchronizeDevice(state.parts.device.index());  // updates in the caller's streams
     start_writer();
@@ -135,6 +136,9 @@ class Background final : public engine::BackgroundSave {
     work_ = writer_.add(
         [this] {
           const at::NoGradGuard no_grad;
+          // Copies from a GPU do not wait for the steps that run meanwhile. What they read does not change before the
+          // tile is finished.
+          const gpu::SideStream::Scope beside_the_steps(stream_, /*after_current=*/false);
           const formats::MovesFor save_files(moved_);
           const auto end = [this](void*) { snapshot_.end(); };
           const std::unique_ptr<void, decltype(end)> at_end(this, end);
@@ -163,6 +167,7 @@ class Background final : public engine::BackgroundSave {
   engine::State& state_;
   std::unique_ptr<Save> save_;
   Snapshot snapshot_;
+  const gpu::SideStream stream_;
   const Clock::time_point begun_ = Clock::now();
   double seconds_ = 0;
   std::atomic<bool> cancelled_{false};

@@ -288,31 +288,31 @@ TEST(BackgroundSave, WarnsTwiceIfAsked) {
 // One rank's disk takes longer than the longest wait of a collective. The other rank waits for it as long as bytes
 // move: before a step whose update finds no room, and before parameters are modified.
 TEST(BackgroundSave, ASlowDiskOfOneRankIsNoTimeout) {
-  for (const int slow : {0, 1})
-    for (const bool steps : {true, false}) {
-      TempFolder folder;
-      const auto root = folder.text();
-      ThreadFaults faults;
-      faults.timeout = std::chrono::milliseconds(800);
-      run_ranks(2, faults, [&](std::shared_ptr<Communicator> comm) {
-        at::set_num_threads(1);
-        Trained trained(comm, kPlaces[1], 2800);
-        trained.step(0);
-        const auto wanted = checkpoint::logical_hash(trained.state);
-        SlowFiles files(std::chrono::milliseconds(comm->rank() == slow ? 500 : 0));
-        const auto begin = std::chrono::steady_clock::now();
-        checkpoint::save(trained.state, files, root, "t");
-        if (steps) {
-          trained.step(1);
-        } else {
-          const auto groups = trained.state.scopes->begin({.all = true}, true);
-          trained.state.scopes->end(groups, true);
-        }
-        EXPECT_GT(std::chrono::steady_clock::now() - begin, faults.timeout) << "the test must outlast the limit";
-        checkpoint::finish_save(trained.state);
-        EXPECT_EQ(digest(root, "t"), wanted);
-      });
-    }
+  for (const bool steps : {true, false}) {
+    const int slow = steps ? 1 : 0;
+    TempFolder folder;
+    const auto root = folder.text();
+    ThreadFaults faults;
+    faults.timeout = std::chrono::milliseconds(800);
+    run_ranks(2, faults, [&](std::shared_ptr<Communicator> comm) {
+      at::set_num_threads(1);
+      Trained trained(comm, kPlaces[1], 2800);
+      trained.step(0);
+      const auto wanted = checkpoint::logical_hash(trained.state);
+      SlowFiles files(std::chrono::milliseconds(comm->rank() == slow ? 500 : 0));
+      const auto begin = std::chrono::steady_clock::now();
+      checkpoint::save(trained.state, files, root, "t");
+      if (steps) {
+        trained.step(1);
+      } else {
+        const auto groups = trained.state.scopes->begin({.all = true}, true);
+        trained.state.scopes->end(groups, true);
+      }
+      EXPECT_GT(std::chrono::steady_clock::now() - begin, faults.timeout) << "the test must outlast the limit";
+      checkpoint::finish_save(trained.state);
+      EXPECT_EQ(digest(root, "t"), wanted);
+    });
+  }
 }
 
 // The save is lost, and nothing else.

@@ -1,0 +1,104 @@
+// Files of checkpoints: reads past the page cache, whatever the file's size, and how much of a file that is written
+// stays in the page cache.
+#include <cerrno>
+#include <cstring>
+#include <random>
+
+#include "unit/formats/checkpoint_samples.h"
+
+namespace zero::test::checkpoint_files_test {
+namespace {
+using namespace zero::formats;
+
+std::string random_bytes(std::size_t size) {
+  std::mt19937 random(static_cast<unsigned>(size));
+  std::string bytes(size, '\0');
+  for (auto& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+// Shortens every read.
+struct ShortReads : FsOps {
+  ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) override {
+    return FsOps::pread(fd, out, std::min<std::size_t>(bytes, 6000), offset);
+  }
+};
+
+TEST(CheckpointFiles, DirectReadsEndWithTheFile) {
+  ShortReads short_reads;
+  for (auto* const fs : {&system_files(), static_cast<FsOps*>(&short_reads)})
+    for (const auto on : {TempFolder::On::Disk, TempFolder::On::Memory}) {
+      TempFolder folder(on);
+      const auto in = Folder::open(*fs, folder.text());
+      for (const std::size_t size : {1, 4095, 4096, 4097, 3 * 4096 + 100, (1 << 20) + 1}) {
+        const auto bytes = random_bytes(size);
+        const auto name = "f" + std::to_string(size);
+        in.write_file(name, bytes);
+        const auto file = in.open_file(name);
+        constexpr char kUntouched = 0x5a;
+        const auto room = (size + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
+        auto memory = aligned_memory(room);
+        std::memset(memory.get(), kUntouched, room);
+        const auto before = bytes_moved().load();
+        file.read_direct(memory, size, 0);
+        EXPECT_EQ(std::memcmp(memory.get(), bytes.data(), size), 0) << size;
+        EXPECT_EQ(bytes_moved() - before, size);
+        file.read_direct(memory, size / 2, 0);  // less than the page has
+        EXPECT_EQ(bytes_moved() - before, size + size / 2);
+        // Afterwards, a place that is no multiple of anything.
+        char one = 0;
+        file.read(&one, 1, size - 1);
+        EXPECT_EQ(one, bytes.back());
+        auto more = aligned_memory(room + kDirectAlignment);
+        std::string text;
+        EXPECT_EQ(code_of([&] { file.read_direct(more, size + 1, 0); }, &text), kDamaged) << size;
+        EXPECT_NE(text.find("ends at offset " + std::to_string(size)), std::string::npos) << text;
+      }
+    }
+}
+
+// Counts what is written between calls of write_back(), which fail if asked to.
+struct Watching : FsOps {
+  std::uint64_t unwritten = 0, most = 0;
+  int calls = 0, error = 0;
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    unwritten += bytes;
+    most = std::max(most, unwritten);
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+  int write_back(int fd) override {
+    ++calls;
+    unwritten = 0;
+    return error != 0 ? -error : FsOps::write_back(fd);
+  }
+};
+
+TEST(CheckpointFiles, LittleStaysInThePageCache) {
+  constexpr std::size_t kBytes = std::size_t{4} << 20, kTimes = 25;
+  const std::string data(kBytes, 'x');
+  TempFolder folder;
+  const auto write = [&](Watching& fs, const char* name) {
+    const auto in = Folder::open(fs, folder.text());
+    auto file = in.create(name);
+    for (std::size_t i = 0; i < kTimes; ++i) file.write(data.data(), kBytes, i * kBytes);
+    file.sync();
+  };
+  Watching good;
+  write(good, "good");
+  EXPECT_EQ(good.calls, 3) << "100 MiB";
+  EXPECT_LE(good.most, std::uint64_t{36} << 20);
+  // The kernel reports an error of the disk once, so it must not be lost here.
+  Watching failing;
+  failing.error = EIO;
+  std::string text;
+  EXPECT_EQ(code_of([&] { write(failing, "failing"); }, &text), static_cast<int>(ExitCode::kIo));
+  EXPECT_NE(text.find("Input/output error"), std::string::npos) << text;
+  // A file system that has no such call.
+  Watching without;
+  without.error = EINVAL;
+  write(without, "without");
+  EXPECT_EQ(without.calls, 3);
+}
+
+}  // namespace
+}  // namespace zero::test::checkpoint_files_test
