@@ -69,9 +69,7 @@ std::shared_ptr<const void> Snapshot::read(std::size_t number, std::int64_t at, 
   if (tile.status == Status::Held)
     return {tile.held.get(), [this, &tile](const void*) {
               const std::lock_guard last(mutex_);
-              tile.held.reset();
-              held_ -= tile.bytes;
-              state_.parts.memory->ledger->book(step::Tier::Host, step::Purpose::Other, -tile.bytes);
+              give_room(tile);
               finish(tile);
             }};
   tile.status = Status::Busy;
@@ -97,14 +95,25 @@ bool Snapshot::take_room(std::int64_t bytes) {
   return true;
 }
 
+void Snapshot::give_room(Tile& tile) {
+  tile.held.reset();
+  held_ -= tile.bytes;
+  state_.parts.memory->ledger->book(step::Tier::Host, step::Purpose::Other, -tile.bytes);
+}
+
 // Copies a tile, or waits until the writer has.
 void Snapshot::hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::function<at::Tensor()>& read) {
   if (tile.status == Status::Done || tile.status == Status::Held) return;
   if (tile.status == Status::Pending && !ended_ && take_room(tile.bytes)) {
-    tile.held = std::make_shared_for_overwrite<char[]>(static_cast<std::size_t>(tile.bytes));
-    const auto values = read();
-    ZERO_CHECK(values.numel() == tile.numel, "a tile of ", values.numel(), " of ", tile.numel, " elements");
-    std::memcpy(tile.held.get(), values.const_data_ptr(), static_cast<std::size_t>(tile.bytes));
+    try {
+      tile.held = std::make_shared_for_overwrite<char[]>(static_cast<std::size_t>(tile.bytes));
+      const auto values = read();
+      ZERO_CHECK(values.numel() == tile.numel, "a tile of ", values.numel(), " of ", tile.numel, " elements");
+      std::memcpy(tile.held.get(), values.const_data_ptr(), static_cast<std::size_t>(tile.bytes));
+    } catch (...) {
+      give_room(tile);  // the tile stays pending
+      throw;
+    }
     tile.status = Status::Held;
     --left_;
     changed_.notify_all();

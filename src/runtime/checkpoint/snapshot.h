@@ -54,6 +54,7 @@ class Snapshot {
     std::size_t tile;
   };
   bool take_room(std::int64_t bytes);
+  void give_room(Tile& tile);
   void hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::function<at::Tensor()>& values);
   void finish(Tile& tile);
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/snapshot.h"
 #include "comm/group.h"
 #include "formats/digest.h"
 #include "support/on_ranks.h"
@@ -130,6 +131,30 @@ TEST(BackgroundSave, StaysWithinItsMemory) {
     EXPECT_LE(report.peak(Report::Tier::Host, Report::Purpose::Other), 8388608u);
     EXPECT_GE(report.peak(Report::Tier::Host, Report::Purpose::Other), 4194304u);
     EXPECT_EQ(report.current(Report::Tier::Host, Report::Purpose::Other), 0u);
+  });
+}
+
+// A state that cannot be read for the copy, as from a file that is gone.
+TEST(BackgroundSave, ACopyThatFailsGivesItsRoomBack) {
+  on_ranks(1, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[1]);
+    trained.step(0);
+    auto pieces = trained.state.exports->pieces_to_save();
+    const auto host = [&] {
+      return trained.state.memory().current(MemoryReport::Tier::Host, MemoryReport::Purpose::Other);
+    };
+    checkpoint::Snapshot snapshot(trained.state, pieces, 8388608);
+    const auto& piece = pieces[0];
+    const auto before = host();
+    const auto change = [&](const auto& old) {
+      snapshot.before_change(piece.group, piece.owned_begin, piece.numel, old);
+    };
+    EXPECT_THROW(change([](int, std::int64_t, std::int64_t) -> at::Tensor { throw IoError("gone"); }), IoError);
+    EXPECT_EQ(host(), before);
+    // The tile was not copied, and is once it can be read.
+    change([&](int, std::int64_t, std::int64_t numel) { return at::zeros({numel}); });
+    EXPECT_GT(host(), before);
+    snapshot.end();
   });
 }
 
