@@ -1,7 +1,9 @@
 // Implements Engine::save_checkpoint and load_checkpoint, with the file system as an argument. Maps the engine's state
 // pieces to the files of the format, and keeps all ranks consistent.
 #pragma once
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/dtypes.h"
@@ -26,6 +28,14 @@ std::string logical_hash(engine::State& state);
 std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member);
 // All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
+// Slices of the tensors that tensor-parallel ranks cut, by kind and name.
+using Slices = std::map<std::pair<std::string, std::string>, std::vector<std::vector<formats::Box>>>;
+Slices cut_slices(engine::State& state);
+// A hash of the contents of each buffer among the pieces, one after the other.
+std::string hashes_of_buffers(const std::vector<engine::StatePiece>& pieces);
+// Whether buffer number `buffer` is equal on all ranks and stored once. Otherwise (running statistics) each rank stores
+// its own. hashes: hashes_of_buffers() of all ranks.
+bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer);
 // What is known of a checkpoint before its files are written. [local]
 formats::Manifest manifest_of(engine::State& state);
 // "F32"; throws ConfigError that names `name` for an unsupported dtype.

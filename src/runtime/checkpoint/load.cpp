@@ -249,8 +249,7 @@ class Loader {
                               "counts more steps without " + name + " than applied steps");
     state_.parts.optimizer->check_rates(counters_.set_rates);
     pieces_ = state_.exports->pieces_to_load();
-    for (auto& tensor : tensors_of(state_))
-      if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+    slices_ = cut_slices(state_);
     read_generator();
   }
 
@@ -313,8 +312,8 @@ class Loader {
     const auto cut = slices_.find({piece.kind, piece.name});
     const bool same = file_dtype(piece.dtype, piece.name) == source.dtype;
     reader_.add(targets_.size(), source,
-                formats::runs_between(source.shape, cut == slices_.end() ? Slices() : cut->second, source.slices,
-                                      piece.begin, piece.begin + piece.numel));
+                formats::runs_between(source.shape, cut == slices_.end() ? Slices::mapped_type() : cut->second,
+                                      source.slices, piece.begin, piece.begin + piece.numel));
     targets_.push_back({&piece, same ? piece.dtype : scalar_type_of(source.dtype), mean});
   }
 
@@ -395,8 +394,7 @@ class Loader {
   std::vector<engine::StatePiece> pieces_;
   std::vector<Target> targets_;
   std::map<const engine::StatePiece*, at::Tensor> means_;
-  using Slices = std::vector<std::vector<formats::Box>>;
-  std::map<std::pair<std::string, std::string>, Slices> slices_;  // of this run's cut tensors, by kind and name
+  Slices slices_;  // of this run's tensors
   engine::StateCounters counters_{};
   at::Tensor generator_state_;
 };

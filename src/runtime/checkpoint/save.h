@@ -34,7 +34,7 @@ class Save {
   const std::string& root() const { return root_; }
 
  private:
-  // The save that a rank requests: tag, step and a hash of each buffer's contents.
+  // The save that a rank requests: tag, step and hashes_of_buffers().
   struct Intent {
     std::string tag, step, buffers;
   };
@@ -43,7 +43,6 @@ class Save {
   void compare_tensor_parallel_ranks();
   void begin_commit();
   void describe();
-  bool is_shared(std::size_t buffer) const;
   formats::Source source_of(std::size_t piece, const Read& read);
   formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
                                  const std::vector<formats::Source>& frozen);
@@ -53,7 +52,7 @@ class Save {
   formats::FsOps& fs_;
   const std::string root_;
   std::vector<engine::StatePiece> pieces_;
-  std::vector<Intent> intents_;  // of all ranks
+  std::vector<std::string> buffers_;  // hashes_of_buffers() of all ranks
   std::string tag_, folder_;     // folder_: the directory that is written to
   std::string previous_;         // tag of the checkpoint before; empty: none
   formats::Manifest manifest_;   // as far as it is known at the beginning
