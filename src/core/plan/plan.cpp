@@ -21,6 +21,7 @@
 #include "plan/step_time.h"
 #include "plan/topology.h"
 #include "step/placement.h"
+#include "step/tiers.h"
 
 namespace zero {
 namespace {
@@ -107,6 +108,24 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
   }
 }
 
+// Adds what a save in the background holds for its writer, at most. The Engine's updates wait rather than exceed the
+// pool or a budget, so it decides no refusal.
+void add_save(const config::Settings& settings, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
+              MemoryReport& memory) {
+  if (!settings.checkpoint.decoupled) return;
+  std::int64_t states = 0;
+  for (const auto& group : groups)
+    if (group.trainable) states += group.shard() * (1 + run.num_slots) * step::kMasterWidth;
+  auto held = std::min(settings.checkpoint.memory, states);
+  const auto peak = memory.peak(Tier::Host);
+  if (const auto& budget = step::Budgets::of(settings.memory).of(Tier::Host))
+    held = std::clamp<std::int64_t>(*budget - static_cast<std::int64_t>(peak), 0, held);
+  constexpr auto kOther = MemoryReport::Purpose::Other;
+  const auto more = static_cast<std::uint64_t>(held);
+  memory.set(Tier::Host, kOther, memory.current(Tier::Host, kOther), memory.peak(Tier::Host, kOther) + more);
+  memory.set_peak(Tier::Host, peak + more);
+}
+
 Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
   if (c.settings.memory.device && !c.settings.memory.activations) {
     // As `zero train` does: the states leave room for what the model saves for backward.
@@ -149,6 +168,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   result.memory = dry.report();
   judge(task, placed, /*says_why=*/steps == kSteps, result);
+  add_save(c.settings, facts, groups, result.memory);
   return result;
 }
 
