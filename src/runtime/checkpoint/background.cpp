@@ -1,7 +1,6 @@
 // See background.h.
 #include "checkpoint/background.h"
 
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -28,23 +27,14 @@ class Background final : public engine::BackgroundSave {
       : state_(state),
         save_(std::move(save)),
         snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
-    if (!state.parts.device.is_cpu())
-      at::accelerator::synchronizeDevice(state.parts.device.index());  // updates in the caller's streams
     start_writer();
-    // Last, because nothing may fail after it.
-    state.parts.program->optimizer().before_change = [this](int group, std::int64_t begin, std::int64_t numel,
-                                                            const step::UpdateTarget& target) {
-      snapshot_.before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
-        const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
-        return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
-      });
-    };
+    snapshot_.watch();  // last, because nothing may fail after it
   }
 
   ~Background() override {
     cancelled_ = true;
     work_.wait();
-    stop_watching();
+    snapshot_.stop_watching();
     if (!over_)
       base::log(LogLevel::Warning, "[save_checkpoint] the save of " + save_->tag() +
                                        " was not finished and is lost; the checkpoint before stands. Hint: call "
@@ -79,10 +69,10 @@ class Background final : public engine::BackgroundSave {
         return report_;
       });
       if (cancelled_) throw IoError("[save_checkpoint] the save of " + save_->tag() + " was given up");
-      stop_watching();
+      snapshot_.stop_watching();
       save_->publish(reports);
     } catch (const IoError& e) {
-      stop_watching();
+      snapshot_.stop_watching();
       if (!state_.parts.settings.checkpoint.save_errors_warn || progress.failed_saves == kMostWarnings) throw;
       ++progress.failed_saves;
       if (state_.parts.comm->rank() == 0)
@@ -125,11 +115,6 @@ class Background final : public engine::BackgroundSave {
           seconds_ = since(begun_);
         },
         1);
-  }
-
-  void stop_watching() {
-    state_.parts.backend->update.settle();  // a delayed update calls it
-    state_.parts.program->optimizer().before_change = nullptr;
   }
 
   void tell() const {

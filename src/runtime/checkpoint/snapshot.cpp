@@ -2,6 +2,7 @@
 #include "checkpoint/snapshot.h"
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
 #include <chrono>
@@ -42,6 +43,8 @@ Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces
   for (auto& [group, tiles] : owned_)
     std::sort(tiles.begin(), tiles.end(), [](const Owned& a, const Owned& b) { return a.begin < b.begin; });
   for (const auto& tile : tiles_) left_ += pieces[tile.piece].group >= 0 ? 1 : 0;
+  if (!state.parts.device.is_cpu())
+    at::accelerator::synchronizeDevice(state.parts.device.index());  // updates in the caller's streams
 }
 
 Snapshot::~Snapshot() {
@@ -141,6 +144,21 @@ void Snapshot::before_change(int group, std::int64_t begin, std::int64_t numel, 
     hold(tile, lock,
          [&] { return inside ? old(piece.state, next->begin - begin, tile.numel) : piece.read(tile.at, tile.numel); });
   }
+}
+
+void Snapshot::watch() {
+  state_.parts.program->optimizer().before_change[this] = [this](int group, std::int64_t begin, std::int64_t numel,
+                                                                 const step::UpdateTarget& target) {
+    before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
+      const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
+      return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
+    });
+  };
+}
+
+void Snapshot::stop_watching() {
+  state_.parts.backend->update.settle();  // a delayed update calls it
+  state_.parts.program->optimizer().before_change.erase(this);
 }
 
 void Snapshot::release() {

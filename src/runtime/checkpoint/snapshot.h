@@ -18,7 +18,8 @@ namespace zero::checkpoint {
 
 class Snapshot {
  public:
-  // Pieces that do not belong to a group are copied now. memory: most bytes of tiles that are held for the writer.
+  // Pieces that do not belong to a group are copied now. memory: most bytes of tiles that are held for the writer. Waits
+  // for the device.
   Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces, std::int64_t memory);
   ~Snapshot();  // the writer has ended
 
@@ -29,6 +30,9 @@ class Snapshot {
   // in memory of them, by state and place in the range.
   using Old = std::function<at::Tensor(int state, std::int64_t at, std::int64_t numel)>;
   void before_change(int group, std::int64_t begin, std::int64_t numel, const Old& old);
+  // From now on, and no longer, updates call before_change().
+  void watch();
+  void stop_watching();
   // Returns when every tile is copied, or the writer has ended.
   void release();
   // The writer has ended: tiles that it has not asked for are not needed.
