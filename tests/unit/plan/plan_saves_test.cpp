@@ -1,4 +1,5 @@
-// Host memory of saves in a plan: what a save in the background may hold for its writer.
+// Host memory of saves in a plan: what a save in the background may hold for its writer, and snapshots
+// that ranks keep.
 #include <gtest/gtest.h>
 #include <zero/plan.h>
 
@@ -43,6 +44,22 @@ TEST(PlanSaves, ASaveInTheBackgroundHoldsItsPoolAtMost) {
   const auto budget = plan_of(kBehind + R"(, "memory": {"host": 1000000})");
   EXPECT_EQ(budget.refusal, "");
   EXPECT_EQ(budget.memory.peak(kHost, kOther), 1000000u);
+}
+
+TEST(PlanSaves, KeptSnapshotsAreTwoCopiesOfWhatARankStores) {
+  const std::string keep = R"(, "libzero": {"keep_snapshot_every": 10})";
+  for (const int stage : {0, 2}) {
+    const auto plain = plan_of("", stage).memory, kept = plan_of(keep, stage).memory;
+    const auto shard = stage == 0 ? 2 * kShard : kShard;
+    EXPECT_GE(kept.current(kHost, kOther), 2 * shard);
+    EXPECT_LE(kept.current(kHost, kOther), 2 * shard + (std::uint64_t{1} << 17));
+    EXPECT_EQ(kept.peak(kHost) - plain.peak(kHost), kept.current(kHost, kOther)) << "all the time";
+    EXPECT_EQ(kept.peak(MemoryReport::Tier::Device), plain.peak(MemoryReport::Tier::Device));
+  }
+  // Part of what a budget must hold.
+  EXPECT_EQ(plan_of(keep + R"(, "memory": {"host": 140000000})").refusal, "");
+  const auto refusal = plan_of(keep + R"(, "memory": {"host": 100000000})").refusal;
+  EXPECT_NE(refusal.find("memory.host"), std::string::npos) << refusal;
 }
 
 }  // namespace
