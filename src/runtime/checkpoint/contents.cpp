@@ -1,4 +1,5 @@
 // What a checkpoint holds of an engine: its tensors, their dtypes and slices. See checkpoint.h.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/nn/module.h>
@@ -6,6 +7,7 @@
 #include <zero/version.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/system.h"
@@ -111,6 +113,25 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
                         {},
                         {}});
   return result;
+}
+
+engine::StatePiece generator_piece(engine::State& state) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
+  at::Tensor values;
+  {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    values = generator.get_state();
+  }
+  return {kPrivate,
+          kGenerator,
+          {values.numel()},
+          0,
+          values.numel(),
+          at::kByte,
+          false,
+          [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
+          nullptr};
 }
 
 Slices cut_slices(engine::State& state) {

@@ -1,10 +1,7 @@
 // Writes a checkpoint: every rank its states, rank 0 the manifest. docs/checkpoints.md has the steps.
 #include "checkpoint/save.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
-#include <mutex>
 #include <sstream>
 
 #include "base/check.h"
@@ -19,25 +16,6 @@ namespace zero::checkpoint {
 namespace {
 
 constexpr const char* kWhere = "save_checkpoint";
-
-engine::StatePiece generator_piece(engine::State& state) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
-  at::Tensor values;
-  {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    values = generator.get_state();
-  }
-  return {kPrivate,
-          kGenerator,
-          {values.numel()},
-          0,
-          values.numel(),
-          at::kByte,
-          false,
-          [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
-          nullptr};
-}
 
 // Steps that experts of other ranks missed.
 std::map<std::string, std::int64_t> missed_steps(engine::State& state) {
@@ -159,8 +137,7 @@ void Save::begin_commit() {
   previous_ = answers[0].substr(end + 1);
 }
 
-formats::Source Save::source_of(std::size_t number, const Read& read) {
-  const auto& piece = pieces_[number];
+formats::Source source_from(const engine::StatePiece& piece, std::size_t number, const ReadPiece& read) {
   formats::Source source;
   source.kind = piece.kind;
   source.name = piece.name;
@@ -174,21 +151,21 @@ formats::Source Save::source_of(std::size_t number, const Read& read) {
   return source;
 }
 
-std::string Save::write(const Read& read) {
+std::string Save::write(const ReadPiece& read) {
   std::vector<formats::Source> states, frozen, own;
   std::size_t buffer = 0;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     const auto& piece = pieces_[p];
     if (piece.kind == kPrivate)
-      own.push_back(source_of(p, read));
+      own.push_back(source_from(piece, p, read));
     else if (piece.kind == kFrozen)
-      frozen.push_back(source_of(p, read));
+      frozen.push_back(source_from(piece, p, read));
     else if (piece.kind != kBuffer)
-      states.push_back(source_of(p, read));
+      states.push_back(source_from(piece, p, read));
     else if (const bool shared = is_shared(buffers_, buffer++); !shared)
-      own.push_back(source_of(p, read));
+      own.push_back(source_from(piece, p, read));
     else if (comm_.rank() == 0)
-      states.push_back(source_of(p, read));
+      states.push_back(source_from(piece, p, read));
   }
   const auto num_shared = states.size();
   states.insert(states.end(), own.begin(), own.end());

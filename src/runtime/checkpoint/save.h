@@ -14,16 +14,19 @@
 
 namespace zero::checkpoint {
 
+// Elements [at, at + numel) of a piece, by its number; valid while the pointer lives.
+using ReadPiece = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
+// What a file gets of piece number `number`.
+formats::Source source_from(const engine::StatePiece& piece, std::size_t number, const ReadPiece& read);
+
 class Save {
  public:
   Save(engine::State& state, formats::FsOps& fs, std::string root);
 
   // [collective] The ranks agree on the save, and rank 0 begins a directory for it.
   void begin(const std::string& wanted_tag);
-  // [local] Writes this rank's files; in any thread. Returns the hash of the report about them. read: elements
-  // [at, at + numel) of a piece, valid while the pointer lives.
-  using Read = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
-  std::string write(const Read& read);
+  // [local] Writes this rank's files; in any thread. Returns the hash of the report about them.
+  std::string write(const ReadPiece& read);
   // [collective] Rank 0 checks that the checkpoint is complete and publishes it. reports: what write() returned, by
   // rank.
   void publish(const std::vector<std::string>& reports);
@@ -43,7 +46,6 @@ class Save {
   void compare_tensor_parallel_ranks();
   void begin_commit();
   void describe();
-  formats::Source source_of(std::size_t piece, const Read& read);
   formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
                                  const std::vector<formats::Source>& frozen);
 

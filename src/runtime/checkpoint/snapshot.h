@@ -18,8 +18,8 @@ namespace zero::checkpoint {
 
 class Snapshot {
  public:
-  // Pieces that do not belong to a group are copied now. memory: most bytes of tiles that are held for the writer. Waits
-  // for the device.
+  // Pieces that do not belong to a group are copied now. memory: most bytes of tiles that are held for the writer.
+  // Waits for the device.
   Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces, std::int64_t memory);
   ~Snapshot();  // the writer has ended
 

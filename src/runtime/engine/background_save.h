@@ -13,4 +13,12 @@ class BackgroundSave {
   virtual void release() = 0;
 };
 
+// The same for a snapshot that this rank keeps in memory.
+class KeptSave {
+ public:
+  virtual ~KeptSave() = default;
+  // [local] As BackgroundSave::release().
+  virtual void release() = 0;
+};
+
 }  // namespace zero::engine

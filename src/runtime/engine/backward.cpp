@@ -222,6 +222,7 @@ void Backward::compare_unfrozen(const char* call) {
 void Backward::admit_unfrozen() {
   if (unfrozen_units().empty()) return;
   if (p_.progress.background) p_.progress.background->release();
+  if (p_.progress.kept) p_.progress.kept->release();
   const at::NoGradGuard no_grad;
   const torch_hooks::AllocationObserver::Pause pause;
   for (int g = 0; g < static_cast<int>(p_.groups.size()); ++g) {

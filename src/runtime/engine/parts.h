@@ -36,6 +36,8 @@ struct Progress {
   double last_norm = 0;
   OpenScopes scopes;
   std::unique_ptr<BackgroundSave> background;  // null: none
+  std::unique_ptr<KeptSave> kept;              // null: none yet
+  int kept_slot = -1;                          // that holds the newest kept snapshot of all ranks; -1: none
 };
 
 // The order of members is the order of construction.

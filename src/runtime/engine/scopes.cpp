@@ -32,6 +32,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
   p_.relay.reporting([&] {
     stepper_.flush();
     if (modify && p_.progress.background) p_.progress.background->release();
+    if (modify && p_.progress.kept) p_.progress.kept->release();
     {
       const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
       p_.prefetcher().pin(groups);

@@ -203,6 +203,7 @@ void Stepper::flush() {
 
 void Stepper::begin_replacing(const char* call) {
   if (p_.progress.background) p_.progress.background->release();
+  if (p_.progress.kept) p_.progress.kept->release();
   const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where(call));
   p_.program->begin_replacing();
 }
