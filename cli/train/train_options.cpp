@@ -171,7 +171,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
                         " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
   }
-  for (const char* flag : {"--save-every", "--save-async", "--keep", "--keep-every", "--keep-snapshot-every", "--resume"})
+  for (const char* flag :
+       {"--save-every", "--save-async", "--keep", "--keep-every", "--keep-snapshot-every", "--resume"})
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 

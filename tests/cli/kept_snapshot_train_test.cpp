@@ -116,8 +116,8 @@ TEST(KeptSnapshotTrain, KillsLoseFewSteps) {
 TEST(KeptSnapshotTrain, AnotherNumberOfRanksGoesOnFromDisk) {
   const std::string folder = temporary_folder();
   TrainingJob p(3, {"--restarts", "4", "--min-ranks", "2", "--grace", "0"},
-                training(folder, 60) + kKeep + Words{"--save-every", "20", "--set", "train_batch_size=6",
-                                                     "--micro-batch-size", "1"},
+                training(folder, 60) + kKeep +
+                    Words{"--save-every", "20", "--set", "train_batch_size=6", "--micro-batch-size", "1"},
                 folder);
   ASSERT_TRUE(p.wait_for(step_text(28), 150)) << p.err;
   kill(p.pid_of(2), SIGKILL);

@@ -146,7 +146,8 @@ void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
                                       m.files[part.file].name, " of ", size, " bytes"));
       ranges[part.file].push_back({part.offset, part.offset + length, &tensor});
     }
-    if (whole && next != numel) fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
+    if (whole && next != numel)
+      fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
   };
   const auto unique = [&](const std::vector<Tensor>& tensors) {
     std::set<std::pair<std::string_view, std::string_view>> names;

@@ -154,9 +154,8 @@ std::string hashes_of_buffers(const std::vector<engine::StatePiece>& pieces) {
 bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer) {
   constexpr std::size_t kDigits = 32;  // of one hash
   const auto at = kDigits * buffer;
-  return std::all_of(hashes.begin(), hashes.end(), [&](const std::string& rank) {
-    return rank.compare(at, kDigits, hashes[0], at, kDigits) == 0;
-  });
+  return std::all_of(hashes.begin(), hashes.end(),
+                     [&](const std::string& rank) { return rank.compare(at, kDigits, hashes[0], at, kDigits) == 0; });
 }
 
 formats::Manifest manifest_of(engine::State& state) {

@@ -30,8 +30,9 @@ std::string key_of(engine::State& state, const base::KeptMemory& memory, const s
   const auto& mesh = *state.parts.mesh;
   auto folder = std::filesystem::absolute(root).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();  // it ended with a slash
-  auto text = base::join("zero.kept/1\n", memory.run, "\n", folder.string(), "\n", state.parts.options.digest(), "\n", state.parts.comm->rank(), " ",
-                         state.parts.comm->size(), " ", mesh.size("sp"), " ", mesh.size("tp"), "\n");
+  auto text = base::join("zero.kept/1\n", memory.run, "\n", folder.string(), "\n", state.parts.options.digest(), "\n",
+                         state.parts.comm->rank(), " ", state.parts.comm->size(), " ", mesh.size("sp"), " ",
+                         mesh.size("tp"), "\n");
   for (const auto& piece : pieces)
     text += base::join(piece.kind, " ", piece.name, " ", c10::toString(piece.dtype), " ", piece.begin, " ", piece.numel,
                        "\n");
@@ -189,9 +190,9 @@ class Kept final : public engine::KeptSave {
       state_.parts.progress.kept_slot = fill->slot();
       observe::status_page().note_commit();
     } else if (state_.parts.comm->rank() == 0) {
-      base::log(LogLevel::Warning, base::join("[keep_snapshot] the snapshot of step ", fill->step(),
-                                              " is lost, the one before stands: rank ", failed - faults.begin(), ": ",
-                                              *failed));
+      base::log(LogLevel::Warning,
+                base::join("[keep_snapshot] the snapshot of step ", fill->step(),
+                           " is lost, the one before stands: rank ", failed - faults.begin(), ": ", *failed));
     }
   }
 
@@ -244,7 +245,8 @@ std::string KeptSnapshots::Choice::name() const { return base::join("kept snapsh
 std::string KeptSnapshots::offers() const {
   std::string lines;
   for (int slot = 0; slot < base::kKeptSlots; ++slot)
-    if (const auto& header = headers_[slot]; header && header->attempt < attempt_) lines += base::join(header->attempt, " ", header->step, " ", slot, "\n");
+    if (const auto& header = headers_[slot]; header && header->attempt < attempt_)
+      lines += base::join(header->attempt, " ", header->step, " ", slot, "\n");
   return lines;
 }
 

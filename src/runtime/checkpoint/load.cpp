@@ -425,9 +425,9 @@ OnDisk look_on_disk(formats::FsOps& fs, const std::string& root, const std::stri
   try {
     found.choice = chosen_in(fs, root, tag, faults);
     if (compare)
-      found.step = formats::read_manifest(formats::Folder::open(fs, root).folder(found.choice.tag),
-                                          found.choice.manifest_hash)
-                       .global_steps;
+      found.step =
+          formats::read_manifest(formats::Folder::open(fs, root).folder(found.choice.tag), found.choice.manifest_hash)
+              .global_steps;
   } catch (const IoError& e) {
     if (!compare || e.code() != ExitCode::kCheckpoint) throw;
     found.none = e;

@@ -55,9 +55,9 @@ class Save {
   const std::string root_;
   std::vector<engine::StatePiece> pieces_;
   std::vector<std::string> buffers_;  // hashes_of_buffers() of all ranks
-  std::string tag_, folder_;     // folder_: the directory that is written to
-  std::string previous_;         // tag of the checkpoint before; empty: none
-  formats::Manifest manifest_;   // as far as it is known at the beginning
+  std::string tag_, folder_;          // folder_: the directory that is written to
+  std::string previous_;              // tag of the checkpoint before; empty: none
+  formats::Manifest manifest_;        // as far as it is known at the beginning
   std::optional<formats::Commit> commit_;
 };
 

@@ -14,9 +14,9 @@
 #include "comm/group.h"
 #include "formats/digest.h"
 #include "support/on_ranks.h"
+#include "unit/checkpoint/trained_model.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
-#include "unit/checkpoint/trained_model.h"
 
 namespace zero::test::background_save_test {
 namespace {

@@ -189,8 +189,9 @@ TEST(KeptSnapshot, ALoadFromDiskForgetsWhatWasKept) {
 
 // Attempt 0 keeps steps 2 and 4, in slots 0 and 1, and has step 1 on disk. `spoil` is called between the attempts.
 // Returns what attempt 1 loads; its state must be that of the step.
-std::string loaded_after(const std::function<void(const Launcher&)>& spoil, const std::string& more = kEvery,
-                         const std::function<void(Rank&)>& change = [](Rank&) {}) {
+std::string loaded_after(
+    const std::function<void(const Launcher&)>& spoil, const std::string& more = kEvery,
+    const std::function<void(Rank&)>& change = [](Rank&) {}) {
   TempFolder folder;
   const Launcher launcher(2);
   std::string loaded;
@@ -273,9 +274,8 @@ TEST(KeptSnapshot, OfAnythingElseIsNotTaken) {
     }
     const auto load = [&](const std::string& root, const std::string& run, std::int64_t attempt, std::int64_t hidden) {
       Trained trained(comm, kPlaces[1], hidden, kEvery);
-      return code_of([&] {
-        checkpoint::load(trained.state, formats::system_files(), root, "", launcher.of(0, attempt, run));
-      });
+      return code_of(
+          [&] { checkpoint::load(trained.state, formats::system_files(), root, "", launcher.of(0, attempt, run)); });
     };
     EXPECT_EQ(load(rank.root, "run", 1, kHidden), 0);
     EXPECT_EQ(load(rank.root + "/./", "run", 1, kHidden), 0);

@@ -17,10 +17,10 @@ Plan plan_of(const std::string& keys, int stage = 2) {
   PlanMachine machine;
   machine.gpu = false;
   machine.ranks_per_host = 2;
-  const auto options =
-      Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+  const auto options = Options::from_json(
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
     "zero_optimization": {"stage": )" +
-                         std::to_string(stage) + "}" + keys + "}");
+      std::to_string(stage) + "}" + keys + "}");
   return plan(PlanModel::named("gpt-10m"), options, machine);
 }
 

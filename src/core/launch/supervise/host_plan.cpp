@@ -30,9 +30,9 @@ std::string name_of(std::string_view entry) { return std::string(entry.substr(0,
 
 bool set_by_launcher(const std::string& name) {
   static constexpr std::string_view kOwn[] = {
-      "RANK",        "WORLD_SIZE",      "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "GROUP_RANK",         "GROUP_WORLD_SIZE",
-      "ROLE_RANK",   "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",      "LOCAL_SIZE",         "CROSS_RANK",
-      "CROSS_SIZE",  "ZERO_RUN_ID",     "ZERO_TOKEN",  "ZERO_STATUS_FD",   "ZERO_RESTART_COUNT", "ZERO_PREVIOUS_WORLD",
+      "RANK",         "WORLD_SIZE",      "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "GROUP_RANK",         "GROUP_WORLD_SIZE",
+      "ROLE_RANK",    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",      "LOCAL_SIZE",         "CROSS_RANK",
+      "CROSS_SIZE",   "ZERO_RUN_ID",     "ZERO_TOKEN",  "ZERO_STATUS_FD",   "ZERO_RESTART_COUNT", "ZERO_PREVIOUS_WORLD",
       "ZERO_LOG_DIR", "ZERO_KEEP_FD"};
   return starts_with_one_of(name, {"TORCHELASTIC_"}) ||
          std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn);
