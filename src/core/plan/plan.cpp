@@ -118,7 +118,8 @@ void add_save(const config::Settings& settings, const step::RunFacts& run, const
     if (group.trainable) states += group.shard() * (1 + run.num_slots) * step::kMasterWidth;
   auto held = std::min(settings.checkpoint.memory, states);
   const auto peak = memory.peak(Tier::Host);
-  if (const auto& budget = step::Budgets::of(settings.memory).of(Tier::Host))
+  const auto budgets = step::Budgets::of(settings.memory);
+  if (const auto& budget = budgets.of(Tier::Host))
     held = std::clamp<std::int64_t>(*budget - static_cast<std::int64_t>(peak), 0, held);
   constexpr auto kOther = MemoryReport::Purpose::Other;
   const auto more = static_cast<std::uint64_t>(held);

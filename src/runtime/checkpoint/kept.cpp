@@ -72,7 +72,7 @@ class Claim {
 class Fill {
  public:
   Fill(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory, const std::string& root, int slot)
-      : state_(state), number_(slot), pieces_(pieces_of(state)), slot_(fs, memory.fd, slot) {
+      : state_(state), number_(slot), pieces_(state.exports->pieces_to_keep()), slot_(fs, memory.fd, slot) {
     manifest_ = manifest_of(state);
     manifest_.tag = "kept";
     manifest_.id = key_of(state, memory, root, pieces_);
@@ -113,12 +113,6 @@ class Fill {
   }
 
  private:
-  // What this rank will have to load.
-  static std::vector<engine::StatePiece> pieces_of(engine::State& state) {
-    state.stepper->flush();
-    return state.exports->pieces_to_keep();
-  }
-
   void write() {
     const auto read = [this](std::size_t piece, std::int64_t at, std::int64_t numel) {
       return snapshot_->read(piece, at, numel);
@@ -170,12 +164,18 @@ class Kept final : public engine::KeptSave {
   // [collective] Completes the one before, and begins another.
   void keep(const std::string& root) {
     complete();
-    (void)engine::agree(*state_.parts.comm, kWhere, [&] {
-      // Not over the newest snapshot that all ranks have.
-      const int slot = state_.parts.progress.kept_slot == 0 ? 1 : 0;
-      fill_ = std::make_unique<Fill>(state_, fs_, memory_, root, slot);
-      return "";
-    });
+    state_.stepper->flush();
+    try {
+      (void)engine::agree(*state_.parts.comm, kWhere, [&] {
+        // Not over the newest snapshot that all ranks have.
+        const int slot = state_.parts.progress.kept_slot == 0 ? 1 : 0;
+        fill_ = std::make_unique<Fill>(state_, fs_, memory_, root, slot);
+        return "";
+      });
+    } catch (...) {
+      fill_.reset();  // all ranks have one, or none
+      throw;
+    }
   }
 
  private:
@@ -207,8 +207,10 @@ class Kept final : public engine::KeptSave {
 
 void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory, const std::string& root) {
   auto& parts = state.parts;
-  const auto every = parts.settings.checkpoint.keep_every;
-  if (every == 0 || parts.program->steps() % every != 0) return;
+  const auto every = parts.settings.checkpoint.keep_every, steps = parts.program->steps();
+  const auto& accumulated = parts.accumulated();
+  const bool within_a_step = accumulated.micro_batches > 0 || accumulated.open;
+  if (every == 0 || steps == 0 || steps % every != 0 || within_a_step) return;
   const at::NoGradGuard no_grad;
   auto& kept = parts.progress.kept;
   // All ranks keep something, or none does.
