@@ -108,15 +108,19 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
   }
 }
 
-// Adds what a save in the background holds for its writer, at most. The Engine's updates wait rather than exceed the
-// pool or a budget, so it decides no refusal.
-void add_save(const config::Settings& settings, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
-              MemoryReport& memory) {
-  if (!settings.checkpoint.decoupled) return;
-  std::int64_t states = 0;
-  for (const auto& group : groups)
-    if (group.trainable) states += group.shard() * (1 + run.num_slots) * step::kMasterWidth;
-  auto held = std::min(settings.checkpoint.memory, states);
+// Adds what saves in the background, and kept snapshots, hold for their writers, at most. The Engine's updates wait
+// rather than exceed a pool or a budget, so it decides no refusal.
+void add_pools(const config::Settings& settings, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
+               MemoryReport& memory) {
+  const auto width = (1 + run.num_slots) * step::kMasterWidth;
+  std::int64_t saved = 0, kept = 0;
+  for (const auto& group : groups) {
+    if (!group.trainable) continue;
+    if (settings.checkpoint.decoupled) saved += group.shard() * width;
+    if (run.keeps_snapshots) kept += group.owned() * width;
+  }
+  auto held = std::min(settings.checkpoint.memory, saved) + std::min(settings.checkpoint.memory, kept);
+  if (held == 0) return;
   const auto peak = memory.peak(Tier::Host);
   const auto budgets = step::Budgets::of(settings.memory);
   if (const auto& budget = budgets.of(Tier::Host))
@@ -169,7 +173,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   result.memory = dry.report();
   judge(task, placed, /*says_why=*/steps == kSteps, result);
-  add_save(c.settings, facts, groups, result.memory);
+  add_pools(c.settings, facts, groups, result.memory);
   return result;
 }
 
