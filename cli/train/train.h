@@ -24,7 +24,7 @@ struct TrainArguments {
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,
-               sample = 200, local_rank = 0;
+               keep_snapshot_every = 0, sample = 200, local_rank = 0;
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
                                 trace_steps;

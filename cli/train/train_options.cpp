@@ -44,6 +44,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   add("--optimizer", "optimizer.type", a.optimizer);
   add("--lr", "optimizer.params.lr", shown(a.lr));
   add("--weight-decay", "optimizer.params.weight_decay", shown(a.weight_decay));
+  add("--keep-snapshot-every", "libzero.keep_snapshot_every", std::to_string(a.keep_snapshot_every));
   if (a.save_async) all.push_back({"checkpoint.writer.decoupled", "true", "CLI --save-async"});
   if (c.given("--dtype")) {
     all.push_back({"bf16.enabled", a.dtype == "bf16" ? "true" : "false", "CLI --dtype"});
@@ -148,6 +149,8 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--save-every", a.save_every, "K", "also save every K steps", 1, kMost);
   c.option("--keep", a.keep, "N", "after a save remove all but the newest N checkpoints", 1, kMost);
   c.option("--keep-every", a.keep_every, "K", "with --keep: those of every K steps stay", 1, kMost);
+  c.option("--keep-snapshot-every", a.keep_snapshot_every, "K",
+           "under `zero run --restarts`: keep the states of every K steps in memory for --resume auto", 1, kMost);
   c.flag("--save-async", a.save_async, "write checkpoints while training goes on");
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
   c.option("--init-from", a.init_from, "SRC",
@@ -168,7 +171,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
                         " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
   }
-  for (const char* flag : {"--save-every", "--save-async", "--keep", "--keep-every", "--resume"})
+  for (const char* flag :
+       {"--save-every", "--save-async", "--keep", "--keep-every", "--keep-snapshot-every", "--resume"})
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 

@@ -133,11 +133,20 @@ void TrainRun::take_initial_weights() {
 void TrainRun::resume() {
   if (plan_.resume.empty()) return take_initial_weights();
   const bool newest = plan_.resume == "auto";
-  if (newest && !any_checkpoint(comm_, plan_.checkpoint_dir)) {
+  const bool on_disk = !newest || any_checkpoint(comm_, plan_.checkpoint_dir);
+  // An earlier attempt may have kept a snapshot before its first save.
+  const bool in_memory = newest && plan_.options.settings().checkpoint.keep_every > 0 &&
+                         base::number_in_env("ZERO_RESTART_COUNT", std::numeric_limits<int>::max()) > 0;
+  std::string tag;
+  try {
+    if (on_disk || in_memory) tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
+  } catch (const IoError& error) {
+    if (on_disk || error.code() != ExitCode::kCheckpoint) throw;
+  }
+  if (tag.empty()) {
     report_.note(LogLevel::Info, "no checkpoint in " + plan_.checkpoint_dir + ": starting from the beginning");
     return take_initial_weights();
   }
-  const std::string tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
   const auto saved = nlohmann::json::parse(engine_.user_state(), nullptr, false);
   if (!saved.is_object() || !saved.contains("reader"))
     throw ConfigError("[--resume] got checkpoint " + plan_.checkpoint_dir + "/" + tag +
@@ -148,9 +157,12 @@ void TrainRun::resume() {
   } catch (const std::runtime_error& error) {
     throw ConfigError(std::string("[--resume] ") + error.what());
   }
-  resumed_tag_ = tag;
+  const bool from_memory = tag.find(' ') != tag.npos;  // no tag has one
+  if (!from_memory) resumed_tag_ = tag;
   // A run that was ended between a save and the removal of older checkpoints left one too many, each time.
   if (plan_.keep > 0 && comm_.rank() == 0) remove_old();
+  if (from_memory)
+    return report_.note(LogLevel::Info, "resumed from the " + tag + ", sample " + std::to_string(reader_.position()));
   saved_step_ = engine_.global_step();
   report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
                                    std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
@@ -216,10 +228,21 @@ TrainRun::Losses TrainRun::step(StepResult& result, report::StepRow& row) {
   return {sum.loss / static_cast<double>(accumulation), sum.aux / static_cast<double>(accumulation)};
 }
 
+void TrainRun::note_position() {
+  engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
+}
+
+void TrainRun::keep_snapshot() {
+  const std::int64_t every = plan_.options.settings().checkpoint.keep_every, step = engine_.global_step();
+  if (every == 0 || plan_.checkpoint_dir.empty() || step % every != 0 || step == plan_.steps) return;
+  note_position();
+  engine_.keep_snapshot(plan_.checkpoint_dir);
+}
+
 void TrainRun::save() {
   if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
   const std::string tag = "global_step" + std::to_string(engine_.global_step());
-  engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
+  note_position();
   complete_save();  // save_checkpoint() would, and nobody would be told
   save_begun_ = base::steady_seconds();
   engine_.save_checkpoint(plan_.checkpoint_dir, tag);
@@ -370,6 +393,7 @@ int TrainRun::run() {
     report_.step(row, result.global_step * samples_per_step);
     if (recorded) recorder_.end_step();
     note_saved();
+    keep_snapshot();
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
   }
   summary_.steps = engine_.global_step();

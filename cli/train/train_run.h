@@ -36,6 +36,8 @@ class TrainRun {
   // int64 [samples, sequence + 1], on the model's device.
   at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
+  void note_position();  // in the text that checkpoints store
+  void keep_snapshot();
   void save();
   void note_saved();
   void complete_save();

@@ -140,8 +140,11 @@ class ZERO_API Engine {
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag);
   bool checkpoint_pending() const;  // [local] whether a save in the background is not complete
   std::string finish_checkpoint();  // [collective] completes it; the tag of the last one in the background, or ""
-  // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty. Returns the tag. Throws on every
-  // rank: IoError (kCheckpoint) if the checkpoint is missing or damaged, ConfigError if it belongs to another model.
+  // [collective] Call after every step: keeps the states in memory each libzero.keep_snapshot_every steps. After a
+  // restart by `zero run --restarts`, load_checkpoint(dir) takes them if they are newer (docs/checkpoints.md).
+  void keep_snapshot(const std::filesystem::path& dir);
+  // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty; returns the tag. Throws on every
+  // rank: IoError (kCheckpoint) if it is missing or damaged, ConfigError if it belongs to another model.
   std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");
   // [collective] The masters, and buffers, in files of other libraries and back, each rank its own elements
   // (docs/interchange.md). Between steps. ConfigError with everything that does not fit, IoError if files fail.
@@ -151,18 +154,15 @@ class ZERO_API Engine {
   // [local] Text that checkpoints store with the engine's state, for example the data position. Rank 0's is saved.
   void set_user_state(std::string json);
   std::string user_state() const;  // [local]
-
   // [collective] Starts a trace for ui.perfetto.dev and chrome://tracing (docs/trace.md). Every rank writes
   // FILE.rank-N.json. Call between steps; one trace at a time. Throws IoError if a rank's file cannot be created. A
   // later write error ends the trace with a warning, and the run continues. ZERO_TRACE=FILE in the environment, with
   // ZERO_TRACE_STEPS=A:B (default 3:22), traces from construction to destruction without a call.
   void start_trace(const std::filesystem::path& file, TraceSteps steps = {});
-  // [collective] Ends the trace. Merges the parts into FILE if all ranks see the same folder. No effect without a
-  // trace.
+  // [collective] Ends the trace, if any. Merges the parts into FILE if all ranks see the same folder.
   TraceSummary stop_trace();
 
-  // [local] Seconds spent in the parts of all steps so far; zeros unless wall_clock_breakdown is true. Call between
-  // steps.
+  // [local] Seconds spent in the parts of all steps; zeros unless wall_clock_breakdown is true. Call between steps.
   StepTimes times() const;
   // [local]
   std::int64_t global_step() const;     // attempted steps

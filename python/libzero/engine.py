@@ -371,6 +371,13 @@ class Engine:
         self._native.refresh_buffers(self._original)
         self._native.save_checkpoint(os.fspath(path), tag)
 
+    def keep_snapshot(self, path: str | os.PathLike[str], *, user_state: Any = None) -> None:
+        """[collective] After every step: keeps states in memory for restarts (docs/checkpoints.md, Kept snapshots)."""
+        if user_state is not None:
+            self._native.set_user_state(json.dumps(user_state))
+        self._native.refresh_buffers(self._original)
+        self._native.keep_snapshot(os.fspath(path))
+
     @property
     def checkpoint_pending(self) -> bool:
         """[local] Whether a save in the background is not complete."""

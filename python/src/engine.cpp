@@ -227,6 +227,9 @@ void bind_engine(py::module_& module) {
   c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     self.run("libzero::save_checkpoint", [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag); });
   });
+  c.def("keep_snapshot", [](const PyEngine& self, const std::filesystem::path& dir) {
+    self.run("libzero::keep_snapshot", [&](zero::Engine& engine) { engine.keep_snapshot(dir); });
+  });
   local(c, "checkpoint_pending", &zero::Engine::checkpoint_pending);
   c.def("finish_checkpoint", [](const PyEngine& self) {
     return self.run("libzero::finish_checkpoint", [](zero::Engine& engine) { return engine.finish_checkpoint(); });

@@ -3,7 +3,10 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -18,6 +21,15 @@ std::string host_name(const char* fallback) {
 std::string read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+std::int64_t number_in_env(const char* name, std::int64_t most) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr) return -1;
+  const char* const end = text + std::strlen(text);
+  std::int64_t value = 0;
+  const auto read = std::from_chars(text, end, value);
+  return read.ec != std::errc() || read.ptr != end || value < 0 || value > most ? -1 : value;
 }
 
 std::filesystem::path folder_of(const void* address) {

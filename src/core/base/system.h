@@ -1,5 +1,6 @@
 // Small queries to the operating system.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <string>
 
@@ -10,6 +11,9 @@ std::string host_name(const char* fallback);
 
 // The contents of a file of /proc or /sys; "" if it cannot be read.
 std::string read_file(const std::string& path);
+
+// A variable of the environment that is a whole decimal number from 0 to `most`; else -1.
+std::int64_t number_in_env(const char* name, std::int64_t most);
 
 // The folder of the library or program that holds `address`; empty if it is unknown.
 std::filesystem::path folder_of(const void* address);

@@ -14,6 +14,7 @@ struct CheckpointSettings {
   PrivateBuffers private_buffers = PrivateBuffers::Modulo;
   bool decoupled = false;                         // saves run in the background
   std::int64_t memory = std::int64_t{128} << 20;  // bytes per rank that a save in the background may hold
+  std::int64_t keep_every = 0;                    // steps between kept snapshots; 0: none
   bool save_errors_warn = false;                  // a failed save in the background is logged, not thrown
   bool show_statistics = false;                   // logs bytes and seconds of a save
 };

@@ -93,6 +93,12 @@ const Key kOtherKeys[] = {
      .help = "bytes of states per rank that a save in the background may hold in host memory for its writer",
      .low = 8388608,
      .unit = "bytes"},
+    {.path = "libzero.keep_snapshot_every",
+     .type = Type::Int,
+     .default_json = "0",
+     .help = "steps between snapshots that keep_snapshot() keeps in memory for a restart by `zero run --restarts` "
+             "(--keep-snapshot-every); 0: none",
+     .low = 0},
     {.path = "libzero.save_errors",
      .type = Type::Enum,
      .default_json = "\"throw\"",

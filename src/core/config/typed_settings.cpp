@@ -282,6 +282,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.checkpoint.decoupled = v.flag("checkpoint.writer.decoupled");
   s.checkpoint.show_statistics = v.flag("checkpoint.writer.show_statistics");
   s.checkpoint.memory = v.whole("libzero.checkpoint_memory");
+  s.checkpoint.keep_every = v.whole("libzero.keep_snapshot_every");
   s.checkpoint.save_errors_warn = v.word("libzero.save_errors") == "warn";
   const auto buffers = v.word("libzero.private_buffers");
   s.checkpoint.private_buffers = buffers == "rank0"   ? PrivateBuffers::Rank0

@@ -105,7 +105,8 @@ void prove_slices(const Tensor& tensor, const std::string& label, const std::str
 
 }  // namespace
 
-void prove_coverage(const Manifest& m, const std::string& path) {
+void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
+  const bool whole = extent == Extent::Checkpoint;
   std::set<std::string> files;
   for (const auto& file : m.files)
     if (!files.insert(file.name).second || file.name == kManifestName || file.name == kSumsName)
@@ -127,15 +128,16 @@ void prove_coverage(const Manifest& m, const std::string& path) {
     if (!tensor.slices.empty()) prove_slices(tensor, label, path);
     std::int64_t next = 0;
     for (const auto& part : tensor.parts) {
-      if (part.start != next)
+      if (part.start < next || (whole && part.start > next))
         fail_damaged(path, base::join(label, ": a part begins at element ", part.start, ", expected ", next,
                                       ": elements are missing or stored twice"));
-      if (part.numel < 1 || part.numel > numel - next || part.numel > kMostPartBytes / bytes)
+      const auto left = std::max<std::int64_t>(numel - part.start, 0);
+      if (part.numel < 1 || part.numel > left || part.numel > kMostPartBytes / bytes)
         fail_damaged(path, base::join(label, ": the part at ", part.start, " has ", part.numel, " of ", numel,
-                                      " elements, expected 1 to ", std::min(numel - next, kMostPartBytes / bytes)));
+                                      " elements, expected 1 to ", std::min(left, kMostPartBytes / bytes)));
       if (part.file >= m.files.size() || m.files[part.file].name == m.blocks)
         fail_damaged(path, base::join(label, ": its file ", part.file, " is not listed"));
-      next += part.numel;
+      next = part.start + part.numel;
       if (m.format == 1) continue;
       const auto length = static_cast<std::uint64_t>(part.numel) * static_cast<std::uint64_t>(bytes);
       const auto size = static_cast<std::uint64_t>(m.files[part.file].bytes);
@@ -144,7 +146,8 @@ void prove_coverage(const Manifest& m, const std::string& path) {
                                       m.files[part.file].name, " of ", size, " bytes"));
       ranges[part.file].push_back({part.offset, part.offset + length, &tensor});
     }
-    if (next != numel) fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
+    if (whole && next != numel)
+      fail_damaged(path, base::join(label, ": ", next, " of ", numel, " elements are stored"));
   };
   const auto unique = [&](const std::vector<Tensor>& tensors) {
     std::set<std::pair<std::string_view, std::string_view>> names;

@@ -100,10 +100,12 @@ std::string tensors_text(const std::vector<Tensor>& tensors);
 std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path);
 // Throws IoError (kCheckpoint) with path, location and what was expected. A higher min_reader is reported with both
 // versions.
-Manifest parse_manifest(std::string_view text, const std::string& path);
-// Checks that parts are in order, complete, no larger than kMostPartBytes and in listed files, and that no byte of a
-// file belongs to two of them. Called by parse_manifest, and by a save before it writes.
-void prove_coverage(const Manifest& manifest, const std::string& path);
+// Of a checkpoint, or of the parts of one rank.
+enum class Extent { Checkpoint, Rank };
+Manifest parse_manifest(std::string_view text, const std::string& path, Extent extent = Extent::Checkpoint);
+// Checks that parts are in order, complete unless they are of one rank, no larger than kMostPartBytes and in listed
+// files, and that no byte of a file belongs to two of them. Called by parse_manifest, and by a save before it writes.
+void prove_coverage(const Manifest& manifest, const std::string& path, Extent extent = Extent::Checkpoint);
 
 // One line "<hash>  <name>" per file, for xxh128sum -c; manifest.json last.
 std::string sums_text(const Manifest& manifest, const std::string& manifest_hash);

@@ -243,7 +243,7 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
   return result;
 }
 
-Manifest parse_manifest(std::string_view text, const std::string& path) {
+Manifest parse_manifest(std::string_view text, const std::string& path, Extent extent) {
   Manifest m;
   // Fails later, when it is known that the format is one of these.
   std::string fault;
@@ -297,7 +297,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path) {
     m.ranks.push_back(std::move(ranks[r]));
   }
   tensors.finish(m, path);
-  prove_coverage(m, path);
+  prove_coverage(m, path, extent);
   return m;
 }
 

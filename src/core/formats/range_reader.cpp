@@ -71,19 +71,26 @@ std::uint64_t RangeReader::offset_of(const Tensor& tensor, const Part& part) {
 }
 
 void RangeReader::add(std::size_t id, const Tensor& tensor, const std::vector<Run>& runs) {
+  std::int64_t missing = 0;
+  for (const auto& wanted : runs) missing += wanted.numel;
   auto run = runs.begin();  // the first that a later part may have
   for (const auto& part : tensor.parts) {
     const auto end = part.start + part.numel;
     while (run != runs.end() && run->stored + run->numel <= part.start) ++run;
-    if (run == runs.end()) return;
+    if (run == runs.end()) break;
     std::optional<std::uint64_t> offset;
     for (auto next = run; next != runs.end() && next->stored < end; ++next) {
       const auto first = std::max(next->stored, part.start), last = std::min(next->stored + next->numel, end);
       if (!offset) offset = offset_of(tensor, part);
       entries_.push_back({part.file, static_cast<std::uint32_t>(id), *offset + bytes_of(tensor, first - part.start),
                           next->wanted + (first - next->stored), first, last - first, &tensor, &part});
+      missing -= last - first;
     }
   }
+  // Of the parts of one rank, another might want others.
+  if (missing != 0)
+    fail_damaged(folder_.path_of(kManifestName), base::join("lacks ", missing, " elements of ", tensor.kind, " of ",
+                                                            tensor.name, " that are needed here"));
 }
 
 std::vector<RangeReader::Window> RangeReader::windows() {

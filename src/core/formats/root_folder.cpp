@@ -184,11 +184,11 @@ void Commit::publish(Manifest manifest) {
 
 // --- reading ----------------------------------------------------------------------------------
 
-Manifest read_manifest(const Folder& checkpoint, const std::string& hash) {
+Manifest read_manifest(const Folder& checkpoint, const std::string& hash, Extent extent) {
   const auto path = checkpoint.path_of(kManifestName);
   const auto text = checkpoint.read_file(kManifestName, kMostManifestBytes);
   if (const auto got = hash_of(text); got != hash) fail_damaged(path, "has the hash " + got + ", expected " + hash);
-  return parse_manifest(text, path);
+  return parse_manifest(text, path, extent);
 }
 
 std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const std::string& name) {

@@ -66,6 +66,6 @@ std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const s
 std::string require_whole(const Folder& checkpoint);
 
 // Reads the manifest; its hash must be `hash`.
-Manifest read_manifest(const Folder& checkpoint, const std::string& hash);
+Manifest read_manifest(const Folder& checkpoint, const std::string& hash, Extent extent = Extent::Checkpoint);
 
 }  // namespace zero::formats

@@ -22,6 +22,7 @@
 
 #include "base/check.h"
 #include "base/memory_file.h"
+#include "base/system.h"
 
 namespace zero::observe {
 
@@ -144,19 +145,9 @@ std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(t.tv_sec) * 1000000000ull + static_cast<std::uint64_t>(t.tv_nsec);
 }
 
-// A whole decimal number from 0 to `most`, or -1.
-long number_in_env(const char* name, long most) {
-  const char* text = std::getenv(name);
-  if (!text || *text < '0' || *text > '9') return -1;
-  char* end = nullptr;
-  errno = 0;
-  long value = std::strtol(text, &end, 10);
-  return *end || errno || value > most ? -1 : value;
-}
-
 StatusWriter open_from_environment() {
-  const long fd = number_in_env("ZERO_STATUS_FD", 1 << 20);
-  const long rank = number_in_env("LOCAL_RANK", 1 << 20);
+  const auto fd = base::number_in_env("ZERO_STATUS_FD", 1 << 20);
+  const auto rank = base::number_in_env("LOCAL_RANK", 1 << 20);
   if (fd < 0 || rank < 0) return StatusWriter();
   // The descriptor may be stale (closed or reused by a program in between): accept only a sealed memfd of whole pages
   // with the magic number.

@@ -21,6 +21,7 @@
 #include "plan/step_time.h"
 #include "plan/topology.h"
 #include "step/placement.h"
+#include "step/tiers.h"
 
 namespace zero {
 namespace {
@@ -107,6 +108,29 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
   }
 }
 
+// Adds what saves in the background, and kept snapshots, hold for their writers, at most. The Engine's updates wait
+// rather than exceed a pool or a budget, so it decides no refusal.
+void add_pools(const config::Settings& settings, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
+               MemoryReport& memory) {
+  const auto width = (1 + run.num_slots) * step::kMasterWidth;
+  std::int64_t saved = 0, kept = 0;
+  for (const auto& group : groups) {
+    if (!group.trainable) continue;
+    if (settings.checkpoint.decoupled) saved += group.shard() * width;
+    if (run.keeps_snapshots) kept += group.owned() * width;
+  }
+  auto held = std::min(settings.checkpoint.memory, saved) + std::min(settings.checkpoint.memory, kept);
+  if (held == 0) return;
+  const auto peak = memory.peak(Tier::Host);
+  const auto budgets = step::Budgets::of(settings.memory);
+  if (const auto& budget = budgets.of(Tier::Host))
+    held = std::clamp<std::int64_t>(*budget - static_cast<std::int64_t>(peak), 0, held);
+  constexpr auto kOther = MemoryReport::Purpose::Other;
+  const auto more = static_cast<std::uint64_t>(held);
+  memory.set(Tier::Host, kOther, memory.current(Tier::Host, kOther), memory.peak(Tier::Host, kOther) + more);
+  memory.set_peak(Tier::Host, peak + more);
+}
+
 Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
   if (c.settings.memory.device && !c.settings.memory.activations) {
     // As `zero train` does: the states leave room for what the model saves for backward.
@@ -149,6 +173,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   result.memory = dry.report();
   judge(task, placed, /*says_why=*/steps == kSteps, result);
+  add_pools(c.settings, facts, groups, result.memory);
   return result;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/kept_memory.h"
 #include "net/transport_choice.h"
 #include "step/tiers.h"
 
@@ -123,8 +124,18 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   run.max_live_numel = zero.max_live_parameters;
   run.max_reuse_numel = zero.max_reuse_distance;
   run.allgather_numel = zero.allgather_bucket_size;
+  run.keeps_snapshots = settings.checkpoint.keep_every > 0;
   run.fetch_ahead = step::shards_fetched_ahead(zero.offload_param.buffer_count);
   return run;
+}
+
+std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& groups) {
+  if (!run.keeps_snapshots) return 0;
+  std::int64_t bytes = 0;
+  for (const auto& group : groups)
+    bytes += group.trainable ? group.owned() * (1 + run.num_slots) * kMasterWidth
+                             : group.resting() * width(run.precision.param);
+  return base::kKeptSlots * bytes;
 }
 
 std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,

@@ -139,6 +139,7 @@ struct RunFacts {
   std::int64_t prefetch_numel = 0, max_live_numel = 0, max_reuse_numel = 0;  // of unsharding, see step/prefetcher.h
   std::int64_t allgather_numel = 0;  // limit of concurrent all-gathers of updated parameters
   int fetch_ahead = 0;               // shards fetched from a file beyond the group that is unsharded ahead
+  bool keeps_snapshots = false;      // two snapshots of all that a rank stores are in host memory
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
@@ -154,6 +155,9 @@ struct RunFacts {
 
 // `accumulation`: micro-batches per step. `topology` needs no secondary_ranks.
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation);
+
+// Bytes of the snapshots that a rank keeps, without buffers and headers; 0 if it keeps none.
+std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& groups);
 
 // One result per unit. `placements`: one per unit, from step/placement.h.
 std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,

@@ -120,7 +120,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
   } else if (!segment.aliases_master) {
     target.param = resting;
   }
-  if (before_change) before_change(group.index, owned, tile.numel, target);
+  for (const auto& [save, call] : before_change) call(group.index, owned, tile.numel, target);
   const auto at = in_file ? Tier::Host : segment.tier;
   const auto bytes = tile.numel * state_width(c_.facts);
   {

@@ -4,6 +4,7 @@
 // rule.
 #pragma once
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -29,9 +30,10 @@ class OptimizerStep {
   // Waits until no operation is pending; drops prefetched tiles.
   void settle();
 
-  // Called before elements [begin, begin + numel) of a group's owned range change, with their states, so that a
-  // background save can copy them first. Runs in the updating thread.
-  std::function<void(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget&)> before_change;
+  // Called before elements [begin, begin + numel) of a group's owned range change, with their states, so that saves
+  // in the background can copy them first. Run in the updating thread. By the save that wants to know.
+  using BeforeChange = std::function<void(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget&)>;
+  std::map<const void*, BeforeChange> before_change;
 
  private:
   struct Tile {

@@ -41,6 +41,9 @@ void StepProgram::order_reductions() {
 }
 
 void StepProgram::make_optimizer_step() {
+  const auto kept = kept_bytes(facts_, group_facts_);
+  c_.memory.ledger().book(Tier::Host, Purpose::Other, kept - kept_);
+  kept_ = kept;
   optimizer_.reset();  // frees its buffers for the new one
   optimizer_ = std::make_unique<OptimizerStep>(c_, groups_);
 }

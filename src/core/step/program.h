@@ -143,6 +143,7 @@ class StepProgram {
   bool in_pass_ = false;               // from begin_backward() to its end_backward() or discard_micro_batch()
   Accumulation accumulated_, copied_;  // copied_: state at the copy; taken_passes == 0: no copy
   std::int64_t step_ = 0;
+  std::int64_t kept_ = 0;                    // bytes that are booked for kept snapshots
   bool unshards_ = false, delayed_ = false;  // for some group
   std::atomic<bool> pending_ = false;        // a delayed update has started and is not visible yet
   bool reads_ahead_ = false;

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "checkpoint/snapshot.h"
 #include "engine/rank_agreement.h"
-#include "gpu/streams.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -27,25 +26,15 @@ class Background final : public engine::BackgroundSave {
   Background(engine::State& state, std::unique_ptr<Save> save)
       : state_(state),
         save_(std::move(save)),
-        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory),
-        stream_(state.parts.device, /*high_priority=*/false) {
-    if (!state.parts.device.is_cpu())
-      at::accelerator::synchronizeDevice(state.parts.device.index());  // updates in the caller's streams
+        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
     start_writer();
-    // Last, because nothing may fail after it.
-    state.parts.program->optimizer().before_change = [this](int group, std::int64_t begin, std::int64_t numel,
-                                                            const step::UpdateTarget& target) {
-      snapshot_.before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
-        const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
-        return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
-      });
-    };
+    snapshot_.watch();  // last, because nothing may fail after it
   }
 
   ~Background() override {
     cancelled_ = true;
     work_.wait();
-    stop_watching();
+    snapshot_.stop_watching();
     if (!over_)
       base::log(LogLevel::Warning, "[save_checkpoint] the save of " + save_->tag() +
                                        " was not finished and is lost; the checkpoint before stands. Hint: call "
@@ -84,10 +73,10 @@ class Background final : public engine::BackgroundSave {
         return report_;
       });
       if (cancelled_) throw IoError("[save_checkpoint] the save of " + save_->tag() + " was given up");
-      stop_watching();
+      snapshot_.stop_watching();
       save_->publish(reports);
     } catch (const IoError& e) {
-      stop_watching();
+      snapshot_.stop_watching();
       if (!state_.parts.settings.checkpoint.save_errors_warn || progress.failed_saves == kMostWarnings) throw;
       ++progress.failed_saves;
       if (state_.parts.comm->rank() == 0)
@@ -136,9 +125,6 @@ class Background final : public engine::BackgroundSave {
     work_ = writer_.add(
         [this] {
           const at::NoGradGuard no_grad;
-          // Copies from a GPU do not wait for the steps that run meanwhile. What they read does not change before the
-          // tile is finished.
-          const gpu::SideStream::Scope beside_the_steps(stream_, /*after_current=*/false);
           const formats::MovesFor save_files(moved_);
           const auto end = [this](void*) { snapshot_.end(); };
           const std::unique_ptr<void, decltype(end)> at_end(this, end);
@@ -149,11 +135,6 @@ class Background final : public engine::BackgroundSave {
           seconds_ = since(begun_);
         },
         1);
-  }
-
-  void stop_watching() {
-    state_.parts.backend->update.settle();  // a delayed update calls it
-    state_.parts.program->optimizer().before_change = nullptr;
   }
 
   void tell() const {
@@ -167,7 +148,6 @@ class Background final : public engine::BackgroundSave {
   engine::State& state_;
   std::unique_ptr<Save> save_;
   Snapshot snapshot_;
-  const gpu::SideStream stream_;
   const Clock::time_point begun_ = Clock::now();
   double seconds_ = 0;
   std::atomic<bool> cancelled_{false};

@@ -1,6 +1,7 @@
 // The checkpoint calls of Engine, on the real file system.
 #include "checkpoint/checkpoint.h"
 
+#include "checkpoint/kept.h"
 #include "checkpoint/weights.h"
 #include "observe/trace.h"
 
@@ -13,7 +14,12 @@ void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string
 
 std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Load, "load");
-  return checkpoint::load(*state_, formats::system_files(), dir.string(), tag);
+  return checkpoint::load(*state_, formats::system_files(), dir.string(), tag, base::kept_memory());
+}
+
+void Engine::keep_snapshot(const std::filesystem::path& dir) {
+  observe::TraceSpan memory(state_->parts.trace.trace(), observe::TraceKind::Save, "keep");
+  checkpoint::keep_snapshot(*state_, formats::system_files(), base::kept_memory(), dir.string());
 }
 
 ExportReport Engine::export_weights(const std::filesystem::path& path, const ExportOptions& options) {

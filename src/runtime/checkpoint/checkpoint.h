@@ -1,9 +1,12 @@
 // Implements Engine::save_checkpoint and load_checkpoint, with the file system as an argument. Maps the engine's state
 // pieces to the files of the format, and keeps all ranks consistent.
 #pragma once
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/kept_memory.h"
 #include "engine/dtypes.h"
 #include "engine/state.h"
 #include "formats/files.h"
@@ -16,8 +19,10 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
 // Completes a save in the background, and returns its tag; without one, the tag of the last one, or "".
 std::string finish_save(engine::State& state);
 // Reads and verifies everything before it changes anything, unless the state is worth nothing yet. Returns the tag that
-// was loaded.
-std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
+// was loaded. memory: where an earlier attempt may have kept a newer snapshot (kept.h), which a state that is worth
+// nothing is loaded from if no tag is given.
+std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
+                 const base::KeptMemory& memory = {});
 
 // The digest of what a checkpoint would hold (formats/digest.h). Collective.
 std::string logical_hash(engine::State& state);
@@ -26,6 +31,16 @@ std::string logical_hash(engine::State& state);
 std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member);
 // All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
+// This rank's random number generator.
+engine::StatePiece generator_piece(engine::State& state);
+// Slices of the tensors that tensor-parallel ranks cut, by kind and name.
+using Slices = std::map<std::pair<std::string, std::string>, std::vector<std::vector<formats::Box>>>;
+Slices cut_slices(engine::State& state);
+// A hash of the contents of each buffer among the pieces, one after the other.
+std::string hashes_of_buffers(const std::vector<engine::StatePiece>& pieces);
+// Whether buffer number `buffer` is equal on all ranks and stored once. Otherwise (running statistics) each rank stores
+// its own. hashes: hashes_of_buffers() of all ranks.
+bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer);
 // What is known of a checkpoint before its files are written. [local]
 formats::Manifest manifest_of(engine::State& state);
 // "F32"; throws ConfigError that names `name` for an unsupported dtype.

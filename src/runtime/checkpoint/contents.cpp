@@ -1,4 +1,5 @@
 // What a checkpoint holds of an engine: its tensors, their dtypes and slices. See checkpoint.h.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <torch/nn/module.h>
@@ -6,10 +7,12 @@
 #include <zero/version.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "base/check.h"
 #include "base/system.h"
 #include "checkpoint/checkpoint.h"
+#include "formats/hash.h"
 
 namespace zero::checkpoint {
 // The dtypes are those of engine::can_be_saved().
@@ -110,6 +113,49 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
                         {},
                         {}});
   return result;
+}
+
+engine::StatePiece generator_piece(engine::State& state) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
+  at::Tensor values;
+  {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    values = generator.get_state();
+  }
+  return {kPrivate,
+          kGenerator,
+          {values.numel()},
+          0,
+          values.numel(),
+          at::kByte,
+          false,
+          [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
+          nullptr};
+}
+
+Slices cut_slices(engine::State& state) {
+  Slices result;
+  for (auto& tensor : tensors_of(state))
+    if (!tensor.slices.empty()) result[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+  return result;
+}
+
+std::string hashes_of_buffers(const std::vector<engine::StatePiece>& pieces) {
+  std::string hashes;
+  for (const auto& piece : pieces) {
+    if (piece.kind != kBuffer) continue;
+    const auto data = piece.read(0, piece.numel);
+    hashes += formats::hash_of(data.const_data_ptr(), data.nbytes());
+  }
+  return hashes;
+}
+
+bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer) {
+  constexpr std::size_t kDigits = 32;  // of one hash
+  const auto at = kDigits * buffer;
+  return std::all_of(hashes.begin(), hashes.end(),
+                     [&](const std::string& rank) { return rank.compare(at, kDigits, hashes[0], at, kDigits) == 0; });
 }
 
 formats::Manifest manifest_of(engine::State& state) {

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/kept.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/range_reader.h"
@@ -214,11 +216,10 @@ void require_private_buffers(engine::State& state, const formats::Manifest& mani
 
 class Loader {
  public:
-  Loader(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
-         const std::string& manifest_hash)
+  Loader(engine::State& state, formats::Folder&& folder, formats::Manifest&& manifest)
       : state_(state),
-        folder_(formats::Folder::open(fs, root).folder(tag)),
-        manifest_(formats::read_manifest(folder_, manifest_hash)),
+        folder_(std::move(folder)),
+        manifest_(std::move(manifest)),
         reader_(folder_, manifest_),
         stored_(stored_for(state_, manifest_)) {}
 
@@ -249,8 +250,7 @@ class Loader {
                               "counts more steps without " + name + " than applied steps");
     state_.parts.optimizer->check_rates(counters_.set_rates);
     pieces_ = state_.exports->pieces_to_load();
-    for (auto& tensor : tensors_of(state_))
-      if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+    slices_ = cut_slices(state_);
     read_generator();
   }
 
@@ -315,8 +315,8 @@ class Loader {
     const auto cut = slices_.find({piece.kind, piece.name});
     const bool same = file_dtype(piece.dtype, piece.name) == source.dtype;
     reader_.add(targets_.size(), source,
-                formats::runs_between(source.shape, cut == slices_.end() ? Slices() : cut->second, source.slices,
-                                      piece.begin, piece.begin + piece.numel));
+                formats::runs_between(source.shape, cut == slices_.end() ? Slices::mapped_type() : cut->second,
+                                      source.slices, piece.begin, piece.begin + piece.numel));
     targets_.push_back({&piece, same ? piece.dtype : scalar_type_of(source.dtype), mean});
   }
 
@@ -355,9 +355,10 @@ class Loader {
   }
 
   void read_generator() {
-    if (manifest_.ranks[0].empty()) return seed_generator(manifest_.id);  // of an import: no rank has saved one
     const bool same = same_layout(state_, manifest_);
     const auto rank = same ? state_.parts.comm->rank() : 0;
+    if (manifest_.ranks[static_cast<std::size_t>(rank)].empty())
+      return seed_generator(manifest_.id);  // of an import: no rank has saved one
     const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(rank)]);
     const auto found = stored.find({kPrivate, kGenerator});
     const auto path = folder_.path_of(formats::kManifestName);
@@ -397,8 +398,7 @@ class Loader {
   std::vector<engine::StatePiece> pieces_;
   std::vector<Target> targets_;
   std::map<const engine::StatePiece*, at::Tensor> means_;
-  using Slices = std::vector<std::vector<formats::Box>>;
-  std::map<std::pair<std::string, std::string>, Slices> slices_;  // of this run's cut tensors, by kind and name
+  Slices slices_;  // of this run's tensors
   engine::StateCounters counters_{};
   at::Tensor generator_state_;
   bool verified_ = false;
@@ -414,6 +414,30 @@ formats::Choice chosen_in(formats::FsOps& fs, const std::string& root, const std
                 ExitCode::kCheckpoint);
 }
 
+// What rank 0 finds on disk.
+struct OnDisk {
+  formats::Choice choice;
+  std::int64_t step = -1;  // if `compare`; -1: there is no checkpoint
+  std::optional<IoError> none;
+};
+
+// compare: there may be something newer in memory, and it is no error if there is nothing here.
+OnDisk look_on_disk(formats::FsOps& fs, const std::string& root, const std::string& tag, const formats::Faults& faults,
+                    bool compare) {
+  OnDisk found;
+  try {
+    found.choice = chosen_in(fs, root, tag, faults);
+    if (compare)
+      found.step =
+          formats::read_manifest(formats::Folder::open(fs, root).folder(found.choice.tag), found.choice.manifest_hash)
+              .global_steps;
+  } catch (const IoError& e) {
+    if (!compare || e.code() != ExitCode::kCheckpoint) throw;
+    found.none = e;
+  }
+  return found;
+}
+
 struct Phase {
   Phase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
   ~Phase() {
@@ -424,55 +448,84 @@ struct Phase {
 
 }  // namespace
 
-std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
+                 const base::KeptMemory& memory) {
   (void)finish_save(state);
+  state.parts.progress.kept.reset();  // completes what is being kept
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
   auto& progress = state.parts.progress;
   // A state that is worth nothing is filled while it is verified, otherwise everything is verified first.
-  const bool one_pass = (state.parts.program->steps() == 0 && !progress.worth_keeping) || !progress.half_loaded.empty();
-  formats::Choice choice;
+  const bool fresh = state.parts.program->steps() == 0 && !progress.worth_keeping;
+  const bool one_pass = fresh || !progress.half_loaded.empty();
   formats::Faults faults;
   std::string chosen;
+  std::optional<KeptSnapshots> kept;  // outlives the loader that reads it
   std::optional<Loader> loader;
   // Without a tag, an older checkpoint takes the place of a damaged one.
   for (bool done = false; !done;) {
+    OnDisk disk;
     const auto answers = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&]() -> std::string {
       state.checks.require_boundary(kWhere, /*loading=*/true);
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
-      if (comm.rank() != 0) return "";
-      choice = chosen_in(fs, root, tag, faults);
-      return choice.manifest_hash + choice.tag;
+      if (!kept) kept.emplace(state, fs, memory, root);
+      const auto offers = fresh && tag.empty() ? kept->offers() : "";
+      if (comm.rank() != 0) return offers;
+      disk = look_on_disk(fs, root, tag, faults, !offers.empty());
+      return offers + "disk " + base::join(disk.step, " ", disk.choice.manifest_hash, disk.choice.tag);
     });
-    chosen = answers[0].substr(32);
+    const auto& first = answers[0];
+    const auto at = first.rfind("disk ") + 5, end = first.find(' ', at);
+    const auto disk_step = std::stoll(first.substr(at, end - at));
+    const auto in_memory = KeptSnapshots::newest(answers, disk_step);
+    if (!in_memory)
+      (void)engine::agree(comm, kWhere, [&] {
+        if (disk.none) throw *disk.none;
+        return "";
+      });
+    chosen = in_memory ? in_memory->name() : first.substr(end + 33);
     if (faults.empty()) state.backward->compare_unfrozen(kWhere);
     try {
       (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
         state.backward->admit_unfrozen();
         loader.reset();
-        loader.emplace(state, fs, root, chosen, answers[0].substr(0, 32));
+        if (in_memory) {
+          loader.emplace(state, kept->folder(in_memory->slot), kept->manifest(in_memory->slot));
+        } else {
+          auto folder = formats::Folder::open(fs, root).folder(chosen);
+          auto manifest = formats::read_manifest(folder, first.substr(end + 1, 32));
+          loader.emplace(state, std::move(folder), std::move(manifest));
+        }
         loader->prepare();
         return "";
       });
-      if (!one_pass)
+      // Without a checkpoint that could take its place, damage must leave the state as it is.
+      if (!one_pass || (in_memory && disk_step < 0))
         (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
           loader->verify();
           return "";
         });
-      if (comm.rank() == 0) tell_differences(state, loader->manifest(), choice);
+      if (comm.rank() == 0 && !in_memory) tell_differences(state, loader->manifest(), disk.choice);
       state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
       progress.half_loaded = "a load that failed halfway";
       (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
         loader->fill();
+        if (!in_memory) kept->forget();
         return "";
       });
+      progress.kept_slot = in_memory ? in_memory->slot : -1;
       done = true;
     } catch (const IoError& e) {  // the same on all ranks
       if (!progress.half_loaded.empty()) progress.half_loaded = e.what();
       if (!tag.empty() || e.code() != ExitCode::kCheckpoint) throw;
-      faults[chosen] = e.what();
+      if (in_memory) {
+        if (comm.rank() == 0) base::log(LogLevel::Warning, "skipped the " + chosen + ": " + e.what());
+        kept->refuse(in_memory->slot);
+      } else {
+        faults[chosen] = e.what();
+      }
     }
   }
   state.exports->adopt_loaded();

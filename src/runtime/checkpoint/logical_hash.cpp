@@ -1,10 +1,7 @@
 // The digest of the state of all ranks, equal to that of a checkpoint of it. See checkpoint.h.
-#include <map>
-
 #include "checkpoint/checkpoint.h"
 #include "engine/rank_agreement.h"
 #include "formats/digest.h"
-#include "formats/hash.h"
 #include "formats/slices.h"
 
 namespace zero::checkpoint {
@@ -28,27 +25,14 @@ std::string logical_hash(engine::State& state) {
   // Buffers that differ between ranks are private; the others are rank 0's.
   const auto buffers = engine::agree(comm, kLogicalHash, [&] {
     pieces = state.exports->pieces_to_save();
-    std::string hashes;
-    for (const auto& piece : pieces) {
-      if (piece.kind != kBuffer) continue;
-      const auto data = piece.read(0, piece.numel);
-      hashes += formats::hash_of(data.const_data_ptr(), data.nbytes());
-    }
-    return hashes;
+    return hashes_of_buffers(pieces);
   });
   const auto digests = engine::agree(comm, kLogicalHash, [&] {
-    std::map<std::pair<std::string, std::string>, std::vector<std::vector<formats::Box>>> slices;
-    for (auto& tensor : tensors_of(state))
-      if (!tensor.slices.empty()) slices[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+    const auto slices = cut_slices(state);
     formats::Digest digest;
     std::size_t buffer = 0;
     for (const auto& piece : pieces) {
-      if (piece.kind == kBuffer) {
-        const auto at = 32 * buffer++;
-        bool shared = comm.rank() == 0;
-        for (const auto& rank : buffers) shared = shared && rank.compare(at, 32, buffers[0], at, 32) == 0;
-        if (!shared) continue;
-      }
+      if (piece.kind == kBuffer && (!is_shared(buffers, buffer++) || comm.rank() != 0)) continue;
       const auto cut = slices.find({piece.kind, piece.name});
       for (std::int64_t at = 0; at < piece.numel; at += kMostElements) {
         const auto numel = std::min(kMostElements, piece.numel - at);

@@ -1,10 +1,7 @@
 // Writes a checkpoint: every rank its states, rank 0 the manifest. docs/checkpoints.md has the steps.
 #include "checkpoint/save.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
-#include <mutex>
 #include <sstream>
 
 #include "base/check.h"
@@ -19,30 +16,6 @@ namespace zero::checkpoint {
 namespace {
 
 constexpr const char* kWhere = "save_checkpoint";
-
-std::string contents_hash(const engine::StatePiece& piece) {
-  const auto data = piece.read(0, piece.numel);
-  return formats::hash_of(data.const_data_ptr(), data.nbytes());
-}
-
-engine::StatePiece generator_piece(engine::State& state) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  if (state.parts.products) state.parts.products->end_forward();  // a region has another generator
-  at::Tensor values;
-  {
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    values = generator.get_state();
-  }
-  return {kPrivate,
-          kGenerator,
-          {values.numel()},
-          0,
-          values.numel(),
-          at::kByte,
-          false,
-          [values](std::int64_t at, std::int64_t numel) { return values.narrow(0, at, numel); },
-          nullptr};
-}
 
 // Steps that experts of other ranks missed.
 std::map<std::string, std::int64_t> missed_steps(engine::State& state) {
@@ -103,7 +76,7 @@ void Save::agree_on_request(const std::string& wanted_tag) {
     return "";
   });
   if (state_.parts.experts) state_.parts.experts->share_buffers();
-  const auto intents = engine::agree(comm_, kWhere, [&] {
+  const auto texts = engine::agree(comm_, kWhere, [&] {
     if (root_.empty()) throw ConfigError("[save_checkpoint] got an empty directory name");
     if (!formats::valid_tag(wanted_tag))
       throw ConfigError(
@@ -111,26 +84,27 @@ void Save::agree_on_request(const std::string& wanted_tag) {
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     pieces_ = state_.exports->pieces_to_save();
     std::string text = base::join(wanted_tag, "\n", state_.parts.program->steps(), "\n");
-    for (const auto& piece : pieces_) {
-      (void)file_dtype(piece.dtype, piece.name);
-      if (piece.kind == kBuffer) text += contents_hash(piece);
-    }
-    return text;
+    for (const auto& piece : pieces_) (void)file_dtype(piece.dtype, piece.name);
+    return text + hashes_of_buffers(pieces_);
   });
-  for (const auto& text : intents) intents_.push_back(intent_in(text));
-  tag_ = intents_[0].tag;
+  std::vector<Intent> intents;
+  for (const auto& text : texts) {
+    intents.push_back(intent_in(text));
+    buffers_.push_back(intents.back().buffers);
+  }
+  tag_ = intents[0].tag;
   (void)engine::agree(comm_, kWhere, [&] {
     const auto& rule = state_.parts.settings.checkpoint.tag_validation;
-    for (std::size_t r = 1; r < intents_.size(); ++r) {
+    for (std::size_t r = 1; r < intents.size(); ++r) {
       const auto difference =
-          base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents_[r].tag, "\", rank 0 \"", tag_, "\"");
-      if (intents_[r].tag != tag_ && rule == "Fail")
+          base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents[r].tag, "\", rank 0 \"", tag_, "\"");
+      if (intents[r].tag != tag_ && rule == "Fail")
         throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
-      if (intents_[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
+      if (intents[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
         base::log(LogLevel::Warning, difference + "; rank 0's is taken");
-      if (intents_[r].step != intents_[0].step || intents_[r].buffers.size() != intents_[0].buffers.size())
-        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents_[r].step,
-                                     ", rank 0 after ", intents_[0].step,
+      if (intents[r].step != intents[0].step || intents[r].buffers.size() != intents[0].buffers.size())
+        throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents[r].step,
+                                     ", rank 0 after ", intents[0].step,
                                      ". Hint: all ranks must call it at the same place."));
     }
     return "";
@@ -163,15 +137,7 @@ void Save::begin_commit() {
   previous_ = answers[0].substr(end + 1);
 }
 
-// Buffers that are equal on all ranks are stored once. Otherwise (running statistics) each rank stores its own.
-bool Save::is_shared(std::size_t buffer) const {
-  return std::all_of(intents_.begin(), intents_.end(), [&](const Intent& rank) {
-    return rank.buffers.compare(32 * buffer, 32, intents_[0].buffers, 32 * buffer, 32) == 0;
-  });
-}
-
-formats::Source Save::source_of(std::size_t number, const Read& read) {
-  const auto& piece = pieces_[number];
+formats::Source source_from(const engine::StatePiece& piece, std::size_t number, const ReadPiece& read) {
   formats::Source source;
   source.kind = piece.kind;
   source.name = piece.name;
@@ -185,21 +151,21 @@ formats::Source Save::source_of(std::size_t number, const Read& read) {
   return source;
 }
 
-std::string Save::write(const Read& read) {
+std::string Save::write(const ReadPiece& read) {
   std::vector<formats::Source> states, frozen, own;
   std::size_t buffer = 0;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     const auto& piece = pieces_[p];
     if (piece.kind == kPrivate)
-      own.push_back(source_of(p, read));
+      own.push_back(source_from(piece, p, read));
     else if (piece.kind == kFrozen)
-      frozen.push_back(source_of(p, read));
+      frozen.push_back(source_from(piece, p, read));
     else if (piece.kind != kBuffer)
-      states.push_back(source_of(p, read));
-    else if (const bool shared = is_shared(buffer++); !shared)
-      own.push_back(source_of(p, read));
+      states.push_back(source_from(piece, p, read));
+    else if (const bool shared = is_shared(buffers_, buffer++); !shared)
+      own.push_back(source_from(piece, p, read));
     else if (comm_.rank() == 0)
-      states.push_back(source_of(p, read));
+      states.push_back(source_from(piece, p, read));
   }
   const auto num_shared = states.size();
   states.insert(states.end(), own.begin(), own.end());

@@ -14,16 +14,19 @@
 
 namespace zero::checkpoint {
 
+// Elements [at, at + numel) of a piece, by its number; valid while the pointer lives.
+using ReadPiece = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
+// What a file gets of piece number `number`.
+formats::Source source_from(const engine::StatePiece& piece, std::size_t number, const ReadPiece& read);
+
 class Save {
  public:
   Save(engine::State& state, formats::FsOps& fs, std::string root);
 
   // [collective] The ranks agree on the save, and rank 0 begins a directory for it.
   void begin(const std::string& wanted_tag);
-  // [local] Writes this rank's files; in any thread. Returns the hash of the report about them. read: elements
-  // [at, at + numel) of a piece, valid while the pointer lives.
-  using Read = std::function<std::shared_ptr<const void>(std::size_t piece, std::int64_t at, std::int64_t numel)>;
-  std::string write(const Read& read);
+  // [local] Writes this rank's files; in any thread. Returns the hash of the report about them.
+  std::string write(const ReadPiece& read);
   // [collective] Rank 0 checks that the checkpoint is complete and publishes it. reports: what write() returned, by
   // rank.
   void publish(const std::vector<std::string>& reports);
@@ -34,7 +37,7 @@ class Save {
   const std::string& root() const { return root_; }
 
  private:
-  // The save that a rank requests: tag, step and a hash of each buffer's contents.
+  // The save that a rank requests: tag, step and hashes_of_buffers().
   struct Intent {
     std::string tag, step, buffers;
   };
@@ -43,8 +46,6 @@ class Save {
   void compare_tensor_parallel_ranks();
   void begin_commit();
   void describe();
-  bool is_shared(std::size_t buffer) const;
-  formats::Source source_of(std::size_t piece, const Read& read);
   formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
                                  const std::vector<formats::Source>& frozen);
 
@@ -53,10 +54,10 @@ class Save {
   formats::FsOps& fs_;
   const std::string root_;
   std::vector<engine::StatePiece> pieces_;
-  std::vector<Intent> intents_;  // of all ranks
-  std::string tag_, folder_;     // folder_: the directory that is written to
-  std::string previous_;         // tag of the checkpoint before; empty: none
-  formats::Manifest manifest_;   // as far as it is known at the beginning
+  std::vector<std::string> buffers_;  // hashes_of_buffers() of all ranks
+  std::string tag_, folder_;          // folder_: the directory that is written to
+  std::string previous_;              // tag of the checkpoint before; empty: none
+  formats::Manifest manifest_;        // as far as it is known at the beginning
   std::optional<formats::Commit> commit_;
 };
 

@@ -23,7 +23,7 @@ bool changes(const engine::StatePiece& piece) { return piece.group >= 0 && piece
 }  // namespace
 
 Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces, std::int64_t memory)
-    : state_(state), pieces_(pieces), memory_(memory) {
+    : state_(state), stream_(state.parts.device, /*high_priority=*/false), pieces_(pieces), memory_(memory) {
   for (std::size_t p = 0; p < pieces.size(); ++p) {
     auto& piece = pieces[p];
     first_tile_.push_back(tiles_.size());
@@ -44,6 +44,7 @@ Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces
   for (auto& [group, tiles] : owned_)
     std::sort(tiles.begin(), tiles.end(), [](const Owned& a, const Owned& b) { return a.begin < b.begin; });
   for (const auto& tile : tiles_) left_ += pieces[tile.piece].group >= 0 ? 1 : 0;
+  gpu::synchronize(state.parts.device);  // updates in the caller's streams
 }
 
 Snapshot::~Snapshot() {
@@ -58,6 +59,9 @@ void Snapshot::finish(Tile& tile) {
 
 std::shared_ptr<const void> Snapshot::read(std::size_t number, std::int64_t at, std::int64_t numel) {
   const auto& piece = pieces_[number];
+  // Copies from a GPU do not wait for the steps that run meanwhile. What they read does not change before the tile is
+  // finished.
+  const gpu::SideStream::Scope beside_the_steps(stream_, /*after_current=*/false);
   if (is_frozen(piece)) {
     const auto values = std::make_shared<at::Tensor>(piece.read(at, numel));
     return {values, values->const_data_ptr()};
@@ -71,9 +75,7 @@ std::shared_ptr<const void> Snapshot::read(std::size_t number, std::int64_t at, 
   if (tile.status == Status::Held)
     return {tile.held.get(), [this, &tile](const void*) {
               const std::lock_guard last(mutex_);
-              tile.held.reset();
-              held_ -= tile.bytes;
-              state_.parts.memory->ledger->book(step::Tier::Host, step::Purpose::Other, -tile.bytes);
+              give_room(tile);
               finish(tile);
             }};
   tile.status = Status::Busy;
@@ -100,14 +102,25 @@ bool Snapshot::take_room(std::int64_t bytes) {
   return true;
 }
 
+void Snapshot::give_room(Tile& tile) {
+  tile.held.reset();
+  held_ -= tile.bytes;
+  state_.parts.memory->ledger->book(step::Tier::Host, step::Purpose::Other, -tile.bytes);
+}
+
 // Copies a tile, or waits until the writer has.
 void Snapshot::hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::function<at::Tensor()>& read) {
   if (tile.status == Status::Done || tile.status == Status::Held) return;
   if (tile.status == Status::Pending && !ended_ && take_room(tile.bytes)) {
-    tile.held = std::make_shared_for_overwrite<char[]>(static_cast<std::size_t>(tile.bytes));
-    const auto values = read();
-    ZERO_CHECK(values.numel() == tile.numel, "a tile of ", values.numel(), " of ", tile.numel, " elements");
-    std::memcpy(tile.held.get(), values.const_data_ptr(), static_cast<std::size_t>(tile.bytes));
+    try {
+      tile.held = std::make_shared_for_overwrite<char[]>(static_cast<std::size_t>(tile.bytes));
+      const auto values = read();
+      ZERO_CHECK(values.numel() == tile.numel, "a tile of ", values.numel(), " of ", tile.numel, " elements");
+      std::memcpy(tile.held.get(), values.const_data_ptr(), static_cast<std::size_t>(tile.bytes));
+    } catch (...) {
+      give_room(tile);  // the tile stays pending
+      throw;
+    }
     tile.status = Status::Held;
     pending_ -= tile.bytes;
     --left_;
@@ -136,6 +149,21 @@ void Snapshot::before_change(int group, std::int64_t begin, std::int64_t numel, 
     hold(tile, lock,
          [&] { return inside ? old(piece.state, next->begin - begin, tile.numel) : piece.read(tile.at, tile.numel); });
   }
+}
+
+void Snapshot::watch() {
+  state_.parts.program->optimizer().before_change[this] = [this](int group, std::int64_t begin, std::int64_t numel,
+                                                                 const step::UpdateTarget& target) {
+    before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
+      const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
+      return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
+    });
+  };
+}
+
+void Snapshot::stop_watching() {
+  state_.parts.backend->update.settle();  // a delayed update calls it
+  state_.parts.program->optimizer().before_change.erase(this);
 }
 
 void Snapshot::release() {

@@ -14,12 +14,14 @@
 
 #include "engine/state.h"
 #include "engine/state_piece.h"
+#include "gpu/streams.h"
 
 namespace zero::checkpoint {
 
 class Snapshot {
  public:
   // Pieces that do not belong to a group are copied now. memory: most bytes of tiles that are held for the writer.
+  // Waits for the device.
   Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces, std::int64_t memory);
   ~Snapshot();  // the writer has ended
 
@@ -30,6 +32,9 @@ class Snapshot {
   // in memory of them, by state and place in the range.
   using Old = std::function<at::Tensor(int state, std::int64_t at, std::int64_t numel)>;
   void before_change(int group, std::int64_t begin, std::int64_t numel, const Old& old);
+  // From now on, and no longer, updates call before_change().
+  void watch();
+  void stop_watching();
   // Returns when every tile is copied, or the writer has ended.
   void release();
   // Bytes that the writer must copy before an update of everything finds room for the rest.
@@ -59,11 +64,13 @@ class Snapshot {
     std::size_t tile;
   };
   bool take_room(std::int64_t bytes);
+  void give_room(Tile& tile);
   std::int64_t missing() const { return std::max<std::int64_t>(0, pending_ - (memory_ - held_)); }
   void hold(Tile& tile, std::unique_lock<std::mutex>& lock, const std::function<at::Tensor()>& values);
   void finish(Tile& tile);
 
   engine::State& state_;
+  const gpu::SideStream stream_;  // of the writer
   const std::vector<engine::StatePiece>& pieces_;
   const std::int64_t memory_;
   std::vector<Tile> tiles_;

@@ -14,4 +14,12 @@ class BackgroundSave {
   virtual void release(const char* call) = 0;
 };
 
+// The same for a snapshot that this rank keeps in memory.
+class KeptSave {
+ public:
+  virtual ~KeptSave() = default;
+  // [local] As BackgroundSave::release().
+  virtual void release() = 0;
+};
+
 }  // namespace zero::engine

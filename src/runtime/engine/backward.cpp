@@ -217,7 +217,7 @@ void Backward::compare_unfrozen(const char* call) {
   if (const auto text = disagreement(*p_.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
       !text.empty())
     throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
-  if (p_.progress.background) p_.progress.background->release(call);  // what is unfrozen gets a master
+  p_.progress.release_saves(call);  // what is unfrozen gets a master
 }
 
 void Backward::admit_unfrozen() {

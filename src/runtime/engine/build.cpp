@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "base/check.h"
+#include "base/kept_memory.h"
 #include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
@@ -172,6 +173,7 @@ void make_axes(Parts& parts, const Found& found) {
                                .tensor_rank = mesh.rank("tp"),
                                .gpu = !parts.device.is_cpu()},
                               parts.accumulation);
+  parts.run.keeps_snapshots &= base::kept_memory().fd >= 0;
   if (mesh.size("tp") > 1)
     parts.products = std::make_shared<parallel::SplitProducts>(
         mesh.group("tp"), parts.device, /*shared_generator=*/parts.comm->transport() == "thread");

@@ -36,6 +36,14 @@ struct Progress {
   double last_norm = 0;
   OpenScopes scopes;
   std::unique_ptr<BackgroundSave> background;  // null: none
+  std::unique_ptr<KeptSave> kept;              // null: none yet
+  int kept_slot = -1;                          // that holds the newest kept snapshot of all ranks; -1: none
+
+  // [collective] Call before states change other than by an update. `call` is named in errors.
+  void release_saves(const char* call) {
+    if (background) background->release(call);
+    if (kept) kept->release();
+  }
 };
 
 // The order of members is the order of construction.

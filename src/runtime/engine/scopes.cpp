@@ -31,7 +31,7 @@ std::vector<int> Scopes::begin(const ParameterChoice& choice, bool modify) {
   auto groups = agreed_groups(choice, modify);
   p_.relay.reporting([&] {
     stepper_.flush();
-    if (modify && p_.progress.background) p_.progress.background->release("gathered_parameters");
+    if (modify) p_.progress.release_saves("gathered_parameters");
     {
       const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where("gathered_parameters"));
       p_.prefetcher().pin(groups);

@@ -63,6 +63,7 @@ State::~State() {
   parts.relay.report_if_unwinding();
   parts.backend->update.settle();
   parts.progress.background.reset();
+  parts.progress.kept.reset();
   detach();
 }
 

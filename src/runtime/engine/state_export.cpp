@@ -132,12 +132,12 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
         [this, &group, state](std::int64_t at, const at::Tensor& values) { states_.write(group, state, at, values); });
 }
 
-void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_save) const {
+void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_load) const {
   for (const auto& item : p_.model->named_buffers()) {
     if (!item.value().defined()) continue;
     // The program may have replaced buffers by others with another layout. Saving uses a copy then; loading needs
     // separate memory for each element.
-    if (!to_save && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
+    if (to_load && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
     const auto data = item.value().detach().contiguous().view({-1});
     pieces.push_back(
         {"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
@@ -146,16 +146,23 @@ void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_save) con
   }
 }
 
-std::vector<StatePiece> StateExport::pieces(bool to_save) {
+std::vector<StatePiece> StateExport::pieces(bool to_save, bool to_load) {
   std::vector<StatePiece> result;
   for (std::size_t g = 0; g < p_.groups.size(); ++g) add_pieces(result, group(g), to_save);
-  add_buffers(result, to_save);
+  add_buffers(result, to_load);
   return result;
 }
 
 std::vector<StatePiece> StateExport::pieces_to_save() {
   p_.program->optimizer().settle();
-  return pieces(/*to_save=*/true);
+  return pieces(/*to_save=*/true, /*to_load=*/false);
+}
+
+std::vector<StatePiece> StateExport::pieces_to_load() { return pieces(/*to_save=*/false, /*to_load=*/true); }
+
+std::vector<StatePiece> StateExport::pieces_to_keep() {
+  p_.program->optimizer().settle();
+  return pieces(/*to_save=*/false, /*to_load=*/false);
 }
 
 void StateExport::adopt_loaded() {

@@ -25,7 +25,9 @@ class StateExport {
   // The pieces that this rank must load: everything that it stores. All ranks must have communicated between their last
   // forward and the first write, because peers may read a shard in place. A delayed update may still be running, and
   // continues if nothing is loaded; Stepper::begin_replacing() ends it.
-  std::vector<StatePiece> pieces_to_load() { return pieces(/*to_save=*/false); }
+  std::vector<StatePiece> pieces_to_load();
+  // What a rank that goes on in the same layout must load. Changes nothing.
+  std::vector<StatePiece> pieces_to_keep();
   // Call after the pieces were filled: recomputes parameters from masters, on all ranks.
   void adopt_loaded();
   // Names of tied parameters: alias -> owner.
@@ -39,11 +41,11 @@ class StateExport {
 
  private:
   const step::Group& group(std::size_t index) const { return *p_.program->groups()[index]; }
-  std::vector<StatePiece> pieces(bool to_save);
+  std::vector<StatePiece> pieces(bool to_save, bool to_load);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
   // Of a parameter that is cut: elements of the parts before this rank's.
   std::int64_t elements_before(const ModelParameter& member) const;
-  void add_buffers(std::vector<StatePiece>& pieces, bool to_save) const;
+  void add_buffers(std::vector<StatePiece>& pieces, bool to_load) const;
 
   Parts& p_;
   const Checks& checks_;

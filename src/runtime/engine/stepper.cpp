@@ -202,7 +202,7 @@ void Stepper::flush() {
 }
 
 void Stepper::begin_replacing(const char* call) {
-  if (p_.progress.background) p_.progress.background->release(call);
+  p_.progress.release_saves(call);
   const step::Prefetcher::Alone alone(p_.prefetcher(), p_.where(call));
   p_.program->begin_replacing();
 }

@@ -10,9 +10,11 @@
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/snapshot.h"
 #include "comm/group.h"
 #include "formats/digest.h"
 #include "support/on_ranks.h"
+#include "unit/checkpoint/trained_model.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 #include "unit/formats/slow_files.h"
@@ -22,51 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 using Fault = FaultyFiles::Fault;
 
-// About 1.3 million parameters: 15 MB of states, in several tiles.
-struct Model : torch::nn::Module {
-  torch::nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  explicit Model(std::int64_t hidden) {
-    in = register_module("in", torch::nn::Linear(16, hidden));
-    middle = register_module("middle", torch::nn::Linear(hidden, hidden));
-    norm = register_module("norm", torch::nn::BatchNorm1d(hidden));
-    out = register_module("out", torch::nn::Linear(hidden, 3));
-    out->bias.set_requires_grad(false);
-    at::NoGradGuard no_grad;
-    for (auto& p : parameters()) p.copy_(torch::linspace(-0.02, 0.02, p.numel()).view(p.sizes()));
-  }
-};
-
-struct Trained {
-  std::shared_ptr<Model> module;
-  engine::State state;
-  Trained(const std::shared_ptr<Communicator>& comm, const std::string& zero, std::int64_t hidden = 1100,
-          const std::string& more = "")
-      : module(std::make_shared<Model>(hidden)),
-        state(module,
-              Options::from_json(
-                  R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-                  "checkpoint": {"writer": {"decoupled": true}}, "libzero": {"checkpoint_memory": 8388608)" +
-                  more + "}, \"zero_optimization\": " + zero + "}"),
-              comm) {}
-  void step(int number) {
-    const auto x = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.parts.comm->rank();
-    state.backward->run(module->out(at::relu(module->norm(module->middle(module->in(x))))).pow(2).mean(), {});
-    state.stepper->step();
-  }
-};
-
 std::string digest(const std::string& root, const std::string& tag) { return checkpoint_digest(root, tag); }
 
 constexpr std::chrono::milliseconds kSlow{30};  // of a read or write
-
-const std::vector<std::string> kPlaces{
-    R"({"stage": 0})",
-    R"({"stage": 1})",
-    R"({"stage": 3})",
-    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
-    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true}})",
-    R"({"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "pipeline_read": true}})"};
 
 TEST(BackgroundSave, HoldsTheStateOfItsCall) {
   std::int64_t held = 0;
@@ -124,6 +84,30 @@ TEST(BackgroundSave, StaysWithinItsMemory) {
     EXPECT_LE(report.peak(Report::Tier::Host, Report::Purpose::Other), 8388608u);
     EXPECT_GE(report.peak(Report::Tier::Host, Report::Purpose::Other), 4194304u);
     EXPECT_EQ(report.current(Report::Tier::Host, Report::Purpose::Other), 0u);
+  });
+}
+
+// A state that cannot be read for the copy, as from a file that is gone.
+TEST(BackgroundSave, ACopyThatFailsGivesItsRoomBack) {
+  on_ranks(1, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[1]);
+    trained.step(0);
+    auto pieces = trained.state.exports->pieces_to_save();
+    const auto host = [&] {
+      return trained.state.memory().current(MemoryReport::Tier::Host, MemoryReport::Purpose::Other);
+    };
+    checkpoint::Snapshot snapshot(trained.state, pieces, 8388608);
+    const auto& piece = pieces[0];
+    const auto before = host();
+    const auto change = [&](const auto& old) {
+      snapshot.before_change(piece.group, piece.owned_begin, piece.numel, old);
+    };
+    EXPECT_THROW(change([](int, std::int64_t, std::int64_t) -> at::Tensor { throw IoError("gone"); }), IoError);
+    EXPECT_EQ(host(), before);
+    // The tile was not copied, and is once it can be read.
+    change([&](int, std::int64_t, std::int64_t numel) { return at::zeros({numel}); });
+    EXPECT_GT(host(), before);
+    snapshot.end();
   });
 }
 

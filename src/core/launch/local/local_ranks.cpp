@@ -51,7 +51,8 @@ void LocalRanks::start_rank(int index) {
   spawned.arguments = host_.arguments_of(index);
   spawned.environment = host_.environment_of(index, status_.fd());
   spawned.cores = host_.cores_of(index);
-  spawned.keep_fd = status_.fd();
+  spawned.keep_fds = {status_.fd()};
+  if (const int kept = host_.kept_fd(index); kept >= 0) spawned.keep_fds.push_back(kept);
   const SpawnedProcess process = spawn(spawned);
   rank.pid = process.pid;
   guardian_->watch(process.pid);

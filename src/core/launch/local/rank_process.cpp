@@ -104,7 +104,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
     if (settings.in >= 0 || null >= 0) dup2(settings.in >= 0 ? settings.in : null, 0);
     dup2(out.write, 1);
     dup2(err.write, 2);
-    if (settings.keep_fd >= 0) fcntl(settings.keep_fd, F_SETFD, 0);
+    for (const int fd : settings.keep_fds) fcntl(fd, F_SETFD, 0);
     if (settings.cores.empty() || sched_setaffinity(0, sizeof cores, &cores) == 0)
       execve(settings.path.c_str(), argv.data(), envp.data());
     const int error = errno;

@@ -13,7 +13,7 @@ struct SpawnSettings {
   std::vector<std::string> arguments;    // including [0]
   std::vector<std::string> environment;  // "NAME=value"
   std::vector<int> cores;                // empty: inherited
-  int keep_fd = -1;                      // remains open across exec
+  std::vector<int> keep_fds;             // remain open across exec
   int in = -1;                           // stdin; -1: /dev/null
 };
 

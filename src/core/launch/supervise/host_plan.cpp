@@ -30,10 +30,10 @@ std::string name_of(std::string_view entry) { return std::string(entry.substr(0,
 
 bool set_by_launcher(const std::string& name) {
   static constexpr std::string_view kOwn[] = {
-      "RANK",        "WORLD_SIZE",      "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "GROUP_RANK",         "GROUP_WORLD_SIZE",
-      "ROLE_RANK",   "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",      "LOCAL_SIZE",         "CROSS_RANK",
-      "CROSS_SIZE",  "ZERO_RUN_ID",     "ZERO_TOKEN",  "ZERO_STATUS_FD",   "ZERO_RESTART_COUNT", "ZERO_PREVIOUS_WORLD",
-      "ZERO_LOG_DIR"};
+      "RANK",         "WORLD_SIZE",      "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "GROUP_RANK",         "GROUP_WORLD_SIZE",
+      "ROLE_RANK",    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",      "LOCAL_SIZE",         "CROSS_RANK",
+      "CROSS_SIZE",   "ZERO_RUN_ID",     "ZERO_TOKEN",  "ZERO_STATUS_FD",   "ZERO_RESTART_COUNT", "ZERO_PREVIOUS_WORLD",
+      "ZERO_LOG_DIR", "ZERO_KEEP_FD"};
   return starts_with_one_of(name, {"TORCHELASTIC_"}) ||
          std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn);
 }
@@ -136,7 +136,12 @@ std::vector<std::string> PreparedHost::environment_of(int local_rank, int status
   list.push_back("RANK=" + std::to_string(plan_.first_rank + local_rank));
   list.push_back("LOCAL_RANK=" + std::to_string(local_rank));
   list.push_back("ZERO_STATUS_FD=" + std::to_string(status_fd));
+  if (const int kept = kept_fd(local_rank); kept >= 0) list.push_back("ZERO_KEEP_FD=" + std::to_string(kept));
   return list;
+}
+
+int PreparedHost::kept_fd(int local_rank) const {
+  return plan_.kept.empty() ? -1 : plan_.kept.at(static_cast<std::size_t>(local_rank));
 }
 
 std::vector<int> PreparedHost::cores_of(int local_rank) const {

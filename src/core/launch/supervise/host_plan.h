@@ -25,6 +25,9 @@ struct HostPlan {
   std::map<std::string, std::string> environment;  // added to every rank's
   std::string token;                               // ZERO_TOKEN of the ranks; empty: not set
   bool pass_local_rank = false;
+  // Descriptors of this process, one per rank (base/kept_memory.h); empty: none. Not for other hosts, whose agents end
+  // with every attempt.
+  std::vector<int> kept;
 };
 
 // A plan that was checked on this host.
@@ -39,6 +42,7 @@ class PreparedHost {
   std::vector<std::string> arguments_of(int local_rank) const;
   // status_fd: the rank's descriptor of the status pages.
   std::vector<std::string> environment_of(int local_rank, int status_fd) const;
+  int kept_fd(int local_rank) const;                // -1: none
   std::vector<int> cores_of(int local_rank) const;  // empty: not bound
   // Environment entries that identify the ranks of this host and run.
   std::vector<std::string> marks() const;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/kept_memory.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
 #include "launch/remote/hostfile.h"
@@ -139,6 +140,8 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, in
     plan.token = token_;
     plan.pass_local_rank = settings_.pass_local_rank;
     plan.environment = settings_.environment;
+    if (kept_.size() == host.slots.size())
+      for (const auto& memory : kept_) plan.kept.push_back(memory.get());
     if (settings_.by_hand >= 0) {
       if (settings_.by_hand == static_cast<int>(h)) list.push_back(std::move(plan));
       continue;
@@ -150,6 +153,25 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, in
     list.push_back(std::move(plan));
   }
   return list;
+}
+
+// An agent on another host ends with its attempt, and what its ranks kept would, too. All ranks must have kept
+// something, so a job with agents keeps nothing.
+void Launcher::make_kept_memory() {
+  const auto& hosts = hosts_.now();
+  const bool agents = settings_.by_hand < 0 && (hosts.size() > 1 || !hosts[0].here);
+  const auto own = static_cast<std::size_t>(std::max(settings_.by_hand, 0));
+  const auto ranks = settings_.max_restarts == 0 || agents || own >= hosts.size() ? 0 : hosts[own].slots.size();
+  if (kept_.size() == ranks) return;
+  kept_.clear();  // another number of ranks cannot use what is in it
+  while (kept_.size() < ranks) {
+    base::Descriptor memory(base::make_kept_memory());
+    if (memory.get() < 0) {
+      sink_.notice(LogLevel::Info, base::join("ranks cannot keep snapshots in memory: ", std::strerror(errno)));
+      return kept_.clear();
+    }
+    kept_.push_back(std::move(memory));
+  }
 }
 
 bool Launcher::prepare_restart(const AttemptResult& failed, int signals, LaunchResult& result) {
@@ -220,6 +242,7 @@ LaunchResult Launcher::run() {
     const std::string id = attempt == 0 ? run_id_ : run_id_ + ".r" + std::to_string(attempt);
     AttemptResult outcome;
     sink_.placed(hosts_.now());
+    make_kept_memory();
     {
       RunAttempt job(settings_, sink_, signal_fd.get(), plans(id, attempt, result.ranks));
       outcome = job.run();

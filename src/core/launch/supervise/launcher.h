@@ -11,6 +11,7 @@
 
 #include <zero/log.h>
 
+#include "base/fd.h"
 #include "launch/remote/remote_shell.h"
 #include "launch/supervise/failure.h"
 #include "launch/supervise/host_plan.h"
@@ -92,6 +93,7 @@ class Launcher {
   void agree_on_names();
   std::vector<HostPlan> plans(const std::string& run_id, int attempt, int previous_world) const;
   std::string master_address() const;
+  void make_kept_memory();
   // Chooses the hosts of the next attempt, tells what changes, and waits; false: there is no next attempt.
   bool prepare_restart(const AttemptResult& failed, int signals, LaunchResult& result);
   bool waits(double seconds, int signals, LaunchResult& result);
@@ -102,6 +104,7 @@ class Launcher {
   std::optional<base::WorldRule> rule_;  // of the program's configuration, once a rank has published it
   std::string run_id_, token_;
   std::map<std::string, std::string> others_environment_;
+  std::vector<base::Descriptor> kept_;  // one per rank of this host, for all attempts with as many; empty: none
   int omp_threads_ = 0;
   std::int64_t failed_step_ = -1;  // of the last failure
   int fruitless_ = 0;              // failures in a row without a new checkpoint, on the same hosts

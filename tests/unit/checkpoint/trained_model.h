@@ -1,0 +1,68 @@
+// A small model on an Engine whose saves run in the background, for tests of what they hold.
+#pragma once
+#include <torch/torch.h>
+#include <zero/zero.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/state.h"
+#include "formats/files.h"
+
+namespace zero::test {
+
+// About 1.3 million parameters: 15 MB of states, in several tiles.
+struct Model : torch::nn::Module {
+  torch::nn::Linear in{nullptr}, middle{nullptr}, out{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  explicit Model(std::int64_t hidden) {
+    in = register_module("in", torch::nn::Linear(16, hidden));
+    middle = register_module("middle", torch::nn::Linear(hidden, hidden));
+    norm = register_module("norm", torch::nn::BatchNorm1d(hidden));
+    out = register_module("out", torch::nn::Linear(hidden, 3));
+    out->bias.set_requires_grad(false);
+    at::NoGradGuard no_grad;
+    for (auto& p : parameters()) p.copy_(torch::linspace(-0.02, 0.02, p.numel()).view(p.sizes()));
+  }
+};
+
+struct Trained {
+  std::shared_ptr<Model> module;
+  engine::State state;
+  Trained(const std::shared_ptr<Communicator>& comm, const std::string& zero, std::int64_t hidden = 1100,
+          const std::string& more = "")
+      : module(std::make_shared<Model>(hidden)),
+        state(module,
+              Options::from_json(
+                  R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+                  "checkpoint": {"writer": {"decoupled": true}}, "libzero": {"checkpoint_memory": 8388608)" +
+                  more + "}, \"zero_optimization\": " + zero + "}"),
+              comm) {}
+  void step(int number) {
+    const auto x = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.parts.comm->rank();
+    state.backward->run(module->out(at::relu(module->norm(module->middle(module->in(x))))).pow(2).mean(), {});
+    state.stepper->step();
+  }
+};
+
+// Every write takes a while.
+struct SlowFiles : formats::FsOps {
+  std::chrono::milliseconds pause{30};
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    std::this_thread::sleep_for(pause);
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+};
+
+inline const std::vector<std::string> kPlaces{
+    R"({"stage": 0})",
+    R"({"stage": 1})",
+    R"({"stage": 3})",
+    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
+    R"({"stage": 2, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true}})",
+    R"({"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "pipeline_read": true}})"};
+
+}  // namespace zero::test
