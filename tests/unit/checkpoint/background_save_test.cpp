@@ -26,8 +26,6 @@ using Fault = FaultyFiles::Fault;
 
 std::string digest(const std::string& root, const std::string& tag) { return checkpoint_digest(root, tag); }
 
-constexpr std::chrono::milliseconds kSlow{30};  // of a read or write
-
 TEST(BackgroundSave, HoldsTheStateOfItsCall) {
   std::int64_t held = 0;
   for (const auto& place : kPlaces) {

@@ -13,6 +13,7 @@
 #include "unit/checkpoint/trained_model.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/slow_files.h"
 
 namespace zero::test::kept_snapshot_test {
 namespace {
@@ -371,8 +372,7 @@ TEST(KeptSnapshot, HoldsTheStateOfItsCall) {
       for (const std::string change : {"steps", "scope", "state", "buffers", "save"}) {
         Rank rank{comm, launcher, folder.text() + "/" + change};
         std::string kept;
-        SlowFiles slow;
-        slow.pause = std::chrono::milliseconds(10);
+        SlowFiles slow(std::chrono::milliseconds(10));
         {
           Trained trained(comm, place, 600, kEvery);
           trained.step(0);

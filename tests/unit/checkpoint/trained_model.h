@@ -6,11 +6,9 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/state.h"
-#include "formats/files.h"
 
 namespace zero::test {
 
@@ -48,14 +46,8 @@ struct Trained {
   }
 };
 
-// Every write takes a while.
-struct SlowFiles : formats::FsOps {
-  std::chrono::milliseconds pause{30};
-  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
-    std::this_thread::sleep_for(pause);
-    return FsOps::pwrite(fd, data, bytes, offset);
-  }
-};
+// Of a read or write of SlowFiles.
+inline constexpr std::chrono::milliseconds kSlow{30};
 
 inline const std::vector<std::string> kPlaces{
     R"({"stage": 0})",
