@@ -28,6 +28,7 @@ struct TrainArguments {
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
                                 trace_steps;
+  std::vector<std::string> untie;
 };
 
 // A run with all sources of settings combined.

@@ -154,6 +154,7 @@ void declare_train(Command& c, TrainArguments& a) {
            "begin with weights of any kind of file or checkpoint (`zero checkpoint inspect` shows it)");
   c.option("--init-names", a.names, "MAP", "with --init-from: name map, gpt2 or a file of zero.names/1");
   c.option("--init-partial", a.partial, "PATTERN", "with --init-from: parameters that SRC may lack");
+  c.repeated("--init-untie", a.untie, "NAME", "with --init-from: of tied tensors that differ, the one to take");
   c.flag("--init-optimizer", a.init_optimizer, "with --init-from: also states of the optimizer, and steps");
   c.option("--trace", a.trace, "FILE", "write a trace for ui.perfetto.dev (ZERO_TRACE)");
   c.option("--trace-steps", a.trace_steps, "A:B", "steps in the trace, counted from the start of this run (3:22)");
@@ -172,7 +173,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 
-  for (const char* flag : {"--init-names", "--init-partial", "--init-optimizer"})
+  for (const char* flag : {"--init-names", "--init-partial", "--init-untie", "--init-optimizer"})
     if (c.given(flag) && a.init_from.empty())
       throw ConfigError(std::string("[") + flag + "] got no --init-from, expected the weights to begin with");
   if (c.given("--keep-every") && !c.given("--keep"))
@@ -210,6 +211,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.init.names = a.names;
   plan.init.optimizer = a.init_optimizer;
   if (!a.partial.empty()) plan.init.partial = {a.partial};
+  plan.init.untie = a.untie;
   plan.out = a.out;
   plan_trace(c, a, plan);
   return plan;
