@@ -15,9 +15,9 @@ namespace {
 
 using formats::fail_damaged;
 
-constexpr const char* kBoxes = "DCP_SHARDING_INFO";
-constexpr const char* kVersion = "DCP_VERSION";
-constexpr const char* kKnownVersion = "1.0";
+constexpr const char* kShardBoxes = "DCP_SHARDING_INFO";
+constexpr const char* kShardVersion = "DCP_VERSION";
+constexpr const char* kKnownShardVersion = "1.0";
 
 // Numbers of shards and of files of a shard, as the names have them.
 void require_all_shards(const formats::Folder& folder, const std::vector<std::string>& names) {
@@ -30,13 +30,13 @@ void require_all_shards(const formats::Folder& folder, const std::vector<std::st
 
 // Where each of a file's tensors begins in the whole one.
 std::map<std::string, std::vector<std::int64_t>> offsets_in(const formats::Header& header, const std::string& path) {
-  const auto found = header.metadata.find(kBoxes);
+  const auto found = header.metadata.find(kShardBoxes);
   if (found == header.metadata.end())
-    fail_damaged(path, base::join("has no ", kBoxes, " in __metadata__, expected the places of its tensors"));
-  if (const auto version = header.metadata.find(kVersion);
-      version != header.metadata.end() && version->second != kKnownVersion)
-    fail_damaged(path, base::join("has ", kVersion, " ", version->second, ", expected ", kKnownVersion));
-  const auto label = path + ": " + kBoxes;
+    fail_damaged(path, base::join("has no ", kShardBoxes, " in __metadata__, expected the places of its tensors"));
+  if (const auto version = header.metadata.find(kShardVersion);
+      version != header.metadata.end() && version->second != kKnownShardVersion)
+    fail_damaged(path, base::join("has ", kShardVersion, " ", version->second, ", expected ", kKnownShardVersion));
+  const auto label = path + ": " + kShardBoxes;
   const auto json = formats::parse_json(found->second, label, 4);
   std::map<std::string, std::vector<std::int64_t>> offsets;
   for (const auto& [name, entry] : formats::JsonView(json, label).fields()) {

@@ -9,9 +9,9 @@
 namespace zero::interchange {
 namespace {
 
-constexpr const char* kModule = "deepspeed.runtime.fp16.loss_scaler";
-constexpr const char* kDynamic = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler";
-constexpr const char* kStatic = "deepspeed.runtime.fp16.loss_scaler.LossScaler";
+constexpr const char* kScalerModule = "deepspeed.runtime.fp16.loss_scaler";
+constexpr const char* kDynamicScaler = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler";
+constexpr const char* kStaticScaler = "deepspeed.runtime.fp16.loss_scaler.LossScaler";
 
 double scale_in(const PickleView& value) {
   const auto& node = value.node();
@@ -47,8 +47,8 @@ std::optional<SourceScaler> read_deepspeed_scaler(const PickleView& states, bool
   if (states.has("loss_scaler")) {
     const auto object = states.at("loss_scaler");
     const auto of = [&](const char* name) { return object.attribute(name); };
-    scaler.dynamic = object.is_object(kDynamic);
-    if (!scaler.dynamic && !object.is_object(kStatic)) return std::nullopt;
+    scaler.dynamic = object.is_object(kDynamicScaler);
+    if (!scaler.dynamic && !object.is_object(kStaticScaler)) return std::nullopt;
     scaler.scale = scale_in(of("cur_scale"));
     // Runs in bf16 and fp32 have a scaler as well, of 1.
     if (!scaler.dynamic) return fp16 || scaler.scale != 1 ? std::optional(scaler) : std::nullopt;
@@ -75,7 +75,7 @@ std::optional<SourceScaler> read_deepspeed_scaler(const PickleView& states, bool
 
 void write_deepspeed_scaler(PickleWriter& pickle, const SourceScaler& scaler, std::int64_t steps) {
   pickle.text("loss_scaler");
-  pickle.begin_object(kModule, scaler.dynamic ? "DynamicLossScaler" : "LossScaler");
+  pickle.begin_object(kScalerModule, scaler.dynamic ? "DynamicLossScaler" : "LossScaler");
   const auto number = [&](const char* name, std::int64_t value) {
     pickle.text(name);
     pickle.integer(value);

@@ -50,7 +50,7 @@ class Tensors {
   const std::map<std::string, std::string>& aliases_;
 };
 
-constexpr const char* kNoHeads = "the number of attention heads is not known. Hint: --heads N";
+constexpr const char* kHeadsUnknown = "the number of attention heads is not known. Hint: --heads N";
 
 void require_divisor(std::int64_t heads, std::int64_t width, const char* what) {
   if (width % heads != 0)
@@ -61,7 +61,7 @@ Described gpt2(const Tensors& t, std::int64_t heads) {
   const std::string token = "transformer.wte.weight", position = "transformer.wpe.weight";
   const auto width = t.size(token, 1), inner = t.size("transformer.h.0.mlp.c_fc.weight", 1);
   if (width == 0 || t.size(position, 0) == 0 || inner == 0) return {.missing = "the names are not those of a GPT-2"};
-  if (heads < 1) return {.missing = kNoHeads};
+  if (heads < 1) return {.missing = kHeadsUnknown};
   require_divisor(heads, width, "width");
   return {{{"architectures", {"GPT2LMHeadModel"}},
            {"model_type", "gpt2"},
@@ -87,7 +87,7 @@ Described llama(const Tensors& t, std::int64_t heads) {
   const bool bias = t.has(layer + "self_attn.q_proj.bias");
   if (width == 0 || queries == 0 || keys == 0 || inner == 0 || bias != t.has(layer + "self_attn.o_proj.bias"))
     return {.missing = "the names are not those of a LlamaForCausalLM"};
-  if (heads < 1) return {.missing = kNoHeads};
+  if (heads < 1) return {.missing = kHeadsUnknown};
   require_divisor(heads, width, "width");
   require_divisor(heads, queries, "rows of q_proj");
   const auto head = queries / heads;
@@ -123,7 +123,7 @@ Described bert(const Tensors& t, std::int64_t heads) {
   // Heads of other tasks have names in common.
   if (width == 0 || inner == 0 || !masked || pairs != pooler)
     return {.missing = "the names are not those of a BertForMaskedLM or BertForPreTraining"};
-  if (heads < 1) return {.missing = kNoHeads};
+  if (heads < 1) return {.missing = kHeadsUnknown};
   require_divisor(heads, width, "width");
   return {{{"architectures", {pairs ? "BertForPreTraining" : "BertForMaskedLM"}},
            {"model_type", "bert"},
