@@ -17,8 +17,8 @@ struct ExportOptions {
   std::int64_t shard_bytes = 5'000'000'000;  // tensors of one file of "hf"
   bool duplicate_tied = false;               // tied tensors under all their names
   bool allow_overflow = false;               // values that fp16 cannot hold become infinite, instead of an error
-  // For config.json, which is written with a built-in map: attention heads (0: those of a run of `zero train`, or of T5's
-  // tensors), and "KEY=VALUE" of fields that tensors do not tell, VALUE in JSON or a text.
+  // For config.json, which is written with a built-in map: attention heads (0: those of a run of `zero train`, or of
+  // T5's tensors), and "KEY=VALUE" of fields that tensors do not tell, VALUE in JSON or a text.
   std::int64_t heads = 0;
   std::vector<std::string> config = {};
 };

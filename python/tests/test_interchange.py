@@ -40,6 +40,7 @@ def trained(folder: Path, tied: bool = True) -> str:
     if program is None:
         pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     words = ["train", str(folder / "config.json"), "--steps", "5", "--out", str(folder / "out")]
+    words += ["--export", str(folder / "live"), "--export-names", "gpt2"]
     run("run", "-n", "2", program, *words, "--checkpoint-dir", str(folder / "run"))
     return str(folder / "run")
 
@@ -91,6 +92,9 @@ def test_transformers_loads_our_gpt(tmp_path: Path, capfd: pytest.CaptureFixture
     for words in ([], ["--shard-bytes", "40kB"], ["--duplicate-tied"], ["--dtype", "bf16"]):
         out = tmp_path / f"hf{len(words)}{words[:1]}"
         run("checkpoint", "export", checkpoints, str(out), "--to", "hf", "--names", "gpt2", *words)
+        if not words:  # the run wrote the same at its end
+            for name in ("model.safetensors", "config.json"):
+                assert (out / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
         model = load(transformers, "GPT2LMHeadModel", out, capfd)
         assert (model.lm_head.weight is model.transformer.wte.weight) == tied
         with torch.no_grad():

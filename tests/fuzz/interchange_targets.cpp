@@ -136,9 +136,8 @@ void name_maps(std::string_view bytes) {
   });
 }
 
-constexpr FuzzTarget kTargets[] = {{"pickle", pickles},       {"zip", zips},
-                                   {"torch", torch_archives}, {"dcp", dcp_metadata},
-                                   {"shards", dcp_shards},    {"index", weight_indices},
+constexpr FuzzTarget kTargets[] = {{"pickle", pickles},   {"zip", zips},          {"torch", torch_archives},
+                                   {"dcp", dcp_metadata}, {"shards", dcp_shards}, {"index", weight_indices},
                                    {"names", name_maps}};
 
 }  // namespace

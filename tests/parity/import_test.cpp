@@ -206,7 +206,8 @@ TEST(ImportDeepSpeed, LossScalesGoOnLikeDeepSpeeds) {
         EXPECT_EQ(engine.loss_scale(), 1);
         engine.save_checkpoint(folder.path(), "bf16");
         const auto other = std::make_shared<Sum>();
-        Engine half(std::static_pointer_cast<torch::nn::Module>(other), Options::from_json(fp16_config(2, scaler)), comm);
+        Engine half(std::static_pointer_cast<torch::nn::Module>(other), Options::from_json(fp16_config(2, scaler)),
+                    comm);
         (void)half.load_checkpoint(folder.path(), "bf16");
         EXPECT_EQ(half.loss_scale(), 65536) << "and not 1";
       });

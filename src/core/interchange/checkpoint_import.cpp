@@ -117,7 +117,8 @@ class Importer {
         chosen.insert(first ? alias : owner);
         if (first) instead_[owner] = alias;
       } else if (!equal(*mine->second, *other->second)) {
-        report_.remarks.push_back(alias + " and " + owner + " are tied by the map and differ: they stay two tensors. "
+        report_.remarks.push_back(alias + " and " + owner +
+                                  " are tied by the map and differ: they stay two tensors. "
                                   "Hint: --untie with the name of the one that both take");
         continue;
       }

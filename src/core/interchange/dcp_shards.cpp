@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "base/check.h"
 #include "formats/json.h"
 #include "formats/safetensors.h"
-#include "interchange/name_pattern.h"
-#include "interchange/names.h"
 
 namespace zero::interchange {
 namespace {
@@ -21,11 +20,13 @@ constexpr const char* kKnownShardVersion = "1.0";
 
 // Numbers of shards and of files of a shard, as the names have them.
 void require_all_shards(const formats::Folder& folder, const std::vector<std::string>& names) {
+  if (names.empty()) fail_damaged(folder.path(), "has no files of shards, expected one or more");
   std::set<std::string> shards;
   for (const auto& name : names) shards.insert(name.substr(6, 5));
   const auto last = std::stoll(*shards.rbegin());
   if (last != static_cast<std::int64_t>(shards.size()))
-    fail_damaged(folder.path(), base::join("has files of ", shards.size(), " shards, expected all up to number ", last));
+    fail_damaged(folder.path(),
+                 base::join("has files of ", shards.size(), " shards, expected all up to number ", last));
 }
 
 // Where each of a file's tensors begins in the whole one.
@@ -50,7 +51,10 @@ std::map<std::string, std::vector<std::int64_t>> offsets_in(const formats::Heade
 }  // namespace
 
 bool is_dcp_shard(const std::string& name) {
-  return name.size() == 44 && name_matches("shard-{i}-model-{j}-of-{k}.safetensors", name);
+  constexpr std::string_view kLike = "shard-00000-model-00000-of-00000.safetensors";
+  return name.size() == kLike.size() && std::equal(name.begin(), name.end(), kLike.begin(), [](char got, char like) {
+           return like == '0' ? got >= '0' && got <= '9' : got == like;
+         });
 }
 
 bool has_dcp_shards(const formats::Folder& folder) {
@@ -71,8 +75,8 @@ DcpMetadata read_dcp_shards(const formats::Folder& folder) {
     for (const auto& entry : header.tensors) {
       const auto found = offsets.find(entry.key);
       if (found == offsets.end() || found->second.size() != entry.shape.size())
-        fail_damaged(file.path(), "does not say where the tensor " + entry.key + " begins, expected an offset of each " +
-                                      "dimension");
+        fail_damaged(file.path(), "does not say where the tensor " + entry.key +
+                                      " begins, expected an offset of each " + "dimension");
       if (formats::bits_of(entry.dtype) % 8 != 0)
         fail_damaged(file.path(), "tensor " + entry.key + " has the dtype " + entry.dtype +
                                       ", whose elements are not whole bytes and cannot be read. Hint: dequantise it "
@@ -84,13 +88,13 @@ DcpMetadata read_dcp_shards(const formats::Folder& folder) {
         tensor.shape.assign(entry.shape.size(), 0);
       }
       if (tensor.dtype != entry.dtype || tensor.shape.size() != entry.shape.size())
-        fail_damaged(file.path(), "has the tensor " + entry.key + " in another type or number of dimensions than " +
-                                      "another file");
+        fail_damaged(file.path(),
+                     "has the tensor " + entry.key + " in another type or number of dimensions than " + "another file");
       formats::Box box{std::move(found->second), entry.shape};
       for (std::size_t d = 0; d < box.size.size(); ++d)
         tensor.shape[d] = std::max(tensor.shape[d], box.start[d] + box.size[d]);
-      tensor.boxes.emplace_back(
-          std::move(box), DcpItem{name, header.data_begin + entry.begin, entry.end - entry.begin});
+      tensor.boxes.emplace_back(std::move(box),
+                                DcpItem{name, header.data_begin + entry.begin, entry.end - entry.begin});
       offsets.erase(found);
     }
     if (!offsets.empty())

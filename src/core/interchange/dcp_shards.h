@@ -1,5 +1,6 @@
 // Safetensors files that the ranks of torch.distributed.checkpoint's HuggingFaceStorageWriter wrote side by side
-// (save_distributed=True, without consolidation): each holds boxes of tensors, and says where in the tensor each begins.
+// (save_distributed=True, without consolidation): each holds boxes of tensors, and says where in the tensor each
+// begins.
 #pragma once
 #include <string>
 

@@ -28,8 +28,8 @@ std::int64_t at_least_one(const PickleView& value) {
   return count;
 }
 
-// At a step without overflow DeepSpeed doubles the scale if iter - last_overflow - 1 is a multiple of the window and not
-// 0. The steps since libzero's last change of the scale, so that it doubles at the same step.
+// At a step without overflow DeepSpeed doubles the scale if iter - last_overflow - 1 is a multiple of the window and
+// not 0. The steps since libzero's last change of the scale, so that it doubles at the same step.
 std::int64_t good_steps(const PickleView& iteration, const PickleView& overflow, std::int64_t window) {
   const auto next = iteration.count(formats::kMostCount);
   if (!overflow.node().is(pickle::Kind::Integer) || overflow.node().integer < -formats::kMostCount ||

@@ -14,10 +14,10 @@ using Json = nlohmann::ordered_json;
 
 // What a model's files say of it.
 struct Described {
-  Json known = {};          // told by names, shapes and the number of heads
-  Json assumed = {};        // told by nothing: transformers' defaults, unless the user gives others
-  bool ours = false;        // assumed is what the model computes with
-  std::string missing = {}; // why there is no description
+  Json known = {};           // told by names, shapes and the number of heads
+  Json assumed = {};         // told by nothing: transformers' defaults, unless the user gives others
+  bool ours = false;         // assumed is what the model computes with
+  std::string missing = {};  // why there is no description
 };
 
 class Tensors {
@@ -215,11 +215,10 @@ ModelConfig model_config(const std::string& map, const std::vector<OutTensor>& t
     assumed += (assumed.empty() ? "" : ", ") + key + " " + value.dump();
     model.known[key] = value;
   }
-  return {model.known.dump(2) + "\n",
-          assumed.empty() || model.ours
-              ? ""
-              : "config.json: tensors do not tell, so these are transformers' defaults: " + assumed +
-                    ". Hint: --config-field KEY=VALUE for others"};
+  return {model.known.dump(2) + "\n", assumed.empty() || model.ours
+                                          ? ""
+                                          : "config.json: tensors do not tell, so these are transformers' defaults: " +
+                                                assumed + ". Hint: --config-field KEY=VALUE for others"};
 }
 
 }  // namespace zero::interchange

@@ -43,8 +43,9 @@ std::unique_ptr<TensorSource> open_folder(formats::FsOps& fs, const std::string&
 std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std::string& name, formats::FsOps& fs,
                                         const std::string& path, const SourceOptions& options) {
   if (is_dcp_shard(name))
-    throw ConfigError("[checkpoint] " + path +
-                      " holds parts of tensors, which other files of its directory complete. Hint: pass the directory.");
+    throw ConfigError(
+        "[checkpoint] " + path +
+        " holds parts of tensors, which other files of its directory complete. Hint: pass the directory.");
   if (name.ends_with(".index.json")) {
     const auto index = read_weight_index(folder, name);
     const bool torch = !index.by_file.empty() && !index.by_file.begin()->first.ends_with(".safetensors");

@@ -35,7 +35,7 @@ struct SourceScaler {
 // Where a run stood, as far as the files say.
 struct SourceProgress {
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
-  std::string optimizer;  // "Adam", "AdamW", ...; empty: unknown
+  std::string optimizer;                    // "Adam", "AdamW", ...; empty: unknown
   std::optional<SourceScaler> scaler = {};  // nothing: was not trained in fp16, or does not say
 };
 

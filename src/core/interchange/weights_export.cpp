@@ -39,9 +39,9 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
   if (universal && !source.progress())
     throw ConfigError("[export] " + label +
                       " is no checkpoint of a run, expected one with the optimizer's states. Hint: --to hf or pt");
-  const auto plan =
-      universal ? plan_universal(source.tensors(), source.aliases(), *source.progress(), names, options, label)
-                : plan_weights(source.tensors(), source.aliases(), names, options, label);
+  const auto plan = universal
+                        ? plan_universal(source.tensors(), source.aliases(), *source.progress(), names, options, label)
+                        : plan_weights(source.tensors(), source.aliases(), names, options, label);
   const auto view = named_source(source, plan.mapping);
   OutputFiles files(fs, path, plan.one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kExport);
   files.create(plan.layout.files);

@@ -29,8 +29,7 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   if (!options.dtype.empty() && dtype_of_word(options.dtype).empty())
     throw ConfigError("[export] dtype: got \"" + options.dtype + "\", expected fp32, bf16 or fp16");
   if (options.format != "hf" && options.format != "pt")
-    throw ConfigError("[export] format: got \"" + options.format +
-                      "\", expected hf, pt or universal");
+    throw ConfigError("[export] format: got \"" + options.format + "\", expected hf, pt or universal");
   std::vector<SourceTensor> weights;
   std::vector<std::size_t> places;  // in `tensors`
   for (std::size_t t = 0; t < tensors.size(); ++t)

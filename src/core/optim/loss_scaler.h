@@ -25,7 +25,7 @@ class LossScaler {
     std::int64_t hysteresis = 1;  // h: bad steps until a halving, including that one
     // Clean steps since the last change of S or bad step; -1: the first of them does not count, as in DeepSpeed.
     std::int64_t good = 0;
-    std::int64_t floor = 0;       // consecutive bad steps at the smallest scale
+    std::int64_t floor = 0;  // consecutive bad steps at the smallest scale
     bool operator==(const State&) const = default;
   };
 

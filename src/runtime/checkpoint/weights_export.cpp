@@ -369,9 +369,8 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     std::optional<NameMap> map;
     if (!options.names.empty()) map = NameMap::find(fs, options.names);
     const auto* const names = map ? &*map : nullptr;
-    plan = universal
-               ? plan_universal(sources, manifest.aliases, progress_of(manifest), names, options, "the engine")
-               : plan_weights(sources, manifest.aliases, names, options, "the engine");
+    plan = universal ? plan_universal(sources, manifest.aliases, progress_of(manifest), names, options, "the engine")
+                     : plan_weights(sources, manifest.aliases, names, options, "the engine");
     return "";
   });
 

@@ -156,8 +156,8 @@ class Importer {
           throw ConfigError(base::join("[import_weights] ", source.name, " and ", other->name, " are tied, and ", path_,
                                        " has different values: element ", from + static_cast<std::int64_t>(first),
                                        " is ", element_text(a.data() + first * width, source.dtype), " and ",
-                                       element_text(b.data() + first * width, source.dtype),
-                                       ". Hint: untie ", source.name, " or ", other->name, " takes that one."));
+                                       element_text(b.data() + first * width, source.dtype), ". Hint: untie ",
+                                       source.name, " or ", other->name, " takes that one."));
         });
     }
   }
@@ -287,7 +287,7 @@ class Importer {
   std::vector<formats::Tensor> tensors_;  // of the model that are wanted
   std::map<Key, Taken> taken_;            // by kind and name
   std::vector<std::string> faults_;
-  std::set<std::string> chosen_;  // names of ImportOptions::untie that had a choice
+  std::set<std::string> chosen_;                             // names of ImportOptions::untie that had a choice
   std::map<std::string, std::vector<std::string>> choices_;  // by name of a tensor: the one taken, and the others
   std::vector<engine::StatePiece> pieces_;
   std::string changes_;

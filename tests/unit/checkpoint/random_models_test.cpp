@@ -26,7 +26,9 @@ int models_asked() {
 class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
-  std::int64_t below(std::int64_t end) { return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(end)); }
+  std::int64_t below(std::int64_t end) {
+    return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(end));
+  }
   bool one_in(std::int64_t n) { return below(n) == 0; }
 
  private:
@@ -135,9 +137,10 @@ struct RandomModel : torch::nn::Module {
 };
 
 Options options_of(const ModelPlan& plan, int stage) {
-  return Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": )" +
-                            std::string(plan.recipe == "bf16" ? "true" : "false") +
-                            R"(}, "zero_optimization": {"stage": )" + std::to_string(stage) + "}}");
+  return Options::from_json(
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": )" +
+      std::string(plan.recipe == "bf16" ? "true" : "false") + R"(}, "zero_optimization": {"stage": )" +
+      std::to_string(stage) + "}}");
 }
 
 // Fills everything that the ranks store.

@@ -32,7 +32,11 @@ nlohmann::json expected_scalers() {
 zero::optim::LossScaler scaler_of(const SourceScaler& stored) {
   zero::config::Settings settings;
   settings.precision = zero::config::Precision::Fp16;
-  settings.scaler = {stored.dynamic ? 0 : stored.scale, 16,  stored.window, stored.most_hysteresis, stored.consecutive,
+  settings.scaler = {stored.dynamic ? 0 : stored.scale,
+                     16,
+                     stored.window,
+                     stored.most_hysteresis,
+                     stored.consecutive,
                      stored.smallest};
   zero::optim::LossScaler scaler(settings);
   scaler.set_state({stored.scale, stored.hysteresis, stored.good, 0});

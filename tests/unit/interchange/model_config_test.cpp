@@ -75,9 +75,9 @@ TEST(ModelConfig, HeadsAndFieldsThatContradictTheTensors) {
 }
 
 TEST(ModelConfig, GivenFieldsReplaceDefaults) {
-  const auto llama =
-      exported("hf-llama", options_of("llama", 4, {"rms_norm_eps=1e-5", "rope_theta=500000.0", "hidden_act=gelu",
-                                                   "eos_token_id=[1,2]", "extra={\"a\": 1}"}));
+  const auto llama = exported("hf-llama", options_of("llama", 4,
+                                                     {"rms_norm_eps=1e-5", "rope_theta=500000.0", "hidden_act=gelu",
+                                                      "eos_token_id=[1,2]", "extra={\"a\": 1}"}));
   const auto& config = llama.config;
   EXPECT_EQ(config["num_attention_heads"], 4);
   EXPECT_EQ(config["head_dim"], 2);
