@@ -55,8 +55,8 @@ int export_weights(int argc, char** argv) {
   command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, or a file of zero.names/1");
   command.option("--prefix", options.prefix, "P", "put before every name");
   command.option("--shard-bytes", shard_bytes, "BYTES", "tensors of one file of hf");
-  command.option("--heads", options.heads, "N", "attention heads, for config.json of gpt2 (those of zero train)", 1,
-                 1 << 20);
+  command.option("--heads", options.heads, "N", "attention heads, for config.json (those of zero train)", 1, 1 << 20);
+  command.repeated("--config-field", options.config, "KEY=VALUE", "for config.json, which tensors do not tell");
   command.flag("--duplicate-tied", options.duplicate_tied, "tied tensors under all their names");
   command.flag("--allow-overflow", options.allow_overflow, "values that fp16 cannot hold become infinite");
   if (!command.parse(argc, argv)) return 0;
@@ -157,6 +157,7 @@ int import_files(int argc, char** argv) {
   declare_source(command, options.source);
   command.repeated("--buffers", options.buffers, "PATTERN", "tensors that are buffers and no parameters");
   command.repeated("--frozen", options.frozen, "PATTERN", "parameters that are not trained");
+  command.repeated("--untie", options.untie, "NAME", "of tensors that --names ties and that differ: the one to take");
   command.option("--optimizer", options.optimizer, "TYPE",
                  "of the run that will load it (as in the files, else AdamW)");
   if (!command.parse(argc, argv)) return 0;

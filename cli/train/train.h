@@ -28,6 +28,8 @@ struct TrainArguments {
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
                                 trace_steps;
+  std::vector<std::string> untie;
+  std::string export_to, export_names;
 };
 
 // A run with all sources of settings combined.
@@ -44,6 +46,8 @@ struct TrainPlan {
   std::string config, text, checkpoint_dir, resume, out;
   std::string init_from;  // weights that a run which is not resumed begins with; empty: those of the seed
   ImportOptions init;
+  std::string export_to;  // where weights for other libraries go at the end; empty: nowhere
+  ExportOptions exported;
   std::vector<std::string> command;  // the words after "zero"
   double holdout = 0;
   std::int64_t eval_batches = 0;  // forwards per rank; 0: the whole held-out part

@@ -157,7 +157,10 @@ void declare_train(Command& c, TrainArguments& a) {
            "begin with weights of any kind of file or checkpoint (`zero checkpoint inspect` shows it)");
   c.option("--init-names", a.names, "MAP", "with --init-from: name map, gpt2 or a file of zero.names/1");
   c.option("--init-partial", a.partial, "PATTERN", "with --init-from: parameters that SRC may lack");
+  c.repeated("--init-untie", a.untie, "NAME", "with --init-from: of tied tensors that differ, the one to take");
   c.flag("--init-optimizer", a.init_optimizer, "with --init-from: also states of the optimizer, and steps");
+  c.option("--export", a.export_to, "DIR", "at the end write the weights there, for Hugging Face and others");
+  c.option("--export-names", a.export_names, "MAP", "with --export: name map, gpt2 or a file of zero.names/1");
   c.option("--trace", a.trace, "FILE", "write a trace for ui.perfetto.dev (ZERO_TRACE)");
   c.option("--trace-steps", a.trace_steps, "A:B", "steps in the trace, counted from the start of this run (3:22)");
   c.no_effect("--deepspeed", false, "configurations are DeepSpeed's here in any case");
@@ -176,9 +179,14 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 
-  for (const char* flag : {"--init-names", "--init-partial", "--init-optimizer"})
+  for (const char* flag : {"--init-names", "--init-partial", "--init-untie", "--init-optimizer"})
     if (c.given(flag) && a.init_from.empty())
       throw ConfigError(std::string("[") + flag + "] got no --init-from, expected the weights to begin with");
+  if (c.given("--export-names") && a.export_to.empty())
+    throw ConfigError("[--export-names] got no --export, expected where the weights go");
+  // Now, and not after the last step. Ranks that start late see what others have made.
+  if (std::error_code error; !a.export_to.empty() && std::filesystem::exists(a.export_to, error))
+    throw ConfigError("[--export] " + a.export_to + " exists. Hint: remove it, or choose another name.");
   if (c.given("--keep-every") && !c.given("--keep"))
     throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
@@ -214,6 +222,10 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.init.names = a.names;
   plan.init.optimizer = a.init_optimizer;
   if (!a.partial.empty()) plan.init.partial = {a.partial};
+  plan.init.untie = a.untie;
+  plan.export_to = a.export_to;
+  plan.exported.names = a.export_names;
+  if (a.export_names == "gpt2") plan.exported.heads = plan.model.heads;
   plan.out = a.out;
   plan_trace(c, a, plan);
   return plan;

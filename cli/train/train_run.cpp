@@ -336,6 +336,16 @@ void TrainRun::write_sample() {
     summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
 }
 
+void TrainRun::export_weights() {
+  if (plan_.export_to.empty() || summary_.stopped_by != 0) return;
+  const auto begin = now();
+  const auto report = engine_.export_weights(plan_.export_to, plan_.exported);
+  char text[64];
+  std::snprintf(text, sizeof text, "%lld bytes in %.2f s", static_cast<long long>(report.bytes), now() - begin);
+  for (const auto& remark : report.remarks) report_.note(LogLevel::Info, "--export: " + remark);
+  report_.note(LogLevel::Info, "exported " + plan_.export_to + ": " + text);
+}
+
 int TrainRun::run() {
   const StopSignals signals(report_.draws());
   if (!plan_.trace.empty()) engine_.start_trace(plan_.trace, plan_.trace_steps);
@@ -407,6 +417,7 @@ int TrainRun::run() {
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
   save();
   complete_save();
+  export_weights();
   end_trace();
   if (summary_.stopped_by == 0) {
     evaluate();

@@ -45,6 +45,7 @@ class TrainRun {
   void end_trace();
   void evaluate();
   void write_sample();
+  void export_weights();
 
   const TrainPlan& plan_;
   const data::Corpus& corpus_;

@@ -99,6 +99,9 @@ struct CheckpointImport {
   std::string names;                         // as in ImportOptions
   std::vector<std::string> buffers, frozen;  // parameters that are none, or not trained, by pattern (* and {i})
   std::string optimizer;                     // of the run that will load it; "": as in the files, else AdamW
+  // Of tensors that `names` ties and that are stored with different values, the names (in the checkpoint) of those that
+  // all of them take. Without it they stay several tensors.
+  std::vector<std::string> untie = {};
 };
 struct CheckpointImported {
   std::string format, optimizer;

@@ -9,7 +9,7 @@ namespace zero {
 
 struct ExportOptions {
   // "hf": a directory with safetensors as Hugging Face writes it. "pt": one file that torch.load(weights_only=True)
-  // opens. "universal": DeepSpeed's universal checkpoint, with the optimizer's states; files only.
+  // opens. "universal": DeepSpeed's universal checkpoint, with the optimizer's states, in fp32.
   std::string format = "hf";
   std::string dtype = "fp32";  // of floating-point parameters: "fp32", "bf16", "fp16", or "" for that of the source
   std::string names;           // a name map: "gpt2", "llama", "bert", "t5", or a file of zero.names/1; "": no change
@@ -17,7 +17,10 @@ struct ExportOptions {
   std::int64_t shard_bytes = 5'000'000'000;  // tensors of one file of "hf"
   bool duplicate_tied = false;               // tied tensors under all their names
   bool allow_overflow = false;               // values that fp16 cannot hold become infinite, instead of an error
-  std::int64_t heads = 0;  // attention heads, for config.json of "gpt2"; 0: those of a run of `zero train`
+  // For config.json, which is written with a built-in map: attention heads (0: those of a run of `zero train`, or of
+  // T5's tensors), and "KEY=VALUE" of fields that tensors do not tell, VALUE in JSON or a text.
+  std::int64_t heads = 0;
+  std::vector<std::string> config = {};
 };
 
 struct ImportOptions {
@@ -26,6 +29,8 @@ struct ImportOptions {
   std::string prefix;                // removed from every name of the file
   std::vector<std::string> partial;  // parameters that may be missing, by pattern (* matches any text)
   bool optimizer = false;            // also the optimizer's states
+  // Of tied tensors that are stored more than once, the names (in the model) of those to take, if values differ.
+  std::vector<std::string> untie = {};
 };
 
 // Names of the model's tensors, except `unexpected`.

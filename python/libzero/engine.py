@@ -6,7 +6,7 @@ import atexit
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -406,17 +406,29 @@ class Engine:
         duplicate_tied: bool = False,
         allow_overflow: bool = False,
         heads: int = 0,
+        config: Mapping[str, Any] | None = None,
     ) -> ExportReport:
         """[collective] Writes the masters, and buffers, for other libraries; each rank its own elements, no gather.
 
-        format: "hf" (a folder of safetensors) or "pt" (a file for torch.load(weights_only=True)). dtype: "fp32",
-        "bf16", "fp16". names: a name map ("gpt2", "llama", "bert", "t5", or a file); prefix: put before every name.
-        ConfigError if the path exists or names do not fit, IoError if writing fails. See docs/interchange.md.
+        format: "hf" (a folder of safetensors), "pt" (a file for torch.load(weights_only=True)) or "universal" (a
+        checkpoint for DeepSpeed, with the optimizer's states). dtype: "fp32", "bf16", "fp16". names: a name map
+        ("gpt2", "llama", "bert", "t5", or a file); prefix: put before every name. heads, config: the attention heads,
+        and fields that tensors do not tell, for config.json. ConfigError if the path exists or names do not fit,
+        IoError if writing fails. See docs/interchange.md.
         """
         self._native.refresh_buffers(self._original)
         return ExportReport(
             **self._native.export_weights(
-                os.fspath(path), format, dtype, names, prefix, shard_bytes, duplicate_tied, allow_overflow, heads
+                os.fspath(path),
+                format,
+                dtype,
+                names,
+                prefix,
+                shard_bytes,
+                duplicate_tied,
+                allow_overflow,
+                heads,
+                [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()],
             )
         )
 
@@ -429,15 +441,19 @@ class Engine:
         prefix: str = "",
         partial: Sequence[str] = (),
         optimizer: bool = False,
+        untie: Sequence[str] = (),
     ) -> ImportReport:
         """[collective] Reads weights of any kind of file; each rank what it stores. Nothing in a file is executed.
 
         Safetensors, files of torch.save, and checkpoints of DeepSpeed, torch.distributed and libzero. names, prefix:
         as in export_weights(). key: of a nested dictionary, such as "model". partial: parameters that may be missing.
-        optimizer: also its states. Between steps. ConfigError with all that does not fit, IoError for damaged files.
+        optimizer: also its states. untie: of tied tensors that are stored twice and differ, the names of those to take.
+        Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
-        found = self._native.import_weights(os.fspath(path), names, key, prefix, list(partial), optimizer)
+        found = self._native.import_weights(
+            os.fspath(path), names, key, prefix, list(partial), optimizer, list(untie)
+        )
         if optimizer:
             self.optimizer._pull()
         return ImportReport(**found)

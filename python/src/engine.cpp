@@ -238,9 +238,9 @@ void bind_engine(py::module_& module) {
       "export_weights",
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& format, const std::string& dtype,
          const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
-         bool allow_overflow, std::int64_t heads) {
-        const zero::ExportOptions options{format,      dtype,          names,          prefix,
-                                          shard_bytes, duplicate_tied, allow_overflow, heads};
+         bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config) {
+        const zero::ExportOptions options{format,         dtype,          names, prefix, shard_bytes,
+                                          duplicate_tied, allow_overflow, heads, config};
         const auto report = self.run("libzero::export_weights",
                                      [&](zero::Engine& engine) { return engine.export_weights(path, options); });
         py::dict result;
@@ -251,12 +251,13 @@ void bind_engine(py::module_& module) {
         return result;
       },
       py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
-      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"));
+      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"));
   c.def(
       "import_weights",
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& names, const std::string& key,
-         const std::string& prefix, const std::vector<std::string>& partial, bool optimizer) {
-        const zero::ImportOptions options{names, key, prefix, partial, optimizer};
+         const std::string& prefix, const std::vector<std::string>& partial, bool optimizer,
+         const std::vector<std::string>& untie) {
+        const zero::ImportOptions options{names, key, prefix, partial, optimizer, untie};
         const auto report = self.run("libzero::import_weights",
                                      [&](zero::Engine& engine) { return engine.import_weights(path, options); });
         py::dict result;
@@ -268,7 +269,8 @@ void bind_engine(py::module_& module) {
         result["bytes_read"] = report.bytes_read;
         return result;
       },
-      py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"));
+      py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"),
+      py::arg("untie"));
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
   });

@@ -40,6 +40,7 @@ def trained(folder: Path, tied: bool = True) -> str:
     if program is None:
         pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     words = ["train", str(folder / "config.json"), "--steps", "5", "--out", str(folder / "out")]
+    words += ["--export", str(folder / "live"), "--export-names", "gpt2"]
     run("run", "-n", "2", program, *words, "--checkpoint-dir", str(folder / "run"))
     return str(folder / "run")
 
@@ -91,6 +92,9 @@ def test_transformers_loads_our_gpt(tmp_path: Path, capfd: pytest.CaptureFixture
     for words in ([], ["--shard-bytes", "40kB"], ["--duplicate-tied"], ["--dtype", "bf16"]):
         out = tmp_path / f"hf{len(words)}{words[:1]}"
         run("checkpoint", "export", checkpoints, str(out), "--to", "hf", "--names", "gpt2", *words)
+        if not words:  # the run wrote the same at its end
+            for name in ("model.safetensors", "config.json"):
+                assert (out / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
         model = load(transformers, "GPT2LMHeadModel", out, capfd)
         assert (model.lm_head.weight is model.transformer.wte.weight) == tied
         with torch.no_grad():
@@ -121,16 +125,25 @@ def test_models_of_transformers_come_back(
     with torch.no_grad():
         expected = load(transformers, kind, MODELS / name, capfd)(**dict.fromkeys(inputs, tokens)).logits
     names = name.split("-")[1]
-    for words in ([], ["--duplicate-tied"]):
-        if names == "gpt2" and words:
-            continue  # its map goes from our names
-        out = tmp_path / f"out{len(words)}"
-        names_words = [] if names == "gpt2" else ["--names", names]
-        run("checkpoint", "convert", str(MODELS / name), str(out), "--to", "hf", *names_words, *words)
-        (out / "config.json").write_bytes((MODELS / name / "config.json").read_bytes())
+    if names == "gpt2":  # its map goes from our names
+        run("checkpoint", "convert", str(MODELS / name), str(tmp_path / "out"), "--to", "hf")
+        (tmp_path / "out" / "config.json").write_bytes((MODELS / name / "config.json").read_bytes())
         with torch.no_grad():
-            logits = load(transformers, kind, out, capfd)(**dict.fromkeys(inputs, tokens)).logits
+            logits = load(transformers, kind, tmp_path / "out", capfd)(**dict.fromkeys(inputs, tokens)).logits
         assert torch.equal(logits, expected)
+        return
+    # config.json is ours: heads and the length of sequences are what tensors do not tell.
+    given = {"llama": ["--heads", "2", "--config-field", "max_position_embeddings=16"], "bert": ["--heads", "2"], "t5": []}
+    automatic = {"llama": "AutoModelForCausalLM", "bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    for words in ([], ["--duplicate-tied"], ["--shard-bytes", "1kB"]):
+        out = tmp_path / "-".join(["out", *words])
+        run("checkpoint", "convert", str(MODELS / name), str(out), "--to", "hf", "--names", names, *given[names], *words)
+        for loader in (kind, automatic[names]):
+            model = load(transformers, loader, out, capfd)
+            assert type(model).__name__ == kind
+            with torch.no_grad():
+                logits = model(**dict.fromkeys(inputs, tokens)).logits
+            assert torch.equal(logits, expected)
 
 
 def test_torch_loads_our_files(tmp_path: Path) -> None:
@@ -236,3 +249,68 @@ def test_deepspeed_goes_on_from_our_universal_checkpoint(programs: Programs, tmp
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert done.stdout.count("loaded") == 6
+
+
+def test_deepspeeds_loss_scaler_goes_on(tmp_path: Path) -> None:
+    """Through a checkpoint of ours and back: an object of DeepSpeed's class, whose rule gives the same scales."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    from deepspeed.runtime.fp16 import loss_scaler
+
+    loss_scaler.dist = type("Rank", (), {"get_rank": staticmethod(lambda: 1)})
+    scalers = json.loads((MODELS / "deepspeed-fp16" / "scalers.json").read_text())
+    for name, wanted in scalers.items():
+        run("checkpoint", "import", str(MODELS / "deepspeed-fp16" / name), "--into", str(tmp_path / name), "--tag", "t")
+        out = tmp_path / f"{name}-universal"
+        run("checkpoint", "export", str(tmp_path / name), str(out), "--to", "universal")
+        tag = (out / "latest_universal").read_text()
+        for overflow in ("clean", "overflow"):
+            states = torch.load(out / tag / "zero" / "optimizer_state.pt", weights_only=False)
+            scaler = states["loss_scaler"]
+            static = bool(wanted["static"])
+            assert type(scaler) is (loss_scaler.LossScaler if static else loss_scaler.DynamicLossScaler)
+            assert states["dynamic_loss_scale"] is not static
+            scales = []
+            for step in range(len(wanted[overflow])):
+                scaler.update_scale(overflow == "overflow" and step == 3)
+                scales.append(float(scaler.cur_scale))
+            assert scales == wanted[overflow], (name, overflow)
+            if not static:
+                assert scaler.dtype is torch.float16 and scaler.scale_window == wanted["window"]
+
+
+def random_tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Shapes, types and values of any kind; some tensors have two names."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(end: int) -> int:
+        return int(torch.randint(end, (1,), generator=generator))
+
+    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+    tensors: dict[str, torch.Tensor] = {}
+    for i in range(2 + below(8)):
+        shape = [0 if below(9) == 0 else 1 + below(40) for _ in range(below(4))]
+        values = torch.randn(shape, generator=generator) * 100
+        tensors[f"layer{below(3)}.{i}"] = values.to(types[below(len(types))])
+    if below(2):
+        tensors["tied"] = next(iter(tensors.values()))
+    return tensors
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_safetensors_reads_random_exports(tmp_path: Path, seed: int) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = random_tensors(seed)
+    torch.save(tensors, tmp_path / "source.pt")
+    words = [[], ["--duplicate-tied"], ["--shard-bytes", "2kB"]][seed % 3]
+    run("checkpoint", "convert", str(tmp_path / "source.pt"), str(tmp_path / "out"), "--to", "hf", *words)
+    read: dict[str, torch.Tensor] = {}
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        read |= safetensors.load_file(path)
+    tied = "tied" in tensors and "--duplicate-tied" not in words
+    assert len(read) == len(tensors) - tied
+    for name, value in tensors.items():
+        if name == "tied" and tied and name not in read:
+            continue
+        stored = read[name] if name in read else read["tied"]
+        assert stored.dtype == value.dtype and stored.shape == value.shape
+        assert torch.equal(stored.reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8)), name

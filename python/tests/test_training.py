@@ -306,6 +306,14 @@ def test_weights_for_other_libraries(tmp_path: Path) -> None:
             assert all(torch.equal(rounded[name], whole[name].bfloat16().float()) for name in rounded)
             with pytest.raises(libzero.ConfigError, match="weight"):
                 other.import_weights(tmp_path / "hf", prefix="model.")
+            with pytest.raises(libzero.ConfigError, match="untie 0.bias: is not stored"):
+                other.import_weights(tmp_path / "hf", untie=["0.bias"])
+            # All states, and the steps.
+            engine_hash = other.logical_hash()
+            other.export_weights(tmp_path / "universal", format="universal")
+        with libzero.Engine(network(6), config(1)) as third:
+            third.import_weights(tmp_path / "universal", optimizer=True)
+            assert third.logical_hash() == engine_hash
 
     models = [network(), network()]
     libzero.run_ranks(2, rank)

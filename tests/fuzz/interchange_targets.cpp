@@ -9,6 +9,7 @@
 #include "fuzz/accepts.h"
 #include "fuzz/targets.h"
 #include "interchange/dcp_metadata.h"
+#include "interchange/dcp_shards.h"
 #include "interchange/names.h"
 #include "interchange/torch_archive.h"
 #include "interchange/weight_index.h"
@@ -41,7 +42,7 @@ class OneFile : public formats::FsOps {
   }
   int info_at(int, const char*, formats::FileInfo* out) override { return info(1001, out); }
   int list(int, std::vector<std::string>* names) override {
-    *names = {"f"};
+    *names = {"shard-00001-model-00001-of-00001.safetensors"};
     return 0;
   }
 
@@ -107,6 +108,19 @@ void dcp_metadata(std::string_view bytes) {
   (void)accepts([&] { (void)interchange::read_dcp_metadata(formats::Folder::open(files, "d")); });
 }
 
+void dcp_shards(std::string_view bytes) {
+  OneFile files(bytes);
+  (void)accepts([&] {
+    const auto table = interchange::read_dcp_shards(formats::Folder::open(files, "d"));
+    for (const auto& [name, tensor] : table.tensors)
+      for (const auto& [box, item] : tensor.boxes)
+        if (item.begin > bytes.size() || item.bytes > bytes.size() - item.begin) {
+          std::fprintf(stderr, "fuzz: a box lies outside of its file\n");
+          std::abort();
+        }
+  });
+}
+
 void weight_indices(std::string_view bytes) {
   OneFile files(bytes);
   (void)accepts([&] { (void)interchange::read_weight_index(formats::Folder::open(files, "d"), "f"); });
@@ -122,9 +136,9 @@ void name_maps(std::string_view bytes) {
   });
 }
 
-constexpr FuzzTarget kTargets[] = {{"pickle", pickles},       {"zip", zips},
-                                   {"torch", torch_archives}, {"dcp", dcp_metadata},
-                                   {"index", weight_indices}, {"names", name_maps}};
+constexpr FuzzTarget kTargets[] = {{"pickle", pickles},   {"zip", zips},          {"torch", torch_archives},
+                                   {"dcp", dcp_metadata}, {"shards", dcp_shards}, {"index", weight_indices},
+                                   {"names", name_maps}};
 
 }  // namespace
 

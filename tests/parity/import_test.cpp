@@ -146,5 +146,73 @@ TEST(ImportDeepSpeed, LoadsOnAnyRanksAndGoesOnLikeDeepSpeed) {
     }
 }
 
+// Two parameters, whose gradients are all the loss scale x 2^-16.
+struct Sum : torch::nn::Module {
+  Sum() {
+    weight = register_parameter("weight", at::zeros({2, 3}));
+    bias = register_parameter("bias", at::zeros({4}));
+  }
+  at::Tensor loss() const { return (weight.to(at::kFloat).sum() + bias.to(at::kFloat).sum()) * std::ldexp(1.0, -16); }
+  at::Tensor weight, bias;
+};
+
+std::string fp16_config(int stage, const nlohmann::json& scaler) {
+  const nlohmann::json fp16{{"enabled", true},
+                            {"loss_scale_window", scaler["window"]},
+                            {"hysteresis", scaler["hysteresis"]},
+                            {"consecutive_hysteresis", scaler["consecutive"]}};
+  return nlohmann::json{{"train_micro_batch_size_per_gpu", 1},
+                        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0}, {"weight_decay", 0}}}}},
+                        {"fp16", fp16},
+                        {"zero_optimization", {{"stage", stage}}}}
+      .dump();
+}
+
+TEST(ImportDeepSpeed, LossScalesGoOnLikeDeepSpeeds) {
+  const auto folder_of = std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/deepspeed-fp16/";
+  const auto scalers = nlohmann::json::parse(slurp(folder_of + "scalers.json"));
+  for (const auto& [name, scaler] : scalers.items()) {
+    if (scaler["static"]) continue;
+    const TempFolder folder;
+    (void)import_checkpoint(folder_of + name, folder.path(), "imported");
+    for (const int world : {1, 2})
+      on_ranks(world, [&, &name = name, &scaler = scaler](const auto& comm) {
+        for (const bool whole : {true, false}) {
+          const auto module = std::make_shared<Sum>();
+          Engine engine(std::static_pointer_cast<torch::nn::Module>(module), Options::from_json(fp16_config(2, scaler)),
+                        comm);
+          EXPECT_EQ(engine.loss_scale(), 65536);
+          ImportOptions options;
+          options.optimizer = true;
+          if (whole)
+            (void)engine.load_checkpoint(folder.path(), "imported");
+          else
+            (void)engine.import_weights(folder_of + name, options);
+          EXPECT_EQ(engine.loss_scale(), scaler["scale"]) << name;
+          EXPECT_TRUE(engine.parameter_state("bias", "master").equal(at::arange(6, 10, at::kFloat) / 8));
+          for (std::size_t step = 0; step < scaler["clean"].size(); ++step) {
+            engine.backward(module->loss());
+            EXPECT_FALSE(engine.step().overflow);
+            EXPECT_EQ(engine.loss_scale(), scaler["clean"][step]) << name << ", step " << step;
+          }
+        }
+        // A run in another type has its own scale, and so has one in fp16 that loads the checkpoint of such a run.
+        const auto module = std::make_shared<Sum>();
+        auto config = nlohmann::json::parse(fp16_config(1, scaler));
+        config["bf16"]["enabled"] = true;
+        config.erase("fp16");
+        Engine engine(std::static_pointer_cast<torch::nn::Module>(module), Options::from_json(config.dump()), comm);
+        (void)engine.load_checkpoint(folder.path(), "imported");
+        EXPECT_EQ(engine.loss_scale(), 1);
+        engine.save_checkpoint(folder.path(), "bf16");
+        const auto other = std::make_shared<Sum>();
+        Engine half(std::static_pointer_cast<torch::nn::Module>(other), Options::from_json(fp16_config(2, scaler)),
+                    comm);
+        (void)half.load_checkpoint(folder.path(), "bf16");
+        EXPECT_EQ(half.loss_scale(), 65536) << "and not 1";
+      });
+  }
+}
+
 }  // namespace
 }  // namespace zero::test::import_test

@@ -13,8 +13,8 @@ namespace zero::formats {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
-// Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4.
-inline constexpr std::int64_t kReaderVersion = 4;
+// Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4, or 5 with good = -1.
+inline constexpr std::int64_t kReaderVersion = 5;
 // The largest count of steps, samples or saves, so that arithmetic with counts does not overflow.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";
@@ -69,7 +69,7 @@ struct Manifest {
   std::string optimizer;           // its type
   std::vector<std::string> slots;  // names of its per-element states
   double loss_scale = 1;
-  std::int64_t hysteresis = 1, good = 0, floor = 0;
+  std::int64_t hysteresis = 1, good = 0, floor = 0;  // good: -1 as well
   std::int64_t world = 1, stage = 0;
   std::int64_t sequence = 1, tensor = 1;  // degrees of parallelism; other than 1 requires reader version 3
   std::string parameter_dtype, gradient_dtype, wire_dtype;  // the recipe

@@ -166,7 +166,8 @@ void read_run(const JsonView& top, Manifest& m) {
   m.loss_scale = number_of(scaler.at("scale"));
   if (m.loss_scale <= 0) scaler.at("scale").fail("is not above 0");
   m.hysteresis = scaler.at("hysteresis").count(kMostCount);
-  m.good = scaler.at("good").count(kMostCount);
+  const auto good = scaler.at("good");
+  m.good = good.raw().is_number_integer() && good.raw() == -1 ? -1 : good.count(kMostCount);
   m.floor = scaler.at("floor").count(kMostCount);
   const auto world =
       top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});

@@ -54,7 +54,7 @@ std::string manifest_text(const Manifest& m) {
   for (const double rate : m.set_rates) rates.push_back(text_of(rate));
   const Json json = {
       {"format", "zero.checkpoint/2"},
-      {"min_reader", 4},
+      {"min_reader", m.good < 0 ? 5 : 4},
       {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
       {"tag", m.tag},
       {"seq", m.seq},

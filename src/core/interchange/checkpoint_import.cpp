@@ -106,12 +106,33 @@ class Importer {
     std::map<std::string, const SourceTensor*> by_name;
     for (const auto& tensor : view_->tensors())
       if (!tensor.kind.starts_with("opt.")) by_name[tensor.name] = &tensor;
+    std::set<std::string> chosen;
     for (const auto& [alias, owner] : ties_) {
       const auto mine = by_name.find(alias), other = by_name.find(owner);
-      if (mine == by_name.end() || other == by_name.end() || !equal(*mine->second, *other->second)) continue;
+      if (mine == by_name.end() || other == by_name.end()) continue;
+      const bool first = is_chosen(alias), second = is_chosen(owner);
+      if (first && second)
+        throw ConfigError(kImport + ("got --untie " + alias) + " and --untie " + owner + ", expected one of them");
+      if (first || second) {
+        chosen.insert(first ? alias : owner);
+        if (first) instead_[owner] = alias;
+      } else if (!equal(*mine->second, *other->second)) {
+        report_.remarks.push_back(alias + " and " + owner +
+                                  " are tied by the map and differ: they stay two tensors. "
+                                  "Hint: --untie with the name of the one that both take");
+        continue;
+      }
       aliases_[alias] = owner;
       left_out_.insert(alias);
     }
+    for (const auto& name : options_.untie)
+      if (!chosen.contains(name))
+        throw ConfigError(kImport + ("got --untie " + name) + ", expected one of two tensors in " + label_ +
+                          " that the map ties");
+  }
+
+  bool is_chosen(const std::string& name) const {
+    return std::find(options_.untie.begin(), options_.untie.end(), name) != options_.untie.end();
   }
 
   bool equal(const SourceTensor& a, const SourceTensor& b) {
@@ -161,6 +182,12 @@ class Importer {
     return masters ? "param" : "master";
   }
 
+  const SourceTensor& weight_named(const std::string& name) const {
+    const auto& all = view_->tensors();
+    return *std::find_if(all.begin(), all.end(),
+                         [&](const auto& one) { return one.name == name && !one.kind.starts_with("opt."); });
+  }
+
   void choose_kinds() {
     bool masters = false;
     std::map<std::pair<std::string, std::string>, const SourceTensor*> states;
@@ -169,19 +196,25 @@ class Importer {
       states[{tensor.kind, tensor.name}] = &tensor;
     }
     std::vector<std::string> refused, without;
-    for (const auto& tensor : view_->tensors()) {
-      if (tensor.kind.starts_with("opt.") || left_out_.contains(tensor.name)) continue;
+    for (const auto& named : view_->tensors()) {
+      if (named.kind.starts_with("opt.") || left_out_.contains(named.name)) continue;
+      // Another's values under this name.
+      const auto other = instead_.find(named.name);
+      const auto from = other == instead_.end() ? named.name : other->second;
+      const auto& stored = other == instead_.end() ? named : weight_named(from);
+      auto tensor = stored;
+      tensor.name = named.name;
       const auto kind = kind_of(tensor, masters);
       if (kind != "master") {
         ++(kind == "buffer" ? report_.buffers : report_.frozen);
-        targets_.push_back({kind, tensor.name, tensor.dtype, tensor.shape, &tensor});
+        targets_.push_back({kind, tensor.name, tensor.dtype, tensor.shape, &stored});
         continue;
       }
       if (!is_floating(tensor.dtype)) refused.push_back(tensor.name + " (" + tensor.dtype + ")");
       ++report_.masters;
-      targets_.push_back({kind, tensor.name, "F32", tensor.shape, &tensor});
+      targets_.push_back({kind, tensor.name, "F32", tensor.shape, &stored});
       for (const auto& slot : slots_) {
-        const auto found = states.find({"opt." + slot, tensor.name});
+        const auto found = states.find({"opt." + slot, from});
         const bool there = found != states.end();
         if (there)
           ++report_.states;
@@ -259,7 +292,17 @@ class Importer {
     report_.global_steps = m.global_steps;
     report_.optimizer = m.optimizer = optimizer_->name;
     m.slots = optimizer_->slots;
-    m.parameter_dtype = m.gradient_dtype = m.wire_dtype = "F32";
+    m.parameter_dtype = m.gradient_dtype = m.wire_dtype = progress_.scaler ? "F16" : "F32";
+    if (const auto& scaler = progress_.scaler) {
+      m.loss_scale = scaler->scale;
+      m.hysteresis = scaler->hysteresis;
+      m.good = scaler->good;
+      m.config = {{"fp16.loss_scale_window", std::to_string(scaler->window)},
+                  {"fp16.hysteresis", std::to_string(scaler->most_hysteresis)},
+                  {"fp16.min_loss_scale", std::to_string(scaler->smallest)},
+                  {"fp16.consecutive_hysteresis", scaler->consecutive ? "true" : "false"},
+                  {"fp16.loss_scale", scaler->dynamic ? "0" : element_text(&scaler->scale, "F64")}};
+    }
     m.user_state = "";
     m.aliases = aliases_;
     m.files.push_back(file.file);
@@ -273,6 +316,7 @@ class Importer {
   const KnownOptimizer* optimizer_;
   std::unique_ptr<TensorSource> view_;
   std::map<std::string, std::string> ties_, aliases_;
+  std::map<std::string, std::string> instead_;  // name of a tensor -> the name of the one whose values it takes
   std::set<std::string> left_out_, slots_;
   SourceProgress progress_;
   std::vector<Target> targets_;

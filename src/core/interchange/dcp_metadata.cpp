@@ -24,30 +24,6 @@ std::vector<std::int64_t> sizes_of(const PickleView& view, std::size_t dims) {
   return sizes;
 }
 
-// Boxes lie in the tensor and have every element once.
-void prove_tiling(const PickleView& view, const std::vector<std::int64_t>& shape, std::vector<Box> boxes) {
-  std::int64_t covered = 0;
-  for (const auto& box : boxes) {
-    for (std::size_t d = 0; d < shape.size(); ++d)
-      if (box.start[d] > shape[d] || box.size[d] > shape[d] - box.start[d])
-        view.fail("a box beyond the tensor", "boxes in it");
-    covered += numel_of(box.size);
-    if (covered > numel_of(shape)) break;
-  }
-  if (covered != numel_of(shape)) view.fail(base::join("boxes of ", covered, " elements"), base::join(numel_of(shape)));
-  std::erase_if(boxes, [](const Box& box) { return numel_of(box.size) == 0; });
-  if (shape.empty()) return;
-  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.start < b.start; });
-  for (std::size_t i = 0; i < boxes.size(); ++i)
-    for (std::size_t j = i + 1; j < boxes.size() && boxes[j].start[0] < boxes[i].start[0] + boxes[i].size[0]; ++j) {
-      bool common = true;
-      for (std::size_t d = 0; d < shape.size(); ++d)
-        common = common && boxes[i].start[d] < boxes[j].start[d] + boxes[j].size[d] &&
-                 boxes[j].start[d] < boxes[i].start[d] + boxes[i].size[d];
-      if (common) view.fail("boxes that overlap", "each element once");
-    }
-}
-
 using Key = std::pair<std::string, std::vector<std::int64_t>>;
 
 // Where each item is. The offset of an object is empty, as that of a scalar.
@@ -73,6 +49,31 @@ std::map<Key, DcpItem> items_of(const PickleView& storage) {
 }
 
 }  // namespace
+
+std::optional<TilingFault> tiling_fault(const std::vector<std::int64_t>& shape, std::vector<Box> boxes) {
+  std::int64_t covered = 0;
+  for (const auto& box : boxes) {
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      if (box.start[d] > shape[d] || box.size[d] > shape[d] - box.start[d])
+        return TilingFault{"a box beyond the tensor", "boxes in it"};
+    covered += numel_of(box.size);
+    if (covered > numel_of(shape)) break;
+  }
+  if (covered != numel_of(shape))
+    return TilingFault{base::join("boxes of ", covered, " elements"), base::join(numel_of(shape))};
+  std::erase_if(boxes, [](const Box& box) { return numel_of(box.size) == 0; });
+  if (shape.empty()) return std::nullopt;
+  std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) { return a.start < b.start; });
+  for (std::size_t i = 0; i < boxes.size(); ++i)
+    for (std::size_t j = i + 1; j < boxes.size() && boxes[j].start[0] < boxes[i].start[0] + boxes[i].size[0]; ++j) {
+      bool common = true;
+      for (std::size_t d = 0; d < shape.size(); ++d)
+        common = common && boxes[i].start[d] < boxes[j].start[d] + boxes[j].size[d] &&
+                 boxes[j].start[d] < boxes[i].start[d] + boxes[i].size[d];
+      if (common) return TilingFault{"boxes that overlap", "each element once"};
+    }
+  return std::nullopt;
+}
 
 DcpMetadata read_dcp_metadata(const formats::Folder& folder) {
   const auto path = folder.path_of(kDcpMetadata);
@@ -114,7 +115,7 @@ DcpMetadata read_dcp_metadata(const formats::Folder& folder) {
       auto item = item_at(box.start);
       tensor.boxes.emplace_back(std::move(box), std::move(item));
     }
-    prove_tiling(entry, tensor.shape, boxes);
+    if (const auto fault = tiling_fault(tensor.shape, boxes)) entry.fail(fault->got, fault->expected);
     metadata.tensors.emplace(name, std::move(tensor));
   }
   if (root.has_attribute("planner_data") && root.attribute("planner_data").is_dict())

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace zero::interchange {
 
-// A whole archive of torch.save in a file.
+// A whole archive of torch.save in a file, or a tensor's bytes: DcpMetadata::archives.
 struct DcpItem {
   std::string file;
   std::uint64_t begin = 0, bytes = 0;
@@ -22,10 +23,17 @@ struct DcpTensor {
   std::vector<std::pair<formats::Box, DcpItem>> boxes;  // tile the tensor: proved
 };
 struct DcpMetadata {
+  bool archives = true;
   std::map<std::string, DcpTensor> tensors;               // by the name in the flattened dictionary
   std::map<std::string, DcpItem> objects;                 // pickled objects
   std::map<std::string, std::vector<std::string>> paths;  // of names, the keys of the nested dictionaries
 };
+
+struct TilingFault {
+  std::string got, expected;
+};
+// Whether boxes of the same number of dimensions lie in the tensor and have every element once; nothing: they do.
+std::optional<TilingFault> tiling_fault(const std::vector<std::int64_t>& shape, std::vector<formats::Box> boxes);
 
 // Throws IoError (kCheckpoint).
 DcpMetadata read_dcp_metadata(const formats::Folder& folder);

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/printable.h"
 #include "interchange/dcp_metadata.h"
+#include "interchange/dcp_shards.h"
 #include "interchange/stored_source.h"
 
 namespace zero::interchange {
@@ -27,8 +28,11 @@ struct Slot {
 class DcpSource : public StoredSource {
  public:
   DcpSource(formats::Folder folder, const SourceOptions& options)
-      : StoredSource("dcp", std::move(folder), options), metadata_(read_dcp_metadata(files_.root())) {
-    find_containers();
+      : StoredSource("dcp", std::move(folder), options),
+        metadata_(files_.root().exists(kDcpMetadata) ? read_dcp_metadata(files_.root())
+                                                     : read_dcp_shards(files_.root())) {
+    // Without a table of nested dictionaries, "model." is a part of names unless states are stored beside it.
+    if (metadata_.archives || has_states()) find_containers();
     read_objects();
     std::map<std::string, const DcpTensor*> model;
     std::map<std::string, std::pair<Slot, const DcpTensor*>> slots;
@@ -84,6 +88,12 @@ class DcpSource : public StoredSource {
       if (optimizer_.empty() && nested(one)) optimizer_ = std::string(one) + ".";
   }
 
+  bool has_states() const {
+    return std::any_of(metadata_.tensors.begin(), metadata_.tensors.end(), [](const auto& one) {
+      return one.first.starts_with("optim.state.") || one.first.starts_with("optimizer.state.");
+    });
+  }
+
   bool slot_in(const std::string& name, Slot& out) const {
     const auto prefix = optimizer_ + "state.";
     if (optimizer_.empty() || !name.starts_with(prefix)) return false;
@@ -128,8 +138,21 @@ class DcpSource : public StoredSource {
   std::int64_t step_of(const DcpTensor& tensor) {
     const auto& item = tensor.boxes[0].second;
     const auto file = file_of(item);
+    if (!metadata_.archives) return count_of(file, bytes_of(item, tensor.dtype, tensor.shape));
     const TorchArchive one(files_.open(file), item.begin, item.bytes, options_.ignore_crc);
     return count_of(file, one.require_tensor(one.root()));
+  }
+
+  // A tensor whose bytes are an item.
+  static StoredTensor bytes_of(const DcpItem& item, const std::string& dtype, const std::vector<std::int64_t>& shape) {
+    StoredTensor stored;
+    stored.dtype = dtype;
+    stored.shape = shape;
+    stored.stride.assign(shape.size(), 1);
+    for (std::size_t d = shape.size(); d-- > 1;) stored.stride[d - 1] = stored.stride[d] * shape[d];
+    stored.record_name = item.file;
+    stored.record = {item.begin, item.bytes, 0, /*has_crc=*/false};
+    return stored;
   }
 
   void add_boxes(const std::string& kind, const std::string& name, const DcpTensor& tensor) {
@@ -141,10 +164,14 @@ class DcpSource : public StoredSource {
       piece.begin = begin;
       piece.numel = numel_of(box.size);
       piece.file = file_of(item);
-      piece.stored.dtype = tensor.dtype;
-      piece.stored.shape = box.size;
-      piece.archive_begin = item.begin;
-      piece.archive_bytes = item.bytes;
+      if (metadata_.archives) {
+        piece.stored.dtype = tensor.dtype;
+        piece.stored.shape = box.size;
+        piece.archive_begin = item.begin;
+        piece.archive_bytes = item.bytes;
+      } else {
+        piece.stored = bytes_of(item, tensor.dtype, box.size);
+      }
       begin += piece.numel;
       pieces.push_back(std::move(piece));
       slices.push_back({box});

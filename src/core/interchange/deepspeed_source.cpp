@@ -8,6 +8,7 @@
 #include "base/printable.h"
 #include "formats/safetensors.h"
 #include "interchange/deepspeed_files.h"
+#include "interchange/deepspeed_scaler.h"
 #include "interchange/deepspeed_stage0.h"
 #include "interchange/stored_source.h"
 
@@ -126,6 +127,8 @@ class DeepSpeedSource : public StoredSource {
     progress_->applied_steps = std::max<std::int64_t>(0, progress_->global_steps - progress_->skipped_steps);
     if (!root.has("ds_config") || !root.at("ds_config").is_dict()) return;
     const auto config = root.at("ds_config");
+    if (config.has("fp16") && config.at("fp16").is_dict() && config.at("fp16").has("enabled"))
+      fp16_ = config.at("fp16").at("enabled").node().integer != 0;
     if (config.has("optimizer") && config.at("optimizer").is_dict() && config.at("optimizer").has("type")) {
       progress_->optimizer = config.at("optimizer").at("type").text();
       optimizer_known_ = true;
@@ -194,6 +197,7 @@ class DeepSpeedSource : public StoredSource {
       if (stage >= 0 && own != stage) fail(base::join("has files of stages ", stage, " and ", own));
       stage = own;
       check_count(states.at("partition_count"));
+      if (ranks.empty()) progress_->scaler = read_deepspeed_scaler(states, fp16_);
       ranks.push_back(stage == 3 ? stage3_flats(file, one, states) : stage2_flats(file, one, states));
       if (stage < 3 && ranks.size() == 1 && states.has("param_alignment_paddings"))
         for (const auto& group : states.at("param_alignment_paddings").items()) {
@@ -414,6 +418,11 @@ class DeepSpeedSource : public StoredSource {
 
   void read_universal() {
     const auto zero = files_.root().folder("zero");
+    if (zero.exists("optimizer_state.pt")) {
+      const auto one = archive(files_.add("zero/optimizer_state.pt"));
+      if (!progress_) progress_.emplace();
+      if (one.root().is_dict()) progress_->scaler = read_deepspeed_scaler(one.root(), fp16_);
+    }
     std::map<std::string, std::vector<std::int64_t>> shapes;
     for (const auto& group : groups_)
       for (const auto& parameter : group) shapes[parameter.name] = parameter.shape;
@@ -462,6 +471,8 @@ class DeepSpeedSource : public StoredSource {
       fail("has no files *_optim_states.pt beside those of each rank's model, expected both");
     const auto file = files_.add(names_.model[0]);
     const auto one = archive(file);
+    if (const auto root = one.root(); root.has("optimizer") && root.at("optimizer").is_dict())
+      progress_->scaler = read_deepspeed_scaler(root.at("optimizer"), fp16_);
     const auto plan = plan_stage0(one, buffers_);
     for (const auto& entry : plan.tensors) add(entry.kind, entry.name, file, entry.stored);
     for (const auto& [name, stored] : plan.ties) ties_[name] = stored;
@@ -490,6 +501,7 @@ class DeepSpeedSource : public StoredSource {
   // By rank and group: where a parameter begins in the rank's run, and how many of its elements are there.
   std::vector<std::vector<std::map<std::string, std::pair<std::int64_t, std::int64_t>>>> slice_mappings_;
   std::optional<std::int64_t> applied_;
+  bool fp16_ = false;  // as far as the configuration in the files says
   bool optimizer_known_ = false, decoupled_ = true, steps_differ_ = false;
 };
 

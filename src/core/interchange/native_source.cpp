@@ -2,6 +2,7 @@
 #include "interchange/native_source.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <tuple>
@@ -31,8 +32,7 @@ class NativeSource : public TensorSource {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
     for (const auto& [alias, stored] : manifest_.aliases) aliases_[without(alias, prefix)] = without(stored, prefix);
-    progress_ = {manifest_.global_steps, manifest_.applied_steps, manifest_.skipped_steps, manifest_.global_samples,
-                 manifest_.optimizer};
+    progress_ = progress_of(manifest_);
   }
 
   const std::map<std::string, std::string>& config() const { return manifest_.config; }
@@ -84,6 +84,32 @@ class NativeSource : public TensorSource {
 };
 
 }  // namespace
+
+SourceProgress progress_of(const formats::Manifest& manifest) {
+  SourceProgress progress{manifest.global_steps, manifest.applied_steps, manifest.skipped_steps,
+                          manifest.global_samples, manifest.optimizer};
+  if (manifest.parameter_dtype != "F16") return progress;
+  auto& scaler = progress.scaler.emplace();
+  // An imported checkpoint has no configuration, or these keys alone.
+  const auto option = [&](const std::string& key) {
+    const auto found = manifest.config.find("fp16." + key);
+    return found == manifest.config.end() ? nullptr : found->second.c_str();
+  };
+  const auto set = [&](const char* key, std::int64_t least, std::int64_t& value) {
+    if (const char* const text = option(key)) value = std::max<std::int64_t>(least, std::atoll(text));
+  };
+  set("loss_scale_window", 1, scaler.window);
+  set("hysteresis", 1, scaler.most_hysteresis);
+  set("min_loss_scale", 1, scaler.smallest);
+  const char* const consecutive = option("consecutive_hysteresis");
+  scaler.consecutive = consecutive != nullptr && consecutive == std::string("true");
+  const char* const fixed = option("loss_scale");
+  scaler.dynamic = fixed == nullptr || std::atof(fixed) == 0;
+  scaler.scale = manifest.loss_scale;
+  scaler.hysteresis = manifest.hysteresis;
+  scaler.good = manifest.good;
+  return progress;
+}
 
 std::map<std::string, std::string> native_config(const TensorSource& source) {
   const auto* const native = dynamic_cast<const NativeSource*>(&source);

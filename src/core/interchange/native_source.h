@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "formats/manifest.h"
 #include "interchange/source.h"
 
 namespace zero::interchange {
@@ -16,5 +17,7 @@ std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string&
 
 // The effective options of the run that saved it; empty for another source.
 std::map<std::string, std::string> native_config(const TensorSource& source);
+
+SourceProgress progress_of(const formats::Manifest& manifest);
 
 }  // namespace zero::interchange

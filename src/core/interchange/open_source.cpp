@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "formats/manifest.h"
+#include "interchange/dcp_shards.h"
 #include "interchange/dcp_source.h"
 #include "interchange/deepspeed_source.h"
 #include "interchange/native_source.h"
@@ -25,13 +26,14 @@ std::unique_ptr<TensorSource> open_folder(formats::FsOps& fs, const std::string&
   if (folder.exists(formats::kManifestName)) return open_native(fs, path, options);
   if (folder.exists(kDcpMetadata)) return open_dcp(fs, path, options);
   if (has_safetensors(folder)) return open_safetensors(fs, path, options);
+  if (has_dcp_shards(folder)) return open_dcp(fs, path, options);
   for (const char* const name : kTorchNames)
     if (folder.exists(name)) return open_torch(fs, (std::filesystem::path(path) / name).string(), options);
   // An explicit tag: what it holds says the kind.
   const auto tag = formats::valid_file_name(options.tag) ? folder.info_of(options.tag) : std::nullopt;
   if (tag && tag->directory) {
     const auto inner = folder.folder(options.tag);
-    if (inner.exists(kDcpMetadata)) return open_dcp(fs, folder.path_of(options.tag), options);
+    if (inner.exists(kDcpMetadata) || has_dcp_shards(inner)) return open_dcp(fs, folder.path_of(options.tag), options);
     if (!inner.exists(formats::kManifestName)) return open_deepspeed(fs, path, options);
   }
   if (has_deepspeed(folder)) return open_deepspeed(fs, path, options);
@@ -40,6 +42,10 @@ std::unique_ptr<TensorSource> open_folder(formats::FsOps& fs, const std::string&
 
 std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std::string& name, formats::FsOps& fs,
                                         const std::string& path, const SourceOptions& options) {
+  if (is_dcp_shard(name))
+    throw ConfigError(
+        "[checkpoint] " + path +
+        " holds parts of tensors, which other files of its directory complete. Hint: pass the directory.");
   if (name.ends_with(".index.json")) {
     const auto index = read_weight_index(folder, name);
     const bool torch = !index.by_file.empty() && !index.by_file.begin()->first.ends_with(".safetensors");
@@ -62,7 +68,7 @@ std::unique_ptr<TensorSource> open_file(const formats::Folder& folder, const std
 
 std::string foreign_checkpoints(formats::FsOps& fs, const std::string& path) noexcept try {
   const auto folder = formats::Folder::open(fs, path);
-  return folder.exists(kDcpMetadata) ? "dcp" : has_deepspeed(folder) ? "deepspeed" : "";
+  return folder.exists(kDcpMetadata) || has_dcp_shards(folder) ? "dcp" : has_deepspeed(folder) ? "deepspeed" : "";
 } catch (...) {
   return "";
 }

@@ -66,6 +66,12 @@ void PickleWriter::global(const std::string& module, const std::string& name) {
   out_ += 'c' + module + '\n' + name + '\n';
 }
 
+void PickleWriter::begin_object(const std::string& module, const std::string& name) {
+  global(module, name);
+  out_ += ")\x81}(";  // no arguments, NEWOBJ, the dictionary of its attributes
+}
+void PickleWriter::end_object() { out_ += "ub"; }
+
 void PickleWriter::tuple(const std::vector<std::int64_t>& values) {
   mark();
   for (const auto value : values) integer(value);

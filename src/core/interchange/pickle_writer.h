@@ -1,5 +1,5 @@
 // Writes pickles (protocol 2) of dictionaries, lists, numbers, texts and tensors, as torch.save does. The reader's side
-// executes no more than torch._utils._rebuild_tensor_v2 and collections.OrderedDict.
+// executes no more than torch._utils._rebuild_tensor_v2, collections.OrderedDict and the classes of begin_object().
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,6 +25,9 @@ class PickleWriter {
   // torch has no storage of.
   void tensor(const std::string& dtype, const std::vector<std::int64_t>& shape, std::size_t record);
   void global(const std::string& module, const std::string& name);
+  // An instance that the reader's side makes of its class; names and values of its attributes come between.
+  void begin_object(const std::string& module, const std::string& name);
+  void end_object();
   void tuple(const std::vector<std::int64_t>& values);
   // The whole pickle.
   std::string finish();

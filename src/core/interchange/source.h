@@ -22,10 +22,21 @@ struct SourceTensor {
   std::vector<std::int64_t> shape;
 };
 
+// The loss scale of training in fp16: the state of optim::LossScaler, and the settings that it goes on by.
+struct SourceScaler {
+  bool dynamic = true;
+  double scale = 1;
+  std::int64_t hysteresis = 1;  // overflows until the scale is halved, including that one
+  std::int64_t good = 0;        // the scale doubles after window - good further steps; -1: one more than window
+  std::int64_t window = 1000, most_hysteresis = 2, smallest = 1;
+  bool consecutive = false;  // a step without overflow restores hysteresis
+};
+
 // Where a run stood, as far as the files say.
 struct SourceProgress {
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
-  std::string optimizer;  // "Adam", "AdamW", ...; empty: unknown
+  std::string optimizer;                    // "Adam", "AdamW", ...; empty: unknown
+  std::optional<SourceScaler> scaler = {};  // nothing: was not trained in fp16, or does not say
 };
 
 class TensorSource {

@@ -159,7 +159,8 @@ void StoredSource::read_stored(std::size_t file, const StoredTensor& stored, std
   const auto width = static_cast<std::uint64_t>(formats::bits_of(stored.dtype) / 8);
   const auto bytes = static_cast<std::uint64_t>(numel) * width;
   const bool dense = stored.contiguous();
-  const bool unchecked = !options_.ignore_crc && !checked_.contains({file, stored.record.begin});
+  const bool unchecked =
+      stored.record.has_crc && !options_.ignore_crc && !checked_.contains({file, stored.record.begin});
   if (unchecked && dense && stored.offset == 0 && at == 0 && bytes == stored.record.bytes) {
     check_record(opened, stored.record_name, stored.record, out);
   } else {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "formats/manifest.h"
+#include "interchange/deepspeed_scaler.h"
 #include "interchange/pickle_writer.h"
 #include "interchange/weights_plan.h"
 
@@ -32,7 +33,7 @@ std::string step_file(std::int64_t steps) {
   return torch_file_text(pickle.finish(), {float_bytes(static_cast<double>(steps))});
 }
 
-std::string optimizer_file(std::int64_t steps) {
+std::string optimizer_file(const SourceProgress& progress) {
   PickleWriter pickle;
   const auto groups = [&] {
     pickle.text("param_groups");
@@ -46,6 +47,7 @@ std::string optimizer_file(std::int64_t steps) {
   pickle.begin_dict();
   pickle.text("ds_version");
   pickle.text(kDeepSpeed);
+  if (progress.scaler) write_deepspeed_scaler(pickle, *progress.scaler, progress.global_steps);
   groups();
   pickle.text("optimizer_state_dict");  // stage 3
   pickle.begin_dict();
@@ -60,7 +62,7 @@ std::string optimizer_file(std::int64_t steps) {
   pickle.end_dict();
   pickle.end_dict();
   pickle.end_dict();
-  return torch_file_text(pickle.finish(), {float_bytes(static_cast<double>(steps))});
+  return torch_file_text(pickle.finish(), {float_bytes(static_cast<double>(progress.applied_steps))});
 }
 
 // Frozen parameters and buffers, and where the run stood.
@@ -109,18 +111,15 @@ std::string state_pickle(const OutTensor& tensor) {
 
 }  // namespace
 
-WeightsPlan plan_universal(const TensorSource& source, const NameMap* map, const ExportOptions& options,
+WeightsPlan plan_universal(const std::vector<SourceTensor>& tensors, const std::map<std::string, std::string>& aliases,
+                           const SourceProgress& progress, const NameMap* map, const ExportOptions& options,
                            const std::string& label) {
   if (!options.dtype.empty() && options.dtype != "fp32")
     throw ConfigError("[export] dtype: got \"" + options.dtype +
                       "\", expected fp32: a universal checkpoint has the optimizer's states");
-  if (!source.progress())
-    throw ConfigError("[export] " + label +
-                      " is no checkpoint of a run, expected one with the optimizer's states. Hint: --to hf or pt");
-  const auto& progress = *source.progress();
   WeightsPlan plan;
-  plan.mapping = map != nullptr ? map_names(*map, Direction::ToTheirs, source.tensors(), source.aliases(), label)
-                                : same_names(source.tensors(), source.aliases());
+  plan.mapping =
+      map != nullptr ? map_names(*map, Direction::ToTheirs, tensors, aliases, label) : same_names(tensors, aliases);
   const auto tag = "global_step" + std::to_string(progress.global_steps);
   std::vector<std::size_t> trained, others;
   for (std::size_t i = 0; i < plan.mapping.tensors.size(); ++i) {
@@ -161,7 +160,7 @@ WeightsPlan plan_universal(const TensorSource& source, const NameMap* map, const
     plan.layout.files.push_back(plan.torch.back().file(tag + "/" + name));
   }
   for (auto& file : steps) plan.layout.files.push_back(std::move(file));
-  plan.layout.files.push_back(text_file(tag + "/zero/optimizer_state.pt", optimizer_file(progress.applied_steps)));
+  plan.layout.files.push_back(text_file(tag + "/zero/optimizer_state.pt", optimizer_file(progress)));
   plan.layout.files.push_back(text_file("latest_universal", tag));
   return plan;
 }

@@ -35,8 +35,12 @@ ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std:
   std::optional<NameMap> map;
   if (!options.names.empty()) map = NameMap::find(fs, options.names);
   const auto* const names = map ? &*map : nullptr;
-  const auto plan = options.format == "universal"
-                        ? plan_universal(source, names, options, label)
+  const bool universal = options.format == "universal";
+  if (universal && !source.progress())
+    throw ConfigError("[export] " + label +
+                      " is no checkpoint of a run, expected one with the optimizer's states. Hint: --to hf or pt");
+  const auto plan = universal
+                        ? plan_universal(source.tensors(), source.aliases(), *source.progress(), names, options, label)
                         : plan_weights(source.tensors(), source.aliases(), names, options, label);
   const auto view = named_source(source, plan.mapping);
   OutputFiles files(fs, path, plan.one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, kExport);

@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include <zero/errors.h>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "interchange/element_types.h"
+#include "interchange/model_config.h"
 
 namespace zero::interchange {
 namespace {
@@ -29,8 +29,7 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   if (!options.dtype.empty() && dtype_of_word(options.dtype).empty())
     throw ConfigError("[export] dtype: got \"" + options.dtype + "\", expected fp32, bf16 or fp16");
   if (options.format != "hf" && options.format != "pt")
-    throw ConfigError("[export] format: got \"" + options.format +
-                      "\", expected hf or pt (universal: from a checkpoint's files)");
+    throw ConfigError("[export] format: got \"" + options.format + "\", expected hf, pt or universal");
   std::vector<SourceTensor> weights;
   std::vector<std::size_t> places;  // in `tensors`
   for (std::size_t t = 0; t < tensors.size(); ++t)
@@ -51,6 +50,7 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
     plan.from.push_back(i);
     by_name[tensor.name] = i;
   }
+  const auto written = plan.tensors;  // without copies of ties
   std::map<std::string, std::string> stored_once;
   for (const auto& [alias, owner] : plan.mapping.aliases) {
     const auto found = by_name.find(owner);
@@ -75,15 +75,9 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   }
   plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes);
   if (map == nullptr) return plan;
-  const auto config = map->name() == "gpt2" && options.prefix.empty()
-                          ? gpt2_config(plan.tensors, options.heads, plan.mapping.aliases.contains("lm_head.weight"))
-                          : "";
-  if (!config.empty())
-    plan.layout.files.push_back(text_file("config.json", config));
-  else
-    plan.remarks.push_back(map->name() == "gpt2" && options.prefix.empty()
-                               ? "no config.json: the number of attention heads is not known. Hint: --heads N"
-                               : "no config.json: copy the one of the model that the names are of");
+  auto config = model_config(map->name(), written, plan.mapping.aliases, options);
+  if (!config.text.empty()) plan.layout.files.push_back(text_file("config.json", config.text));
+  if (!config.remark.empty()) plan.remarks.push_back(std::move(config.remark));
   return plan;
 }
 
@@ -105,38 +99,6 @@ void check_overflows(const std::map<std::string, std::int64_t>& overflows, const
   if (overflows.size() > kMostOverflows) text += base::join("\n  and ", overflows.size() - kMostOverflows, " more");
   throw InternalError(text + "\nHint: --dtype bf16, or --allow-overflow, which makes them infinite.",
                       ExitCode::kNumerical);
-}
-
-std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads, bool tied) {
-  const auto find = [&](const std::string& name) {
-    return std::find_if(tensors.begin(), tensors.end(), [&](const OutTensor& one) { return one.name == name; });
-  };
-  const auto token = find("transformer.wte.weight"), position = find("transformer.wpe.weight");
-  const auto up = find("transformer.h.0.mlp.c_fc.weight");
-  const auto end = tensors.end();
-  if (heads < 1 || token == end || position == end || up == end) return "";
-  if (token->shape.size() != 2 || position->shape.size() != 2 || up->shape.size() != 2) return "";
-  if (token->shape[1] % heads != 0)
-    throw ConfigError(base::join("[export] heads: got ", heads, ", expected a divisor of the width ", token->shape[1]));
-  std::int64_t layers = 0;
-  while (find(base::join("transformer.h.", layers, ".ln_1.weight")) != end) ++layers;
-  const std::string dtype = token->dtype == "F32" ? "float32" : token->dtype == "BF16" ? "bfloat16" : "float16";
-  return nlohmann::ordered_json{{"architectures", {"GPT2LMHeadModel"}},
-                                {"model_type", "gpt2"},
-                                {"vocab_size", token->shape[0]},
-                                {"n_positions", position->shape[0]},
-                                {"n_embd", token->shape[1]},
-                                {"n_layer", layers},
-                                {"n_head", heads},
-                                {"n_inner", up->shape[1]},
-                                {"activation_function", "gelu_new"},
-                                {"layer_norm_epsilon", 1e-5},
-                                {"tie_word_embeddings", tied},
-                                {"bos_token_id", nullptr},
-                                {"eos_token_id", nullptr},
-                                {"dtype", dtype}}
-             .dump(2) +
-         "\n";
 }
 
 }  // namespace zero::interchange

@@ -30,9 +30,9 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
                          const NameMap* map, const ExportOptions& options, const std::string& label);
 
 // DeepSpeed's universal checkpoint: "latest_universal" and a directory with, per parameter, "zero/NAME/fp32.pt",
-// "exp_avg.pt", ... Hyper-parameters are left to the configuration there. The same errors, and ConfigError for a source
-// that is no checkpoint of a run.
-WeightsPlan plan_universal(const TensorSource& source, const NameMap* map, const ExportOptions& options,
+// "exp_avg.pt", ... Hyper-parameters are left to the configuration there. The same errors.
+WeightsPlan plan_universal(const std::vector<SourceTensor>& tensors, const std::map<std::string, std::string>& aliases,
+                           const SourceProgress& progress, const NameMap* map, const ExportOptions& options,
                            const std::string& label);
 
 // What is written last into a torch file of the plan, by offset. crcs: CRC-32 of all tensors of the plan.
@@ -45,9 +45,5 @@ std::string exported_dtype(const SourceTensor& tensor, const ExportOptions& opti
 // Throws InternalError (kNumerical) with the tensors whose values fp16 cannot hold, unless that is allowed or there are
 // none.
 void check_overflows(const std::map<std::string, std::int64_t>& overflows, const ExportOptions& options);
-
-// config.json of a GPT with the names of the "gpt2" map, as transformers reads it; "" if shapes do not tell or `heads`
-// is 0. tied: lm_head.weight is the token embedding, stored or not.
-std::string gpt2_config(const std::vector<OutTensor>& tensors, std::int64_t heads, bool tied);
 
 }  // namespace zero::interchange

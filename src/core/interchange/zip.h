@@ -14,6 +14,7 @@ struct StoredRecord {
   std::uint64_t begin = 0;  // offset of its first byte in the file
   std::uint64_t bytes = 0;
   std::uint32_t crc = 0;
+  bool has_crc = true;
 };
 
 struct ZipDirectory {

@@ -48,12 +48,14 @@ bool LossScaler::update(bool bad) {
 }
 
 void LossScaler::set_state(const State& state) {
-  if (!(state.scale > 0) || !std::isfinite(state.scale) || state.hysteresis < 1 || state.good < 0 || state.floor < 0)
-    throw ConfigError(base::join("[LossScaler::set_state] got scale ", state.scale, ", hysteresis ", state.hysteresis,
-                                 ", good ", state.good, ", floor ", state.floor,
-                                 ", expected a finite scale above 0, hysteresis of 1 or more, and counts of 0 or more. "
-                                 "Hint: the checkpoint is damaged; load an older one."),
-                      ExitCode::kCheckpoint);
+  if (!(state.scale > 0) || !std::isfinite(state.scale) || state.hysteresis < 1 || state.good < -1 || state.floor < 0)
+    throw ConfigError(
+        base::join("[LossScaler::set_state] got scale ", state.scale, ", hysteresis ", state.hysteresis, ", good ",
+                   state.good, ", floor ", state.floor,
+                   ", expected a finite scale above 0, hysteresis of 1 or more, good of -1 or more, and floor of 0 or "
+                   "more. "
+                   "Hint: the checkpoint is damaged; load an older one."),
+        ExitCode::kCheckpoint);
   state_.good = state.good;
   state_.floor = state.floor;
   if (!dynamic_) return;

@@ -23,8 +23,9 @@ class LossScaler {
   struct State {
     double scale = 1;             // S
     std::int64_t hysteresis = 1;  // h: bad steps until a halving, including that one
-    std::int64_t good = 0;        // clean steps since the last change of S or bad step
-    std::int64_t floor = 0;       // consecutive bad steps at the smallest scale
+    // Clean steps since the last change of S or bad step; -1: the first of them does not count, as in DeepSpeed.
+    std::int64_t good = 0;
+    std::int64_t floor = 0;  // consecutive bad steps at the smallest scale
     bool operator==(const State&) const = default;
   };
 
@@ -40,7 +41,7 @@ class LossScaler {
   const State& state() const { return state_; }
   // Restores a checkpoint's state. A static scale of this run is kept. Values outside this run's settings (minimum,
   // window or hysteresis) are moved to the nearest allowed one. Throws ConfigError (kCheckpoint) for an impossible
-  // scale or a negative count.
+  // scale or count.
   void set_state(const State& state);
 
  private:

@@ -238,7 +238,11 @@ class Loader {
                  {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
                  manifest_.set_rates,
                  manifest_.missed_steps};
-    optim::LossScaler(state_.parts.settings).set_state(counters_.scaler);
+    // The scale of a run in another type says nothing about this one's.
+    optim::LossScaler fresh(state_.parts.settings);
+    if (manifest_.parameter_dtype != file_dtype(engine::scalar_type(state_.parts.run.precision.param), "parameters"))
+      counters_.scaler = fresh.state();
+    fresh.set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       formats::fail_damaged(folder_.path_of(formats::kManifestName), "counts more applied or skipped steps than steps");
     for (const auto& tensor : tensors_of(state_))

@@ -11,11 +11,11 @@
 namespace zero::checkpoint {
 
 // [collective] Writes the weights as `options` ask for: masters of trained parameters, values of frozen ones, buffers
-// of rank 0. Every rank converts the elements that it owns and writes them at their place in the files. Tensors whose
-// elements change their order, or that tensor-parallel ranks cut, are put together by ranks in turn, in panels of at
-// most 8 MiB in all. The files appear when all ranks are done. Throws on every rank: ConfigError if `path` exists,
-// names do not fit or ranks differ in their arguments; IoError; InternalError (kNumerical) for values that fp16 cannot
-// hold.
+// of rank 0; "universal": the optimizer's states as well. Every rank converts the elements that it owns and writes them
+// at their place in the files. Tensors whose elements change their order, or that tensor-parallel ranks cut, are put
+// together by ranks in turn, in panels of at most 8 MiB in all. The files appear when all ranks are done. Throws on
+// every rank: ConfigError if `path` exists, names do not fit or ranks differ in their arguments; IoError; InternalError
+// (kNumerical) for values that fp16 cannot hold.
 ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std::string& path,
                             const ExportOptions& options);
 

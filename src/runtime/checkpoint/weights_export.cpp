@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "formats/slices.h"
 #include "interchange/crc32.h"
 #include "interchange/element_types.h"
+#include "interchange/native_source.h"
 #include "interchange/output_files.h"
 #include "interchange/page_writer.h"
 #include "interchange/weights_plan.h"
@@ -166,7 +168,7 @@ class Exporter {
     const auto& place = plan_.layout.places[t];
     const auto at = static_cast<std::uint64_t>(element * width_of(plan_.tensors[t].dtype));
     pages.add(place.file, place.offset + at, bytes.data(), bytes.size());
-    if (plan_.one_file)
+    if (!plan_.torch.empty())
       crcs_ += base::join(t, " ", at, " ", bytes.size(), " ", crc32(0, bytes.data(), bytes.size()), "\n");
   }
 
@@ -323,8 +325,11 @@ std::vector<std::uint32_t> joined_crcs(const std::vector<std::string>& texts, st
 }
 
 std::string options_text(const std::string& path, const ExportOptions& options) {
-  return base::join(path, "\n", options.format, "\n", options.dtype, "\n", options.names, "\n", options.prefix, "\n",
-                    options.shard_bytes, "\n", options.duplicate_tied, options.allow_overflow, "\n", options.heads);
+  auto text =
+      base::join(path, "\n", options.format, "\n", options.dtype, "\n", options.names, "\n", options.prefix, "\n",
+                 options.shard_bytes, "\n", options.duplicate_tied, options.allow_overflow, "\n", options.heads);
+  for (const auto& field : options.config) text += "\n" + field;
+  return text;
 }
 
 struct ExportPhase {
@@ -354,24 +359,32 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
   std::vector<formats::Tensor> tensors;
   std::optional<WeightsPlan> plan;
   (void)engine::agree(comm, kWhere, [&] {
-    tensors = tensors_of(state);
-    std::erase_if(tensors, [](const formats::Tensor& one) { return one.kind.starts_with("opt."); });
+    const bool universal = options.format == "universal";
+    auto manifest = manifest_of(state);
+    tensors = std::move(manifest.tensors);
+    if (!universal) std::erase_if(tensors, [](const formats::Tensor& one) { return one.kind.starts_with("opt."); });
+    // The order of a checkpoint's tensors, so that the files are those of an export of one.
+    std::sort(tensors.begin(), tensors.end(), [](const formats::Tensor& a, const formats::Tensor& b) {
+      return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
+    });
     std::vector<SourceTensor> sources;
     for (const auto& one : tensors) sources.push_back({one.kind, one.name, one.dtype, one.shape});
     std::optional<NameMap> map;
     if (!options.names.empty()) map = NameMap::find(fs, options.names);
-    plan = plan_weights(sources, state.exports->aliases(), map ? &*map : nullptr, options, "the engine");
+    const auto* const names = map ? &*map : nullptr;
+    plan = universal ? plan_universal(sources, manifest.aliases, progress_of(manifest), names, options, "the engine")
+                     : plan_weights(sources, manifest.aliases, names, options, "the engine");
     return "";
   });
-  const bool torch = plan->one_file;
 
   // Rank 0 makes the files at their size; all must see them.
   std::optional<OutputFiles> files;
   const auto made = engine::agree(comm, kWhere, [&]() -> std::string {
     if (comm.rank() != 0) return "";
-    files.emplace(fs, path, torch ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, "[export_weights]");
+    files.emplace(fs, path, plan->one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, "[export_weights]");
     auto empty = plan->layout.files;
-    if (torch) empty[0].fixed.clear();  // its pages hold tensors as well
+    for (std::size_t file = 0; file < plan->torch.size(); ++file)
+      empty[file].fixed.clear();  // their pages hold tensors as well
     files->create(empty);
     std::string text = files->folder();
     for (const auto& name : files->names()) text += "\n" + name;
@@ -383,11 +396,13 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
   const auto folder = names.front();
   names.erase(names.begin());
   (void)engine::agree(comm, kWhere, [&] {
-    const auto seen = formats::Folder::open(fs, folder);
-    for (const auto& name : names)
-      if (!seen.exists(name))
-        throw ConfigError("[export_weights] this rank does not see " + seen.path_of(name) +
+    for (const auto& name : names) {
+      const auto file = std::filesystem::path(folder) / name;
+      if (!std::filesystem::exists(file.parent_path()) ||
+          !formats::Folder::open(fs, file.parent_path().string()).exists(file.filename().string()))
+        throw ConfigError("[export_weights] this rank does not see " + file.string() +
                           ", which rank 0 made. Hint: export to a file system that all hosts share.");
+    }
     return "";
   });
 
@@ -412,15 +427,17 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     check_overflows(overflows, options);
     return "";
   });
-  if (torch) {
-    const auto crcs = engine::agree(comm, kWhere, [&] { return exporter.crcs(); });
+  if (!plan->torch.empty()) {
+    const auto texts = engine::agree(comm, kWhere, [&] { return exporter.crcs(); });
     if (comm.rank() == 0)
       exporter.keeping([&] {
-        auto fixed = plan->layout.files[0].fixed;
-        for (auto& header : closing_bytes(*plan, 0, joined_crcs(crcs, plan->tensors.size())))
-          fixed.push_back(std::move(header));
-        std::sort(fixed.begin(), fixed.end());
-        for (const auto& [offset, text] : fixed) pages.add(0, offset, text.data(), text.size());
+        const auto crcs = joined_crcs(texts, plan->tensors.size());
+        for (std::size_t file = 0; file < plan->torch.size(); ++file) {
+          auto fixed = plan->layout.files[file].fixed;
+          for (auto& header : closing_bytes(*plan, file, crcs)) fixed.push_back(std::move(header));
+          std::sort(fixed.begin(), fixed.end());
+          for (const auto& [offset, text] : fixed) pages.add(file, offset, text.data(), text.size());
+        }
       });
   }
   Exchange exchange(comm);
@@ -441,7 +458,7 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     return "";
   });
   ExportReport report;
-  for (const auto& file : plan->layout.files) report.files.push_back(torch ? path : file.name);
+  for (const auto& file : plan->layout.files) report.files.push_back(plan->one_file ? path : file.name);
   for (const auto& tensor : plan->tensors) report.bytes += static_cast<std::int64_t>(tensor.bytes());
   report.tensors = static_cast<std::int64_t>(plan->tensors.size());
   report.remarks = plan->remarks;

@@ -35,6 +35,7 @@ struct Taken {
   const SourceTensor* source = nullptr;
   // Further tensors of the files that must have the same values.
   std::vector<const SourceTensor*> equal;
+  bool chosen = false;  // by ImportOptions::untie: the others are ignored
 };
 
 class Importer {
@@ -71,7 +72,12 @@ class Importer {
     for (const auto& tensor : tensors_) {
       const auto kind = key_of(tensor.kind, "").first;
       Taken taken;
-      if (const auto found = stored.find({kind, tensor.name}); found != stored.end()) taken.source = found->second;
+      // States go with the values that were chosen.
+      const auto chosen = kind.empty() ? choices_.end() : choices_.find(tensor.name);
+      const auto& own = chosen == choices_.end() ? tensor.name : chosen->second.front();
+      if (const auto found = stored.find({kind, own}); found != stored.end()) taken.source = found->second;
+      if (chosen != choices_.end())
+        for (const auto& other : chosen->second) used.insert({kind, other});
       const bool tied = taken.source == nullptr;
       if (kind.empty())
         for (const auto& other : others_of(tensor.name, same)) {
@@ -94,11 +100,13 @@ class Importer {
           faults_.push_back(label + ": missing, not in the files");
         continue;
       }
+      choose(tensor.name, taken);
       used.insert(key_of(taken.source->kind, taken.source->name));
       for (const auto* const one : taken.equal) {
         used.insert(key_of(one->kind, one->name));
         report_.unexpected.push_back(one->name);
       }
+      if (taken.chosen) taken.equal.clear();
       check(tensor, *taken.source, label);
       for (const auto* const one : taken.equal) {
         check(tensor, *one, label);
@@ -107,9 +115,12 @@ class Importer {
                             taken.source->dtype);
       }
       report_.taken.push_back(label);
-      if (tied) report_.tied.push_back(label);
+      if (tied || (taken.chosen && taken.source->name != tensor.name)) report_.tied.push_back(label);
       taken_[{tensor.kind, tensor.name}] = taken;
     }
+    for (const auto& name : options_.untie)
+      if (!chosen_.contains(name))
+        faults_.push_back("untie " + name + ": is not stored as one of several tensors that are tied");
     for (const auto& [key, tensor] : stored)
       if (!used.contains(key))
         faults_.push_back((key.first.empty() ? "" : key.first + " of ") + key.second +
@@ -145,8 +156,8 @@ class Importer {
           throw ConfigError(base::join("[import_weights] ", source.name, " and ", other->name, " are tied, and ", path_,
                                        " has different values: element ", from + static_cast<std::int64_t>(first),
                                        " is ", element_text(a.data() + first * width, source.dtype), " and ",
-                                       element_text(b.data() + first * width, source.dtype),
-                                       ". Hint: remove one of them from the files."));
+                                       element_text(b.data() + first * width, source.dtype), ". Hint: untie ",
+                                       source.name, " or ", other->name, " takes that one."));
         });
     }
   }
@@ -206,6 +217,29 @@ class Importer {
     return all;
   }
 
+  // Which of several stored tensors is taken, if the options say so.
+  void choose(const std::string& name, Taken& taken) {
+    if (taken.equal.empty()) return;
+    std::vector<const SourceTensor*> all{taken.source};
+    all.insert(all.end(), taken.equal.begin(), taken.equal.end());
+    for (const auto* const one : all) {
+      if (std::find(options_.untie.begin(), options_.untie.end(), one->name) == options_.untie.end()) continue;
+      chosen_.insert(one->name);
+      if (taken.chosen) {
+        faults_.push_back("untie " + taken.source->name + " and " + one->name + ": one of them can be the values of " +
+                          name);
+        continue;
+      }
+      taken.chosen = true;
+      taken.source = one;
+    }
+    if (!taken.chosen) return;
+    std::erase(all, taken.source);
+    taken.equal = all;
+    auto& names = choices_[name] = {taken.source->name};
+    for (const auto* const one : all) names.push_back(one->name);
+  }
+
   bool is_partial(const std::string& name) const {
     return std::any_of(options_.partial.begin(), options_.partial.end(),
                        [&](const std::string& pattern) { return name_matches(pattern, name); });
@@ -253,6 +287,8 @@ class Importer {
   std::vector<formats::Tensor> tensors_;  // of the model that are wanted
   std::map<Key, Taken> taken_;            // by kind and name
   std::vector<std::string> faults_;
+  std::set<std::string> chosen_;                             // names of ImportOptions::untie that had a choice
+  std::map<std::string, std::vector<std::string>> choices_;  // by name of a tensor: the one taken, and the others
   std::vector<engine::StatePiece> pieces_;
   std::string changes_;
   ImportReport report_;
@@ -261,7 +297,8 @@ class Importer {
 std::string options_text(const std::string& path, const ImportOptions& options) {
   std::string text =
       base::join(path, "\n", options.names, "\n", options.key, "\n", options.prefix, "\n", options.optimizer);
-  for (const auto& pattern : options.partial) text += "\n" + pattern;
+  for (const auto& pattern : options.partial) text += "\npartial " + pattern;
+  for (const auto& name : options.untie) text += "\nuntie " + name;
   return text;
 }
 
@@ -311,6 +348,9 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
       counters.applied_steps = importer->progress()->applied_steps;
       counters.skipped_steps = importer->progress()->skipped_steps;
       counters.global_samples = importer->progress()->global_samples;
+      const auto of_run = engine::scalar_type(state.parts.run.precision.param);
+      if (const auto& scaler = importer->progress()->scaler; scaler && of_run == at::kHalf)
+        counters.scaler = {scaler->scale, scaler->hysteresis, scaler->good, 0};
       state.exports->set_counters(counters);
     }
   });

@@ -155,6 +155,23 @@ TEST(WeightsImport, Ties) {
   EXPECT_TRUE(outcome.code == static_cast<int>(ExitCode::kConfig) && holds(outcome, "element 17 is 117 and 117.0"))
       << outcome.text;
   EXPECT_TRUE(outcome.values.at("a").equal(at::arange(30, at::kFloat).view({5, 6}))) << "nothing has changed";
+  // Or one of them is chosen.
+  ImportOptions options;
+  for (const auto& [name, from] : std::map<std::string, float>{{"a", 100}, {"b", 200}}) {
+    options.untie = {name};
+    outcome = import_pair(true, {{"a", one}, {"b", other}, {"scale", scale}}, nullptr, options);
+    EXPECT_TRUE(is(outcome, "a", from) && outcome.report.unexpected == Names{name == "a" ? "b" : "a"}) << outcome.text;
+    EXPECT_EQ(outcome.report.tied, name == "a" ? Names() : Names{"a"});
+  }
+  for (const auto& [wrong, part] : std::map<std::string, std::string>{
+           {"scale", "untie scale: is not stored as one of several"}, {"c", "untie c: is not stored"}}) {
+    options.untie = {wrong};
+    outcome = import_pair(true, {{"a", one}, {"b", other}, {"scale", scale}}, nullptr, options);
+    EXPECT_TRUE(outcome.code == static_cast<int>(ExitCode::kConfig) && holds(outcome, part)) << outcome.text;
+  }
+  options.untie = {"a", "b"};
+  outcome = import_pair(true, {{"a", one}, {"b", other}, {"scale", scale}}, nullptr, options);
+  EXPECT_TRUE(holds(outcome, "untie a and b: one of them can be the values of a")) << outcome.text;
   // A model without a tie is filled from a file that has one; two tensors are two.
   outcome = import_pair(false, {{"a", one}, {"scale", scale}}, {{"b", "a"}});
   EXPECT_TRUE(is(outcome, "a", 100) && is(outcome, "b", 100) && outcome.report.tied == Names{"b"}) << outcome.text;
@@ -243,7 +260,8 @@ void expect_files(const fs::path& folder, const std::map<std::string, at::Tensor
 std::map<std::string, std::string> bytes_in(const fs::path& path) {
   std::map<std::string, std::string> bytes;
   if (!fs::is_directory(path)) return {{"", read_all(path)}};
-  for (const auto& entry : fs::directory_iterator(path)) bytes[entry.path().filename()] = read_all(entry.path());
+  for (const auto& entry : fs::recursive_directory_iterator(path))
+    if (entry.is_regular_file()) bytes[fs::relative(entry.path(), path)] = read_all(entry.path());
   return bytes;
 }
 
@@ -269,6 +287,9 @@ TEST(WeightsExport, FilesAreTheMastersForAllRanksAndStages) {
         options.dtype = "fp32";
         options.format = "pt";
         (void)export_weights(state, formats::system_files(), folder.file("weights.pt"), options);
+        options.format = "universal";
+        (void)export_weights(state, formats::system_files(), folder.file("universal"), options);
+        options.format = "pt";
         checkpoint::save(state, formats::system_files(), folder.file("run"), "t");
         const auto masters = state.exports->full_state_dict();
         if (comm->rank() != 0) return;
@@ -280,6 +301,10 @@ TEST(WeightsExport, FilesAreTheMastersForAllRanksAndStages) {
         // One process writes the same from the checkpoint.
         (void)export_checkpoint(folder.file("run"), folder.file("one.pt"), options);
         EXPECT_EQ(bytes_in(folder.file("one.pt")), bytes_in(folder.file("weights.pt")));
+        options.format = "universal";
+        (void)export_checkpoint(folder.file("run"), folder.file("one.universal"), options);
+        EXPECT_EQ(bytes_in(folder.file("one.universal")), bytes_in(folder.file("universal")));
+        EXPECT_EQ(bytes_in(folder.file("universal")).size(), 4 * 28 + 4u);
         options.format = "hf";
         (void)export_checkpoint(folder.file("run"), folder.file("one"), options);
         EXPECT_EQ(bytes_in(folder.file("one")), bytes_in(folder.file("hf")));

@@ -106,6 +106,40 @@ TEST(CheckpointImport, UnderOtherNames) {
   EXPECT_EQ(difference.compared, report.masters);
 }
 
+// A map ties two tensors that are stored with different values.
+TEST(CheckpointImport, OneOfTwoTiedTensorsIsChosen) {
+  const TempFolder folder(TempFolder::On::Memory);
+  const auto source = zero::interchange::open_source(zero::formats::system_files(), golden("hf-llama"));
+  const auto values = [](zero::interchange::TensorSource& from, const std::string& name) {
+    for (const auto& tensor : from.tensors())
+      if (tensor.name == name && !tensor.kind.starts_with("opt.")) return zero::test::bytes_of(from, tensor);
+    return std::string();
+  };
+  const std::string head = "lm_head.weight", token = "model.embed_tokens.weight";
+  CheckpointImport options;
+  options.names = "llama";
+  std::string remarks;
+  for (const auto& remark : zero::import_checkpoint(golden("hf-llama"), folder.path(), "both", options).remarks)
+    remarks += remark;
+  EXPECT_NE(remarks.find(head + " and " + token + " are tied by the map and differ"), std::string::npos) << remarks;
+  EXPECT_TRUE(open(folder.path() / "both")->aliases().empty());
+  const auto both = open(folder.path() / "both");
+  EXPECT_NE(values(*both, head), values(*both, token));
+  for (const auto& chosen : {head, token}) {
+    options.untie = {chosen};
+    (void)zero::import_checkpoint(golden("hf-llama"), folder.path(), "one" + chosen, options);
+    const auto one = open(folder.path() / ("one" + chosen));
+    EXPECT_EQ(one->aliases(), (std::map<std::string, std::string>{{head, token}}));
+    EXPECT_EQ(values(*one, token), values(*both, chosen)) << chosen;
+    EXPECT_EQ(one->tensors().size() + 3, both->tensors().size()) << "a master and its states are gone";
+  }
+  options.untie = {head, token};
+  EXPECT_NE(error_of(golden("hf-llama"), folder.path(), "t", options).find("expected one of them"), std::string::npos);
+  options.untie = {"model.norm.weight"};
+  EXPECT_NE(error_of(golden("hf-llama"), folder.path(), "t", options).find("got --untie model.norm.weight, expected"),
+            std::string::npos);
+}
+
 TEST(CheckpointImport, OfADistributedCheckpoint) {
   const TempFolder folder(TempFolder::On::Memory);
   CheckpointImport options;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "interchange/source.h"
@@ -159,6 +160,66 @@ TEST(DcpFiles, OfFsdp2) {
   std::string all;
   for (const auto& remark : source->remarks()) all += remark + "\n";
   EXPECT_NE(all.find("epoch: 4\n"), std::string::npos) << all;
+}
+
+TEST(DcpFiles, SafetensorsOfEveryRank) {
+  for (const char* const name : {"one", "two", "states", "whole"}) {
+    const auto source = open(golden(std::string("dcp-safetensors/") + name));
+    EXPECT_EQ(source->format(), name == std::string("whole") ? "safetensors" : "dcp") << "joined files are plain ones";
+    expect_tensors(*source, golden(std::string("dcp-safetensors/") + name + ".safetensors"));
+  }
+  SourceOptions options;
+  options.tag = "two";
+  expect_tensors(*open(golden("dcp-safetensors"), options), golden("dcp-safetensors/two.safetensors"));
+  options = {};
+  options.prefix = "up.";
+  const auto source = open(golden("dcp-safetensors/one"), options);
+  EXPECT_EQ(source->tensors().size(), 2u);
+}
+
+TEST(DcpFiles, SafetensorsThatDoNotMakeWholeTensors) {
+  namespace fs = std::filesystem;
+  const std::string first = "shard-00001-model-00001-of-00001.safetensors", second = "shard-00002" + first.substr(11);
+  EXPECT_NE(error_of(golden("dcp-safetensors/one/" + first)).find("Hint: pass the directory."), std::string::npos);
+  const TempFolder folder;
+  const auto make = [&](const std::string& name, const std::string& from, const std::string& old = "",
+                        const std::string& text = "") {
+    auto bytes = zero::test::bytes_of_file(golden("dcp-safetensors/one/" + from));
+    if (!old.empty()) {
+      const auto at = bytes.find(old);
+      EXPECT_NE(at, std::string::npos) << old;
+      EXPECT_EQ(old.size(), text.size());
+      bytes.replace(at, old.size(), text);
+    }
+    std::ofstream(folder.file(name), std::ios::binary) << bytes;
+  };
+  const auto expect = [&](const std::string& part) {
+    const auto error = error_of(folder.text());
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  };
+  make(second, second);
+  expect("has files of 1 shards, expected all up to number 2");
+  make(first, second);
+  expect("boxes");
+  make(first, first);
+  EXPECT_EQ(error_of(folder.text()), "");
+  const auto box = [](const std::string& numbers) { return R"(\"columns\": {\"saved_offsets\": )" + numbers; };
+  make(second, second, box("[0, 4]"), box("[0, 3]"));
+  expect("tensor columns has boxes of 35 elements, expected 30");
+  make(second, second, box("[0, 4]"), box("[0, 5]"));
+  expect("tensor columns has boxes of 35 elements, expected 40");
+  make(second, second, box("[0, 4]"), box("[00,4]"));
+  expect("DCP_SHARDING_INFO");
+  make(second, second, box("[0, 4]"), box("[   4]"));
+  expect("does not say where the tensor columns begins");
+  make(second, second, box("[0, 4]"), box("[-1,4]"));
+  expect("saved_offsets");
+  make(second, second, "saved_offsets", "saved_offzets");
+  expect("saved_off");
+  make(second, second, "DCP_SHARDING_INFO", "DCP_SHARDING_INFA");
+  expect("has no DCP_SHARDING_INFO in __metadata__");
+  make(second, second, R"("1.0")", R"("2.0")");
+  expect("has DCP_VERSION 2.0, expected 1.0");
 }
 
 }  // namespace

@@ -147,7 +147,7 @@ TEST(LossScaler, StateOfAnotherRecipeOrSetting) {
                                        {nan, 1, 0, 0},
                                        {INFINITY, 1, 0, 0},
                                        {2, 0, 0, 0},
-                                       {2, 1, -1, 0},
+                                       {2, 1, -2, 0},
                                        {2, 1, 0, -1}}) {
     try {
       scaler.set_state(bad);
