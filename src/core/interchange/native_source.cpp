@@ -31,8 +31,9 @@ class NativeSource : public TensorSource {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
     for (const auto& [alias, stored] : manifest_.aliases) aliases_[without(alias, prefix)] = without(stored, prefix);
-    progress_ = {manifest_.global_steps, manifest_.applied_steps, manifest_.skipped_steps, manifest_.global_samples,
-                 manifest_.optimizer};
+    if (!manifest_.weights_only)
+      progress_ = {manifest_.global_steps, manifest_.applied_steps, manifest_.skipped_steps, manifest_.global_samples,
+                   manifest_.optimizer};
   }
 
   const std::map<std::string, std::string>& config() const { return manifest_.config; }
@@ -96,7 +97,8 @@ std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string&
     const auto hash = formats::require_whole(folder);
     return std::make_unique<NativeSource>(std::move(folder), hash, options.prefix);
   }
-  const auto choice = formats::choose(fs, path, options.tag);
+  const auto choice =
+      formats::choose(fs, path, options.tag, options.weights ? formats::Needs::Weights : formats::Needs::TrainingIfAny);
   return std::make_unique<NativeSource>(folder.folder(choice.tag), choice.manifest_hash, options.prefix);
 }
 
