@@ -65,6 +65,7 @@ std::string list_text(const std::vector<CheckpointEntry>& entries, const report:
   for (const auto& entry : entries)
     table.row({entry.tag, count_text(entry.seq), count_text(entry.global_steps), bytes_text(entry.bytes),
                !entry.fault.empty() ? "damaged: " + entry.fault
+               : entry.weights_only ? "whole, weights only"
                : entry.latest       ? "whole, newest"
                                     : "whole"});
   return table.render(static_cast<std::size_t>(terminal.columns), terminal.utf8);
@@ -83,6 +84,8 @@ std::string info_text(const CheckpointInfo& info, const std::string& dir, const 
   head.row({"stage", std::to_string(info.stage)});
   head.row({"recipe", info.recipe});
   head.row({"optimizer", info.optimizer});
+  if (info.weights_only)
+    head.row({"content", "weights only: no run can be resumed from it (--weights-only takes them)"});
   head.row({"loss scale", info.loss_scale});
   head.row({"user state", info.user_state.empty() ? "none" : std::to_string(info.user_state.size()) + " bytes"});
   head.row({"size", human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " + std::to_string(info.files.size()) +
@@ -113,7 +116,8 @@ std::string list_json(const std::vector<CheckpointEntry>& entries) {
             ", \"newest\": " + (entry.latest ? "true" : "false");
     if (entry.fault.empty())
       text += ", \"seq\": " + std::to_string(entry.seq) + ", \"global_steps\": " + std::to_string(entry.global_steps) +
-              ", \"bytes\": " + std::to_string(entry.bytes);
+              ", \"bytes\": " + std::to_string(entry.bytes) +
+              ", \"content\": " + (entry.weights_only ? "\"weights\"" : "\"training\"");
     else
       text += ", \"fault\": " + json_quote(entry.fault);
     text += "}";
@@ -180,7 +184,7 @@ int verify(int argc, char** argv) {
       const auto info = inspect_checkpoint(place.dir, tag, true);
       whole += base::printable(place.dir + "/" + info.tag) + ": whole, " +
                human_bytes(static_cast<std::uint64_t>(info.bytes)) + " in " + std::to_string(info.files.size()) +
-               " files have the right hashes\n";
+               " files have the right hashes" + (info.weights_only ? "; weights only\n" : "\n");
       json += (json.empty() ? "{\"tag\": " : ", {\"tag\": ") + json_quote(info.tag) +
               ", \"bytes\": " + std::to_string(info.bytes) + "}";
     } catch (const IoError& e) {
@@ -224,8 +228,11 @@ int prune(int argc, char** argv) {
   Command command("checkpoint prune", "Removes old checkpoints of a directory; the newest complete one always stays.",
                   "DIR --keep N [options]", "zero checkpoint prune runs/ckpt --keep 3 --keep-every 1000");
   command.positional(dir, "DIR", "directory of checkpoints", false);
-  command.option("--keep", options.keep, "N", "newest complete checkpoints that stay", 1, INT64_MAX);
+  command.option("--keep", options.keep, "N", "newest complete checkpoints that stay, those of weights only apart", 1,
+                 INT64_MAX);
   command.option("--keep-every", options.keep_every, "K", "those of every K steps stay as well", 1, INT64_MAX);
+  command.option("--keep-weights", options.keep_weights, "N", "newest ones of weights only that stay (all)", 1,
+                 INT64_MAX);
   command.flag("--dry-run", options.dry_run, "only say what would be removed");
   if (!command.parse(argc, argv)) return 0;
   if (dir.empty() || !command.given("--keep"))

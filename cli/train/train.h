@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <zero/engine_types.h>
 #include <zero/options.h>
 #include <zero/trace.h>
 #include <zero/weights.h>
@@ -20,11 +21,12 @@ namespace zero::cli {
 struct TrainArguments {
   std::string config_positional, config;
   std::vector<std::pair<std::string, std::string>> set;
-  bool strict = false, save_async = false, init_optimizer = false;
+  bool strict = false, save_async = false, init_optimizer = false, weights_only = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
   std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,
-               keep_snapshot_every = 0, sample = 200, local_rank = 0;
+               keep_snapshot_every = 0, weights_only_every = 0, keep_weights = 0, sample = 200, local_rank = 0;
+  std::vector<std::string> left_out;
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
                                 trace_steps;
@@ -36,13 +38,16 @@ struct TrainArguments {
 struct TrainPlan {
   Options options;
   models::GptConfig model;
-  std::int64_t segments = 0;    // checkpointed groups of layers; 0: none
-  bool on_gpu = false;          // the rank's GPU; else the CPU
-  std::int64_t steps = 0;       // optimizer steps of the whole run, including those before a resume
-  std::int64_t save_every = 0;  // interval in steps; 0: only at the end
-  std::int64_t keep = 0;        // newest checkpoints; 0: all
-  std::int64_t keep_every = 0;  // and those of every K steps; 0: none
-  std::int64_t sample = 0;      // bytes of text to generate with the trained model
+  std::int64_t segments = 0;            // checkpointed groups of layers; 0: none
+  bool on_gpu = false;                  // the rank's GPU; else the CPU
+  std::int64_t steps = 0;               // optimizer steps of the whole run, including those before a resume
+  std::int64_t save_every = 0;          // interval in steps; 0: only at the end
+  std::int64_t keep = 0;                // newest checkpoints; 0: all
+  std::int64_t keep_every = 0;          // and those of every K steps; 0: none
+  std::int64_t weights_only_every = 0;  // interval of saves of weights alone; 0: none
+  std::int64_t keep_weights = 0;        // newest of these; 0: all
+  LoadOptions load;                     // of --resume
+  std::int64_t sample = 0;              // bytes of text to generate with the trained model
   std::string config, text, checkpoint_dir, resume, out;
   std::string init_from;  // weights that a run which is not resumed begins with; empty: those of the seed
   ImportOptions init;

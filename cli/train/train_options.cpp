@@ -151,8 +151,16 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--keep-every", a.keep_every, "K", "with --keep: those of every K steps stay", 1, kMost);
   c.option("--keep-snapshot-every", a.keep_snapshot_every, "K",
            "under `zero run --restarts`: keep the states of every K steps in memory for --resume auto", 1, kMost);
+  c.option("--weights-only-every", a.weights_only_every, "K",
+           "every K steps save weights alone; no run can be resumed from them", 1, kMost);
+  c.option("--keep-weights", a.keep_weights, "N", "with --weights-only-every: all but the newest N of these go", 1,
+           kMost);
   c.flag("--save-async", a.save_async, "write checkpoints while training goes on");
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
+  c.flag("--weights-only", a.weights_only,
+         "with --resume: take the weights alone; optimizer, steps and the position in the text start anew");
+  c.repeated("--partial", a.left_out, "PATTERN",
+             "with --resume or --init-from: parameters that may be missing or have another shape keep their values");
   c.option("--init-from", a.init_from, "SRC",
            "begin with weights of any kind of file or checkpoint (`zero checkpoint inspect` shows it)");
   c.option("--init-names", a.names, "MAP", "with --init-from: name map, gpt2 or a file of zero.names/1");
@@ -174,8 +182,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError("[--local-rank] got " + std::to_string(a.local_rank) +
                         " and environment LOCAL_RANK=" + from_env + ", expected the same rank from both");
   }
-  for (const char* flag :
-       {"--save-every", "--save-async", "--keep", "--keep-every", "--keep-snapshot-every", "--resume"})
+  for (const char* flag : {"--save-every", "--save-async", "--keep", "--keep-every", "--keep-snapshot-every",
+                           "--weights-only-every", "--keep-weights", "--resume"})
     if (c.given(flag) && a.checkpoint_dir.empty())
       throw ConfigError(std::string("[") + flag + "] got no --checkpoint-dir, expected the folder of the checkpoints");
 
@@ -187,6 +195,12 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   // Now, and not after the last step. Ranks that start late see what others have made.
   if (std::error_code error; !a.export_to.empty() && std::filesystem::exists(a.export_to, error))
     throw ConfigError("[--export] " + a.export_to + " exists. Hint: remove it, or choose another name.");
+  if (c.given("--weights-only") && a.resume.empty())
+    throw ConfigError("[--weights-only] got no --resume, expected the checkpoint whose weights to take");
+  if (c.given("--partial") && a.resume.empty() && a.init_from.empty())
+    throw ConfigError("[--partial] got neither --resume nor --init-from, expected what the weights are taken from");
+  if (c.given("--keep-weights") && !c.given("--weights-only-every"))
+    throw ConfigError("[--keep-weights] got no --weights-only-every, expected it: nothing else saves weights alone");
   if (c.given("--keep-every") && !c.given("--keep"))
     throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
@@ -215,13 +229,17 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.save_every = a.save_every;
   plan.keep = a.keep;
   plan.keep_every = a.keep_every;
+  plan.weights_only_every = a.weights_only_every;
+  plan.keep_weights = a.keep_weights;
+  plan.load = {.weights_only = a.weights_only, .partial = a.left_out};
   plan.sample = a.sample;
   plan.checkpoint_dir = a.checkpoint_dir;
   plan.resume = a.resume;
   plan.init_from = a.init_from;
   plan.init.names = a.names;
   plan.init.optimizer = a.init_optimizer;
-  if (!a.partial.empty()) plan.init.partial = {a.partial};
+  plan.init.partial = a.left_out;
+  if (!a.partial.empty()) plan.init.partial.push_back(a.partial);
   plan.init.untie = a.untie;
   plan.export_to = a.export_to;
   plan.exported.names = a.export_names;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -73,14 +74,42 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
   return all;
 }
 
-// Rank 0 checks for all ranks, because new folders may become visible late on other hosts. A first save that was killed
-// leaves a hidden folder.
-bool any_checkpoint(Communicator& comm, const std::string& dir) {
+// Whether there is a checkpoint that a load can take. Rank 0 checks for all ranks, because new folders may become
+// visible late on other hosts. A first save that was killed leaves a hidden folder.
+bool any_checkpoint(Communicator& comm, const std::string& dir, bool weights_only) {
   std::error_code error;
   bool found = false;
-  if (comm.rank() == 0)
-    for (const auto& entry : std::filesystem::directory_iterator(dir, error))
-      found = found || (entry.is_directory() && !entry.path().filename().string().starts_with('.'));
+  if (comm.rank() == 0 && std::filesystem::is_directory(dir, error)) {
+    try {
+      for (const auto& entry : list_checkpoints(dir)) found = found || weights_only || !entry.weights_only;
+    } catch (const Error&) {
+      found = true;  // the load says what is wrong, on all ranks
+    }
+  }
+  return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
+}
+
+// The run of the launcher, the same for all its restarts; empty: none.
+std::string launched_run() {
+  const char* id = std::getenv("ZERO_RUN_ID");
+  return id ? id : "";
+}
+
+constexpr const char* kRunKey = "began_with_weights_in_run";
+
+// Whether the launcher has started this run again after it took weights alone and saved checkpoints of its own.
+bool goes_on_after_restart(Communicator& comm, const std::string& dir) {
+  bool found = false;
+  const char* count = std::getenv("ZERO_RESTART_COUNT");
+  if (comm.rank() == 0 && count && std::string(count) != "0" && !launched_run().empty()) {
+    try {
+      const auto info = inspect_checkpoint(dir);
+      const auto saved = nlohmann::json::parse(info.user_state, nullptr, false);
+      found = !info.weights_only && saved.is_object() && saved.value(kRunKey, "") == launched_run();
+    } catch (const std::exception&) {
+      // Nothing to go on from; the load of the weights says what is wrong.
+    }
+  }
   return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
 }
 
@@ -132,20 +161,29 @@ void TrainRun::take_initial_weights() {
 
 void TrainRun::resume() {
   if (plan_.resume.empty()) return take_initial_weights();
-  const bool newest = plan_.resume == "auto";
-  const bool on_disk = !newest || any_checkpoint(comm_, plan_.checkpoint_dir);
+  bool newest = plan_.resume == "auto";
+  LoadOptions options = plan_.load;
+  if (options.weights_only && goes_on_after_restart(comm_, plan_.checkpoint_dir)) {
+    options.weights_only = false;
+    newest = true;
+  }
+  const bool on_disk = !newest || any_checkpoint(comm_, plan_.checkpoint_dir, options.weights_only);
   // An earlier attempt may have kept a snapshot before its first save.
-  const bool in_memory = newest && plan_.options.settings().checkpoint.keep_every > 0 &&
+  const bool in_memory = newest && !options.weights_only && plan_.options.settings().checkpoint.keep_every > 0 &&
                          base::number_in_env("ZERO_RESTART_COUNT", std::numeric_limits<int>::max()) > 0;
   std::string tag;
   try {
-    if (on_disk || in_memory) tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume);
+    if (on_disk || in_memory) tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume, options);
   } catch (const IoError& error) {
     if (on_disk || error.code() != ExitCode::kCheckpoint) throw;
   }
   if (tag.empty()) {
     report_.note(LogLevel::Info, "no checkpoint in " + plan_.checkpoint_dir + ": starting from the beginning");
     return take_initial_weights();
+  }
+  if (options.weights_only) {
+    resumed_tag_ = tag;
+    return report_.note(LogLevel::Info, "began with the weights of " + plan_.checkpoint_dir + "/" + tag);
   }
   const auto saved = nlohmann::json::parse(engine_.user_state(), nullptr, false);
   if (!saved.is_object() || !saved.contains("reader"))
@@ -160,7 +198,7 @@ void TrainRun::resume() {
   const bool from_memory = tag.find(' ') != tag.npos;  // no tag has one
   if (!from_memory) resumed_tag_ = tag;
   // A run that was ended between a save and the removal of older checkpoints left one too many, each time.
-  if (plan_.keep > 0 && comm_.rank() == 0) remove_old();
+  if (prunes() && comm_.rank() == 0) remove_old();
   if (from_memory)
     return report_.note(LogLevel::Info, "resumed from the " + tag + ", sample " + std::to_string(reader_.position()));
   saved_step_ = engine_.global_step();
@@ -229,7 +267,9 @@ TrainRun::Losses TrainRun::step(StepResult& result, report::StepRow& row) {
 }
 
 void TrainRun::note_position() {
-  engine_.set_user_state(nlohmann::json{{"reader", nlohmann::json::parse(reader_.state())}}.dump());
+  nlohmann::json state{{"reader", nlohmann::json::parse(reader_.state())}};
+  if (plan_.load.weights_only && !launched_run().empty()) state[kRunKey] = launched_run();
+  engine_.set_user_state(state.dump());
 }
 
 void TrainRun::keep_snapshot() {
@@ -241,25 +281,37 @@ void TrainRun::keep_snapshot() {
 
 void TrainRun::save() {
   if (plan_.checkpoint_dir.empty() || engine_.global_step() == saved_step_) return;
-  const std::string tag = "global_step" + std::to_string(engine_.global_step());
   note_position();
+  save_under("global_step" + std::to_string(engine_.global_step()), {});
+  saved_step_ = engine_.global_step();
+}
+
+void TrainRun::save_weights() {
+  save_under("weights_step" + std::to_string(engine_.global_step()), {.weights_only = true});
+}
+
+void TrainRun::save_under(const std::string& tag, const SaveOptions& options) {
   complete_save();  // save_checkpoint() would, and nobody would be told
   save_begun_ = base::steady_seconds();
-  engine_.save_checkpoint(plan_.checkpoint_dir, tag);
-  saved_step_ = engine_.global_step();
+  engine_.save_checkpoint(plan_.checkpoint_dir, tag, options);
   saving_ = plan_.checkpoint_dir + "/" + tag;
+  saving_weights_ = options.weights_only;
   note_saved();
 }
 
 // Of a save in the background: when a step has completed it.
 void TrainRun::note_saved() {
   if (saving_.empty() || engine_.checkpoint_pending()) return;
-  summary_.checkpoint = std::exchange(saving_, {});
+  const auto saved = std::exchange(saving_, {});
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - save_begun_);
-  report_.note(LogLevel::Info, "saved " + summary_.checkpoint + " in " + seconds);
-  if (plan_.resume == "auto") resumed_tag_.clear();  // the next start takes this one; a named one is needed again
-  if (plan_.keep > 0 && engine_.communicator().rank() == 0) remove_old();
+  report_.note(LogLevel::Info,
+               "saved " + std::string(saving_weights_ ? "the weights in " : "") + saved + " in " + seconds);
+  if (!saving_weights_) {
+    summary_.checkpoint = saved;
+    if (plan_.resume == "auto") resumed_tag_.clear();  // the next start takes this one; a named one is needed again
+  }
+  if (prunes() && engine_.communicator().rank() == 0) remove_old();
 }
 
 void TrainRun::complete_save() {
@@ -269,7 +321,10 @@ void TrainRun::complete_save() {
 
 // A checkpoint that cannot be removed must not end the run.
 void TrainRun::remove_old() {
-  PruneOptions options{.keep = plan_.keep, .keep_every = plan_.keep_every, .also = {}};
+  PruneOptions options{.keep = plan_.keep > 0 ? plan_.keep : std::numeric_limits<std::int64_t>::max(),
+                       .keep_every = plan_.keep_every,
+                       .keep_weights = plan_.keep_weights,
+                       .also = {}};
   if (!resumed_tag_.empty()) options.also.push_back(resumed_tag_);
   try {
     for (const auto& entry : prune_checkpoints(plan_.checkpoint_dir, options))
@@ -404,6 +459,7 @@ int TrainRun::run() {
     if (recorded) recorder_.end_step();
     note_saved();
     keep_snapshot();
+    if (plan_.weights_only_every > 0 && result.global_step % plan_.weights_only_every == 0) save_weights();
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
   }
   summary_.steps = engine_.global_step();

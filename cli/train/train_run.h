@@ -39,8 +39,11 @@ class TrainRun {
   void note_position();  // in the text that checkpoints store
   void keep_snapshot();
   void save();
+  void save_weights();
+  void save_under(const std::string& tag, const SaveOptions& options);
   void note_saved();
   void complete_save();
+  bool prunes() const { return plan_.keep > 0 || plan_.keep_weights > 0; }
   void remove_old();
   void end_trace();
   void evaluate();
@@ -61,6 +64,7 @@ class TrainRun {
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
   std::string saving_;  // checkpoint that is being written; empty: none
+  bool saving_weights_ = false;
   double save_begun_ = 0;
   std::string resumed_tag_;  // stays when older ones are removed; empty: none
   RunRecorder recorder_;

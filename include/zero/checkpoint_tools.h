@@ -26,7 +26,8 @@ struct CheckpointInfo {
   std::string tag, created, optimizer, recipe;  // recipe: dtype of the parameters ("BF16")
   std::int64_t seq = 0, global_steps = 0, applied_steps = 0, skipped_steps = 0, world = 0, stage = 0;
   std::string loss_scale, libzero_version, libtorch_version, config_hash, user_state;
-  std::int64_t bytes = 0;  // of all files except the manifest and SUMS
+  std::int64_t bytes = 0;     // of all files except the manifest and SUMS
+  bool weights_only = false;  // no run can be resumed from it
   struct File {
     std::string name, hash;
     std::int64_t bytes = 0;
@@ -41,13 +42,15 @@ struct CheckpointEntry {
   std::string tag, fault;
   std::int64_t seq = -1, global_steps = -1, bytes = -1;  // -1: unknown
   bool latest = false;                                   // the checkpoint that a load without a tag takes
+  bool weights_only = false;                             // no run can be resumed from it
 };
 // Newest first, damaged checkpoints last. Throws IoError (kCheckpoint) if the directory does not exist.
 ZERO_API std::vector<CheckpointEntry> list_checkpoints(const std::filesystem::path& dir);
 
 struct PruneOptions {
-  std::int64_t keep = 1;          // newest complete checkpoints
+  std::int64_t keep = 1;          // newest complete checkpoints that a run can be resumed from
   std::int64_t keep_every = 0;    // also those whose global_steps is a multiple of it; 0: none
+  std::int64_t keep_weights = 0;  // newest complete checkpoints of weights only; 0: all of them
   std::vector<std::string> also;  // further tags
   bool dry_run = false;           // removes nothing
 };
@@ -56,7 +59,8 @@ struct PruneOptions {
 // removed; it is gone as a checkpoint then, and the next save removes the rest.
 ZERO_API std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& dir, const PruneOptions& options);
 
-// Describes DIR/TAG, or the newest complete checkpoint if tag is empty. verify: also checks the hash of every file.
+// Describes DIR/TAG, or the newest complete checkpoint if tag is empty: of weights only if there is no other. verify:
+// also checks the hash of every file.
 // Throws IoError (kCheckpoint) if the checkpoint is missing or incomplete.
 ZERO_API CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag = "",
                                            bool verify = false);

@@ -31,8 +31,8 @@ namespace zero {
 // [collective]: called by every rank, in the same order as all other collective calls. Blocks until this rank's part is
 // complete, which may require every other rank. [local]: involves this rank only and does not wait for others. Any call
 // may throw CommError after a peer has failed; rank() names the rank that failed or did not respond, and the
-// communicator is then unusable. Calls out of order throw ConfigError. Sizes are in bytes or elements as stated, times
-// in seconds.
+// communicator is then unusable. Calls out of order throw ConfigError. Sizes are in bytes or elements, times in
+// seconds.
 //
 // Threads: on CPUs, forwards and evaluations of the model may run in several threads at once. At stage 3 with several
 // ranks, all-gathers are collectives and all ranks must use units in the same order, so use one thread. The calls below
@@ -117,9 +117,8 @@ class ZERO_API Engine {
   // [collective] fp32 master parameters by name, unsharded, in host memory of rank 0; empty on other ranks. Every
   // rank gets the buffers of experts that it does not run.
   std::map<std::string, at::Tensor> full_state_dict();
-  // [collective] One fp32 state of a parameter, of its shape, on every rank. `state`: "master", or a state of the
-  // optimizer ("exp_avg", "exp_avg_sq"; the error for another name lists them). The "master" of a frozen parameter is
-  // its value. Gathers the states of its unit.
+  // [collective] One fp32 state of a parameter, of its shape, on every rank: "master" (of a frozen parameter its
+  // value), or one of the optimizer ("exp_avg"; the error for another name lists them). Gathers the states of its unit.
   at::Tensor parameter_state(const std::string& parameter, const std::string& state = "master");
   // [local] This rank's shard of it. ConfigError while a delayed update is pending.
   OwnShard own_parameter_state(const std::string& parameter, const std::string& state = "master");
@@ -133,35 +132,36 @@ class ZERO_API Engine {
   // of ranks, parallel degrees, stage and tier, and equal to checkpoint_digest() of a checkpoint.
   std::string logical_hash();
 
-  // [collective] Writes a checkpoint DIR/TAG: one file per rank and a manifest with hashes. One rename makes it
-  // visible. Throws ConfigError outside a gradient accumulation boundary, IoError on every rank if writing fails. With
-  // checkpoint.writer.decoupled files are written while training goes on: finish_checkpoint(), or the first step() that
-  // finds them written, makes them visible, or throws. A second save completes the one before.
-  void save_checkpoint(const std::filesystem::path& dir, const std::string& tag);
+  // [collective] Writes the checkpoint DIR/TAG. ConfigError outside a gradient accumulation boundary, IoError on every
+  // rank if writing fails. With checkpoint.writer.decoupled files are written while training goes on:
+  // finish_checkpoint(), the next save, or the first step() that finds them written, makes them visible or throws.
+  void save_checkpoint(const std::filesystem::path& dir, const std::string& tag, const SaveOptions& options = {});
   bool checkpoint_pending() const;  // [local] whether a save in the background is not complete
   std::string finish_checkpoint();  // [collective] completes it; the tag of the last one in the background, or ""
   // [collective] Call after every step: keeps the states in memory each libzero.keep_snapshot_every steps. After a
   // restart by `zero run --restarts`, load_checkpoint(dir) takes them if they are newer (docs/checkpoints.md).
   void keep_snapshot(const std::filesystem::path& dir);
   // [collective] Loads DIR/TAG, or the newest complete checkpoint if tag is empty; returns the tag. Throws on every
-  // rank: IoError (kCheckpoint) if it is missing or damaged, ConfigError if it belongs to another model.
-  std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "");
-  // [collective] The masters, and buffers, in files of other libraries and back, each rank its own elements
-  // (docs/interchange.md). Between steps. ConfigError with everything that does not fit, IoError if files fail.
+  // rank: IoError (kCheckpoint) if it is missing or damaged, ConfigError with all that does not fit the model.
+  std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "",
+                              const LoadOptions& options = {});
+  // [collective] The masters, and buffers, in other libraries' files and back, each rank its own elements. Between
+  // steps. ConfigError with everything that does not fit, IoError if files fail. load_weights is import_weights.
   ExportReport export_weights(const std::filesystem::path& path, const ExportOptions& options = {});
   ImportReport import_weights(const std::filesystem::path& path, const ImportOptions& options = {});
-  ImportReport load_weights(const std::filesystem::path& path, const ImportOptions& options = {});  // import_weights()
+  ImportReport load_weights(const std::filesystem::path& path, const ImportOptions& options = {});
+  // [collective] DIR/FILENAME for torch.load: the same in the dtype that the recipe computes in, at every stage.
+  ExportReport save_16bit_model(const std::filesystem::path& dir, const std::string& filename = "pytorch_model.bin",
+                                bool exclude_frozen_parameters = false);
   // [local] Text that checkpoints store with the engine's state, for example the data position. Rank 0's is saved.
   void set_user_state(std::string json);
   std::string user_state() const;  // [local]
-  // [collective] Starts a trace for ui.perfetto.dev and chrome://tracing (docs/trace.md). Every rank writes
-  // FILE.rank-N.json. Call between steps; one trace at a time. Throws IoError if a rank's file cannot be created. A
-  // later write error ends the trace with a warning, and the run continues. ZERO_TRACE=FILE in the environment, with
-  // ZERO_TRACE_STEPS=A:B (default 3:22), traces from construction to destruction without a call.
+  // [collective] Starts a trace for ui.perfetto.dev and chrome://tracing (docs/trace.md): FILE.rank-N.json of every
+  // rank. Between steps; one at a time. IoError if a file cannot be created; a later write error ends the trace with a
+  // warning. ZERO_TRACE=FILE, with ZERO_TRACE_STEPS=A:B (default 3:22), traces a whole run without a call.
   void start_trace(const std::filesystem::path& file, TraceSteps steps = {});
   // [collective] Ends the trace, if any. Merges the parts into FILE if all ranks see the same folder.
   TraceSummary stop_trace();
-
   // [local] Seconds spent in the parts of all steps; zeros unless wall_clock_breakdown is true. Call between steps.
   StepTimes times() const;
   // [local]
@@ -175,10 +175,10 @@ class ZERO_API Engine {
   // [local] Learning rate of the next step. Group i + 1 has the parameters that match pattern i of
   // libzero.parameter_groups, group 0 all others. ConfigError if there is no such group.
   double lr(int group = 0) const;
-  // [local] The group of a parameter, as lr() numbers them. ConfigError if the model has no such parameter.
+  // [local] The group of a parameter, as lr() numbers them. ConfigError if there is no such parameter.
   int parameter_group(const std::string& name) const;
-  // [local] Sets the learning rate from the next step on. Pass the same value on all ranks; step() checks it.
-  // Checkpoints store it. Waits for this rank's delayed update. ConfigError if the configuration has a scheduler.
+  // [local] The learning rate from the next step on, the same on all ranks, which step() checks; checkpoints store it.
+  // Waits for this rank's delayed update. ConfigError if the configuration has a scheduler.
   void set_lr(int group, double lr);
 
   // [local] Units, in which parameters are communicated: name and number of elements.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,25 @@ struct BackwardOptions {
   // tokens on any rank it is zero. If not given, the loss is a mean, and every rank counts alike. All ranks give it or
   // none does. [collective] One small message.
   std::optional<std::int64_t> tokens = std::nullopt;
+};
+
+struct SaveOptions {
+  // Masters, frozen parameters and buffers alone. Such a checkpoint loads with LoadOptions::weights_only; a load
+  // without a tag skips it, it is never the `latest`, and it does not replace one that can be resumed from.
+  bool weights_only = false;
+};
+
+// What load_checkpoint() takes. (DeepSpeed: load_module_only, load_optimizer_states, load_lr_scheduler_states.)
+struct LoadOptions {
+  // Masters, frozen parameters and buffers alone: for another type of optimizer, and for checkpoints of weights only.
+  // States of the optimizer start at their initial values; steps, samples and updates are 0, and the loss scale is the
+  // configuration's. Learning rates that were set, random numbers and user_state() stay. A parameter may be frozen here
+  // and trained in the checkpoint. Without a tag, the newest complete checkpoint of either kind is loaded.
+  bool weights_only = false;
+  // Parameters and buffers, by pattern (* matches any text, {i} a number), that may be missing in the checkpoint, have
+  // another shape there, or be missing in the model. They keep their values; states of the optimizer for them start at
+  // their initial values, as for a parameter that was never updated.
+  std::vector<std::string> partial = {};
 };
 
 // This rank's shard of one parameter's gradient or state.

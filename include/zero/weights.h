@@ -24,11 +24,13 @@ struct ExportOptions {
 };
 
 struct ImportOptions {
-  std::string names;                 // as in ExportOptions
-  std::string key;                   // of a nested dictionary in a torch file, such as "model"
-  std::string prefix;                // removed from every name of the file
-  std::vector<std::string> partial;  // parameters that may be missing, by pattern (* matches any text)
-  bool optimizer = false;            // also the optimizer's states
+  std::string names;   // as in ExportOptions
+  std::string key;     // of a nested dictionary in a torch file, such as "model"
+  std::string prefix;  // removed from every name of the file
+  // Parameters and buffers, by pattern (* matches any text, {i} a number), that may be missing in the files, have
+  // another shape there, or be missing in the model.
+  std::vector<std::string> partial;
+  bool optimizer = false;  // also the optimizer's states
   // Of tied tensors that are stored more than once, the names (in the model) of those to take, if values differ.
   std::vector<std::string> untie = {};
 };
@@ -39,7 +41,7 @@ struct ImportReport {
   std::vector<std::string> converted;   // of these, those stored in another dtype: "name: F64, largest change 5e-8"
   std::vector<std::string> tied;        // filled from the tensor that they are tied to in the file
   std::vector<std::string> missing;     // left as they were: ImportOptions::partial
-  std::vector<std::string> unexpected;  // of the file: tensors that repeat one that is taken
+  std::vector<std::string> unexpected;  // of the file: tensors that repeat one that is taken, or that are left out
   std::int64_t bytes_read = 0;          // by this rank
 };
 

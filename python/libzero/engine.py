@@ -148,6 +148,10 @@ def _divided_experts(model: torch.nn.Module) -> set[str]:
     return names
 
 
+def _patterns(partial: str | Sequence[str]) -> list[str]:
+    return [partial] if isinstance(partial, str) else list(partial)
+
+
 class Engine:
     """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
@@ -360,16 +364,19 @@ class Engine:
         return self._native.logical_hash()
 
     # ---- checkpoints ----
-    def save_checkpoint(self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None) -> None:
+    def save_checkpoint(
+        self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None, weights_only: bool = False
+    ) -> None:
         """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved.
 
+        weights_only: masters, frozen parameters and buffers alone; only load_checkpoint(weights_only=True) takes it.
         With "checkpoint": {"writer": {"decoupled": true}} files are written while training goes on. The checkpoint is
         complete after finish_checkpoint(), or the first step() that finds it written.
         """
         if user_state is not None:
             self._native.set_user_state(json.dumps(user_state))
         self._native.refresh_buffers(self._original)
-        self._native.save_checkpoint(os.fspath(path), tag)
+        self._native.save_checkpoint(os.fspath(path), tag, weights_only)
 
     def keep_snapshot(self, path: str | os.PathLike[str], *, user_state: Any = None) -> None:
         """[collective] After every step: keeps states in memory for restarts (docs/checkpoints.md, Kept snapshots)."""
@@ -387,10 +394,23 @@ class Engine:
         """[collective] Completes the save in the background; the tag of the last one, or ""."""
         return self._native.finish_checkpoint()
 
-    def load_checkpoint(self, path: str | os.PathLike[str], tag: str = "") -> str:
-        """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`."""
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        tag: str = "",
+        *,
+        weights_only: bool = False,
+        partial: str | Sequence[str] = (),
+    ) -> str:
+        """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`.
+
+        weights_only (DeepSpeed: load_module_only): for another optimizer, and for checkpoints of weights only. States
+        of the optimizer start at their initial values, steps at 0; learning rates and `user_state` stay. partial:
+        patterns (* matches any text) of parameters that may be missing or have another shape; they keep their values.
+        ConfigError with all that does not fit, IoError for damaged files.
+        """
         self._native.refresh_buffers(self._original)
-        taken = self._native.load_checkpoint(os.fspath(path), tag)
+        taken = self._native.load_checkpoint(os.fspath(path), tag, weights_only, _patterns(partial))
         self.optimizer._pull()
         return taken
 
@@ -432,6 +452,20 @@ class Engine:
             )
         )
 
+    def save_16bit_model(
+        self,
+        path: str | os.PathLike[str],
+        filename: str = "pytorch_model.bin",
+        *,
+        exclude_frozen_parameters: bool = False,
+    ) -> ExportReport:
+        """[collective] Writes PATH/FILENAME for torch.load, in the dtype that the recipe computes in; no gather.
+
+        Replaces the file if it exists. At every stage, whatever stage3_gather_16bit_weights_on_model_save says.
+        """
+        self._native.refresh_buffers(self._original)
+        return ExportReport(**self._native.save_16bit_model(os.fspath(path), filename, exclude_frozen_parameters))
+
     def import_weights(
         self,
         path: str | os.PathLike[str],
@@ -439,20 +473,20 @@ class Engine:
         names: str = "",
         key: str = "",
         prefix: str = "",
-        partial: Sequence[str] = (),
+        partial: str | Sequence[str] = (),
         optimizer: bool = False,
         untie: Sequence[str] = (),
     ) -> ImportReport:
         """[collective] Reads weights of any kind of file; each rank what it stores. Nothing in a file is executed.
 
         Safetensors, files of torch.save, and checkpoints of DeepSpeed, torch.distributed and libzero. names, prefix:
-        as in export_weights(). key: of a nested dictionary, such as "model". partial: parameters that may be missing.
+        as in export_weights(). key: of a nested dictionary, such as "model". partial: as in load_checkpoint().
         optimizer: also its states. untie: of tied tensors that are stored twice and differ, the names of those to take.
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
         found = self._native.import_weights(
-            os.fspath(path), names, key, prefix, list(partial), optimizer, list(untie)
+            os.fspath(path), names, key, prefix, _patterns(partial), optimizer, list(untie)
         )
         if optimizer:
             self.optimizer._pull()

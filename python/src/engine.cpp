@@ -98,6 +98,11 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
 }
 
+py::dict report_of(const zero::ExportReport& report) {
+  return py::dict(py::arg("files") = report.files, py::arg("tensors") = report.tensors, py::arg("bytes") = report.bytes,
+                  py::arg("remarks") = report.remarks);
+}
+
 py::dict summary_of(const zero::TraceSummary& s) {
   return py::dict(py::arg("steps") = s.steps, py::arg("step_s") = s.step_s, py::arg("compute_s") = s.compute_s,
                   py::arg("gather_wait_s") = s.gather_wait_s, py::arg("reduce_wait_s") = s.reduce_wait_s,
@@ -224,9 +229,11 @@ void bind_engine(py::module_& module) {
         [](const PyEngine& self, const py::object& module) { refresh_parameters(*self.held()->model, module); });
   c.def("refresh_buffers",
         [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
-  c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
-    self.run("libzero::save_checkpoint", [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag); });
-  });
+  c.def("save_checkpoint",
+        [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag, bool weights_only) {
+          self.run("libzero::save_checkpoint",
+                   [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag, {.weights_only = weights_only}); });
+        });
   c.def("keep_snapshot", [](const PyEngine& self, const std::filesystem::path& dir) {
     self.run("libzero::keep_snapshot", [&](zero::Engine& engine) { engine.keep_snapshot(dir); });
   });
@@ -241,17 +248,17 @@ void bind_engine(py::module_& module) {
          bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config) {
         const zero::ExportOptions options{format,         dtype,          names, prefix, shard_bytes,
                                           duplicate_tied, allow_overflow, heads, config};
-        const auto report = self.run("libzero::export_weights",
-                                     [&](zero::Engine& engine) { return engine.export_weights(path, options); });
-        py::dict result;
-        result["files"] = report.files;
-        result["tensors"] = report.tensors;
-        result["bytes"] = report.bytes;
-        result["remarks"] = report.remarks;
-        return result;
+        return report_of(self.run("libzero::export_weights",
+                                  [&](zero::Engine& engine) { return engine.export_weights(path, options); }));
       },
       py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
       py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"));
+  c.def("save_16bit_model", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& filename,
+                               bool exclude_frozen_parameters) {
+    return report_of(self.run("libzero::save_16bit_model", [&](zero::Engine& engine) {
+      return engine.save_16bit_model(dir, filename, exclude_frozen_parameters);
+    }));
+  });
   c.def(
       "import_weights",
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& names, const std::string& key,
@@ -271,8 +278,11 @@ void bind_engine(py::module_& module) {
       },
       py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"),
       py::arg("untie"));
-  c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag) {
-    return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) { return engine.load_checkpoint(dir, tag); });
+  c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag,
+                              bool weights_only, const std::vector<std::string>& partial) {
+    return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) {
+      return engine.load_checkpoint(dir, tag, {.weights_only = weights_only, .partial = partial});
+    });
   });
   c.def("set_user_state", [](const PyEngine& self, const std::string& json) {
     self.local([&](zero::Engine& engine) { engine.set_user_state(json); });

@@ -317,3 +317,39 @@ def test_weights_for_other_libraries(tmp_path: Path) -> None:
 
     models = [network(), network()]
     libzero.run_ranks(2, rank)
+
+
+def test_weights_alone_begin_another_run(tmp_path: Path) -> None:
+    def rank(comm: libzero.Communicator) -> None:
+        with libzero.Engine(network(), config(3)) as engine:
+            for _ in range(2):
+                engine.backward(engine(batch(comm.rank)).square().mean())
+                engine.step()
+            engine.save_checkpoint(tmp_path, "all", user_state={"at": 2})
+            engine.save_checkpoint(tmp_path, "weights", weights_only=True)
+            whole = engine.full_state_dict()
+            report = engine.save_16bit_model(tmp_path / "out")
+            assert report.tensors == len(list(engine.module.parameters()))
+        if comm.rank == 0:
+            read = torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True)
+            assert all(torch.equal(read[name].float(), whole[name]) for name in whole)
+        comm.barrier()
+        sgd = {**config(1), "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+        with libzero.Engine(network(5), sgd) as other:
+            with pytest.raises(libzero.ConfigError, match="weights_only"):
+                other.load_checkpoint(tmp_path, "all")
+            with pytest.raises(libzero.ConfigError, match="holds weights only"):
+                other.load_checkpoint(tmp_path, "weights")
+            assert other.load_checkpoint(tmp_path, weights_only=True) == "weights"
+            assert other.global_step == 0 and other.user_state is None
+            found = other.full_state_dict()
+            assert all(torch.equal(found[name], whole[name]) for name in found)
+        with libzero.Engine(network(5), config(2)) as again:
+            assert again.load_checkpoint(tmp_path) == "all"
+            assert again.global_step == 2 and again.user_state == {"at": 2}
+        wider = torch.nn.Sequential(network(5), torch.nn.Linear(2, 3))
+        with libzero.Engine(wider, config(2)) as part:
+            with pytest.raises(libzero.ConfigError, match="1.bias: not in the checkpoint"):
+                part.load_checkpoint(tmp_path, "all", partial="0.*")
+
+    libzero.run_ranks(2, rank)

@@ -57,6 +57,37 @@ TEST(CheckpointCommand, ListTellsWholeFromDamaged) {
   EXPECT_TRUE(contains(ask({"inspect", folder.text(), "--list"}).out, "whole, newest"));
 }
 
+TEST(CheckpointCommand, WeightsOnlyIsSaid) {
+  TempFolder folder;
+  save_sample(formats::system_files(), folder.text(), "all", 1);
+  save_sample_weights(formats::system_files(), folder.text(), "w1", 2);
+  save_sample_weights(formats::system_files(), folder.text(), "w2", 3);
+  auto answer = ask({"inspect", folder.text(), "--list", "--json"});
+  const auto list = nlohmann::json::parse(answer.out)["checkpoints"];
+  ASSERT_EQ(list.size(), 3u);
+  EXPECT_EQ(list[0]["tag"], "w2");
+  EXPECT_EQ(list[0]["content"], "weights");
+  EXPECT_FALSE(list[0]["newest"].get<bool>());
+  EXPECT_EQ(list[2]["content"], "training");
+  EXPECT_TRUE(list[2]["newest"].get<bool>());
+  EXPECT_TRUE(contains(ask({"inspect", folder.text(), "--list"}).out, "weights only"));
+  EXPECT_TRUE(contains(ask({"inspect", folder.text()}).out, folder.text() + "/all"));
+  EXPECT_TRUE(contains(ask({"inspect", folder.text() + "/w1"}).out, "no run can be resumed"));
+  answer = ask({"verify", folder.text()});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_TRUE(contains(answer.out, "w1: whole") && contains(answer.out, "; weights only")) << answer.out;
+  // An export takes the newest weights.
+  ASSERT_EQ(ask({"export", folder.text(), (folder.path() / "hf").string(), "--to", "hf"}).code, 0);
+  float first = 0;
+  const auto tensors = plain_tensors(folder.path() / "hf" / "model.safetensors");
+  std::memcpy(&first, tensors.at("layer.weight").bytes.data(), sizeof first);
+  EXPECT_EQ(first, 3.f);
+  answer = ask({"prune", folder.text(), "--keep", "1", "--json"});
+  EXPECT_EQ(nlohmann::json::parse(answer.out)["removed"].size(), 0u) << answer.out;
+  answer = ask({"prune", folder.text(), "--keep", "1", "--keep-weights", "1", "--json"});
+  EXPECT_EQ(nlohmann::json::parse(answer.out)["removed"][0]["tag"], "w1") << answer.out;
+}
+
 TEST(CheckpointCommand, VerifyReadsEveryByte) {
   TempFolder folder;
   save_sample(formats::system_files(), folder.text(), "t", 1);

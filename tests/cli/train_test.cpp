@@ -250,6 +250,93 @@ TEST(Train, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(alone.code, 2) << alone.err;
 }
 
+// Saves of weights alone: what a run can be resumed from is what other runs have, they are kept apart, and another
+// optimizer begins with them.
+TEST(Train, WeightsAloneBeginAnotherRun) {
+  const Place place;
+  const std::string dir = place.folder + "/ck";
+  const Words common = Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--json", "--sample", "0", "--out",
+                             place.folder + "/out"} +
+                       kSmall;
+  const Words words = common + Words{"--checkpoint-dir", dir};
+  const auto names = [&] {
+    std::vector<std::string> tags;
+    for (const auto& entry : fs::directory_iterator(dir))
+      if (entry.is_directory()) tags.push_back(entry.path().filename());
+    std::sort(tags.begin(), tags.end());
+    return tags;
+  };
+  const Words saving = {"--weights-only-every", "2", "--keep-weights", "2", "--save-every", "3", "--keep", "1"};
+  const Outcome first = run(2, words + saving + Words{"--steps", "7", "--save-async"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(names(), (Words{"global_step7", "weights_step4", "weights_step6"}));
+  EXPECT_NE(first.err.find("saved the weights in " + dir + "/weights_step6"), std::string::npos) << first.err;
+  // The newest of all are weights alone, and are not resumed from.
+  const Outcome more = run(2, words + Words{"--steps", "8", "--weights-only-every", "8", "--resume", "auto"});
+  ASSERT_EQ(more.code, 0) << more.err;
+  EXPECT_EQ(more.steps.size(), 1u);
+  fs::remove_all(dir + "/global_step8");
+  const Outcome resumed = run(1, words + Words{"--steps", "8", "--resume", "auto"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_NE(resumed.err.find("resumed from " + dir + "/global_step7"), std::string::npos) << resumed.err;
+  const Outcome refused = run(1, words + Words{"--steps", "9", "--resume", "weights_step6"});
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_NE(refused.err.find("weights_step6 holds weights only"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("--weights-only"), std::string::npos) << refused.err;
+  // The same numbers as a run that imports them: step 1, the first sample, no states.
+  const Words lion = {"--optimizer", "Lion", "--steps", "3"};
+  const Outcome other = run(2, words + lion + Words{"--resume", "weights_step6", "--weights-only"});
+  ASSERT_EQ(other.code, 0) << other.err;
+  const Outcome import = run(2, common + lion + Words{"--init-from", dir + "/weights_step6"});
+  ASSERT_EQ(import.code, 0) << import.err;
+  ASSERT_EQ(other.steps.size(), 3u);
+  EXPECT_EQ(numbers(other.steps), numbers(import.steps));
+  const Outcome states = run(2, words + lion + Words{"--resume", "global_step7"});
+  EXPECT_EQ(states.code, 2) << states.err;
+  EXPECT_NE(states.err.find("--weights-only"), std::string::npos) << states.err;
+  // A run that was started again by the launcher goes on from what it has saved itself.
+  const Words again = words + lion + Words{"--resume", "auto", "--weights-only"};
+  const auto launched = [&](const char* id, const char* count, const char* steps) {
+    return run(0, again + Words{"--steps", steps},
+               {std::string("ZERO_RUN_ID=") + id, std::string("ZERO_RESTART_COUNT=") + count});
+  };
+  const auto lengths = [&](const Outcome& outcome) { return std::make_pair(outcome.code, outcome.steps.size()); };
+  EXPECT_EQ(lengths(launched("one", "0", "3")), std::make_pair(0, std::size_t{3}));
+  EXPECT_EQ(lengths(launched("one", "1", "5")), std::make_pair(0, std::size_t{2}));
+  EXPECT_EQ(lengths(launched("two", "1", "3")), std::make_pair(0, std::size_t{3}));
+}
+
+// Without one that can be resumed from, auto begins at the beginning, as without any.
+TEST(Train, WeightsAloneAreNothingToResume) {
+  const Place place;
+  const std::string dir = place.folder + "/ck";
+  const Words words = Words{kConfigs + "stage3-bf16.json",
+                            "--text",
+                            place.text,
+                            "--json",
+                            "--sample",
+                            "0",
+                            "--checkpoint-dir",
+                            dir,
+                            "--out",
+                            place.folder + "/out"} +
+                      kSmall;
+  ASSERT_EQ(run(1, words + Words{"--steps", "2", "--weights-only-every", "1"}).code, 0);
+  fs::remove_all(dir + "/global_step2");
+  const Outcome fresh = run(1, words + Words{"--steps", "2", "--resume", "auto"});
+  EXPECT_EQ(fresh.code, 0) << fresh.err;
+  EXPECT_EQ(fresh.steps.size(), 2u) << fresh.err;
+  // More layers than the checkpoint has: all that is missing in one error, or named by --partial.
+  const Words deeper =
+      words + Words{"--set", "libzero.model.layers=3", "--steps", "1", "--resume", "weights_step1", "--weights-only"};
+  const Outcome missing = run(1, deeper);
+  EXPECT_EQ(missing.code, 2) << missing.err;
+  EXPECT_NE(missing.err.find("blocks.2.norm1.weight: not in the checkpoint"), std::string::npos) << missing.err;
+  const Outcome partial = run(1, deeper + Words{"--partial", "blocks.2.*"});
+  EXPECT_EQ(partial.code, 0) << partial.err;
+  EXPECT_NE(partial.err.find("left as they were (partial): blocks.2."), std::string::npos) << partial.err;
+}
+
 TEST(Train, AutoStartsAfreshAndAMissingTagIsACheckpointError) {
   const Place place;
   const Words common = Words{kConfigs + "stage3-bf16.json",
@@ -337,6 +424,8 @@ TEST(Train, MistakesAreNamedOnce) {
       {{config, "--text", place.text, "--set", "zero_optimization.stge=2"}, "stage"},
       {{config, "--text", place.text, "--set", "libzero.model.heads=7"}, "heads 7"},
       {{config, "--text", place.text, "--save-every", "2"}, "--checkpoint-dir"},
+      {{config, "--text", place.text, "--weights-only"}, "--resume"},
+      {{config, "--text", place.text, "--partial", "*"}, "neither --resume nor --init-from"},
       {{config, "--text", place.text, "--optimizer", "AdamX"}, "AdamW"},
       {{}, "CONFIG.json"},
       {{config, config, "--text", place.text}, "no further word"},
@@ -353,7 +442,7 @@ TEST(Train, MistakesAreNamedOnce) {
   }
   EXPECT_FALSE(fs::exists(place.folder + "/out"));
   // Both ranks fail with the same error; only one of them prints it.
-  for (const Words& words : {cases[0].words, cases[4].words, cases[11].words}) {
+  for (const Words& words : {cases[0].words, cases[4].words, cases[13].words}) {
     const Outcome o = run(2, words + out);
     EXPECT_EQ(o.code, 2) << o.err;
     // The launcher repeats the last lines of the rank that failed.

@@ -4,6 +4,7 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "parity/mesh_problems.h"
 #include "parity/moe_problems.h"
@@ -24,8 +25,7 @@ at::Tensor values_of(const PlainTensor& plain) {
 }
 
 // Whether the files have the parameters of a module that nobody cut.
-void require_values(const std::filesystem::path& folder, torch::nn::Module& whole) {
-  const auto files = plain_folder(folder);
+void require_values(const PlainTensors& files, torch::nn::Module& whole) {
   const auto parameters = whole.named_parameters();
   require(files.size() == parameters.size(), "the number of tensors");
   for (const auto& item : parameters)
@@ -48,7 +48,7 @@ TEST(WeightsLayouts, TensorParallelRanksWriteAndReadWholeTensors) {
         const Case c{.model = &model, .t = layout.t, .stage = layout.stage};
         engine::State state(make_model(model), c.options(), comm);
         (void)checkpoint::export_weights(state, formats::system_files(), folder.file("out"), {});
-        if (comm->rank() == 0) require_values(folder.path() / "out", *make_model(model));
+        if (comm->rank() == 0) require_values(plain_folder(folder.path() / "out"), *make_model(model));
         // Into another cut, of ranks whose values differ.
         const Case other{.model = &model, .t = layout.t == layout.world ? 1 : layout.t, .stage = 2};
         const auto module = make_model(model);
@@ -56,9 +56,26 @@ TEST(WeightsLayouts, TensorParallelRanksWriteAndReadWholeTensors) {
         engine::State next(module, other.options(), comm);
         (void)checkpoint::import_weights(next, formats::system_files(), folder.file("out"), {});
         (void)checkpoint::export_weights(next, formats::system_files(), folder.file("again"), {});
-        if (comm->rank() == 0) require_values(folder.path() / "again", *make_model(model));
+        if (comm->rank() == 0) require_values(plain_folder(folder.path() / "again"), *make_model(model));
       });
     }
+}
+
+// What ranks have cut is whole in the file for other libraries of each checkpoint, and it is verified.
+TEST(WeightsLayouts, EachSaveHasWholeTensors) {
+  for (const auto& model : models()) {
+    TempFolder folder;
+    expect_passed({"shm", 4}, [&](const Comm& comm) {
+      const Case c{.model = &model, .t = 2, .stage = 3};
+      engine::State state(
+          make_model(model),
+          c.options().with({{"zero_optimization.stage3_gather_16bit_weights_on_model_save", "true", "test"}}), comm);
+      checkpoint::save(state, formats::system_files(), folder.file("saved"), "t");
+      if (comm->rank() > 0) return;
+      require_values(plain_tensors(folder.path() / "saved" / "t" / "model.safetensors"), *make_model(model));
+      (void)inspect_checkpoint(folder.path() / "saved", "t", /*verify=*/true);
+    });
+  }
 }
 
 TEST(WeightsLayouts, ExpertsOfAllRanks) {
@@ -66,13 +83,13 @@ TEST(WeightsLayouts, ExpertsOfAllRanks) {
   expect_passed({"shm", 2}, [&](const Comm& comm) {
     engine::State state(moe::make_net(moe::options_of(2, 1)), moe::engine_options(1), comm);
     (void)checkpoint::export_weights(state, formats::system_files(), folder.file("out"), {});
-    if (comm->rank() == 0) require_values(folder.path() / "out", *moe::make_net(moe::options_of(1, 1)));
+    if (comm->rank() == 0) require_values(plain_folder(folder.path() / "out"), *moe::make_net(moe::options_of(1, 1)));
     const auto module = moe::make_net(moe::options_of(1, 1));
     set_to_zero(*module);
     engine::State next(module, moe::engine_options(2), comm);
     (void)checkpoint::import_weights(next, formats::system_files(), folder.file("out"), {});
     (void)checkpoint::export_weights(next, formats::system_files(), folder.file("again"), {});
-    if (comm->rank() == 0) require_values(folder.path() / "again", *moe::make_net(moe::options_of(1, 1)));
+    if (comm->rank() == 0) require_values(plain_folder(folder.path() / "again"), *moe::make_net(moe::options_of(1, 1)));
   });
 }
 

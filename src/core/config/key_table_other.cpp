@@ -23,9 +23,10 @@ const Key kOtherKeys[] = {
     {.path = "checkpoint.load_universal",
      .type = Type::Bool,
      .default_json = "false",
-     .help = "DeepSpeed's universal checkpoints",
+     .help = "DeepSpeed: load a universal checkpoint",
      .effect = Effect::NoEffect,
-     .reason = "there is one checkpoint format"},
+     .reason = "every checkpoint loads on any number of ranks at any stage; DeepSpeed's come in by "
+               "`zero checkpoint import`"},
     {.path = "checkpoint.checkpoint_serialization",
      .type = Type::Bool,
      .default_json = "true",
@@ -87,6 +88,13 @@ const Key kOtherKeys[] = {
      .help =
          "loading on another number of ranks: buffers that differed between ranks (rank r takes rank r mod saved's)",
      .choices = "modulo rank0 mean error"},
+    {.path = "libzero.verify_on_load",
+     .type = Type::Enum,
+     .default_json = "\"used\"",
+     .help =
+         "what a load compares with its hashes: used: the bytes it uses; full: every file before anything is loaded; "
+         "sizes: nothing, files have their sizes",
+     .choices = "used full sizes"},
     {.path = "libzero.checkpoint_memory",
      .type = Type::Bytes,
      .default_json = "134217728",

@@ -289,6 +289,12 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
                                  : buffers == "mean"  ? PrivateBuffers::Mean
                                  : buffers == "error" ? PrivateBuffers::Error
                                                       : PrivateBuffers::Modulo;
+  const auto verify = v.word("libzero.verify_on_load");
+  s.checkpoint.verify_on_load = verify == "full"    ? VerifyOnLoad::Full
+                                : verify == "sizes" ? VerifyOnLoad::Sizes
+                                                    : VerifyOnLoad::Used;
+  s.checkpoint.export_weights =
+      s.zero.stage == 3 && v.flag("zero_optimization.stage3_gather_16bit_weights_on_model_save");
   s.seed = static_cast<std::uint64_t>(v.whole("seed"));
   s.transport = v.word("libzero.transport");
   s.timeout_s = v.number("libzero.timeout_s");

@@ -90,8 +90,8 @@ void BlockRows::fail(std::uint32_t file, std::uint64_t block, std::string_view r
                           hex_of(row), ": the file was damaged after it was written"));
 }
 
-std::string require_hash(const Folder& folder, const Manifest::FileEntry& entry) {
-  const auto file = folder.open_file(entry.name, static_cast<std::uint64_t>(entry.bytes));
+HashedFile hash_file(const Folder& folder, const std::string& name, std::optional<std::uint64_t> bytes) {
+  const auto file = folder.open_file(name, bytes);
   const auto before = file.info();
   BlockHasher hasher;
   std::vector<char> slice(std::size_t{4} << 20);
@@ -101,12 +101,72 @@ std::string require_hash(const Folder& folder, const Manifest::FileEntry& entry)
     hasher.add(slice.data(), bytes);
     done += bytes;
   }
-  check_not_replaced(folder, entry.name, file, before);
+  check_not_replaced(folder, name, file, before);
   auto rows = hasher.rows();
-  if (const auto got = hasher.file_hash(); got != entry.hash)
-    fail_damaged(file.path(),
-                 "has the hash " + got + ", expected " + entry.hash + ": it was damaged after it was written");
-  return rows;
+  return {{name, static_cast<std::int64_t>(before.bytes), hasher.file_hash()}, std::move(rows)};
+}
+
+std::string require_hash(const Folder& folder, const Manifest::FileEntry& entry) {
+  auto got = hash_file(folder, entry.name, static_cast<std::uint64_t>(entry.bytes));
+  if (got.entry.hash != entry.hash)
+    fail_damaged(folder.path_of(entry.name), "has the hash " + got.entry.hash + ", expected " + entry.hash +
+                                                 ": it was damaged after it was written");
+  return std::move(got.rows);
+}
+
+namespace {
+
+// Blocks that are read at once.
+constexpr std::uint64_t kBlocksAtOnce = 16;
+
+// Compares blocks [first, last) of a file with their rows.
+void verify_blocks(const Folder& folder, const Manifest& manifest, BlockRows& listed, std::uint32_t number,
+                   std::uint64_t first, std::uint64_t last) {
+  const auto& entry = manifest.files[number];
+  const auto size = static_cast<std::uint64_t>(entry.bytes);
+  const auto file = folder.open_file(entry.name, size);
+  const auto before = file.info();
+  std::vector<char> bytes(kBlocksAtOnce * kBlockBytes);
+  for (auto block = first; block < last; block += kBlocksAtOnce) {
+    const auto count = std::min(kBlocksAtOnce, last - block);
+    const auto end = std::min(size, (block + count) * kBlockBytes);
+    const auto rows = listed.read(number, block, count);
+    file.read(bytes.data(), end - block * kBlockBytes, block * kBlockBytes);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto begin = (block + i) * kBlockBytes;
+      const auto row = std::string_view(rows).substr(i * kRowBytes, kRowBytes);
+      const auto got = raw_hash_of(bytes.data() + i * kBlockBytes, std::min(kBlockBytes, end - begin));
+      if (got != row) listed.fail(number, block + i, row, got);
+    }
+  }
+  check_not_replaced(folder, entry.name, file, before);
+}
+
+}  // namespace
+
+void verify_share(const Folder& folder, const Manifest& manifest, int reader, int of) {
+  const auto mine = static_cast<std::uint64_t>(reader), all = static_cast<std::uint64_t>(of);
+  if (manifest.format == 1) {
+    for (std::size_t i = mine; i < manifest.files.size(); i += all) (void)require_hash(folder, manifest.files[i]);
+    return;
+  }
+  // All readers use the rows, so each checks them.
+  std::uint64_t total = 0;
+  for (const auto& entry : manifest.files)
+    if (entry.name == manifest.blocks)
+      (void)require_hash(folder, entry);
+    else
+      total += num_blocks(static_cast<std::uint64_t>(entry.bytes));
+  const auto first = total * mine / all, last = total * (mine + 1) / all;
+  BlockRows listed(folder, manifest);
+  std::uint64_t begin = 0;  // of the file, in blocks of all files
+  for (std::uint32_t i = 0; i < manifest.files.size(); ++i) {
+    if (manifest.files[i].name == manifest.blocks) continue;
+    const auto count = num_blocks(static_cast<std::uint64_t>(manifest.files[i].bytes));
+    const auto from = std::max(first, begin), to = std::min(last, begin + count);
+    if (from < to) verify_blocks(folder, manifest, listed, i, from - begin, to - begin);
+    begin += count;
+  }
 }
 
 }  // namespace zero::formats

@@ -55,7 +55,18 @@ class BlockRows {
   std::vector<std::uint64_t> begins_;  // offset of each file's rows
 };
 
+// Reads a whole file: its entry and rows.
+struct HashedFile {
+  Manifest::FileEntry entry;
+  std::string rows;
+};
+HashedFile hash_file(const Folder& folder, const std::string& name, std::optional<std::uint64_t> bytes = std::nullopt);
 // Checks the hash of a whole file and returns its rows. Throws IoError (kCheckpoint).
 std::string require_hash(const Folder& folder, const Manifest::FileEntry& entry);
+
+// Checks every byte of a checkpoint's files against its hashes, `of` readers sharing the work: each the
+// same number of blocks, or, of format 1, files in turn. Throws IoError (kCheckpoint) with file, offset and both
+// hashes.
+void verify_share(const Folder& folder, const Manifest& manifest, int reader, int of);
 
 }  // namespace zero::formats

@@ -64,7 +64,7 @@ std::string digest_of(const Folder& checkpoint, const Manifest& manifest) {
 
 std::string checkpoint_digest(const std::filesystem::path& dir, const std::string& tag) {
   auto& fs = formats::system_files();
-  const auto choice = formats::choose(fs, dir.string(), tag);
+  const auto choice = formats::choose(fs, dir.string(), tag, formats::Needs::TrainingIfAny);
   const auto folder = formats::Folder::open(fs, dir.string()).folder(choice.tag);
   return formats::digest_of(folder, formats::read_manifest(folder, choice.manifest_hash));
 }

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "formats/blocks.h"
+#include "formats/exported_files.h"
 #include "formats/prune.h"
 #include "formats/range_reader.h"
 #include "formats/root_folder.h"
@@ -37,11 +38,12 @@ void require_undamaged(const Folder& folder, const Manifest& manifest) {
   for (std::uint32_t i = 0; i < manifest.files.size(); ++i) {
     const auto& file = manifest.files[i];
     const auto rows = require_hash(folder, file);
-    require_same_header(folder, manifest, i);
+    if (!is_exported_file(file.name)) require_same_header(folder, manifest, i);
     if (manifest.format == 1 || file.name == manifest.blocks) continue;
     if (listed.read(i, 0, rows.size() / kRowBytes) != rows)
       fail_damaged(folder.path_of(manifest.blocks), "has other hashes of the blocks of " + file.name + " than it has");
   }
+  require_exported(folder, manifest);
 }
 
 }  // namespace
@@ -54,7 +56,7 @@ std::vector<CheckpointEntry> formats::list_checkpoints(FsOps& fs, const std::str
   const auto root = Folder::open(fs, dir);
   std::string newest;
   try {
-    newest = choose(fs, dir, "").tag;
+    newest = choose(fs, dir, "", Needs::Training).tag;
   } catch (const IoError&) {
     // There is no complete checkpoint; the entries below describe the faults.
   }
@@ -71,6 +73,7 @@ std::vector<CheckpointEntry> formats::list_checkpoints(FsOps& fs, const std::str
       entry.seq = manifest.seq;
       entry.global_steps = manifest.global_steps;
       entry.bytes = bytes_of(manifest);
+      entry.weights_only = manifest.weights_only;
     } catch (const IoError& e) {
       entry.fault = e.what();
     }
@@ -82,7 +85,7 @@ std::vector<CheckpointEntry> formats::list_checkpoints(FsOps& fs, const std::str
 
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::string& tag, bool verify) {
   auto& fs = system_files();
-  const auto choice = choose(fs, dir.string(), tag);
+  const auto choice = choose(fs, dir.string(), tag, Needs::TrainingIfAny);
   const auto folder = Folder::open(fs, dir.string()).folder(choice.tag);
   const auto m = read_manifest(folder, choice.manifest_hash);
   CheckpointInfo info;
@@ -102,6 +105,7 @@ CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, const std::s
   info.config_hash = m.config_hash;
   info.user_state = m.user_state;
   info.bytes = bytes_of(m);
+  info.weights_only = m.weights_only;
   if (verify) require_undamaged(folder, m);
   for (const auto& file : m.files) info.files.push_back({file.name, file.hash, file.bytes});
   for (const auto& tensor : m.tensors) info.tensors.push_back(describe(tensor, -1));

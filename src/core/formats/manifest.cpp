@@ -50,6 +50,10 @@ std::string numbered(const char* prefix, int rank) {
 
 }  // namespace
 
+bool is_exported_file(std::string_view name) {
+  return name.starts_with("model") && (name.ends_with(".safetensors") || name == kExportedIndexName);
+}
+
 std::string rank_file_name(int rank) { return numbered("rank-", rank); }
 std::string frozen_file_name(int rank) { return numbered("frozen-", rank); }
 
@@ -124,6 +128,8 @@ void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
     const auto label = tensor.kind + " " + tensor.name;
     const auto numel = numel_of(tensor.shape);
     const auto bytes = bits_of(tensor.dtype) / 8;
+    if (m.weights_only && tensor.kind != "master" && tensor.kind != "param" && tensor.kind != "buffer")
+      fail_damaged(path, label + " is in a checkpoint that says it has weights only");
     if (numel < 0 || bytes == 0) fail_damaged(path, label + " has a shape or dtype that cannot be");
     if (!tensor.slices.empty()) prove_slices(tensor, label, path);
     std::int64_t next = 0;
@@ -137,6 +143,8 @@ void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
                                       " elements, expected 1 to ", std::min(left, kMostPartBytes / bytes)));
       if (part.file >= m.files.size() || m.files[part.file].name == m.blocks)
         fail_damaged(path, base::join(label, ": its file ", part.file, " is not listed"));
+      if (is_exported_file(m.files[part.file].name))
+        fail_damaged(path, base::join(label, ": lies in ", m.files[part.file].name, ", which is for other libraries"));
       next = part.start + part.numel;
       if (m.format == 1) continue;
       const auto length = static_cast<std::uint64_t>(part.numel) * static_cast<std::uint64_t>(bytes);

@@ -13,13 +13,18 @@ namespace zero::formats {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
-// Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4, or 5 with good = -1.
+// Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4, or 5 if good = -1, or if the
+// checkpoint has weights only or exported weights: an older reader would look for states that are not there.
 inline constexpr std::int64_t kReaderVersion = 5;
 // The largest count of steps, samples or saves, so that arithmetic with counts does not overflow.
 inline constexpr std::int64_t kMostCount = std::int64_t{1} << 53;
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kSumsName = "SUMS";
 inline constexpr const char* kLatestName = "latest";
+inline constexpr const char* kExportedIndexName = "model.safetensors.index.json";
+// The field "content" of the manifest.
+inline constexpr const char* kTrainingContent = "training";
+inline constexpr const char* kWeightsContent = "weights";
 inline constexpr const char* kLockName = ".lock";
 
 // [A-Za-z0-9][A-Za-z0-9._-]{0,127} and not "latest": never a path, a hidden file, or a reserved name.
@@ -28,6 +33,9 @@ bool valid_tag(std::string_view tag);
 bool valid_file_name(std::string_view name);
 std::string rank_file_name(int rank);    // "rank-00003.safetensors"
 std::string frozen_file_name(int rank);  // "frozen-00003.safetensors": frozen parameters
+// Weights for other libraries among the files of a checkpoint (exported_files.h): "model.safetensors",
+// "model-00001-of-00002.safetensors", "model.safetensors.index.json". No tensor of the manifest lies in them.
+bool is_exported_file(std::string_view name);
 
 // A rectangular range of a tensor: by dimension, the first index and the number of indices.
 struct Box {
@@ -60,6 +68,8 @@ std::string key_of(const std::string& kind, const std::string& name, std::int64_
 
 struct Manifest {
   int format = 2;
+  // Masters, frozen parameters and buffers: no optimizer states, no random numbers. No run can go on from it.
+  bool weights_only = false;
   std::string libzero_version, libtorch_version;
   std::string tag, id, created;  // id: 32 hex digits of this save; created: UTC, ISO 8601
   std::int64_t seq = 0;          // counts commits in a root directory, from 1

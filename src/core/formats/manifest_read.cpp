@@ -205,10 +205,22 @@ void read_mesh(const JsonView& top, Manifest& m) {
     mesh.fail(base::join("has other numbers of ranks than the ", m.world, " of the run"));
 }
 
-void read_format_2(const JsonView& top, Manifest& m) {
-  top.has_only({"format", "min_reader", "writer",      "tag",        "seq",     "id",    "created", "step",
-                "batch",  "optimizer",  "scaler",      "world",      "mesh",    "files", "blocks",  "tensors",
-                "config", "aliases",    "config_hash", "user_state", "program", "ranks"});
+// Readers of version 5 also read what the checkpoint holds.
+void read_format_2(const JsonView& top, std::int64_t reader, Manifest& m) {
+  if (reader >= 5)
+    top.has_only({"format", "min_reader", "writer",      "tag",        "seq",     "id",    "created", "step",
+                  "batch",  "optimizer",  "scaler",      "world",      "mesh",    "files", "blocks",  "tensors",
+                  "config", "aliases",    "config_hash", "user_state", "program", "ranks", "content"});
+  else
+    top.has_only({"format", "min_reader", "writer",      "tag",        "seq",     "id",    "created", "step",
+                  "batch",  "optimizer",  "scaler",      "world",      "mesh",    "files", "blocks",  "tensors",
+                  "config", "aliases",    "config_hash", "user_state", "program", "ranks"});
+  if (reader >= 5) {
+    const auto content = top.at("content").text();
+    if (content != kTrainingContent && content != kWeightsContent)
+      top.at("content").fail("is neither \"training\" nor \"weights\"");
+    m.weights_only = content == kWeightsContent;
+  }
   read_program(top, m);
   read_mesh(top, m);
   const auto batch = top.at("batch").has_only({"global", "micro", "accumulation"});
@@ -277,7 +289,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path, Extent e
   const auto reader = top.at("min_reader").count();
   if (format == "zero.checkpoint/1" && reader < 4)
     m.format = 1;
-  else if (format == "zero.checkpoint/2" && reader == 4)
+  else if (format == "zero.checkpoint/2" && (reader == 4 || reader == 5))
     m.format = 2;
   else if (reader > kReaderVersion)
     fail_damaged(path, base::join("needs a reader of version ", reader, ", this libzero reads version ", kReaderVersion,
@@ -288,7 +300,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path, Extent e
   if (!fault.empty()) throw IoError(fault, ExitCode::kCheckpoint);
   read_run(top, m);
   if (m.format == 2)
-    read_format_2(top, m);
+    read_format_2(top, reader, m);
   else
     read_format_1(top, reader, m);
   if (const auto rest = top.at("tensors").items(); !rest.empty()) rest[0].fail("is not an object");

@@ -1,4 +1,5 @@
 // Writes manifest.json. See manifest.h.
+#include <algorithm>
 #include <charconv>
 
 #include "base/check.h"
@@ -52,38 +53,40 @@ std::string manifest_text(const Manifest& m) {
   Json files = Json::array(), rates = Json::array();
   for (const auto& file : m.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"hash", file.hash}});
   for (const double rate : m.set_rates) rates.push_back(text_of(rate));
-  const Json json = {
-      {"format", "zero.checkpoint/2"},
-      {"min_reader", m.good < 0 ? 5 : 4},
-      {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
-      {"tag", m.tag},
-      {"seq", m.seq},
-      {"id", m.id},
-      {"created", m.created},
-      {"step",
-       {{"global_steps", m.global_steps},
-        {"applied_steps", m.applied_steps},
-        {"skipped_steps", m.skipped_steps},
-        {"global_samples", m.global_samples}}},
-      {"batch", {{"global", m.global_batch}, {"micro", m.micro_batch}, {"accumulation", m.accumulation}}},
-      {"optimizer", {{"type", m.optimizer}, {"slots", m.slots}}},
-      {"scaler",
-       {{"scale", text_of(m.loss_scale)}, {"hysteresis", m.hysteresis}, {"good", m.good}, {"floor", m.floor}}},
-      {"world",
-       {{"size", m.world},
-        {"stage", m.stage},
-        {"recipe", {{"parameter", m.parameter_dtype}, {"gradient", m.gradient_dtype}, {"wire", m.wire_dtype}}},
-        {"transport", m.transport},
-        {"torch_threads", m.torch_threads},
-        {"cpu_capability", m.cpu_capability}}},
-      {"mesh", {{"dp", m.world / (m.sequence * m.tensor)}, {"sp", m.sequence}, {"tp", m.tensor}}},
-      {"config", m.config},
-      {"config_hash", m.config_hash},
-      {"user_state", m.user_state},
-      {"program", {{"rates", rates}, {"missed_steps", m.missed_steps}}},
-      {"files", files},
-      {"blocks", m.blocks},
-      {"aliases", m.aliases}};
+  const bool content = m.weights_only || std::any_of(m.files.begin(), m.files.end(),
+                                                     [](const auto& file) { return is_exported_file(file.name); });
+  Json json = {{"format", "zero.checkpoint/2"},
+               {"min_reader", content || m.good < 0 ? 5 : 4},
+               {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
+               {"tag", m.tag},
+               {"seq", m.seq},
+               {"id", m.id},
+               {"created", m.created},
+               {"step",
+                {{"global_steps", m.global_steps},
+                 {"applied_steps", m.applied_steps},
+                 {"skipped_steps", m.skipped_steps},
+                 {"global_samples", m.global_samples}}},
+               {"batch", {{"global", m.global_batch}, {"micro", m.micro_batch}, {"accumulation", m.accumulation}}},
+               {"optimizer", {{"type", m.optimizer}, {"slots", m.slots}}},
+               {"scaler",
+                {{"scale", text_of(m.loss_scale)}, {"hysteresis", m.hysteresis}, {"good", m.good}, {"floor", m.floor}}},
+               {"world",
+                {{"size", m.world},
+                 {"stage", m.stage},
+                 {"recipe", {{"parameter", m.parameter_dtype}, {"gradient", m.gradient_dtype}, {"wire", m.wire_dtype}}},
+                 {"transport", m.transport},
+                 {"torch_threads", m.torch_threads},
+                 {"cpu_capability", m.cpu_capability}}},
+               {"mesh", {{"dp", m.world / (m.sequence * m.tensor)}, {"sp", m.sequence}, {"tp", m.tensor}}},
+               {"config", m.config},
+               {"config_hash", m.config_hash},
+               {"user_state", m.user_state},
+               {"program", {{"rates", rates}, {"missed_steps", m.missed_steps}}},
+               {"files", files},
+               {"blocks", m.blocks},
+               {"aliases", m.aliases}};
+  if (content) json["content"] = m.weights_only ? kWeightsContent : kTrainingContent;
   try {
     auto text = json.dump(1);
     text.resize(text.size() - 2);  // "\n}"

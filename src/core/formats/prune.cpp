@@ -17,16 +17,21 @@ std::vector<CheckpointEntry> prune(FsOps& fs, const std::string& root_path, cons
     throw ConfigError(base::join(kWhere, "keep: got ", options.keep, ", expected 1 or more checkpoints"));
   if (options.keep_every < 0)
     throw ConfigError(base::join(kWhere, "keep_every: got ", options.keep_every, ", expected 0 or more steps"));
+  if (options.keep_weights < 0)
+    throw ConfigError(
+        base::join(kWhere, "keep_weights: got ", options.keep_weights, ", expected 0 or more checkpoints"));
   const auto root = Folder::open(fs, root_path);
   const auto lock = lock_root(root, kWhere);  // no save and no other prune meanwhile
   std::vector<CheckpointEntry> removed;
-  std::int64_t whole = 0;
+  std::int64_t resumable = 0, weights = 0;
   for (auto& entry : list_checkpoints(fs, root_path)) {  // newest first
     if (!entry.fault.empty()) continue;
-    ++whole;
+    // Neither kind counts for the other: saves of weights must not push out what a run can go on from.
+    const bool superfluous =
+        entry.weights_only ? options.keep_weights > 0 && ++weights > options.keep_weights : ++resumable > options.keep;
     const bool named = std::find(options.also.begin(), options.also.end(), entry.tag) != options.also.end();
     const bool regular = options.keep_every > 0 && entry.global_steps % options.keep_every == 0;
-    if (whole > options.keep && !entry.latest && !named && !regular) removed.push_back(std::move(entry));
+    if (superfluous && !entry.latest && !named && !regular) removed.push_back(std::move(entry));
   }
   if (options.dry_run) return removed;
   // Oldest first; a folder that is being deleted has no tag, and what a crash leaves of it the next save removes.

@@ -133,7 +133,7 @@ void RangeReader::load(const Window& window, Loaded& to, bool once) {
     to.bytes = aligned_memory(bytes);
     to.capacity = bytes;
   }
-  if (manifest_.format > 1) to.rows = rows_.read(window.file, window.begin / kBlockBytes, num_blocks(bytes));
+  if (verify_ && manifest_.format > 1) to.rows = rows_.read(window.file, window.begin / kBlockBytes, num_blocks(bytes));
   const auto& file = *open(window.file).file;
   if (once && window.begin % kDirectAlignment == 0)
     file.read_direct(to.bytes, bytes, window.begin);
@@ -143,6 +143,7 @@ void RangeReader::load(const Window& window, Loaded& to, bool once) {
 }
 
 void RangeReader::check(const Window& window, const Loaded& loaded) {
+  if (!verify_) return;
   const auto bytes = window.end - window.begin;
   if (manifest_.format == 1) {
     const auto& entry = entries_[window.first];

@@ -22,8 +22,9 @@ class RangeReader {
  public:
   static constexpr std::uint64_t kMostWindowBytes = std::uint64_t{16} << 20;
 
-  RangeReader(const Folder& folder, const Manifest& manifest)
-      : folder_(folder), manifest_(manifest), rows_(folder, manifest), known_(manifest.files.size()) {}
+  // verify: false: bytes are taken as they are.
+  RangeReader(const Folder& folder, const Manifest& manifest, bool verify = true)
+      : folder_(folder), manifest_(manifest), verify_(verify), rows_(folder, manifest), known_(manifest.files.size()) {}
 
   // Collects the runs (by their place in the tensor's own order) for the next read(). `id`: of the caller, passed to
   // take.
@@ -72,6 +73,7 @@ class RangeReader {
 
   const Folder& folder_;
   const Manifest& manifest_;
+  const bool verify_;
   BlockRows rows_;
   std::vector<Known> known_;  // by file
   int open_ = 0;

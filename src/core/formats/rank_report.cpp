@@ -25,6 +25,11 @@ void RankReport::add(RankFile&& file, std::size_t num_shared) {
   rows.push_back(std::move(file.rows));
 }
 
+void RankReport::add(HashedFile&& file) {
+  files.push_back(std::move(file.entry));
+  rows.push_back(std::move(file.rows));
+}
+
 // Lines with the files, a line with the numbers of tensors, the tensors, and all rows.
 std::string write_report(const Folder& folder, int rank, const RankReport& report) {
   auto text = base::join(report.files.size(), "\n");

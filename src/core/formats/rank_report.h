@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/blocks.h"
 #include "formats/files.h"
 #include "formats/manifest.h"
 #include "formats/rank_file.h"
@@ -19,6 +20,8 @@ struct RankReport {
 
   // The first `num_shared` tensors of the file are shared.
   void add(RankFile&& file, std::size_t num_shared);
+  // A file without tensors of the checkpoint.
+  void add(HashedFile&& file);
 };
 
 // Returns the hash of the report.

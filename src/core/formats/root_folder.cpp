@@ -50,8 +50,14 @@ File lock_root(const Folder& root, const char* where) {
 
 namespace {
 
+// What a manifest says about a checkpoint's place among the others.
+struct Head {
+  std::int64_t seq = 0;
+  bool weights_only = false;
+};
+
 // nullopt for a damaged checkpoint; throws for a disk error.
-std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
+std::optional<Head> head_of(const Folder& root, const std::string& tag) {
   try {
     const auto checkpoint = root.folder(tag);
     const auto path = checkpoint.path_of(kManifestName);
@@ -59,7 +65,9 @@ std::optional<std::int64_t> seq_of(const Folder& root, const std::string& tag) {
     const auto json =
         parse_json(checkpoint.read_file(kManifestName, kMostManifestBytes), path, 8,
                    [](const std::string& place, const Json&) { return place.find('/', 1) == place.npos; });
-    return JsonView(json, path).at("seq").count(INT64_MAX - 1);
+    const JsonView top(json, path);
+    return Head{top.at("seq").count(INT64_MAX - 1),
+                top.raw().contains("content") && top.at("content").text() == kWeightsContent};
   } catch (const IoError& e) {
     if (e.code() != ExitCode::kCheckpoint) throw;
     return std::nullopt;
@@ -91,7 +99,8 @@ std::vector<std::string> tags_in(const Folder& root) {
 
 // --- writing ----------------------------------------------------------------------------------
 
-Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : root_(Folder::make(fs, root)), tag_(tag) {
+Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag, bool weights_only)
+    : root_(Folder::make(fs, root)), tag_(tag), weights_only_(weights_only) {
   lock_.emplace(lock_root(root_, "[save_checkpoint] "));
   remove_leftovers();
   id_ = random_id();
@@ -100,6 +109,9 @@ Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag) : roo
     if (!info->directory || !root_.folder(tag_).exists(kManifestName))
       throw IoError("[save_checkpoint] " + root_.path_of(tag_) +
                     " exists and is no checkpoint. Hint: choose another tag.");
+    if (const auto head = weights_only_ ? head_of(root_, tag_) : std::nullopt; head && !head->weights_only)
+      throw ConfigError("[save_checkpoint] " + root_.path_of(tag_) +
+                        " can be resumed from, and would be replaced by weights alone. Hint: choose another tag.");
     replaces_ = true;
     probe_exchange();
   }
@@ -141,7 +153,7 @@ std::int64_t Commit::highest_seq() {
   if (latest) previous_ = latest->tag;
   // A reused number would make an old checkpoint the newest. Damaged checkpoints are skipped; read errors are not.
   std::int64_t highest = latest ? latest->seq : 0;
-  for (const auto& tag : tags_in(root_)) highest = std::max(highest, seq_of(root_, tag).value_or(0));
+  for (const auto& tag : tags_in(root_)) highest = std::max(highest, head_of(root_, tag).value_or(Head()).seq);
   return highest;
 }
 
@@ -149,6 +161,7 @@ void Commit::publish(Manifest manifest) {
   manifest.tag = tag_;
   manifest.id = id_;
   manifest.seq = seq_;
+  manifest.weights_only = weights_only_;
   const auto own = folder_name();
   const auto folder = root_.folder(own);
   prove_coverage(manifest, folder.path_of(kManifestName));
@@ -168,10 +181,12 @@ void Commit::publish(Manifest manifest) {
   const auto committed = "[save_checkpoint] " + root_.path_of(tag_) + " is whole, but ";
   try {
     root_.sync();  // the commit point
-    const auto next = own + "-latest";
-    root_.write_file(next, latest_text({tag_, seq_}));
-    root_.rename(next, kLatestName);
-    root_.sync();
+    if (!weights_only_) {
+      const auto next = own + "-latest";
+      root_.write_file(next, latest_text({tag_, seq_}));
+      root_.rename(next, kLatestName);
+      root_.sync();
+    }
   } catch (const IoError& e) {
     throw IoError(committed + "the directory may still name the one before as the latest: " + e.what());
   }
@@ -219,7 +234,8 @@ std::string require_whole(const Folder& checkpoint) {
   return hash;
 }
 
-Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, const Faults& known_faults) {
+Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, Needs needs,
+              const Faults& known_faults) {
   const auto root = Folder::open(fs, root_path);
   if (!tag.empty()) {
     if (!valid_tag(tag))
@@ -233,27 +249,37 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, c
     return {tag, require_whole(root.folder(tag)), {}};
   }
   Choice choice;
-  std::string fault;
+  std::string fault, unused;
   const auto latest = latest_of(root, &fault);
   if (!fault.empty()) choice.notices.push_back("skipped the pointer: " + fault);
   struct Candidate {
-    int rank;  // 0: newer than latest, or unreadable (reported as skipped); 1: latest; 2: older
-    std::int64_t seq;
+    int rank;  // 0: newer than latest, or unreadable (reported as skipped); 1: latest; 2: older; 3: second choice
+    Head head;
     std::string tag;
   };
   std::vector<Candidate> candidates;
   for (const auto& name : tags_in(root)) {
-    std::optional<std::int64_t> seq;
+    std::optional<Head> head;
     try {
-      seq = seq_of(root, name);
+      head = head_of(root, name);
     } catch (const IoError&) {
       // require_whole below reports why it is skipped.
     }
+    const bool weights = head && head->weights_only;
+    if (weights && needs == Needs::Training) {
+      unused += "\n  " + name + " holds weights only. Hint: load it with weights_only (zero train --weights-only).";
+      continue;
+    }
     const bool pointed = latest && latest->tag == name;
-    candidates.push_back({!seq || (latest && *seq > latest->seq) ? 0 : pointed ? 1 : 2, seq.value_or(-1), name});
+    const bool newer = !head || (latest && head->seq > latest->seq);
+    candidates.push_back({weights && needs == Needs::TrainingIfAny ? 3
+                          : newer                                  ? 0
+                          : pointed                                ? 1
+                                                                   : 2,
+                          head.value_or(Head{-1, false}), name});
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return a.rank != b.rank ? a.rank < b.rank : a.seq != b.seq ? a.seq > b.seq : a.tag > b.tag;
+    return a.rank != b.rank ? a.rank < b.rank : a.head.seq != b.head.seq ? a.head.seq > b.head.seq : a.tag > b.tag;
   });
   for (const auto& candidate : candidates) {
     if (const auto known = known_faults.find(candidate.tag); known != known_faults.end()) {
@@ -263,7 +289,7 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, c
     try {
       choice.manifest_hash = require_whole(root.folder(candidate.tag));
       choice.tag = candidate.tag;
-      if (candidate.rank == 0 && latest)
+      if (candidate.rank == 0 && latest && !candidate.head.weights_only)
         choice.notices.push_back(candidate.tag + " was committed after " + latest->tag +
                                  ", which the pointer names; taking it");
       return choice;
@@ -273,7 +299,9 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, c
   }
   std::string faults;
   for (const auto& notice : choice.notices) faults += "\n  " + notice;
-  fail_damaged(root_path, "there is no whole checkpoint here" + faults);
+  fail_damaged(root_path, (unused.empty() ? "there is no whole checkpoint here"
+                                          : "there is no whole checkpoint here that a run can go on from") +
+                              faults + unused);
 }
 
 }  // namespace zero::formats

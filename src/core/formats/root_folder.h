@@ -15,9 +15,10 @@ namespace zero::formats {
 // docs/checkpoints.md describes the steps and the state after a crash in each.
 class Commit {
  public:
-  // Creates ROOT, locks it, removes leftovers of dead writers, creates ROOT/.tmp-<id>. Throws ConfigError if another
-  // process is saving here, IoError otherwise.
-  Commit(FsOps& fs, const std::string& root, const std::string& tag);
+  // Creates ROOT, locks it, removes leftovers of dead writers, creates ROOT/.tmp-<id>. weights_only: the pointer stays,
+  // and a checkpoint that can be resumed from is not replaced. Throws ConfigError for that, and if another process is
+  // saving here, IoError otherwise.
+  Commit(FsOps& fs, const std::string& root, const std::string& tag, bool weights_only = false);
   ~Commit();
   Commit(const Commit&) = delete;
   Commit& operator=(const Commit&) = delete;
@@ -39,7 +40,7 @@ class Commit {
   Folder root_;
   std::string tag_, id_, previous_;
   std::int64_t seq_ = 1;
-  bool replaces_ = false;
+  bool weights_only_ = false, replaces_ = false;
   bool ours_ = false;  // .tmp-<id> exists and holds this save, not the checkpoint it replaced
   std::optional<File> lock_;
 };
@@ -47,15 +48,20 @@ class Commit {
 // Holds ROOT's lock until the File ends. Throws ConfigError that begins with `where` if another process holds it.
 File lock_root(const Folder& root, const char* where);
 
+// Checkpoints that a reader can use: those that a run can go on from; these, or without any those of weights only; the
+// newest of all.
+enum class Needs { Training, TrainingIfAny, Weights };
+
 struct Choice {
   std::string tag, manifest_hash;
   std::vector<std::string> notices;  // one line per newer candidate that was skipped, with the reason
 };
 // Faults that a reader found in the data of checkpoints, by tag.
 using Faults = std::map<std::string, std::string>;
-// The given tag, or, if it is empty, the newest complete checkpoint without a known fault. Throws IoError (kCheckpoint)
-// with every candidate's fault if there is none.
-Choice choose(FsOps& fs, const std::string& root, const std::string& tag, const Faults& known = {});
+// The given tag, whatever it holds, or, if it is empty, the newest complete checkpoint of use without a known fault.
+// Throws IoError (kCheckpoint) with every candidate's fault if there is none.
+Choice choose(FsOps& fs, const std::string& root, const std::string& tag, Needs needs = Needs::Training,
+              const Faults& known = {});
 
 // The entry of a file in the SUMS of a checkpoint of this root, with its size; nullopt: none, or the checkpoint is
 // damaged.

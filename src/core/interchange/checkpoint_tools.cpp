@@ -133,6 +133,7 @@ ExportReport export_checkpoint(const std::filesystem::path& source, const std::f
   auto& fs = formats::system_files();
   SourceOptions open;
   open.tag = tag;
+  open.weights = options.format != "universal";
   const auto opened = open_source(fs, source.string(), open);
   auto own = options;
   if (own.heads == 0 && own.names == "gpt2") own.heads = heads_of_run(*opened);

@@ -32,7 +32,7 @@ class NativeSource : public TensorSource {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
     for (const auto& [alias, stored] : manifest_.aliases) aliases_[without(alias, prefix)] = without(stored, prefix);
-    progress_ = progress_of(manifest_);
+    if (!manifest_.weights_only) progress_ = progress_of(manifest_);
   }
 
   const std::map<std::string, std::string>& config() const { return manifest_.config; }
@@ -122,7 +122,8 @@ std::unique_ptr<TensorSource> open_native(formats::FsOps& fs, const std::string&
     const auto hash = formats::require_whole(folder);
     return std::make_unique<NativeSource>(std::move(folder), hash, options.prefix);
   }
-  const auto choice = formats::choose(fs, path, options.tag);
+  const auto choice =
+      formats::choose(fs, path, options.tag, options.weights ? formats::Needs::Weights : formats::Needs::TrainingIfAny);
   return std::make_unique<NativeSource>(folder.folder(choice.tag), choice.manifest_hash, options.prefix);
 }
 

@@ -50,17 +50,29 @@ void OutputWriter::close() {
   }
 }
 
-OutputFiles::OutputFiles(formats::FsOps& fs, const std::string& path, Kind kind, const char* where)
+void create_out_file(const formats::Folder& folder, const std::string& name, const OutFile& file) {
+  auto made = folder.create(name);
+  made.reserve(file.bytes);
+  if (made.info().bytes < file.bytes)  // the file system cannot reserve
+    if (const int r = folder.fs().truncate(made.fd(), file.bytes); r < 0)
+      formats::fail_io(made.path(), "setting the size", -r);
+  for (const auto& [offset, text] : file.fixed) made.write(text.data(), text.size(), offset);
+  made.sync();
+  made.close();
+}
+
+OutputFiles::OutputFiles(formats::FsOps& fs, const std::string& path, Kind kind, const char* where, bool replace)
     : parent_([&] {
         if (path.empty()) throw ConfigError(std::string(where) + " got an empty path");
         return formats::Folder::make(fs, parent_of(without_slash(path)));
       }()),
       name_(without_slash(path).filename().string()),
       temporary_(".tmp-" + formats::random_id()),
-      kind_(kind) {
+      kind_(kind),
+      replace_(replace) {
   if (name_ == "." || name_ == "..")
     throw ConfigError(std::string(where) + " got the path " + base::printable(path) + ", expected one with a name");
-  if (parent_.exists(name_))
+  if (const auto old = parent_.info_of(name_); old && !(replace_ && old->regular))
     throw ConfigError(std::string(where) + " " + base::printable(path) +
                       " exists. Hint: remove it, or choose another name.");
   if (kind_ == Kind::Folder) parent_.make_folder(temporary_);
@@ -89,14 +101,7 @@ void OutputFiles::create(const std::vector<OutFile>& files) {
     make_folders(file.name);
     names_.push_back(kind_ == Kind::Folder ? file.name : temporary_);
     const std::filesystem::path path = std::filesystem::path(folder()) / names_.back();
-    auto made = formats::Folder::open(parent_.fs(), path.parent_path().string()).create(path.filename().string());
-    made.reserve(file.bytes);
-    if (made.info().bytes < file.bytes)  // the file system cannot reserve
-      if (const int r = parent_.fs().truncate(made.fd(), file.bytes); r < 0)
-        formats::fail_io(made.path(), "setting the size", -r);
-    for (const auto& [offset, text] : file.fixed) made.write(text.data(), text.size(), offset);
-    made.sync();
-    made.close();
+    create_out_file(formats::Folder::open(parent_.fs(), path.parent_path().string()), path.filename().string(), file);
   }
 }
 
@@ -106,7 +111,8 @@ void OutputFiles::commit() {
       formats::Folder::open(parent_.fs(), folder() + "/" + *inner).sync();
     parent_.folder(temporary_).sync();
   }
-  if (parent_.exists(name_)) throw IoError("[export] " + parent_.path_of(name_) + " was made by another meanwhile");
+  if (!replace_ && parent_.exists(name_))
+    throw IoError("[export] " + parent_.path_of(name_) + " was made by another meanwhile");
   parent_.rename(temporary_, name_);
   ours_ = false;
   parent_.sync();

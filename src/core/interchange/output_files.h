@@ -30,11 +30,15 @@ class OutputWriter {
   std::vector<Open> open_;
 };
 
+// Creates a file at its full size, so that a full disk is met now, with its fixed bytes; synced.
+void create_out_file(const formats::Folder& folder, const std::string& name, const OutFile& file);
+
 class OutputFiles {
  public:
   enum class Kind { Folder, File };
-  // Throws ConfigError that begins with `where` if `path` exists. Parent directories are made.
-  OutputFiles(formats::FsOps& fs, const std::string& path, Kind kind, const char* where);
+  // Throws ConfigError that begins with `where` if `path` exists. Parent directories are made. replace: a file may
+  // exist, and is replaced when the new one is complete.
+  OutputFiles(formats::FsOps& fs, const std::string& path, Kind kind, const char* where, bool replace = false);
   // Removes what was not committed.
   ~OutputFiles();
   OutputFiles(const OutputFiles&) = delete;
@@ -53,6 +57,7 @@ class OutputFiles {
   formats::Folder parent_;
   std::string name_, temporary_;
   Kind kind_;
+  bool replace_;
   std::vector<std::string> names_, folders_;
   bool ours_ = false;
 };

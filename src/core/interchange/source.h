@@ -58,6 +58,7 @@ struct SourceOptions {
   std::string key;          // of a nested dictionary in a torch file, such as "model" or "state_dict"
   std::string prefix;       // removed from every name; names without it are an error
   bool ignore_crc = false;  // of zip files
+  bool weights = false;     // of a directory of checkpoints: the newest of weights only will do
   bool describe = false;    // a torch file without a dictionary of tensors is no error, but remarks
 };
 // The kind of file is recognised by its content. Throws IoError (kCheckpoint) if it is none of these.

@@ -7,14 +7,15 @@
 
 namespace zero {
 
-void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
+void Engine::save_checkpoint(const std::filesystem::path& dir, const std::string& tag, const SaveOptions& options) {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "save");
-  checkpoint::save(*state_, formats::system_files(), dir.string(), tag);
+  checkpoint::save(*state_, formats::system_files(), dir.string(), tag, options);
 }
 
-std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag) {
+std::string Engine::load_checkpoint(const std::filesystem::path& dir, const std::string& tag,
+                                    const LoadOptions& options) {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Load, "load");
-  return checkpoint::load(*state_, formats::system_files(), dir.string(), tag, base::kept_memory());
+  return checkpoint::load(*state_, formats::system_files(), dir.string(), tag, options, base::kept_memory());
 }
 
 void Engine::keep_snapshot(const std::filesystem::path& dir) {
@@ -25,6 +26,13 @@ void Engine::keep_snapshot(const std::filesystem::path& dir) {
 ExportReport Engine::export_weights(const std::filesystem::path& path, const ExportOptions& options) {
   observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "export");
   return checkpoint::export_weights(*state_, formats::system_files(), path.string(), options);
+}
+
+ExportReport Engine::save_16bit_model(const std::filesystem::path& dir, const std::string& filename,
+                                      bool exclude_frozen_parameters) {
+  observe::TraceSpan files(state_->parts.trace.trace(), observe::TraceKind::Save, "export");
+  return checkpoint::save_16bit_model(*state_, formats::system_files(), dir.string(), filename,
+                                      exclude_frozen_parameters);
 }
 
 ImportReport Engine::import_weights(const std::filesystem::path& path, const ImportOptions& options) {

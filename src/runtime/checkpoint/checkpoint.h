@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <zero/engine_types.h>
+
 #include "base/kept_memory.h"
 #include "engine/dtypes.h"
 #include "engine/state.h"
@@ -15,14 +17,15 @@
 namespace zero::checkpoint {
 
 // In the background if checkpoint.writer.decoupled is true.
-void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag);
+void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
+          const SaveOptions& options = {});
 // Completes a save in the background, and returns its tag; without one, the tag of the last one, or "".
 std::string finish_save(engine::State& state);
 // Reads and verifies everything before it changes anything, unless the state is worth nothing yet. Returns the tag that
 // was loaded. memory: where an earlier attempt may have kept a newer snapshot (kept.h), which a state that is worth
-// nothing is loaded from if no tag is given.
+// nothing is loaded from if no tag and no option is given.
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
-                 const base::KeptMemory& memory = {});
+                 const LoadOptions& options = {}, const base::KeptMemory& memory = {});
 
 // The digest of what a checkpoint would hold (formats/digest.h). Collective.
 std::string logical_hash(engine::State& state);
@@ -47,6 +50,7 @@ formats::Manifest manifest_of(engine::State& state);
 std::string file_dtype(at::ScalarType type, const std::string& name);
 std::string optimizer_name(config::OptimizerType type);
 
+inline bool is_slot(const std::string& kind) { return kind.starts_with("opt."); }  // a state of the optimizer
 inline constexpr const char* kBuffer = "buffer";
 inline constexpr const char* kFrozen = "param";
 // This rank's random number generator on the CPU: saved per rank, kind "rank".

@@ -1,23 +1,18 @@
 // Loads a checkpoint of any layout: each rank reads the ranges that it stores. See checkpoint.h.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
-#include <ATen/Version.h>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <optional>
-#include <set>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/differences.h"
 #include "checkpoint/kept.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/range_reader.h"
-#include "formats/root_folder.h"
 #include "interchange/source.h"
 #include "observe/status_page.h"
 #include "optim/loss_scaler.h"
@@ -26,19 +21,9 @@ namespace zero::checkpoint {
 namespace {
 
 constexpr const char* kWhere = "load_checkpoint";
-constexpr std::size_t kMostShown = 20;
 
-std::string text_of(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += base::join(i == 0 ? "" : ", ", shape[i]);
-  return text + "]";
-}
-
-// Whether the wanted dtype holds all values of the stored one.
-bool fits(const std::string& stored, const std::string& wanted) {
-  return stored == wanted || (wanted == "F32" && (stored == "BF16" || stored == "F16")) ||
-         (wanted == "F64" && stored == "F32");
-}
+using config::PrivateBuffers;
+using config::VerifyOnLoad;
 
 // For dtypes that can be converted.
 at::ScalarType scalar_type_of(const std::string& dtype) {
@@ -46,181 +31,17 @@ at::ScalarType scalar_type_of(const std::string& dtype) {
   return dtype == "BF16" ? at::kBFloat16 : dtype == "F16" ? at::kHalf : dtype == "F32" ? at::kFloat : at::kDouble;
 }
 
-using Names = std::map<std::pair<std::string, std::string>, const formats::Tensor*>;
-
-Names by_name(const std::vector<formats::Tensor>& tensors) {
-  Names result;
-  for (const auto& tensor : tensors) result[{tensor.kind, tensor.name}] = &tensor;
-  return result;
-}
-
-using config::PrivateBuffers;
-
-// The rank that saved the private state that this rank takes.
-std::size_t source_rank(engine::State& state, const formats::Manifest& manifest) {
-  const auto saved = manifest.ranks.size();
-  const auto& comm = *state.parts.comm;
-  const auto rule = state.parts.settings.checkpoint.private_buffers;
-  if (static_cast<std::size_t>(comm.size()) == saved || rule == PrivateBuffers::Modulo)
-    return static_cast<std::size_t>(comm.rank()) % saved;
-  return 0;
-}
-
-// The tensors of the checkpoint for this rank: shared ones and private ones.
-Names stored_for(engine::State& state, const formats::Manifest& manifest) {
-  auto stored = by_name(manifest.tensors);
-  stored.merge(by_name(manifest.ranks[source_rank(state, manifest)]));
-  return stored;
-}
-
-std::string private_buffers(const formats::Manifest& manifest) {
-  std::string names;
-  for (const auto& tensor : manifest.ranks[0])
-    if (tensor.kind == kBuffer) names += (names.empty() ? "" : ", ") + tensor.name;
-  return names;
-}
-
-bool same_layout(engine::State& state, const formats::Manifest& manifest) {
-  const auto& mesh = *state.parts.mesh;
-  return manifest.world == state.parts.comm->size() && manifest.sequence == mesh.size("sp") &&
-         manifest.tensor == mesh.size("tp");
-}
-
-std::string layout_text(std::int64_t world, std::int64_t sequence, std::int64_t tensor) {
-  return base::join(world, world == 1 ? " rank" : " ranks", sequence > 1 ? base::join(" (sp ", sequence, ")") : "",
-                    tensor > 1 ? base::join(" (tp ", tensor, ")") : "");
-}
-
-std::string slots_text(const std::vector<std::string>& slots) {
-  std::string text;
-  for (const auto& slot : slots) text += (text.empty() ? "" : ", ") + slot;
-  return text.empty() ? "none" : text;
-}
-
-// Optimizers with the same states may take each other's: Adam and AdamW.
-void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
-  std::vector<std::string> slots;
-  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) slots.emplace_back(state.parts.optimizer->slot_name(k));
-  if (manifest.optimizer != optimizer && manifest.slots != slots)
-    throw ConfigError("[load_checkpoint] " + label + " has the states of the optimizer " + manifest.optimizer + " (" +
-                      slots_text(manifest.slots) + "), this run has " + optimizer + " (" + slots_text(slots) +
-                      "). Hint: optimizer.type must be the one of the run that saved it; import_weights() takes the "
-                      "weights alone.");
-}
-
-// The stored tensor that a tensor is loaded from: that of its kind; for the master of a parameter that was frozen when
-// saved, the parameter. null: none, for the optimizer states of such a parameter.
-const formats::Tensor* source_of(const Names& stored, const std::string& kind, const std::string& name) {
-  if (const auto found = stored.find({kind, name}); found != stored.end()) return found->second;
-  const auto frozen = kind == "master" ? stored.find({"param", name}) : stored.end();
-  return frozen == stored.end() ? nullptr : frozen->second;
-}
-
-bool was_frozen(const Names& stored, const std::string& name) { return stored.contains({"param", name}); }
-
-void require_same_model(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  const auto wanted = tensors_of(state);
-  const auto stored = stored_for(state, manifest);
-  std::vector<std::string> differences;
-  std::set<std::string> frozen_here;  // but trained in the checkpoint: one line each
-  std::set<std::pair<std::string, std::string>> taken;
-  for (const auto& tensor : wanted) {
-    const auto name = tensor.kind + " of " + tensor.name;
-    const auto* const found = source_of(stored, tensor.kind, tensor.name);
-    if (found == nullptr) {
-      if (tensor.kind == "param" && stored.contains({"master", tensor.name})) {
-        frozen_here.insert(tensor.name);
-        differences.push_back(tensor.name +
-                              ": frozen in the model, trained in the checkpoint. Hint: requires_grad_(true) before "
-                              "load_checkpoint");
-      } else if (tensor.kind == kBuffer || !was_frozen(stored, tensor.name)) {
-        differences.push_back(name + ": not in the checkpoint");
-      }
-      continue;
-    }
-    if (found->shape != tensor.shape)
-      differences.push_back(name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
-                            text_of(tensor.shape) + " in the model");
-    if (!fits(found->dtype, tensor.dtype))
-      differences.push_back(name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
-    taken.insert({found->kind, found->name});
-  }
-  for (const auto& [key, tensor] : stored)
-    if (key.first != kPrivate && !taken.contains(key) && (key.first == kBuffer || !frozen_here.contains(key.second)))
-      differences.push_back(key.first + " of " + key.second + ": in the checkpoint, not in the model");
-  const auto aliases = state.exports->aliases();
-  for (const auto& [alias, owner] : aliases)
-    if (const auto found = manifest.aliases.find(alias); found == manifest.aliases.end() || found->second != owner)
-      differences.push_back(alias + ": tied to " + owner + " in the model, not in the checkpoint");
-  for (const auto& [alias, owner] : manifest.aliases)
-    if (!aliases.contains(alias))
-      differences.push_back(alias + ": tied to " + owner + " in the checkpoint, not in the model");
-  if (differences.empty()) return;
-  std::string text =
-      base::join("[load_checkpoint] ", label, " does not fit the model; ", differences.size(), " differences:");
-  for (std::size_t i = 0; i < std::min(differences.size(), kMostShown); ++i) text += "\n  " + differences[i];
-  if (differences.size() > kMostShown) text += base::join("\n  and ", differences.size() - kMostShown, " more");
-  throw ConfigError(text);
-}
-
-void tell_differences(engine::State& state, const formats::Manifest& manifest, const formats::Choice& choice) {
-  const auto notice = [&](const std::string& text) {
-    base::log(LogLevel::Warning, "checkpoint " + choice.tag + ": " + text);
-  };
-  for (const auto& text : choice.notices) notice(text);
-  if (!same_layout(state, manifest)) {
-    const auto& mesh = *state.parts.mesh;
-    base::log(LogLevel::Info, base::join("checkpoint ", choice.tag, ": loading the checkpoint of ",
-                                         layout_text(manifest.world, manifest.sequence, manifest.tensor), " on ",
-                                         layout_text(state.parts.comm->size(), mesh.size("sp"), mesh.size("tp")),
-                                         "; every rank's random numbers start anew, from a seed of the checkpoint's"));
-    const auto names = private_buffers(manifest);
-    const auto rule = state.parts.settings.checkpoint.private_buffers;
-    if (!names.empty() && manifest.world != state.parts.comm->size())
-      notice(base::join("buffers that differed between ranks: ",
-                        rule == PrivateBuffers::Mean ? "every rank takes their mean"
-                        : rule == PrivateBuffers::Rank0
-                            ? "every rank takes those of rank 0"
-                            : base::join("rank r takes those of rank r mod ", manifest.world),
-                        " (libzero.private_buffers): ", names));
-  }
-  const auto batch = state.parts.micro_batch * state.parts.accumulation * state.parts.mesh->size("dp");
-  if (manifest.global_batch > 0 && manifest.global_batch != batch)
-    notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
-                      "; schedules go on by steps"));
-  if (const auto optimizer = optimizer_name(state.parts.settings.optimizer.type); manifest.optimizer != optimizer)
-    notice("was trained with " + manifest.optimizer + ", this run has " + optimizer + ", which has the same states");
-  const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
-  if (manifest.parameter_dtype != parameter)
-    notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
-           "; masters are taken and cast again");
-  const bool imported = manifest.cpu_capability.empty();  // was not written by a run
-  if (!imported &&
-      (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability()))
-    notice(base::join("was written with ", manifest.torch_threads, " torch threads on ", manifest.cpu_capability,
-                      ", this run has ", at::get_num_threads(), " on ", at::get_cpu_capability(),
-                      "; results may differ in the last bits"));
-}
-
-void require_private_buffers(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  if (state.parts.settings.checkpoint.private_buffers != PrivateBuffers::Error ||
-      manifest.world == state.parts.comm->size())
-    return;
-  if (const auto names = private_buffers(manifest); !names.empty())
-    throw ConfigError(
-        base::join("[load_checkpoint] ", label, " has buffers that differed between its ", manifest.world,
-                   " ranks, this run has ", state.parts.comm->size(), ": ", names,
-                   ". Hint: libzero.private_buffers \"modulo\", \"rank0\" or \"mean\" says which to take."));
-}
-
 class Loader {
  public:
-  Loader(engine::State& state, formats::Folder&& folder, formats::Manifest&& manifest)
+  // in_memory: the manifest and files are of a kept snapshot, which hold this rank's states alone.
+  Loader(engine::State& state, formats::Folder&& folder, formats::Manifest&& manifest, const LoadOptions& options,
+         bool in_memory)
       : state_(state),
+        options_(options),
+        rule_(in_memory ? VerifyOnLoad::Used : state.parts.settings.checkpoint.verify_on_load),
         folder_(std::move(folder)),
         manifest_(std::move(manifest)),
-        reader_(folder_, manifest_),
+        reader_(folder_, manifest_, rule_ != VerifyOnLoad::Sizes),
         stored_(stored_for(state_, manifest_)) {}
 
   const formats::Manifest& manifest() const { return manifest_; }
@@ -228,9 +49,24 @@ class Loader {
 
   // Checks that the checkpoint fits, and reads what is small. Changes nothing.
   void prepare() {
-    require_same_slots(state_, manifest_, label());
-    require_same_model(state_, manifest_, label());
+    if (!options_.weights_only) {
+      require_resumable(manifest_, label());
+      require_same_slots(state_, manifest_, label());
+    }
+    left_out_ = compare_models(state_, manifest_, label(), options_);
     require_private_buffers(state_, manifest_, label());
+    if (rule_ == VerifyOnLoad::Full) {
+      const auto& comm = *state_.parts.comm;
+      formats::verify_share(folder_, manifest_, comm.rank(), comm.size());
+    }
+    pieces_ = state_.exports->pieces_to_load();
+    for (auto& tensor : tensors_of(state_))
+      if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+    if (options_.weights_only) {
+      counters_ = {0, 0, 0, 0, optim::LossScaler(state_.parts.settings).state(), {}, {}};
+      counters_.set_rates = state_.exports->counters().set_rates;
+      return;
+    }
     counters_ = {manifest_.global_steps,
                  manifest_.skipped_steps,
                  manifest_.applied_steps,
@@ -246,20 +82,21 @@ class Loader {
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
       formats::fail_damaged(folder_.path_of(formats::kManifestName), "counts more applied or skipped steps than steps");
     for (const auto& tensor : tensors_of(state_))
-      if (tensor.kind == "master" && was_frozen(stored_, tensor.name))
+      if (tensor.kind == "master" && (was_frozen(stored_, tensor.name) || left_out_.kept.contains(tensor.name)))
         counters_.missed_steps[tensor.name] = counters_.applied_steps;
     for (const auto& [name, missed] : counters_.missed_steps)
       if (missed > counters_.applied_steps)
         formats::fail_damaged(folder_.path_of(formats::kManifestName),
                               "counts more steps without " + name + " than applied steps");
     state_.parts.optimizer->check_rates(counters_.set_rates);
-    pieces_ = state_.exports->pieces_to_load();
-    slices_ = cut_slices(state_);
     read_generator();
   }
 
+  const LeftOut& left_out() const { return left_out_; }
+
   // Reads and verifies everything that this rank needs, without changing anything.
   void verify() {
+    if (rule_ == VerifyOnLoad::Sizes) return;
     collect();
     reader_.read([](std::size_t, const formats::Run&, const char*) {});
     reader_.finish();
@@ -273,14 +110,15 @@ class Loader {
                  /*once=*/!verified_);
     reader_.finish();
     write_means();
-    fill_moments_of_frozen();
+    fill_slots_without_source();
+    state_.exports->set_counters(counters_);
+    if (options_.weights_only) return;
     if (state_.parts.products) state_.parts.products->end_forward();  // it would bring back the generator from before
     auto generator = at::detail::getDefaultCPUGenerator();
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       generator.set_state(generator_state_);
     }
-    state_.exports->set_counters(counters_);
     state_.user_state = manifest_.user_state;
   }
 
@@ -296,8 +134,8 @@ class Loader {
     targets_.clear();
     means_.clear();
     for (const auto& piece : pieces_) {
-      const auto* const source = source_of(stored_, piece.kind, piece.name);
-      if (source == nullptr && was_frozen(stored_, piece.name)) continue;
+      if (starts_anew(piece) || left_out_.kept.contains(piece.name)) continue;
+      const auto* const source = source_of(stored_, piece.kind, piece.name, options_.weights_only);
       ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
       if (is_mean(piece, *source)) {
         means_[&piece] = at::zeros({piece.numel}, at::kDouble);
@@ -347,10 +185,17 @@ class Loader {
     for (const auto& [piece, sum] : means_) piece->write(0, sum / static_cast<double>(manifest_.world));
   }
 
-  void fill_moments_of_frozen() {
+  // A state of the optimizer that is not taken from the checkpoint.
+  bool starts_anew(const engine::StatePiece& piece) const {
+    return is_slot(piece.kind) &&
+           (options_.weights_only || left_out_.kept.contains(piece.name) ||
+            (was_frozen(stored_, piece.name) && source_of(stored_, piece.kind, piece.name, false) == nullptr));
+  }
+
+  void fill_slots_without_source() {
     constexpr std::int64_t kMost = 1 << 20;  // elements at once
     for (const auto& piece : pieces_) {
-      if (source_of(stored_, piece.kind, piece.name) != nullptr) continue;
+      if (!starts_anew(piece)) continue;
       const auto initial =
           at::full({std::min(kMost, piece.numel)}, state_.parts.optimizer->slot_initial_value(), piece.dtype);
       for (std::int64_t at = 0; at < piece.numel; at += kMost)
@@ -395,10 +240,13 @@ class Loader {
   }
 
   engine::State& state_;
+  const LoadOptions& options_;
+  const VerifyOnLoad rule_;
   formats::Folder folder_;
   formats::Manifest manifest_;
   formats::RangeReader reader_;
   const Names stored_;
+  LeftOut left_out_;
   std::vector<engine::StatePiece> pieces_;
   std::vector<Target> targets_;
   std::map<const engine::StatePiece*, at::Tensor> means_;
@@ -408,9 +256,9 @@ class Loader {
   bool verified_ = false;
 };
 
-formats::Choice chosen_in(formats::FsOps& fs, const std::string& root, const std::string& tag,
+formats::Choice chosen_in(formats::FsOps& fs, const std::string& root, const std::string& tag, formats::Needs needs,
                           const formats::Faults& faults) try {
-  return formats::choose(fs, root, tag, faults);
+  return formats::choose(fs, root, tag, needs, faults);
 } catch (const IoError& e) {
   if (e.code() != ExitCode::kCheckpoint || interchange::foreign_checkpoints(fs, root).empty()) throw;
   throw IoError(std::string(e.what()) + ". Hint: it is of another program: zero checkpoint import " + root +
@@ -426,11 +274,11 @@ struct OnDisk {
 };
 
 // compare: there may be something newer in memory, and it is no error if there is nothing here.
-OnDisk look_on_disk(formats::FsOps& fs, const std::string& root, const std::string& tag, const formats::Faults& faults,
-                    bool compare) {
+OnDisk look_on_disk(formats::FsOps& fs, const std::string& root, const std::string& tag, formats::Needs needs,
+                    const formats::Faults& faults, bool compare) {
   OnDisk found;
   try {
-    found.choice = chosen_in(fs, root, tag, faults);
+    found.choice = chosen_in(fs, root, tag, needs, faults);
     if (compare)
       found.step =
           formats::read_manifest(formats::Folder::open(fs, root).folder(found.choice.tag), found.choice.manifest_hash)
@@ -440,6 +288,12 @@ OnDisk look_on_disk(formats::FsOps& fs, const std::string& root, const std::stri
     found.none = e;
   }
   return found;
+}
+
+std::string options_text(const LoadOptions& options) {
+  std::string text = options.weights_only ? "weights only" : "everything";
+  for (const auto& pattern : options.partial) text += "\npartial " + pattern;
+  return text;
 }
 
 struct Phase {
@@ -453,7 +307,7 @@ struct Phase {
 }  // namespace
 
 std::string load(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
-                 const base::KeptMemory& memory) {
+                 const LoadOptions& options, const base::KeptMemory& memory) {
   (void)finish_save(state);
   state.parts.progress.kept.reset();  // completes what is being kept
   const Phase phase;
@@ -467,6 +321,9 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   std::string chosen;
   std::optional<KeptSnapshots> kept;  // outlives the loader that reads it
   std::optional<Loader> loader;
+  const auto needs = options.weights_only ? formats::Needs::Weights : formats::Needs::Training;
+  engine::agree_on(state.parts.relay, comm, kWhere, "[load_checkpoint] the options",
+                   [&] { return options_text(options); });
   // Without a tag, an older checkpoint takes the place of a damaged one.
   for (bool done = false; !done;) {
     OnDisk disk;
@@ -475,9 +332,10 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
       if (!kept) kept.emplace(state, fs, memory, root);
-      const auto offers = fresh && tag.empty() ? kept->offers() : "";
+      const bool whole = !options.weights_only && options.partial.empty();
+      const auto offers = fresh && tag.empty() && whole ? kept->offers() : "";
       if (comm.rank() != 0) return offers;
-      disk = look_on_disk(fs, root, tag, faults, !offers.empty());
+      disk = look_on_disk(fs, root, tag, needs, faults, !offers.empty());
       return offers + "disk " + base::join(disk.step, " ", disk.choice.manifest_hash, disk.choice.tag);
     });
     const auto& first = answers[0];
@@ -496,11 +354,11 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         state.backward->admit_unfrozen();
         loader.reset();
         if (in_memory) {
-          loader.emplace(state, kept->folder(in_memory->slot), kept->manifest(in_memory->slot));
+          loader.emplace(state, kept->folder(in_memory->slot), kept->manifest(in_memory->slot), options, true);
         } else {
           auto folder = formats::Folder::open(fs, root).folder(chosen);
           auto manifest = formats::read_manifest(folder, first.substr(end + 1, 32));
-          loader.emplace(state, std::move(folder), std::move(manifest));
+          loader.emplace(state, std::move(folder), std::move(manifest), options, false);
         }
         loader->prepare();
         return "";
@@ -511,7 +369,8 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
           loader->verify();
           return "";
         });
-      if (comm.rank() == 0 && !in_memory) tell_differences(state, loader->manifest(), disk.choice);
+      if (comm.rank() == 0 && !in_memory)
+        tell_differences(state, loader->manifest(), disk.choice, options, loader->left_out());
       state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
       progress.half_loaded = "a load that failed halfway";
       (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "checkpoint/background.h"
+#include "checkpoint/weights.h"
 #include "engine/rank_agreement.h"
 #include "formats/hash.h"
 #include "formats/rank_report.h"
@@ -44,8 +45,8 @@ struct Phase {
 
 }  // namespace
 
-Save::Save(engine::State& state, formats::FsOps& fs, std::string root)
-    : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)) {}
+Save::Save(engine::State& state, formats::FsOps& fs, std::string root, const SaveOptions& options)
+    : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)), options_(options) {}
 
 void Save::begin(const std::string& wanted_tag) {
   state_.stepper->flush();
@@ -53,13 +54,21 @@ void Save::begin(const std::string& wanted_tag) {
   compare_tensor_parallel_ranks();
   const auto missed = missed_steps(state_);
   (void)engine::agree(comm_, kWhere, [&] {
-    pieces_.push_back(generator_piece(state_));
+    if (!options_.weights_only) pieces_.push_back(generator_piece(state_));
     if (comm_.rank() != 0) return "";
     manifest_ = manifest_of(state_);
     manifest_.missed_steps.insert(missed.begin(), missed.end());
+    if (!options_.weights_only) return "";
+    manifest_.slots.clear();
+    manifest_.set_rates.clear();
+    manifest_.missed_steps.clear();
+    std::erase_if(manifest_.tensors, [](const formats::Tensor& tensor) { return is_slot(tensor.kind); });
     return "";
   });
   begin_commit();
+  // Now, because the ranks exchange parts of pages: a save in the background must not use the communicator later.
+  if (state_.parts.settings.checkpoint.export_weights)
+    exported_ = write_weight_files(state_, fs_, root_ + "/" + folder_, kWhere);
 }
 
 Save::Intent Save::intent_in(const std::string& text) {
@@ -83,7 +92,10 @@ void Save::agree_on_request(const std::string& wanted_tag) {
           "[save_checkpoint] got the tag \"" + wanted_tag +
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     pieces_ = state_.exports->pieces_to_save();
-    std::string text = base::join(wanted_tag, "\n", state_.parts.program->steps(), "\n");
+    if (options_.weights_only)
+      std::erase_if(pieces_, [](const engine::StatePiece& piece) { return is_slot(piece.kind); });
+    std::string text =
+        base::join(wanted_tag, "\n", state_.parts.program->steps(), options_.weights_only ? ", weights only\n" : "\n");
     for (const auto& piece : pieces_) (void)file_dtype(piece.dtype, piece.name);
     return text + hashes_of_buffers(pieces_);
   });
@@ -129,7 +141,7 @@ void Save::compare_tensor_parallel_ranks() {
 void Save::begin_commit() {
   const auto answers = engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&]() -> std::string {
     if (comm_.rank() != 0) return "";
-    commit_.emplace(fs_, root_, tag_);
+    commit_.emplace(fs_, root_, tag_, options_.weights_only);
     return commit_->folder_name() + "\n" + commit_->previous();
   });
   const auto end = answers[0].find('\n');
@@ -147,7 +159,7 @@ formats::Source source_from(const engine::StatePiece& piece, std::size_t number,
   source.start = piece.begin;
   source.numel = piece.numel;
   source.read = [number, read](std::int64_t at, std::int64_t numel) { return read(number, at, numel); };
-  source.must_be_finite = piece.kind == "master" || piece.kind.starts_with("opt.");
+  source.must_be_finite = piece.kind == "master" || is_slot(piece.kind);
   return source;
 }
 
@@ -175,6 +187,9 @@ std::string Save::write(const ReadPiece& read) {
   formats::RankReport report;
   report.add(formats::write_rank_file(folder, formats::rank_file_name(comm_.rank()), states), num_shared);
   if (!frozen.empty()) report.add(write_frozen(root, folder, frozen), frozen.size());
+  // What all ranks wrote, each rank reads some of it back for its hashes.
+  for (std::size_t i = 0; i < exported_.size(); ++i)
+    if (static_cast<int>(i) % comm_.size() == comm_.rank()) report.add(formats::hash_file(folder, exported_[i]));
   return formats::write_report(folder, comm_.rank(), report);
 }
 
@@ -206,11 +221,12 @@ void Save::publish(const std::vector<std::string>& reports) {
   observe::status_page().note_commit();
 }
 
-void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag) {
+void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
+          const SaveOptions& options) {
   (void)finish_save(state);
   const Phase phase;
   const at::NoGradGuard no_grad;
-  auto save = std::make_unique<Save>(state, fs, root);
+  auto save = std::make_unique<Save>(state, fs, root, options);
   save->begin(tag);
   if (state.parts.settings.checkpoint.decoupled) return write_in_background(state, std::move(save));
   const auto read = [&](std::size_t number, std::int64_t at, std::int64_t numel) {

@@ -21,7 +21,7 @@ formats::Source source_from(const engine::StatePiece& piece, std::size_t number,
 
 class Save {
  public:
-  Save(engine::State& state, formats::FsOps& fs, std::string root);
+  Save(engine::State& state, formats::FsOps& fs, std::string root, const SaveOptions& options);
 
   // [collective] The ranks agree on the save, and rank 0 begins a directory for it.
   void begin(const std::string& wanted_tag);
@@ -53,11 +53,13 @@ class Save {
   comm::Group& comm_;
   formats::FsOps& fs_;
   const std::string root_;
+  const SaveOptions options_;
   std::vector<engine::StatePiece> pieces_;
-  std::vector<std::string> buffers_;  // hashes_of_buffers() of all ranks
-  std::string tag_, folder_;          // folder_: the directory that is written to
-  std::string previous_;              // tag of the checkpoint before; empty: none
-  formats::Manifest manifest_;        // as far as it is known at the beginning
+  std::vector<std::string> buffers_;   // hashes_of_buffers() of all ranks
+  std::string tag_, folder_;           // folder_: the directory that is written to
+  std::string previous_;               // tag of the checkpoint before; empty: none
+  formats::Manifest manifest_;         // as far as it is known at the beginning
+  std::vector<std::string> exported_;  // names of files for other libraries
   std::optional<formats::Commit> commit_;
 };
 

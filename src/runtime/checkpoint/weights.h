@@ -2,6 +2,7 @@
 // files of other libraries, without a gather. The files are those of core/interchange.
 #pragma once
 #include <string>
+#include <vector>
 
 #include <zero/weights.h>
 
@@ -18,6 +19,16 @@ namespace zero::checkpoint {
 // (kNumerical) for values that fp16 cannot hold.
 ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std::string& path,
                             const ExportOptions& options);
+
+// [collective] As Engine::save_16bit_model().
+ExportReport save_16bit_model(engine::State& state, formats::FsOps& fs, const std::string& folder,
+                              const std::string& name, bool exclude_frozen);
+
+// [collective] Writes the weights in the dtype that the recipe computes in, as safetensors that transformers reads,
+// into a directory that becomes visible later; they are on disk on return. Returns the names of the files. Between
+// steps. Throws as export_weights(), with `where` in messages.
+std::vector<std::string> write_weight_files(engine::State& state, formats::FsOps& fs, const std::string& folder,
+                                            const char* where);
 
 // [collective] Reads weights from any source, every rank the elements that it stores. Before the first step or between
 // steps. Nothing changes before names, shapes, dtypes and ties are checked; an error after that makes the engine

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
 #include "engine/rank_agreement.h"
@@ -29,7 +30,6 @@ namespace zero::checkpoint {
 namespace {
 using namespace interchange;
 
-constexpr const char* kWhere = "export_weights";
 constexpr std::int64_t kWindow = std::int64_t{1} << 20;       // elements that are read at once
 constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;  // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
@@ -102,24 +102,16 @@ class Exporter {
       std::sort(list.begin(), list.end(), [](const auto* a, const auto* b) { return a->begin < b->begin; });
   }
 
-  // Everything but parts of pages. Errors are kept: other ranks need this one in their exchanges. [collective]
-  void write(PageWriter& pages) {
-    std::vector<std::size_t> order(plan_.tensors.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      const auto& x = plan_.layout.places[a];
-      const auto& y = plan_.layout.places[b];
-      return std::tie(x.file, x.offset) < std::tie(y.file, y.offset);
-    });
+  // [local] What has its order already.
+  void write_in_place(PageWriter& pages) {
+    for (const auto t : in_order())
+      if (!is_moved(t)) write_in_place(t, pages);
+  }
+
+  // [collective] The rest, but for parts of pages. Errors are kept: other ranks need this one in their exchanges.
+  void put_together(PageWriter& pages) {
     std::vector<std::size_t> moved;
-    (void)engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&] {
-      keeping([&] {
-        for (const auto t : order)
-          if (!is_moved(t)) write_in_place(t, pages);
-      });
-      return "";
-    });
-    for (const auto t : order)
+    for (const auto t : in_order())
       if (is_moved(t)) moved.push_back(t);
     put_together(moved, pages);
   }
@@ -145,6 +137,18 @@ class Exporter {
   std::string crcs() const { return crcs_; }
 
  private:
+  // So that files are written from front to back.
+  std::vector<std::size_t> in_order() const {
+    std::vector<std::size_t> order(plan_.tensors.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      const auto& x = plan_.layout.places[a];
+      const auto& y = plan_.layout.places[b];
+      return std::tie(x.file, x.offset) < std::tie(y.file, y.offset);
+    });
+    return order;
+  }
+
   const MappedTensor& mapped(std::size_t t) const { return plan_.mapping.tensors[plan_.from[t]]; }
 
   bool is_moved(std::size_t t) const {
@@ -342,76 +346,68 @@ struct ExportPhase {
 
 }  // namespace
 
-ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std::string& path,
-                            const ExportOptions& options) {
-  const ExportPhase phase;
-  const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
-  state.stepper->flush();
-  engine::agree_on(state.parts.relay, comm, kWhere, "[export_weights] the arguments", [&] {
-    state.checks.require_boundary(kWhere);
-    state.checks.require_no_scope(kWhere, /*reading_too=*/false);
-    return options_text(path, options);
-  });
-  if (state.parts.experts) state.parts.experts->share_buffers();
+namespace {
 
-  // What is written and where: every rank computes the same.
+// What is written and where: every rank computes the same.
+struct Planned {
   std::vector<formats::Tensor> tensors;
   std::optional<WeightsPlan> plan;
-  (void)engine::agree(comm, kWhere, [&] {
+};
+
+Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOptions& options, const char* where,
+                    bool frozen) {
+  Planned planned;
+  (void)engine::agree(*state.parts.comm, where, [&] {
     const bool universal = options.format == "universal";
     auto manifest = manifest_of(state);
-    tensors = std::move(manifest.tensors);
-    if (!universal) std::erase_if(tensors, [](const formats::Tensor& one) { return one.kind.starts_with("opt."); });
+    planned.tensors = std::move(manifest.tensors);
+    std::erase_if(planned.tensors, [&](const formats::Tensor& one) {
+      return (!universal && is_slot(one.kind)) || (!frozen && one.kind == kFrozen);
+    });
     // The order of a checkpoint's tensors, so that the files are those of an export of one.
-    std::sort(tensors.begin(), tensors.end(), [](const formats::Tensor& a, const formats::Tensor& b) {
+    std::sort(planned.tensors.begin(), planned.tensors.end(), [](const formats::Tensor& a, const formats::Tensor& b) {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
     std::vector<SourceTensor> sources;
-    for (const auto& one : tensors) sources.push_back({one.kind, one.name, one.dtype, one.shape});
+    for (const auto& one : planned.tensors) sources.push_back({one.kind, one.name, one.dtype, one.shape});
     std::optional<NameMap> map;
     if (!options.names.empty()) map = NameMap::find(fs, options.names);
     const auto* const names = map ? &*map : nullptr;
-    plan = universal ? plan_universal(sources, manifest.aliases, progress_of(manifest), names, options, "the engine")
-                     : plan_weights(sources, manifest.aliases, names, options, "the engine");
+    planned.plan = universal
+                       ? plan_universal(sources, manifest.aliases, progress_of(manifest), names, options, "the engine")
+                       : plan_weights(sources, manifest.aliases, names, options, "the engine");
     return "";
   });
+  return planned;
+}
 
-  // Rank 0 makes the files at their size; all must see them.
-  std::optional<OutputFiles> files;
-  const auto made = engine::agree(comm, kWhere, [&]() -> std::string {
-    if (comm.rank() != 0) return "";
-    files.emplace(fs, path, plan->one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, "[export_weights]");
-    auto empty = plan->layout.files;
-    for (std::size_t file = 0; file < plan->torch.size(); ++file)
-      empty[file].fixed.clear();  // their pages hold tensors as well
-    files->create(empty);
-    std::string text = files->folder();
-    for (const auto& name : files->names()) text += "\n" + name;
-    return text;
-  });
-  std::vector<std::string> names;
-  std::istringstream lines(made[0]);
-  for (std::string line; std::getline(lines, line);) names.push_back(line);
-  const auto folder = names.front();
-  names.erase(names.begin());
-  (void)engine::agree(comm, kWhere, [&] {
+// Fills files that rank 0 has made. Returns the numbers of values that fp16 cannot hold, by tensor.
+std::map<std::string, std::int64_t> write_planned(engine::State& state, formats::FsOps& fs, const Planned& planned,
+                                                  const ExportOptions& options, const std::string& folder,
+                                                  const std::vector<std::string>& names, const char* where) {
+  auto& comm = *state.parts.comm;
+  const auto& plan = *planned.plan;
+  (void)engine::agree(comm, where, [&] {
     for (const auto& name : names) {
       const auto file = std::filesystem::path(folder) / name;
       if (!std::filesystem::exists(file.parent_path()) ||
           !formats::Folder::open(fs, file.parent_path().string()).exists(file.filename().string()))
-        throw ConfigError("[export_weights] this rank does not see " + file.string() +
-                          ", which rank 0 made. Hint: export to a file system that all hosts share.");
+        throw ConfigError(base::join("[", where, "] this rank does not see ", file.string(),
+                                     ", which rank 0 made. Hint: write to a file system that all hosts share."));
     }
     return "";
   });
 
   OutputWriter writer(fs, folder, names);
   PageWriter pages(writer, comm.size());
-  Exporter exporter(state, tensors, *plan);
-  exporter.write(pages);
+  Exporter exporter(state, planned.tensors, plan);
+  (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
+    exporter.write_in_place(pages);
+    return "";
+  });
+  exporter.put_together(pages);
   std::map<std::string, std::int64_t> overflows;
-  const auto faults = engine::agree(comm, kWhere, [&] {
+  const auto faults = engine::agree(comm, where, [&] {
     exporter.rethrow();
     std::string text;
     for (const auto& [name, count] : exporter.overflows()) text += base::join(count, " ", name, "\n");
@@ -422,19 +418,19 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
     std::int64_t count = 0;
     for (std::string name; in >> count && in.get() && std::getline(in, name);) overflows[name] += count;
   }
-  (void)engine::agree(comm, kWhere, [&] {
+  (void)engine::agree(comm, where, [&] {
     exporter.require_whole();
     check_overflows(overflows, options);
     return "";
   });
-  if (!plan->torch.empty()) {
-    const auto texts = engine::agree(comm, kWhere, [&] { return exporter.crcs(); });
+  if (!plan.torch.empty()) {
+    const auto texts = engine::agree(comm, where, [&] { return exporter.crcs(); });
     if (comm.rank() == 0)
       exporter.keeping([&] {
-        const auto crcs = joined_crcs(texts, plan->tensors.size());
-        for (std::size_t file = 0; file < plan->torch.size(); ++file) {
-          auto fixed = plan->layout.files[file].fixed;
-          for (auto& header : closing_bytes(*plan, file, crcs)) fixed.push_back(std::move(header));
+        const auto crcs = joined_crcs(texts, plan.tensors.size());
+        for (std::size_t file = 0; file < plan.torch.size(); ++file) {
+          auto fixed = plan.layout.files[file].fixed;
+          for (auto& header : closing_bytes(plan, file, crcs)) fixed.push_back(std::move(header));
           std::sort(fixed.begin(), fixed.end());
           for (const auto& [offset, text] : fixed) pages.add(file, offset, text.data(), text.size());
         }
@@ -447,22 +443,119 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
   auto* to = exchange.begin(bytes);
   for (const auto& part : parts) to = std::copy(part.begin(), part.end(), to);
   const auto received = exchange.swap();
-  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+  (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
     exporter.rethrow();
     for (const auto part : received) pages.take(part);
     writer.close();
     return "";
   });
-  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+  return overflows;
+}
+
+// Files that appear under a path.
+struct Target {
+  std::string path;
+  bool replace = false, frozen = true;
+};
+
+ExportReport export_to(engine::State& state, formats::FsOps& fs, const Target& target, const ExportOptions& options,
+                       const char* where) {
+  const ExportPhase phase;
+  const at::NoGradGuard no_grad;
+  auto& comm = *state.parts.comm;
+  const auto label = base::join("[", where, "]");
+  state.stepper->flush();
+  engine::agree_on(state.parts.relay, comm, where, label + " the arguments", [&] {
+    state.checks.require_boundary(where);
+    state.checks.require_no_scope(where, /*reading_too=*/false);
+    return options_text(target.path, options) + (target.frozen ? "" : "\nwithout frozen parameters");
+  });
+  if (state.parts.experts) state.parts.experts->share_buffers();
+  const auto planned = plan_export(state, fs, options, where, target.frozen);
+  const auto& plan = *planned.plan;
+
+  // Rank 0 makes the files at their size; all must see them.
+  std::optional<OutputFiles> files;
+  const auto made = engine::agree(comm, where, [&]() -> std::string {
+    if (comm.rank() != 0) return "";
+    files.emplace(fs, target.path, plan.one_file ? OutputFiles::Kind::File : OutputFiles::Kind::Folder, label.c_str(),
+                  target.replace);
+    auto empty = plan.layout.files;
+    for (std::size_t file = 0; file < plan.torch.size(); ++file)
+      empty[file].fixed.clear();  // their pages hold tensors as well
+    files->create(empty);
+    std::string text = files->folder();
+    for (const auto& name : files->names()) text += "\n" + name;
+    return text;
+  });
+  std::vector<std::string> names;
+  std::istringstream lines(made[0]);
+  for (std::string line; std::getline(lines, line);) names.push_back(line);
+  const auto folder = names.front();
+  names.erase(names.begin());
+  (void)write_planned(state, fs, planned, options, folder, names, where);
+  (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
     if (comm.rank() == 0) files->commit();
     return "";
   });
   ExportReport report;
-  for (const auto& file : plan->layout.files) report.files.push_back(plan->one_file ? path : file.name);
-  for (const auto& tensor : plan->tensors) report.bytes += static_cast<std::int64_t>(tensor.bytes());
-  report.tensors = static_cast<std::int64_t>(plan->tensors.size());
-  report.remarks = plan->remarks;
+  for (const auto& file : plan.layout.files) report.files.push_back(plan.one_file ? target.path : file.name);
+  for (const auto& tensor : plan.tensors) report.bytes += static_cast<std::int64_t>(tensor.bytes());
+  report.tensors = static_cast<std::int64_t>(plan.tensors.size());
+  report.remarks = plan.remarks;
   return report;
+}
+
+// In the dtype that the recipe computes in. What fp16 cannot hold is infinite there, too.
+ExportOptions options_of_recipe(const engine::State& state) {
+  ExportOptions options;
+  const auto type = engine::scalar_type(state.parts.run.precision.param);
+  options.dtype = type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : "fp32";
+  options.allow_overflow = true;
+  return options;
+}
+
+}  // namespace
+
+ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std::string& path,
+                            const ExportOptions& options) {
+  return export_to(state, fs, {path}, options, "export_weights");
+}
+
+ExportReport save_16bit_model(engine::State& state, formats::FsOps& fs, const std::string& folder,
+                              const std::string& name, bool exclude_frozen) {
+  constexpr const char* kSave16 = "save_16bit_model";
+  (void)engine::agree(*state.parts.comm, kSave16, [&] {
+    if (folder.empty() || !formats::valid_file_name(name))
+      throw ConfigError("[save_16bit_model] got the directory \"" + folder + "\" and the file name \"" + name +
+                        "\", expected a directory and a plain name such as pytorch_model.bin");
+    return "";
+  });
+  auto options = options_of_recipe(state);
+  options.format = "pt";
+  return export_to(state, fs, {folder + "/" + name, /*replace=*/true, !exclude_frozen}, options, kSave16);
+}
+
+std::vector<std::string> write_weight_files(engine::State& state, formats::FsOps& fs, const std::string& folder,
+                                            const char* where) {
+  auto& comm = *state.parts.comm;
+  const auto options = options_of_recipe(state);
+  const auto planned = plan_export(state, fs, options, where, /*frozen=*/true);
+  std::vector<std::string> names;
+  for (const auto& file : planned.plan->layout.files) names.push_back(file.name);
+  (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
+    if (comm.rank() != 0) return "";
+    const auto into = formats::Folder::open(fs, folder);
+    for (const auto& file : planned.plan->layout.files) create_out_file(into, file.name, file);
+    return "";
+  });
+  const auto overflows = write_planned(state, fs, planned, options, folder, names, where);
+  if (!overflows.empty() && comm.rank() == 0)
+    base::log(LogLevel::Warning, base::join("[", where, "] fp16 cannot hold values of ", overflows.size(),
+                                            overflows.size() == 1 ? " tensor" : " tensors",
+                                            ", which are infinite in the exported weights: ", overflows.begin()->first,
+                                            overflows.size() == 1 ? "" : ", ..."));
+  return names;
 }
 
 }  // namespace zero::checkpoint

@@ -102,6 +102,10 @@ class Importer {
       }
       choose(tensor.name, taken);
       used.insert(key_of(taken.source->kind, taken.source->name));
+      if (taken.source->shape != tensor.shape && is_partial(tensor.name)) {
+        report_.missing.push_back(label);
+        continue;
+      }
       for (const auto* const one : taken.equal) {
         used.insert(key_of(one->kind, one->name));
         report_.unexpected.push_back(one->name);
@@ -122,9 +126,17 @@ class Importer {
       if (!chosen_.contains(name))
         faults_.push_back("untie " + name + ": is not stored as one of several tensors that are tied");
     for (const auto& [key, tensor] : stored)
-      if (!used.contains(key))
+      if (used.contains(key))
+        continue;
+      else if (is_partial(key.second))
+        report_.unexpected.push_back(key.second);
+      else
         faults_.push_back((key.first.empty() ? "" : key.first + " of ") + key.second +
                           ": unexpected, not in the model");
+    if (faults_.empty() && taken_.empty())
+      throw ConfigError("[import_weights] " + path_ +
+                        " has nothing that the model has. Hint: names translates them; partial names what may be "
+                        "missing, not everything.");
     if (faults_.empty()) return;
     std::string text = base::join("[import_weights] ", path_, " does not fit the model; ", faults_.size(),
                                   faults_.size() == 1 ? " difference:" : " differences:");
@@ -132,7 +144,7 @@ class Importer {
     if (faults_.size() > kMostShown) text += base::join("\n  and ", faults_.size() - kMostShown, " more");
     throw ConfigError(text +
                       "\nHint: names translates them (gpt2, llama, bert, t5, or a file); partial lets some be "
-                      "missing.");
+                      "missing or have another shape.");
   }
 
   // Tensors that are stored twice must be equal, where this rank has them.

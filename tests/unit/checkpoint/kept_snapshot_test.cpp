@@ -72,7 +72,7 @@ struct Rank {
     }
   }
   std::string load(Trained& trained, const std::string& tag = "") const {
-    return checkpoint::load(trained.state, formats::system_files(), root, tag, memory());
+    return checkpoint::load(trained.state, formats::system_files(), root, tag, {}, memory());
   }
 };
 

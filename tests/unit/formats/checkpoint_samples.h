@@ -57,7 +57,7 @@ inline formats::Manifest sample_manifest(int value, const formats::RankFile& fil
   m.files = {file.file, blocks};
   m.blocks = blocks.name;
   m.tensors = {file.tensors[0], file.tensors[1], {"master", "empty", "F32", {0, 3}, true, {}}};
-  m.ranks = {{file.tensors[2]}};
+  m.ranks.emplace_back(file.tensors.begin() + 2, file.tensors.end());
   return m;
 }
 
@@ -99,17 +99,25 @@ inline std::vector<formats::Source> sources_of(const Sample& sample) {
 }
 
 // What one rank alone does to save.
-inline void save_sample(formats::FsOps& fs, const std::string& root, const std::string& tag, int value) {
+inline void save_sample(formats::FsOps& fs, const std::string& root, const std::string& tag, int value,
+                        bool weights_only = false) {
   const Sample sample(value);
-  formats::Commit commit(fs, root, tag);
+  auto sources = sources_of(sample);
+  if (weights_only) sources.pop_back();  // the private tensor
+  formats::Commit commit(fs, root, tag, weights_only);
   formats::RankFile file;
   formats::Manifest::FileEntry blocks;
   {
     const auto folder = formats::Folder::open(fs, root).folder(commit.folder_name());
-    file = formats::write_rank_file(folder, formats::rank_file_name(0), sources_of(sample));
+    file = formats::write_rank_file(folder, formats::rank_file_name(0), sources);
     blocks = formats::write_blocks(folder, {{file.file.name, file.rows}});
   }
-  commit.publish(sample_manifest(value, file, blocks));
+  auto manifest = sample_manifest(value, file, blocks);
+  if (weights_only) manifest.slots.clear();
+  commit.publish(std::move(manifest));
+}
+inline void save_sample_weights(formats::FsOps& fs, const std::string& root, const std::string& tag, int value) {
+  save_sample(fs, root, tag, value, /*weights_only=*/true);
 }
 
 struct Loaded {

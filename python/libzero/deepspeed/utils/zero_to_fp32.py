@@ -23,7 +23,7 @@ __all__ = [
     "read_tensors",
 ]
 
-_READER = 4
+_READER = 5
 """The newest min_reader of a manifest whose tensors read_tensors() can assemble."""
 
 _FORMATS = ("zero.checkpoint/1", "zero.checkpoint/2")

@@ -1,0 +1,270 @@
+// Checkpoints of weights only among those that a run can be resumed from: which of them readers take, what older
+// readers say, what a prune removes, and that a save of them that dies or fails at any call takes nothing away. Files
+// for other libraries in a checkpoint.
+#include <sys/wait.h>
+
+#include <nlohmann/json.hpp>
+
+#include <set>
+
+#include "formats/exported_files.h"
+#include "formats/prune.h"
+#include "support/descriptors.h"
+#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/checkpoint_samples.h"
+
+namespace zero::test::checkpoint_weights_test {
+namespace {
+namespace fs = std::filesystem;
+using namespace zero::formats;
+using Fault = FaultyFiles::Fault;
+using Names = std::set<std::string>;
+
+void save_weights(const TempFolder& folder, const std::string& tag, int value) {
+  save_sample_weights(system_files(), folder.text(), tag, value);
+}
+void save(const TempFolder& folder, const std::string& tag, int value) {
+  save_sample(system_files(), folder.text(), tag, value);
+}
+
+std::string chosen(const TempFolder& folder, Needs needs) {
+  return choose(system_files(), folder.text(), "", needs).tag;
+}
+
+Manifest manifest_in(const TempFolder& folder, const std::string& tag) {
+  const auto choice = choose(system_files(), folder.text(), tag);
+  return read_manifest(Folder::open(system_files(), folder.text()).folder(tag), choice.manifest_hash);
+}
+
+Names names_in(const fs::path& path) {
+  Names names;
+  for (const auto& entry : fs::directory_iterator(path)) names.insert(entry.path().filename());
+  return names;
+}
+
+TEST(CheckpointWeights, TheManifestSaysSo) {
+  TempFolder folder(TempFolder::On::Memory);
+  save(folder, "a", 1);
+  save_weights(folder, "w", 2);
+  EXPECT_FALSE(manifest_in(folder, "a").weights_only);
+  EXPECT_TRUE(manifest_in(folder, "w").weights_only);
+  // Readers of version 4 read the first, and refuse the second by its version before anything else.
+  const auto json_of = [&](const char* tag) {
+    return nlohmann::json::parse(read_all(folder.path() / tag / "manifest.json"));
+  };
+  EXPECT_EQ(json_of("a")["min_reader"], 4);
+  EXPECT_FALSE(json_of("a").contains("content"));
+  auto json = json_of("w");
+  EXPECT_EQ(json["min_reader"], 5);
+  EXPECT_EQ(json["content"], "weights");
+  EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }), 0);
+  json["content"] = "something";
+  std::string text;
+  EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }, &text), kDamaged);
+  EXPECT_NE(text.find("content"), std::string::npos) << text;
+  json.erase("content");
+  EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }), kDamaged);
+  // One that says so must be so.
+  json["content"] = "weights";
+  json["tensors"][0]["kind"] = "opt.exp_avg";
+  EXPECT_EQ(code_of([&] { parse_manifest(json.dump(), "m"); }, &text), kDamaged);
+  EXPECT_NE(text.find("weights only"), std::string::npos) << text;
+}
+
+TEST(CheckpointWeights, ReadersTakeWhatTheyNeed) {
+  TempFolder folder(TempFolder::On::Memory);
+  save_weights(folder, "w1", 1);
+  std::string text;
+  EXPECT_EQ(code_of([&] { (void)chosen(folder, Needs::Training); }, &text), kDamaged);
+  EXPECT_NE(text.find("w1 holds weights only"), std::string::npos) << text;
+  EXPECT_NE(text.find("--weights-only"), std::string::npos) << text;
+  EXPECT_FALSE(fs::exists(folder.path() / "latest"));
+  EXPECT_EQ(chosen(folder, Needs::TrainingIfAny), "w1");
+  save(folder, "a", 2);
+  save_weights(folder, "w2", 3);
+  save_weights(folder, "w3", 4);
+  EXPECT_EQ(chosen(folder, Needs::Training), "a");
+  EXPECT_EQ(chosen(folder, Needs::TrainingIfAny), "a");
+  EXPECT_EQ(chosen(folder, Needs::Weights), "w3");
+  EXPECT_EQ(choose(system_files(), folder.text(), "").notices.size(), 0u);
+  EXPECT_EQ(choose(system_files(), folder.text(), "", Needs::Weights).notices.size(), 0u);
+  EXPECT_EQ(load_sample(folder.text()).tag, "a");
+  save(folder, "b", 5);
+  EXPECT_EQ(chosen(folder, Needs::Weights), "b");
+  // Fallback skips them, too.
+  write_all(folder.path() / "b" / "manifest.json", "{}");
+  EXPECT_EQ(chosen(folder, Needs::Training), "a");
+  EXPECT_EQ(chosen(folder, Needs::Weights), "w3");
+}
+
+TEST(CheckpointWeights, DoNotReplaceWhatCanBeResumed) {
+  TempFolder folder(TempFolder::On::Memory);
+  save(folder, "a", 1);
+  std::string text;
+  EXPECT_EQ(code_of([&] { save_weights(folder, "a", 2); }, &text), static_cast<int>(ExitCode::kConfig));
+  EXPECT_NE(text.find("/a can be resumed from"), std::string::npos) << text;
+  EXPECT_EQ(load_sample(folder.text()).value, 1);
+  EXPECT_EQ(names_in(folder.path()), (Names{".lock", "latest", "a"}));
+  save_weights(folder, "w", 2);
+  save_weights(folder, "w", 3);
+  EXPECT_EQ(manifest_in(folder, "w").global_steps, 3);
+  save(folder, "w", 4);
+  EXPECT_EQ(load_sample(folder.text()).tag, "w");
+}
+
+TEST(CheckpointWeights, ArePrunedApart) {
+  TempFolder folder(TempFolder::On::Memory);
+  for (int step = 1; step <= 6; ++step) {
+    save_weights(folder, "w" + std::to_string(step), step);
+    if (step % 2 == 0) save(folder, "s" + std::to_string(step), step);
+  }
+  const auto after = [&](const PruneOptions& options) {
+    (void)prune_checkpoints(folder.path(), options);
+    auto left = names_in(folder.path());
+    left.erase(".lock");
+    left.erase("latest");
+    return left;
+  };
+  EXPECT_EQ(after({.keep = 2, .also = {}}), (Names{"s4", "s6", "w1", "w2", "w3", "w4", "w5", "w6"}));
+  EXPECT_EQ(after({.keep = 2, .keep_every = 2, .keep_weights = 1, .also = {"w1"}}),
+            (Names{"s4", "s6", "w1", "w2", "w4", "w6"}));
+  EXPECT_EQ(after({.keep = 1, .keep_weights = 2, .also = {}}), (Names{"s6", "w4", "w6"}));
+  std::string text;
+  EXPECT_EQ(
+      code_of([&] { (void)prune_checkpoints(folder.path(), {.keep = 1, .keep_weights = -1, .also = {}}); }, &text),
+      static_cast<int>(ExitCode::kConfig));
+  EXPECT_NE(text.find("keep_weights: got -1"), std::string::npos) << text;
+  // Weights alone count for nobody.
+  const auto entries = list_checkpoints(folder.path());
+  ASSERT_EQ(entries.size(), 3u);
+  EXPECT_TRUE(entries[0].latest && !entries[0].weights_only && entries[0].tag == "s6");
+  EXPECT_TRUE(entries[1].weights_only && !entries[1].latest && entries[1].global_steps == 6);
+}
+
+// Whatever happens to the save: what could be resumed from still can be, with its pointer; weights are whole or not
+// there; the next save removes what is left over.
+void check_after(const TempFolder& folder, const std::string& label) {
+  EXPECT_EQ(load_sample(folder.text()).tag, "a") << label;
+  EXPECT_EQ(parse_latest(read_all(folder.path() / "latest"), "l").tag, "a") << label;
+  for (const auto& entry : list_checkpoints(folder.path())) EXPECT_EQ(entry.fault, "") << label << ": " << entry.tag;
+  save(folder, "b", 9);
+  for (const auto& name : names_in(folder.path())) EXPECT_FALSE(name.starts_with(".tmp-")) << label << ": " << name;
+}
+
+TEST(CheckpointWeights, KilledOrFailingAtEveryCall) {
+  for (const auto fault : {Fault::DieBefore, Fault::DieAfter, Fault::Error, Fault::Short}) {
+    int struck = 0;
+    for (int k = 1;; ++k) {
+      TempFolder folder(TempFolder::On::Memory);
+      save(folder, "a", 1);
+      save_weights(folder, "w", 1);
+      const auto label = "fault " + std::to_string(static_cast<int>(fault)) + " at call " + std::to_string(k);
+      const auto child = ::fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        FaultyFiles files(fault, k, ENOSPC);
+        const auto before = open_descriptors();
+        const int code = code_of([&] { save_sample_weights(files, folder.text(), k % 2 == 0 ? "w" : "new", 2); });
+        ::_exit(open_descriptors() != before ? 50 : files.struck() ? 40 : code);
+      }
+      int status = 0;
+      ASSERT_EQ(::waitpid(child, &status, 0), child);
+      check_after(folder, label);
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) break;
+      EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 40) << label << ": " << status;
+      ++struck;
+    }
+    EXPECT_GT(struck, 30);
+  }
+}
+
+TEST(CheckpointWeights, EveryByteCounts) {
+  TempFolder folder(TempFolder::On::Memory);
+  save_weights(folder, "w", 2);
+  for (const char* name : {"manifest.json", "SUMS", "blocks-00000.safetensors", "rank-00000.safetensors"}) {
+    const auto path = folder.path() / "w" / name;
+    const auto whole = read_all(path);
+    for (std::size_t i = 0; i<whole.size(); i += whole.size()> 2000 ? 7 : 1) {
+      auto other = whole;
+      other[i] = static_cast<char>(other[i] ^ 1 << i % 8);
+      write_all(path, other);
+      EXPECT_EQ(code_of([&] { (void)inspect_checkpoint(folder.path(), "w", true); }), kDamaged) << name << " at " << i;
+    }
+    write_all(path, whole);
+  }
+  EXPECT_EQ(code_of([&] { (void)inspect_checkpoint(folder.path(), "w", true); }), 0);
+  EXPECT_TRUE(inspect_checkpoint(folder.path()).weights_only);
+}
+
+// --- every file, before anything is loaded ----------------------------------------------------------
+
+TEST(CheckpointVerify, ReadersShareEveryByte) {
+  TempFolder folder;
+  // Three files of several blocks each.
+  constexpr std::size_t kFloats = 300'000;
+  std::vector<float> values(kFloats);
+  for (std::size_t i = 0; i < kFloats; ++i) values[i] = static_cast<float>(i);
+  Manifest manifest;
+  {
+    const auto made = Folder::make(system_files(), folder.text() + "/t");
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::vector<Source> sources{{"master",
+                                         "w",
+                                         "F32",
+                                         {3 * kFloats},
+                                         true,
+                                         rank * static_cast<std::int64_t>(kFloats),
+                                         kFloats,
+                                         from(values),
+                                         true}};
+      auto file = write_rank_file(made, rank_file_name(rank), sources);
+      rows.emplace_back(file.file.name, file.rows);
+      manifest.files.push_back(file.file);
+    }
+    manifest.files.push_back(write_blocks(made, rows));
+    manifest.blocks = kBlocksName;
+  }
+  struct Counting : FsOps {
+    std::uint64_t bytes = 0;
+    ssize_t pread(int fd, void* out, std::size_t n, std::uint64_t offset) override {
+      bytes += n;
+      return FsOps::pread(fd, out, n, offset);
+    }
+  };
+  std::uint64_t total = 0;
+  for (const auto& file : manifest.files) total += static_cast<std::uint64_t>(file.bytes);
+  for (const int readers : {1, 2, 5, 40}) {
+    std::uint64_t sum = 0, most = 0;
+    for (int reader = 0; reader < readers; ++reader) {
+      Counting files;
+      verify_share(Folder::open(files, folder.text() + "/t"), manifest, reader, readers);
+      sum += files.bytes;
+      most = std::max(most, files.bytes);
+    }
+    EXPECT_GE(sum, total);
+    // A block at each border, and the file of rows, which every reader reads.
+    EXPECT_LE(most, total / static_cast<std::uint64_t>(readers) + 2 * kBlockBytes + 16384) << readers;
+  }
+  // A byte anywhere is found by one of the readers.
+  for (const auto& file : manifest.files)
+    for (const std::size_t at :
+         {std::size_t{0}, static_cast<std::size_t>(file.bytes) / 2, static_cast<std::size_t>(file.bytes) - 1}) {
+      const auto path = folder.path() / "t" / file.name;
+      const auto whole = read_all(path);
+      auto other = whole;
+      other[at] = static_cast<char>(other[at] ^ 4);
+      write_all(path, other);
+      int found = 0;
+      std::string text;
+      for (int reader = 0; reader < 3; ++reader)
+        found += code_of([&] { verify_share(Folder::open(system_files(), folder.text() + "/t"), manifest, reader, 3); },
+                         &text) == kDamaged;
+      EXPECT_GE(found, 1) << file.name << " at " << at;
+      EXPECT_NE(text.find(file.name), std::string::npos) << text;
+      write_all(path, whole);
+    }
+}
+
+}  // namespace
+}  // namespace zero::test::checkpoint_weights_test
