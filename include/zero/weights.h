@@ -21,13 +21,13 @@ struct ExportOptions {
 };
 
 struct ImportOptions {
-  std::string names;                 // as in ExportOptions
-  std::string key;                   // of a nested dictionary in a torch file, such as "model"
-  std::string prefix;                // removed from every name of the file
+  std::string names;   // as in ExportOptions
+  std::string key;     // of a nested dictionary in a torch file, such as "model"
+  std::string prefix;  // removed from every name of the file
   // Parameters and buffers, by pattern (* matches any text, {i} a number), that may be missing in the files, have
   // another shape there, or be missing in the model.
   std::vector<std::string> partial;
-  bool optimizer = false;            // also the optimizer's states
+  bool optimizer = false;  // also the optimizer's states
 };
 
 // Names of the model's tensors, except `unexpected`.

@@ -99,8 +99,8 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
 }
 
 py::dict report_of(const zero::ExportReport& report) {
-  return py::dict(py::arg("files") = report.files, py::arg("tensors") = report.tensors,
-                  py::arg("bytes") = report.bytes, py::arg("remarks") = report.remarks);
+  return py::dict(py::arg("files") = report.files, py::arg("tensors") = report.tensors, py::arg("bytes") = report.bytes,
+                  py::arg("remarks") = report.remarks);
 }
 
 py::dict summary_of(const zero::TraceSummary& s) {
@@ -231,9 +231,8 @@ void bind_engine(py::module_& module) {
         [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
   c.def("save_checkpoint",
         [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag, bool weights_only) {
-          self.run("libzero::save_checkpoint", [&](zero::Engine& engine) {
-            engine.save_checkpoint(dir, tag, {.weights_only = weights_only});
-          });
+          self.run("libzero::save_checkpoint",
+                   [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag, {.weights_only = weights_only}); });
         });
   local(c, "checkpoint_pending", &zero::Engine::checkpoint_pending);
   c.def("finish_checkpoint", [](const PyEngine& self) {

@@ -62,8 +62,9 @@ void require_exported(const Folder& folder, const Manifest& manifest) {
       if (found == rest.end())
         fail_damaged(file.path(), "has the tensor " + tensor.key + ", which the manifest does not, or twice");
       if (tensor.dtype != found->second.dtype || tensor.shape != found->second.tensor->shape)
-        fail_damaged(file.path(), "has " + tensor.key + " as " + tensor.dtype + " or in a shape that is not expected: " +
-                                      found->second.dtype + " in the shape of the manifest");
+        fail_damaged(file.path(), "has " + tensor.key + " as " + tensor.dtype +
+                                      " or in a shape that is not expected: " + found->second.dtype +
+                                      " in the shape of the manifest");
       files[tensor.key] = entry.name;
       rest.erase(found);
     }
