@@ -284,14 +284,14 @@ TEST(Train, WeightsAloneBeginAnotherRun) {
   EXPECT_NE(refused.err.find("weights_step6 holds weights only"), std::string::npos) << refused.err;
   EXPECT_NE(refused.err.find("--weights-only"), std::string::npos) << refused.err;
   // The same numbers as a run that imports them: step 1, the first sample, no states.
-  const Words lion = {"--optimizer", "Lion", "--steps", "3"};
-  const Outcome other = run(2, words + lion + Words{"--resume", "weights_step6", "--weights-only"});
+  const Words lion = {"--optimizer", "Lion"}, three = {"--steps", "3"};
+  const Outcome other = run(2, words + lion + three + Words{"--resume", "weights_step6", "--weights-only"});
   ASSERT_EQ(other.code, 0) << other.err;
-  const Outcome import = run(2, common + lion + Words{"--init-from", dir + "/weights_step6"});
+  const Outcome import = run(2, common + lion + three + Words{"--init-from", dir + "/weights_step6"});
   ASSERT_EQ(import.code, 0) << import.err;
   ASSERT_EQ(other.steps.size(), 3u);
   EXPECT_EQ(numbers(other.steps), numbers(import.steps));
-  const Outcome states = run(2, words + lion + Words{"--resume", "global_step7"});
+  const Outcome states = run(2, words + lion + three + Words{"--resume", "global_step7"});
   EXPECT_EQ(states.code, 2) << states.err;
   EXPECT_NE(states.err.find("--weights-only"), std::string::npos) << states.err;
   // A run that was started again by the launcher goes on from what it has saved itself.

@@ -383,6 +383,7 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) { std::swap(m.tensors[0].parts[0], m.tensors[0].parts[1]); }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 3; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 2; })) << "the file of hashes";
+  EXPECT_TRUE(refused([](Manifest& m) { m.files[1].name = "model.safetensors"; })) << "for other libraries";
   // Bytes that two tensors have, or that no file has.
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1] = {0, 52, 4, 2}; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.ranks[0][0].parts[0].offset = 55; }));

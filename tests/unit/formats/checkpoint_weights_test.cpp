@@ -9,6 +9,7 @@
 
 #include "formats/exported_files.h"
 #include "formats/prune.h"
+#include "formats/safetensors.h"
 #include "support/descriptors.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
@@ -264,6 +265,76 @@ TEST(CheckpointVerify, ReadersShareEveryByte) {
       EXPECT_NE(text.find(file.name), std::string::npos) << text;
       write_all(path, whole);
     }
+}
+
+// --- weights for other libraries --------------------------------------------------------------------
+
+struct Held {
+  const char *name, *dtype;
+  std::vector<std::int64_t> shape;
+};
+
+std::string file_with(const std::vector<Held>& tensors) {
+  Header header;
+  std::uint64_t end = 0;
+  for (const auto& tensor : tensors) {
+    const auto bytes = static_cast<std::uint64_t>(numel_of(tensor.shape) * bits_of(tensor.dtype) / 8);
+    header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, end, end + bytes});
+    end += bytes;
+  }
+  return header_bytes(header, 8) + std::string(end, '\1');
+}
+
+TEST(CheckpointExported, FilesHaveWhatTheManifestAndTheIndexSay) {
+  TempFolder folder(TempFolder::On::Memory);
+  const std::string first = "model-00001-of-00002.safetensors", second = "model-00002-of-00002.safetensors";
+  struct Contents {
+    std::vector<Held> first{{"a", "BF16", {2, 3}}}, second{{"b", "BF16", {4}}, {"c", "F32", {1}}};
+    nlohmann::json index{{"metadata", {{"total_size", 24}}},
+                         {"weight_map",
+                          {{"a", "model-00001-of-00002.safetensors"},
+                           {"b", "model-00002-of-00002.safetensors"},
+                           {"c", "model-00002-of-00002.safetensors"}}}};
+  };
+  Manifest manifest;
+  manifest.parameter_dtype = "BF16";
+  manifest.tensors = {{"master", "a", "F32", {2, 3}, true, {}},
+                      {"opt.exp_avg", "a", "F32", {2, 3}, true, {}},
+                      {"param", "b", "BF16", {4}, false, {}}};
+  manifest.ranks = {{{"buffer", "c", "F32", {1}, false, {}}, {"rank", "generator", "U8", {5}, false, {}}}, {}};
+  const auto check = [&](const Contents& contents, std::string* text = nullptr) {
+    write_all(folder.path() / first, file_with(contents.first));
+    write_all(folder.path() / second, file_with(contents.second));
+    write_all(folder.path() / kExportedIndexName, contents.index.dump());
+    manifest.files.clear();
+    for (const auto& name : {first, second, std::string(kExportedIndexName)})
+      manifest.files.push_back({name, static_cast<std::int64_t>(fs::file_size(folder.path() / name)), ""});
+    return code_of([&] { require_exported(Folder::open(system_files(), folder.text()), manifest); }, text);
+  };
+  std::string text;
+  EXPECT_EQ(check({}, &text), 0) << text;
+  const auto refused = [&](const std::function<void(Contents&)>& change, const char* part) {
+    Contents contents;
+    change(contents);
+    EXPECT_EQ(check(contents, &text), kDamaged) << part;
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  refused([](Contents& c) { c.second.pop_back(); }, "exported weights without c");
+  refused(
+      [](Contents& c) {
+        c.second.push_back({"a", "BF16", {2, 3}});
+      },
+      "the tensor a, which the manifest does not, or twice");
+  refused([](Contents& c) { c.first[0].name = "stray"; }, "the tensor stray");
+  refused([](Contents& c) { c.first[0].dtype = "F16"; }, "has a as F16");
+  refused([](Contents& c) { c.first[0].shape = {3, 2}; }, "has a as BF16 or in a shape");
+  refused([](Contents& c) { c.index["weight_map"]["a"] = "model-00002-of-00002.safetensors"; },
+          "does not say which file");
+  refused([](Contents& c) { c.index["weight_map"].erase("b"); }, "does not say which file");
+  refused([](Contents& c) { c.index = 3; }, "is not an object");
+  // Nothing of the checkpoint lies in them.
+  EXPECT_TRUE(is_exported_file(first) && is_exported_file("model.safetensors") && is_exported_file(kExportedIndexName));
+  EXPECT_FALSE(is_exported_file("rank-00000.safetensors") || is_exported_file("model.bin"));
 }
 
 }  // namespace
