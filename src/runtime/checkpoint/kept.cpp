@@ -154,22 +154,21 @@ class Fill {
 
 class Kept final : public engine::KeptSave {
  public:
-  Kept(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory)
-      : state_(state), fs_(fs), memory_(memory), claim_(memory.fd) {}
+  Kept(engine::State& state, const base::KeptMemory& memory) : state_(state), memory_(memory), claim_(memory.fd) {}
 
   void release() override {
     if (fill_) fill_->release();
   }
 
   // [collective] Completes the one before, and begins another.
-  void keep(const std::string& root) {
+  void keep(formats::FsOps& fs, const std::string& root) {
     complete();
     state_.stepper->flush();
     try {
       (void)engine::agree(*state_.parts.comm, kWhere, [&] {
         // Not over the newest snapshot that all ranks have.
         const int slot = state_.parts.progress.kept_slot == 0 ? 1 : 0;
-        fill_ = std::make_unique<Fill>(state_, fs_, memory_, root, slot);
+        fill_ = std::make_unique<Fill>(state_, fs, memory_, root, slot);
         return "";
       });
     } catch (...) {
@@ -197,7 +196,6 @@ class Kept final : public engine::KeptSave {
   }
 
   engine::State& state_;
-  formats::FsOps& fs_;
   const base::KeptMemory memory_;
   const Claim claim_;
   std::unique_ptr<Fill> fill_;
@@ -218,10 +216,10 @@ void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMem
     state.checks.require_boundary(kWhere);
     state.checks.require_no_scope(kWhere, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[keep_snapshot] got an empty directory name");
-    if (!kept && memory.fd >= 0) kept = std::make_unique<Kept>(state, fs, memory);
+    if (!kept && memory.fd >= 0) kept = std::make_unique<Kept>(state, memory);
     return kept ? "yes" : "no";
   });
-  if (std::find(ready.begin(), ready.end(), "no") == ready.end()) static_cast<Kept&>(*kept).keep(root);
+  if (std::find(ready.begin(), ready.end(), "no") == ready.end()) static_cast<Kept&>(*kept).keep(fs, root);
 }
 
 // --- after a restart --------------------------------------------------------------------------
