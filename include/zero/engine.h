@@ -127,8 +127,7 @@ class ZERO_API Engine {
   // parameter follows its master. ConfigError for values of another shape.
   void set_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   void set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
-  // [collective] Hex digest of all ranks' master parameters and optimizer states; the same on every rank.
-  std::string state_hash();
+  std::string state_hash();  // [collective] hex digest of all ranks' masters and optimizer states; equal on all ranks
   // [collective] The same of values and names, with frozen parameters and the buffers that all ranks share: independent
   // of ranks, parallel degrees, stage and tier, and equal to checkpoint_digest() of a checkpoint.
   std::string logical_hash();
