@@ -2,6 +2,9 @@
 #pragma once
 #include <zero/errors.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace zero::test {
 
 // Runs a parser whose errors are of these classes. Returns whether it accepted.
@@ -13,6 +16,13 @@ bool accepts(const Run& run) {
   } catch (const Error&) {
     return false;
   }
+}
+
+// Ends the process with `what`: a fuzzer and a test see that as a failure.
+inline void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "fuzz: %s\n", what);
+  std::abort();
 }
 
 }  // namespace zero::test

@@ -1,7 +1,5 @@
 // Targets that read files of other libraries. See targets.h.
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -64,10 +62,8 @@ void zips(std::string_view bytes) {
     const formats::File file(files, 1001, "f");
     const auto directory = interchange::read_zip(file, 0, bytes.size());
     for (const auto& [name, record] : directory.records) {
-      if (record.begin > bytes.size() || record.bytes > bytes.size() - record.begin) {
-        std::fprintf(stderr, "fuzz: a record lies outside of its file\n");
-        std::abort();
-      }
+      require(record.begin <= bytes.size() && record.bytes <= bytes.size() - record.begin,
+              "a record lies outside of its file");
       (void)accepts(
           [&, &name = name, &record = record] { (void)interchange::read_record(file, name, record, 1 << 20, false); });
     }
@@ -84,10 +80,8 @@ void visit(const interchange::TorchArchive& archive, const interchange::PickleVi
         last += (tensor->shape[d] - 1) * tensor->stride[d];
       }
       const auto width = static_cast<std::uint64_t>(std::max(1, formats::bits_of(tensor->dtype) / 8));
-      if (tensor->offset < 0 || last < 0 || static_cast<std::uint64_t>(last + 1) * width > tensor->record.bytes) {
-        std::fprintf(stderr, "fuzz: a tensor lies outside of its record\n");
-        std::abort();
-      }
+      require(tensor->offset >= 0 && last >= 0 && static_cast<std::uint64_t>(last + 1) * width <= tensor->record.bytes,
+              "a tensor lies outside of its record");
     }
   });
   if (depth > 8) return;

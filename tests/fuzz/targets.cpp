@@ -3,8 +3,6 @@
 
 #include <zero/options.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <string>
@@ -19,12 +17,6 @@
 
 namespace zero::test {
 namespace {
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "fuzz: %s\n", what);
-  std::abort();
-}
 
 void configuration(std::string_view bytes) {
   Options options;
