@@ -10,6 +10,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <thread>
@@ -368,17 +369,23 @@ TEST(Gloo, RefusesASecondRankZeroOfTheSameRun) {
   EXPECT_TRUE(net::listen_at(point));  // the name ends with its listener
 }
 
-// Foreign connections to the port: silence, noise, a wrong token, a connection that closes.
+// Foreign connections to the port while ranks wait for the last one: silence, noise, a wrong token, a connection that
+// closes. ZERO_STRANGERS sets how many.
 TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
   const int port = free_port();
+  const char* text = std::getenv("ZERO_STRANGERS");
+  const int count = text == nullptr ? 1000 : std::atoi(text);
+  int over[2];
+  ASSERT_EQ(pipe(over), 0);
   expect_all_well(run_processes(4, [&](int rank) {
     if (rank < 3) {
-      if (rank == 2) std::this_thread::sleep_for(500ms);
+      char byte = 0;
+      if (rank == 2) require(read(over[0], &byte, 1) == 1, "no end of the strangers");
       zero::test::check_exchange(open(identity(rank, 3, "run", port)));
       return;
     }
-    std::vector<base::Descriptor> strangers;
-    for (int i = 0; i < 200; ++i) {
+    std::deque<base::Descriptor> strangers;
+    for (int i = 0; i < count;) {
       auto fd = net::connect_to({"", "127.0.0.1", port});
       if (!fd) {
         std::this_thread::sleep_for(2ms);
@@ -388,9 +395,14 @@ TEST(Gloo, StrangersAtThePortDoNotDisturbTheStart) {
                          : i % 4 == 1 ? std::string(1000, 'x')
                                       : net::encode('H', 2, "3\nwrong");
       if (!words.empty()) send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL);
-      if (i % 3 != 0) strangers.push_back(std::move(fd));
+      if (++i % 3 != 0) strangers.push_back(std::move(fd));
+      if (strangers.size() > 300) strangers.pop_front();  // below the limit of descriptors
     }
+    require(write(over[1], "x", 1) == 1, "no word of the end");
   }));
+  close(over[0]);
+  close(over[1]);
+  std::printf("%d connections of strangers\n", count);
 }
 
 // As torchrun does: the port that ranks are given belongs to a TCPStore of the launcher.
