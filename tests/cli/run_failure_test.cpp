@@ -91,6 +91,7 @@ TEST(RunFailure, OrderOfDeathNotOfForking) {
     actions.push_back("exit=19");
     Job p({"-n", "8"}, actions);
     EXPECT_EQ(p.finish(), 20 + culprit) << p.err;
+    EXPECT_LE(p.seconds, 5);  // since the start
     EXPECT_TRUE(p.says("root cause   rank " + std::to_string(culprit) + " of 8")) << p.err;
   }
 }

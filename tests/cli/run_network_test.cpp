@@ -12,12 +12,14 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "support/hosts.h"
+#include "support/packet_link.h"
 #include "support/process.h"
 
 namespace zero::test::run_network_test {
@@ -46,7 +48,8 @@ std::string output_of(const std::string& command) {
 // NodeTopology wa and wb, with loopback and one link.
 class Network {
  public:
-  Network() : prefix_("zt" + std::to_string(getpid()) + "-") {
+  enum class Link { Kernel, Packets };  // Packets: see packets()
+  explicit Network(Link kind = Link::Kernel) : prefix_("zt" + std::to_string(getpid()) + "-") {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return;
     pipe_ = ends[1];
@@ -64,20 +67,28 @@ class Network {
       _exit(0);
     }
     ::close(ends[0]);
-    const std::string link = "z" + std::to_string(getpid());
     std::string all = "set -e";
     for (const char* host : {"wa", "wb"})
       all += "\nip netns add " + prefix_ + host + "\nip -n " + prefix_ + host + " link set lo up";
-    all +=
-        "\nip link add " + link + "a netns " + prefix_ + "wa type veth peer name " + link + "b netns " + prefix_ + "wb";
-    for (const auto& [host, end, address] : {std::tuple("wa", "a", kFirst), std::tuple("wb", "b", kSecond)}) {
+    if (kind == Link::Packets) {
+      if (shell(all) != 0) return;
+      packets_ = std::make_unique<PacketLink>(prefix_ + "wa", prefix_ + "wb");
+      if (!packets_->made()) return;
+      all = "set -e";
+    } else {
+      const std::string link = "z" + std::to_string(getpid());
+      all += "\nip link add " + link + "a netns " + prefix_ + "wa type veth peer name " + link + "b netns " + prefix_ +
+             "wb\nip -n " + prefix_ + "wa link set " + link + "a name link0\nip -n " + prefix_ + "wb link set " + link +
+             "b name link0";
+    }
+    for (const auto& [host, address] : {std::pair("wa", kFirst), std::pair("wb", kSecond)}) {
       const std::string in = "\nip -n " + prefix_ + host;
-      all += in + " link set " + link + end + " name link0" + in + " addr add " + address + "/24 dev link0" + in +
-             " link set link0 up";
+      all += in + " addr add " + address + "/24 dev link0" + in + " link set link0 up";
     }
     made_ = shell(all) == 0;
   }
   ~Network() {
+    packets_.reset();
     ::close(pipe_);
     waitpid(cleaner_, nullptr, 0);
   }
@@ -94,6 +105,8 @@ class Network {
         return false;
     return true;
   }
+  // The link, if it is one whose packets can be lost and late.
+  PacketLink& packets() const { return *packets_; }
   // What a host's end of the link has sent, headers included.
   std::uint64_t bytes_sent_by(const std::string& host) const {
     return std::stoull("0" +
@@ -114,6 +127,7 @@ class Network {
   int pipe_ = -1;
   pid_t cleaner_ = -1;
   bool made_ = false;
+  std::unique_ptr<PacketLink> packets_;
 };
 
 // A small model; the arguments after `zero run`.
@@ -154,6 +168,7 @@ std::map<int, std::string> losses(const std::string& out) {
 
 class RunNetwork : public ::testing::Test {
  protected:
+  explicit RunNetwork(Network::Link link = Network::Link::Kernel) : network(link) {}
   void SetUp() override {
     static const std::string missing = [] {
       if (geteuid() != 0 || shell("ip -V") != 0) return "needs root and the program ip, for network namespaces";
@@ -265,6 +280,74 @@ TEST_F(RunNetwork, HostsThatCannotReachEachOther) {
   HostsJob p(hosts, meet + training(folder, {"--steps", "5"}), environment({"ZERO_TIMEOUT_S=6"}));
   EXPECT_EQ(p.finish(100), 6) << p.err;
   EXPECT_TRUE(p.says(kFirst)) << "the address that nobody answers at: " << p.err;
+  EXPECT_TRUE(network.empty(20));
+}
+
+// --- a link that loses packets, or is late -----------------------------------------------------------
+
+class RunPoorNetwork : public RunNetwork {
+ protected:
+  RunPoorNetwork() : RunNetwork(Network::Link::Packets) {}
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root and the program ip, for network namespaces";
+    if (!network.made()) GTEST_SKIP() << "this system does not let root make network namespaces with TUN devices";
+  }
+};
+
+// Packets that arrive 2 s late each way: a collective takes longer than its limit, and says so.
+TEST_F(RunPoorNetwork, TwoSecondsOfDelayAreAnErrorInTime) {
+  HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment({"ZERO_TIMEOUT_S=3"}));
+  ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
+  network.packets().delay(2000);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(p.finish(60), 6) << p.err;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  std::printf("2 s of delay, a limit of 3 s: ended after %.1f s\n", took.count());
+  EXPECT_LT(took.count(), 20);
+  EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
+  EXPECT_TRUE(network.empty(20));
+}
+
+// Packets that are late, but within the limit: a slower run with the same numbers.
+TEST_F(RunPoorNetwork, DelayAndLossWithinTheLimitChangeNoNumber) {
+  std::map<int, std::string> expected, found;
+  for (const bool poor : {false, true}) {
+    network.packets().delay(poor ? 20 : 0);
+    network.packets().lose(poor ? 3 : 0);
+    HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "6"}), environment());
+    EXPECT_EQ(p.finish(200), 0) << p.err;
+    (poor ? found : expected) = losses(p.out);
+  }
+  EXPECT_EQ(expected.size(), 6u);
+  EXPECT_EQ(found, expected);
+  EXPECT_GT(network.packets().lost(), 10);
+}
+
+// 30 % of packets lost: TCP sends them again with growing pauses. Either the steps go on with the right numbers, or the
+// run ends in time with exit code 6; it never hangs.
+TEST_F(RunPoorNetwork, AThirdOfThePacketsLostIsNoHang) {
+  std::map<int, std::string> expected;
+  {
+    HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "200"}), environment());
+    ASSERT_EQ(p.finish(200), 0) << p.err;
+    expected = losses(p.out);
+  }
+  HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "200"}), environment({"ZERO_TIMEOUT_S=3"}));
+  ASSERT_TRUE(p.wait_for("\"step\": 5,", 150)) << p.err;
+  network.packets().lose(30);
+  const auto began = std::chrono::steady_clock::now();
+  // After a while of going on, a link that is dead is an error in time.
+  p.wait_for("zero run: FAILED", 20);
+  network.packets().lose(100);
+  const auto dead = std::chrono::steady_clock::now();
+  EXPECT_EQ(p.finish(60), 6) << p.err;
+  const auto since = [](auto begin) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  };
+  const auto found = losses(p.out);
+  std::printf("30 %% loss, a limit of 3 s: %zu steps, ended after %.1f s\n", found.size(), since(began));
+  EXPECT_LT(since(dead), 20);
+  for (const auto& [step, numbers] : found) EXPECT_EQ(numbers, expected[step]) << step;
   EXPECT_TRUE(network.empty(20));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <string>
 
 #include "support/training_job.h"
@@ -16,7 +17,9 @@ TEST(RunTrain, AKilledRankIsNamedWithItsStep) {
     TrainingJob p(2, {}, {"--steps", "1000000"}, folder);
     ASSERT_TRUE(p.wait_for("step 5/", 100)) << p.err;
     kill(p.pid_of(1), number);
+    const auto death = std::chrono::steady_clock::now();
     EXPECT_EQ(p.wait(60), 6) << p.err;
+    EXPECT_LE(std::chrono::steady_clock::now() - death, std::chrono::seconds(5));
     EXPECT_TRUE(p.says("root cause   rank 1 of 2, host ")) << p.err;
     EXPECT_TRUE(p.says(": killed by signal " + std::to_string(number))) << p.err;
     EXPECT_TRUE(p.says("\n  where        step ")) << p.err;

@@ -39,6 +39,10 @@ TEST_P(RankFault, EndsEveryRankAndNamesTheRightOne) {
     EXPECT_NE(result.err.find("rank 1"), std::string::npos) << "rank " << rank << " said: " << result.err;
   }
   const auto& culprit = results[1];
+  if (!culprit.timed_out) {
+    for (const int rank : {0, 2})
+      EXPECT_LE((results[static_cast<std::size_t>(rank)].ended - culprit.ended).count(), 5000) << "rank " << rank;
+  }
   if (std::string(p.fault) == "kill") EXPECT_EQ(culprit.signal, 9);
   if (std::string(p.fault) == "exit") EXPECT_EQ(culprit.exit_code, 3);
   if (std::string(p.fault) == "sleep") EXPECT_TRUE(culprit.timed_out);
