@@ -185,6 +185,7 @@ struct Settings {
   std::string transport = "auto";
   double timeout_s = 1800;
   std::int64_t max_skipped_steps = 10;
+  std::int64_t replica_check_steps = 200;  // 0: never
   ActivationSettings activations;
   MeshSettings mesh;
   ModelSettings model;

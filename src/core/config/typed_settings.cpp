@@ -299,6 +299,7 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.transport = v.word("libzero.transport");
   s.timeout_s = v.number("libzero.timeout_s");
   s.max_skipped_steps = v.whole("libzero.max_skipped_steps");
+  s.replica_check_steps = v.whole("libzero.replica_check_steps");
   s.units = v.texts("libzero.units");
   s.unit_min_numel = v.whole("libzero.unit_min_numel");
   for (const Value& item : v.value("libzero.parameter_groups").items) {

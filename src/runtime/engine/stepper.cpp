@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "engine/reduced_gradient.h"
+#include "engine/replicas.h"
 #include "observe/status_page.h"
 
 namespace zero::engine {
@@ -67,6 +68,7 @@ StepResult Stepper::step() {
     page.set_phase(observe::StatusPhase::Step);
     p_.trace.begin_phase(observe::TraceKind::Act);
     progress.global_samples += p_.accumulated().micro_batches * p_.micro_batch * p_.mesh->size("dp");
+    compare_replicas_at_times(p_);  // before the update, which overwrites most of them
     const auto outcome = p_.program->step();
     result.grad_norm = progress.last_norm = outcome.norm;
     result.overflow = outcome.overflow;
@@ -159,6 +161,7 @@ std::string Stepper::find_non_finite() const {
 
 // After too many consecutive steps with non-finite gradients: every rank throws, naming rank and parameter.
 void Stepper::fail_numerically() {
+  compare_replicas(p_);  // what one rank's parameters have caused is not a matter of gradients
   std::string culprits;
   const auto names = p_.comm->all_gather_bytes(find_non_finite());
   for (std::size_t r = 0; r < names.size(); ++r)

@@ -1,0 +1,14 @@
+// Finds ranks whose copies of what all ranks have alike have changed: a flipped bit of memory, a faulty device.
+#pragma once
+#include "engine/parts.h"
+
+namespace zero::engine {
+
+// Compares hashes of the stored parameters that ranks replicate (stages 0 to 2, persistent units of stage 3), and of
+// counters, learning rates, the loss scale and the last norm. One exchange of 16 bytes a rank if all are equal.
+// [collective] InternalError with ExitCode::kNumerical that names parameters and ranks, on all ranks alike.
+void compare_replicas(Parts& parts);
+// The same in every libzero.replica_check_steps-th step; call before the update of each.
+void compare_replicas_at_times(Parts& parts);
+
+}  // namespace zero::engine
