@@ -59,7 +59,9 @@ void expect_scales(const SourceScaler& stored, const nlohmann::json& wanted, con
 }
 
 TEST(LossScaleFiles, GoOnAsDeepSpeedDoes) {
-  for (const auto& [name, wanted] : expected_scalers().items()) {
+  const auto scalers = expected_scalers();
+  EXPECT_EQ(scalers.size(), 7u);
+  for (const auto& [name, wanted] : scalers.items()) {
     const auto source = golden("deepspeed-fp16/" + name);
     const auto stored = scaler_in(source);
     ASSERT_TRUE(stored) << name;
@@ -85,7 +87,6 @@ TEST(LossScaleFiles, GoOnAsDeepSpeedDoes) {
     EXPECT_EQ(back->consecutive, stored->consecutive);
     EXPECT_EQ(back->good, stored->good);
   }
-  EXPECT_EQ(expected_scalers().size(), 7u);
 }
 
 TEST(LossScaleFiles, OtherRecipesHaveNone) {
