@@ -293,8 +293,8 @@ Settings read_settings(const Document& document, std::set<std::string>* asked) {
   s.checkpoint.verify_on_load = verify == "full"    ? VerifyOnLoad::Full
                                 : verify == "sizes" ? VerifyOnLoad::Sizes
                                                     : VerifyOnLoad::Used;
-  s.checkpoint.export_weights =
-      s.zero.stage == 3 && v.flag("zero_optimization.stage3_gather_16bit_weights_on_model_save");
+  const bool gather = v.flag("zero_optimization.stage3_gather_16bit_weights_on_model_save");
+  s.checkpoint.export_weights = gather && s.zero.stage == 3;
   s.seed = static_cast<std::uint64_t>(v.whole("seed"));
   s.transport = v.word("libzero.transport");
   s.timeout_s = v.number("libzero.timeout_s");

@@ -145,7 +145,7 @@ std::map<std::string, std::string> texts_in(const JsonView& view) {
 }
 
 // What formats 1 and 2 have in common.
-void read_run(const JsonView& top, Manifest& m) {
+void read_run(const JsonView& top, std::int64_t reader, Manifest& m) {
   const auto writer = top.at("writer").has_only({"libzero", "libtorch"});
   m.libzero_version = writer.at("libzero").text();
   m.libtorch_version = writer.at("libtorch").text();
@@ -167,7 +167,7 @@ void read_run(const JsonView& top, Manifest& m) {
   if (m.loss_scale <= 0) scaler.at("scale").fail("is not above 0");
   m.hysteresis = scaler.at("hysteresis").count(kMostCount);
   const auto good = scaler.at("good");
-  m.good = good.raw().is_number_integer() && good.raw() == -1 ? -1 : good.count(kMostCount);
+  m.good = reader >= 5 && good.raw().is_number_integer() && good.raw() == -1 ? -1 : good.count(kMostCount);
   m.floor = scaler.at("floor").count(kMostCount);
   const auto world =
       top.at("world").has_only({"size", "stage", "recipe", "transport", "torch_threads", "cpu_capability"});
@@ -298,7 +298,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path, Extent e
     fail_damaged(path, base::join("has the format \"", format, "\" for readers of version ", reader,
                                   ", expected \"zero.checkpoint/1\" or \"zero.checkpoint/2\""));
   if (!fault.empty()) throw IoError(fault, ExitCode::kCheckpoint);
-  read_run(top, m);
+  read_run(top, reader, m);
   if (m.format == 2)
     read_format_2(top, reader, m);
   else
