@@ -133,12 +133,13 @@ def test_models_of_transformers_come_back(
         assert torch.equal(logits, expected)
         return
     # config.json is ours: heads and the length of sequences are what tensors do not tell.
-    given = {"llama": ["--heads", "2", "--config-field", "max_position_embeddings=16"], "bert": ["--heads", "2"], "t5": []}
-    automatic = {"llama": "AutoModelForCausalLM", "bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
+    heads = ["--heads", "2"]
+    given = {"llama": [*heads, "--config-field", "max_position_embeddings=16"], "bert": heads, "t5": []}[names]
+    automatic = {"llama": "CausalLM", "bert": "MaskedLM", "t5": "Seq2SeqLM"}[names]
     for words in ([], ["--duplicate-tied"], ["--shard-bytes", "1kB"]):
         out = tmp_path / "-".join(["out", *words])
-        run("checkpoint", "convert", str(MODELS / name), str(out), "--to", "hf", "--names", names, *given[names], *words)
-        for loader in (kind, automatic[names]):
+        run("checkpoint", "convert", str(MODELS / name), str(out), "--to", "hf", "--names", names, *given, *words)
+        for loader in (kind, "AutoModelFor" + automatic):
             model = load(transformers, loader, out, capfd)
             assert type(model).__name__ == kind
             with torch.no_grad():

@@ -53,10 +53,11 @@ std::string manifest_text(const Manifest& m) {
   Json files = Json::array(), rates = Json::array();
   for (const auto& file : m.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"hash", file.hash}});
   for (const double rate : m.set_rates) rates.push_back(text_of(rate));
-  const bool content = m.weights_only || std::any_of(m.files.begin(), m.files.end(),
-                                                     [](const auto& file) { return is_exported_file(file.name); });
+  const bool version_5 =
+      m.good < 0 || m.weights_only ||
+      std::any_of(m.files.begin(), m.files.end(), [](const auto& file) { return is_exported_file(file.name); });
   Json json = {{"format", "zero.checkpoint/2"},
-               {"min_reader", content || m.good < 0 ? 5 : 4},
+               {"min_reader", version_5 ? 5 : 4},
                {"writer", {{"libzero", m.libzero_version}, {"libtorch", m.libtorch_version}}},
                {"tag", m.tag},
                {"seq", m.seq},
@@ -86,7 +87,7 @@ std::string manifest_text(const Manifest& m) {
                {"files", files},
                {"blocks", m.blocks},
                {"aliases", m.aliases}};
-  if (content) json["content"] = m.weights_only ? kWeightsContent : kTrainingContent;
+  if (version_5) json["content"] = m.weights_only ? kWeightsContent : kTrainingContent;
   try {
     auto text = json.dump(1);
     text.resize(text.size() - 2);  // "\n}"

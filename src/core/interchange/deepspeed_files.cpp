@@ -88,6 +88,8 @@ DeepSpeedFiles deepspeed_files(const formats::Folder& tag) {
     else if (!(parsed.optim ? optim : model).emplace(parsed.rank, name).second)
       fail_damaged(tag.path_of(name), base::join("is a second file of rank ", parsed.rank, ", expected one"));
   }
+  // A universal checkpoint for all stages has the same under both names.
+  if (files.universal && !one.empty()) model.clear();
   if (!one.empty() && !model.empty())
     fail_damaged(tag.path(), "has " + one + " and files of each rank, expected one or the other");
   files.optim = in_order(tag, optim);

@@ -275,8 +275,9 @@ TEST(KeptSnapshot, OfAnythingElseIsNotTaken) {
     }
     const auto load = [&](const std::string& root, const std::string& run, std::int64_t attempt, std::int64_t hidden) {
       Trained trained(comm, kPlaces[1], hidden, kEvery);
-      return code_of(
-          [&] { checkpoint::load(trained.state, formats::system_files(), root, "", {}, launcher.of(0, attempt, run)); });
+      return code_of([&] {
+        checkpoint::load(trained.state, formats::system_files(), root, "", {}, launcher.of(0, attempt, run));
+      });
     };
     EXPECT_EQ(load(rank.root, "run", 1, kHidden), 0);
     EXPECT_EQ(load(rank.root + "/./", "run", 1, kHidden), 0);
