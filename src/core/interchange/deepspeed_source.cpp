@@ -39,12 +39,14 @@ class DeepSpeedSource : public StoredSource {
   DeepSpeedSource(formats::Folder tag, const SourceOptions& options)
       : StoredSource("deepspeed", std::move(tag), options), names_(deepspeed_files(files_.root())) {
     read_model();
-    if (names_.universal)
+    if (names_.universal) {
       read_universal();
-    else if (!names_.optim.empty())
+      read_rest_of_module();
+    } else if (!names_.optim.empty()) {
       read_partitions();
-    else
+    } else {
       read_stage0();
+    }
     for (const auto& [name, stored] : ties_) {
       const bool there =
           std::any_of(tensors().begin(), tensors().end(),
@@ -86,7 +88,7 @@ class DeepSpeedSource : public StoredSource {
       }
       if (root.has("frozen_param_shapes")) read_frozen(rank, file, one);
     }
-    if (!names_.optim.empty() || names_.universal) read_rest_of_module();
+    if (!names_.optim.empty() && !names_.universal) read_rest_of_module();
     for (auto& [name, frozen] : frozen_) {
       const auto dtype = frozen.pieces.empty() ? "F32" : frozen.pieces[0].stored.dtype;
       add("param", name, dtype, frozen.shape, std::move(frozen.pieces));
@@ -172,8 +174,12 @@ class DeepSpeedSource : public StoredSource {
 
   // Up to stage 2 the module is whole. Some of DeepSpeed's optimizers do not list frozen parameters beside it.
   void read_rest_of_module() {
-    if (names_.model.size() != 1 || groups_.empty()) return;
+    if (names_.model.size() != 1 || (groups_.empty() && !names_.universal)) return;
     std::set<std::string> known = buffers_;
+    if (names_.universal) {
+      const auto zero = files_.root().folder("zero").names();
+      known.insert(zero.begin(), zero.end());
+    }
     for (const auto& group : groups_)
       for (const auto& parameter : group) known.insert(parameter.name);
     const auto one = archive(0);

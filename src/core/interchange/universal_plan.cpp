@@ -65,8 +65,9 @@ std::string optimizer_file(const SourceProgress& progress) {
   return torch_file_text(pickle.finish(), {float_bytes(static_cast<double>(progress.applied_steps))});
 }
 
-// Frozen parameters and buffers, and where the run stood.
-std::string model_pickle(const std::vector<OutTensor>& tensors, const SourceProgress& progress) {
+// Frozen parameters and buffers, and where the run stood. buffers: names; ties: the name that is stored, by alias.
+std::string model_pickle(const std::vector<OutTensor>& tensors, const std::vector<std::string>& buffers,
+                         const std::map<std::string, std::string>& ties, const SourceProgress& progress) {
   PickleWriter pickle;
   const auto number = [&](const char* name, std::int64_t value) {
     pickle.text(name);
@@ -78,6 +79,17 @@ std::string model_pickle(const std::vector<OutTensor>& tensors, const SourceProg
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     pickle.text(tensors[t].name);
     pickle.tensor(tensors[t].dtype, tensors[t].shape, t);
+  }
+  pickle.end_dict();
+  pickle.text("buffer_names");
+  pickle.begin_list();
+  for (const auto& name : buffers) pickle.text(name);
+  pickle.end_list();
+  pickle.text("shared_params");
+  pickle.begin_dict();
+  for (const auto& [alias, stored] : ties) {
+    pickle.text(alias);
+    pickle.text(stored);
   }
   pickle.end_dict();
   pickle.text("ds_version");
@@ -145,16 +157,20 @@ WeightsPlan plan_universal(const std::vector<SourceTensor>& tensors, const std::
     plan.layout.files.push_back(plan.torch.back().file(folder + state + ".pt"));
     if (tensor.kind == "master") steps.push_back(text_file(folder + "step.pt", step_file(progress.applied_steps)));
   }
+  std::map<std::string, std::string> ties;
+  for (const auto& [alias, stored] : plan.mapping.aliases) ties[options.prefix + alias] = options.prefix + stored;
   // The same file under both names: which one is read depends on the stage there.
   for (const char* name : {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"}) {
     const auto first = plan.tensors.size();
     std::vector<std::uint64_t> bytes;
+    std::vector<std::string> buffers;
     for (const auto i : others) {
       add(i);
+      if (plan.mapping.tensors[i].kind == "buffer") buffers.push_back(plan.tensors.back().name);
       bytes.push_back(plan.tensors.back().bytes());
     }
     const std::vector<OutTensor> module(plan.tensors.begin() + static_cast<std::ptrdiff_t>(first), plan.tensors.end());
-    plan.torch.push_back(torch_layout(model_pickle(module, progress), bytes));
+    plan.torch.push_back(torch_layout(model_pickle(module, buffers, ties, progress), bytes));
     for (std::size_t t = 0; t < module.size(); ++t)
       plan.layout.places.push_back({plan.layout.files.size(), plan.torch.back().offset(t)});
     plan.layout.files.push_back(plan.torch.back().file(tag + "/" + name));
