@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <system_error>
 
@@ -28,6 +29,15 @@ using CheckpointClock = std::chrono::steady_clock;
 
 double seconds_since(CheckpointClock::time_point begin) {
   return std::chrono::duration<double>(CheckpointClock::now() - begin).count();
+}
+
+// Of all ranks: from when all begin until all have ended.
+double timed(Communicator& comm, const std::function<void()>& body) {
+  comm.barrier();
+  const auto begin = CheckpointClock::now();
+  body();
+  comm.barrier();
+  return seconds_since(begin);
 }
 
 std::vector<std::int64_t> by_rank(Communicator& comm, std::int64_t own) {
@@ -69,7 +79,7 @@ class DiskFile {
   DiskFile(std::string path, std::int64_t bytes)
       : path_(std::move(path)), bytes_((bytes + kSize - 1) / kSize * kSize), fd_(opened(O_DIRECT)) {
     if (fd_ < 0) fd_ = opened(0);  // a file system without direct I/O
-    if (fd_ < 0) fail("open");
+    if (fd_ < 0) fail("open", errno);
   }
   ~DiskFile() {
     (void)::close(fd_);
@@ -80,7 +90,7 @@ class DiskFile {
 
   void write() {
     transfer([this](char* data, off_t at) { return ::pwrite(fd_, data, kSize, at); }, "write");
-    if (::fdatasync(fd_) != 0) fail("fdatasync");
+    if (::fdatasync(fd_) != 0) fail("fdatasync", errno);
   }
   void read() {
     transfer([this](char* data, off_t at) { return ::pread(fd_, data, kSize, at); }, "read");
@@ -91,25 +101,26 @@ class DiskFile {
   static constexpr int kDepth = 4;
 
   int opened(int flags) const { return ::open(path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0666); }
-  [[noreturn]] void fail(const char* what) const {
-    throw IoError("[zero bench checkpoint] " + path_ + ": " + what + ": " + std::generic_category().message(errno));
+  [[noreturn]] void fail(const char* what, int error) const {
+    throw IoError("[zero bench checkpoint] " + path_ + ": " + what + ": " + std::generic_category().message(error));
   }
   template <class Call>
   void transfer(const Call& call, const char* what) {
-    std::vector<std::future<bool>> workers;
+    std::vector<std::future<int>> workers;  // 0 or the error
     for (int k = 0; k < kDepth; ++k)
       workers.push_back(std::async(std::launch::async, [&, k] {
         const std::unique_ptr<char, decltype(&std::free)> data(
             static_cast<char*>(std::aligned_alloc(4096, static_cast<std::size_t>(kSize))), &std::free);
-        if (!data) return false;
+        if (!data) return ENOMEM;
         std::memset(data.get(), k + 1, static_cast<std::size_t>(kSize));
         for (std::int64_t at = k * kSize; at < bytes_; at += kDepth * kSize)
-          if (call(data.get(), static_cast<off_t>(at)) != kSize) return false;
-        return true;
+          if (const auto n = call(data.get(), static_cast<off_t>(at)); n != kSize) return n < 0 ? errno : EIO;
+        return 0;
       }));
-    bool whole = true;
-    for (auto& worker : workers) whole = worker.get() && whole;
-    if (!whole) fail(what);
+    int error = 0;
+    for (auto& worker : workers)
+      if (const int own = worker.get(); own != 0) error = own;
+    if (error != 0) fail(what, error);
   }
 
   std::string path_;
@@ -119,15 +130,8 @@ class DiskFile {
 
 Json measure_disk(const CheckpointTask& task, Communicator& comm) {
   DiskFile file(task.folder + "/disk-" + std::to_string(comm.rank()), task.bytes / comm.size());
-  const auto timed = [&](const std::function<void()>& body) {
-    comm.barrier();
-    const auto begin = CheckpointClock::now();
-    body();
-    comm.barrier();
-    return seconds_since(begin);
-  };
-  const auto write = timed([&] { file.write(); });
-  const auto read = timed([&] { file.read(); });
+  const auto write = timed(comm, [&] { file.write(); });
+  const auto read = timed(comm, [&] { file.read(); });
   return {{"write_s", slowest(comm, write)}, {"read_s", slowest(comm, read)}, {"bytes", task.bytes}};
 }
 
@@ -142,7 +146,7 @@ class Run {
 
   Json save() {
     for (int i = 0; i < 2; ++i) step();
-    const auto without = timed([&] { steps(task_.steps); });
+    const auto without = timed(comm_, [&] { steps(task_.steps); });
     std::uint64_t usual = 0;
     {
       PssSampler sampler;
@@ -182,7 +186,7 @@ class Run {
     if (comm_.rank() == 0) drop_from_cache(task_.folder);
     comm_.barrier();
     const auto read = bytes_read();
-    const auto seconds = timed([&] { engine_.load_checkpoint(task_.folder, kTag); });
+    const auto seconds = timed(comm_, [&] { engine_.load_checkpoint(task_.folder, kTag); });
     const auto all = bytes_read() - read;
     const auto before = pss_bytes();
     PssSampler sampler;
@@ -213,13 +217,6 @@ class Run {
   }
   void steps(std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) step();
-  }
-  double timed(const std::function<void()>& body) {
-    comm_.barrier();
-    const auto begin = CheckpointClock::now();
-    body();
-    comm_.barrier();
-    return seconds_since(begin);
   }
 
   const CheckpointTask& task_;

@@ -82,6 +82,16 @@ std::string BlockRows::read(std::uint32_t file, std::uint64_t first, std::uint64
   return rows;
 }
 
+void BlockRows::check(std::uint32_t file, std::uint64_t first, std::string_view rows, const char* data,
+                      std::uint64_t bytes) const {
+  for (std::uint64_t at = 0; at < bytes; at += kBlockBytes) {
+    const auto block = at / kBlockBytes;
+    const auto row = rows.substr(block * kRowBytes, kRowBytes);
+    const auto got = raw_hash_of(data + at, std::min(kBlockBytes, bytes - at));
+    if (got != row) fail(file, first + block, row, got);
+  }
+}
+
 void BlockRows::fail(std::uint32_t file, std::uint64_t block, std::string_view row, std::string_view got) const {
   for (const auto& entry : manifest_.files)
     if (entry.name == manifest_.blocks) (void)require_hash(folder_, entry);
@@ -131,13 +141,9 @@ void verify_blocks(const Folder& folder, const Manifest& manifest, BlockRows& li
     const auto count = std::min(kBlocksAtOnce, last - block);
     const auto end = std::min(size, (block + count) * kBlockBytes);
     const auto rows = listed.read(number, block, count);
-    file.read(bytes.data(), end - block * kBlockBytes, block * kBlockBytes);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      const auto begin = (block + i) * kBlockBytes;
-      const auto row = std::string_view(rows).substr(i * kRowBytes, kRowBytes);
-      const auto got = raw_hash_of(bytes.data() + i * kBlockBytes, std::min(kBlockBytes, end - begin));
-      if (got != row) listed.fail(number, block + i, row, got);
-    }
+    const auto begin = block * kBlockBytes;
+    file.read(bytes.data(), end - begin, begin);
+    listed.check(number, block, rows, bytes.data(), end - begin);
   }
   check_not_replaced(folder, entry.name, file, before);
 }

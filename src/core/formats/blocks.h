@@ -43,10 +43,12 @@ class BlockRows {
   BlockRows(const Folder& folder, const Manifest& manifest) : folder_(folder), manifest_(manifest) {}
   // Rows [first, first + count) of a file.
   std::string read(std::uint32_t file, std::uint64_t first, std::uint64_t count);
-  // Throws IoError (kCheckpoint): the data of a block has another hash than its row.
-  [[noreturn]] void fail(std::uint32_t file, std::uint64_t block, std::string_view row, std::string_view got) const;
+  // Compares bytes of a file, from the block `first` on, with the rows of their blocks. Throws IoError (kCheckpoint).
+  void check(std::uint32_t file, std::uint64_t first, std::string_view rows, const char* data,
+             std::uint64_t bytes) const;
 
  private:
+  [[noreturn]] void fail(std::uint32_t file, std::uint64_t block, std::string_view row, std::string_view got) const;
   void open();
 
   const Folder& folder_;

@@ -39,10 +39,6 @@ int fill(const struct stat& from, FileInfo* out) {
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 constexpr std::uint64_t kMostUnwritten = std::uint64_t{32} << 20;
 
-std::size_t rounded_up(std::size_t bytes) {
-  return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
-}
-
 thread_local std::atomic<std::uint64_t> own_moved{0};
 thread_local std::atomic<std::uint64_t>* moved = &own_moved;
 
@@ -158,7 +154,7 @@ void fail_damaged(const std::string& path, const std::string& what) {
 void FreeMemory::operator()(char* memory) const { std::free(memory); }
 
 AlignedMemory aligned_memory(std::size_t bytes) {
-  AlignedMemory memory(static_cast<char*>(std::aligned_alloc(kDirectAlignment, rounded_up(bytes))));
+  AlignedMemory memory(static_cast<char*>(std::aligned_alloc(kDirectAlignment, aligned_up(bytes))));
   if (!memory) throw std::bad_alloc();
   return memory;
 }
@@ -232,7 +228,7 @@ void File::read_direct(AlignedMemory& out, std::size_t bytes, std::uint64_t offs
 void File::read_all(char* to, std::size_t bytes, std::uint64_t offset) const {
   while (bytes > 0) {
     const bool direct = direct_.load();
-    const auto want = std::min(direct ? rounded_up(bytes) : bytes, kMostPerCall);
+    const auto want = std::min(direct ? aligned_up(bytes) : bytes, kMostPerCall);
     const auto n = fs_->pread(fd_, to, want, offset);
     if (n == -EINTR) continue;
     if (n == -EINVAL && direct && set_direct(false)) continue;

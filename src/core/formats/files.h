@@ -81,6 +81,9 @@ class MovesFor {
 class Folder;
 
 inline constexpr std::size_t kDirectAlignment = 4096;
+constexpr std::uint64_t aligned_up(std::uint64_t bytes) {
+  return (bytes + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
+}
 struct FreeMemory {
   void operator()(char* memory) const;
 };

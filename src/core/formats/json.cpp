@@ -74,7 +74,7 @@ void JsonView::fail(const std::string& what) const {
   fail_damaged(path_, (place_.empty() ? "the top level" : place_) + " " + what);
 }
 
-const JsonView& JsonView::has_only(std::initializer_list<const char*> fields) const {
+const JsonView& JsonView::has_only(const std::vector<const char*>& fields) const {
   if (!value_->is_object()) fail("is not an object");
   for (const auto& item : value_->items())
     if (std::none_of(fields.begin(), fields.end(), [&](const char* name) { return item.key() == name; }))

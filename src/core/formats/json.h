@@ -4,7 +4,6 @@
 #pragma once
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,7 +33,7 @@ class JsonView {
   [[noreturn]] void fail(const std::string& what) const;
 
   // An object with exactly these fields.
-  const JsonView& has_only(std::initializer_list<const char*> fields) const;
+  const JsonView& has_only(const std::vector<const char*>& fields) const;
   JsonView at(const std::string& field) const;
   std::vector<JsonView> items() const;                           // of an array
   std::vector<std::pair<std::string, JsonView>> fields() const;  // of an object

@@ -13,12 +13,10 @@
 namespace zero::formats {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPage = kDirectAlignment;
 // Numbers that are no descriptors of the system.
 constexpr int kFolder = 1 << 30;
 constexpr int kFirstFile = kFolder + 1;
-
-std::uint64_t next_page(std::uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
 
@@ -112,7 +110,7 @@ int KeptSlot::open_read_at(int, const char* name) {
 int KeptSlot::create_at(int, const char* name) {
   if (number_of(name) >= 0) return -EEXIST;
   const auto& last = entries_.back();
-  entries_.push_back({name, next_page(last.begin + last.bytes), 0});
+  entries_.push_back({name, aligned_up(last.begin + last.bytes), 0});
   return kFirstFile + static_cast<int>(entries_.size()) - 1;
 }
 

@@ -79,7 +79,7 @@ struct Manifest {
   std::string optimizer;           // its type
   std::vector<std::string> slots;  // names of its per-element states
   double loss_scale = 1;
-  std::int64_t hysteresis = 1, good = 0, floor = 0;  // good: -1 as well
+  std::int64_t hysteresis = 1, good = 0, floor = 0;  // good: -1: DeepSpeed's state after an overflow
   std::int64_t world = 1, stage = 0;
   std::int64_t sequence = 1, tensor = 1;  // degrees of parallelism; other than 1 requires reader version 3
   std::string parameter_dtype, gradient_dtype, wire_dtype;  // the recipe
@@ -108,10 +108,10 @@ std::string manifest_text(const Manifest& manifest);
 // Serializes the tensors of a rank's file for the other ranks.
 std::string tensors_text(const std::vector<Tensor>& tensors);
 std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path);
+// Whether a manifest has all parts of its tensors, or those that one rank stores (kept_slot.h).
+enum class Extent { Checkpoint, Rank };
 // Throws IoError (kCheckpoint) with path, location and what was expected. A higher min_reader is reported with both
 // versions.
-// Of a checkpoint, or of the parts of one rank.
-enum class Extent { Checkpoint, Rank };
 Manifest parse_manifest(std::string_view text, const std::string& path, Extent extent = Extent::Checkpoint);
 // Checks that parts are in order, complete unless they are of one rank, no larger than kMostPartBytes and in listed
 // files, and that no byte of a file belongs to two of them. Called by parse_manifest, and by a save before it writes.

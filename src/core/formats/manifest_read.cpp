@@ -207,14 +207,12 @@ void read_mesh(const JsonView& top, Manifest& m) {
 
 // Readers of version 5 also read what the checkpoint holds.
 void read_format_2(const JsonView& top, std::int64_t reader, Manifest& m) {
-  if (reader >= 5)
-    top.has_only({"format", "min_reader", "writer",      "tag",        "seq",     "id",    "created", "step",
-                  "batch",  "optimizer",  "scaler",      "world",      "mesh",    "files", "blocks",  "tensors",
-                  "config", "aliases",    "config_hash", "user_state", "program", "ranks", "content"});
-  else
-    top.has_only({"format", "min_reader", "writer",      "tag",        "seq",     "id",    "created", "step",
-                  "batch",  "optimizer",  "scaler",      "world",      "mesh",    "files", "blocks",  "tensors",
-                  "config", "aliases",    "config_hash", "user_state", "program", "ranks"});
+  std::vector<const char*> fields{"format",      "min_reader", "writer",  "tag",       "seq",    "id",
+                                  "created",     "step",       "batch",   "optimizer", "scaler", "world",
+                                  "mesh",        "files",      "blocks",  "tensors",   "config", "aliases",
+                                  "config_hash", "user_state", "program", "ranks"};
+  if (reader >= 5) fields.push_back("content");
+  top.has_only(fields);
   if (reader >= 5) {
     const auto content = top.at("content").text();
     if (content != kTrainingContent && content != kWeightsContent)
@@ -232,16 +230,12 @@ void read_format_2(const JsonView& top, std::int64_t reader, Manifest& m) {
 
 // Readers of version 2 also read what the program set, those of version 3 also meshes.
 void read_format_1(const JsonView& top, std::int64_t reader, Manifest& m) {
-  if (reader >= 3)
-    top.has_only({"format",     "min_reader", "writer", "tag",     "seq",     "id",     "created",
-                  "step",       "optimizer",  "scaler", "world",   "mesh",    "config", "config_hash",
-                  "user_state", "program",    "files",  "tensors", "aliases", "ranks"});
-  else if (reader == 2)
-    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
-                  "world", "config", "config_hash", "user_state", "program", "files", "tensors", "aliases", "ranks"});
-  else
-    top.has_only({"format", "min_reader", "writer", "tag", "seq", "id", "created", "step", "optimizer", "scaler",
-                  "world", "config", "config_hash", "user_state", "files", "tensors", "aliases", "ranks"});
+  std::vector<const char*> fields{"format",      "min_reader", "writer",    "tag",     "seq",     "id",
+                                  "created",     "step",       "optimizer", "scaler",  "world",   "config",
+                                  "config_hash", "user_state", "files",     "tensors", "aliases", "ranks"};
+  if (reader >= 2) fields.push_back("program");
+  if (reader >= 3) fields.push_back("mesh");
+  top.has_only(fields);
   if (reader >= 2) read_program(top, m);
   if (reader >= 3) read_mesh(top, m);
 }

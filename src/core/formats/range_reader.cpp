@@ -154,11 +154,7 @@ void RangeReader::check(const Window& window, const Loaded& loaded) {
                               entry.part->hash, ": the file was damaged after it was written"));
     return;
   }
-  for (std::uint64_t at = 0; at < bytes; at += kBlockBytes) {
-    const auto row = std::string_view(loaded.rows).substr(at / kBlockBytes * kRowBytes, kRowBytes);
-    const auto got = raw_hash_of(loaded.bytes.get() + at, std::min(kBlockBytes, bytes - at));
-    if (got != row) rows_.fail(window.file, (window.begin + at) / kBlockBytes, row, got);
-  }
+  rows_.check(window.file, window.begin / kBlockBytes, loaded.rows, loaded.bytes.get(), bytes);
 }
 
 void RangeReader::use(const Window& window, const Loaded& loaded, const Take& take) {

@@ -60,8 +60,7 @@ class Loader {
       formats::verify_share(folder_, manifest_, comm.rank(), comm.size());
     }
     pieces_ = state_.exports->pieces_to_load();
-    for (auto& tensor : tensors_of(state_))
-      if (!tensor.slices.empty()) slices_[{tensor.kind, tensor.name}] = std::move(tensor.slices);
+    slices_ = cut_slices(state_);
     if (options_.weights_only) {
       counters_ = {0, 0, 0, 0, optim::LossScaler(state_.parts.settings).state(), {}, {}};
       counters_.set_rates = state_.exports->counters().set_rates;

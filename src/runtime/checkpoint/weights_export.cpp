@@ -344,10 +344,6 @@ struct ExportPhase {
   }
 };
 
-}  // namespace
-
-namespace {
-
 // What is written and where: every rank computes the same.
 struct Planned {
   std::vector<formats::Tensor> tensors;

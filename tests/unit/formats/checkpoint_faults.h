@@ -25,7 +25,6 @@ class FaultyFiles : public formats::FsOps {
   int calls() const { return calls_; }
   bool struck() const { return struck_; }
   const std::string& struck_call() const { return struck_call_; }
-
 #define ZERO_FAULTY(name, parameters, arguments)                 \
   int name parameters override {                                 \
     return around(#name, [&] { return FsOps::name arguments; }); \
@@ -39,6 +38,7 @@ class FaultyFiles : public formats::FsOps {
   ZERO_FAULTY(make_folder, (const char* path), (path))
   ZERO_FAULTY(make_folder_at, (int folder, const char* name), (folder, name))
   ZERO_FAULTY(set_direct, (int fd, bool direct), (fd, direct))
+  ZERO_FAULTY(write_back, (int fd), (fd))
   ZERO_FAULTY(link_at, (int from_folder, const char* from, int folder, const char* name),
               (from_folder, from, folder, name))
   ZERO_FAULTY(fallocate, (int fd, std::uint64_t bytes), (fd, bytes))
@@ -107,8 +107,8 @@ class FaultyFiles : public formats::FsOps {
   std::string struck_call_;  // set by one thread, read when all have ended
 };
 
-// Records what is not on disk yet, by path: files with unsynced bytes, directories with unsynced
-// entries. Every rename is judged at the moment it is made: what it makes visible must be durable.
+// Records what is not on disk yet: files with unsynced bytes, directories with unsynced entries. Every rename is judged
+// at the moment it is made: what it makes visible must be durable.
 class OrderWatchingFiles : public formats::FsOps {
  public:
   std::vector<std::string> faults;  // texts of what was wrong

@@ -1,12 +1,10 @@
 // Which checkpoints a prune removes, and that one that is killed or fails at any of its calls leaves whole checkpoints.
-#include <sys/wait.h>
-
 #include <set>
 
 #include "formats/prune.h"
-#include "support/descriptors.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/every_call.h"
 
 namespace zero::test::checkpoint_prune_test {
 namespace {
@@ -82,25 +80,12 @@ void check_after(const TempFolder& folder, const std::string& label) {
 
 TEST(CheckpointPrune, KilledOrFailingAtEveryCall) {
   for (const auto fault : {Fault::DieBefore, Fault::DieAfter, Fault::Error}) {
-    int struck = 0;
-    for (int k = 1;; ++k) {
-      TempFolder folder(TempFolder::On::Memory);
-      save_some(folder, 4);
-      const auto label = "call " + std::to_string(k);
-      const auto child = ::fork();
-      ASSERT_GE(child, 0);
-      if (child == 0) {
-        FaultyFiles files(fault, k);
-        const int code = code_of([&] { (void)prune(files, folder.text(), {.keep = 1, .also = {}}); });
-        ::_exit(files.struck() ? 40 : code);
-      }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      check_after(folder, label);
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) break;
-      EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 40) << label << ": " << status;
-      ++struck;
-    }
+    const int struck = strike_every_call(
+        fault, EIO, [](const TempFolder& folder) { save_some(folder, 4); },
+        [](FaultyFiles& files, const TempFolder& folder, int) {
+          (void)prune(files, folder.text(), {.keep = 1, .also = {}});
+        },
+        check_after);
     EXPECT_GT(struck, 30);
   }
 }

@@ -1,8 +1,6 @@
 // Checkpoints of weights only among those that a run can be resumed from: which of them readers take, what older
 // readers say, what a prune removes, and that a save of them that dies or fails at any call takes nothing away. Files
 // for other libraries in a checkpoint.
-#include <sys/wait.h>
-
 #include <nlohmann/json.hpp>
 
 #include <set>
@@ -10,9 +8,9 @@
 #include "formats/exported_files.h"
 #include "formats/prune.h"
 #include "formats/safetensors.h"
-#include "support/descriptors.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/every_call.h"
 
 namespace zero::test::checkpoint_weights_test {
 namespace {
@@ -154,27 +152,16 @@ void check_after(const TempFolder& folder, const std::string& label) {
 
 TEST(CheckpointWeights, KilledOrFailingAtEveryCall) {
   for (const auto fault : {Fault::DieBefore, Fault::DieAfter, Fault::Error, Fault::Short}) {
-    int struck = 0;
-    for (int k = 1;; ++k) {
-      TempFolder folder(TempFolder::On::Memory);
-      save(folder, "a", 1);
-      save_weights(folder, "w", 1);
-      const auto label = "fault " + std::to_string(static_cast<int>(fault)) + " at call " + std::to_string(k);
-      const auto child = ::fork();
-      ASSERT_GE(child, 0);
-      if (child == 0) {
-        FaultyFiles files(fault, k, ENOSPC);
-        const auto before = open_descriptors();
-        const int code = code_of([&] { save_sample_weights(files, folder.text(), k % 2 == 0 ? "w" : "new", 2); });
-        ::_exit(open_descriptors() != before ? 50 : files.struck() ? 40 : code);
-      }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      check_after(folder, label);
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) break;
-      EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 40) << label << ": " << status;
-      ++struck;
-    }
+    const int struck = strike_every_call(
+        fault, ENOSPC,
+        [](const TempFolder& folder) {
+          save(folder, "a", 1);
+          save_weights(folder, "w", 1);
+        },
+        [](FaultyFiles& files, const TempFolder& folder, int k) {
+          save_sample_weights(files, folder.text(), k % 2 == 0 ? "w" : "new", 2);
+        },
+        check_after);
     EXPECT_GT(struck, 30);
   }
 }
