@@ -76,8 +76,8 @@ def test_a_newer_manifest_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "one" / "manifest.json"
     text = file.read_text()
     assert '"min_reader": 4' in text
-    file.write_text(text.replace('"min_reader": 4', '"min_reader": 5'))
-    with pytest.raises(libzero.IoError, match="min_reader: got 5, expected 4 or less"):
+    file.write_text(text.replace('"min_reader": 4', '"min_reader": 99'))
+    with pytest.raises(libzero.IoError, match="min_reader: got 99, expected [0-9]+ or less"):
         get_fp32_state_dict_from_zero_checkpoint(tmp_path)
 
 
