@@ -3,12 +3,16 @@
 Saves and loads what `zero bench checkpoint` does, with the model, recipe (bf16 compute, fp32 masters) and optimizer of it: `dcp` is
 torch.distributed.checkpoint of FSDP2 (save), `dcp_async` its async_save in a thread, `torch` one torch.save per rank with fsync, `ds2` and
 `ds3` DeepSpeed's save_checkpoint at that stage. The files are dropped from the cache before the load. Times are the slowest rank's.
+DeepSpeed loads at another number of ranks after a conversion: rank 0 converts with DeepSpeed's function, in its own process, and a job of
+one rank loads the result (--universal).
 """
 
 import argparse
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,7 +20,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("peer", choices=["dcp", "dcp_async", "torch", "ds2", "ds3"])
 parser.add_argument("--dir", required=True)
 parser.add_argument("--out", required=True)
-for name, value in dict(layers=6, hidden=384, heads=6, vocabulary=256, sequence=256, steps=6, threads=1).items():
+parser.add_argument("--universal", action="store_true", help="only loads what DeepSpeed's conversion has put into --dir")
+for name, value in dict(layers=6, hidden=384, heads=6, vocabulary=256, sequence=256, steps=6, threads=1, rest=0).items():
     parser.add_argument("--" + name, type=int, default=value)
 o = parser.parse_args()
 deepspeed_stage = int(o.peer[2]) if o.peer.startswith("ds") else None
@@ -48,7 +53,8 @@ module = GPT(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
 if deepspeed_stage is not None:
     model, *_ = deepspeed.initialize(model=module, config={
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": deepspeed_stage},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}, "gradient_clipping": 1.0})
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}}, "gradient_clipping": 1.0,
+        "checkpoint": {"load_universal": o.universal}})
     optimizer = None
 else:
     # The thread of async_save communicates while the steps do: without a group of its own, both wait for each other for ever.
@@ -129,7 +135,8 @@ def begin_save(folder):
 
 def load(folder):
     if deepspeed_stage is not None:
-        model.load_checkpoint(folder, tag="t")
+        path, _ = model.load_checkpoint(folder, tag=None if o.universal else "t")
+        assert path is not None, "DeepSpeed loaded nothing"
     elif o.peer == "torch":
         parts = torch.load(f"{folder}/rank-{rank}.pt", weights_only=False)
         model.load_state_dict(parts["model"])
@@ -163,6 +170,50 @@ def steps(count):
         step()
 
 
+def rest():
+    """For the disk only: a machine that idles answers more slowly afterwards."""
+    if o.rest:
+        one = max(gather(timed(step)[0]))
+        steps(int(o.rest / one))
+
+
+def timed_load(folder):
+    if rank == 0:
+        drop_from_cache(folder)
+    rest()
+    return timed(lambda: (load(folder), dist.barrier()))[0]
+
+
+def hand_over(result):
+    with open(o.out + ".part", "w") as file:
+        json.dump(result, file)
+    os.replace(o.out + ".part", o.out)
+
+
+def convert(folder):
+    """Seconds of DeepSpeed's conversion of a checkpoint, and of its load by one rank."""
+    from deepspeed.checkpoint.ds_to_universal import main
+
+    drop_from_cache(folder)
+    time.sleep(o.rest)
+    begin = time.perf_counter()
+    main(argparse.Namespace(input_folder=folder + "/t", output_folder=folder + "/universal", num_extract_workers=2, num_merge_workers=2,
+                            keep_temp_folder=False, strict=True, inject_missing_state=True))
+    converted = time.perf_counter() - begin
+    words = [word for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "threads", "rest") for word in ("--" + name, str(getattr(o, name)))]
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", __file__, o.peer, "--universal",
+                    "--dir", folder, "--out", o.out + ".universal", *words],
+                   check=True, env={k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")})
+    with open(o.out + ".universal") as file:
+        loaded = json.load(file)["load_s"]
+    os.remove(o.out + ".universal")
+    return {"convert_s": converted, "load_converted_s": loaded}
+
+
+if o.universal:
+    hand_over({"load_s": timed_load(o.dir)})
+    dist.destroy_process_group()
+    sys.exit(0)
 if rank == 0:
     shutil.rmtree(o.dir, ignore_errors=True)
 dist.barrier()
@@ -171,6 +222,7 @@ without, _ = timed(lambda: (steps(o.steps), dist.barrier()))
 peak = Peak()
 steps(2)
 usual = peak.stop()
+rest()
 dist.barrier()
 begin = time.perf_counter()
 durable = begin_save(o.dir + "/first")
@@ -186,9 +238,7 @@ steps(2)
 durable()
 highest = peak.stop()
 dist.barrier()
-if rank == 0:
-    drop_from_cache(o.dir)
-load_s, _ = timed(lambda: (load(o.dir + "/second"), dist.barrier()))
+load_s = timed_load(o.dir + "/second")
 size = sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(o.dir + "/second") for name in names)
 result = {
     "peer": o.peer, "versions": versions, "bytes": size,
@@ -196,10 +246,8 @@ result = {
     "durable_s": max(gather(complete if o.peer == "dcp_async" else call)), "peak_bytes": gather(max(0, highest - usual)),
     "load_s": max(gather(load_s)),
 }
-if rank == 0:
-    with open(o.out + ".part", "w") as file:
-        json.dump(result, file)
-    os.replace(o.out + ".part", o.out)
-    shutil.rmtree(o.dir, ignore_errors=True)
 dist.barrier()
 dist.destroy_process_group()
+if rank == 0:
+    hand_over(result | (convert(o.dir + "/second") if deepspeed_stage is not None else {}))
+    shutil.rmtree(o.dir, ignore_errors=True)

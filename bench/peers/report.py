@@ -334,7 +334,8 @@ depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {fo
 
 # What the ratios of saves and loads may be at most.
 CHECKPOINT_TARGETS = {"save / dcp.save": 0.5, "save / the disk alone": 1.4, "stall in the background / dcp.async_save's": 0.4,
-                      "load / dcp.load": 1.0, "load on 8 ranks / on 2": 1.2, "load on 1 rank / on 2": 1.2}
+                      "load / dcp.load": 1.0, "load on 8 ranks / on 2": 1.2, "load on 1 rank / on 2": 1.2,
+                      **{f"load on 1 rank / DeepSpeed stage {s}'s conversion and load": 0.2 for s in (2, 3)}}
 CHECKPOINT_ROWS = {"save": "libzero", "background": "libzero, in the background", "load 1": "libzero, on 1 rank", "load 2": "libzero, on 2 ranks",
                    "load 8": "libzero, on 8 ranks", "dcp": "dcp.save", "dcp_async": "dcp.async_save", "torch": "torch.save and fsync",
                    "ds2": "DeepSpeed, stage 2", "ds3": "DeepSpeed, stage 3"}
@@ -345,6 +346,8 @@ def checkpoints_section(found):
         return ""
     machine, load, task = found["machine"], found["load_average"], found["task"]
     size, disk = found["results"]["save"]["bytes"]["median"], found["results"]["disk"]
+    rested = (f"All programs train for {task['rest']} s before a save and a load: this disk slows down after much work, and they do different amounts. "
+              if task.get("rest") else "")
     text = f"""## Checkpoints
 {machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
 {', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(task['threads'], 'thread')} each, bf16 with fp32 masters,
@@ -352,7 +355,8 @@ AdamW; a GPT of {task['layers']} layers, hidden {task['hidden']}: {size / 1e9:.2
 torch.distributed.checkpoint (dcp), one `torch.save` per rank with fsync, and DeepSpeed's `save_checkpoint`
 ([bench/peers/checkpoints.py](../bench/peers/checkpoints.py)), in turns. Milliseconds. "Stall": {counted(task['steps'], 'step')} with a save at their beginning minus as many
 without. "Complete": from the call until the checkpoint can be loaded. "Peak": proportional set size of a rank above the highest of training; of
-loads, above the engine. Files are dropped from the cache before loads. "The disk alone" writes as many bytes into
+loads, above the engine. Files are dropped from the cache before loads. {rested}DeepSpeed loads on another number of ranks after a
+conversion (`ds_to_universal`), here in a process that has imported it, and then by one rank. "The disk alone" writes as many bytes into
 new files with direct I/O, on two ranks, and reads them: {size / disk['write_s']['median'] / 1e9:.2f} and {size / disk['read_s']['median'] / 1e9:.2f} GB/s.
 {found['date']}, measured by `{found['command']}`. Load average of the machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
 

@@ -373,9 +373,11 @@ def checkpoints(folder):
     def of(name, field):
         return {rnd: one[field] for rnd, one in rows.get(name, {}).items() if field in one}
 
+    for one in (one for rounds in rows.values() for one in rounds.values() if "convert_s" in one):
+        one["convert_and_load_s"] = one["convert_s"] + one["load_converted_s"]
     for name, rounds in rows.items():
         own = found["results"][name] = {}
-        for field in ("call_s", "stall_s", "durable_s", "load_s", "write_s", "read_s", "bytes"):
+        for field in ("call_s", "stall_s", "durable_s", "load_s", "write_s", "read_s", "bytes", "convert_s", "load_converted_s"):
             if of(name, field):
                 own[field] = over_rounds(list(of(name, field).values()))
         if "peak_bytes" in next(iter(rounds.values())):
@@ -393,6 +395,8 @@ def checkpoints(folder):
                        ("load / DeepSpeed stage 2", (f"load {world}", "load_s"), ("ds2", "load_s")),
                        ("save / the disk alone", ("save", "durable_s"), ("disk", "write_s")),
                        ("load / the disk alone", (f"load {world}", "load_s"), ("disk", "read_s")),
+                       *((f"load on 1 rank / DeepSpeed stage {stage}'s conversion and load", ("load 1", "load_s"), (f"ds{stage}", "convert_and_load_s"))
+                         for stage in (2, 3)),
                        ("load on 8 ranks / on 2", ("load 8", "load_s"), ("load 2", "load_s")),
                        ("load on 1 rank / on 2", ("load 1", "load_s"), ("load 2", "load_s"))):
         found["ratios"][name] = ratio_of(of(*a), of(*b))

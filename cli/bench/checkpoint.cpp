@@ -38,6 +38,9 @@ void declare(Command& c, CheckpointSetup& s) {
   c.option("--threads", s.task.threads, "N", "threads per rank (1)", 1, 1024);
   c.option("--rounds", s.rounds, "N", "rounds of every measurement, in new processes (3)", 1, 1000);
   c.option("--steps", s.task.steps, "N", "steps with and without a save, for the stall (6)", 1, 1000000);
+  c.option("--rest", s.task.rest, "S",
+           "seconds of work without I/O before a save and a load, for a disk that slows down after much work (0)", 0,
+           3600);
   c.section("Model");
   s.model.declare(c);
 }

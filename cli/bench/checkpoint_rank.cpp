@@ -17,6 +17,7 @@
 #include <functional>
 #include <future>
 #include <system_error>
+#include <thread>
 
 #include "cli/bench/bench_gpt.h"
 #include "cli/support/pss.h"
@@ -130,7 +131,10 @@ class DiskFile {
 
 Json measure_disk(const CheckpointTask& task, Communicator& comm) {
   DiskFile file(task.folder + "/disk-" + std::to_string(comm.rank()), task.bytes / comm.size());
+  const auto rest = [&] { std::this_thread::sleep_for(std::chrono::seconds(task.rest)); };
+  rest();
   const auto write = timed(comm, [&] { file.write(); });
+  rest();
   const auto read = timed(comm, [&] { file.read(); });
   return {{"write_s", slowest(comm, write)}, {"read_s", slowest(comm, read)}, {"bytes", task.bytes}};
 }
@@ -153,6 +157,7 @@ class Run {
       steps(2);
       usual = sampler.stop();
     }
+    rest([&] { step(); });
     comm_.barrier();
     const auto begin = CheckpointClock::now();
     engine_.save_checkpoint(task_.folder, kTag);
@@ -184,6 +189,10 @@ class Run {
                      engine_.memory().current(MemoryReport::Tier::Device, MemoryReport::Purpose::OptimizerStates);
     comm_.barrier();
     if (comm_.rank() == 0) drop_from_cache(task_.folder);
+    rest([&] {
+      const at::NoGradGuard no_grad;
+      (void)model_->forward(inputs_.narrow(1, 0, task_.model.sequence));
+    });
     comm_.barrier();
     const auto read = bytes_read();
     const auto seconds = timed(comm_, [&] { engine_.load_checkpoint(task_.folder, kTag); });
@@ -219,6 +228,13 @@ class Run {
     for (std::int64_t i = 0; i < count; ++i) step();
   }
 
+  // Work without I/O: a machine that idles is slower afterwards. `work` leaves a new engine new, or not.
+  void rest(const std::function<void()>& work) {
+    if (task_.rest == 0) return;
+    const auto one = slowest(comm_, timed(comm_, work));
+    for (auto left = static_cast<double>(task_.rest); left > 0; left -= one) work();
+  }
+
   const CheckpointTask& task_;
   Communicator& comm_;
   models::Gpt model_;
@@ -235,6 +251,7 @@ Json CheckpointTask::json() const {
           {"stage", stage},
           {"steps", steps},
           {"threads", threads},
+          {"rest", rest},
           {"bytes", bytes},
           {"layers", model.layers},
           {"hidden", model.hidden},
@@ -252,6 +269,7 @@ CheckpointTask CheckpointTask::from(const Json& json) {
        std::initializer_list<std::pair<const char*, std::int64_t*>>{{"stage", &task.stage},
                                                                     {"steps", &task.steps},
                                                                     {"threads", &task.threads},
+                                                                    {"rest", &task.rest},
                                                                     {"bytes", &task.bytes},
                                                                     {"layers", &task.model.layers},
                                                                     {"hidden", &task.model.hidden},

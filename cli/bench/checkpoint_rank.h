@@ -16,6 +16,7 @@ struct CheckpointTask {
   std::string what = "save";  // "save", "background", "load", "disk"
   std::string folder, recipe = "bf16";
   std::int64_t stage = 2, steps = 6, threads = 1;
+  std::int64_t rest = 0;   // seconds of training without I/O before a save or a load
   std::int64_t bytes = 0;  // of all ranks' files, for "disk"
   models::GptConfig model;
 

@@ -38,6 +38,7 @@ int fill(const struct stat& from, FileInfo* out) {
 // The kernel transfers at most about 2 GiB per call.
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 constexpr std::uint64_t kMostUnwritten = std::uint64_t{32} << 20;
+constexpr std::size_t kReadAheadFrom = std::size_t{1} << 20;
 
 thread_local std::atomic<std::uint64_t> own_moved{0};
 thread_local std::atomic<std::uint64_t>* moved = &own_moved;
@@ -76,6 +77,9 @@ int FsOps::set_direct(int fd, bool direct) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0) return -errno;
   return result_of(::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT));
+}
+void FsOps::read_ahead(int fd, std::size_t bytes, std::uint64_t offset) {
+  (void)::posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
 }
 int FsOps::write_back(int fd) {
   return result_of(::sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE));
@@ -217,6 +221,8 @@ bool File::set_direct(bool direct) const {
 
 void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
   if (direct_.load()) (void)set_direct(false);
+  // All of a large read at once: pread alone asks the disk for one piece after another.
+  if (bytes >= kReadAheadFrom) fs_->read_ahead(fd_, bytes, offset);
   read_all(static_cast<char*>(out), bytes, offset);
 }
 

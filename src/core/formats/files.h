@@ -39,7 +39,8 @@ class FsOps {
   virtual int make_folder_at(int folder, const char* name);
   virtual ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset);
-  virtual int set_direct(int fd, bool direct);  // whether transfers bypass the page cache
+  virtual int set_direct(int fd, bool direct);                               // whether transfers bypass the page cache
+  virtual void read_ahead(int fd, std::size_t bytes, std::uint64_t offset);  // begins to fill the page cache
   virtual int write_back(int fd);  // waits for what the call before began, and begins to write what is dirty
   virtual int fallocate(int fd, std::uint64_t bytes);
   virtual int truncate(int fd, std::uint64_t bytes);

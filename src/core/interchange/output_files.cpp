@@ -2,6 +2,7 @@
 #include "interchange/output_files.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 #include "base/printable.h"
@@ -12,6 +13,7 @@ namespace zero::interchange {
 namespace {
 
 constexpr std::size_t kMostOutputs = 16;
+constexpr std::size_t kDirectFrom = std::size_t{256} << 10, kDirectChunk = std::size_t{4} << 20;
 
 std::filesystem::path without_slash(const std::string& path) {
   const std::filesystem::path whole(path);
@@ -38,7 +40,22 @@ void OutputWriter::write(std::size_t file, std::uint64_t offset, const void* dat
         {file, formats::Folder::open(fs_, path.parent_path().string()).open_to_write(path.filename().string())});
     found = open_.end() - 1;
   }
-  found->file.write(data, bytes, offset);
+  auto& to = found->file;
+  const auto* from = static_cast<const char*>(data);
+  // Many whole pages bypass the page cache: it would give up other files for them, and is slow where memory is limited.
+  if (offset % formats::kDirectAlignment == 0 && bytes >= kDirectFrom && to.set_direct(true)) {
+    if (!buffer_) buffer_ = formats::aligned_memory(kDirectChunk);
+    while (bytes >= formats::kDirectAlignment) {
+      const auto count = std::min(bytes / formats::kDirectAlignment * formats::kDirectAlignment, kDirectChunk);
+      std::memcpy(buffer_.get(), from, count);
+      to.write(buffer_.get(), count, offset);
+      from += count;
+      offset += count;
+      bytes -= count;
+    }
+    (void)to.set_direct(false);
+  }
+  to.write(from, bytes, offset);
 }
 
 void OutputWriter::close() {

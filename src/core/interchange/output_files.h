@@ -28,6 +28,7 @@ class OutputWriter {
   std::string folder_;
   std::vector<std::string> names_;
   std::vector<Open> open_;
+  formats::AlignedMemory buffer_;
 };
 
 // Creates a file at its full size, so that a full disk is met now, with its fixed bytes; synced.
