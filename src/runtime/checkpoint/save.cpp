@@ -224,6 +224,7 @@ void Save::publish(const std::vector<std::string>& reports) {
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
           const SaveOptions& options) {
   (void)finish_save(state);
+  state.parts.progress.saved_tag.clear();
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto save = std::make_unique<Save>(state, fs, root, options);
@@ -238,6 +239,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   };
   save->publish(
       engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(), [&] { return save->write(read); }));
+  state.parts.progress.saved_tag = save->tag();
 }
 
 }  // namespace zero::checkpoint

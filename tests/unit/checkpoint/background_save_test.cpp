@@ -255,12 +255,14 @@ TEST(BackgroundSave, WarnsTwiceIfAsked) {
   on_ranks(1, [&](const auto& comm) {
     Trained trained(comm, kPlaces[1], 40, R"(, "save_errors": "warn")");
     trained.step(0);
+    checkpoint::save(trained.state, formats::system_files(), folder.text(), "good");
+    EXPECT_EQ(checkpoint::finish_save(trained.state), "good");
     std::vector<int> codes;
     for (int i = 0; i < 4; ++i) {
       FullDisk files;
       codes.push_back(code_of([&] {
         checkpoint::save(trained.state, files, folder.text(), "t" + std::to_string(i));
-        checkpoint::finish_save(trained.state);
+        EXPECT_EQ(checkpoint::finish_save(trained.state), "") << "not the tag of the save before";
       }));
     }
     EXPECT_EQ(codes, (std::vector{0, 0, static_cast<int>(ExitCode::kIo), static_cast<int>(ExitCode::kIo)}));
