@@ -9,6 +9,7 @@
 #include "checkpoint/background.h"
 #include "checkpoint/weights.h"
 #include "engine/rank_agreement.h"
+#include "engine/replicas.h"
 #include "formats/hash.h"
 #include "formats/rank_report.h"
 #include "observe/status_page.h"
@@ -51,7 +52,7 @@ Save::Save(engine::State& state, formats::FsOps& fs, std::string root, const Sav
 void Save::begin(const std::string& wanted_tag) {
   state_.stepper->flush();
   agree_on_request(wanted_tag);
-  compare_tensor_parallel_ranks();
+  engine::compare_tensor_parallel_ranks(state_.parts, kWhere);
   const auto missed = missed_steps(state_);
   (void)engine::agree(comm_, kWhere, [&] {
     if (!options_.weights_only) pieces_.push_back(generator_piece(state_));
@@ -121,20 +122,6 @@ void Save::agree_on_request(const std::string& wanted_tag) {
     }
     return "";
   });
-}
-
-// Tensor-parallel ranks that have drifted apart would be saved as one of them only.
-void Save::compare_tensor_parallel_ranks() {
-  const auto degree = static_cast<std::size_t>(state_.parts.tensor_group->size());
-  if (degree == 1) return;
-  const auto sums = engine::agree(comm_, kWhere, [&] { return std::to_string(state_.exports->replicated_sum()); });
-  std::vector<std::uint64_t> totals(degree);
-  for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
-  for (std::size_t j = 1; j < degree; ++j)
-    if (totals[j] != totals[0])
-      throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
-                                     ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
-                                     "parameters only inside gathered_parameters(true)."));
 }
 
 // Rank 0 inspects the directory.

@@ -43,7 +43,6 @@ class Save {
   };
   static Intent intent_in(const std::string& text);
   void agree_on_request(const std::string& wanted_tag);
-  void compare_tensor_parallel_ranks();
   void begin_commit();
   void describe();
   formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
