@@ -153,18 +153,23 @@ formats::Source source_from(const engine::StatePiece& piece, std::size_t number,
 std::string Save::write(const ReadPiece& read) {
   std::vector<formats::Source> states, frozen, own;
   std::size_t buffer = 0;
+  bytes_ = 0;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     const auto& piece = pieces_[p];
+    const auto add_to = [&](std::vector<formats::Source>& list) {
+      list.push_back(source_from(piece, p, read));
+      bytes_ += static_cast<std::uint64_t>(piece.numel) * c10::elementSize(piece.dtype);
+    };
     if (piece.kind == kPrivate)
-      own.push_back(source_from(piece, p, read));
+      add_to(own);
     else if (piece.kind == kFrozen)
-      frozen.push_back(source_from(piece, p, read));
+      add_to(frozen);
     else if (piece.kind != kBuffer)
-      states.push_back(source_from(piece, p, read));
+      add_to(states);
     else if (const bool shared = is_shared(buffers_, buffer++); !shared)
-      own.push_back(source_from(piece, p, read));
+      add_to(own);
     else if (comm_.rank() == 0)
-      states.push_back(source_from(piece, p, read));
+      add_to(states);
   }
   const auto num_shared = states.size();
   states.insert(states.end(), own.begin(), own.end());
