@@ -294,7 +294,7 @@ void TrainRun::save_under(const std::string& tag, const SaveOptions& options) {
   complete_save();  // save_checkpoint() would, and nobody would be told
   save_begun_ = base::steady_seconds();
   engine_.save_checkpoint(plan_.checkpoint_dir, tag, options);
-  saving_ = plan_.checkpoint_dir + "/" + tag;
+  saving_ = tag;
   saving_weights_ = options.weights_only;
   note_saved();
 }
@@ -302,7 +302,11 @@ void TrainRun::save_under(const std::string& tag, const SaveOptions& options) {
 // Of a save in the background: when a step has completed it.
 void TrainRun::note_saved() {
   if (saving_.empty() || engine_.checkpoint_pending()) return;
-  const auto saved = std::exchange(saving_, {});
+  const auto tag = std::exchange(saving_, {}), saved = plan_.checkpoint_dir + "/" + tag;
+  if (engine_.finish_checkpoint() != tag) {  // libzero.save_errors "warn"; the engine has said why
+    if (!saving_weights_) saved_step_ = -1;
+    return;
+  }
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.2f s", base::steady_seconds() - save_begun_);
   report_.note(LogLevel::Info,
@@ -317,6 +321,14 @@ void TrainRun::note_saved() {
 void TrainRun::complete_save() {
   if (engine_.checkpoint_pending()) engine_.finish_checkpoint();
   note_saved();
+}
+
+// There is no later save that could make up for a failed one.
+void TrainRun::save_last() {
+  do {
+    save();
+    complete_save();
+  } while (!plan_.checkpoint_dir.empty() && saved_step_ != engine_.global_step());
 }
 
 // A checkpoint that cannot be removed must not end the run.
@@ -471,8 +483,7 @@ int TrainRun::run() {
     summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
-  save();
-  complete_save();
+  save_last();
   export_weights();
   end_trace();
   if (summary_.stopped_by == 0) {

@@ -43,6 +43,7 @@ class TrainRun {
   void save_under(const std::string& tag, const SaveOptions& options);
   void note_saved();
   void complete_save();
+  void save_last();
   bool prunes() const { return plan_.keep > 0 || plan_.keep_weights > 0; }
   void remove_old();
   void end_trace();
@@ -63,7 +64,7 @@ class TrainRun {
   data::Reader reader_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
-  std::string saving_;  // checkpoint that is being written; empty: none
+  std::string saving_;  // tag of the checkpoint that is being written; empty: none
   bool saving_weights_ = false;
   double save_begun_ = 0;
   std::string resumed_tag_;  // stays when older ones are removed; empty: none

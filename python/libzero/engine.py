@@ -391,7 +391,10 @@ class Engine:
         return self._native.checkpoint_pending()
 
     def finish_checkpoint(self) -> str:
-        """[collective] Completes the save in the background; the tag of the last one, or ""."""
+        """[collective] Completes the save in the background. Returns the tag of the last save.
+
+        "" if there was none, or if it has failed and libzero.save_errors is "warn".
+        """
         return self._native.finish_checkpoint()
 
     def load_checkpoint(

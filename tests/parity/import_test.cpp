@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include <zero/checkpoint_tools.h>
@@ -143,6 +144,43 @@ TEST(ImportDeepSpeed, LoadsOnAnyRanksAndGoesOnLikeDeepSpeed) {
             engine.step();
           }
         });
+    }
+}
+
+// The configuration's are used; each that differs from the files' is named once, with both values.
+TEST(ImportDeepSpeed, OtherHyperparametersAreNamed) {
+  using Lines = std::vector<std::string>;
+  const auto line = [](const std::string& name, const std::string& files, const std::string& run) {
+    return "import: " + name + " is " + files + " in the files and " + run + " in the configuration, which is used";
+  };
+  std::string other = config_of(2, "fp32");
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    other.replace(other.find(from), from.size(), to);
+  };
+  replace("3e-3", "5e-3");
+  replace("[0.9, 0.95]", "[0.8, 0.98]");
+  replace("1e-8", "1e-6");
+  replace("0.1}", "0.2}");
+  const Lines all{line("beta1", "0.9", "0.8"), line("beta2", "0.95", "0.98"), line("eps", "1e-08", "1e-06"),
+                  line("lr", "0.003", "0.005"), line("weight_decay", "0, 0.1", "0, 0.2")};
+  for (const char* const name : {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16",
+                                 "universal-2", "universal-3"})
+    for (const bool differs : {false, true}) {
+      Lines told;
+      std::mutex mutex;
+      set_log_sink([&](LogLevel level, std::string_view text) {
+        const std::lock_guard lock(mutex);
+        if (level == LogLevel::Warning) told.emplace_back(text);
+      });
+      on_ranks(2, [&](const auto& comm) {
+        Engine engine(std::static_pointer_cast<torch::nn::Module>(std::make_shared<Model>()),
+                      Options::from_json(differs ? other : config_of(2, "fp32")), comm);
+        ImportOptions options;
+        options.optimizer = true;
+        (void)engine.import_weights(std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/" + name, options);
+      });
+      set_log_sink(nullptr);
+      EXPECT_EQ(told, differs ? all : Lines()) << name;
     }
 }
 

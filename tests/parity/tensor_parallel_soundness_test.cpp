@@ -227,6 +227,8 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
     for (int stage = 0; stage <= 3; ++stage) {
       const auto module = std::make_shared<PairImpl>();
       module->register_module("table", torch::nn::Embedding(3333, 6));
+      const auto still = module->register_module("still", torch::nn::Linear(6, 6));
+      still->weight.set_requires_grad(false);
       torch::nn::Linear head(6, 3333);
       module->register_module("head", head);
       module->body = [head](PairImpl& m, const at::Tensor& x) mutable { return head(m.down(m.up(x))); };
@@ -240,17 +242,26 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
       };
       step();
       engine.save_checkpoint(folder.path(), "a" + std::to_string(stage));
-      // A state of tp 1 that tp 0 does not have.
-      auto own = engine.own_parameter_state("table.weight");
-      if (engine.mesh().rank("tp") == 1) own.values.add_(1e-3);
-      engine.set_own_parameter_state("table.weight", "master", own.values);
-      std::string text;
-      try {
-        engine.save_checkpoint(folder.path(), "b" + std::to_string(stage));
-      } catch (const InternalError& e) {
-        text = e.what();
+      // A value of tp 1 that tp 0 does not have: in a weight, a state of the optimizer, a frozen weight.
+      for (const auto& [name, state, shown] :
+           {std::tuple{"table.weight", "master", "master"}, {"down.bias", "exp_avg", "exp_avg"}, {"still.weight", "master", "frozen"}}) {
+        const auto before = engine.own_parameter_state(name, state);
+        auto values = before.values.clone();
+        if (engine.mesh().rank("tp") == 1 && values.numel() > 0) values[-1] += 1e-3;
+        engine.set_own_parameter_state(name, state, values);
+        std::string text;
+        try {
+          engine.save_checkpoint(folder.path(), "b" + std::to_string(stage));
+        } catch (const InternalError& e) {
+          require(e.code() == ExitCode::kNumerical, "another exit code");
+          text = e.what();
+        }
+        require(contains(text, std::string("differs: ") + name + " (" + shown +
+                                   "): tp ranks 0 (ranks 0, 2), 1 (ranks 1, 3) have different values. Hint"),
+                "got: " + text);
+        engine.set_own_parameter_state(name, state, before.values);
       }
-      require(contains(text, "differ between tp 0 and tp 1"), "got: " + text);
+      engine.save_checkpoint(folder.path(), "c" + std::to_string(stage));
     }
   });
 }

@@ -13,10 +13,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <set>
 #include <system_error>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/printable.h"
 #include "base/size_signal.h"
 
@@ -39,6 +42,22 @@ int fill(const struct stat& from, FileInfo* out) {
 constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 constexpr std::uint64_t kMostUnwritten = std::uint64_t{32} << 20;
 constexpr std::size_t kReadAheadFrom = std::size_t{1} << 20;
+
+// Tells, once for each file system of a process, that its files go through the page cache. Never fails.
+void tell_page_cache(FsOps& fs, int fd, const std::string& path, int error) {
+  FileInfo info;
+  if (fs.info(fd, &info) < 0 || info.device == 0) return;  // 0: memory
+  static std::mutex mutex;
+  static std::set<std::uint64_t> told;
+  {
+    const std::lock_guard lock(mutex);
+    if (!told.insert(info.device).second) return;
+  }
+  base::log(LogLevel::Info, base::join("[checkpoint] ", base::printable(path),
+                                       ": files of this file system are read and written through the page cache: it "
+                                       "refuses direct transfers: ",
+                                       std::generic_category().message(error)));
+}
 
 thread_local std::atomic<std::uint64_t> own_moved{0};
 thread_local std::atomic<std::uint64_t>* moved = &own_moved;
@@ -186,7 +205,7 @@ void File::write(const void* data, std::size_t bytes, std::uint64_t offset) {
     const bool direct = direct_.load();
     const auto n = fs_->pwrite(fd_, from, want, offset);
     if (n == -EINTR) continue;
-    if (n == -EINVAL && direct && set_direct(false)) continue;
+    if (n == -EINVAL && direct && give_up_direct(offset)) continue;
     if (n <= 0 || static_cast<std::size_t>(n) > want) {
       // Some file systems report that they are full by writing nothing.
       const int error = n < 0 ? static_cast<int>(-n) : n == 0 ? ENOSPC : EIO;
@@ -214,9 +233,18 @@ void File::limit_unwritten(std::uint64_t bytes) {
 }
 
 bool File::set_direct(bool direct) const {
-  if (fs_->set_direct(fd_, direct) < 0) return false;
+  if (const int r = fs_->set_direct(fd_, direct); r < 0) {
+    if (direct) tell_page_cache(*fs_, fd_, path_, -r);
+    return false;
+  }
   direct_ = direct;
   return true;
+}
+
+bool File::give_up_direct(std::uint64_t offset) const {
+  // Elsewhere a partial transfer came before, which any file system may make.
+  if (offset % kDirectAlignment == 0) tell_page_cache(*fs_, fd_, path_, EINVAL);
+  return set_direct(false);
 }
 
 void File::read(void* out, std::size_t bytes, std::uint64_t offset) const {
@@ -237,7 +265,7 @@ void File::read_all(char* to, std::size_t bytes, std::uint64_t offset) const {
     const auto want = std::min(direct ? aligned_up(bytes) : bytes, kMostPerCall);
     const auto n = fs_->pread(fd_, to, want, offset);
     if (n == -EINTR) continue;
-    if (n == -EINVAL && direct && set_direct(false)) continue;
+    if (n == -EINVAL && direct && give_up_direct(offset)) continue;
     if (n < 0) fail_io(path_, base::join("reading ", want, " bytes at offset ", offset), static_cast<int>(-n));
     if (n == 0)
       fail_damaged(path_, base::join("ends at offset ", offset, " where ", bytes, " more bytes were expected"));

@@ -111,8 +111,8 @@ class File {
   // Little stays in the page cache, so that sync(), which shows no progress, is short on a slow disk.
   void write(const void* data, std::size_t bytes, std::uint64_t offset);
   // Bypasses the page cache from now on, for transfers whose address, size and offset are multiples of
-  // kDirectAlignment, or no longer. false: the file system cannot. After a partial transfer the rest goes through the
-  // page cache again.
+  // kDirectAlignment, or no longer. false: the file system cannot, which is logged once for each one. After a partial
+  // transfer the rest goes through the page cache again.
   bool set_direct(bool direct) const;
   bool is_direct() const { return direct_.load(); }
   // A file that ends within the range is damaged (kCheckpoint).
@@ -127,6 +127,7 @@ class File {
 
  private:
   void limit_unwritten(std::uint64_t bytes);
+  bool give_up_direct(std::uint64_t offset) const;  // after a transfer was refused
   void read_all(char* to, std::size_t bytes, std::uint64_t offset) const;
 
   FsOps* fs_;

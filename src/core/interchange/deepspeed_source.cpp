@@ -8,6 +8,7 @@
 #include "base/printable.h"
 #include "formats/safetensors.h"
 #include "interchange/deepspeed_files.h"
+#include "interchange/deepspeed_groups.h"
 #include "interchange/deepspeed_scaler.h"
 #include "interchange/deepspeed_stage0.h"
 #include "interchange/stored_source.h"
@@ -204,6 +205,7 @@ class DeepSpeedSource : public StoredSource {
       stage = own;
       check_count(states.at("partition_count"));
       if (ranks.empty()) progress_->scaler = read_deepspeed_scaler(states, fp16_);
+      if (ranks.empty()) progress_->settings = read_deepspeed_settings(states);
       ranks.push_back(stage == 3 ? stage3_flats(file, one, states) : stage2_flats(file, one, states));
       if (stage < 3 && ranks.size() == 1 && states.has("param_alignment_paddings"))
         for (const auto& group : states.at("param_alignment_paddings").items()) {
@@ -428,6 +430,7 @@ class DeepSpeedSource : public StoredSource {
       const auto one = archive(files_.add("zero/optimizer_state.pt"));
       if (!progress_) progress_.emplace();
       if (one.root().is_dict()) progress_->scaler = read_deepspeed_scaler(one.root(), fp16_);
+      progress_->settings = read_deepspeed_settings(one.root());
     }
     std::map<std::string, std::vector<std::int64_t>> shapes;
     for (const auto& group : groups_)
@@ -477,8 +480,10 @@ class DeepSpeedSource : public StoredSource {
       fail("has no files *_optim_states.pt beside those of each rank's model, expected both");
     const auto file = files_.add(names_.model[0]);
     const auto one = archive(file);
-    if (const auto root = one.root(); root.has("optimizer") && root.at("optimizer").is_dict())
+    if (const auto root = one.root(); root.has("optimizer") && root.at("optimizer").is_dict()) {
       progress_->scaler = read_deepspeed_scaler(root.at("optimizer"), fp16_);
+      progress_->settings = read_deepspeed_settings(root.at("optimizer"));
+    }
     const auto plan = plan_stage0(one, buffers_);
     for (const auto& entry : plan.tensors) add(entry.kind, entry.name, file, entry.stored);
     for (const auto& [name, stored] : plan.ties) ties_[name] = stored;

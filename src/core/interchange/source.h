@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,11 +33,16 @@ struct SourceScaler {
   bool consecutive = false;  // a step without overflow restores hysteresis
 };
 
+// Hyper-parameters of an optimizer: "lr", "beta1", "beta2", "eps", "weight_decay", with the different values that its
+// groups of parameters have.
+using SourceSettings = std::map<std::string, std::set<double>>;
+
 // Where a run stood, as far as the files say.
 struct SourceProgress {
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
   std::string optimizer;                    // "Adam", "AdamW", ...; empty: unknown
   std::optional<SourceScaler> scaler = {};  // nothing: was not trained in fp16, or does not say
+  SourceSettings settings = {};             // without those that the files do not say
 };
 
 class TensorSource {

@@ -56,8 +56,10 @@ struct StatusPage {
   char error[380];
   CollectiveEntry ring[kStatusRing];
   std::uint32_t rule_version;  // 0: no rule
-  std::int32_t padding;
+  std::uint32_t save_version;
   std::int64_t rule[5];  // the members of WorldRule, in their order
+  std::uint64_t save_written, save_bytes;
+  char save[64];
 };
 static_assert(sizeof(StatusPage) <= kStatusPageBytes);
 static_assert(sizeof(StatusPage) % 8 == 0);
@@ -249,6 +251,16 @@ void StatusWriter::set_world_rule(const base::WorldRule& rule) {
   changed();
 }
 
+void StatusWriter::set_save(std::string_view tag, std::uint64_t written, std::uint64_t bytes) {
+  if (!page_) return;
+  write_versioned(page_->save_version, [&] {
+    store_text(page_->save, tag);
+    store(page_->save_written, written);
+    store(page_->save_bytes, bytes);
+  });
+  changed();
+}
+
 void StatusWriter::note_commit() {
   if (!page_) return;
   std::atomic_ref<std::uint64_t>(page_->commits).fetch_add(1, std::memory_order_acq_rel);
@@ -355,6 +367,12 @@ StatusSnapshot StatusMemory::read(int rank) const {
     s.error = load_text(p.error);
   });
   if (!error_whole) s.error.clear();
+  const bool save_whole = read_versioned(p.save_version, [&] {
+    s.save = load_text(p.save);
+    s.save_written = load(p.save_written);
+    s.save_bytes = load(p.save_bytes);
+  });
+  if (!save_whole) s.save.clear();
   base::WorldRule rule;
   const bool rule_whole = read_versioned(p.rule_version, [&] {
     rule = {load(p.rule[0]), load(p.rule[1]), load(p.rule[2]), load(p.rule[3]), load(p.rule[4])};

@@ -50,6 +50,9 @@ class StatusWriter {
   void set_error(std::string_view text, ExitCode code = ExitCode::kFailed);
   // Which numbers of ranks the program's configuration allows. Call before an error about the present number.
   void set_world_rule(const base::WorldRule& rule);
+  // The checkpoint that is written while the program trains, and its bytes of this rank: how many are written, of how
+  // many. Empty: none. Counts as a change, since a disk that is slow but moving is no hang. Truncated to 63 bytes.
+  void set_save(std::string_view tag, std::uint64_t written, std::uint64_t bytes);
   // This rank is computing. Counts as a change if the last one is at least 0.2 s old.
   void note_use();
   // A checkpoint is complete on disk: a restart after it is progress, not a crash loop.
@@ -100,6 +103,8 @@ struct StatusSnapshot {
   int micro_batch = 0;
   StatusPhase phase = StatusPhase::Idle;
   std::string unit;
+  std::string save;  // tag of a checkpoint that is written in the background; empty: none
+  std::uint64_t save_written = 0, save_bytes = 0;
   std::string error;  // empty: none
   int error_code = 0;
   std::optional<base::WorldRule> world_rule;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "checkpoint/snapshot.h"
 #include "engine/rank_agreement.h"
+#include "observe/status_page.h"
 
 namespace zero::checkpoint {
 namespace {
@@ -35,6 +36,7 @@ class Background final : public engine::BackgroundSave {
     cancelled_ = true;
     work_.wait();
     snapshot_.stop_watching();
+    observe::status_page().set_save("", 0, 0);
     if (!over_)
       base::log(LogLevel::Warning, "[save_checkpoint] the save of " + save_->tag() +
                                        " was not finished and is lost; the checkpoint before stands. Hint: call "
@@ -130,11 +132,18 @@ class Background final : public engine::BackgroundSave {
           const std::unique_ptr<void, decltype(end)> at_end(this, end);
           report_ = save_->write([this](std::size_t piece, std::int64_t at, std::int64_t numel) {
             if (cancelled_) throw Cancelled();
+            show();
             return snapshot_.read(piece, at, numel);
           });
+          show();
           seconds_ = since(begun_);
         },
         1);
+  }
+
+  // Files have headers as well.
+  void show() const {
+    observe::status_page().set_save(save_->tag(), std::min(moved_.load(), save_->bytes()), save_->bytes());
   }
 
   void tell() const {

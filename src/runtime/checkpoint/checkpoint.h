@@ -19,7 +19,8 @@ namespace zero::checkpoint {
 // In the background if checkpoint.writer.decoupled is true.
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
           const SaveOptions& options = {});
-// Completes a save in the background, and returns its tag; without one, the tag of the last one, or "".
+// [collective] Completes a save in the background. Returns the tag of the last save; "" if there was none, or if it has
+// failed (libzero.save_errors "warn").
 std::string finish_save(engine::State& state);
 // Reads and verifies everything before it changes anything, unless the state is worth nothing yet. Returns the tag that
 // was loaded. memory: where an earlier attempt may have kept a newer snapshot (kept.h), which a state that is worth

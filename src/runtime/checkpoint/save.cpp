@@ -9,6 +9,7 @@
 #include "checkpoint/background.h"
 #include "checkpoint/weights.h"
 #include "engine/rank_agreement.h"
+#include "engine/replicas.h"
 #include "formats/hash.h"
 #include "formats/rank_report.h"
 #include "observe/status_page.h"
@@ -51,7 +52,7 @@ Save::Save(engine::State& state, formats::FsOps& fs, std::string root, const Sav
 void Save::begin(const std::string& wanted_tag) {
   state_.stepper->flush();
   agree_on_request(wanted_tag);
-  compare_tensor_parallel_ranks();
+  engine::compare_tensor_parallel_ranks(state_.parts, kWhere);
   const auto missed = missed_steps(state_);
   (void)engine::agree(comm_, kWhere, [&] {
     if (!options_.weights_only) pieces_.push_back(generator_piece(state_));
@@ -123,20 +124,6 @@ void Save::agree_on_request(const std::string& wanted_tag) {
   });
 }
 
-// Tensor-parallel ranks that have drifted apart would be saved as one of them only.
-void Save::compare_tensor_parallel_ranks() {
-  const auto degree = static_cast<std::size_t>(state_.parts.tensor_group->size());
-  if (degree == 1) return;
-  const auto sums = engine::agree(comm_, kWhere, [&] { return std::to_string(state_.exports->replicated_sum()); });
-  std::vector<std::uint64_t> totals(degree);
-  for (std::size_t r = 0; r < sums.size(); ++r) totals[r % degree] += std::stoull(sums[r]);
-  for (std::size_t j = 1; j < degree; ++j)
-    if (totals[j] != totals[0])
-      throw InternalError(base::join("[save_checkpoint] parameters that are not cut differ between tp 0 and tp ", j,
-                                     ". Hint: give all ranks of a tensor-parallel group the same samples, and write "
-                                     "parameters only inside gathered_parameters(true)."));
-}
-
 // Rank 0 inspects the directory.
 void Save::begin_commit() {
   const auto answers = engine::agree_while_moving(comm_, kWhere, formats::bytes_moved(), [&]() -> std::string {
@@ -166,18 +153,23 @@ formats::Source source_from(const engine::StatePiece& piece, std::size_t number,
 std::string Save::write(const ReadPiece& read) {
   std::vector<formats::Source> states, frozen, own;
   std::size_t buffer = 0;
+  bytes_ = 0;
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
     const auto& piece = pieces_[p];
+    const auto add_to = [&](std::vector<formats::Source>& list) {
+      list.push_back(source_from(piece, p, read));
+      bytes_ += static_cast<std::uint64_t>(piece.numel) * c10::elementSize(piece.dtype);
+    };
     if (piece.kind == kPrivate)
-      own.push_back(source_from(piece, p, read));
+      add_to(own);
     else if (piece.kind == kFrozen)
-      frozen.push_back(source_from(piece, p, read));
+      add_to(frozen);
     else if (piece.kind != kBuffer)
-      states.push_back(source_from(piece, p, read));
+      add_to(states);
     else if (const bool shared = is_shared(buffers_, buffer++); !shared)
-      own.push_back(source_from(piece, p, read));
+      add_to(own);
     else if (comm_.rank() == 0)
-      states.push_back(source_from(piece, p, read));
+      add_to(states);
   }
   const auto num_shared = states.size();
   states.insert(states.end(), own.begin(), own.end());
@@ -224,6 +216,7 @@ void Save::publish(const std::vector<std::string>& reports) {
 void save(engine::State& state, formats::FsOps& fs, const std::string& root, const std::string& tag,
           const SaveOptions& options) {
   (void)finish_save(state);
+  state.parts.progress.saved_tag.clear();
   const Phase phase;
   const at::NoGradGuard no_grad;
   auto save = std::make_unique<Save>(state, fs, root, options);
@@ -238,6 +231,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   };
   save->publish(
       engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(), [&] { return save->write(read); }));
+  state.parts.progress.saved_tag = save->tag();
 }
 
 }  // namespace zero::checkpoint

@@ -34,6 +34,8 @@ class Save {
   // What this rank saves. Valid from begin() on.
   std::vector<engine::StatePiece>& pieces() { return pieces_; }
   const std::string& tag() const { return tag_; }
+  // What write() writes of them; known when it reads the first piece.
+  std::uint64_t bytes() const { return bytes_; }
   const std::string& root() const { return root_; }
 
  private:
@@ -43,7 +45,6 @@ class Save {
   };
   static Intent intent_in(const std::string& text);
   void agree_on_request(const std::string& wanted_tag);
-  void compare_tensor_parallel_ranks();
   void begin_commit();
   void describe();
   formats::RankFile write_frozen(const formats::Folder& root, const formats::Folder& folder,
@@ -61,6 +62,7 @@ class Save {
   formats::Manifest manifest_;         // as far as it is known at the beginning
   std::vector<std::string> exported_;  // names of files for other libraries
   std::optional<formats::Commit> commit_;
+  std::uint64_t bytes_ = 0;
 };
 
 }  // namespace zero::checkpoint

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -314,6 +315,52 @@ std::string options_text(const std::string& path, const ImportOptions& options) 
   return text;
 }
 
+// Of the parameters that are trained, as SourceSettings. current: the rates of the next step, not those that schedules
+// begin with.
+SourceSettings settings_of_run(engine::State& state, bool current) {
+  const auto& settings = state.parts.settings;
+  const auto& optimizer = settings.optimizer;
+  using Type = config::OptimizerType;
+  SourceSettings run;
+  for (std::size_t g = 0; g < state.parts.groups.size(); ++g) {
+    if (!state.parts.groups[g].trainable) continue;
+    for (const auto& member : state.parts.binding().group(static_cast<int>(g)).members) {
+      const int number = state.parts.optimizer->parameter_group_of(member.name, member.aliases);
+      const auto group = number == 0 ? config::ParameterGroup{}
+                                     : settings.parameter_groups[static_cast<std::size_t>(number) - 1];
+      run["lr"].insert(current ? state.parts.optimizer->lr(number) : group.lr.value_or(optimizer.lr));
+      run["weight_decay"].insert(group.weight_decay.value_or(optimizer.weight_decay));
+    }
+  }
+  const bool adam = optimizer.type == Type::Adam || optimizer.type == Type::AdamW;
+  if (adam || optimizer.type == Type::Lion) run["beta1"] = {optimizer.beta1}, run["beta2"] = {optimizer.beta2};
+  if (adam || optimizer.type == Type::Adagrad) run["eps"] = {optimizer.eps};
+  return run;
+}
+
+bool same_values(const std::set<double>& a, const std::set<double>& b) {
+  constexpr double kRounding = 1e-6;  // relative; rates that schedules have computed
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](double x, double y) { return std::abs(x - y) <= kRounding * std::max(std::abs(x), std::abs(y)); });
+}
+
+std::string text_of(const std::set<double>& values) {
+  std::string text;
+  for (const double value : values) text += base::join(text.empty() ? "" : ", ", value);
+  return text;
+}
+
+// The configuration's count. On rank 0.
+void tell_other_settings(engine::State& state, const SourceSettings& stored) {
+  const auto current = settings_of_run(state, true), initial = settings_of_run(state, false);
+  for (const auto& [name, values] : stored) {
+    const auto own = current.find(name);
+    if (own == current.end() || same_values(values, own->second) || same_values(values, initial.at(name))) continue;
+    base::log(LogLevel::Warning, "import: " + name + " is " + text_of(values) + " in the files and " +
+                                     text_of(own->second) + " in the configuration, which is used");
+  }
+}
+
 struct ImportPhase {
   ImportPhase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
   ~ImportPhase() {
@@ -378,6 +425,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   importer->describe_conversions(changes);
   for (const auto& line : importer->report().converted)
     if (comm.rank() == 0 && line.find("largest") != std::string::npos) base::log(LogLevel::Warning, "import: " + line);
+  if (comm.rank() == 0 && importer->progress()) tell_other_settings(state, importer->progress()->settings);
   return std::move(importer->report());
 }
 

@@ -30,7 +30,7 @@ struct Progress {
   std::int64_t skipped_steps = 0;
   std::int64_t global_samples = 0;  // of all ranks in all attempted steps
   bool worth_keeping = false;       // a load, an import or the program has set states
-  std::string saved_tag;            // of the last save in the background that was published
+  std::string saved_tag;            // of the last save; empty: there was none, it is under way, or it has failed
   int failed_saves = 0;             // in the background, in a row
   std::string half_loaded;          // error of a load that has filled a part of the state, until a load is complete
   double last_norm = 0;

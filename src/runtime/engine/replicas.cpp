@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "base/mix.h"
 #include "engine/rank_agreement.h"
 #include "engine/state_access.h"
 
@@ -22,9 +24,10 @@ struct Replica {
   std::uint64_t hash = 0;
 };
 
-// Chunks bound the host memory that a parameter of a device takes.
+// Elements. Chunks bound the host memory that a parameter of a device takes.
+constexpr std::int64_t kChunk = std::int64_t{1} << 22;
+
 std::uint64_t hash_of(const at::Tensor& flat) {
-  constexpr std::int64_t kChunk = std::int64_t{1} << 22;  // elements
   if (flat.numel() == 0) return 0;
   if (flat.is_cpu()) return XXH3_64bits(flat.const_data_ptr(), flat.nbytes());
   std::uint64_t hash = 0;
@@ -33,6 +36,23 @@ std::uint64_t hash_of(const at::Tensor& flat) {
     hash = XXH3_64bits_withSeed(chunk.const_data_ptr(), chunk.nbytes(), hash);
   }
   return hash;
+}
+
+// Of the bits of elements, each times an odd number that depends on its index; the first one has the index `begin`.
+std::uint64_t weighted_sum(const at::Tensor& flat, std::int64_t begin) {
+  const auto values = flat.cpu().contiguous();
+  std::uint64_t sum = 0;
+  const auto add = [&](const auto* bits) {
+    for (std::int64_t i = 0; i < values.numel(); ++i)
+      sum += bits[i] * (base::mixed(static_cast<std::uint64_t>(begin + i)) | 1);
+  };
+  ZERO_CHECK(values.element_size() == 4 || values.element_size() == 2, "a state of ",
+             c10::toString(values.scalar_type()));
+  if (values.element_size() == 4)
+    add(static_cast<const std::uint32_t*>(values.const_data_ptr()));
+  else
+    add(static_cast<const std::uint16_t*>(values.const_data_ptr()));
+  return sum;
 }
 
 // Equal on all ranks at all stages.
@@ -67,10 +87,50 @@ std::vector<Replica> replicas_of(const Parts& p, int axis, bool common) {
   return replicas;
 }
 
-// The ranks whose hash is not that of the most; where no hash has more ranks than the others, all of them.
-std::string odd_ranks(const std::vector<std::pair<std::int64_t, std::uint64_t>>& hashes) {
+// "PARAMETER (master)" and the like of what tensor-parallel ranks have in common, in the order of the units: of the
+// elements in this rank's shard, the sum of their bits times a weight of their position in the parameter. The total over
+// the ranks of one tensor coordinate does not depend on how uneven parts move the borders of its shards.
+std::vector<Replica> common_states(const Parts& p) {
+  const StateAccess states(p.memory->buffers);
+  std::vector<Replica> result;
+  for (std::size_t g = 0; g < p.groups.size(); ++g) {
+    const auto& facts = p.groups[g];
+    const auto& group = *p.program->groups()[g];
+    const auto& members = p.binding().group(static_cast<int>(g)).members;
+    const auto begin = p.run.shard_begin(facts), end = begin + facts.shard();
+    for (int state = kMaster; state <= (facts.trainable ? p.run.num_slots : kMaster); ++state)
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        if (members[i].is_cut()) continue;
+        const auto offset = facts.layout.parameter_offset(i);
+        const auto last = std::min(end, offset + facts.layout.parameter_numel(i));
+        const auto* const kind = !facts.trainable   ? "frozen"
+                                 : state == kMaster ? "master"
+                                                    : p.optimizer->slot_name(state - 1);
+        Replica sum{base::join(members[i].name, " (", kind, ")"), 0};
+        for (auto at = std::max(begin, offset); at < last; at += std::min(kChunk, last - at)) {
+          const auto numel = std::min(kChunk, last - at);
+          sum.hash += weighted_sum(facts.trainable
+                                       ? states.read(group, state, at - p.run.owned_begin(facts), numel)
+                                       : states.read_params(group, at - (facts.sharding.params ? begin : 0), numel),
+                                   at - offset);
+        }
+        result.push_back(std::move(sum));
+      }
+  }
+  return result;
+}
+
+// What some ranks have alike, and each one's hashes.
+struct Holder {
+  std::string rank;
+  std::vector<std::uint64_t> hashes;
+};
+
+// The holders whose hash `which` is not that of the most; where no hash has more than the others, all of them. `rank` is
+// what they are called.
+std::string odd_ranks(const std::vector<Holder>& holders, std::size_t which, const std::string& called) {
   std::map<std::uint64_t, std::size_t> votes;
-  for (const auto& [rank, hash] : hashes) ++votes[hash];
+  for (const auto& holder : holders) ++votes[holder.hashes[which]];
   if (votes.size() < 2) return "";
   std::size_t most = 0, with_most = 0;
   for (const auto& [hash, count] : votes) {
@@ -80,14 +140,28 @@ std::string odd_ranks(const std::vector<std::pair<std::int64_t, std::uint64_t>>&
   }
   std::string odd;
   std::size_t named = 0;
-  for (const auto& [rank, hash] : hashes) {
-    if (with_most == 1 && votes[hash] == most) continue;
-    odd += base::join(named == 0 ? "" : ", ", rank);
+  for (const auto& holder : holders) {
+    if (with_most == 1 && votes[holder.hashes[which]] == most) continue;
+    odd += (named == 0 ? "" : ", ") + holder.rank;
     ++named;
   }
-  if (with_most > 1) return base::join("ranks ", odd, " have different values");
-  return base::join("rank", named > 1 ? "s " : " ", odd, named > 1 ? " have" : " has", " other values than ", most,
-                    " ranks");
+  if (with_most > 1) return base::join(called, "s ", odd, " have different values");
+  return base::join(called, named > 1 ? "s " : " ", odd, named > 1 ? " have" : " has", " other values than ", most, " ",
+                    called, "s");
+}
+
+// "" if nothing differs.
+std::string odd_ones(const std::vector<std::string>& names, const std::vector<Holder>& holders,
+                     const std::string& called) {
+  constexpr int kShown = 5;
+  std::string text;
+  int found = 0;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto odd = odd_ranks(holders, i, called);
+    if (!odd.empty() && ++found <= kShown) text += (text.empty() ? "" : "; ") + names[i] + ": " + odd;
+  }
+  if (found > kShown) text += base::join("; and ", found - kShown, " more");
+  return text;
 }
 
 // [collective] What differs over `ranks`, the same sentence on each of them; "" if nothing does.
@@ -107,21 +181,24 @@ std::string differences(comm::Group& ranks, std::int64_t world_rank, const std::
   if (std::all_of(all.begin(), all.end(), [&](const Digest& other) { return other.hash == all[0].hash; })) return "";
   const auto lists =
       ranks.all_gather_bytes({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(std::uint64_t)});
-  constexpr int kShown = 5;
-  std::string text;
-  int found = 0;
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    std::vector<std::pair<std::int64_t, std::uint64_t>> of_ranks;
-    for (std::size_t r = 0; r < lists.size(); ++r) {
-      ZERO_CHECK(lists[r].size() == hashes.size() * sizeof(std::uint64_t), "hashes of ", lists[r].size(), " bytes");
-      std::memcpy(&of_ranks.emplace_back(all[r].rank, 0).second, lists[r].data() + i * sizeof(std::uint64_t),
-                  sizeof(std::uint64_t));
-    }
-    const auto odd = odd_ranks(of_ranks);
-    if (!odd.empty() && ++found <= kShown) text += (text.empty() ? "" : "; ") + mine[i].name + ": " + odd;
+  std::vector<std::string> names;
+  for (const auto& replica : mine) names.push_back(replica.name);
+  std::vector<Holder> holders;
+  for (std::size_t r = 0; r < lists.size(); ++r) {
+    auto& theirs = holders.emplace_back(std::to_string(all[r].rank), hashes).hashes;
+    ZERO_CHECK(lists[r].size() == hashes.size() * sizeof(std::uint64_t), "hashes of ", lists[r].size(), " bytes");
+    if (!theirs.empty()) std::memcpy(theirs.data(), lists[r].data(), lists[r].size());
   }
-  if (found > kShown) text += base::join("; and ", found - kShown, " more");
-  return text;
+  return odd_ones(names, holders, "rank");
+}
+
+// "1 (ranks 1, 3)"
+std::string tensor_coordinate(int place, int degree, int world) {
+  constexpr int kShown = 4;
+  std::string text = base::join(place, " (rank", world > degree ? "s " : " ", place);
+  for (int r = place + degree, shown = 1; r < world; r += degree)
+    if (++shown <= kShown) text += base::join(", ", r);
+  return text + (world > kShown * degree ? ", ...)" : ")");
 }
 
 }  // namespace
@@ -160,6 +237,48 @@ void compare_replicas(Parts& p) {
     agree(*p.comm, "Engine::step", compare);
   else
     compare();
+}
+
+void compare_tensor_parallel_ranks(Parts& p, const char* call) {
+  const int degree = p.tensor_group->size(), world = p.comm->size();
+  if (degree == 1) return;
+  std::vector<Replica> mine;
+  const auto texts = agree(*p.comm, call, [&] {
+    mine = common_states(p);
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < mine.size(); ++i) sum += mine[i].hash * (base::mixed(i) | 1);
+    return std::to_string(sum);
+  });
+  std::vector<std::uint64_t> totals(static_cast<std::size_t>(degree));
+  for (std::size_t r = 0; r < texts.size(); ++r) totals[r % totals.size()] += std::stoull(texts[r]);  // neighbours
+  if (std::all_of(totals.begin(), totals.end(), [&](std::uint64_t total) { return total == totals[0]; })) return;
+
+  std::string lines;
+  for (const auto& sum : mine) lines += base::join(sum.hash, " ", sum.name, "\n");
+  std::vector<Holder> holders;
+  for (int place = 0; place < degree; ++place) holders.push_back({tensor_coordinate(place, degree, world), {}});
+  // Ranks have different experts.
+  std::vector<std::string> names;
+  std::map<std::string, std::size_t> index;
+  const auto lists = p.comm->all_gather_bytes(lines);
+  for (std::size_t r = 0; r < lists.size(); ++r) {
+    std::istringstream in(lists[r]);
+    std::uint64_t sum = 0;
+    for (std::string name; in >> sum && in.get() && std::getline(in, name);) {
+      const auto [at, is_new] = index.emplace(name, names.size());
+      if (is_new) {
+        names.push_back(name);
+        for (auto& holder : holders) holder.hashes.push_back(0);
+      }
+      holders[r % holders.size()].hashes[at->second] += sum;
+    }
+  }
+  throw InternalError(
+      base::join("[", call, "] what tensor-parallel ranks have in common differs: ", odd_ones(names, holders, "tp rank"),
+                 ". Hint: give all ranks of a tensor-parallel group the same samples, and write parameters only inside "
+                 "gathered_parameters(true). If the program does, memory or a device has changed bits: resume from the "
+                 "last checkpoint."),
+      ExitCode::kNumerical);
 }
 
 }  // namespace zero::engine

@@ -10,5 +10,9 @@ namespace zero::engine {
 void compare_replicas(Parts& parts);
 // The same in every libzero.replica_check_steps-th step; call before the update of each.
 void compare_replicas_at_times(Parts& parts);
+// Compares the masters, optimizer states and frozen parameters that tensor-parallel ranks have in common; a checkpoint
+// has them once. One exchange of a number if all are equal. Call between steps. `call` is named in errors.
+// [collective] InternalError with ExitCode::kNumerical that names tensors and ranks, on all ranks alike.
+void compare_tensor_parallel_ranks(Parts& parts, const char* call);
 
 }  // namespace zero::engine

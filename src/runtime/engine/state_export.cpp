@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/hex.h"
-#include "base/mix.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
 #include "engine/parameter_values.h"
@@ -74,27 +73,6 @@ std::int64_t StateExport::elements_before(const ModelParameter& member) const {
   for (int part = 0; member.is_cut() && part < p_.tensor_group->rank(); ++part)
     elements += member.cut.cut.part_numel(part);
   return elements;
-}
-
-std::uint64_t StateExport::replicated_sum() {
-  std::uint64_t sum = 0;
-  for (std::size_t g = 0; g < p_.groups.size(); ++g) {
-    const auto& facts = p_.groups[g];
-    if (!facts.trainable) continue;
-    const auto begin = p_.run.shard_begin(facts),
-               end = std::min(p_.binding().group(static_cast<int>(g)).cut_begin, begin + facts.shard());
-    if (begin >= end) continue;
-    for (int state = 0; state <= p_.run.num_slots; ++state) {
-      const auto values =
-          states_.read(group(g), state, begin - p_.run.owned_begin(facts), end - begin).cpu().contiguous();
-      ZERO_CHECK(values.element_size() == 4, "a state of ", c10::toString(values.scalar_type()));
-      const auto* const bits = static_cast<const std::uint32_t*>(values.const_data_ptr());
-      const auto salt = base::mixed((g << 32) + static_cast<std::uint64_t>(state));
-      for (std::int64_t i = begin; i < end; ++i)
-        sum += bits[i - begin] * (base::mixed(salt + static_cast<std::uint64_t>(i)) | 1);
-    }
-  }
-  return sum;
 }
 
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {

@@ -32,10 +32,6 @@ class StateExport {
   void adopt_loaded();
   // Names of tied parameters: alias -> owner.
   std::map<std::string, std::string> aliases() const;
-  // Of the states that tensor-parallel ranks have in common, those in this rank's shards: the sum over elements of
-  // their bits times a weight of their position. The total of a tensor coordinate's ranks does not depend on how uneven
-  // parts move the borders of its shards.
-  std::uint64_t replicated_sum();
   StateCounters counters() const;
   void set_counters(const StateCounters& counters);
 

@@ -7,12 +7,15 @@
 #include <zero/zero.h>
 
 #include <chrono>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/snapshot.h"
 #include "comm/group.h"
 #include "formats/digest.h"
+#include "observe/status_page.h"
 #include "support/on_ranks.h"
 #include "unit/checkpoint/trained_model.h"
 #include "unit/formats/checkpoint_faults.h"
@@ -62,6 +65,38 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
     }
   }
   EXPECT_GT(held, 0) << "no update met a tile that was not written";
+}
+
+TEST(BackgroundSave, ShowsItsBytesOnTheStatusPage) {
+  TempFolder folder;
+  observe::StatusMemory memory(1);
+  const auto before = std::exchange(observe::status_page(), memory.writer(0));
+  on_ranks(1, [&](const auto& comm) {
+    Trained trained(comm, kPlaces[1], 1800);
+    trained.step(0);
+    SlowFiles slow(kSlow);
+    checkpoint::save(trained.state, slow, folder.text(), "t");
+    std::set<std::uint64_t> written;
+    auto page = memory.read(0);
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+         std::chrono::steady_clock::now() < end && (page.save_bytes == 0 || page.save_written < page.save_bytes);
+         std::this_thread::sleep_for(kSlow / 10)) {
+      page = memory.read(0);
+      if (page.save == "t") written.insert(page.save_written);
+    }
+    EXPECT_GT(written.size(), 3U) << "no progress was shown";
+    EXPECT_EQ(page.save, "t");
+    EXPECT_EQ(checkpoint::finish_save(trained.state), "t");
+    // The files have headers and padding as well.
+    std::uint64_t bytes = 0;
+    for (const auto* const name : {"rank-00000.safetensors", "frozen-00000.safetensors"})
+      bytes += fs::file_size(folder.path() / "t" / name);
+    EXPECT_EQ(page.save_written, page.save_bytes);
+    EXPECT_LE(page.save_bytes, bytes);
+    EXPECT_GT(page.save_bytes, bytes - (std::uint64_t{1} << 18));
+    EXPECT_EQ(memory.read(0).save, "");
+  });
+  observe::status_page() = before;
 }
 
 // The first tiles are held, then updates wait for the writer.
@@ -255,12 +290,14 @@ TEST(BackgroundSave, WarnsTwiceIfAsked) {
   on_ranks(1, [&](const auto& comm) {
     Trained trained(comm, kPlaces[1], 40, R"(, "save_errors": "warn")");
     trained.step(0);
+    checkpoint::save(trained.state, formats::system_files(), folder.text(), "good");
+    EXPECT_EQ(checkpoint::finish_save(trained.state), "good");
     std::vector<int> codes;
     for (int i = 0; i < 4; ++i) {
       FullDisk files;
       codes.push_back(code_of([&] {
         checkpoint::save(trained.state, files, folder.text(), "t" + std::to_string(i));
-        checkpoint::finish_save(trained.state);
+        EXPECT_EQ(checkpoint::finish_save(trained.state), "") << "not the tag of the save before";
       }));
     }
     EXPECT_EQ(codes, (std::vector{0, 0, static_cast<int>(ExitCode::kIo), static_cast<int>(ExitCode::kIo)}));

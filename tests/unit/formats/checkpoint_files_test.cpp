@@ -1,9 +1,14 @@
 // Files of checkpoints: reads past the page cache, whatever the file's size, and how much of a file that is written
 // stays in the page cache.
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <random>
 
+#include <zero/log.h>
+
+#include "formats/stream_writer.h"
 #include "unit/formats/checkpoint_samples.h"
 
 namespace zero::test::checkpoint_files_test {
@@ -55,6 +60,68 @@ TEST(CheckpointFiles, DirectReadsEndWithTheFile) {
         EXPECT_NE(text.find("ends at offset " + std::to_string(size)), std::string::npos) << text;
       }
     }
+}
+
+// A file system of its own, which refuses direct transfers: when they are switched on, or each of them.
+struct NoDirect : FsOps {
+  NoDirect(std::uint64_t number, bool at_once) : device(number), refuses_at_once(at_once) {}
+  const std::uint64_t device;
+  const bool refuses_at_once;
+  std::atomic<bool> direct{false};
+  std::atomic<int> refused{0};
+  int set_direct(int, bool wanted) override {
+    direct = wanted && !refuses_at_once;
+    refused += wanted && refuses_at_once;
+    return wanted && refuses_at_once ? -EINVAL : 0;
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    if (!direct) return FsOps::pwrite(fd, data, bytes, offset);
+    ++refused;
+    return -EINVAL;
+  }
+  int info(int fd, FileInfo* out) override {
+    const int result = FsOps::info(fd, out);
+    out->device = device;
+    return result;
+  }
+};
+
+TEST(CheckpointFiles, AFileSystemWithoutDirectTransfersIsNamedOnce) {
+  std::vector<std::string> told;
+  std::mutex mutex;
+  set_log_sink([&](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (level == LogLevel::Info) told.emplace_back(text);
+  });
+  TempFolder folder;
+  const std::string bytes(std::size_t{9} << 20, 'x');
+  for (const auto& [device, at_once] : {std::pair{900001, true}, {900002, false}}) {
+    NoDirect fs(static_cast<std::uint64_t>(device), at_once);
+    const auto out = Folder::open(fs, folder.text());
+    for (const auto* const name : {"a", "b"}) {
+      const auto file_name = name + std::to_string(device);
+      auto file = out.create(file_name);
+      StreamWriter writer(file, 0);
+      for (std::size_t at = 0; at < bytes.size();) {
+        auto some = bytes.size() - at;
+        auto* const to = writer.room(some);
+        std::memcpy(to, bytes.data() + at, some);
+        writer.advance(some);
+        at += some;
+      }
+      writer.finish();
+      file.close();
+      EXPECT_EQ(read_all(folder.path() / file_name), bytes);
+    }
+    EXPECT_GE(fs.refused.load(), 2);
+  }
+  set_log_sink(nullptr);
+  ASSERT_EQ(told.size(), 2U);
+  for (const int i : {0, 1})
+    EXPECT_EQ(told[static_cast<std::size_t>(i)],
+              "[checkpoint] " + folder.file("a" + std::to_string(900001 + i)) +
+                  ": files of this file system are read and written through the page cache: it refuses direct "
+                  "transfers: Invalid argument");
 }
 
 // Counts what is written between calls of write_back(), which fail if asked to.

@@ -195,6 +195,9 @@ observe::StatusSnapshot sample_page() {
   s.unit = "layers.7";
   s.error = "[x] got y";
   s.error_code = 7;
+  s.save = "global_step200";
+  s.save_written = 3ull << 32;
+  s.save_bytes = 5ull << 32;
   s.world_rule = {.batch_parts = 8, .data_parallel = 4, .copy = 6, .tensor = 3, .experts = 2};
   s.collectives.push_back(
       {8812, 1048576, observe::CollectiveState::Inside, "reduce_scatter", "bf16", "layers.7", "a.cpp:1"});
@@ -222,6 +225,9 @@ TEST(Wire, PlansAndPagesComeBackAsTheyWere) {
   const observe::StatusSnapshot s = unpack_page(page_in);
   EXPECT_EQ(s.pid, 4711);
   EXPECT_EQ(s.changes, 1ull << 40);
+  EXPECT_EQ(s.save, "global_step200");
+  EXPECT_EQ(s.save_written, 3ull << 32);
+  EXPECT_EQ(s.save_bytes, 5ull << 32);
   EXPECT_EQ(s.step, -1);
   EXPECT_EQ(s.phase, observe::StatusPhase::Backward);
   EXPECT_EQ(s.unit, "layers.7");

@@ -254,6 +254,23 @@ TEST(Judgement, PeerLossIsCollateralWhateverItsCode) {
   EXPECT_EQ(r.phase, "backward");
 }
 
+TEST(Judgement, ShowsTheSaveInTheBackground) {
+  Evidence e = evidence(2);
+  e.pages[0].save = e.pages[1].save = "global_step4";
+  e.pages[1].save_written = 300;
+  e.pages[1].save_bytes = 1000;
+  e.deaths = {killed(1, SIGKILL)};
+  const FailureReport r = find_root_cause(e);
+  EXPECT_NE(failure_text(r).find("  checkpoint   global_step4 was being written: 300 of 1000 bytes of this rank\n"),
+            std::string::npos)
+      << failure_text(r);
+  EXPECT_NE(failure_json(r).find(R"("checkpoint": {"tag": "global_step4", "written": 300, "bytes": 1000}})"),
+            std::string::npos)
+      << failure_json(r);
+  e.pages[1].save.clear();
+  EXPECT_EQ(failure_text(find_root_cause(e)).find("checkpoint"), std::string::npos);
+}
+
 TEST(Judgement, AnAbortInsideACollectiveIsCollateral) {
   Evidence e = evidence(2);
   e.pages[0].collectives = {collective(3, CollectiveState::Inside)};

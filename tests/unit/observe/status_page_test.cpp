@@ -25,6 +25,7 @@ TEST(StatusPage, WritesAreReadBack) {
   w.set_collective(8812, "reduce_scatter", "bf16", 1048576, observe::CollectiveState::Inside, "layers.7",
                    "engine.cpp:10");
   w.set_error("[Engine::step] got NaN", ExitCode::kNumerical);
+  w.set_save("global_step200", 3ull << 32, 5ull << 32);
   w.note_commit();
   const WorldRule rule{.batch_parts = 8, .data_parallel = 1, .copy = 6, .tensor = 3, .experts = 2};
   w.set_world_rule(rule);
@@ -37,7 +38,10 @@ TEST(StatusPage, WritesAreReadBack) {
   EXPECT_EQ(s.unit, "layers.7");
   EXPECT_EQ(s.error, "[Engine::step] got NaN");
   EXPECT_EQ(s.error_code, 7);
-  EXPECT_EQ(s.changes, 7u);
+  EXPECT_EQ(s.save, "global_step200");
+  EXPECT_EQ(s.save_written, 3ull << 32);
+  EXPECT_EQ(s.save_bytes, 5ull << 32);
+  EXPECT_EQ(s.changes, 8u);
   EXPECT_GT(s.changed_ns, 0u);
   ASSERT_EQ(s.collectives.size(), 1u);
   EXPECT_EQ(s.collectives[0].sequence, 8812u);
@@ -51,6 +55,7 @@ TEST(StatusPage, WritesAreReadBack) {
   EXPECT_EQ(untouched.pid, 0);
   EXPECT_FALSE(untouched.world_rule);
   EXPECT_EQ(untouched.step, -1);
+  EXPECT_EQ(untouched.save, "");
   EXPECT_TRUE(untouched.collectives.empty());
 }
 

@@ -629,7 +629,8 @@ class DeepSpeedEngine(torch.nn.Module):
 
         client_state: rank 0's is saved; tensors, numbers, text, lists, tuples and dicts of them. TypeError for other
         objects. save_latest: a load without a tag takes this one. NotImplementedError for exclude_frozen_parameters
-        where the model has frozen parameters.
+        where the model has frozen parameters. False: with libzero.save_errors "warn" it has failed. Of a save in the
+        background (checkpoint.writer.decoupled) True says that it has begun.
         """
         if exclude_frozen_parameters and any(not p.requires_grad for p in self.module.parameters()):
             raise NotImplementedError(
@@ -646,15 +647,16 @@ class DeepSpeedEngine(torch.nn.Module):
         before = latest.read_bytes() if not save_latest and latest.is_file() else None
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": _packed(state)})
+        saved = True
         if not save_latest:
-            self._engine.finish_checkpoint()
-        if not save_latest and self.global_rank == 0:
+            saved = self._engine.finish_checkpoint() == name
+        if not save_latest and saved and self.global_rank == 0:
             if before is None:
                 latest.unlink()
             else:
                 latest.write_bytes(before)
         self._engine.comm.barrier()
-        return True
+        return saved
 
     def load_checkpoint(
         self,

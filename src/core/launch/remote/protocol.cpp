@@ -153,6 +153,8 @@ void pack_page(Packer& out, const observe::StatusSnapshot& page) {
   out.number(static_cast<std::int64_t>(page.commits)).number(page.micro_batch).number(static_cast<int>(page.phase));
   out.text(page.unit).text(page.error).number(page.error_code).number(page.world_rule.has_value());
   const base::WorldRule rule = page.world_rule.value_or(base::WorldRule());
+  out.text(page.save).number(static_cast<std::int64_t>(page.save_written));
+  out.number(static_cast<std::int64_t>(page.save_bytes));
   out.number(rule.batch_parts).number(rule.data_parallel).number(rule.copy).number(rule.tensor).number(rule.experts);
   out.number(static_cast<std::int64_t>(page.collectives.size()));
   for (const observe::CollectiveSnapshot& c : page.collectives) {
@@ -173,6 +175,9 @@ observe::StatusSnapshot unpack_page(Unpacker& in) {
   page.error = in.text();
   page.error_code = in.small();
   const bool has_rule = in.number() != 0;
+  page.save = in.text();
+  page.save_written = static_cast<std::uint64_t>(in.number());
+  page.save_bytes = static_cast<std::uint64_t>(in.number());
   base::WorldRule rule;
   for (std::int64_t* member : {&rule.batch_parts, &rule.data_parallel, &rule.copy, &rule.tensor, &rule.experts})
     *member = in.number();

@@ -12,7 +12,7 @@
 namespace zero::launch {
 
 // Incremented whenever a frame changes. Both sides must have the same version.
-inline constexpr std::uint32_t kProtocol = 2;
+inline constexpr std::uint32_t kProtocol = 3;
 // The agent's first line. Anything before it was printed by the login shell.
 inline constexpr std::string_view kAgentMark = "\x01zero-agent\n";
 inline constexpr std::size_t kLongestFrame = 16 << 20;

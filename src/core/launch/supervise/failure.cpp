@@ -281,6 +281,9 @@ FailureReport find_root_cause(const Evidence& e) {
       r.micro_batch = page.micro_batch;
       r.phase = phase_name(page.phase);
       r.unit = page.unit;
+      r.save = page.save;
+      r.save_written = page.save_written;
+      r.save_bytes = page.save_bytes;
     }
   }
   // The collective that the other ranks were inside at the time of the failure.
@@ -349,6 +352,9 @@ std::string failure_text(const FailureReport& r) {
   if (!r.phase.empty()) where += r.phase + ", ";
   if (!r.unit.empty()) where += "unit " + r.unit + ", ";
   if (!where.empty() || !r.time.empty()) row("where", where + r.time);
+  if (!r.save.empty())
+    row("checkpoint",
+        base::join(r.save, " was being written: ", r.save_written, " of ", r.save_bytes, " bytes of this rank"));
   if (r.collective) {
     const auto& c = *r.collective;
     row("collective",
@@ -384,6 +390,9 @@ std::string failure_json(const FailureReport& r) {
   if (r.step >= 0) out += base::join(", \"step\": ", r.step, ", \"micro_batch\": ", r.micro_batch);
   if (!r.phase.empty()) out += ", \"phase\": " + json_quote(r.phase);
   if (!r.unit.empty()) out += ", \"unit\": " + json_quote(r.unit);
+  if (!r.save.empty())
+    out += base::join(", \"checkpoint\": {\"tag\": ", json_quote(r.save), ", \"written\": ", r.save_written,
+                      ", \"bytes\": ", r.save_bytes, "}");
   out += "}";
   if (r.collective) {
     const auto& c = *r.collective;

@@ -54,6 +54,9 @@ struct FailureReport {
   std::int64_t step = -1;
   int micro_batch = 0;
   std::string phase, unit, time;
+  // The checkpoint that it was writing in the background; empty: none.
+  std::string save;
+  std::uint64_t save_written = 0, save_bytes = 0;
   std::string desync;
   struct Collective {
     observe::CollectiveSnapshot what;
