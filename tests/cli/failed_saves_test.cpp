@@ -75,13 +75,13 @@ TEST(FailedSaves, AStopSaysThatNothingWasSaved) {
 
 TEST(FailedSaves, AreRepeatedAndNotReported) {
   const TempFolder folder;
-  TrainingOnAFullDisk training(folder.text(), 200);
-  if (!training.wait_for("failed, 1 in a row", 60) && has_no_mounts(training)) GTEST_SKIP() << "no mounts here";
+  TrainingOnAFullDisk training(folder.text(), 50);
+  if (!training.wait_for("failed, 1 in a row", 90) && has_no_mounts(training)) GTEST_SKIP() << "no mounts here";
   std::ofstream(folder.file("room")) << "now";
   EXPECT_TRUE(training.wait_for("saved ck/global_step", 60)) << training.err;
   training.signal(SIGTERM);
   EXPECT_EQ(training.wait(60), 75) << training.err;
-  EXPECT_FALSE(training.says("saved ck/global_step200 ")) << training.err;
+  EXPECT_FALSE(training.says("saved ck/global_step50 ")) << training.err;
   EXPECT_TRUE(training.says("verified with 0")) << training.err << training.out;
   // The last one that it says is the one that is there.
   const std::string line = "state saved in ck/";
