@@ -1,5 +1,5 @@
-// `zero train --init-from`: a run begins with weights in others' names, or with a checkpoint's weights and states of the
-// optimizer. What it has after a step is compared with the files, and with Adam's formulas.
+// `zero train --init-from`: a run begins with weights in others' names, or with a checkpoint's weights and states of
+// the optimizer. What it has after a step is compared with the files, and with Adam's formulas.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,8 +23,8 @@ PlainTensors saved_in(const std::string& checkpoint) {
   return saved;
 }
 
-// Weights that transformers wrote, whose GPT has another vocabulary than bytes: the rate of the first step is 0, so that
-// they are saved as they were taken.
+// Weights that transformers wrote, whose GPT has another vocabulary than bytes: the rate of the first step is 0, so
+// that they are saved as they were taken.
 TEST(TrainInit, TakesWeightsThatTransformersWrote) {
   Words options = {"--init-from",      hf_model("hf-gpt2").string(),
                    "--init-names",     "gpt2",
@@ -39,9 +39,9 @@ TEST(TrainInit, TakesWeightsThatTransformersWrote) {
   ASSERT_EQ(run.log[0]["lr"], 0) << "the first step of a warm-up";
   EXPECT_NE(run.err.find("not in it: token.weight"), std::string::npos) << run.err;
   const auto saved = saved_in(run.folder + "/ck/global_step1");
-  const std::vector<std::pair<std::string, std::string>> parts = {
-      {"norm1", "ln_1"},    {"norm2", "ln_2"}, {"qkv", "attn.c_attn"}, {"projection", "attn.c_proj"},
-      {"up", "mlp.c_fc"}, {"down", "mlp.c_proj"}};
+  const std::vector<std::pair<std::string, std::string>> parts = {{"norm1", "ln_1"},      {"norm2", "ln_2"},
+                                                                  {"qkv", "attn.c_attn"}, {"projection", "attn.c_proj"},
+                                                                  {"up", "mlp.c_fc"},     {"down", "mlp.c_proj"}};
   int compared = 0;
   for (const auto& [name, tensor] : plain_folder(hf_model("hf-gpt2"))) {
     std::string ours = name.substr(std::string("transformer.").size());
@@ -89,7 +89,8 @@ TEST(TrainInit, TakesStatesOfTheOptimizer) {
   const double rate = run.log[0]["lr"], beta1 = 0.9, beta2 = 0.95, decay = 0.1, eps = 1e-8;
   EXPECT_GT(rate, 0);
 
-  const auto before = saved_in(base.folder + "/base/global_step4"), after = saved_in(base.folder + "/with/global_step5"),
+  const auto before = saved_in(base.folder + "/base/global_step4"),
+             after = saved_in(base.folder + "/with/global_step5"),
              first = saved_in(base.folder + "/without/global_step1");
   std::size_t compared = 0;
   for (const auto& [key, tensor] : before) {

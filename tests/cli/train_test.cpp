@@ -250,7 +250,8 @@ TEST(Train, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(alone.code, 2) << alone.err;
 }
 
-// A bit of the newest checkpoint has changed: the run goes on from the one before, and says which file it was and where.
+// A bit of the newest checkpoint has changed: the run goes on from the one before, and says which file it was and
+// where.
 TEST(Train, RotInTheNewestIsNamedAndSkipped) {
   const Place place;
   const std::string dir = place.folder + "/ck", older = place.folder + "/older";
@@ -259,8 +260,8 @@ TEST(Train, RotInTheNewestIsNamedAndSkipped) {
   const auto resume = [&](const std::string& from) {
     return run(4, common + Words{"--steps", "6", "--resume", "auto", "--checkpoint-dir", from, "--out", from + "-out"});
   };
-  const Outcome first = run(4, common + Words{"--steps", "4", "--save-every", "2", "--checkpoint-dir", dir, "--out",
-                                              place.folder + "/out"});
+  const Outcome first = run(
+      4, common + Words{"--steps", "4", "--save-every", "2", "--checkpoint-dir", dir, "--out", place.folder + "/out"});
   ASSERT_EQ(first.code, 0) << first.err;
   fs::create_directory(older);
   fs::copy(dir + "/global_step2", older + "/global_step2");
