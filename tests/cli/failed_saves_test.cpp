@@ -13,8 +13,8 @@
 namespace zero::test::failed_saves_test {
 namespace {
 
-// Runs its arguments with a small file system at ./ck, which a file nearly fills until ./room exists; passes SIGTERM on.
-// Then verifies the checkpoints.
+// Runs its arguments with a small file system at ./ck, which a file nearly fills until ./room exists; passes SIGTERM
+// on. Then verifies the checkpoints.
 constexpr const char* kOnAFullDisk = R"(
 mount -t tmpfs -o size=4m none ck || exit 77
 head -c 4000000 /dev/zero > ck/filling
@@ -36,10 +36,33 @@ class TrainingOnAFullDisk : public Process {
  public:
   TrainingOnAFullDisk(const std::string& folder, int save_every)
       : Process(Settings{
-            Words{"/usr/bin/env", "unshare", "-rm", "sh", "-c", kOnAFullDisk, "sh", ZERO_BINARY_DIR "/bin/zero", "run",
-                  "-n", "2", "zero", "train", ZERO_SOURCE_DIR "/configs/stage3-bf16.json", "--text", text_in(folder),
-                  "--checkpoint-dir", "ck", "--save-async", "--save-every", std::to_string(save_every), "--keep", "1",
-                  "--steps", "1000000", "--sample", "0"} +
+            Words{"/usr/bin/env",
+                  "unshare",
+                  "-rm",
+                  "sh",
+                  "-c",
+                  kOnAFullDisk,
+                  "sh",
+                  ZERO_BINARY_DIR "/bin/zero",
+                  "run",
+                  "-n",
+                  "2",
+                  "zero",
+                  "train",
+                  ZERO_SOURCE_DIR "/configs/stage3-bf16.json",
+                  "--text",
+                  text_in(folder),
+                  "--checkpoint-dir",
+                  "ck",
+                  "--save-async",
+                  "--save-every",
+                  std::to_string(save_every),
+                  "--keep",
+                  "1",
+                  "--steps",
+                  "1000000",
+                  "--sample",
+                  "0"} +
                 Words{"--set", "libzero.save_errors=warn", "--set", "steps_per_print=1", "--set",
                       "libzero.model.layers=2", "--set", "libzero.model.hidden=48", "--set", "libzero.model.heads=3",
                       "--set", "libzero.model.seq_length=32", "--set", "libzero.data.eval_batches=1"},
@@ -75,13 +98,13 @@ TEST(FailedSaves, AStopSaysThatNothingWasSaved) {
 
 TEST(FailedSaves, AreRepeatedAndNotReported) {
   const TempFolder folder;
-  TrainingOnAFullDisk training(folder.text(), 200);
-  if (!training.wait_for("failed, 1 in a row", 60) && has_no_mounts(training)) GTEST_SKIP() << "no mounts here";
+  TrainingOnAFullDisk training(folder.text(), 50);
+  if (!training.wait_for("failed, 1 in a row", 90) && has_no_mounts(training)) GTEST_SKIP() << "no mounts here";
   std::ofstream(folder.file("room")) << "now";
   EXPECT_TRUE(training.wait_for("saved ck/global_step", 60)) << training.err;
   training.signal(SIGTERM);
   EXPECT_EQ(training.wait(60), 75) << training.err;
-  EXPECT_FALSE(training.says("saved ck/global_step200 ")) << training.err;
+  EXPECT_FALSE(training.says("saved ck/global_step50 ")) << training.err;
   EXPECT_TRUE(training.says("verified with 0")) << training.err << training.out;
   // The last one that it says is the one that is there.
   const std::string line = "state saved in ck/";

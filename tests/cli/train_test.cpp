@@ -250,6 +250,36 @@ TEST(Train, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(alone.code, 2) << alone.err;
 }
 
+// A bit of the newest checkpoint has changed: the run goes on from the one before, and says which file it was and
+// where.
+TEST(Train, RotInTheNewestIsNamedAndSkipped) {
+  const Place place;
+  const std::string dir = place.folder + "/ck", older = place.folder + "/older";
+  const Words common = Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--json", "--sample", "0"} + kSmall +
+                       Words{"--set", "libzero.model.hidden=96"};
+  const auto resume = [&](const std::string& from) {
+    return run(4, common + Words{"--steps", "6", "--resume", "auto", "--checkpoint-dir", from, "--out", from + "-out"});
+  };
+  const Outcome first = run(
+      4, common + Words{"--steps", "4", "--save-every", "2", "--checkpoint-dir", dir, "--out", place.folder + "/out"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  fs::create_directory(older);
+  fs::copy(dir + "/global_step2", older + "/global_step2");
+  const std::string file = dir + "/global_step4/rank-00002.safetensors";
+  auto bytes = slurp(file);
+  ASSERT_GT(bytes.size(), 600000U) << "blocks of 256 KiB";
+  bytes[300000] ^= 16;
+  std::ofstream(file, std::ios::binary) << bytes;
+  const Outcome rotten = resume(dir), undamaged = resume(older);
+  ASSERT_EQ(rotten.code, 0) << rotten.err;
+  ASSERT_EQ(undamaged.code, 0) << undamaged.err;
+  EXPECT_NE(rotten.err.find("skipped global_step4: "), std::string::npos) << rotten.err;
+  EXPECT_NE(rotten.err.find(file + ": the block at offset 262144 has the hash "), std::string::npos) << rotten.err;
+  EXPECT_NE(rotten.err.find("resumed from " + dir + "/global_step2 at step 2"), std::string::npos) << rotten.err;
+  EXPECT_EQ(undamaged.steps.size(), 4U);
+  EXPECT_EQ(numbers(rotten.steps), numbers(undamaged.steps));
+}
+
 // Saves of weights alone: what a run can be resumed from is what other runs have, they are kept apart, and another
 // optimizer begins with them.
 TEST(Train, WeightsAloneBeginAnotherRun) {

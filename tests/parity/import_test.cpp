@@ -163,8 +163,8 @@ TEST(ImportDeepSpeed, OtherHyperparametersAreNamed) {
   replace("0.1}", "0.2}");
   const Lines all{line("beta1", "0.9", "0.8"), line("beta2", "0.95", "0.98"), line("eps", "1e-08", "1e-06"),
                   line("lr", "0.003", "0.005"), line("weight_decay", "0, 0.1", "0, 0.2")};
-  for (const char* const name : {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16",
-                                 "universal-2", "universal-3"})
+  for (const char* const name :
+       {"deepspeed-0-fp32", "deepspeed-1-bf16", "deepspeed-2-fp32", "deepspeed-3-bf16", "universal-2", "universal-3"})
     for (const bool differs : {false, true}) {
       Lines told;
       std::mutex mutex;

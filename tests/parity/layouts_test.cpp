@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iomanip>
+#include <mutex>
 #include <sstream>
 
 #include <zero/checkpoint_tools.h>
@@ -412,6 +413,12 @@ TEST(Layouts, DamageInTheNewest) {
       bad[static_cast<std::size_t>(place * static_cast<double>(bad.size()))] ^= 4;
       std::ofstream(file, std::ios::binary) << bad;
       const auto label = file.filename().string() + " at " + std::to_string(place);
+      std::string told;  // warnings
+      std::mutex mutex;
+      set_log_sink([&](LogLevel level, std::string_view line) {
+        const std::lock_guard lock(mutex);
+        if (level == LogLevel::Warning) told += std::string(line) + "\n";
+      });
       on_ranks(4, [&](const auto& comm) {
         Trained run(setup, task, comm);
         run.train(50, 51);
@@ -426,6 +433,14 @@ TEST(Layouts, DamageInTheNewest) {
         EXPECT_EQ(run.engine.global_step(), 2) << label;
         EXPECT_TRUE(equal_bits(run.states(), older)) << label;
       });
+      set_log_sink(nullptr);
+      // The file, and where data are damaged: these files are one block of 256 KiB.
+      const auto at = told.find("skipped newest: ");
+      ASSERT_NE(at, std::string::npos) << label << ": " << told;
+      const auto line = told.substr(at, told.find('\n', at) - at);
+      EXPECT_NE(line.find(file.string() + ": "), std::string::npos) << label << ": " << line;
+      if (label.starts_with("rank-"))
+        EXPECT_NE(line.find(file.string() + ": the block at offset 0 has the hash "), std::string::npos) << line;
     }
     std::ofstream(file, std::ios::binary) << good;
   }

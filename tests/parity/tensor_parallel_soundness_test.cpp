@@ -243,8 +243,9 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
       step();
       engine.save_checkpoint(folder.path(), "a" + std::to_string(stage));
       // A value of tp 1 that tp 0 does not have: in a weight, a state of the optimizer, a frozen weight.
-      for (const auto& [name, state, shown] :
-           {std::tuple{"table.weight", "master", "master"}, {"down.bias", "exp_avg", "exp_avg"}, {"still.weight", "master", "frozen"}}) {
+      for (const auto& [name, state, shown] : {std::tuple{"table.weight", "master", "master"},
+                                               {"down.bias", "exp_avg", "exp_avg"},
+                                               {"still.weight", "master", "frozen"}}) {
         const auto before = engine.own_parameter_state(name, state);
         auto values = before.values.clone();
         if (engine.mesh().rank("tp") == 1 && values.numel() > 0) values[-1] += 1e-3;

@@ -34,8 +34,7 @@ SourceSettings read_deepspeed_settings(const PickleView& states) {
       if (group.has(name)) add_number(group.at(name), settings[name]);
     if (!group.has("betas") || !is_list(group.at("betas"))) continue;
     const auto betas = group.at("betas").items();
-    for (std::size_t i = 0; i < betas.size() && i < 2; ++i)
-      add_number(betas[i], settings[i == 0 ? "beta1" : "beta2"]);
+    for (std::size_t i = 0; i < betas.size() && i < 2; ++i) add_number(betas[i], settings[i == 0 ? "beta1" : "beta2"]);
   }
   std::erase_if(settings, [](const auto& entry) { return entry.second.empty(); });
   return settings;

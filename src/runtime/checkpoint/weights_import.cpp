@@ -326,8 +326,8 @@ SourceSettings settings_of_run(engine::State& state, bool current) {
     if (!state.parts.groups[g].trainable) continue;
     for (const auto& member : state.parts.binding().group(static_cast<int>(g)).members) {
       const int number = state.parts.optimizer->parameter_group_of(member.name, member.aliases);
-      const auto group = number == 0 ? config::ParameterGroup{}
-                                     : settings.parameter_groups[static_cast<std::size_t>(number) - 1];
+      const auto group =
+          number == 0 ? config::ParameterGroup{} : settings.parameter_groups[static_cast<std::size_t>(number) - 1];
       run["lr"].insert(current ? state.parts.optimizer->lr(number) : group.lr.value_or(optimizer.lr));
       run["weight_decay"].insert(group.weight_decay.value_or(optimizer.weight_decay));
     }
@@ -340,8 +340,9 @@ SourceSettings settings_of_run(engine::State& state, bool current) {
 
 bool same_values(const std::set<double>& a, const std::set<double>& b) {
   constexpr double kRounding = 1e-6;  // relative; rates that schedules have computed
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](double x, double y) { return std::abs(x - y) <= kRounding * std::max(std::abs(x), std::abs(y)); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) {
+    return std::abs(x - y) <= kRounding * std::max(std::abs(x), std::abs(y));
+  });
 }
 
 std::string text_of(const std::set<double>& values) {

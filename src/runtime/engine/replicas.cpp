@@ -88,8 +88,8 @@ std::vector<Replica> replicas_of(const Parts& p, int axis, bool common) {
 }
 
 // "PARAMETER (master)" and the like of what tensor-parallel ranks have in common, in the order of the units: of the
-// elements in this rank's shard, the sum of their bits times a weight of their position in the parameter. The total over
-// the ranks of one tensor coordinate does not depend on how uneven parts move the borders of its shards.
+// elements in this rank's shard, the sum of their bits times a weight of their position in the parameter. The total
+// over the ranks of one tensor coordinate does not depend on how uneven parts move the borders of its shards.
 std::vector<Replica> common_states(const Parts& p) {
   const StateAccess states(p.memory->buffers);
   std::vector<Replica> result;
@@ -109,10 +109,10 @@ std::vector<Replica> common_states(const Parts& p) {
         Replica sum{base::join(members[i].name, " (", kind, ")"), 0};
         for (auto at = std::max(begin, offset); at < last; at += std::min(kChunk, last - at)) {
           const auto numel = std::min(kChunk, last - at);
-          sum.hash += weighted_sum(facts.trainable
-                                       ? states.read(group, state, at - p.run.owned_begin(facts), numel)
-                                       : states.read_params(group, at - (facts.sharding.params ? begin : 0), numel),
-                                   at - offset);
+          sum.hash +=
+              weighted_sum(facts.trainable ? states.read(group, state, at - p.run.owned_begin(facts), numel)
+                                           : states.read_params(group, at - (facts.sharding.params ? begin : 0), numel),
+                           at - offset);
         }
         result.push_back(std::move(sum));
       }
@@ -126,8 +126,8 @@ struct Holder {
   std::vector<std::uint64_t> hashes;
 };
 
-// The holders whose hash `which` is not that of the most; where no hash has more than the others, all of them. `rank` is
-// what they are called.
+// The holders whose hash `which` is not that of the most; where no hash has more than the others, all of them. `rank`
+// is what they are called.
 std::string odd_ranks(const std::vector<Holder>& holders, std::size_t which, const std::string& called) {
   std::map<std::uint64_t, std::size_t> votes;
   for (const auto& holder : holders) ++votes[holder.hashes[which]];
@@ -274,7 +274,8 @@ void compare_tensor_parallel_ranks(Parts& p, const char* call) {
     }
   }
   throw InternalError(
-      base::join("[", call, "] what tensor-parallel ranks have in common differs: ", odd_ones(names, holders, "tp rank"),
+      base::join("[", call,
+                 "] what tensor-parallel ranks have in common differs: ", odd_ones(names, holders, "tp rank"),
                  ". Hint: give all ranks of a tensor-parallel group the same samples, and write parameters only inside "
                  "gathered_parameters(true). If the program does, memory or a device has changed bits: resume from the "
                  "last checkpoint."),

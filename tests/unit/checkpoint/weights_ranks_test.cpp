@@ -4,6 +4,8 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
 
+#include <atomic>
+#include <cerrno>
 #include <numeric>
 
 #include "checkpoint/checkpoint.h"
@@ -376,6 +378,48 @@ TEST(WeightsExport, FaultsAreTheErrorOfAll) {
     comm->barrier();
     EXPECT_EQ(plain_folder(folder.path() / "out").at("b").bytes.substr(0, 4), std::string("\x00\x7c\x00\x7c", 4));
   });
+}
+
+// A host with a folder of its own: it does not see what other hosts make. Counts what is written.
+struct OwnFiles : formats::FsOps {
+  bool shares = true;
+  std::atomic<int> writes{0};
+  int info_at(int folder, const char* name, formats::FileInfo* out) override {
+    return shares ? FsOps::info_at(folder, name, out) : -ENOENT;
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    ++writes;
+    return FsOps::pwrite(fd, data, bytes, offset);
+  }
+};
+
+TEST(WeightsExport, HostsWithoutASharedFileSystemAreAnErrorBeforeAnyWork) {
+  for (const char* format : {"hf", "pt", "universal"}) {
+    TempFolder folder;
+    on_ranks(3, [&](const auto& comm) {
+      const auto module = std::make_shared<Pair>(false);
+      engine::State state(module, options_of(3), comm);
+      ExportOptions options;
+      options.format = format;
+      OwnFiles files;
+      files.shares = comm->rank() != 2;
+      std::string text;
+      EXPECT_EQ(code_of([&] { (void)export_weights(state, files, folder.file("out"), options); }, &text),
+                static_cast<int>(ExitCode::kConfig))
+          << format;
+      EXPECT_NE(text.find("this rank does not see " + folder.text()), std::string::npos) << format << ": " << text;
+      EXPECT_NE(text.find("rank 2/3"), std::string::npos) << text;
+      EXPECT_NE(text.find("Hint: write to a file system that all hosts share"), std::string::npos) << text;
+      // Rank 0 has made the files, with the headers that it knows; nobody has written a tensor.
+      if (comm->rank() != 0) EXPECT_EQ(files.writes, 0) << format;
+      comm->barrier();
+      EXPECT_FALSE(fs::exists(folder.path() / "out")) << format;
+      comm->barrier();
+      (void)export_weights(state, formats::system_files(), folder.file("out"), options);
+      comm->barrier();
+      EXPECT_TRUE(fs::exists(folder.path() / "out")) << format;
+    });
+  }
 }
 
 TEST(WeightsExport, AFaultOfOneRankLeavesNothing) {
