@@ -208,7 +208,8 @@ class Run {
     const auto read = bytes_read();
     const auto seconds = timed(comm_, [&] { engine_.load_checkpoint(task_.folder, kTag); });
     const auto all = bytes_read() - read;
-    expect_digest(engine_.logical_hash(), task_.digest, "the load of " + task_.folder + "/" + kTag);
+    const auto digest = engine_.logical_hash();
+    expect_digest(digest, task_.digest, "the load of " + task_.folder + "/" + kTag);
     const auto before = pss_bytes();
     PssSampler sampler;
     engine_.load_checkpoint(task_.folder, kTag);
@@ -216,6 +217,7 @@ class Run {
     return {{"load_s", slowest(comm_, seconds)},
             {"read_bytes", by_rank(comm_, all)},
             {"needed_bytes", by_rank(comm_, static_cast<std::int64_t>(own))},
+            {"digest", digest},
             {"peak_bytes", by_rank(comm_, peak > before ? static_cast<std::int64_t>(peak - before) : 0)}};
   }
 
