@@ -4,7 +4,7 @@ Saves and loads what `zero bench checkpoint` does, with the model, recipe (bf16 
 torch.distributed.checkpoint of FSDP2 (save), `dcp_async` its async_save in a thread, `torch` one torch.save per rank with fsync, `ds2` and
 `ds3` DeepSpeed's save_checkpoint at that stage. The files are dropped from the cache before the load. Times are the slowest rank's.
 DeepSpeed loads at another number of ranks after a conversion: rank 0 converts with DeepSpeed's function, in its own process, and a job of
-one rank loads the result (--universal).
+one rank loads the result (--universal). After every load, masters and moments must have the bits that they had at the save.
 """
 
 import argparse
@@ -114,6 +114,28 @@ def state():
     return {"model": weights, "optim": optim}
 
 
+def bits():
+    """Of masters and both moments, over all ranks: the sums of their bit patterns, which other numbers of ranks share."""
+    if deepspeed_stage is None:
+        slots = optimizer.state
+        masters = list(model.parameters())
+    else:
+        slots = model.optimizer.optimizer.state
+        masters = model.optimizer.fp32_partitioned_groups_flat if deepspeed_stage == 3 else model.optimizer.single_partition_of_fp32_groups
+    sums = []
+    for tensors in (masters, [slots[p]["exp_avg"] for p in masters], [slots[p]["exp_avg_sq"] for p in masters]):
+        parts = [(t.to_local() if hasattr(t, "to_local") else t).detach().contiguous() for t in tensors]
+        assert all(t.dtype == torch.float32 for t in parts), "masters and moments are fp32"
+        sums.append(sum(gather(sum(int(t.view(torch.int32).sum(dtype=torch.int64)) for t in parts))))
+    return sums
+
+
+def compare(saved, what):
+    loaded = bits()
+    if loaded != saved:
+        raise SystemExit(f"checkpoints.py: error: {o.peer}: {what} has sums of bits {loaded}, expected {saved} as saved")
+
+
 def begin_save(folder):
     """Returns what waits until the checkpoint is on disk."""
     if deepspeed_stage is not None:
@@ -190,8 +212,8 @@ def hand_over(result):
     os.replace(o.out + ".part", o.out)
 
 
-def convert(folder):
-    """Seconds of DeepSpeed's conversion of a checkpoint, and of its load by one rank."""
+def convert(folder, saved):
+    """Seconds of DeepSpeed's conversion of a checkpoint, and of its load by one rank. saved: bits() at the save."""
     from deepspeed.checkpoint.ds_to_universal import main
 
     drop_from_cache(folder)
@@ -205,13 +227,16 @@ def convert(folder):
                     "--dir", folder, "--out", o.out + ".universal", *words],
                    check=True, env={k: v for k, v in os.environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")})
     with open(o.out + ".universal") as file:
-        loaded = json.load(file)["load_s"]
+        loaded = json.load(file)
     os.remove(o.out + ".universal")
-    return {"convert_s": converted, "load_converted_s": loaded}
+    if loaded["bits"] != saved:
+        raise SystemExit(f"checkpoints.py: error: {o.peer}: the load of the converted checkpoint has sums of bits {loaded['bits']}, expected {saved}")
+    return {"convert_s": converted, "load_converted_s": loaded["load_s"]}
 
 
 if o.universal:
-    hand_over({"load_s": timed_load(o.dir)})
+    load_s = timed_load(o.dir)
+    hand_over({"load_s": load_s, "bits": bits()})
     dist.destroy_process_group()
     sys.exit(0)
 if rank == 0:
@@ -232,13 +257,16 @@ with_save = time.perf_counter() - begin
 durable()
 dist.barrier()
 complete = time.perf_counter() - begin
+saved = bits()
 peak = Peak()
 durable = begin_save(o.dir + "/second")
 steps(2)
 durable()
 highest = peak.stop()
 dist.barrier()
+assert bits() != saved, "steps change the state, so that only a load brings it back"
 load_s = timed_load(o.dir + "/second")
+compare(saved, "a load")
 size = sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(o.dir + "/second") for name in names)
 result = {
     "peer": o.peer, "versions": versions, "bytes": size,
@@ -249,5 +277,5 @@ result = {
 dist.barrier()
 dist.destroy_process_group()
 if rank == 0:
-    hand_over(result | (convert(o.dir + "/second") if deepspeed_stage is not None else {}))
+    hand_over(result | (convert(o.dir + "/second", saved) if deepspeed_stage is not None else {}))
     shutil.rmtree(o.dir, ignore_errors=True)

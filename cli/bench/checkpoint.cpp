@@ -191,17 +191,22 @@ int bench_checkpoint(int argc, char** argv) {
   add("disk", setup.world);
   for (const auto world : worlds_of(setup)) add("load", world);
   std::int64_t bytes = 0;  // of a checkpoint
+  std::string digest;
   for (std::int64_t round = 0; round < setup.rounds; ++round) {
     // Loads need the checkpoint of a save of their round.
     for (auto& series : all) {
       if (series.task.what == "save" || series.task.what == "background") folder.clear();
       series.task.bytes = bytes;
+      series.task.digest = digest;
       const RankProcesses ranks{
           .command = kCheckpointName, .world = series.world, .threads = setup.task.threads, .transport = "shm"};
       const auto outcome = run_rank_processes(ranks, series.task.json(), global);
       if (outcome.exit_code != 0) return outcome.exit_code;
       series.results.push_back(outcome.result);
-      if (series.task.what == "save") bytes = outcome.result.at("bytes").get<std::int64_t>();
+      if (series.task.what == "save") {
+        bytes = outcome.result.at("bytes").get<std::int64_t>();
+        digest = outcome.result.at("digest").get<std::string>();
+      }
       if (log_threshold(global) <= LogLevel::Info)
         print_note(kCheckpointName, LogLevel::Info,
                    "round " + std::to_string(round + 1) + " of " + std::to_string(setup.rounds) + ": " + series.name());

@@ -129,6 +129,12 @@ class DiskFile {
   int fd_;
 };
 
+void expect_digest(const std::string& found, const std::string& expected, const std::string& what) {
+  if (found != expected)
+    throw InternalError("[zero bench checkpoint] " + what + ": values with the digest " + found + ", expected " +
+                        expected + ", that of the engine which saved");
+}
+
 Json measure_disk(const CheckpointTask& task, Communicator& comm) {
   DiskFile file(task.folder + "/disk-" + std::to_string(comm.rank()), task.bytes / comm.size());
   const auto rest = [&] { std::this_thread::sleep_for(std::chrono::seconds(task.rest)); };
@@ -158,6 +164,7 @@ class Run {
       usual = sampler.stop();
     }
     rest([&] { step(); });
+    const auto digest = engine_.logical_hash();
     comm_.barrier();
     const auto begin = CheckpointClock::now();
     engine_.save_checkpoint(task_.folder, kTag);
@@ -175,12 +182,16 @@ class Run {
       peak = sampler.stop();
     }
     std::int64_t bytes = 0;
-    if (comm_.rank() == 0) bytes = inspect_checkpoint(task_.folder, kTag).bytes;
+    if (comm_.rank() == 0) {
+      bytes = inspect_checkpoint(task_.folder, kTag).bytes;
+      expect_digest(checkpoint_digest(task_.folder, kTag), digest, task_.folder + "/" + kTag);
+    }
     return {{"without_s", slowest(comm_, without)},
             {"call_s", slowest(comm_, call)},
             {"stall_s", slowest(comm_, with) - slowest(comm_, without)},
             {"durable_s", slowest(comm_, task_.what == "save" ? call : until_complete)},
             {"bytes", by_rank(comm_, bytes)[0]},
+            {"digest", digest},
             {"peak_bytes", by_rank(comm_, peak > usual ? static_cast<std::int64_t>(peak - usual) : 0)}};
   }
 
@@ -197,6 +208,8 @@ class Run {
     const auto read = bytes_read();
     const auto seconds = timed(comm_, [&] { engine_.load_checkpoint(task_.folder, kTag); });
     const auto all = bytes_read() - read;
+    const auto digest = engine_.logical_hash();
+    expect_digest(digest, task_.digest, "the load of " + task_.folder + "/" + kTag);
     const auto before = pss_bytes();
     PssSampler sampler;
     engine_.load_checkpoint(task_.folder, kTag);
@@ -204,6 +217,7 @@ class Run {
     return {{"load_s", slowest(comm_, seconds)},
             {"read_bytes", by_rank(comm_, all)},
             {"needed_bytes", by_rank(comm_, static_cast<std::int64_t>(own))},
+            {"digest", digest},
             {"peak_bytes", by_rank(comm_, peak > before ? static_cast<std::int64_t>(peak - before) : 0)}};
   }
 
@@ -253,6 +267,7 @@ Json CheckpointTask::json() const {
           {"threads", threads},
           {"rest", rest},
           {"bytes", bytes},
+          {"digest", digest},
           {"layers", model.layers},
           {"hidden", model.hidden},
           {"heads", model.heads},
@@ -265,6 +280,7 @@ CheckpointTask CheckpointTask::from(const Json& json) {
   json.at("what").get_to(task.what);
   json.at("folder").get_to(task.folder);
   json.at("recipe").get_to(task.recipe);
+  json.at("digest").get_to(task.digest);
   for (const auto& [name, field] :
        std::initializer_list<std::pair<const char*, std::int64_t*>>{{"stage", &task.stage},
                                                                     {"steps", &task.steps},

@@ -18,6 +18,7 @@ struct CheckpointTask {
   std::int64_t stage = 2, steps = 6, threads = 1;
   std::int64_t rest = 0;   // seconds of training without I/O before a save or a load
   std::int64_t bytes = 0;  // of all ranks' files, for "disk"
+  std::string digest;      // logical_hash() of what is loaded, for "load"
   models::GptConfig model;
 
   Json json() const;
@@ -29,9 +30,11 @@ struct CheckpointTask {
 //   {"without_s", "call_s": of save_checkpoint(), "stall_s": (the call, the steps, and in the background nothing else)
 //   -
 //    without_s, "durable_s": from the call until the checkpoint is complete, "bytes": of the checkpoint,
-//    "peak_bytes": proportional set size above the highest of the steps without a save}
+//    "peak_bytes": proportional set size above the highest of the steps without a save, "digest": logical_hash() at
+//    the call}. Throws InternalError if the files have another digest.
 // "load": {"load_s", "read_bytes": by read system calls, "needed_bytes": of this rank's states, "peak_bytes": above the
-//   engine before it loads}. The files' pages are dropped from the cache before.
+//   engine before it loads, "digest": logical_hash() after it}. The files' pages are dropped from the cache before. Throws InternalError if the loaded
+//   state has another digest than the task.
 // "disk": the ranks write task.bytes into new files and read them, with direct I/O and no other work:
 //   {"write_s": with fdatasync, "read_s", "bytes"}
 Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm);

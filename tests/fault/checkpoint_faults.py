@@ -3,6 +3,7 @@
 # call of the save (S2), flipped bits (S10), a full disk (S11).
 #
 #   checkpoint_faults.py S1|S2|S10|S11 ... [--count N] [--seed S] [--json FILE] [--build DIR] [--set key=value ...]
+#   checkpoint_faults.py S11 --disk tmpfs|ext4 --work save|export      a file system in memory, or on a loop device
 #   checkpoint_faults.py S2 --matrix              every stage, tier and way to save, one after the other
 #   checkpoint_faults.py ... --system dcp|dcp-in-place|deepspeed --python PYTHON     the others, on the same states
 #
@@ -11,7 +12,8 @@
 # checkpoint as a run does that starts again. Right is: the whole state of step 2, or of step 1 if the save had not
 # returned, or an error at a load where a file was changed. Wrong is: nothing can be loaded, other values without an
 # error, step 1 although the save had returned. --count: trials of S1 and S10, calls of S2, fill levels of S11; S2 needs
-# strace and ptrace, S11 a tmpfs; without them they are skipped with the reason. Exit code 0, or 1 if something was lost.
+# strace and ptrace, S11 the right to mount, and loop devices for ext4; without them they are skipped with the reason.
+# --set background=1 saves in the background. Exit code 0, or 1 if something was lost.
 import argparse
 import json
 import os
@@ -151,8 +153,8 @@ BAD = ("lost", "wrong", "hung")
 
 
 class Bench:
-    def __init__(self, make, folder, chance, is_peer):
-        self.make, self.folder, self.chance, self.is_peer = make, folder, chance, is_peer
+    def __init__(self, make, folder, chance, is_peer, disk, work):
+        self.make, self.folder, self.chance, self.is_peer, self.disk, self.work = make, folder, chance, is_peer, disk, work
         self.loader = None
         self.number = 0
 
@@ -172,9 +174,12 @@ class Bench:
         return root
 
     def load(self, root, step=None):
+        return self.loader_answer(f"load {root}" + ("" if step is None else f" {step}"))
+
+    def loader_answer(self, question):
         if self.loader is None:
             self.loader = Subject(self.make)
-        answer = self.loader.ask(f"load {root}" + ("" if step is None else f" {step}"))
+        answer = self.loader.ask(question)
         if answer == "" or not answer.startswith("loaded"):
             self.loader.end()  # whatever state it is in
             self.loader = None
@@ -313,45 +318,93 @@ def s10(bench, count):
     return trials
 
 
-def why_no_tmpfs(folder):
-    mark = folder / "probe"
-    mark.mkdir()
-    ended = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mark], capture_output=True, text=True)
-    if ended.returncode == 0:
-        subprocess.run(["umount", mark], check=True)
-    return ended.stderr.strip()
+class Disk:
+    """A small file system of its own at `place`."""
+
+    def __init__(self, kind, place, size):
+        self.place = place
+        place.mkdir(exist_ok=True)
+        words = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs"]
+        if kind == "ext4":
+            self.image = place.with_name(place.name + ".image")
+            with open(self.image, "wb") as image:
+                image.truncate(size + (8 << 20))  # tables and a journal
+            self.run("mkfs.ext4", "-q", "-m", "0", str(self.image))
+            words = ["-o", "loop", str(self.image)]
+        self.run("mount", *words, str(place))
+
+    @staticmethod
+    def run(*words):
+        ended = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ, PATH=os.environ["PATH"] + ":/usr/sbin:/sbin"))
+        if ended.returncode != 0:
+            raise OSError(ended.stderr.strip())
+
+    def fill(self, free):
+        """Leaves that many bytes."""
+        with open(self.place / "filler", "wb") as filler:
+            now = os.statvfs(self.place)
+            os.posix_fallocate(filler.fileno(), 0, max(1, now.f_bavail * now.f_frsize - free))
+
+    def end(self):
+        self.run("umount", str(self.place))
+
+
+def why_no_disk(kind, folder):
+    try:
+        Disk(kind, folder / "probe", 16 << 20).end()
+    except OSError as error:
+        return f"{kind} cannot be mounted here: {error}"
+    return ""
+
+
+def judge_export(bench, trials, place, root, answer, what):
+    """An export that failed leaves nothing, and the checkpoints as they were."""
+    out = place / "out"
+    if answer == "exported 2":
+        found = bench.loader_answer(f"import {out} 2")
+        trials.add("exported" if found == "loaded 2" else "wrong: no error", f"{what}: {found}")
+    elif left := [path.name for path in place.iterdir() if path not in (root, place / "lost+found")]:
+        trials.add("wrong: a failed export leaves files", f"{what}: {left}")
+    elif (found := bench.load(root)) != "loaded 1":
+        trials.add("lost: the checkpoint before", f"{what}: {found}")
+    else:
+        trials.add("no export", what)
 
 
 def s11(bench, count):
     trials = Trials("S11")
+    exports = bench.work == "export"
     model = bench.fresh()
     need = sum(path.stat().st_blocks * 512 for path in files_under(model))
     shutil.rmtree(model)
     place = bench.folder / "small"
-    place.mkdir(exist_ok=True)
-    for i in range(count):
-        share = 0.98 * i / max(1, count - 1)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={4 * need + (4 << 20)}", "tmpfs", place], check=True)
+    shares = [0.98 * i / max(1, count - 1) for i in range(count)]
+    # The same with room for all of it.
+    for share in shares if bench.is_peer else [*shares, 2]:
+        disk = Disk(bench.disk, place, 4 * need + (4 << 20))
         try:
             root = bench.fresh(inside=place)
-            free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-            with open(place / "filler", "wb") as filler:
-                os.posix_fallocate(filler.fileno(), 0, max(1, free - int(share * need)))
+            # Masters are a third of the states.
+            disk.fill(int(share * (need // 3 if exports else need)))
             subject = Subject(bench.make)
-            answer = subject.ask(f"save {root} 2")
+            answer = subject.ask(f"export {place / 'out'} 2" if exports else f"save {root} 2")
             subject.end()
             os.unlink(place / "filler")
             what = f"{share:.0%} of {need >> 10} KiB free: {answer[:200]}"
-            if answer == "saved 2":
+            wanted = r"(saved|exported) 2$" if share > 1 else r"(saved|exported) 2$|failed 5 "
+            if not bench.is_peer and not re.match(wanted, answer):
+                trials.add("wrong: an unexpected answer", what)
+            elif exports:
+                judge_export(bench, trials, place, root, answer, what)
+            elif answer == "saved 2":
                 trials.add("wrong: no error" if bench.load(root) != "loaded 2" else "fitted", what)
-                shutil.rmtree(root)
             else:
                 bench.judge(trials, root, False, what)
         finally:
             if bench.loader is not None:
                 bench.loader.end()
                 bench.loader = None
-            subprocess.run(["umount", place], check=True)
+            disk.end()
     return trials
 
 
@@ -385,10 +438,14 @@ def main():
     parser.add_argument("--system", choices=["libzero", "dcp", "dcp-in-place", "deepspeed"], default="libzero")
     parser.add_argument("--python", default=sys.executable, help="that has the other libraries")
     parser.add_argument("--matrix", action="store_true")
+    parser.add_argument("--disk", choices=["tmpfs", "ext4"], default="tmpfs", help="of S11")
+    parser.add_argument("--work", choices=["save", "export"], default="save", help="of S11; export: of libzero alone")
     parser.add_argument("--set", nargs="*", default=[], help="key=value of save_program.cpp")
     parser.add_argument("--build", type=Path, default=Path(os.environ.get("BUILD_DIR", ROOT / "build")))
     parser.add_argument("--json", type=Path, help="also write the figures here")
     words = parser.parse_args()
+    if words.work == "export" and words.system != "libzero":
+        parser.error("--work export is for libzero alone")
     seed = words.seed if words.seed is not None else random.SystemRandom().randrange(1 << 31)
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-faults-"))
     settings = list(matrix()) if words.matrix else [words.set]
@@ -405,10 +462,10 @@ def main():
         print(f"seed {seed}, {words.system} ({versions}) {' '.join(setting)}", flush=True)
         own = folder / f"bench-{len(list(folder.iterdir()))}"
         own.mkdir()
-        bench = Bench(make, own, chance, words.system != "libzero")
+        bench = Bench(make, own, chance, words.system != "libzero", words.disk, words.work)
         try:
             for name in words.experiments:
-                why = why_no_ptrace() if name == "S2" else why_no_tmpfs(own) if name == "S11" else ""
+                why = why_no_ptrace() if name == "S2" else why_no_disk(words.disk, own) if name == "S11" else ""
                 if why:
                     texts.append(f"{name} skipped: {why}")
                     continue

@@ -2,8 +2,9 @@
 // with key=value: stage (0), optimizer and param (device of these states: none, cpu, nvme), nvme (a folder), background
 // (0 or 1: saves). Prints "ready PID"; then reads lines and answers each with one:
 //   save ROOT N   all states become pattern N, and are saved as step-N    "saved N" or "failed CODE TEXT"
-//   load ROOT     the newest checkpoint                                   "loaded N", "wrong TEXT" or "failed CODE
-//   TEXT"
+//   load ROOT     the newest checkpoint                       "loaded N", "wrong TEXT" or "failed CODE TEXT"
+//   export OUT N  all masters become pattern N, and are exported to OUT  "exported N" or "failed CODE TEXT"
+//   import OUT N  an export                                   "loaded N", "wrong TEXT" or "failed CODE TEXT"
 #include <zero/zero.h>
 
 #include <unistd.h>
@@ -36,9 +37,7 @@ class Subject {
         engine_(module_, zero::Options::from_json(json_of(keys)), zero::Communicator::local()) {}
 
   std::string save(const std::string& root, int n) {
-    for (const auto& item : module_->named_parameters())
-      for (int state = 0; state < 3; ++state)
-        engine_.set_parameter_state(item.key(), kStates[state], pattern(item.value(), n, state));
+    set(n);
     engine_.save_checkpoint(root, "step-" + std::to_string(n));
     engine_.finish_checkpoint();
     return "saved " + std::to_string(n);
@@ -46,15 +45,37 @@ class Subject {
 
   std::string load(const std::string& root) {
     const auto tag = engine_.load_checkpoint(root);
-    const int n = std::stoi(tag.substr(tag.find('-') + 1));
-    for (const auto& item : module_->named_parameters())
-      for (int state = 0; state < 3; ++state)
-        if (!at::equal(engine_.parameter_state(item.key(), kStates[state]), pattern(item.value(), n, state)))
-          return "wrong " + item.key() + " " + kStates[state] + " of " + tag;
-    return "loaded " + std::to_string(n);
+    return compare(std::stoi(tag.substr(tag.find('-') + 1)), 3);
+  }
+
+  std::string export_to(const std::string& out, int n) {
+    set(n);
+    engine_.export_weights(out);
+    return "exported " + std::to_string(n);
+  }
+
+  std::string import_from(const std::string& out, int n) {
+    set(0);
+    engine_.import_weights(out);
+    return compare(n, 1);
   }
 
  private:
+  void set(int n) {
+    for (const auto& item : module_->named_parameters())
+      for (int state = 0; state < 3; ++state)
+        engine_.set_parameter_state(item.key(), kStates[state], pattern(item.value(), n, state));
+  }
+
+  // The first `states` of each parameter.
+  std::string compare(int n, int states) {
+    for (const auto& item : module_->named_parameters())
+      for (int state = 0; state < states; ++state)
+        if (!at::equal(engine_.parameter_state(item.key(), kStates[state]), pattern(item.value(), n, state)))
+          return "wrong " + item.key() + " " + kStates[state] + " of step " + std::to_string(n);
+    return "loaded " + std::to_string(n);
+  }
+
   static std::string json_of(std::map<std::string, std::string>& keys) {
     std::string zero = "\"stage\": " + (keys["stage"].empty() ? "0" : keys["stage"]);
     for (const char* what : {"optimizer", "param"})
@@ -76,7 +97,10 @@ std::string answer(Subject& subject, const std::string& line) {
   int n = 0;
   words >> what >> root >> n;
   try {
-    return what == "save" ? subject.save(root, n) : subject.load(root);
+    return what == "save"     ? subject.save(root, n)
+           : what == "export" ? subject.export_to(root, n)
+           : what == "import" ? subject.import_from(root, n)
+                              : subject.load(root);
   } catch (const zero::Error& e) {
     std::string text = e.what();
     std::replace(text.begin(), text.end(), '\n', ' ');

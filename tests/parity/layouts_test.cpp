@@ -147,7 +147,7 @@ TEST(Layouts, AChainOfLoadsAndSaves) {
         on_ranks(world, [&](const auto& comm) {
           Trained run(setup, task, comm);
           run.engine.load_checkpoint(folder->path());
-          const auto losses = run.train(3, 8);
+          const auto losses = run.train(3, 23);
           const auto hash = run.engine.state_hash();
           if (comm->rank() == 0) found.emplace_back(losses, hash);
         });
@@ -159,7 +159,7 @@ TEST(Layouts, AChainOfLoadsAndSaves) {
       Trained never(setup, task, comm), loaded(setup, task, comm);
       never.train(0, 3);
       loaded.engine.load_checkpoint(at_2.path());
-      EXPECT_EQ(never.train(3, 8), loaded.train(3, 8));
+      EXPECT_EQ(never.train(3, 23), loaded.train(3, 23));
       EXPECT_EQ(never.engine.state_hash(), loaded.engine.state_hash());
     });
   }

@@ -1,5 +1,6 @@
-// Any number of ranks loads the checkpoint of any other, at any stage, bit for bit: tied, frozen, uneven, small and
-// empty parameters, masters and moments. ZERO_WORLD_PAIRS=all takes all 25 pairs at all 16 pairs of stages.
+// Any number of ranks loads the checkpoint of any other, at any stage and tier, bit for bit: tied, frozen, uneven,
+// small and empty parameters, masters and moments. ZERO_WORLD_PAIRS=all takes all 25 pairs of numbers at all 121 pairs
+// of stages and tiers.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -8,7 +9,9 @@
 #include <iostream>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/checkpoint_tools.h>
@@ -45,11 +48,33 @@ const Problem kOdd{"odd", [] { return std::make_shared<Odd>(); },
                      return dynamic_cast<Odd&>(module).forward(x).to(at::kFloat).pow(2).mean();
                    }};
 
+// Where states rest: with the ranks' memory (none), in host memory (cpu), in files (nvme), in files as the parameters
+// do (all).
+struct Rest {
+  int stage;
+  std::string tier;
+  std::string text() const { return "stage " + std::to_string(stage) + ", tier " + tier; }
+};
+
+const std::vector<Rest> kRests{{0, "none"}, {1, "none"}, {1, "cpu"}, {1, "nvme"}, {2, "none"}, {2, "cpu"},
+                               {2, "nvme"}, {3, "none"}, {3, "cpu"}, {3, "nvme"}, {3, "all"}};
+
 struct Place {
   const Problem& task;
   std::string recipe;
-  int world, stage;
+  int world;
+  const Rest& rest;
 };
+
+// Further keys of zero_optimization.
+std::string tier_keys(const std::string& tier, const fs::path& files) {
+  if (tier == "none") return "";
+  const auto device = [&](const std::string& what, const std::string& name) {
+    return ", \"offload_" + what + R"(": {"device": ")" + name + R"(", "nvme_path": ")" + files.string() + "\"}";
+  };
+  if (tier == "all") return device("optimizer", "nvme") + device("param", "nvme");
+  return device("optimizer", tier);
+}
 
 // All states of all parameters, by name. [collective]
 std::map<std::string, at::Tensor> states_of(Engine& engine, const torch::nn::Module& module) {
@@ -67,7 +92,9 @@ std::map<std::string, at::Tensor> states_of(Engine& engine, const torch::nn::Mod
 std::map<std::string, at::Tensor> visit(const Place& place, const fs::path& from, int steps, const fs::path& to) {
   Training setup;
   setup.recipe = place.recipe;
-  setup.stage = place.stage;
+  setup.stage = place.rest.stage;
+  const TempFolder files;
+  setup.zero = tier_keys(place.rest.tier, files.path());
   std::map<std::string, at::Tensor> states;
   on_ranks(place.world, [&](const auto& comm) {
     auto module = make_module(place.task);
@@ -87,41 +114,45 @@ std::map<std::string, at::Tensor> visit(const Place& place, const fs::path& from
 TEST(WorldPairs, AnyNumberOfRanksLoadsTheCheckpointOfAnyOther) {
   constexpr std::array<int, 5> kWorlds{1, 2, 3, 4, 8};
   const bool all = std::getenv("ZERO_WORLD_PAIRS") != nullptr;
-  int pairs = 0;
-  for (const auto* task : {&problem("gpt"), &problem("frozen"), &kOdd}) {
-    int number = 0;
-    for (const int from : kWorlds)
-      for (int stage = 0; stage < 4; ++stage) {
-        // One of the others for each, else: every pair of numbers once in three models.
-        if (!all && stage != from % 4) continue;
+  std::set<std::pair<std::string, std::string>> tiers;
+  std::size_t saves = 0, pairs = 0;
+  for (const auto* task : {&problem("gpt"), &problem("frozen"), &kOdd})
+    for (const int world : kWorlds)
+      for (std::size_t r = 0; r < kRests.size(); ++r) {
+        // One of them for each number of ranks; steps of 3 and 5 meet all 11, and all pairs of tiers.
+        const auto turn = kRests.size();
+        if (!all && r != saves * 3 % turn) continue;
         const TempFolder folder(TempFolder::On::Memory);
-        const std::string recipe = (number + stage) % 2 ? "bf16" : "fp32";
-        const auto saved = visit({*task, recipe, from, stage}, {}, 2, folder.path() / "a");
+        const std::string recipe = saves++ % 2 ? "bf16" : "fp32";
+        const Place from{*task, recipe, world, kRests[r]};
+        const auto saved = visit(from, {}, 2, folder.path() / "a");
         const auto digest = checkpoint_digest((folder.path() / "a").string(), "t");
-        for (std::size_t w = 0; w < kWorlds.size(); ++w)
-          for (int other = 0; other < 4; ++other) {
-            if (!all && (other != (from + static_cast<int>(w)) % 4 || (w + static_cast<std::size_t>(from)) % 3 == 0))
-              continue;
-            const Place to{*task, recipe, kWorlds[w], other};
-            SCOPED_TRACE(task->name + ": " + std::to_string(from) + " ranks, stage " + std::to_string(stage) + " to " +
-                         std::to_string(to.world) + ", stage " + std::to_string(other));
-            const auto again = folder.path() / ("b" + std::to_string(number++));
+        for (const int other : kWorlds)
+          for (std::size_t s = 0; s < kRests.size(); ++s) {
+            if (!all && s != pairs * 5 % turn) continue;
+            const Place to{*task, recipe, other, kRests[s]};
+            SCOPED_TRACE(task->name + ": " + std::to_string(world) + " ranks, " + from.rest.text() + " to " +
+                         std::to_string(other) + ", " + to.rest.text());
+            const auto again = folder.path() / ("b" + std::to_string(pairs++));
             EXPECT_TRUE(equal_bits(visit(to, folder.path() / "a", 0, again), saved));
             EXPECT_EQ(checkpoint_digest(again.string(), "t"), digest);
-            ++pairs;
+            fs::remove_all(again);
+            tiers.emplace(from.rest.tier, to.rest.tier);
+            if (!all) break;
           }
+        if (!all) break;
       }
-  }
+  EXPECT_EQ(tiers.size(), 16u);
   std::cout << pairs << " pairs of layouts, bit for bit\n";
 }
 
 TEST(WorldPairs, AChain) {
   const TempFolder folder(TempFolder::On::Memory);
-  auto saved = visit({kOdd, "fp32", 4, 2}, {}, 3, folder.path() / "0");
+  auto saved = visit({kOdd, "fp32", 4, kRests[5]}, {}, 3, folder.path() / "0");
   int number = 0;
-  for (const auto& [world, stage] : {std::pair(2, 3), std::pair(8, 0), std::pair(4, 1)}) {
+  for (const auto& [world, rest] : {std::pair(2, kRests[10]), std::pair(8, kRests[0]), std::pair(4, kRests[3])}) {
     const auto from = folder.path() / std::to_string(number++), to = folder.path() / std::to_string(number);
-    EXPECT_TRUE(equal_bits(visit({kOdd, "fp32", world, stage}, from, 0, to), saved)) << world;
+    EXPECT_TRUE(equal_bits(visit({kOdd, "fp32", world, rest}, from, 0, to), saved)) << world << " ranks, " << rest.text();
   }
 }
 

@@ -162,6 +162,19 @@ TEST(DcpFiles, OfFsdp2) {
   EXPECT_NE(all.find("epoch: 4\n"), std::string::npos) << all;
 }
 
+// FSDP1 writes ShardedTensors of flat parameters, DDP whole tensors of which each rank stores some.
+TEST(DcpFiles, OfFsdp1AndDdp) {
+  for (const char* const name : {"dcp-fsdp1", "dcp-ddp"}) {
+    SCOPED_TRACE(name);
+    const auto folder = golden(std::string(name) + "/step3");
+    const auto source = open(folder);
+    EXPECT_EQ(source->format(), "dcp");
+    expect_tensors(*source, golden(std::string(name) + "/expected.safetensors"));
+    for (const char* const rank : {"0", "1"})
+      EXPECT_TRUE(std::filesystem::exists(folder + "/__" + rank + "_0.distcp")) << "both ranks have a part";
+  }
+}
+
 TEST(DcpFiles, SafetensorsOfEveryRank) {
   for (const char* const name : {"one", "two", "states", "whole"}) {
     const auto source = open(golden(std::string("dcp-safetensors/") + name));
