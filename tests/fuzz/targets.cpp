@@ -33,7 +33,7 @@ void configuration(std::string_view bytes) {
 
 void manifest(std::string_view bytes) {
   formats::Manifest m;
-  if (!accepts([&] { m = formats::parse_manifest(bytes, "f"); })) return;
+  if (!accepts([&] { m = formats::parse_manifest(std::string(bytes), "f"); })) return;
   if (m.format == 1) return;  // is not written any more
   std::string text;
   if (!accepts([&] { text = formats::manifest_text(m); })) return;

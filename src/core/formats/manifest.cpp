@@ -107,6 +107,28 @@ void prove_slices(const Tensor& tensor, const std::string& label, const std::str
     fail_damaged(path, base::join(label, " has slices of ", covered, " of ", numel_of(tensor.shape), " elements"));
 }
 
+// Bytes of a file that a part has.
+struct Range {
+  std::uint64_t begin, end;
+  const Tensor* tensor;
+};
+
+// An empty list for each file, which needs no more memory when its ranges are added. Format 1: nothing is added,
+// because the readers of files' headers check them.
+std::vector<std::vector<Range>> room_for_ranges(const Manifest& m) {
+  std::vector<std::size_t> number(m.files.size());
+  const auto count = [&](const std::vector<Tensor>& tensors) {
+    for (const auto& tensor : tensors)
+      for (const auto& part : tensor.parts)
+        if (part.file < number.size()) ++number[part.file];
+  };
+  if (m.format != 1) count(m.tensors);
+  if (m.format != 1) std::for_each(m.ranks.begin(), m.ranks.end(), count);
+  std::vector<std::vector<Range>> ranges(m.files.size());
+  for (std::size_t file = 0; file < number.size(); ++file) ranges[file].reserve(number[file]);
+  return ranges;
+}
+
 }  // namespace
 
 void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
@@ -118,12 +140,7 @@ void prove_coverage(const Manifest& m, const std::string& path, Extent extent) {
   if (m.format == 2 && files.count(m.blocks) == 0) fail_damaged(path, "lists no file of blocks \"" + m.blocks + "\"");
   if (m.world < 1 || static_cast<std::int64_t>(m.ranks.size()) != m.world)
     fail_damaged(path, base::join("has the private state of ", m.ranks.size(), " ranks, expected ", m.world));
-  // Of format 1 the readers of files' headers check it.
-  struct Range {
-    std::uint64_t begin, end;
-    const Tensor* tensor;
-  };
-  std::vector<std::vector<Range>> ranges(m.files.size());
+  auto ranges = room_for_ranges(m);
   const auto check = [&](const Tensor& tensor) {
     const auto label = tensor.kind + " " + tensor.name;
     const auto numel = numel_of(tensor.shape);

@@ -46,11 +46,12 @@ struct Box {
 // A range of one tensor's elements, one-dimensional in its file, at most kMostPartBytes. Elements are numbered in
 // row-major order; those of a tensor with slices slice by slice, and in a slice box by box. In its file the range has
 // the key "<kind>/<name>@<start>".
+// Small, because every rank holds all parts while it loads: a large run has hundreds of thousands.
 struct Part {
-  std::uint32_t file = 0;    // its place in Manifest::files
+  std::uint32_t file = 0;  // its place in Manifest::files
+  std::int32_t numel = 0;
   std::uint64_t offset = 0;  // of its first byte in the file. Format 1: unknown, the file's header has it
-  std::int64_t start = 0, numel = 0;
-  std::string hash = {};  // format 1; format 2 has hashes of blocks instead (blocks.h)
+  std::int64_t start = 0;
 };
 
 struct Tensor {
@@ -60,6 +61,7 @@ struct Tensor {
   bool requires_grad = false;
   std::vector<Part> parts;                    // by start
   std::vector<std::vector<Box>> slices = {};  // held by each tensor-parallel rank; empty: not cut
+  std::vector<std::string> hashes = {};       // of the parts: format 1. Format 2 has those of blocks (blocks.h): none
 };
 // Product of the sizes; -1 if it overflows.
 std::int64_t numel_of(const std::vector<std::int64_t>& shape);
@@ -111,8 +113,8 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
 // Whether a manifest has all parts of its tensors, or those that one rank stores (kept_slot.h).
 enum class Extent { Checkpoint, Rank };
 // Throws IoError (kCheckpoint) with path, location and what was expected. A higher min_reader is reported with both
-// versions.
-Manifest parse_manifest(std::string_view text, const std::string& path, Extent extent = Extent::Checkpoint);
+// versions. For many parts it takes at most as much memory as the text, which is released before coverage is proved.
+Manifest parse_manifest(std::string text, const std::string& path, Extent extent = Extent::Checkpoint);
 // Checks that parts are in order, complete unless they are of one rank, no larger than kMostPartBytes and in listed
 // files, and that no byte of a file belongs to two of them. Called by parse_manifest, and by a save before it writes.
 void prove_coverage(const Manifest& manifest, const std::string& path, Extent extent = Extent::Checkpoint);

@@ -74,12 +74,13 @@ class Tensors {
     if (sliced) tensor.slices = slices_in(view.at("slices"), tensor.shape.size());
     const auto parts = view.at("parts");
     if (!parts.raw().is_array()) parts.fail("is not an array");
+    tensor.parts.reserve(parts.raw().size());
     for (std::size_t i = 0; i < parts.raw().size(); ++i) {
       const auto& item = parts.raw()[i];
       if (item.is_array())
         tensor.parts.push_back(part_in(item, parts, i));
       else
-        tensor.parts.push_back(old_part_in({item, view.path(), base::join(parts.place(), "/", i)}, tensor));
+        add_old_part({item, view.path(), base::join(parts.place(), "/", i)}, tensor);
     }
     return tensor;
   }
@@ -113,24 +114,29 @@ class Tensors {
     for (std::size_t i = 0; valid && i < 4; ++i) {
       valid = item[i].is_number_unsigned();
       if (valid) numbers[i] = item[i].get<std::uint64_t>();
-      valid = valid && numbers[i] <= static_cast<std::uint64_t>(i == 0 ? UINT32_MAX : INT64_MAX);
+      valid = valid && numbers[i] <= static_cast<std::uint64_t>(i == 0   ? UINT32_MAX
+                                                                : i == 3 ? kMostPartBytes
+                                                                         : INT64_MAX);
     }
-    if (!valid) parts.fail(base::join("has the item ", index, ", which is not file, offset, start and numel"));
-    return {static_cast<std::uint32_t>(numbers[0]), numbers[1], static_cast<std::int64_t>(numbers[2]),
-            static_cast<std::int64_t>(numbers[3])};
+    if (!valid)
+      parts.fail(base::join("has the item ", index, ", which is not file, offset, start and numel of at most ",
+                            kMostPartBytes));
+    return {static_cast<std::uint32_t>(numbers[0]), static_cast<std::int32_t>(numbers[3]), numbers[1],
+            static_cast<std::int64_t>(numbers[2])};
   }
 
-  Part old_part_in(const JsonView& item, const Tensor& tensor) {
+  void add_old_part(const JsonView& item, Tensor& tensor) {
     old_ = true;
     item.has_only({"file", "key", "start", "numel", "hash"});
     const auto name = item.at("file").text();
     if (!valid_file_name(name)) item.at("file").fail("is not a plain file name");
-    const Part part{numbers_.emplace(name, static_cast<std::uint32_t>(names_.size())).first->second, 0,
-                    item.at("start").count(), item.at("numel").count(), hash_in(item.at("hash"))};
+    const Part part{numbers_.emplace(name, static_cast<std::uint32_t>(names_.size())).first->second,
+                    static_cast<std::int32_t>(item.at("numel").count(kMostPartBytes)), 0, item.at("start").count()};
+    tensor.hashes.push_back(hash_in(item.at("hash")));
     if (part.file == names_.size()) names_.push_back(name);
     if (item.at("key").text() != key_of(tensor.kind, tensor.name, part.start))
       item.at("key").fail("is not the one of its kind, name and start");
-    return part;
+    tensor.parts.push_back(part);
   }
 
   bool old_ = false, new_ = false;
@@ -250,7 +256,7 @@ std::vector<Tensor> parse_tensors(std::string_view text, const std::string& path
   return result;
 }
 
-Manifest parse_manifest(std::string_view text, const std::string& path, Extent extent) {
+Manifest parse_manifest(std::string text, const std::string& path, Extent extent) {
   Manifest m;
   // Fails later, when it is known that the format is one of these.
   std::string fault;
@@ -277,6 +283,7 @@ Manifest parse_manifest(std::string_view text, const std::string& path, Extent e
     return false;
   };
   const auto json = parse_json(text, path, kDepth, read);
+  std::string().swap(text);  // an assignment would keep its memory
   const JsonView top(json, path);
   // Checked first, because later versions may have a different structure.
   const auto format = top.at("format").text();

@@ -147,11 +147,12 @@ void RangeReader::check(const Window& window, const Loaded& loaded) {
   const auto bytes = window.end - window.begin;
   if (manifest_.format == 1) {
     const auto& entry = entries_[window.first];
-    if (const auto got = hash_of(loaded.bytes.get(), bytes); got != entry.part->hash)
+    const auto& hash = entry.tensor->hashes[static_cast<std::size_t>(entry.part - entry.tensor->parts.data())];
+    if (const auto got = hash_of(loaded.bytes.get(), bytes); got != hash)
       fail_damaged(folder_.path_of(manifest_.files[window.file].name),
                    base::join("key ", key_of(entry.tensor->kind, entry.tensor->name, entry.part->start), " at offset ",
-                              window.begin, ": the hash of its ", bytes, " bytes is ", got, ", expected ",
-                              entry.part->hash, ": the file was damaged after it was written"));
+                              window.begin, ": the hash of its ", bytes, " bytes is ", got, ", expected ", hash,
+                              ": the file was damaged after it was written"));
     return;
   }
   rows_.check(window.file, window.begin / kBlockBytes, loaded.rows, loaded.bytes.get(), bytes);

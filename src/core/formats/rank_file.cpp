@@ -68,7 +68,7 @@ Plan plan_of(const std::string& name, const std::vector<Source>& sources) {
         throw ConfigError("[save_checkpoint] the name \"" + key +
                           "\" is too long or not printable. Hint: rename the module or parameter.");
       plan.items.push_back({s, tensor.parts.size(), {key, source.dtype, {numel}, 0, 0}});
-      tensor.parts.push_back({0, 0, start, numel});
+      tensor.parts.push_back({0, static_cast<std::int32_t>(numel), 0, start});
       done += numel;
     }
     plan.tensors.push_back(std::move(tensor));

@@ -82,7 +82,7 @@ void ManifestMerge::add(RankReport&& report) {
     ZERO_CHECK(found != by_name_.end(), "no tensor ", tensor.kind, " of ", tensor.name);
     for (auto& part : tensor.parts) {
       part.file += base;
-      found->second->parts.push_back(std::move(part));
+      found->second->parts.push_back(part);
     }
   }
   for (auto& tensor : report.own) {

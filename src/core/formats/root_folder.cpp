@@ -201,9 +201,9 @@ void Commit::publish(Manifest manifest) {
 
 Manifest read_manifest(const Folder& checkpoint, const std::string& hash, Extent extent) {
   const auto path = checkpoint.path_of(kManifestName);
-  const auto text = checkpoint.read_file(kManifestName, kMostManifestBytes);
+  auto text = checkpoint.read_file(kManifestName, kMostManifestBytes);
   if (const auto got = hash_of(text); got != hash) fail_damaged(path, "has the hash " + got + ", expected " + hash);
-  return parse_manifest(text, path, extent);
+  return parse_manifest(std::move(text), path, extent);
 }
 
 std::optional<Manifest::FileEntry> listed_file(const Folder& checkpoint, const std::string& name) {

@@ -260,9 +260,9 @@ Manifest some_manifest() {
   m.accumulation = 4;
   m.files = {{"a", 100, hash_of("a")}, {"b", 100, hash_of("b")}, {"c", 50, hash_of("c")}};
   m.blocks = "c";
-  m.tensors = {{"master", "w", "F32", {2, 3}, true, {{0, 40, 0, 4}, {1, 92, 4, 2}}}};
+  m.tensors = {{"master", "w", "F32", {2, 3}, true, {{0, 4, 40, 0}, {1, 2, 92, 4}}}};
   m.aliases = {{"head", "w"}};
-  m.ranks = {{{"rank", "g", "U8", {5}, false, {{0, 60, 0, 5}}}}, {}};
+  m.ranks = {{{"rank", "g", "U8", {5}, false, {{0, 5, 60, 0}}}}, {}};
   return m;
 }
 
@@ -380,13 +380,13 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].start = 5; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = 3; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = 0; }));
-  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = INT64_MAX; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].numel = INT32_MAX; }));
   EXPECT_TRUE(refused([](Manifest& m) { std::swap(m.tensors[0].parts[0], m.tensors[0].parts[1]); }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 3; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].file = 2; })) << "the file of hashes";
   EXPECT_TRUE(refused([](Manifest& m) { m.files[1].name = "model.safetensors"; })) << "for other libraries";
   // Bytes that two tensors have, or that no file has.
-  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1] = {0, 52, 4, 2}; }));
+  EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1] = {0, 2, 52, 4}; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.ranks[0][0].parts[0].offset = 55; }));
   EXPECT_FALSE(refused([](Manifest& m) { m.ranks[0][0].parts[0].offset = 56; }));
   EXPECT_TRUE(refused([](Manifest& m) { m.tensors[0].parts[1].offset = 96; }));
@@ -404,7 +404,7 @@ TEST(CheckpointManifest, EveryElementExactlyOnce) {
   EXPECT_TRUE(refused([](Manifest& m) {
     m.tensors[0].shape = {kMostPartBytes};
     m.files[0].bytes = INT64_MAX;
-    m.tensors[0].parts = {{0, 0, 0, kMostPartBytes}};
+    m.tensors[0].parts = {{0, kMostPartBytes, 0, 0}};
   }));
 }
 

@@ -13,6 +13,7 @@
 #include "interchange/source.h"
 #include "support/cifar10_files.h"
 #include "support/folder.h"
+#include "support/peak_memory.h"
 #include "unit/interchange/source_samples.h"
 #include "unit/interchange/zip_samples.h"
 
@@ -251,13 +252,6 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
   return all;
 }
 
-std::uint64_t peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.starts_with("VmHWM:")) return std::stoull(line.substr(6)) * 1024;
-  return 0;
-}
-
 TEST(ForeignDamage, HostilePicklesDoNothing) {
   const TempFolder folder(TempFolder::On::Memory);
   const auto mark = folder.file("executed"), path = folder.file("f.pt");
@@ -267,13 +261,12 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
   int refused = 0;
   for (std::size_t i = 0; i < pickles.size(); ++i) {
     write_file(path, torch_sample(pickles[i], {storage}));
-    std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts anew
-    const auto before = peak_bytes();
+    const auto before = zero::test::restart_peak();
     const auto start = std::clock();  // of the processor: other programs may take turns
     std::string error;
     const auto got = read_all(path, &error);
     EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC) << i;
-    EXPECT_LT(peak_bytes() - before, std::uint64_t{64} << 20) << i;
+    EXPECT_LT(zero::test::peak_bytes() - before, std::uint64_t{64} << 20) << i;
     EXPECT_FALSE(fs::exists(mark)) << i;
     refused += got.empty();
     // Otherwise there is nothing to read: calls and lists are remarks.
